@@ -6,7 +6,7 @@ are imported lazily, so that `jaxpar train --help` does not pay for importing JA
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from jaxpar.config import Config, load_config
@@ -18,7 +18,7 @@ __all__ = ["Config", "Trainer", "__version__", "load_config"]
 _MODULE_OF = {"Trainer": "jaxpar.training.run.trainer", "Config": "jaxpar.config", "load_config": "jaxpar.config"}
 
 
-def __getattr__(name: str) -> Any:
+def __getattr__(name: str) -> object:
     if name in _MODULE_OF:
         import importlib
 

@@ -7,12 +7,15 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jaxpar.cli import Parser, command, positive, without_gpus
 from jaxpar.config import UserError
 from jaxpar.config.spelling import named, quoted
 from jaxpar.units import parse_file_size, plural
+
+if TYPE_CHECKING:
+    from jaxpar.interop.sources.open_source import Model
 
 INTO, BACK, FACTORIZE, UPCYCLE = "hf-to-jaxpar", "jaxpar-to-hf", "factorize", "upcycle"
 OPTIONS = {
@@ -166,7 +169,7 @@ def _upcycle(options: argparse.Namespace) -> None:
     print(f"{named(options.out)}: {routed}, {made.weights:,} weights")
 
 
-def _into_peft(source: Any, options: argparse.Namespace) -> None:
+def _into_peft(source: Model, options: argparse.Namespace) -> None:
     from jaxpar.interop.conversion.export import DTYPE_NAMES
     from jaxpar.interop.conversion.new_folder import new_folder
     from jaxpar.interop.conversion.peft import plan_adapter

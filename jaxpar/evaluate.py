@@ -8,7 +8,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxpar.cli import Parser, command, positive, report, without_gpus
 from jaxpar.config import UserError
@@ -17,6 +17,7 @@ from jaxpar.config.strict_json import json_text, strict_json
 from jaxpar.units import plural
 
 if TYPE_CHECKING:
+    from jaxpar.evaluation.harness import HarnessTasks
     from jaxpar.evaluation.language_model import LanguageModel
     from jaxpar.evaluation.ngrams import Overlap
     from jaxpar.evaluation.outcome import Outcome
@@ -140,7 +141,9 @@ def _checked(
     return checked
 
 
-def _show(options: argparse.Namespace, about: Mapping[str, Any], outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
+def _show(
+    options: argparse.Namespace, about: Mapping[str, object], outcomes: Mapping[str, Outcome]
+) -> dict[str, object]:
     """Print the results and write them to `--out`; returns them without those of each example.
 
     A number that is not finite, such as a mean of no examples, is null in JSON.
@@ -157,7 +160,7 @@ def _show(options: argparse.Namespace, about: Mapping[str, Any], outcomes: Mappi
     return record
 
 
-def _harness(names: Sequence[str], folder: Path | None) -> Any:
+def _harness(names: Sequence[str], folder: Path | None) -> HarnessTasks:
     """Tasks of lm-evaluation-harness. Raises `UserError` where it is not installed, or has no task of a name."""
     from importlib.util import find_spec
 
@@ -176,7 +179,7 @@ def _harness(names: Sequence[str], folder: Path | None) -> Any:
     return HarnessTasks(names, folder)
 
 
-def _summary(outcome: Outcome) -> dict[str, Any]:
+def _summary(outcome: Outcome) -> dict[str, object]:
     metrics = {name: list(metric) for name, metric in outcome.metrics.items()}
     return {"kind": outcome.kind, "examples": outcome.examples, "metrics": metrics}
 
@@ -200,7 +203,7 @@ def _table(outcomes: Mapping[str, Outcome]) -> str:
     )
 
 
-def _store(folder: Path, record: Mapping[str, Any]) -> None:
+def _store(folder: Path, record: Mapping[str, object]) -> None:
     """Add the results to the folder of the run whose weights they are of."""
     from jaxpar.observe.evaluations import append_evaluation
 
@@ -219,7 +222,7 @@ def _check_out(out: Path | None) -> None:
         raise UserError(f"--out {named(out)}: the folder {named(out.absolute().parent)} does not exist")
 
 
-def _write(out: Path, record: Mapping[str, Any]) -> None:
+def _write(out: Path, record: Mapping[str, object]) -> None:
     from jaxpar.observe.files import write_atomically
 
     try:

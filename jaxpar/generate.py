@@ -7,7 +7,7 @@ import json
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxpar.cli import Parser, command, positive, report
 from jaxpar.config import Config, UserError
@@ -121,7 +121,7 @@ def _generate(options: argparse.Namespace) -> None:
     )
 
 
-def _record(prompt: str, continuation: Continuation, text: str) -> dict[str, Any]:
+def _record(prompt: str, continuation: Continuation, text: str) -> dict[str, object]:
     return {
         "prompt": prompt,
         "text": text,

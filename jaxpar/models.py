@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 from jaxpar.cli import Parser, command, without_gpus
+from jaxpar.config.schema import ModelConfig
 
 
 @command()
@@ -61,7 +61,7 @@ def _begin(path: str) -> str:
     return f"# {path}: {about}; {parameter_count(model, padded=False):,} weights\n{to_yaml(sections)}"
 
 
-def _written(model: Any) -> dict[str, Any]:
+def _written(model: ModelConfig) -> dict[str, object]:
     """The keys of a model section that are not their defaults, and its sizes."""
     from dataclasses import asdict
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
@@ -103,7 +102,7 @@ class _Panel:
         order = sequence_order(self.order, COUNTED, RANKS)
         return Mask(self.mask.causal, window, self.mask.segmented), segments, order, RANKS
 
-    def drawn(self) -> dict[str, Any]:
+    def drawn(self) -> dict[str, object]:
         """Variables of the template."""
         top, step = self.y + STRIP + 3, 42
         work = visible_pairs_per_rank(*self.counted)

@@ -6,7 +6,7 @@ import itertools
 from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import jax
 
@@ -90,22 +90,24 @@ class ArrayFolder:
             raise CheckpointError(f"{path} holds no arrays that Orbax can read")
         return specs(named_leaves(metadata.tree)) | piece_specs(path.parent / FOLDER)
 
-    def read(self, path: Path, like: Mapping[str, Any]) -> dict[str, jax.Array]:
+    def read(self, path: Path, like: Mapping[str, jax.ShapeDtypeStruct | Pieces]) -> dict[str, jax.Array]:
         """Read the arrays named in `like`, each with its shape, dtype and sharding there; others stay on disk.
 
         `Pieces` there are read one after the other, a piece at a time.
         """
         beside = path.parent / FOLDER
         in_pieces = piece_specs(beside)
-        read: dict[str, Any] = {}
+        read: dict[str, jax.Array] = {}
+        others: dict[str, jax.ShapeDtypeStruct] = {}
         for name, leaf in like.items():
             if name in in_pieces or isinstance(leaf, Pieces):
                 from_orbax = name not in in_pieces
                 read[name] = read_saved(path if from_orbax else beside, name, leaf, from_orbax=from_orbax)
-        others = {name: leaf for name, leaf in like.items() if name not in read}
+            else:
+                others[name] = leaf
         return read | (self._read_orbax(path, others) if others else {})
 
-    def _read_orbax(self, path: Path, like: Mapping[str, Any]) -> dict[str, jax.Array]:
+    def _read_orbax(self, path: Path, like: Mapping[str, jax.ShapeDtypeStruct]) -> dict[str, jax.Array]:
         import orbax.checkpoint as ocp
 
         restore = {

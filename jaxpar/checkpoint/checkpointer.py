@@ -67,7 +67,7 @@ class Checkpointer:
         self._notes: list[str] = []
         self._verified: set[int] = set()
 
-    def save(self, step: int, state: Any, facts: dict[str, Any]) -> None:
+    def save(self, step: int, state: Any, facts: dict[str, object]) -> None:
         """Save `state` and `facts` (a JSON object) as the checkpoint of `step`, in the background.
 
         Returns once the arrays are copied to the host, so the caller may donate them at once, and arrays of pieces are
@@ -162,7 +162,7 @@ class Checkpointer:
         self.wait()
         return processes.from_first(lambda: retention.last_healthy(self.folder, step))
 
-    def facts(self, step: int) -> dict[str, Any]:
+    def facts(self, step: int) -> dict[str, object]:
         """The facts that were saved with a step.
 
         Raises:
@@ -317,6 +317,6 @@ class Checkpointer:
             steps = ", ".join(map(str, folders.listed_steps(self.folder))) or "none"
             raise CheckpointError(f"there is no checkpoint of step {step} in {self.folder} (steps there: {steps})")
 
-    def _read_facts(self, step: int) -> dict[str, Any]:
+    def _read_facts(self, step: int) -> dict[str, object]:
         self._check_exists(step)
         return read_facts(self._path(step))

@@ -71,13 +71,13 @@ class MixtureFact:
     used: dict[str, int]
 
 
-_RUN_TYPES: dict[str, Any] = {
+_RUN_TYPES: dict[str, object] = {
     CONFIG: dict[str, object], "data": str, "shuffle": int | None, "mixture": MixtureFact | None,
     "left_out": tuple[int, ...], "tokens": int, "skipped": int, "empty": int, "loss": float | None,
     "eval_step": int | None, "eval_loss": float | None, SKIPPED_IN_ROW: int, CARRIED: dict[str, str],
 }  # fmt: skip
 """The facts that every checkpoint of a run has, with their types."""
-_TYPES: dict[str, Any] = _RUN_TYPES | {
+_TYPES: dict[str, object] = _RUN_TYPES | {
     CAME_FROM: tuple[str, ...], HF_FACTS: HuggingFaceFact, BASE: SourceFact, REFERENCE: SourceFact,
     MONITOR: MonitorFact,
 }  # fmt: skip
@@ -105,7 +105,7 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
     return facts
 
 
-def saved_config(facts: dict[str, Any], checkpoint: Path) -> Config:
+def saved_config(facts: Mapping[str, Any], checkpoint: Path) -> Config:
     """The configuration in the facts of a checkpoint. Raises `UserError` where a key or a value is not of today's."""
     require(checkpoint, facts, [CONFIG])
     try:
@@ -114,18 +114,18 @@ def saved_config(facts: dict[str, Any], checkpoint: Path) -> Config:
         raise UserError(f"{named(checkpoint)}: {error}") from None
 
 
-def require(checkpoint: Path, facts: Mapping[str, Any], names: Iterable[str]) -> None:
+def require(checkpoint: Path, facts: Mapping[str, object], names: Iterable[str]) -> None:
     """Raise `CheckpointError` if a checkpoint lacks one of these facts."""
     for name in names:
         if name not in facts:
             raise CheckpointError(f"checkpoint {checkpoint} cannot be used, because its {FACTS} has no {name!r}")
 
 
-def check_run_facts(checkpoint: Path, facts: Mapping[str, Any]) -> None:
+def check_run_facts(checkpoint: Path, facts: Mapping[str, object]) -> None:
     """Raise `CheckpointError` if facts lack what the checkpoint of a run has."""
     require(checkpoint, facts, _RUN_TYPES)
 
 
-def skipped_in_row(facts: dict[str, Any]) -> int:
+def skipped_in_row(facts: Mapping[str, Any]) -> int:
     """The number of skipped steps directly before a checkpoint with these facts; 0 for a healthy one."""
     return facts.get(SKIPPED_IN_ROW, 0)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.tree_util import keystr, tree_flatten_with_path
+from jaxtyping import PyTree
 
 from jaxpar.checkpoint.errors import CheckpointError
 
@@ -25,7 +26,7 @@ class Spec(NamedTuple):
         return f"{self.dtype.name}{list(self.shape)}"
 
 
-def named_leaves(tree: Any) -> dict[str, Any]:
+def named_leaves[Leaf](tree: PyTree[Leaf]) -> dict[str, Leaf]:
     """Leaves by their path, such as `master/layers/mlp/up`; a tree that is one leaf has the name "".
 
     Raises:
@@ -47,9 +48,9 @@ def part[Leaf](leaves: Mapping[str, Leaf], name: str) -> dict[str, Leaf]:
     }
 
 
-def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
+def nest[Leaf](leaves: Mapping[str, Leaf]) -> dict[str, PyTree[Leaf]]:
     """Named leaves as nested dicts with string keys, the form in which Orbax holds them."""
-    tree: dict[str, Any] = {}
+    tree: dict[str, PyTree[Leaf]] = {}
     for name, leaf in leaves.items():
         *parents, last = name.split(SEPARATOR)
         node = tree
@@ -59,12 +60,12 @@ def nest(leaves: Mapping[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def specs(leaves: Mapping[str, Any]) -> dict[str, Spec]:
+def specs(leaves: Mapping[str, jax.Array | jax.ShapeDtypeStruct]) -> dict[str, Spec]:
     """Shapes and dtypes of named arrays or of their stand-ins."""
     return {name: Spec(tuple(leaf.shape), np.dtype(leaf.dtype)) for name, leaf in leaves.items()}
 
 
-def check_arrays(leaves: Mapping[str, Any]) -> None:
+def check_arrays(leaves: Mapping[str, object]) -> None:
     """Check that a state to be saved consists of JAX arrays of plain dtypes, each with at least one element.
 
     Raises:

@@ -17,7 +17,7 @@ import tempfile
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxpar.checkpoint.digests import Entry, file_entries
 from jaxpar.checkpoint.errors import Damage, reason
@@ -188,7 +188,7 @@ def encode(files: Mapping[str, Entry], step: int | None) -> bytes:
 
     It carries its own digest, and there is exactly one text for given contents.
     """
-    body: dict[str, Any] = {
+    body: dict[str, object] = {
         "version": 1 if step is None else VERSION,
         "files": {name: {"size": entry.size, "digest": entry.digest} for name, entry in files.items()},
     }

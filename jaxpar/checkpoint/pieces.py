@@ -12,12 +12,16 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import jax
 import numpy as np
+from jaxtyping import PyTree
 
 from jaxpar.checkpoint.leaves import SEPARATOR, Spec
+
+if TYPE_CHECKING:
+    import tensorstore
 
 type Region = tuple[slice, ...]
 """A part of an array, by its first and last index along each dim."""
@@ -44,7 +48,7 @@ class Pieces(ABC):
         """The pieces that this process saves: no element is in the pieces of two processes."""
 
     @abstractmethod
-    def restored(self, read: Callable[[Region], np.ndarray], rows: int) -> Any:
+    def restored(self, read: Callable[[Region], np.ndarray], rows: int) -> object:
         """Restore the array with `read`, which is fastest for `rows` rows of the first dim, or a divisor of them."""
 
 
@@ -54,7 +58,7 @@ def write_pieces(folder: Path, leaves: Mapping[str, Pieces]) -> list[str]:
     Returns:
         Names of the files of pieces that this process wrote, relative to `folder`.
     """
-    going: deque[Any] = deque()
+    going: deque[tensorstore.WriteFutures] = deque()
     written: list[str] = []
     for name, leaf in leaves.items():
         store = _created(_spec(folder, name), leaf)
@@ -76,7 +80,7 @@ def piece_specs(folder: Path) -> dict[str, Spec]:
     return {name: Spec(tuple(store.shape), store.dtype.numpy_dtype) for name, store in stores.items()}
 
 
-def read_saved(folder: Path, name: str, like: Any, *, from_orbax: bool) -> Any:
+def read_saved(folder: Path, name: str, like: jax.ShapeDtypeStruct | Pieces, *, from_orbax: bool) -> PyTree[jax.Array]:
     """Read one array: `Pieces` restore themselves, anything else becomes a `jax.Array` with the sharding of `like`.
 
     Args:
@@ -88,11 +92,11 @@ def read_saved(folder: Path, name: str, like: Any, *, from_orbax: bool) -> Any:
     store = _opened(_spec_of_orbax(folder, name) if from_orbax else _spec(folder, name))
     read = lambda region: store[region].read().result()
     if isinstance(like, Pieces):
-        return like.restored(read, store.chunk_layout.read_chunk.shape[0] if store.rank else 1)
+        return like.restored(read, (store.chunk_layout.read_chunk.shape or (1,))[0] or 1)
     return jax.make_array_from_callback(tuple(like.shape), like.sharding, read)
 
 
-def open_saved(checkpoint: Path, name: str, orbax: str) -> Any:
+def open_saved(checkpoint: Path, name: str, orbax: str) -> tensorstore.TensorStore:
     """Open an array of a checkpoint; `[region].read().result()` reads a part of it.
 
     Args:
@@ -107,16 +111,16 @@ def open_saved(checkpoint: Path, name: str, orbax: str) -> Any:
     return _opened(_spec(beside, name) if (beside / name).exists() else _spec_of_orbax(checkpoint / orbax, name))
 
 
-def _spec(folder: Path, name: str) -> dict[str, Any]:
+def _spec(folder: Path, name: str) -> dict[str, object]:
     return {"driver": "zarr", "kvstore": {"driver": "file", "path": f"{folder / name}/"}}
 
 
-def _spec_of_orbax(folder: Path, name: str) -> dict[str, Any]:
+def _spec_of_orbax(folder: Path, name: str) -> dict[str, object]:
     store = {"driver": "ocdbt", "base": {"driver": "file", "path": f"{folder}/"}}
     return {"driver": "zarr", "kvstore": store | {"path": f"{name.replace(SEPARATOR, '.')}/"}}
 
 
-def _created(spec: dict[str, Any], leaf: Pieces) -> Any:
+def _created(spec: dict[str, object], leaf: Pieces) -> tensorstore.TensorStore:
     """A store for `leaf`; the process that comes first makes it."""
     metadata = {"shape": leaf.shape, "chunks": leaf.piece_shape, "compressor": None}
     # A piece of zeros is a file like any other: a missing piece is an error, not zeros.
@@ -128,7 +132,7 @@ def _created(spec: dict[str, Any], leaf: Pieces) -> Any:
     return tensorstore.open(wanted, create=True, open=True).result()
 
 
-def _opened(spec: dict[str, Any]) -> Any:
+def _opened(spec: dict[str, object]) -> tensorstore.TensorStore:
     import tensorstore
 
     return tensorstore.open(spec | {"fill_missing_data_reads": False}, open=True, read=True).result()

@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import numpy as np
@@ -75,7 +74,7 @@ def gather(meeting: str, text: str, timeout_s: float) -> list[str] | None:
     return texts
 
 
-def from_first(work: Callable[[], Any]) -> Any:
+def from_first[T](work: Callable[[], T]) -> T:
     """The result of `work` (a JSON value), which runs on process 0 only; its error is raised on every process.
 
     Raises:
@@ -83,7 +82,7 @@ def from_first(work: Callable[[], Any]) -> Any:
     """
     if jax.process_count() == 1:
         return work()
-    answer: dict[str, Any] = {}
+    answer: dict[str, object] = {}
     failure: Exception | None = None
     if is_first():
         try:

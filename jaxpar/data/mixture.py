@@ -116,7 +116,7 @@ class Mixture:
         return {source.name: used[source.identity] / source.rows.rows_per_epoch for source in self._sources}
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """The phase as JSON, which a checkpoint saves to continue it."""
         return asdict(self._phase)
 

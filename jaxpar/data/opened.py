@@ -56,7 +56,7 @@ class Data:
     """The rows of `train` and `heldout`, where documents come in pairs."""
 
     @property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """The state, besides the step, that a checkpoint saves to continue with this data, as JSON.
 
         `shuffle` is the version of the order (None where text is generated), and `mixture` the weights, if any.

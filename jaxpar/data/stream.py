@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 import numpy as np
-from jaxtyping import Int32, Int64, UInt
+from jaxtyping import Int, Int32, Int64, UInt
 from numpy.typing import ArrayLike
 
 
@@ -14,7 +14,7 @@ class Tokens(Protocol):
     """The tokens of a stream: an array of one dimension, or an object that is indexed like one."""
 
     @property
-    def dtype(self) -> Any:
+    def dtype(self) -> np.dtype:
         """The dtype, an unsigned integer."""
         ...
 
@@ -25,7 +25,7 @@ class Tokens(Protocol):
 
     def __len__(self) -> int: ...
 
-    def __getitem__(self, index: Any, /) -> UInt[np.ndarray, " n"]:
+    def __getitem__(self, index: slice | Int[np.ndarray, " n"], /) -> UInt[np.ndarray, " n"]:
         """The tokens of a slice, or at integer places."""
         ...
 
@@ -39,7 +39,7 @@ class Starts(Protocol):
         """The starts of some documents."""
         ...
 
-    def searchsorted(self, v: ArrayLike, /, side: Literal["left", "right"] = "left") -> Any:
+    def searchsorted(self, v: ArrayLike, /, side: Literal["left", "right"] = "left") -> Int[np.ndarray, "..."]:
         """The number of documents that start before a position, or (`right`) at it or before it."""
         ...
 

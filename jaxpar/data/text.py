@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Protocol
 
 
 class Encode(Protocol):
@@ -19,6 +19,6 @@ class Encode(Protocol):
 class Text:
     """A text decoded from tokens."""
 
-    decode: Callable[[Any], str]
+    decode: Callable[[Sequence[int]], str]
     stops: Sequence[int]
     """Tokens that end a text."""

@@ -11,7 +11,7 @@ import math
 import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import Any
+from typing import TypeGuard
 
 from jaxpar.distributed.verdicts import Mark
 
@@ -34,12 +34,12 @@ def clean(text: str, length: int) -> str:
     return shown if len(shown) <= length else f"{shown[: length - 3]}..."
 
 
-def encode(message: Mapping[str, Any]) -> bytes:
+def encode(message: Mapping[str, object]) -> bytes:
     """The line of a message."""
     return json.dumps(message, ensure_ascii=False).encode(errors="replace") + b"\n"
 
 
-def decode(line: bytes) -> dict[str, Any]:
+def decode(line: bytes) -> dict[str, object]:
     """The message of a line; only checked to be a JSON object."""
     try:
         message = json.loads(line.decode())
@@ -50,7 +50,7 @@ def decode(line: bytes) -> dict[str, Any]:
     return message
 
 
-def is_token(value: object) -> bool:
+def is_token(value: object) -> TypeGuard[str]:
     """Whether this is a nonce or a proof: 32 bytes, written as 64 hexadecimal digits."""
     return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{64}", value) is not None
 
@@ -105,9 +105,9 @@ class Report:
     idle_s: float
     """Seconds in which the process was idle."""
 
-    def message(self) -> dict[str, Any]:
+    def message(self) -> dict[str, object]:
         """The encoded message."""
-        return asdict(self.mark) | {"age_s": self.age_s, "idle_s": self.idle_s}
+        return {**asdict(self.mark), "age_s": self.age_s, "idle_s": self.idle_s}
 
     @classmethod
     def read(cls, message: object) -> Report:

@@ -20,7 +20,6 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from jaxpar.distributed import verdicts
 from jaxpar.distributed.activity import Activity
@@ -200,7 +199,7 @@ class Watch:
             self._selector.unregister(known.peer.connection)
             self._conclude(verdicts.garbled(self._sign_of(known, now), str(error)))
 
-    def _handle(self, known: _Known, message: dict[str, Any], now: float) -> None:
+    def _handle(self, known: _Known, message: dict[str, object], now: float) -> None:
         if "at" in message:
             report = Report.read(message["at"])
             known.mark, known.set_at, known.idle_s = report.mark, now - report.age_s, report.idle_s
@@ -272,7 +271,7 @@ class Watch:
                         continue
                 self._selector.unregister(key.fileobj)
 
-    def _report(self) -> dict[str, Any]:
+    def _report(self) -> dict[str, object]:
         return Report(self._mark, time.monotonic() - self._marked_at, self._activity.idle_s()).message()
 
     def _local_sign(self) -> Sign:
@@ -284,7 +283,7 @@ class Watch:
         age = known.received_at - known.set_at
         return Sign(known.peer.process, known.peer.host, known.mark, age, now - known.received_at, known.idle_s)
 
-    def _send_all(self, message: dict[str, Any]) -> None:
+    def _send_all(self, message: dict[str, object]) -> None:
         """Send to all peers, without waiting for them. A report is only sent to those that have taken the last one."""
         line, is_report = encode(message), message.keys() == {"at"}
         for known in self._known.values():

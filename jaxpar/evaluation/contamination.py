@@ -6,10 +6,9 @@ arXiv:2310.16789. FreeEval (arXiv:2404.06003) reports the two together.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -41,11 +40,11 @@ class Contamination:
         return metrics if self.min_k is None else metrics | {"min_k": mean(self.min_k)}
 
     @property
-    def details(self) -> list[dict[str, Any]]:
+    def details(self) -> list[dict[str, float]]:
         """Details of each example, as JSON."""
         min_k = [{}] * len(self.overlaps) if self.min_k is None else [{"min_k": one} for one in self.min_k]
         return [
-            {"ngrams": one.ngrams, "ngrams_found": one.matched, "covered": one.covered / max(1, one.tokens)} | more
+            {"ngrams": one.ngrams, "ngrams_found": one.matched, "covered": one.covered / max(1, one.tokens), **more}
             for one, more in zip(self.overlaps, min_k, strict=True)
         ]
 
@@ -85,7 +84,7 @@ def min_k_of(model: LanguageModel, task: Task) -> list[float]:
 
 def with_contamination(outcome: Outcome | None, task: Task, contamination: Contamination) -> Outcome:
     """The results of a task, if any, with its contamination, and means over the examples without it (`..._clean`)."""
-    details: list[Mapping[str, Any]] = list(outcome.details) if outcome else [{} for _ in task.examples]
+    details = list(outcome.details) if outcome else [{} for _ in task.examples]
     clean = [detail for detail, overlap in zip(details, contamination.overlaps, strict=True) if not overlap.matched]
     metrics = dict(outcome.metrics) if outcome else {}
     for name in list(metrics):

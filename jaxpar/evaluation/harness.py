@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports]
 
@@ -22,6 +22,13 @@ NEW_TOKENS = 256
 """Most new tokens where a task names no number, as in lm_eval."""
 
 
+class Request[*Arguments](Protocol):
+    """A request of lm_eval."""
+
+    @property
+    def args(self) -> tuple[*Arguments]: ...
+
+
 class HarnessModel(LM):
     """The `lm_eval.api.model.LM` of a model.
 
@@ -37,16 +44,20 @@ class HarnessModel(LM):
         """Part of the name of lm_eval's caches."""
         return self.model.text.name.replace("/", "__")
 
-    def loglikelihood(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
+    def loglikelihood(
+        self, requests: Sequence[Request[str, str]], disable_tqdm: bool = False
+    ) -> list[tuple[float, bool]]:
         """(log-probability, whether it is the likeliest) of each (context, continuation)."""
         return [(total, greedy) for total, greedy in self.model.likelihoods([request.args for request in requests])]
 
-    def loglikelihood_rolling(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(self, requests: Sequence[Request[str]], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of each (text,), in disjoint windows."""
         likelihoods = self.model.token_likelihoods([request.args[0] for request in requests])
         return [sum(float(window.sum(dtype="float64")) for window in windows) for windows in likelihoods]
 
-    def generate_until(self, requests: Sequence[Any], disable_tqdm: bool = False) -> list[str]:
+    def generate_until(
+        self, requests: Sequence[Request[str, Mapping[str, Any]]], disable_tqdm: bool = False
+    ) -> list[str]:
         """The continuation of each (context, settings). Raises `UserError` for a setting that is not supported."""
         answers, settings = [""] * len(requests), [_generation(request.args[1]) for request in requests]
         for setting in dict.fromkeys(settings):
@@ -99,14 +110,14 @@ class HarnessTasks:
         """The results of each task and group."""
         import lm_eval  # pyright: ignore[reportMissingImports]
 
-        results: Any = lm_eval.simple_evaluate(
+        results = lm_eval.simple_evaluate(
             model=HarnessModel(model), tasks=self._names, task_manager=self._manager, log_samples=False
         )
         samples = results.get("n-samples", {})
         return {name: outcome_of(values, samples.get(name, {})) for name, values in results["results"].items()}
 
 
-def outcome_of(values: Mapping[str, Any], samples: Mapping[str, int]) -> Outcome:
+def outcome_of(values: Mapping[str, float | str], samples: Mapping[str, int]) -> Outcome:
     """The results of a task from lm_eval's `metric,filter: value` and `metric_stderr,filter: error`."""
     metrics: dict[str, Metric] = {}
     for key, value in values.items():

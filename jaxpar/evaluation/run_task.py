@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import string
 from collections.abc import Sequence
-from typing import Any, cast
+from typing import cast
 
 import numpy as np
 
@@ -24,15 +24,14 @@ def run_task(model: LanguageModel, task: Task) -> Outcome:
     Raises:
         UserError: an example does not fit into the model's context.
     """
-    examples: Sequence[Any] = task.examples
     try:
         match task.settings:
             case MultipleChoice() as settings:
-                return _multiple_choice(model, settings, cast(Sequence[Choice], examples))
+                return _multiple_choice(model, settings, cast(Sequence[Choice], task.examples))
             case Generation() as settings:
-                return _generation(model, settings, cast(Sequence[Question], examples))
+                return _generation(model, settings, cast(Sequence[Question], task.examples))
             case Perplexity() as settings:
-                return _perplexity(model, settings, cast(Sequence[Document], examples))
+                return _perplexity(model, settings, cast(Sequence[Document], task.examples))
     except UserError as error:
         raise UserError(f"the task {task.name}: {error}") from None
 
@@ -100,7 +99,7 @@ def _perplexity(model: LanguageModel, settings: Perplexity, examples: Sequence[D
     return Outcome(settings.kind, len(examples), metrics, details)
 
 
-def _of_document(example: Document, windows: Sequence[np.ndarray]) -> dict[str, Any]:
+def _of_document(example: Document, windows: Sequence[np.ndarray]) -> dict[str, object]:
     total = sum(float(window.sum(dtype=np.float64)) for window in windows)
     size = len(example.text.encode())
     return {"log_likelihood": total, "tokens": sum(map(len, windows)), "bytes": size}

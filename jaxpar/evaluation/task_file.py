@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.paths import user_path
@@ -92,7 +91,7 @@ def _document(file: Path) -> tuple[Example, ...]:
         raise UserError(f"{named(file)}: {error}") from None
 
 
-def _lines(file: Path) -> list[tuple[int, Any]]:
+def _lines(file: Path) -> list[tuple[int, object]]:
     """The values of the lines that are not empty, with their numbers; at least one."""
     values = [
         (line_number, parse_json(line, f"{named(file)}:{line_number}", unique=True))
@@ -104,7 +103,7 @@ def _lines(file: Path) -> list[tuple[int, Any]]:
     return values
 
 
-def _examples(file: Path, lines: Sequence[tuple[int, Any]], kind: str) -> tuple[Example, ...]:
+def _examples(file: Path, lines: Sequence[tuple[int, object]], kind: str) -> tuple[Example, ...]:
     examples: list[Example] = []
     for line_number, value in lines:
         words = f"{named(file)}:{line_number}"
@@ -120,7 +119,7 @@ def _with_name(words: str, error: UserError) -> str:
     return str(error) if str(error).startswith(words) else f"{words}: {error}"
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """A value of a document; its mappings hold values with their lines."""
     return {name: _plain(item.value) for name, item in value.items()} if isinstance(value, dict) else value
 

@@ -25,7 +25,7 @@ from jaxpar.mesh.axes import AXES
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.layer_order import LAYERS, own_layers, with_own_layers
 from jaxpar.mesh.mapped import mapped
-from jaxpar.mesh.parameters import Weights
+from jaxpar.mesh.parameters import Arrays, Weights
 from jaxpar.mesh.rules import axes_of_dim
 
 ZERO = 3
@@ -57,7 +57,7 @@ def joined_weights(weights: Weights, layout: StepLayout, mesh: Mesh, config: Con
     joined = jax.tree.map(
         lambda leaf, spec: _on(target, spec, _cut(mesh, spec, dtype)(_on_device(mesh, leaf))), ends, end_specs
     )
-    layers: Any = {}
+    layers: Arrays = {}
     for kind, stack in layout.order.stacks.items():
         stacked, specs = own_layers(weights[LAYERS], kind), own_layers(placement.layout[LAYERS], kind)
         leaves, tree = jax.tree.flatten(stacked)

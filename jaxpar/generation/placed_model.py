@@ -9,7 +9,8 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
+from jax.tree_util import KeyPath
 
 from jaxpar.config import Config, load_config, virtual_devices_needed
 from jaxpar.config.axes import axis_sizes
@@ -84,7 +85,7 @@ def place_on(config: Config, source: Model, devices: Sequence[Device]) -> Placed
     layout = generation_layout(config, mesh)
     stored, dtype = shardings(mesh, layout.placements.storage.layout), layout.placements.storage.dtype
 
-    def placed(path: Any, spec: ParamSpec, where: Any) -> jax.Array:
+    def placed(path: KeyPath, spec: ParamSpec, where: NamedSharding) -> jax.Array:
         read = read_part(source, path, spec, layout.order)
 
         def part(region: Any) -> np.ndarray:

@@ -7,14 +7,14 @@ themselves read and write.
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder, own_layers, with_own_layers
-from jaxpar.mesh.parameters import Weights
+from jaxpar.mesh.parameters import ModelTree, Nested, Partitions, Weights
 
 
 def unstacked(weights: Weights, order: LayerOrder) -> Weights:
@@ -31,13 +31,13 @@ def is_unstacked(weights: Weights) -> bool:
     return isinstance(layers, list) or isinstance(next(iter(layers.values())), list)
 
 
-def unstacked_layout(layout: Any, order: LayerOrder) -> Any:
+def unstacked_layout(layout: Partitions, order: LayerOrder) -> Partitions:
     """The partitions of `unstacked` weights, from those of the stacks."""
     return _map_stacks(layout, order, lambda stack, row: PartitionSpec(*stack[1:]))
 
 
-def _map_stacks(tree: Any, order: LayerOrder, layer: Any) -> Any:
-    layers: Any = {}
+def _map_stacks[Leaf](tree: ModelTree[Leaf], order: LayerOrder, layer: Callable[[Leaf, int], Leaf]) -> ModelTree[Leaf]:
+    layers: Nested[Leaf] = {}
     is_leaf = lambda leaf: isinstance(leaf, PartitionSpec)
     for kind, stack in order.stacks.items():
         own = own_layers(tree[LAYERS], kind)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
-from typing import Any
 
 from jaxpar.config.counting import attention_scale, head_dim, kv_heads
 from jaxpar.config.errors import UserError
@@ -81,12 +80,14 @@ def model_of(hf_config: HFConfig) -> tuple[Family, ModelConfig]:
         UserError: a key, or its value, is not supported; the message names it.
     """
     family = family_of(hf_config)
-    ours: dict[str, Any] = dict(family.model)
+    ours: dict[str, object] = dict(family.model)
     for entry in family.entries:
         ours |= entry.read(hf_config)
-    each: list[dict[str, Any]] = [{} for _ in range(ours["layers"])]
+    layers = ours["layers"]
+    assert isinstance(layers, int), "an entry of every family reads it"
+    each: list[dict[str, object]] = [{} for _ in range(layers)]
     for entry in family.layer_entries:
-        each = [kind | more for kind, more in zip(each, entry.read(hf_config, ours["layers"]), strict=True)]
+        each = [kind | more for kind, more in zip(each, entry.read(hf_config, layers), strict=True)]
     quantization_of(hf_config)
     for key, value in hf_config.values.items():
         if key not in _known(family) and value is not None:
@@ -116,7 +117,7 @@ def quantization_of(hf_config: HFConfig) -> str | None:
     return method
 
 
-def _check_compressed(hf_config: HFConfig, options: Mapping[str, Any]) -> None:
+def _check_compressed(hf_config: HFConfig, options: Mapping[str, object]) -> None:
     """Refuse weights that are packed otherwise than in 8 bits with a scale, or one for each output."""
     groups = options.get("config_groups")
     if not isinstance(groups, dict) or not groups:
@@ -130,7 +131,7 @@ def _check_compressed(hf_config: HFConfig, options: Mapping[str, Any]) -> None:
                 raise hf_config.refusal(f"{QUANTIZATION}.config_groups.{name}.weights.{key}", value, wanted)
 
 
-def config_of(family: Family, model: ModelConfig, base: Mapping[str, Any], length: int) -> dict[str, Any]:
+def config_of(family: Family, model: ModelConfig, base: Mapping[str, object], length: int) -> dict[str, object]:
     """The `config.json` of a model.
 
     Args:
@@ -181,8 +182,8 @@ class Difference:
     """A key of the model section in which two models differ."""
 
     key: str
-    first: Any
-    second: Any
+    first: object
+    second: object
     layer: int | None
     """The first layer in which they do; None if they do in all."""
 
@@ -201,7 +202,7 @@ class Difference:
         )
 
 
-def _spelled(value: Any) -> str:
+def _spelled(value: object) -> str:
     """A value in YAML; a mapping such as `model.experts` without the keys that are at their defaults."""
     if not is_dataclass(value):
         return spell(value)
@@ -243,7 +244,7 @@ def _experts(model: ModelConfig, experts: ExpertsConfig) -> ExpertsConfig:
     return ExpertsConfig(width=width, router=router, router_options=options, **unchanged)
 
 
-def _function(model: ModelConfig) -> dict[str, Any]:
+def _function(model: ModelConfig) -> dict[str, object]:
     """The keys that decide what a model of like layers computes; null where another one makes them unused."""
     values = {key: value for key, value in vars(model).items() if key not in TRAINING}
     values |= {"kv_heads": kv_heads(model), "head_dim": head_dim(model)}

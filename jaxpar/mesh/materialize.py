@@ -166,7 +166,7 @@ def _materialize_backward(static: tuple[Placements, str], _: None, gradients: Ar
 _materialize.defvjp(_materialize_forward, _materialize_backward)
 
 
-def _of(tree: Nested[Any], part: Part) -> Nested[Any]:
+def _of[Leaf](tree: Nested[Leaf], part: Part) -> Nested[Leaf]:
     return reduce(lambda tree, name: tree[name], (part,) if isinstance(part, str) else part, tree)
 
 
@@ -202,7 +202,7 @@ def row_to_storage(master: Arrays, placements: Placements, *, part: Part) -> Arr
         return jax.tree.map(own, master, *(_of(tree, part) for tree in _stored_trees(placements)))
 
 
-def _stored_trees(placements: Placements) -> tuple[Nested[Any], ...]:
+def _stored_trees(placements: Placements) -> tuple[Nested[PartitionSpec | Transport], ...]:
     roles = placements.compute, placements.storage, placements.optimizer
     return *(role.layout for role in roles), placements.transports
 

@@ -4,24 +4,26 @@ from __future__ import annotations
 
 import math
 import zlib
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int, UInt
+from jax.tree_util import KeyPath
+from jaxtyping import Array, Float, Int, PyTree, UInt
 
 from jaxpar.mesh.layer_order import PADDING, LayerOrder
 
-type Nested[Leaf] = dict[str, Any]
+type Nested[Leaf] = dict[str, PyTree[Leaf]]
 """Leaves by name, in dicts of any depth: those of a layer, or of another part of a model."""
 
 type Arrays = Nested[jax.Array]
 """The weights of a part of a model, or a tree of the same structure."""
 
-type ModelTree[Leaf] = dict[str, Any]
+type ModelTree[Leaf] = dict[str, PyTree[Leaf]]
 """A leaf for each weight of a model: `Nested` leaves of `embedding`, `final_norm`, `head` (unless it is tied to the
 embedding), and at `LAYERS` those of all layers stacked, or of each kind if kinds have names."""
 
@@ -94,17 +96,17 @@ class ParamSpec:
         return replace(self, shape=(layers, *self.shape), axes=("layers", *self.axes))
 
 
-def map_specs(function: Any, specs: Any, *rest: Any) -> Any:
+def map_specs[T](function: Callable[..., T], specs: Specs, *rest: ModelTree[object]) -> ModelTree[T]:
     """`jax.tree.map` over the `ParamSpec` leaves of `specs` and the matching leaves of `rest`."""
     return jax.tree.map(function, specs, *rest, is_leaf=lambda x: isinstance(x, ParamSpec))
 
 
-def only[Leaf](tree: Nested[Leaf], like: Nested[Any]) -> Nested[Leaf]:
+def only[Leaf](tree: Nested[Leaf], like: Nested[object]) -> Nested[Leaf]:
     """The leaves of `tree` that `like` has too."""
     return {name: only(tree[name], own) if isinstance(own, dict) else tree[name] for name, own in like.items()}
 
 
-def select(tree: Nested[Any], mask: Nested[bool], wanted: bool) -> Nested[Any]:
+def select[Leaf](tree: Nested[Leaf], mask: Nested[bool], wanted: bool) -> Nested[Leaf]:
     """The leaves of `tree` whose `mask` is `wanted`, as nested dicts without empty ones."""
     found = {}
     for name, entry in tree.items():
@@ -116,7 +118,7 @@ def select(tree: Nested[Any], mask: Nested[bool], wanted: bool) -> Nested[Any]:
     return found
 
 
-def merge(under: Nested[Any], over: Nested[Any]) -> Nested[Any]:
+def merge[Leaf](under: Nested[Leaf], over: Nested[Leaf]) -> Nested[Leaf]:
     """Nested dicts with the leaves of both; those of `over` where both have one."""
     both = dict(under)
     for name, entry in over.items():
@@ -132,7 +134,7 @@ def initial_weights(specs: Specs, seed: int | UInt[Array, ""], order: LayerOrder
     every mesh (eager and compiled generators differ in the last bit). Rows that pad a stack or the vocabulary are zero.
     """
 
-    def value(path: Any, spec: ParamSpec) -> jax.Array:
+    def value(path: KeyPath, spec: ParamSpec) -> jax.Array:
         numbers = order.stack_at(path).numbers.ravel() if "layers" in spec.axes else ()
         name = jax.tree_util.keystr(order.without_kind(path))
         return initial_weight(name, spec, seed, jnp.asarray(numbers, jnp.int32))
@@ -147,7 +149,7 @@ def initial_weight(
     layers with these numbers."""
     root = jax.random.key(seed)
 
-    def one(shape: tuple[int, ...], layer: Any = None) -> jax.Array:
+    def one(shape: tuple[int, ...], layer: Int[Array, ""] | None = None) -> jax.Array:
         if spec.init != "normal":
             return jnp.full(shape, float(spec.init == "ones"), jnp.float32)
         key = jax.random.fold_in(root, zlib.crc32(name.encode()))

@@ -13,8 +13,6 @@ segment 3 the second chosen one, and so on. The rest of the row is padding, segm
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -43,11 +41,11 @@ class DirectPreference(Objective):
         reference = loss.reference or config.run.init_from
         self.description = f"beta {loss.beta:g}{smoothing}; the reference is {reference}"
 
-    def count(self, batch: dict[str, Any]) -> Float[Array, ""]:
+    def count(self, batch: dict[str, jax.Array]) -> Float[Array, ""]:
         """The pairs of this rank's rows; on the first context rank, and 0 on others."""
         return jnp.where(lax.axis_index("context") == 0, batch["pairs"].sum(), 0).astype(jnp.float32)
 
-    def loss(self, head: Head, batch: dict[str, Any]) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+    def loss(self, head: Head, batch: dict[str, jax.Array]) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
         """The tokens weighted by the derivative of the loss; the sums of the loss and of `REWARDS` over pairs, on the
         first context rank, and 0 on others.
 

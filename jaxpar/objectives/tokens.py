@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+import jax
 from jaxtyping import Array, Float
 
 from jaxpar.runtime.objective import Head, Objective
@@ -12,7 +11,7 @@ from jaxpar.runtime.objective import Head, Objective
 class CrossEntropy(Objective):
     """The negative log-likelihood of each token that the mask counts, with z-loss."""
 
-    def loss(self, head: Head, batch: dict[str, Any]) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+    def loss(self, head: Head, batch: dict[str, jax.Array]) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
         """The sums over tokens: with z-loss, and without."""
         total, likelihood = head.cross_entropy(batch["labels"], batch["mask"])
         return total, {"loss": likelihood}

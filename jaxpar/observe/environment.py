@@ -11,7 +11,6 @@ import subprocess
 import sys
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
 
 import jax
 
@@ -49,7 +48,7 @@ class EnvironmentFile(Listener):
         write_atomically(file, text.encode())
 
 
-def environment() -> dict[str, Any]:
+def environment() -> dict[str, object]:
     """Versions, devices, the command and what it was run in, as JSON values. Asks JAX for its devices."""
     devices = jax.devices()
     return {
@@ -77,7 +76,7 @@ def environment() -> dict[str, Any]:
     }
 
 
-def git_state(folder: Path) -> dict[str, Any] | None:
+def git_state(folder: Path) -> dict[str, object] | None:
     """The commit of `folder` and whether its files differ from it; None where there is no commit or no git.
 
     `changed` is None where git took too long.

@@ -10,14 +10,13 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from jaxpar.observe.files import GrowingFile
 
 EVALUATIONS_FILE = "evaluations.jsonl"
 
 
-def append_evaluation(folder: Path, record: Mapping[str, Any]) -> None:
+def append_evaluation(folder: Path, record: Mapping[str, object]) -> None:
     """Add an object to the file of a run, on a line of its own: a kill or a full disk may have left half a line.
 
     Raises:

@@ -26,7 +26,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 MemoryKind = Literal["device", "host"]
 
@@ -41,9 +41,9 @@ AnomalyKind = Literal[
 class RunInfo:
     """Information about a run before its first step."""
 
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
     """The resolved configuration, as nested plain values."""
-    plan: Mapping[str, Any]
+    plan: Mapping[str, object]
     """The plan, as in `plan.json`."""
     rows: list[tuple[str, str, str]]
     """The plan as a table: rows of (name, value, reason)."""
@@ -105,7 +105,7 @@ class StepRecord:
     """Metrics of a model with experts: `jaxpar.layers.experts.reports.expert_metrics`."""
     expert_loads: dict[str, float] | None = None
     """Number of a layer with experts to `load` in it."""
-    features: dict[str, Any] | None = None
+    features: dict[str, object] | None = None
     """The values that features with carried state record (`jaxpar.runtime.carried.Carried.record`), by name."""
     data_wait: float = 0.0
     """Share of the time since the previous record in which the devices of this process waited for a batch."""
@@ -122,7 +122,7 @@ class Anomaly:
     kind: AnomalyKind
     text: str
     """One sentence for people."""
-    facts: Mapping[str, Any]
+    facts: Mapping[str, object]
     """The numbers in it, as JSON values."""
 
 

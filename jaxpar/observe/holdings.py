@@ -10,6 +10,7 @@ from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
+from jaxtyping import PyTree
 
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.host import PINNED, host_memory
@@ -18,10 +19,10 @@ from jaxpar.units import size
 
 OTHER = "other arrays"
 
-_named: WeakKeyDictionary[Any, Callable[[Any], Mapping[str, Any]]] = WeakKeyDictionary()
+_named: WeakKeyDictionary[object, Callable[[Any], Mapping[str, PyTree[jax.Array]]]] = WeakKeyDictionary()
 
 
-def name_arrays(owner: Any, arrays: Callable[[Any], Mapping[str, Any]]) -> None:
+def name_arrays[Owner](owner: Owner, arrays: Callable[[Owner], Mapping[str, PyTree[jax.Array]]]) -> None:
     """Let `memory_report` name arrays: `arrays(owner)` returns trees of them by purpose.
 
     It is called as long as `owner` lives, and must not hold a reference to it.

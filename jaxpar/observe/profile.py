@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
+from jaxtyping import PyTree
 
 
 def step_annotation(step: int) -> jax.profiler.StepTraceAnnotation:
@@ -33,7 +32,7 @@ class ProfileWindow:
         """Whether `after_step` of this step writes the trace, which is slow."""
         return self._tracing and step >= self.last
 
-    def after_step(self, step: int, results: Any = None) -> None:
+    def after_step(self, step: int, results: PyTree = None) -> None:
         """Stop the trace after the last step, once the device has computed `results` (any tree of arrays)."""
         if self.stops_after(step):
             jax.block_until_ready(results)

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 
 from jaxpar.optim.arguments import OptimizerArguments
-from jaxpar.optim.rule import Rule, RuleRequest
+from jaxpar.optim.rule import Rule, RuleRequest, Shard, State
 
 
 def adamw(request: RuleRequest) -> Rule:
     """Adam's direction with bias correction; decay is decoupled, so the optimizer adds it."""
 
-    def direction(gradient, weight, state, step, arguments: OptimizerArguments) -> tuple[Any, Any]:
+    def direction(gradient, weight, state, step, arguments: OptimizerArguments) -> tuple[Shard, State]:
         options, updates = arguments.options, step + 1
         beta1, beta2 = options["beta1"], options["beta2"]
         mu, nu = beta1.mean(state["mu"], gradient), beta2.mean(state["nu"], jnp.square(gradient))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jaxtyping import Array, Float, Int
 
@@ -45,7 +45,7 @@ class OptimizerArguments(NamedTuple):
         assert self.schedule is not None, "the arguments are those of a step already"
         return self.scaled(schedule_at(self.schedule, step))._replace(schedule=None)
 
-    def scaled(self, share: Any) -> OptimizerArguments:
+    def scaled(self, share: Float[Array, ""] | float) -> OptimizerArguments:
         """The arguments with a `share` of each learning rate."""
         rates = self.learning_rate * share, self.matrix_learning_rate * share
         return self._replace(learning_rate=rates[0], matrix_learning_rate=rates[1])

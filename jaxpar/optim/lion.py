@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 
 from jaxpar.optim.arguments import OptimizerArguments
-from jaxpar.optim.rule import Rule, RuleRequest
+from jaxpar.optim.rule import Rule, RuleRequest, Shard, State
 
 
 def lion(request: RuleRequest) -> Rule:
@@ -16,7 +14,7 @@ def lion(request: RuleRequest) -> Rule:
     Every element changes by the learning rate, so the rate should be smaller than AdamW's, and decay larger.
     """
 
-    def direction(gradient, weight, state, step, arguments: OptimizerArguments) -> tuple[Any, Any]:
+    def direction(gradient, weight, state, step, arguments: OptimizerArguments) -> tuple[Shard, State]:
         mu, options = state["mu"], arguments.options
         return jnp.sign(options["beta1"].mean(mu, gradient)), {"mu": options["beta2"].mean(mu, gradient)}
 

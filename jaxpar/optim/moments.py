@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import gcd
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -41,12 +41,12 @@ GOLDEN = 2654435769
 """2^32 over the golden ratio."""
 
 
-class Blocked(NamedTuple):
+class Blocked[Part](NamedTuple):
     """An array in 8 bits, or the partition of its parts."""
 
-    codes: Any
+    codes: Part
     """Shaped like the weight: int8 of a moment with a sign, else uint8."""
-    scales: Any
+    scales: Part
     """The scales in float32, one for each block along the dim that is cut into blocks."""
 
 
@@ -60,6 +60,9 @@ class Blocks:
 
 type Form = str | Blocks
 """The stored form of a moment: the name of a dtype, or 8 bits in blocks."""
+
+type Stored = Float[Array, "*shard"] | Blocked[Array]
+"""A moment in its stored form."""
 
 
 def form_of(moments: str, spec: ParamSpec) -> Form:
@@ -84,7 +87,7 @@ def blocks_of(spec: ParamSpec) -> Blocks:
     return Blocks(dim, gcd(block, LONGEST_BLOCK))
 
 
-def zeros(form: Form, like: Float[Array, "*shard"], *, signed: bool) -> Any:
+def zeros(form: Form, like: Float[Array, "*shard"], *, signed: bool) -> Stored:
     """A stored moment of zeros for a weight, whole or one device's part."""
     if not isinstance(form, Blocks):
         return jnp.zeros_like(like, form)
@@ -93,17 +96,18 @@ def zeros(form: Form, like: Float[Array, "*shard"], *, signed: bool) -> Any:
     return Blocked(jnp.zeros_like(like, jnp.int8 if signed else jnp.uint8), jnp.zeros(shape, jnp.float32))
 
 
-def decode(form: Form, stored: Any) -> Float[Array, "*shard"]:
+def decode(form: Form, stored: Stored) -> Float[Array, "*shard"]:
     """The moment in float32."""
-    if not isinstance(form, Blocks):
+    if not isinstance(stored, Blocked):
         return stored.astype(jnp.float32)
+    assert isinstance(form, Blocks), f"8 bits in {form}"
     signed = stored.codes.dtype == jnp.int8
     indices = jnp.abs(stored.codes.astype(jnp.int32))
     magnitudes = _look_up(magnitude_table(signed), indices) * _spread(stored.scales, form)
     return jnp.where(stored.codes < 0, -magnitudes, magnitudes) if signed else jnp.square(magnitudes)
 
 
-def encode(form: Form, moment: Float[Array, "*shard"], step: Int[Array, ""], *, signed: bool) -> Any:
+def encode(form: Form, moment: Float[Array, "*shard"], step: Int[Array, ""], *, signed: bool) -> Stored:
     """A float32 moment as it is stored after update `step` (from 0); `signed` for mu."""
     if form == "float32":
         return moment

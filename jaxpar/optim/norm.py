@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from math import prod
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,9 @@ from jaxpar.mesh.rules import mesh_axes_of
 from jaxpar.optim.rule import is_stacked
 
 
-def squares(tree: PyTree, layout: PyTree, specs: PyTree, local: Callable[[Any], Any] | None = None) -> PyTree:
+def squares(
+    tree: PyTree, layout: PyTree, specs: PyTree, local: Callable[[PyTree], Float[Array, "..."] | None] | None = None
+) -> PyTree:
     """Sum of the squares of each weight in float32, inside `shard_map`: [rows] of a stacked one, else a scalar.
 
     `tree` has local shards, `layout` their PartitionSpecs, `specs` their ParamSpecs. Each sum is added over exactly the

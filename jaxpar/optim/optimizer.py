@@ -46,7 +46,7 @@ class WeightOptimizer:
     averages: bool
     """Whether a moving average of the weight is kept."""
 
-    def init(self, master: Float[Array, "*shard"]) -> dict[str, Any]:
+    def init(self, master: Float[Array, "*shard"]) -> dict[str, PyTree[Float[Array, "*shard"]]]:
         """The state before the first update: of a global array under `jit`, or of a shard; no communication."""
         state = {name: array.zeros(self.spec, master) for name, array in self.rule.state.items()}
         return state | ({AVERAGE: master.astype(jnp.float32)} if self.averages else {})
@@ -54,11 +54,11 @@ class WeightOptimizer:
     def update(
         self,
         gradient: Float[Array, "*shard"],
-        state: dict[str, Any],
+        state: dict[str, PyTree[Float[Array, "*shard"]]],
         master: Float[Array, "*shard"],
         step: Int[Array, ""],
         arguments: OptimizerArguments,
-    ) -> tuple[Float[Array, "*shard"], dict[str, Any]]:
+    ) -> tuple[Float[Array, "*shard"], dict[str, PyTree[Float[Array, "*shard"]]]]:
         """(new master weight, new state), inside `shard_map`, on shards in optimizer placement.
 
         `step` is the number of updates applied so far, and `arguments` are those of this step. The update is computed
@@ -74,7 +74,7 @@ class WeightOptimizer:
             new[AVERAGE] = next_average(state[AVERAGE], weight, step, arguments.ema)
         return weight, new
 
-    def state_layout(self, layout: PartitionSpec) -> dict[str, Any]:
+    def state_layout(self, layout: PartitionSpec) -> dict[str, PyTree[Float[Array, "*shard"]]]:
         """The partition of the master weight to those of the state."""
         state = {name: array.layout(layout) for name, array in self.rule.state.items()}
         return state | ({AVERAGE: layout} if self.averages else {})
@@ -118,13 +118,13 @@ class Optimizer:
                         )
 
 
-def by_name(states: Sequence[dict[str, Any]], structure: Any) -> OptimizerState:
+def by_name(states: Sequence[dict[str, PyTree[Float[Array, "*shard"]]]], structure: Any) -> OptimizerState:
     """The trees, by name, of the states of single weights."""
     names = sorted({name for state in states for name in state})
     return {name: structure.unflatten([state.get(name) for state in states]) for name in names}
 
 
-def by_weight(state: OptimizerState, structure: Any) -> list[dict[str, Any]]:
+def by_weight(state: OptimizerState, structure: Any) -> list[dict[str, PyTree[Float[Array, "*shard"]]]]:
     """The inverse of `by_name`."""
     trees = {name: structure.flatten_up_to(tree) for name, tree in state.items()}
     each = ({name: tree[index] for name, tree in trees.items()} for index in range(structure.num_leaves))

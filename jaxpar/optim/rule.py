@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
@@ -17,7 +17,7 @@ from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.rules import axes_of_dim
 from jaxpar.optim import moments
 from jaxpar.optim.arguments import OptimizerArguments
-from jaxpar.optim.moments import Form
+from jaxpar.optim.moments import Blocked, Form
 
 Shard = Float[Array, "*shard"]
 
@@ -78,10 +78,10 @@ class ArraySpec:
         entries = [_entry(weight, dims) for dims in self.dims[: max(split, default=0)]]
         return PartitionSpec(*entries)
 
-    def layout(self, weight: PartitionSpec) -> Any:
+    def layout(self, weight: PartitionSpec) -> PartitionSpec | Blocked[PartitionSpec]:
         """The partition of the array as it is stored."""
         partition = self.partition(weight)
-        return moments.Blocked(partition, partition) if isinstance(self.form, moments.Blocks) else partition
+        return Blocked(partition, partition) if isinstance(self.form, moments.Blocks) else partition
 
     def local_shape(self, weight: ParamSpec, local: Sequence[int]) -> tuple[int, ...]:
         """The shape of a part, from the sizes of the weight's dims in that part."""
@@ -94,7 +94,7 @@ class ArraySpec:
         each = 1 + 4 / form.size if isinstance(form, moments.Blocks) else jnp.dtype(form).itemsize
         return each * prod(self.local_shape(weight, local))
 
-    def zeros(self, weight: ParamSpec, master: Shard) -> Any:
+    def zeros(self, weight: ParamSpec, master: Shard) -> Shard | Blocked[Array]:
         """The stored array before the first update, for the part `master` of the weight."""
         shape = self.local_shape(weight, master.shape)
         like = master if shape == master.shape else jnp.zeros(shape, jnp.float32)
@@ -129,7 +129,7 @@ class Rule:
         return is_stacked(spec) or in_rows or self.granularity == "element"
 
 
-def _entry(weight: PartitionSpec, dims: tuple[int, ...]) -> Any:
+def _entry(weight: PartitionSpec, dims: tuple[int, ...]) -> str | tuple[str, ...] | None:
     """The entry of a partition for a dim that is split over the axes of these dims of the weight."""
     if len(dims) == 1:
         return weight[dims[0]] if dims[0] < len(weight) else None

@@ -6,7 +6,7 @@ import base64
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import cache
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
@@ -46,7 +46,7 @@ class Table(NamedTuple):
         return _environment().get_template("pages/parts.html").module.table(self)  # pyright: ignore
 
 
-def render(template: str, **values: Any) -> Markup:
+def render(template: str, **values: object) -> Markup:
     """A template of the package, named by its path in it, as markup that is not escaped again."""
     return Markup(_environment().get_template(template).render(values))
 
@@ -57,8 +57,8 @@ def page(
     *,
     styles: Sequence[str] = (),
     scripts: Sequence[str] = (),
-    data: Mapping[str, Mapping[str, Any]] | None = None,
-    **values: Any,
+    data: Mapping[str, Mapping[str, object]] | None = None,
+    **values: object,
 ) -> str:
     """A whole page.
 

@@ -77,7 +77,7 @@ class QuantisedMatmuls(Carried[Any]):
     def partitions(self) -> Any:
         return None
 
-    def weights(self, master: Weights, shared: dict[str, Any]) -> StepWeights:
+    def weights(self, master: Weights, shared: dict[str, object]) -> StepWeights:
         assert self.codes is not None, "matrices become codes once per step"
         return self.codes(master, scales=shared.get(SCALES))
 
@@ -114,7 +114,7 @@ class ScaleHistory(QuantisedMatmuls):
         """The scales of a step."""
         return scales_of(state, self.tensors, self.recipe, self.tokens)
 
-    def shared(self, state: History) -> dict[str, Any]:
+    def shared(self, state: History) -> dict[str, object]:
         return {SCALES: self.scales(state)}
 
     def accepts(self, observed: Amax) -> Bool[Array, ""]:
@@ -128,7 +128,7 @@ class ScaleHistory(QuantisedMatmuls):
     def metrics(self, state: History, outcome: Outcome) -> MatmulStatistics:
         return MatmulStatistics(outcome.observed.values, self.scales(state))
 
-    def record(self, metrics: MatmulStatistics) -> dict[str, Any]:
+    def record(self, metrics: MatmulStatistics) -> dict[str, object]:
         """By tensor `matmul_magnitudes` and `matmul_scales` of each layer, and by layer `matmul_reach`: the largest
         magnitude as a share of the largest number that its codes reach; above 1, it was cut off."""
         magnitudes, scales = (np.asarray(one, np.float64) for one in metrics)

@@ -46,7 +46,7 @@ class Field:
         """Shape of the array of a microbatch."""
         return (rows, tokens, *self.dims) if self.per == "token" else (rows, *self.dims)
 
-    def checked(self, arrays: Mapping[str, Any], rows: int, tokens: int) -> np.ndarray:
+    def checked(self, arrays: Mapping[str, np.ndarray], rows: int, tokens: int) -> np.ndarray:
         """The array of this field, in its dtype.
 
         Raises `UserError` where it is missing, has another shape, or has numbers that the dtype does not have.

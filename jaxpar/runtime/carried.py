@@ -44,7 +44,7 @@ class StepWeights(NamedTuple):
     """The weights of a step in another form."""
 
     weights: Weights
-    shared: Mapping[str, Any] = MappingProxyType({})
+    shared: Mapping[str, object] = MappingProxyType({})
     """Arrays by name that layers read with them."""
     observed: Any = None
     """Statistics of the weights, to join to those of layers."""
@@ -82,12 +82,12 @@ class Carried[State](ABC):
         del state
         return 1.0
 
-    def shared(self, state: State) -> dict[str, Any]:
+    def shared(self, state: State) -> dict[str, object]:
         """Arrays by name that the layers of every microbatch can read."""
         del state
         return {}
 
-    def weights(self, master: Weights, shared: dict[str, Any]) -> StepWeights:
+    def weights(self, master: Weights, shared: dict[str, object]) -> StepWeights:
         """The weights that a step stores and gathers, from the master weights; `shared` is that of all features, and
         empty in an evaluation."""
         del shared
@@ -107,7 +107,7 @@ class Carried[State](ABC):
         """The metrics of a step that `reports`, the same on every device; `state` is that before the step."""
         del state, outcome
 
-    def record(self, metrics: Any) -> dict[str, Any]:
+    def record(self, metrics: Any) -> dict[str, object]:
         """Plain values by name that a logged step records of its `metrics`; a value of each layer is a mapping from the
         layer's number, as a string."""
         del metrics

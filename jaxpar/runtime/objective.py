@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from typing import Any, Protocol
+from typing import Protocol
 
+import jax
 from jaxtyping import Array, Float, Int
 
 from jaxpar.config.schema import Config
@@ -45,7 +46,7 @@ class Objective(ABC):
     def __init__(self, config: Config):
         del config
 
-    def count(self, batch: dict[str, Any]) -> Float[Array, ""]:
+    def count(self, batch: dict[str, jax.Array]) -> Float[Array, ""]:
         """This rank's share of the number by which the sums of the batch are divided: its tokens that the mask counts.
 
         The step adds up the shares of all ranks with other rows or tokens.
@@ -53,7 +54,7 @@ class Objective(ABC):
         return batch["mask"].sum()
 
     @abstractmethod
-    def loss(self, head: Head, batch: dict[str, Any]) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+    def loss(self, head: Head, batch: dict[str, jax.Array]) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
         """This rank's sums over a microbatch: one with the loss's gradient, and `loss` and the `reports` by name.
 
         A loss that is not a sum over tokens with fixed weights takes `head.log_probabilities`, and weights the

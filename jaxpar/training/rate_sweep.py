@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -60,7 +59,7 @@ class Sweep:
     suggestion: Suggestion | None
     """None where the losses do not suffice for one; `ended` then has the reason."""
 
-    def to_json(self) -> dict[str, Any]:
+    def to_json(self) -> dict[str, object]:
         """All of it as JSON values."""
         return asdict(self)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from jaxpar.data.chat.messages import (
     ASSISTANT,
@@ -23,13 +22,13 @@ class Conversation:
     """Messages in turn."""
 
     messages: list[Message]
-    tools: list[Any] | None = None
+    tools: list[object] | None = None
     """Descriptions of functions, for templates that render them."""
 
-    def request(self) -> dict[str, Any]:
+    def request(self) -> dict[str, object]:
         """The variables with which a template is rendered."""
         messages = [{key: value for key, value in each.items() if key not in LOSS_KEYS} for each in self.messages]
-        return {"messages": messages} | ({} if self.tools is None else {"tools": self.tools})
+        return {"messages": messages, **({} if self.tools is None else {"tools": self.tools})}
 
     def trained(self, prompt: int = 0) -> list[bool]:
         """Whether the loss counts each message of the assistant: none of the first `prompt` messages."""
@@ -40,7 +39,7 @@ class Conversation:
         ]
 
 
-def conversation_of(value: dict[str, Any]) -> Conversation:
+def conversation_of(value: dict[str, object]) -> Conversation:
     """The conversation of an object. Raises `Unusable`, with the reason, where there is none to train on."""
     conversation = Conversation(messages_of(value), _tools(value))
     trained = conversation.trained()
@@ -60,7 +59,7 @@ class Pair:
     """Messages with which both begin."""
 
 
-def pair_of(value: dict[str, Any]) -> Pair:
+def pair_of(value: dict[str, object]) -> Pair:
     """The pair of an object: a `prompt` with two answers, `chosen` and `rejected`, as text or as messages.
 
     Without a `prompt`, the answers are whole conversations, and the prompt is what they have in common; so are those
@@ -99,11 +98,11 @@ def _common(chosen: list[Message], rejected: list[Message]) -> int:
     return alike.index(False) if False in alike else len(alike)
 
 
-def _answer(name: str, value: Any) -> list[Message]:
+def _answer(name: str, value: object) -> list[Message]:
     return [{"role": ASSISTANT, "content": value}] if isinstance(value, str) else checked_messages(name, value)
 
 
-def _tools(value: dict[str, Any]) -> list[Any] | None:
+def _tools(value: dict[str, object]) -> list[object] | None:
     tools = value.get("tools")
     if tools is not None and not isinstance(tools, list):
         raise Unusable("`tools` is not a list")

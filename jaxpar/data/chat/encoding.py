@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -19,6 +19,9 @@ from jaxpar.data.chat.messages import ASSISTANT, USER, Message, Unusable
 from jaxpar.data.chat.renderer import PREPARED_ON, Rendered, Renderer
 from jaxpar.data.chat.sandbox import turn_of
 from jaxpar.data.chat.template import ChatTemplate
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _PROBE = "zebra"
 TOOLS = ("tool", "observation")
@@ -49,7 +52,7 @@ class ChatEncoder:
         UserError: the template cannot be used.
     """
 
-    def __init__(self, template: ChatTemplate, tokenizer: Any, today: str = PREPARED_ON) -> None:
+    def __init__(self, template: ChatTemplate, tokenizer: Tokenizer, today: str = PREPARED_ON) -> None:
         self.template = template
         self._tokenizer = _for_chat(tokenizer)
         self._renderer = Renderer(template, today)
@@ -87,7 +90,7 @@ class ChatEncoder:
     def is_open(self, conversation: Conversation, rendered: Rendered) -> bool:
         """Whether the assistant has the last word, and the template writes nothing behind it that ends its turn."""
         last, (_, end) = conversation.messages[-1], rendered.ranges[-1]
-        content = (last.get("content") or "").strip()
+        content = str(last.get("content") or "").strip()
         says_it = last["role"] == ASSISTANT and rendered.text[:end].rstrip().endswith(content)
         return bool(content) and says_it and not rendered.text[end:].strip()
 
@@ -129,7 +132,7 @@ class ChatEncoder:
         for number, message in enumerate(messages, first):
             self._check_plain(message, f"message {number}")
 
-    def _check_plain(self, value: Any, what: str) -> None:
+    def _check_plain(self, value: object, what: str) -> None:
         for text in _texts(value):
             if self._special is not None and (special := self._special.search(text)):
                 raise Unusable(f"{what} spells the special token {quoted(special[0])}")
@@ -211,7 +214,7 @@ def _one_of(texts: Sequence[str]) -> re.Pattern[str] | None:
     return re.compile("|".join(map(re.escape, sorted(texts, key=len, reverse=True)))) if texts else None
 
 
-def _for_chat(tokenizer: Any) -> Any:
+def _for_chat(tokenizer: Tokenizer) -> Tokenizer:
     """A copy that recognizes special tokens in a text and gives the place of every character: post-processors of
     byte-level tokenizers leave the space before a word out of its place."""
     from tokenizers import Tokenizer
@@ -225,7 +228,7 @@ def _for_chat(tokenizer: Any) -> Any:
     return copy
 
 
-def _texts(value: Any) -> Iterator[str]:
+def _texts(value: object) -> Iterator[str]:
     """Iterate over the strings in a JSON value, keys included."""
     left = [value]  # No recursion: JSON may be nested deeper than calls of Python.
     while left:

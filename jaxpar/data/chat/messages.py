@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from jaxpar.config.spelling import quoted
 
-type Message = dict[str, Any]
+type Message = dict[str, object]
 """`role` and `content`, and what else a template may use (`tool_calls`, `name`, ...)."""
 
 USER, ASSISTANT, SYSTEM = "user", "assistant", "system"
@@ -19,7 +17,7 @@ class Unusable(ValueError):
     """Why a conversation cannot be used."""
 
 
-def checked_messages(name: str, value: Any) -> list[Message]:
+def checked_messages(name: str, value: object) -> list[Message]:
     """The messages in a list, or `Unusable`; `name` is its key."""
     if not isinstance(value, list) or not value:
         what = "is not a list with messages" if name == "messages" else "is neither text nor a list with messages"
@@ -27,7 +25,7 @@ def checked_messages(name: str, value: Any) -> list[Message]:
     return [checked_message(number, each) for number, each in enumerate(value, 1)]
 
 
-def checked_message(number: int, value: Any, content_key: str = "content") -> Message:
+def checked_message(number: int, value: object, content_key: str = "content") -> Message:
     """A message, or `Unusable`; `number` and `content_key` are for the reason."""
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         raise Unusable(f"message {number} is not an object with a `role`")
@@ -57,6 +55,6 @@ def _check_trained(number: int, message: Message) -> None:
             )
 
 
-def key_names(record: dict[str, Any]) -> str:
+def key_names(record: dict[str, object]) -> str:
     """The first keys of a record, for messages."""
     return ", ".join(quoted(name, 40) for name in list(record)[:8]) or "none"

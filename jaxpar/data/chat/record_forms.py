@@ -6,8 +6,6 @@ Alpaca: `{"instruction": "...", "input": "...", "output": "...", "system": "..."
 
 from __future__ import annotations
 
-from typing import Any
-
 from jaxpar.config.spelling import quoted
 from jaxpar.data.chat.messages import (
     ASSISTANT,
@@ -34,12 +32,12 @@ FORMS: dict[str, tuple[str, ...]] = {
 """Forms to the keys by which a record is recognized."""
 
 
-def form_of(record: dict[str, Any]) -> str | None:
+def form_of(record: dict[str, object]) -> str | None:
     """The form of a record: the first of `FORMS` whose keys it has."""
     return next((form for form, keys in FORMS.items() if all(key in record for key in keys)), None)
 
 
-def messages_of(record: dict[str, Any]) -> list[Message]:
+def messages_of(record: dict[str, object]) -> list[Message]:
     """The messages of a record. Raises `Unusable`, with the reason, where it has none."""
     form = form_of(record)
     if form == "messages":
@@ -54,13 +52,13 @@ def messages_of(record: dict[str, Any]) -> list[Message]:
     raise Unusable(f"none of {forms} (it has {key_names(record)})")
 
 
-def _sharegpt(turns: Any) -> list[Message]:
+def _sharegpt(turns: object) -> list[Message]:
     if not isinstance(turns, list) or not turns:
         raise Unusable("`conversations` is not a list with messages")
     return [_sharegpt_turn(number, turn) for number, turn in enumerate(turns, 1)]
 
 
-def _sharegpt_turn(number: int, turn: Any) -> Message:
+def _sharegpt_turn(number: int, turn: object) -> Message:
     if not isinstance(turn, dict) or "from" not in turn:
         return checked_message(number, turn)
     role = SHAREGPT_ROLES.get(turn["from"]) if isinstance(turn["from"], str) else None
@@ -72,20 +70,20 @@ def _sharegpt_turn(number: int, turn: Any) -> Message:
     return checked_message(number, {"role": role, "content": turn.get("value"), **others}, "value")
 
 
-def _alpaca(record: dict[str, Any]) -> list[Message]:
+def _alpaca(record: dict[str, object]) -> list[Message]:
     if record.get("history"):
         raise Unusable("`history` of an Alpaca record is not read; expected `messages` for several turns")
     question = _said(USER, record, "instruction")
     if record.get("input"):
-        question["content"] += "\n" + _said(USER, record, "input")["content"]
+        question["content"] = f"{question['content']}\n{_said(USER, record, 'input')['content']}"
     return [question, _said(ASSISTANT, record, "output")]
 
 
-def _system(record: dict[str, Any]) -> list[Message]:
+def _system(record: dict[str, object]) -> list[Message]:
     return [_said(SYSTEM, record, "system")] if record.get("system") else []
 
 
-def _said(role: str, record: dict[str, Any], key: str) -> Message:
+def _said(role: str, record: dict[str, object], key: str) -> Message:
     if not isinstance(record[key], str):
         raise Unusable(f"the value of `{key}` is not text")
     return {"role": role, "content": record[key]}

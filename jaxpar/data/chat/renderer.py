@@ -65,7 +65,7 @@ class Renderer:
         answer = self._asked(conversation.request() | {"prompt": False})
         return Rendered(answer["text"], [(first, last) for first, last in answer["ranges"]])
 
-    def prompt(self, messages: Sequence[dict[str, Any]]) -> str:
+    def prompt(self, messages: Sequence[dict[str, object]]) -> str:
         """The messages and the beginning of the assistant's turn. Raises `Unusable` where the template refuses them."""
         return self._asked({"messages": list(messages), "prompt": True})["text"]
 
@@ -73,7 +73,7 @@ class Renderer:
         """End the process."""
         self._finalizer()
 
-    def _asked(self, request: dict[str, Any]) -> dict[str, Any]:
+    def _asked(self, request: dict[str, object]) -> dict[str, Any]:
         written = json.dumps(request)
         if len(written) > LONGEST_REQUEST:
             raise Unusable(f"it has more than {LONGEST_TEXT:,} characters")

@@ -15,10 +15,11 @@ import signal
 import sys
 from collections.abc import Callable
 from datetime import date
-from typing import Any
+from typing import Any, cast
 
-from jinja2 import TemplateError, nodes
+from jinja2 import Environment, TemplateError, nodes
 from jinja2.ext import Extension
+from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 MEMORY_BYTES = 2**30
@@ -31,12 +32,12 @@ class Generation(Extension):
 
     tags = {"generation"}  # noqa: RUF012  (Jinja2 declares it as a set of the class)
 
-    def __init__(self, environment: Any) -> None:
+    def __init__(self, environment: Environment) -> None:
         super().__init__(environment)
         self.begin, self.end = (f"\0{kind}{secrets.token_hex(16)}\0" for kind in "be")
         self.used = False
 
-    def parse(self, parser: Any) -> nodes.Node:
+    def parse(self, parser: Parser) -> nodes.Node:
         """The block as a call of `_marked`."""
         self.used = True
         line = next(parser.stream).lineno
@@ -71,21 +72,21 @@ class Template:
         TemplateError: it is not a template of Jinja2.
     """
 
-    def __init__(self, source: str, variables: dict[str, Any], today: date) -> None:
+    def __init__(self, source: str, variables: dict[str, object], today: date) -> None:
         environment = ImmutableSandboxedEnvironment(
             trim_blocks=True, lstrip_blocks=True, extensions=[Generation, "jinja2.ext.loopcontrols"]
         )
         environment.filters["tojson"] = _json
         environment.globals |= {"raise_exception": _raise, "strftime_now": today.strftime}
         self._variables = variables
-        self._marks: Any = environment.extensions[Generation.identifier]
+        self._marks = cast(Generation, environment.extensions[Generation.identifier])
         self._template = environment.from_string(source)
 
-    def prompt(self, messages: list[dict[str, Any]], **more: Any) -> str:
+    def prompt(self, messages: list[dict[str, object]], **more: object) -> str:
         """The messages and the beginning of the assistant's turn."""
         return self._text(messages, True, more)[0]
 
-    def training(self, messages: list[dict[str, Any]], **more: Any) -> tuple[str, list[tuple[int, int]]]:
+    def training(self, messages: list[dict[str, object]], **more: object) -> tuple[str, list[tuple[int, int]]]:
         """The whole conversation, and the places of what the assistant says, with the end of each of its turns.
 
         Raises:
@@ -99,10 +100,10 @@ class Template:
                 ranges.append(self._turn(messages[: index + 1], text, more))
         return text, ranges
 
-    def _turn(self, messages: list[dict[str, Any]], text: str, more: dict[str, Any]) -> tuple[int, int]:
+    def _turn(self, messages: list[dict[str, object]], text: str, more: dict[str, object]) -> tuple[int, int]:
         """The place of the last message, which the assistant says, in a text that begins with these messages."""
         before, upto = self._text(messages[:-1], True, more)[0], self._text(messages, False, more)[0]
-        end = len(before) + len(turn_of(upto[len(before) :], messages[-1].get("content") or ""))
+        end = len(before) + len(turn_of(upto[len(before) :], str(messages[-1].get("content") or "")))
         if not upto.startswith(before) or not text.startswith(upto[:end]):
             raise TemplateError(
                 f"the first {len(messages)} messages are not rendered in the same way when others follow, so that what "
@@ -110,7 +111,9 @@ class Template:
             )
         return len(before), end
 
-    def _text(self, messages: Any, prompt: bool, more: dict[str, Any]) -> tuple[str, list[tuple[int, int]]]:
+    def _text(
+        self, messages: list[dict[str, object]], prompt: bool, more: dict[str, object]
+    ) -> tuple[str, list[tuple[int, int]]]:
         parts, length = [], 0
         variables = self._variables | more
         for part in self._template.generate(messages=messages, add_generation_prompt=prompt, **variables):
@@ -130,7 +133,7 @@ def turn_of(rendered: str, content: str) -> str:
     return rendered if content.strip() and turn.endswith(content.strip()) else turn
 
 
-def _json(value: Any, indent: int | None = None, ensure_ascii: bool = False, **more: Any) -> str:
+def _json(value: object, indent: int | None = None, ensure_ascii: bool = False, **more: Any) -> str:
     return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, **more)
 
 
@@ -153,7 +156,7 @@ def main() -> None:
             signal.setitimer(signal.ITIMER_PROF, seconds)  # Its signal ends the process, whatever it is doing.
             if template is None:
                 template = Template(request["source"], request["variables"], date.fromisoformat(request["today"]))
-                answer: dict[str, Any] = {}
+                answer: dict[str, object] = {}
             elif request.pop("prompt"):
                 answer = {"text": template.prompt(**request)}
             else:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.paths import user_path
@@ -130,7 +129,7 @@ def _names(templates: dict[str, ChatTemplate]) -> str:
     return cut(", ".join(map(repr, templates)))
 
 
-def _variables(config: dict[str, Any]) -> dict[str, str]:
+def _variables(config: dict[str, object]) -> dict[str, str]:
     variables = {}
     for name, value in config.items():
         text = value.get("content") if isinstance(value, dict) else value
@@ -139,7 +138,7 @@ def _variables(config: dict[str, Any]) -> dict[str, str]:
     return variables
 
 
-def _read_config(path: Path) -> dict[str, Any]:
+def _read_config(path: Path) -> dict[str, object]:
     text = _read(path)
     config = {} if text is None else parse_json(text, named(path))
     if not isinstance(config, dict):

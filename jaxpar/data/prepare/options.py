@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.parts import CHAT_FORMAT, PAIRS_FORMAT
@@ -100,12 +99,13 @@ class Options:
 
     def decisive(
         self, tokenizer_digest: str | None, template_digest: str | None, *, before: Sequence[int]
-    ) -> dict[str, Any]:
+    ) -> dict[str, object]:
         """The options that determine the output, as in `prepare.json`; of files, their contents.
 
         `before` are the tokens with which each document begins: releases that wrote none did not name them.
         """
-        return ({"before": list(before)} if before else {}) | {
+        return {
+            **({"before": list(before)} if before else {}),
             "tokenizer": tokenizer_digest,
             "train_bpe": self.train_bpe,
             "special_tokens": list(self.special_tokens) or None,

@@ -45,7 +45,7 @@ def check_usable(out: Path) -> None:
         )
 
 
-def begin_or_go_on(options: Options, inputs: list[Input], decisive: dict[str, Any]) -> None:
+def begin_or_go_on(options: Options, inputs: list[Input], decisive: dict[str, object]) -> None:
     """Write the record into a new folder, or compare it with that of an unfinished one.
 
     Args:
@@ -69,7 +69,7 @@ def begin_or_go_on(options: Options, inputs: list[Input], decisive: dict[str, An
     _compare(options, _decode(path), plain)
 
 
-def _encode(plain: dict[str, Any]) -> bytes:
+def _encode(plain: dict[str, object]) -> bytes:
     sealed = plain | {"digest": digest(json.dumps(plain, sort_keys=True).encode())}
     return (json.dumps(sealed, indent=1, sort_keys=True) + "\n").encode()
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
@@ -15,6 +15,9 @@ from jaxpar.data.prepare.output.pieces import Cuts
 from jaxpar.data.prepare.output.tokenize import is_validation, unit_documents
 from jaxpar.data.prepare.progress import Meter
 from jaxpar.data.tokens.tokenizer_file import END_NAMES, tokenizers_installed
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 CUTS = Cuts(spaces=True, lines=True)
 """The possible cuts for GPT-2's pattern, which splits the training text."""
@@ -43,7 +46,7 @@ def train_bpe(job: Job, vocab: int, separator: str | None, special: Sequence[str
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     os.environ["TOKENIZERS_PARALLELISM"] = "true"
-    tokenizer: Any = Tokenizer(models.BPE())
+    tokenizer: Tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 from jaxpar.config.errors import UserError
 
-type Report = Callable[[Any], None]
+type Report = Callable[[object], None]
 type Maker[A, T, R] = Callable[[A, Report], Callable[[T], R]]
 
 
@@ -55,7 +55,7 @@ class _Worker(NamedTuple):
     pipe: Connection
 
 
-def _start(make: Maker[Any, Any, Any], argument: Any) -> _Worker:
+def _start[A, T, R](make: Maker[A, T, R], argument: A) -> _Worker:
     context = multiprocessing.get_context("spawn")
     here, there = context.Pipe()
     process = context.Process(target=_work, args=(make, argument, there), daemon=True)
@@ -110,13 +110,13 @@ def _ended(process: BaseProcess) -> str:
     return f"a worker process was ended {how}; the same command continues (fewer --processes need less memory)"
 
 
-def _work(make: Maker[Any, Any, Any], argument: Any, pipe: Connection) -> None:
+def _work[A, T, R](make: Maker[A, T, R], argument: A, pipe: Connection) -> None:
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that started this one.
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    made: list[Callable[[Any], Any]] = []
+    made: list[Callable[[T], R]] = []
 
-    def do(task: Any) -> Any:
+    def do(task: T) -> R:
         if not made:
             made.append(make(argument, lambda answer: pipe.send(("during", answer))))
         return made[0](task)
@@ -128,7 +128,7 @@ def _work(make: Maker[Any, Any, Any], argument: Any, pipe: Connection) -> None:
         os._exit(1)  # The other side is gone.
 
 
-def _outcome(do: Callable[[Any], Any], task: Any) -> tuple[str, Any]:
+def _outcome[T](do: Callable[[T], object], task: T) -> tuple[str, object]:
     try:
         return "done", do(task)
     except UserError as error:

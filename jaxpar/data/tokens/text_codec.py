@@ -5,14 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from jaxpar.data.tokens.tokenizer_file import load_tokenizer
 
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
-def tokens_before(tokenizer: Any) -> list[int]:
+
+def tokens_before(tokenizer: Tokenizer) -> list[int]:
     """The tokens that the template of `tokenizer.json` puts before a text, such as `<bos>`.
 
     Those that it puts behind a text are never used: the end of a document is the separator of its folder.
@@ -36,7 +39,7 @@ class TextCodec:
         self._path, self._label = path, str(path) if label is None else label
 
     @cached_property
-    def tokenizer(self) -> Any:
+    def tokenizer(self) -> Tokenizer:
         """The tokenizer of the library `tokenizers`."""
         return load_tokenizer(self._path, self._label)
 

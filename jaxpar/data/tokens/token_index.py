@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.text_file import read_file
@@ -184,7 +184,7 @@ def decode(raw: bytes, label: str) -> Index:
     return index
 
 
-def _parse(raw: bytes, label: str) -> dict[str, Any]:
+def _parse(raw: bytes, label: str) -> dict[str, object]:
     try:
         plain = json.loads(raw)
     except (ValueError, RecursionError):
@@ -194,7 +194,7 @@ def _parse(raw: bytes, label: str) -> dict[str, Any]:
     return plain
 
 
-def _check_names(plain: dict[str, Any], label: str, depth: int = 5) -> None:
+def _check_names(plain: dict[str, object], label: str, depth: int = 5) -> None:
     """Names of fields and shards stand in messages, so they must be plain."""
     for name, value in plain.items():
         if not _NAME.match(name):

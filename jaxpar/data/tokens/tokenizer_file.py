@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
@@ -58,7 +58,7 @@ def load_tokenizer(path: Path, label: str) -> Tokenizer:
         ) from error
 
 
-def prepared_for_text(tokenizer: Any) -> Any:
+def prepared_for_text(tokenizer: Tokenizer) -> Tokenizer:
     """The tokenizer, set to encode documents as they are."""
     tokenizer.no_truncation()
     tokenizer.no_padding()
@@ -66,12 +66,12 @@ def prepared_for_text(tokenizer: Any) -> Any:
     return tokenizer
 
 
-def vocabulary_size(tokenizer: Any) -> int:
+def vocabulary_size(tokenizer: Tokenizer) -> int:
     """The largest token id plus one: some vocabularies have gaps."""
     return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
 
-def end_of_document(tokenizer: Any, wanted: str | None) -> int:
+def end_of_document(tokenizer: Tokenizer, wanted: str | None) -> int:
     """The token that ends a document: the `wanted` one, or the first of `END_NAMES` that exists.
 
     Raises:
@@ -92,7 +92,7 @@ def end_of_document(tokenizer: Any, wanted: str | None) -> int:
     )
 
 
-def _special(tokenizer: Any) -> str:
+def _special(tokenizer: Tokenizer) -> str:
     names = [repr(added.content) for _, added in sorted(tokenizer.get_added_tokens_decoder().items())]
     more = f" and {len(names) - 12} more" if len(names) > 12 else ""
     return f"its special tokens are {', '.join(names[:12])}{more}" if names else "it has no special tokens"

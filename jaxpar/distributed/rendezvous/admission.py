@@ -20,7 +20,6 @@ import socket
 import time
 from collections.abc import Callable, Sequence
 from itertools import chain
-from typing import Any
 
 from jaxpar.distributed.messages import LINE_BYTES, Hello, Malformed, decode
 from jaxpar.distributed.peer import Peer, Refused
@@ -285,6 +284,6 @@ class Admission:
     def _clients(self) -> list[Client]:
         return [*self._unidentified, *chain.from_iterable(self._duplicates.values()), *self._admitted.values()]
 
-    def _broadcast(self, message: dict[str, Any]) -> None:
+    def _broadcast(self, message: dict[str, object]) -> None:
         for client in self._clients():
             client.send(message)

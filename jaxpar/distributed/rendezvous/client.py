@@ -6,7 +6,6 @@ import contextlib
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from jaxpar.distributed.messages import Hello, encode
 
@@ -37,7 +36,7 @@ class Client:
         assert self.hello is not None
         return f"on {self.hello.host}"
 
-    def send(self, message: Mapping[str, Any]) -> None:
+    def send(self, message: Mapping[str, object]) -> None:
         """Send a message. A connection that does not take all of it is shut down: messages are short, so the client
         reads none of them."""
         line = encode(message)

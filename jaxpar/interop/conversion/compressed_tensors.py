@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import frexp
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -79,7 +78,7 @@ def quantize(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     return np.clip(values / scale, -LARGEST[E4M3], LARGEST[E4M3]).astype(FLOAT8), scale.reshape(1)
 
 
-def quantization_config(tensors: Iterable[StoredTensor], quantized: frozenset[str]) -> dict[str, Any]:
+def quantization_config(tensors: Iterable[StoredTensor], quantized: frozenset[str]) -> dict[str, object]:
     """`quantization_config` of `config.json`. Linear maps that are not quantised are named."""
     linear = [one.name for one in tensors if one.laid.form is Form.LINEAR and len(one.laid.shape) == 2]
     ignored = [name.removesuffix(WEIGHT) for name in linear if name not in quantized]

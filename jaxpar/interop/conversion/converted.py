@@ -7,7 +7,6 @@ from dataclasses import dataclass
 from itertools import product
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -41,7 +40,7 @@ def write_checkpoint(source: HFFolder, folder: Path, report: Callable[[str], Non
 
 
 def write_weights(
-    source: WeightSource, config: Config, facts: Mapping[str, Any], folder: Path, report: Callable[[str], None]
+    source: WeightSource, config: Config, facts: Mapping[str, object], folder: Path, report: Callable[[str], None]
 ) -> None:
     """Write the weights of a model into a new folder, as a checkpoint in float32 with a configuration and facts."""
     order = LayerOrder.of_kinds([0], [layer_kinds(config.model)])
@@ -58,7 +57,7 @@ def write_weights(
         checkpointer.close()
 
 
-def hf_facts(origin: Origin) -> dict[str, Any]:
+def hf_facts(origin: Origin) -> dict[str, object]:
     """The fact of a checkpoint whose weights came from a folder in Hugging Face's format."""
     return {HF_FACTS: {"family": origin.family.name, "dtypes": origin.dtypes}}
 
@@ -102,5 +101,5 @@ class _ReadPieces(Pieces):
         for region in product(*parts):
             yield region, self.read(region)
 
-    def restored(self, read: Callable[[Region], np.ndarray], rows: int) -> Any:
+    def restored(self, read: Callable[[Region], np.ndarray], rows: int) -> object:
         raise AssertionError("a converted model is read by its parts")

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors import SafetensorError
@@ -50,7 +49,7 @@ class Export:
     tensors: list[StoredTensor]
     dtypes: dict[str, np.dtype]
     """Dtype of each tensor."""
-    config: Mapping[str, Any]
+    config: Mapping[str, object]
     """Contents of `config.json`."""
     beside: Path | None
     """A folder whose `generation_config.json` is copied."""
@@ -200,13 +199,13 @@ def _length(source: Model) -> int:
     return HFConfig("", read_config(source.path).values).get("max_position_embeddings", 0)
 
 
-def _with_dtype(config: Mapping[str, Any], dtypes: Mapping[str, np.dtype]) -> dict[str, Any]:
+def _with_dtype(config: Mapping[str, object], dtypes: Mapping[str, np.dtype]) -> dict[str, object]:
     """`config` with the dtype of most weights, under the name that it has there."""
     names = [dtype.name for dtype in dtypes.values()]
     key = "dtype" if "dtype" in config else "torch_dtype"
     return {**config, key: max(set(names), key=names.count)}
 
 
-def _json(values: Mapping[str, Any]) -> str:
+def _json(values: Mapping[str, object]) -> str:
     """JSON as transformers writes it."""
     return json_text(values, indent=2, sort_keys=True) + "\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
@@ -43,7 +42,7 @@ class Adapter:
         save_file(values, folder / WEIGHTS, metadata={"format": "pt"})
 
     @property
-    def config(self) -> dict[str, Any]:
+    def config(self) -> dict[str, object]:
         """The contents of `adapter_config.json`."""
         rank, alpha = self.source.rank, self.source.config.lora.alpha
         # A tensor that holds several matrices has the factors of each: their ranks add up, and the scale stays.

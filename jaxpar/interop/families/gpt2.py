@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.mapping.family import Family, Tensor
@@ -17,7 +16,7 @@ class InnerWidth:
 
     keys: tuple[str, ...] = ("n_inner",)
 
-    def read(self, hf_config: HFConfig) -> dict[str, Any]:
+    def read(self, hf_config: HFConfig) -> dict[str, object]:
         inner = hf_config.get("n_inner")
         return {
             "mlp": 4 * hf_config.typed("n_embd", "embed", REQUIRED)
@@ -25,7 +24,7 @@ class InnerWidth:
             else hf_config.typed("n_inner", "mlp")
         }
 
-    def write(self, model: ModelConfig) -> dict[str, Any]:
+    def write(self, model: ModelConfig) -> dict[str, object]:
         return {"n_inner": model.mlp}
 
 

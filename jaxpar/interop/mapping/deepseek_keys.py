@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from jaxpar.config.counting import head_dim
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
@@ -28,11 +27,12 @@ class LatentWidths:
     def keys(self) -> tuple[str, ...]:
         return (*_WIDTHS, "num_key_value_heads", "head_dim", "qk_head_dim")
 
-    def read(self, hf_config: HFConfig) -> dict[str, Any]:
-        widths: dict[str, Any] = {"query_rank": None}
-        for theirs, ours in _WIDTHS.items():
-            if theirs != "q_lora_rank" or hf_config.get(theirs, REQUIRED) is not None:
-                widths[ours] = hf_config.integer(theirs)
+    def read(self, hf_config: HFConfig) -> dict[str, object]:
+        widths = {
+            ours: hf_config.integer(theirs)
+            for theirs, ours in _WIDTHS.items()
+            if theirs != "q_lora_rank" or hf_config.get(theirs, REQUIRED) is not None
+        }
         heads = hf_config.get("num_attention_heads")
         for key, expected in (
             ("num_key_value_heads", heads),
@@ -43,11 +43,11 @@ class LatentWidths:
                 raise hf_config.refusal(key, value, str(expected))
         return {"latent_attention": LatentAttentionConfig(**widths)}
 
-    def write(self, model: ModelConfig) -> dict[str, Any]:
+    def write(self, model: ModelConfig) -> dict[str, object]:
         latent = model.latent_attention
         if latent is None:  # another family's; the comparison of what was written reports it
             return {}
-        widths = {theirs: getattr(latent, ours) for theirs, ours in _WIDTHS.items()}
+        widths: dict[str, object] = {theirs: getattr(latent, ours) for theirs, ours in _WIDTHS.items()}
         return widths | {
             "num_key_value_heads": model.heads, "head_dim": shape_of(model).rope_dim, "qk_head_dim": head_dim(model),
         }  # fmt: skip
@@ -77,7 +77,7 @@ class DeepSeekExperts:
             "routed_scaling_factor",
         )  # fmt: skip
 
-    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, Any]]:
+    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
         absent = REQUIRED if self.normalised else None  # DeepSeek's code and transformers have other defaults for V3
         scale = hf_config.number("routed_scaling_factor", absent or 1.0)
         if hf_config.flag("norm_topk_prob", default=self.normalised) != self.normalised:
@@ -100,12 +100,12 @@ class DeepSeekExperts:
             raise hf_config.refusal("first_k_dense_replace", first, f"a whole number from 0 to {layers - 1}")
         return [{"experts": None if layer < first else experts} for layer in range(layers)]
 
-    def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
+    def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
         dense = [model.experts is None for model in models]
         model = next((one for one in models if one.experts is not None), models[0])
         experts = model.experts or ExpertsConfig(0, router=self.router)
         options = options_of(experts)
-        method = {"topk_method": "noaux_tc"}
+        method: dict[str, object] = {"topk_method": "noaux_tc"}
         if not self.normalised:
             method = {"topk_method": "greedy" if options.groups is None else "group_limited_greedy"}
         return method | {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.experts import ExpertsConfig
@@ -37,7 +36,7 @@ class RoutedExperts:
         more = [key for key in (self.width, self.normalised) if key is not None]
         return (*self.count, *self.per_token, *more, *(_DENSE if self.dense else ()))
 
-    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, Any]]:
+    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
         count, per_token = (hf_config.integer(hf_config.agreed(*keys)) for keys in (self.count, self.per_token))
         if per_token > count:
             raise hf_config.refusal(hf_config.agreed(*self.per_token), per_token, f"at most {count} experts")
@@ -49,10 +48,10 @@ class RoutedExperts:
         dense = self._dense_layers(hf_config, layers)
         return [{"experts": None if layer in dense else experts} for layer in range(layers)]
 
-    def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
+    def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
         model = next((one for one in models if one.experts is not None), models[0])
         experts = model.experts or ExpertsConfig(0)
-        written: dict[str, Any] = {self.count[0]: experts.count, self.per_token[0]: experts.per_token}
+        written: dict[str, object] = {self.count[0]: experts.count, self.per_token[0]: experts.per_token}
         if self.width is not None:
             written[self.width] = model.mlp if experts.width is None else experts.width
         if self.normalised is not None:

@@ -13,7 +13,7 @@ from jaxpar.config.reading.typed import checked
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import one_of, quoted
 
-REQUIRED: Any = object()
+REQUIRED = object()
 """Default of a required key."""
 
 
@@ -23,9 +23,9 @@ class HFConfig:
 
     file: str
     """Name of the file, for messages."""
-    values: Mapping[str, Any]
+    values: Mapping[str, object]
 
-    def get(self, key: str, default: Any = None) -> Any:
+    def get(self, key: str, default: object = None) -> Any:
         """The value of a key; `default` where it is absent.
 
         Raises:
@@ -37,17 +37,17 @@ class HFConfig:
             raise UserError(f"{self.file}: {key} is missing")
         return default
 
-    def typed(self, key: str, ours: str, default: Any = None) -> Any:
+    def typed(self, key: str, ours: str, default: object = None) -> Any:
         """The same, checked to be of the type and in the range of our key `model.<ours>`."""
         return self.in_range(key, self.get(key, default), ours)
 
-    def in_range(self, key: str, value: Any, ours: str) -> Any:
+    def in_range(self, key: str, value: object, ours: str) -> Any:
         """A value of `key`, checked to be of the type and in the range of our key `model.<ours>`."""
-        value = checked(f"{self.file}: {key}", value, keys_of("model")[ours])
+        typed = checked(f"{self.file}: {key}", value, keys_of("model")[ours])
         bound = BOUNDS.get(f"model.{ours}")
-        if bound is not None and value is not None and (refusal := bound.refusal(value)):
-            raise UserError(f"{self.file}: {key} {refusal}, got {value}")
-        return value
+        if bound is not None and typed is not None and (refusal := bound.refusal(typed)):
+            raise UserError(f"{self.file}: {key} {refusal}, got {typed}")
+        return typed
 
     def agreed(self, *spellings: str) -> str:
         """The spelling that `config.json` has of a key; the first one if it has none, or several with one value.
@@ -58,7 +58,7 @@ class HFConfig:
         stated = self.agreed_of({key: self.get(key) for key in spellings})
         return spellings[0] if stated is None else stated[0]
 
-    def agreed_of(self, stated: Mapping[str, Any]) -> tuple[str, Any] | None:
+    def agreed_of(self, stated: Mapping[str, object]) -> tuple[str, object] | None:
         """The first of several keys for one thing that is not null, and its value; None if all are null.
 
         Raises:
@@ -73,7 +73,7 @@ class HFConfig:
                 )
         return None if first is None else (first, value)
 
-    def number(self, key: str, default: Any) -> float:
+    def number(self, key: str, default: object) -> float:
         """The value of a key that is a number above 0.
 
         Raises:
@@ -84,7 +84,7 @@ class HFConfig:
             raise self.refusal(key, value, "a number above 0")
         return value
 
-    def integer(self, key: str, default: Any = REQUIRED) -> int:
+    def integer(self, key: str, default: object = REQUIRED) -> int:
         """The value of a key that counts something, at least 1.
 
         Raises:
@@ -119,11 +119,11 @@ class Entry(Protocol):
         """Names of the keys in `config.json`."""
         ...
 
-    def read(self, hf_config: HFConfig) -> dict[str, Any]:
+    def read(self, hf_config: HFConfig) -> dict[str, object]:
         """Keys of our model section. Raises `UserError` for a value that it does not have."""
         ...
 
-    def write(self, model: ModelConfig) -> dict[str, Any]:
+    def write(self, model: ModelConfig) -> dict[str, object]:
         """Keys of `config.json`, for a model whose heads are resolved."""
         ...
 
@@ -136,11 +136,11 @@ class LayerEntry(Protocol):
         """Names of the keys in `config.json`."""
         ...
 
-    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, Any]]:
+    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
         """Keys of our model section, for each layer."""
         ...
 
-    def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
+    def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
         """Keys of `config.json`, for the model of each layer."""
         ...
 
@@ -151,9 +151,9 @@ class Same:
 
     theirs: str
     ours: str
-    default: Any = REQUIRED
+    default: object = REQUIRED
     """The value where `config.json` lacks the key."""
-    annotation: Any = None
+    annotation: object = None
     """The type that they have, where ours has more values."""
     also: tuple[str, ...] = ()
     """Further spellings of the key, which are not written."""
@@ -162,13 +162,13 @@ class Same:
     def keys(self) -> tuple[str, ...]:
         return (self.theirs, *self.also)
 
-    def read(self, hf_config: HFConfig) -> dict[str, Any]:
+    def read(self, hf_config: HFConfig) -> dict[str, object]:
         value = hf_config.typed(hf_config.agreed(self.theirs, *self.also), self.ours, self.default)
         if self.annotation is not None:
             checked(f"{hf_config.file}: {self.theirs}", value, self.annotation)
         return {self.ours: value}
 
-    def write(self, model: ModelConfig) -> dict[str, Any]:
+    def write(self, model: ModelConfig) -> dict[str, object]:
         return {self.theirs: getattr(model, self.ours)}
 
 
@@ -178,18 +178,18 @@ class Converted:
 
     theirs: str
     ours: str
-    default: Any
-    to_ours: Callable[[Any], Any]
-    to_theirs: Callable[[ModelConfig], Any]
+    default: object
+    to_ours: Callable[[float], object]
+    to_theirs: Callable[[ModelConfig], object]
 
     @property
     def keys(self) -> tuple[str, ...]:
         return (self.theirs,)
 
-    def read(self, hf_config: HFConfig) -> dict[str, Any]:
+    def read(self, hf_config: HFConfig) -> dict[str, object]:
         return {self.ours: self.to_ours(hf_config.number(self.theirs, self.default))}
 
-    def write(self, model: ModelConfig) -> dict[str, Any]:
+    def write(self, model: ModelConfig) -> dict[str, object]:
         return {self.theirs: self.to_theirs(model)}
 
 
@@ -198,18 +198,18 @@ class Only:
     """A key for which our model supports only some equivalent values."""
 
     theirs: str
-    values: tuple[Any, ...]
+    values: tuple[object, ...]
     """Supported values; the first is written, and is the default if `config.json` has none."""
 
     @property
     def keys(self) -> tuple[str, ...]:
         return (self.theirs,)
 
-    def read(self, hf_config: HFConfig) -> dict[str, Any]:
+    def read(self, hf_config: HFConfig) -> dict[str, object]:
         value = hf_config.get(self.theirs)
         if value is not None and value not in self.values:
             raise hf_config.refusal(self.theirs, value, one_of([str(value) for value in self.values]))
         return {}
 
-    def write(self, model: ModelConfig) -> dict[str, Any]:
+    def write(self, model: ModelConfig) -> dict[str, object]:
         return {self.theirs: self.values[0]}

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.mapping.keys import HFConfig
@@ -85,7 +84,7 @@ class Windows:
     def keys(self) -> tuple[str, ...]:
         return ("sliding_window", "layer_types", *self.beside, *((self.switch,) if self.switch else ()))
 
-    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, Any]]:
+    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
         window = hf_config.typed("sliding_window", "window", self.absent)
         if self.switch is not None and not hf_config.flag(self.switch, default=False):
             window = None
@@ -95,9 +94,9 @@ class Windows:
             raise hf_config.refusal("layer_types", types, f"{default(hf_config, layers)[0]} alone, by other keys")
         return [{"window": window if one == LOCAL else None} for one in types]
 
-    def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
+    def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
         window = next((model.window for model in models if model.window is not None), None)
-        written: dict[str, Any] = {"sliding_window": window}
+        written: dict[str, object] = {"sliding_window": window}
         if self.switch is not None:
             written[self.switch] = window is not None
         if self.typed:
@@ -111,13 +110,13 @@ class NoWindows:
 
     keys: tuple[str, ...] = ("layer_types",)
 
-    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, Any]]:
+    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
         types = layer_types(hf_config, layers, all_global)
         if LOCAL in types:
             raise hf_config.refusal("layer_types", types, f"{GLOBAL} alone")
         return [{}] * layers
 
-    def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
+    def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
         return {}
 
 
@@ -127,7 +126,7 @@ class NoRope:
 
     keys: tuple[str, ...] = ("no_rope_layers", "no_rope_layer_interval")
 
-    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, Any]]:
+    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
         interval, each = hf_config.integer("no_rope_layer_interval", 4), hf_config.get("no_rope_layers")
         if each is None:
             each = [int((layer + 1) % interval != 0) for layer in range(layers)]
@@ -135,5 +134,5 @@ class NoRope:
             raise hf_config.refusal("no_rope_layers", each, f"a list of {layers} numbers, each 0 or 1")
         return [{"position": "rope" if rotates else "none"} for rotates in each[:layers]]
 
-    def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
+    def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
         return {"no_rope_layers": [int(model.position == "rope") for model in models]}

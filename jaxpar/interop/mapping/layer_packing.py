@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import numpy as np
 
@@ -11,10 +10,10 @@ from jaxpar.config.kinds import OWN, kind_models, layer_kinds
 from jaxpar.config.schema.model import ModelConfig, Pattern
 
 
-def packed(layers: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def packed(layers: Sequence[dict[str, object]]) -> dict[str, object]:
     """Keys of the model section for layers that have these keys: those of the kind that most resembles the whole model,
     and, if there are several kinds, `kinds` with what differs, and the `pattern`."""
-    distinct: list[dict[str, Any]] = []
+    distinct: list[dict[str, object]] = []
     for keys in layers:
         if keys not in distinct:
             distinct.append(keys)
@@ -28,11 +27,13 @@ def packed(layers: Sequence[dict[str, Any]]) -> dict[str, Any]:
     return {**base, "kinds": kinds, "pattern": pattern_of(of_layers)}
 
 
-def _differing(keys: Mapping[str, Any], base: Mapping[str, Any]) -> dict[str, Any]:
+def _differing(keys: Mapping[str, object], base: Mapping[str, object]) -> dict[str, object]:
     """The keys that `base` has not, or with another value; of mappings that both have, those inside."""
     differing = {key: value for key, value in keys.items() if key not in base or value != base[key]}
-    nested = [key for key, value in differing.items() if isinstance(value, dict) and isinstance(base.get(key), dict)]
-    return differing | {key: _differing(keys[key], base[key]) for key in nested}
+    for key, value in differing.items():
+        if isinstance(value, dict) and isinstance(before := base.get(key), dict):
+            differing[key] = _differing(value, before)
+    return differing
 
 
 def layer_models(model: ModelConfig) -> list[ModelConfig]:
@@ -71,7 +72,7 @@ _WORDS = (
 """A key, its value in one of two kinds, and their names, that one's last."""
 
 
-def _names(distinct: Sequence[dict[str, Any]]) -> list[str]:
+def _names(distinct: Sequence[dict[str, object]]) -> list[str]:
     """A name for each kind: `local` and `global` where one of two has a window, `rotary` and `plain` where one of two
     has no positions, `routed` and `dense` where one of two has no experts."""
     assert all(key in OWN for keys in distinct for key in keys), "keys that a kind may set"

@@ -56,17 +56,17 @@ class Rope:
     """The types of scaling that transformers has for the family, out of `SCALINGS`."""
     partial: bool = False
     """Whether a part of each head may rotate."""
-    absent: Mapping[str, Any] = field(default_factory=dict)
+    absent: Mapping[str, object] = field(default_factory=dict)
     """The scaling where `config.json` has neither `rope_scaling` nor `rope_parameters`."""
     keys: tuple[str, ...] = ("rope_theta", "rope_scaling", "rope_parameters", _PARTIAL)
 
-    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, Any]]:
+    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
         mappings = _stated(hf_config, {key: hf_config.get(key) for key in ("rope_scaling", "rope_parameters")})
         _check_in_force(hf_config, mappings, {"rope_theta": self.base, _PARTIAL: 1.0})
         mappings = mappings or {"rope_scaling": self.absent}
         return [_rotary(hf_config, "rope_theta", mappings, self.base, self.scalings, self.partial)] * layers
 
-    def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
+    def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
         model = next((model for model in models if model.position == "rope"), models[0])
         scaling = _written_scaling(model)
         if scaling is None and self.absent:
@@ -85,7 +85,7 @@ class RopeByType:
     local_base: float = 10000.0
     keys: tuple[str, ...] = ("rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq")
 
-    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, Any]]:
+    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
         by_type = _stated(hf_config, {"rope_parameters": hf_config.get("rope_parameters")}).get("rope_parameters", {})
         for name in by_type.keys() - {LOCAL, GLOBAL}:
             raise hf_config.refusal(
@@ -100,21 +100,23 @@ class RopeByType:
         }
         return [rotary[one] for one in layer_types(hf_config, layers, self.types)]
 
-    def write(self, models: Sequence[ModelConfig]) -> dict[str, Any]:
+    def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
         of_type = {LOCAL: models[0], GLOBAL: models[0]} | {
             LOCAL if model.window is not None else GLOBAL: model for model in models
         }
-        written = {"rope_theta": of_type[GLOBAL].rope.base, "rope_scaling": _written_scaling(of_type[GLOBAL])}
-        return written | {"rope_local_base_freq": of_type[LOCAL].rope.base}
+        return {
+            "rope_theta": of_type[GLOBAL].rope.base, "rope_scaling": _written_scaling(of_type[GLOBAL]),
+            "rope_local_base_freq": of_type[LOCAL].rope.base,
+        }  # fmt: skip
 
 
-def _stated(hf_config: HFConfig, values: Mapping[str, object]) -> dict[str, Mapping[str, Any]]:
+def _stated(hf_config: HFConfig, values: Mapping[str, object]) -> dict[str, Mapping[str, object]]:
     """The mappings among values of keys. `rope_scaling` states nothing where it is empty, and others no scaling.
 
     Raises:
         UserError: a value is neither a mapping nor null.
     """
-    stated: dict[str, Mapping[str, Any]] = {}
+    stated: dict[str, Mapping[str, object]] = {}
     for key, value in values.items():
         if value is not None and not isinstance(value, dict):
             raise hf_config.refusal(key, value, "a mapping")
@@ -126,11 +128,11 @@ def _stated(hf_config: HFConfig, values: Mapping[str, object]) -> dict[str, Mapp
 def _rotary(
     hf_config: HFConfig,
     theta: str,
-    mappings: Mapping[str, Mapping[str, Any]],
+    mappings: Mapping[str, Mapping[str, object]],
     base: float,
     scalings: tuple[str, ...] = tuple(SCALINGS),
     partial: bool = False,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Our keys of layers, from the key of their base and the mappings that state something about them."""
     stated_base = _agreed(hf_config, theta, "rope_theta", mappings)
     share = _agreed(hf_config, _PARTIAL, _PARTIAL, mappings)
@@ -144,7 +146,7 @@ def _rotary(
 
 
 def _agreed(
-    hf_config: HFConfig, key: str, name: str, mappings: Mapping[str, Mapping[str, Any]]
+    hf_config: HFConfig, key: str, name: str, mappings: Mapping[str, Mapping[str, object]]
 ) -> tuple[str, Any] | None:
     """A key and the value on which `key` and the `name` of each mapping agree; None if none is stated."""
     stated = {
@@ -154,7 +156,9 @@ def _agreed(
     return hf_config.agreed_of(stated)
 
 
-def _check_in_force(hf_config: HFConfig, mappings: Mapping[str, Mapping[str, Any]], usual: Mapping[str, Any]) -> None:
+def _check_in_force(
+    hf_config: HFConfig, mappings: Mapping[str, Mapping[str, object]], usual: Mapping[str, object]
+) -> None:
     """Refuse a value of `rope_parameters` alone where `rope_scaling` is in force, with which transformers does not read
     it."""
     if len(mappings) < 2:
@@ -169,8 +173,8 @@ def _check_in_force(hf_config: HFConfig, mappings: Mapping[str, Mapping[str, Any
 
 
 def _scaling_of(
-    hf_config: HFConfig, mappings: Mapping[str, Mapping[str, Any]], scalings: tuple[str, ...]
-) -> dict[str, Any]:
+    hf_config: HFConfig, mappings: Mapping[str, Mapping[str, object]], scalings: tuple[str, ...]
+) -> dict[str, object]:
     """Our keys of the scaling that mappings state, that of the first if the others have none."""
     read = {key: _scaled(hf_config, key, mapping, scalings) for key, mapping in mappings.items()}
     if not read:
@@ -182,7 +186,9 @@ def _scaling_of(
     return scaling
 
 
-def _scaled(hf_config: HFConfig, key: str, scaling: Mapping[str, Any], scalings: tuple[str, ...]) -> dict[str, Any]:
+def _scaled(
+    hf_config: HFConfig, key: str, scaling: Mapping[str, object], scalings: tuple[str, ...]
+) -> dict[str, object]:
     """Our keys, from one mapping of theirs. Raises `UserError` for a type or a key that our model does not have."""
     named_type = hf_config.agreed_of({f"{key}.{name}": scaling.get(name) for name in ("rope_type", "type")})
     spelling, kind = named_type or (f"{key}.rope_type", "default")
@@ -195,7 +201,7 @@ def _scaled(hf_config: HFConfig, key: str, scaling: Mapping[str, Any], scalings:
         raise UserError(
             f"{hf_config.file}: {key}.{name} is not supported with {spelling.removeprefix(f'{key}.')} {kind}"
         )
-    ours: dict[str, Any] = {"scaling": "none" if kind == "default" else kind}
+    ours: dict[str, object] = {"scaling": "none" if kind == "default" else kind}
     # transformers takes the model's length where the scaling has no original one.
     lacks_length = scaling.get(_LENGTH) is None and hf_config.get("max_position_embeddings") is not None
     for theirs, mine in SCALINGS[kind]:
@@ -207,7 +213,7 @@ def _scaled(hf_config: HFConfig, key: str, scaling: Mapping[str, Any], scalings:
     return ours | {mine: inside.typed(f"{key}.{theirs}", f"rope.{mine}") for theirs, mine in present.items()}
 
 
-def _written_scaling(model: ModelConfig) -> dict[str, Any] | None:
+def _written_scaling(model: ModelConfig) -> dict[str, object] | None:
     """`rope_scaling` of our keys."""
     rope = model.rope
     if rope.scaling == "none":

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
-from typing import Any
+
+from jax.tree_util import KeyPath
 
 from jaxpar.config.kinds import ALIKE, kind_models
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.declaration.weights import specs_of
 from jaxpar.mesh.layer_order import LAYERS
-from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.mesh.parameters import Nested, ParamSpec
 from jaxpar.model.decoder import Decoder, layer_of_kind
 
 LAYER_PREFIX = f"{LAYERS}."
@@ -39,14 +39,14 @@ def _weight_specs(model: ModelConfig, of_kind: ModelConfig) -> tuple[tuple[str, 
     return tuple({**_flat(embed_and_head), **_flat({LAYERS: layer})}.items())
 
 
-def _flat(tree: Mapping[str, Any], prefix: str = "") -> dict[str, ParamSpec]:
+def _flat(tree: Nested[ParamSpec], prefix: str = "") -> dict[str, ParamSpec]:
     specs: dict[str, ParamSpec] = {}
     for name, value in tree.items():
         specs |= {prefix + name: value} if isinstance(value, ParamSpec) else _flat(value, f"{prefix}{name}.")
     return specs
 
 
-def weight_name(path: Any, kinds: bool) -> str:
+def weight_name(path: KeyPath, kinds: bool) -> str:
     """The name of the leaf at JAX's `path` of a tree of weights; `kinds` if its layers have a stack for each kind."""
     names = [str(getattr(key, "key", key)) for key in path]
     if kinds and names[0] == LAYERS:

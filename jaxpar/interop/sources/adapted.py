@@ -23,7 +23,7 @@ from jaxpar.layers.lora import FACTORS
 from jaxpar.mesh.parameters import ParamSpec
 
 
-def base_facts(source: WeightSource) -> dict[str, Any]:
+def base_facts(source: WeightSource) -> dict[str, object]:
     """The fact that names `source` as the model that factors adapt."""
     return {BASE: {"path": str(source.location), "digest": source.digest}}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
@@ -195,7 +194,7 @@ class HFFolder:
             raise self._refusal("not one of this model", left)
         return names
 
-    def _refusal(self, what: str, names: Sequence[Any]) -> UserError:
+    def _refusal(self, what: str, names: Sequence[object]) -> UserError:
         least = "at least " if len(self.tensors) == self._most else ""
         more = f" (and {least}{len(names) - 1} more)" if len(names) > 1 else ""
         return UserError(

@@ -7,7 +7,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.json_text import parse_json
@@ -17,6 +17,9 @@ from jaxpar.data.text import Text
 from jaxpar.data.tokens.text_codec import TextCodec
 from jaxpar.data.tokens.token_index import INDEX, read_index
 from jaxpar.data.tokens.tokenizer_file import end_of_document
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 SETTINGS, GENERATION, CONFIG = "tokenizer_config.json", "generation_config.json", "config.json"
 
@@ -81,7 +84,7 @@ def read_model_text(file: Path, model: Path | None, *, special_tokens: bool = Fa
     )
 
 
-def _settings(file: Path) -> dict[str, Any]:
+def _settings(file: Path) -> dict[str, object]:
     """A file of JSON beside a tokenizer or a model; empty where there is none."""
     try:
         settings = parse_json(read_text_file(file, LONGEST_WRITTEN, named(file)), named(file))
@@ -94,7 +97,7 @@ def _settings(file: Path) -> dict[str, Any]:
     return settings
 
 
-def _token(tokenizer: Any, written: object) -> int | None:
+def _token(tokenizer: Tokenizer, written: object) -> int | None:
     """The id of a special token as `tokenizer_config.json` has it: its text, or a mapping with it."""
     text = written.get("content") if isinstance(written, dict) else written
     return tokenizer.token_to_id(text) if isinstance(text, str) else None

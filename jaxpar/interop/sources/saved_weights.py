@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from hashlib import sha256
 from itertools import groupby
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 from weakref import finalize
 
 import numpy as np
@@ -28,6 +28,9 @@ from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX
 from jaxpar.interop.sources.source import Origin
 
+if TYPE_CHECKING:
+    import tensorstore
+
 HF_FILES = "hf"
 """Folder of the files of Hugging Face's format in a converted model's."""
 
@@ -47,13 +50,13 @@ class SavedWeights:
         self._checkpoint = (_complete(path) if (path / manifest.MANIFEST).exists() else _newest(path)).absolute()
         self.facts = facts = processes.from_first(lambda: read_facts(self._checkpoint))
         self.config = saved_config(facts, self._checkpoint)
-        self._hf: dict[str, Any] | None = facts.get(HF_FACTS)
+        self._hf = facts.get(HF_FACTS)
         if self._hf is not None and self._hf["family"] not in FAMILIES:
             raise CheckpointError(
                 f"checkpoint {self._checkpoint} came from a family that this release does not know "
                 f"({quoted(self._hf['family'], 40)})"
             )
-        self._stores: dict[str, Any] = {}
+        self._stores: dict[str, tensorstore.TensorStore] = {}
         # Files that the manifest does not list are not seen, for as long as this object lives.
         view = manifest.view(self._checkpoint)
         self._seen = view.__enter__()
@@ -113,7 +116,7 @@ class SavedWeights:
             parts.append(self._store(name)[(slice(first, first + 1 + len(rest)), *region)].read().result())
         return np.concatenate(parts)
 
-    def _store(self, name: str) -> Any:
+    def _store(self, name: str) -> tensorstore.TensorStore:
         if name not in self._stores:
             try:
                 saved = f"master/{name.replace('.', '/')}"

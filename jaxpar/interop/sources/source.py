@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
 import numpy as np
+from jax.tree_util import KeyPath
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import ALIKE, layer_kinds
@@ -88,7 +89,7 @@ class WeightSource(Protocol):
         ...
 
 
-def read_part(source: WeightSource, path: Any, spec: ParamSpec, order: LayerOrder) -> ReadPart:
+def read_part(source: WeightSource, path: KeyPath, spec: ParamSpec, order: LayerOrder) -> ReadPart:
     """A function that reads parts of a leaf of a tree of weights, in float32.
 
     Rows that pad the vocabulary or a stack are zero.

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -61,7 +60,7 @@ class TensorFiles:
 
     def __init__(self, folder: Path):
         self.folder = folder
-        self._open: dict[Path, Any] = {}
+        self._open: dict[Path, safe_open] = {}
         self.tensors: dict[str, Stored] = {}
         shards = _shards(folder)
         for file, listed in shards.items():
@@ -117,7 +116,7 @@ class TensorFiles:
                 raise UserError(f"{named(file)}: the tensor {quoted(name, 120)} is in it, and {INDEX} does not list it")
         return tensors
 
-    def _file(self, file: Path) -> Any:
+    def _file(self, file: Path) -> safe_open:
         if file not in self._open:
             try:
                 check_regular(file)

@@ -52,7 +52,7 @@ CHARTS = (
 type Points = list[tuple[int, float]]
 
 
-def page_data(runs: list[RunRecord]) -> dict[str, Any]:
+def page_data(runs: list[RunRecord]) -> dict[str, object]:
     """The script's data: `charts` that are not empty, and `runs` with their series."""
     drawn = [_run(run) for run in runs]
     there = {name for run in drawn for name in run["series"]}
@@ -88,7 +88,7 @@ def points(run: RunRecord, name: str) -> Points:
     return [(line["step"], value) for line in run.metrics if (value := _value(line, name)) is not None]
 
 
-def _value(line: Mapping[str, Any], name: str) -> float | None:
+def _value(line: Mapping[str, object], name: str) -> float | None:
     """A field, or `a.b` of the field `a`."""
     first, _, inner = name.partition(".")
     within = line.get(first)
@@ -139,6 +139,6 @@ def _columns(curve: Points) -> list[list[float]]:
     return [[step for step, _ in curve], [float(f"{value:.6g}") for _, value in curve]]
 
 
-def _restart(event: dict[str, Any]) -> int:
+def _restart(event: dict[str, object]) -> int:
     step = event.get("step")
     return step if event["event"] == "start" and type(step) is int and 0 < step <= LARGEST_STEP else 0

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
 from jaxpar.observe.report.curves import points
 from jaxpar.observe.report.run_record import RunRecord, number
@@ -129,7 +128,7 @@ def epoch_figures(runs: list[RunRecord]) -> list[Figure]:
     ]
 
 
-def _epochs(run: RunRecord) -> dict[str, Any]:
+def _epochs(run: RunRecord) -> dict[str, object]:
     """Epochs from the summary, or else from the last logged step."""
     epochs = run.summary.get("epochs") or (run.metrics[-1].get("epochs") if run.metrics else None)
     return epochs if isinstance(epochs, dict) else {}

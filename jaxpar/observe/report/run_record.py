@@ -40,18 +40,18 @@ class RunRecord:
     config: Config | None = None
     metrics: list[dict[str, Any]] = field(default_factory=list)
     """Logged steps, each once, in order; values as in the file."""
-    summary: dict[str, Any] = field(default_factory=dict)
-    plan: dict[str, Any] = field(default_factory=dict)
+    summary: dict[str, object] = field(default_factory=dict)
+    plan: dict[str, object] = field(default_factory=dict)
     """The plan itself, without the rest of its file."""
-    environment: dict[str, Any] = field(default_factory=dict)
-    events: list[dict[str, Any]] = field(default_factory=list)
-    evaluations: list[dict[str, Any]] = field(default_factory=list)
+    environment: dict[str, object] = field(default_factory=dict)
+    events: list[dict[str, object]] = field(default_factory=list)
+    evaluations: list[dict[str, object]] = field(default_factory=list)
     """Results that `python -m jaxpar.evaluate` added, in order."""
     notes: list[str] = field(default_factory=list)
     """Sentences about missing or unreadable files."""
 
     @property
-    def last_start(self) -> dict[str, Any]:
+    def last_start(self) -> dict[str, object]:
         """The event of the last start; empty where none was logged."""
         return next((event for event in reversed(self.events) if event["event"] == "start"), {})
 
@@ -76,7 +76,7 @@ class RunRecord:
         return number(self.last_start, "baseline_loss") if known is None else known
 
 
-def number(values: Mapping[str, Any], key: str) -> float | None:
+def number(values: Mapping[str, object], key: str) -> float | None:
     """A finite number, or None where there is none."""
     value = values.get(key)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
@@ -90,10 +90,10 @@ def number(values: Mapping[str, Any], key: str) -> float | None:
     return value if math.isfinite(value) and abs(value) <= LARGEST_NUMBER else None
 
 
-def moment(event: Mapping[str, Any]) -> datetime | None:
+def moment(event: Mapping[str, object]) -> datetime | None:
     """Time of an event, in UTC."""
     try:
-        time = datetime.fromisoformat(event["time"])
+        time = datetime.fromisoformat(str(event["time"]))
         return time.astimezone(UTC) if time.tzinfo is not None else None
     except (KeyError, TypeError, ValueError, OverflowError):
         return None
@@ -166,7 +166,7 @@ def _config(file: Path, notes: list[str]) -> Config | None:
     return None
 
 
-def _object(file: Path, notes: list[str]) -> dict[str, Any]:
+def _object(file: Path, notes: list[str]) -> dict[str, object]:
     """The object in `file`; empty where there is no file or it is damaged."""
     content = _content(file, notes)
     if content is None:
@@ -178,7 +178,7 @@ def _object(file: Path, notes: list[str]) -> dict[str, Any]:
     return {}
 
 
-def _plan(file: Path, notes: list[str]) -> dict[str, Any]:
+def _plan(file: Path, notes: list[str]) -> dict[str, object]:
     """The plan in `file`."""
     values = _object(file, notes)
     if not values:
@@ -188,13 +188,13 @@ def _plan(file: Path, notes: list[str]) -> dict[str, Any]:
     except UserError as error:
         notes.append(f"{error}.")
         return {}
-    if isinstance(values.get("plan"), dict):
-        return values["plan"]
+    if isinstance(plan := values.get("plan"), dict):
+        return plan
     notes.append(f"{file.name} is damaged: it has no plan.")
     return {}
 
 
-def _lines(file: Path, otherwise: str | None, notes: list[str]) -> list[dict[str, Any]]:
+def _lines(file: Path, otherwise: str | None, notes: list[str]) -> list[dict[str, object]]:
     """The objects in the lines of `file`. A last line without an end is being written, or a kill left it so.
 
     `otherwise` states what is not known without the file; None where it need not be there.
@@ -226,7 +226,7 @@ def _content(file: Path, notes: list[str]) -> bytes | None:
     return None
 
 
-def _json(text: bytes) -> Any:
+def _json(text: bytes) -> object:
     """The value, or None where the text is not JSON."""
     try:
         value = json.loads(text)
@@ -235,7 +235,7 @@ def _json(text: bytes) -> Any:
     return value if _is_shallow(value, DEEPEST) else None
 
 
-def _is_shallow(value: Any, levels: int) -> bool:
+def _is_shallow(value: object, levels: int) -> bool:
     if isinstance(value, dict):
         value = list(value.values())
     return not isinstance(value, list) or (levels > 0 and all(_is_shallow(inner, levels - 1) for inner in value))

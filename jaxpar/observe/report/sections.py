@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import datetime
-from typing import Any
 
 from jaxpar.config import config_to_dict
 from jaxpar.config.reading.typed import spell
@@ -142,7 +141,7 @@ def environment(runs: Sequence[RunRecord]) -> Tables:
     return side_by_side(runs, [(name, [facts.get(name, "") for facts in values]) for name in names])
 
 
-def _environment_rows(entries: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def _environment_rows(entries: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     git = entries.get("git")
     for name, value in entries.items():
         if name == "git" and isinstance(git, dict):
@@ -174,7 +173,7 @@ def events(runs: Sequence[RunRecord]) -> Tables:
     return tables
 
 
-def _event_row(event: Mapping[str, Any]) -> tuple[str, str, str] | None:
+def _event_row(event: Mapping[str, object]) -> tuple[str, str, str] | None:
     time, step = moment(event), _text(event.get("step", ""))
     match event["event"]:
         case "start":
@@ -229,13 +228,13 @@ def state(run: RunRecord, now: datetime) -> str:
     return f"at step {run.last_step}{of}, still running or killed{ago}"
 
 
-def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    flat: dict[str, Any] = {}
+def _flat(values: Mapping[str, object], prefix: str = "") -> dict[str, object]:
+    flat: dict[str, object] = {}
     for name, value in values.items():
         key = f"{prefix}{name}"
         flat |= _flat(value, f"{key}.") if isinstance(value, dict) and value else {key: value}
     return flat
 
 
-def _text(value: Any) -> str:
+def _text(value: object) -> str:
     return value if isinstance(value, str) else spell(value)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
 from jaxpar.observe.report.run_record import RunRecord, moment, number
 from jaxpar.observe.report.sections import Tables, side_by_side
@@ -35,7 +34,7 @@ def _results(run: RunRecord) -> Results:
     return newest
 
 
-def _metrics(record: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
+def _metrics(record: dict[str, object]) -> Iterator[tuple[str, str, str, str]]:
     """(task, examples, metric, value with its error) of a record; what is damaged is left out."""
     for task, values in _items(record.get("tasks")):
         examples = number(values, "examples") if isinstance(values, dict) else None
@@ -48,5 +47,5 @@ def _metrics(record: dict[str, Any]) -> Iterator[tuple[str, str, str, str]]:
                 yield task, "" if examples is None else f"{examples:,.0f}", metric, text
 
 
-def _items(record: object) -> list[tuple[str, Any]]:
+def _items(record: object) -> list[tuple[str, object]]:
     return list(record.items()) if isinstance(record, dict) else []

@@ -22,7 +22,6 @@ from __future__ import annotations
 import traceback
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
 
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.strict_json import json_text
@@ -97,7 +96,7 @@ class EventLog(Listener):
             self._file = None
             file.close()
 
-    def _write(self, event: str, **values: Any) -> None:
+    def _write(self, event: str, **values: object) -> None:
         assert self._file is not None, "start comes first"
         time = datetime.now(UTC).isoformat(timespec="milliseconds")
         line = {"time": time, "event": event, "step": self._step, **values}

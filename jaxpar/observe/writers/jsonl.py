@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -93,5 +94,5 @@ def _parse(line: bytes) -> dict[str, Any] | None:
     return values if isinstance(values, dict) and type(values.get("step")) is int else None
 
 
-def _line(values: dict[str, Any]) -> str:
+def _line(values: Mapping[str, object]) -> str:
     return json_text(values) + "\n"

@@ -12,7 +12,6 @@ import socket
 import struct
 import time
 from pathlib import Path
-from typing import Any
 
 from jaxpar.observe.events import Listener, RunInfo, StepRecord
 from jaxpar.observe.files import GrowingFile
@@ -74,7 +73,7 @@ class TensorBoard(Listener):
 
         self._write(self._step, summary=text(tag, "\n\n".join(f"```\n{block}\n```" for block in blocks)))
 
-    def _write(self, step: int, **event: Any) -> None:
+    def _write(self, step: int, **event: object) -> None:
         from tensorboardX.proto.event_pb2 import Event  # pyright: ignore[reportAttributeAccessIssue]
 
         assert self._file is not None, "start comes first"

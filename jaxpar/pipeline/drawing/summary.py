@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 from functools import cached_property
-from typing import Any
 
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules import SCHEDULES, make_schedule
@@ -38,7 +37,7 @@ class Summary:
         """Simulation of one program for all ranks, which run in lockstep."""
         return self.modes["lockstep"]
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Numbers for JSON. Those without a mode are `async`; in-flight numbers are chunks, lists are by rank."""
         schedule, published = self.schedule, self.published
         return {
@@ -69,7 +68,7 @@ class Refused:
     name: str
     reason: str
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """The refusal, for JSON."""
         return {"name": self.name, "refused": self.reason}
 
@@ -101,7 +100,7 @@ def plain(number: Number) -> int | float:
     return number
 
 
-def _of_mode(simulation: Simulation) -> dict[str, Any]:
+def _of_mode(simulation: Simulation) -> dict[str, object]:
     return {
         "makespan": plain(simulation.makespan),
         "bubble": plain(simulation.bubble),

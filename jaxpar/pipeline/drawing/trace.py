@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 from jaxpar.pipeline.actions import Kind
 from jaxpar.pipeline.drawing.words import title
@@ -15,10 +14,10 @@ from jaxpar.pipeline.transfers import receiver, user_of
 UNIT = 1000.0
 """Microseconds for a unit of time: traces show a unit as a millisecond."""
 
-type Entry = dict[str, Any]
+type Entry = dict[str, object]
 
 
-def trace(simulation: Simulation) -> dict[str, Any]:
+def trace(simulation: Simulation) -> dict[str, object]:
     """`simulation` with a track and a counter of chunks in flight for each rank, and an arrow for each transfer."""
     schedule = simulation.schedule
     return {

@@ -8,7 +8,7 @@ import jax
 
 from jaxpar.mesh.parameters import Weights
 
-type Batch = dict[str, Any]
+type Batch = dict[str, object]
 """The arrays of a batch, or of a microbatch, by name."""
 
 

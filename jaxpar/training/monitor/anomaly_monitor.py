@@ -71,7 +71,7 @@ class AnomalyMonitor:
         self._compared = 0
         """Last step up to which the processes were compared."""
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """What a checkpoint keeps for `restore`."""
         return {"losses": self._losses.losses, "rollbacks": self._rollbacks}
 
@@ -114,7 +114,7 @@ class AnomalyMonitor:
         """Judge the numbers of layers in step `number`, which was logged, each by the layer where it is largest."""
         for name, limit in self._limits.items():
             layers = (record.features or {}).get(name)
-            if not layers:
+            if not isinstance(layers, dict) or not layers:
                 continue
             layer, most = max(layers.items(), key=lambda item: item[1])
             if most >= limit.least:
@@ -252,7 +252,7 @@ class AnomalyMonitor:
         facts = {"process": pace.process, "host": pace.host, "seconds": straggler.seconds, "share": straggler.share}
         self._report(pace.step, "straggler", text, **facts, batch_seconds=losses.batch)
 
-    def _report(self, number: int, kind: AnomalyKind, text: str, **facts: Any) -> None:
+    def _report(self, number: int, kind: AnomalyKind, text: str, **facts: object) -> None:
         if self._episodes.begins(kind, number):
             self._emit(Anomaly(number, kind, text, facts))
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
+from jaxtyping import PyTree
 
 from jaxpar.memory.streaming import DEVICE
 from jaxpar.mesh.layer_order import LayerOrder
@@ -86,7 +86,7 @@ def _ranges(layers: Sequence[int]) -> str:
     return f"layers {', '.join(map(str, layers[:-1]))} and {layers[-1]}"
 
 
-def _short(names: Mapping[str, Any] | Sequence[str]) -> list[str]:
+def _short(names: Mapping[str, object] | Sequence[str]) -> list[str]:
     return [name.removeprefix("layers/") for name in names]
 
 
@@ -95,12 +95,12 @@ def _some(names: Sequence[str]) -> str:
     return ", ".join(names[:MOST_NAMED]) + (f" and {more} more" if more > 0 else "")
 
 
-def _named(tree: Any) -> dict[str, np.ndarray]:
+def _named(tree: PyTree[jax.Array]) -> dict[str, np.ndarray]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
 
 
-def _fetch(tree: Any) -> Any:
+def _fetch(tree: PyTree[jax.Array]) -> PyTree[np.ndarray]:
     """Arrays over the mesh, on the host of every process."""
     if jax.process_count() == 1:
         return jax.device_get(tree)

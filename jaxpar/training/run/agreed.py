@@ -7,7 +7,6 @@ import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
-from typing import Any
 
 from jaxpar.checkpoint.processes import exchange
 from jaxpar.config import Config, UserError
@@ -60,7 +59,7 @@ def agreed_plan(make: Callable[[], Plan], config: Config, device: Device) -> Pla
     return plan
 
 
-def choices(plan: Plan, config: Config, device: Device) -> dict[str, Any]:
+def choices(plan: Plan, config: Config, device: Device) -> dict[str, object]:
     """The values that decide the programs of a run: the plan without its reasons, and the kernels of 8-bit products."""
     matmuls = {"dense": tiled_choice(config, device), "experts": routed_choice(config, device, plan)}
     return {
@@ -69,7 +68,7 @@ def choices(plan: Plan, config: Config, device: Device) -> dict[str, Any]:
     }
 
 
-def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, Any]]:
+def _leaves(values: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
     for key, value in values.items():
         if isinstance(value, Mapping) and "reason" in value:
             yield f"{above}{key}", value["name"]
@@ -79,7 +78,7 @@ def _leaves(values: Mapping[str, Any], above: str = "") -> Iterator[tuple[str, A
             yield f"{above}{key}", value
 
 
-def _difference(hosts: Sequence[str], plans: Sequence[Mapping[str, Any]]) -> str:
+def _difference(hosts: Sequence[str], plans: Sequence[Mapping[str, object]]) -> str:
     """One sentence: which choices differ, on which processes, and what to do."""
     keys = sorted({key for plan in plans for key in plan})
     differ = [key for key in keys if len({_shown(plan, key) for plan in plans}) > 1]
@@ -102,7 +101,7 @@ def _difference(hosts: Sequence[str], plans: Sequence[Mapping[str, Any]]) -> str
     )
 
 
-def _shown(plan: Mapping[str, Any], key: str) -> str:
+def _shown(plan: Mapping[str, object], key: str) -> str:
     return json.dumps(plan[key]) if key in plan else "nothing"
 
 

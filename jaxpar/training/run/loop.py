@@ -185,7 +185,7 @@ class _Loop:
             )
         return True
 
-    def _check_saved(self, facts: Mapping[str, Any]) -> None:
+    def _check_saved(self, facts: Mapping[str, object]) -> None:
         """Refuse a checkpoint of another reference, which takes memory and time before there is a state."""
         self.trainer.models.check_reference(facts)
         self.trainer.provide_reference(self.listeners)

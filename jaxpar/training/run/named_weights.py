@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any
 
 import jax
 import numpy as np
@@ -32,7 +31,7 @@ class NamedWeights(Mapping[str, np.ndarray]):
         self._weights, self._layout = weights, layout
 
     def __getitem__(self, name: str) -> np.ndarray:
-        leaf: Any = self._weights
+        leaf = self._weights
         for key in self._paths[name]:
             leaf = leaf[key.key]
         whole = np.asarray(

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from math import prod
-from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh, PartitionSpec
+from jax.tree_util import KeyPath
 
 from jaxpar.attention.balance import imbalance, visible_pairs_per_rank
 from jaxpar.config.kinds import kind_models
@@ -304,7 +304,7 @@ def _whole(layout: StepLayout, split: tuple[str, ...], how: str) -> str:
     axes, found = layout.plan.axes, []
     compute, optimizer = layout.placements.compute.layout, layout.placements.optimizer.layout
 
-    def look(path: Any, spec: ParamSpec, outer: PartitionSpec, inner: PartitionSpec) -> None:
+    def look(path: KeyPath, spec: ParamSpec, outer: PartitionSpec, inner: PartitionSpec) -> None:
         shards = {axis for axis in split if axes[axis] > 1} - mesh_axes_of(outer)
         if shards and spec.decay and not shards & mesh_axes_of(inner):
             found.append("/".join(str(key.key) for key in path))

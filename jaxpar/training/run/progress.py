@@ -37,7 +37,7 @@ class Progress:
         self._pairs: Counter[int | None] = Counter()
         """Pairs of the steps since the last record."""
 
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """What a checkpoint keeps for `restore`."""
         step, loss = self._evaluated or (None, None)
         facts = {"tokens": self.tokens, "skipped": self.skipped, "empty": self.empty, "loss": self.loss}
@@ -122,7 +122,7 @@ class Progress:
         return found | {f"eval_{name}": value for name, value in self._heldout_metrics.items()}
 
 
-def _of_features(trainer: Run, metrics: StepMetrics) -> dict[str, Any]:
+def _of_features(trainer: Run, metrics: StepMetrics) -> dict[str, object]:
     """The values that features with carried state record of a step, by name."""
     each = (trainer.layout.carried[name].record(own) for name, own in metrics.carried.items())
     return {name: value for values in each for name, value in values.items()}

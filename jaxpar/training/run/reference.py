@@ -51,7 +51,7 @@ def check_pairs(config: Config, data: Data) -> None:
         )
 
 
-def reference_facts(source: Model) -> dict[str, Any]:
+def reference_facts(source: Model) -> dict[str, object]:
     """The fact that names `source` as the reference."""
     return {REFERENCE: {"path": str(source.location), "digest": source.digest}}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxpar.checkpoint import Checkpointer
 from jaxpar.checkpoint.facts import check_run_facts, read_facts, saved_config
@@ -67,7 +66,7 @@ def config_of_checkpoint(checkpoints: Path, step: int, overrides: Sequence[str])
     return config
 
 
-def restore(run: Run, checkpoints: Path, step: int) -> dict[str, Any]:
+def restore(run: Run, checkpoints: Path, step: int) -> dict[str, object]:
     """Continue a run from one of its checkpoints: weights, optimizer state, place in its data. Returns its facts."""
     notes: list[str] = []
     checkpointer = Checkpointer(checkpoints, keep_last=1, keep_every=None, report=notes.append)
@@ -79,7 +78,7 @@ def restore(run: Run, checkpoints: Path, step: int) -> dict[str, Any]:
     return facts
 
 
-def folder_of_run(checkpoints: Path, config: Config) -> dict[str, Any]:
+def folder_of_run(checkpoints: Path, config: Config) -> dict[str, object]:
     """Where the run's folder is now, as keys of `run`; nothing if it was renamed."""
     folder = checkpoints.absolute().parent
     return {"dir": str(folder.parent)} if folder.name == config.run.name else {}

@@ -115,7 +115,7 @@ class Run:
         """The frozen weights of a state that was dropped."""
         self.came_from: tuple[str, ...] = ()
         """The models from which this run came, through stages, the nearest first; those of a checkpoint are its own."""
-        self._continued: Mapping[str, Any] = {}
+        self._continued: Mapping[str, object] = {}
         """The facts of the checkpoint that this run continues from."""
         self._batches: Iterator[tuple[dict[str, jax.Array], Pairs]] | None = None
         self.last_pairs: Pairs = {}
@@ -274,7 +274,7 @@ class Run:
         self.left_out = tuple(facts.get("left_out", ()))
         return self.continue_data(facts)
 
-    def continue_data(self, facts: Mapping[str, Any]) -> str | None:
+    def continue_data(self, facts: Mapping[str, object]) -> str | None:
         """Continue the data from where a checkpoint of the current step was; returns a message about it, if any.
 
         Args:
@@ -305,10 +305,10 @@ class Run:
         gpu = gpu_of(self.mesh.devices.flat[0].device_kind)
         return None if gpu is None else gpu.training_peak
 
-    def _arrays(self) -> dict[str, Any]:
+    def _arrays(self) -> dict[str, object]:
         """The arrays of this run, by purpose; arrays that do not exist yet are not made."""
         shapes = {(leaf.shape, leaf.dtype) for leaf in self.layout.abstract_batch().values()}
-        named: dict[str, Any] = {"batches": [a for a in jax.live_arrays() if (a.shape, a.dtype) in shapes]}
+        named: dict[str, object] = {"batches": [a for a in jax.live_arrays() if (a.shape, a.dtype) in shapes]}
         if self._state is None:
             return named
         return named | self.functions.residency.arrays(self._state)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from jaxpar import __version__
 from jaxpar.checkpoint.facts import CAME_FROM, CARRIED, SKIPPED_IN_ROW
@@ -19,7 +18,7 @@ from jaxpar.training.run_folder.folder import RunFolder
 from jaxpar.training.run_folder.saves import Saves
 
 
-def checkpoint_facts(run: Run, progress: Progress, skipped_in_row: int) -> dict[str, Any]:
+def checkpoint_facts(run: Run, progress: Progress, skipped_in_row: int) -> dict[str, object]:
     """The facts of a checkpoint of `run` as it is now, but for those of the anomaly monitor.
 
     Args:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from functools import cached_property
-from typing import Any
 
 from jax.sharding import Mesh
 
@@ -60,17 +59,17 @@ class SourceModels:
         return self.first if named is None else open_source(named, KEY)
 
     @cached_property
-    def facts(self) -> dict[str, Any]:
+    def facts(self) -> dict[str, object]:
         """Facts of a checkpoint: the model whose weights are frozen, and the reference."""
         frozen = base_facts(self._base) if self._layout.frozen else {}
         return frozen | ({} if self.reference is None else reference_facts(self.reference))
 
-    def check_base(self, facts: Mapping[str, Any]) -> None:
+    def check_base(self, facts: Mapping[str, object]) -> None:
         """Raise `UserError` if the facts of a checkpoint are about other frozen weights than those of `first`."""
         if self._layout.frozen:
             check_base(self._base, facts, "the run")
 
-    def check_reference(self, facts: Mapping[str, Any]) -> None:
+    def check_reference(self, facts: Mapping[str, object]) -> None:
         """Raise `UserError` if the facts of a checkpoint are about another reference; a new run has none."""
         if self.reference is not None and facts:
             check_reference(self.reference, facts)

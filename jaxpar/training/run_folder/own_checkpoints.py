@@ -114,7 +114,7 @@ def _other_owner(target: Path, run: Path, config: Config) -> str | None:
     return f"a run with another configuration ({'; '.join(changes)})" if changes else None
 
 
-def _saved_config(folder: Path, step: int) -> dict[str, Any] | None:
+def _saved_config(folder: Path, step: int) -> dict[str, dict[str, Any]] | None:
     """The configuration in the facts of a checkpoint; None where they are damaged."""
     try:
         config = json.loads(read_file(step_folder(folder, step) / FACTS))["config"]

@@ -44,7 +44,7 @@ class Saves:
         """Step of each checkpoint that this process saved or restored, to the steps in a row that had been skipped."""
 
     def restore(
-        self, like: TrainState, carried: Mapping[str, Carried[Any]], check: Callable[[dict[str, Any]], None]
+        self, like: TrainState, carried: Mapping[str, Carried[Any]], check: Callable[[dict[str, object]], None]
     ) -> tuple[TrainState, dict[str, Any]] | None:
         """The newest intact state, laid out as `like` with this `carried` state, and the facts saved with it; None
         where there is none.
@@ -74,7 +74,7 @@ class Saves:
         self._settle()
         return self._newest
 
-    def begin(self, step: int, state: TrainState, facts: dict[str, Any], *, must: bool) -> None:
+    def begin(self, step: int, state: TrainState, facts: dict[str, object], *, must: bool) -> None:
         """Begin to save in the background, once the previous save is over; a failure of that one is reported.
 
         Raises `CheckpointError` when this one cannot be started and `must` is set.

@@ -55,7 +55,7 @@ class StepMetrics(NamedTuple):
     report: dict[str, Float[Array, ""]]
     """The layers' own metrics, summed over layers and tokens, per token that does not pad a row, masked or not; and the
     objective's, divided by its count, NaN like `loss`."""
-    carried: dict[str, Any]
+    carried: dict[str, object]
     """The metrics of features with carried state, by name."""
 
 
@@ -103,7 +103,7 @@ class StepFunctions:
         observed = None if side.observed is None else side.observed.over_ranks(of_weights)
         return StepGradients(loss, gradients, tokens, report | means, observed)
 
-    def _shared(self, state: TrainState) -> dict[str, Any]:
+    def _shared(self, state: TrainState) -> dict[str, object]:
         """Arrays by name that carried state gives to the layers of every microbatch."""
         each = (kind.shared(state.carried[name]) for name, kind in self.layout.carried.items())
         return {name: value for arrays in each for name, value in arrays.items()}
@@ -112,7 +112,7 @@ class StepFunctions:
         factors = (kind.loss_scale(state.carried[name]) for name, kind in self.layout.carried.items())
         return jnp.asarray(prod(factors), jnp.float32)
 
-    def _weights(self, master: Weights, shared: dict[str, Any]) -> StepWeights:
+    def _weights(self, master: Weights, shared: dict[str, object]) -> StepWeights:
         """The weights of a step in the form in which layers take them; `shared` is given by carried state."""
         for kind in self.layout.carried.values():
             if kind.converts:

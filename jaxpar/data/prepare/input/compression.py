@@ -5,9 +5,9 @@ from __future__ import annotations
 import gzip
 import io
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Buffer, Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
@@ -58,7 +58,7 @@ def open_bytes(file: Input, max_expansion: int | None = None, progress: Progress
         gzip.GzipFile(fileobj=raw) if file.compression == "gzip" else _ZstdFile(raw) as content,
     ):
         limit = None if max_expansion is None else max(UNLIMITED_BYTES, file.bytes * max_expansion)
-        yield io.BufferedReader(_Limited(cast(Any, content), file, limit), _READ_BYTES)
+        yield io.BufferedReader(_Limited(content, file, limit), _READ_BYTES)
 
 
 class _Counted(io.FileIO):
@@ -68,7 +68,7 @@ class _Counted(io.FileIO):
         super().__init__(path)
         self._progress = progress
 
-    def readinto(self, buffer: Any, /) -> int:
+    def readinto(self, buffer: Buffer, /) -> int:
         count = super().readinto(buffer) or 0
         self._progress(count)
         return count
@@ -77,14 +77,14 @@ class _Counted(io.FileIO):
 class _Limited(io.RawIOBase):
     """The unpacked content of a compressed file, up to a limit in bytes."""
 
-    def __init__(self, content: io.RawIOBase, file: Input, limit: int | None) -> None:
+    def __init__(self, content: io.BufferedIOBase | io.RawIOBase, file: Input, limit: int | None) -> None:
         self._content, self._file, self._limit = content, file, limit
         self._read = 0
 
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: Buffer) -> int:
         count = self._content.readinto(buffer) or 0
         self._read += count
         if self._limit is not None and self._read > self._limit:
@@ -115,7 +115,7 @@ class _ZstdFile(io.RawIOBase):
     def readable(self) -> bool:
         return True
 
-    def readinto(self, buffer: Any) -> int:
+    def readinto(self, buffer: memoryview) -> int:
         while not self._ready and self._advance():
             pass
         count = min(len(buffer), len(self._ready))

@@ -120,7 +120,7 @@ class NoObject(ValueError):
     """Why a line is not a JSON object."""
 
 
-def object_of(line: str) -> dict[str, Any]:
+def object_of(line: str) -> dict[str, object]:
     """The JSON object of a line. Raises `NoObject`."""
     if line.lstrip().startswith("["):
         raise NoObject("an array, expected a JSON object on each line")
@@ -144,7 +144,7 @@ def check_text_key(inputs: Sequence[Input], key: str) -> None:
     lines = () if file is None else _lines(file, 0, None, partial(open_bytes, file))
     first = next((line for _, line in lines if line.strip()), None)
     try:
-        record = {key: ""} if first is None else object_of(first.decode("utf-8-sig"))
+        record: dict[str, object] = {key: ""} if first is None else object_of(first.decode("utf-8-sig"))
     except (NoObject, UnicodeDecodeError):
         return  # It is reported as broken, with its line.
     if key not in record:
@@ -164,9 +164,9 @@ def _from_json(offset: int, line: str, key: str) -> Document:
         return Document(offset, "", str(error))
     if key not in value:
         return Document(offset, "", f"no key {quoted(key)} (it has {key_names(value)}); --text-key names another one")
-    if not isinstance(value[key], str):
+    if not isinstance(text := value[key], str):
         return Document(offset, "", f"the value of {quoted(key)} is not text")
-    return Document(offset, value[key])
+    return Document(offset, text)
 
 
 def _lines(file: Input, first: int, last: int | None, unpacked: Unpacked) -> Iterator[tuple[int, bytes]]:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
-from jaxtyping import UInt, UInt8
+from jaxtyping import Int, UInt, UInt8
 
 from jaxpar.config.errors import UserError
 from jaxpar.data.chat.conversation import conversation_of, pair_of
@@ -18,6 +18,9 @@ from jaxpar.data.prepare.input.documents import NoObject, object_of
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.pieces import LARGEST_PIECE, Cuts, find_cuts
 from jaxpar.data.tokens.text_codec import tokens_before
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 BATCH_LETTERS = 2**18
 """Characters that are encoded at once, unless a piece has more."""
@@ -59,7 +62,7 @@ class PlainText:
     """Documents of text: names of special tokens are text; a document begins with the tokens that the tokenizer puts
     before a text, if any, and ends with the end-of-document token."""
 
-    def __init__(self, job: Job, tokenizer: Any) -> None:
+    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
         self._job, self._tokenizer = job, tokenizer
         self._before = as_tokens(tokens_before(tokenizer), job)
         self._cuts = find_cuts(tokenizer)
@@ -88,7 +91,7 @@ class PlainText:
 class Chat:
     """Conversations, one in a line of JSON."""
 
-    def __init__(self, job: Job, template: ChatTemplate, tokenizer: Any) -> None:
+    def __init__(self, job: Job, template: ChatTemplate, tokenizer: Tokenizer) -> None:
         self._job, self._encoder = job, ChatEncoder(template, tokenizer)
 
     def text(self, document: str) -> Text:
@@ -137,7 +140,7 @@ class Pairs(Chat):
         )  # fmt: skip
 
 
-def as_tokens(ids: Any, job: Job) -> UInt[np.ndarray, " n"]:
+def as_tokens(ids: Sequence[int] | Int[np.ndarray, " n"], job: Job) -> UInt[np.ndarray, " n"]:
     """Numbers of tokens in the type of a job. Raises `UserError` where one is beyond the vocabulary."""
     tokens = np.array(ids, np.uint32)
     if (largest := int(tokens.max(initial=0))) >= job.vocab:

@@ -17,7 +17,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 LONGEST_PIECE = 2**18
 """Largest number of characters in a piece, if the text can be cut that often."""
@@ -93,7 +96,7 @@ class Cuts(NamedTuple):
         return high
 
 
-def find_cuts(tokenizer: Any) -> Cuts:
+def find_cuts(tokenizer: Tokenizer) -> Cuts:
     """The possible cuts for a `tokenizers` tokenizer that encodes special tokens as text."""
     plain = json.loads(tokenizer.to_str())
     normalizers = {_kind(each) for each in _flat(plain["normalizer"], "normalizers")}

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from typing import Any, BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from jaxpar.data.prepare.workers import Report
 from jaxpar.data.tokens.digests import DIGEST_BYTES, digest
 from jaxpar.data.tokens.token_index import HELDOUT, TRAIN
 from jaxpar.data.tokens.tokenizer_file import load_tokenizer
+
+if TYPE_CHECKING:
+    from tokenizers import Tokenizer
 
 _BATCH_DOCUMENTS = 512
 TOKENS, LENGTHS, COUNTED = "tokens", "lengths", "counted"
@@ -105,7 +108,7 @@ def unit_maker(job: Job, report: Report) -> Callable[[int], tuple[int, UnitRecor
     return make
 
 
-def _encoder(job: Job, tokenizer: Any) -> PlainText | Chat:
+def _encoder(job: Job, tokenizer: Tokenizer) -> PlainText | Chat:
     if job.chat is None:
         return PlainText(job, tokenizer)
     return (Pairs if job.paired else Chat)(job, job.chat, tokenizer)
