@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -118,12 +118,12 @@ class GenerationFunctions:
         stages, rows = self.stages, DecodedRows(lengths, self.capacity)
         tokens, x = stages.token_context(batch), vary(x)
         layers = {kind: stages.prototype(kind) for kind in stages.order.stacks}
-        filled: dict[str, list[Any]] = {kind: [None] * stack.rows for kind, stack in stages.order.stacks.items()}
+        filled: dict[str, list[PyTree]] = {kind: [None] * stack.rows for kind, stack in stages.order.stacks.items()}
         for kind, row in stages.order.slots:
             weight = gather(
                 own_layers(weights[LAYERS], kind)[row], stages.placements, part=layers_path(kind), unstacked=True
             )
-            layer: Any = with_weights(layers[kind], weight)
+            layer = with_weights(layers[kind], weight)
             index = stages.loop.stack(kind).order.own(0)[row]
             context = Context(index, tokens[kind], stages.attend[kind], train=False, rows=rows)
             x, after = layer.decode(x, None if cache is None else cache[kind][row], context)

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import jax
 import numpy as np
@@ -151,7 +150,7 @@ class Generator:
             for own, likely, end in zip(found, likelihoods, ended, strict=True)
         ]
 
-    def _drawn(self, prompts: Sequence[Sequence[int]], tokens: int, first_number: int) -> Iterator[Any]:
+    def _drawn(self, prompts: Sequence[Sequence[int]], tokens: int, first_number: int) -> Iterator[Drawn]:
         """The new tokens of all rows, one after the other; the next is under way while one is read."""
         longest = max(map(len, prompts))
         rows = -(-len(prompts) // self._rows) * self._rows
@@ -172,7 +171,7 @@ class Generator:
                 read = self._read(coming)
             self.speed.new_seconds = time.perf_counter() - began
 
-    def _read(self, drawn: Drawn) -> Any:
+    def _read(self, drawn: Drawn) -> Drawn:
         """`Drawn` of all rows, as NumPy, on every process."""
         alone = jax.process_count() == 1
         return jax.tree.map(
@@ -181,7 +180,7 @@ class Generator:
 
     def _placed(
         self, prompts: Sequence[Sequence[int]], rows: int, length: int, first_number: int
-    ) -> tuple[Any, Any, Any]:
+    ) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
         """Prompts, their lengths and numbers on the mesh."""
         tokens, lengths = np.zeros((rows, length), np.int32), np.ones(rows, np.int32)
         for row, prompt in enumerate(prompts):

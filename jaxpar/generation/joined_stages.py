@@ -9,13 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cache
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.stages import Wrapped
 from jaxtyping import Array, Float, Int
 
 from jaxpar.config import Config
@@ -81,7 +81,7 @@ def _rows(
 
 
 @cache
-def row_program(mesh: Mesh, stored: PartitionSpec, spec: PartitionSpec, dtype: str) -> Any:
+def row_program(mesh: Mesh, stored: PartitionSpec, spec: PartitionSpec, dtype: str) -> Wrapped:
     """Compiled (stack, row) -> the row on all stages, in the partition `spec` of the mesh without a pipeline."""
 
     def row_of(stack: Float[Array, "rows ..."], row: Int[Array, ""]) -> Float[Array, "..."]:
@@ -96,7 +96,7 @@ def row_program(mesh: Mesh, stored: PartitionSpec, spec: PartitionSpec, dtype: s
 
 
 @cache
-def _cut(mesh: Mesh, spec: PartitionSpec, dtype: str) -> Any:
+def _cut(mesh: Mesh, spec: PartitionSpec, dtype: str) -> Wrapped:
     """Compiled: a weight outside the layers in the partition `spec` of the mesh without a pipeline."""
     return jax.jit(lambda leaf: leaf.astype(dtype), out_shardings=NamedSharding(mesh, _with_stages(spec)))
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 import jax
 from jax.sharding import Mesh, PartitionSpec
+from jax.stages import Wrapped
+from jaxtyping import PyTree
 
 from jaxpar.config import Config
 from jaxpar.generation.functions import GenerationFunctions, Rows
@@ -14,6 +16,7 @@ from jaxpar.generation.layout import BY_ROW, generation_layout
 from jaxpar.generation.sampling import Drawn, Sampling
 from jaxpar.generation.unstacked import unstacked_layout
 from jaxpar.mesh.mapped import mapped
+from jaxpar.mesh.parameters import Partitions
 from jaxpar.runtime.batch import FORWARD, BatchLayout
 
 COMPILER_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 0}
@@ -28,9 +31,9 @@ class Programs:
     mesh: Mesh
     sampling: Sampling
     zero: int
-    _compiled: dict[tuple[int, ...], Any] = field(default_factory=dict, init=False)
+    _compiled: dict[tuple[int, ...], Wrapped] = field(default_factory=dict, init=False)
 
-    def prefill(self, rows: int, prompt: int, capacity: int) -> Any:
+    def prefill(self, rows: int, prompt: int, capacity: int) -> Wrapped:
         """Compiled on first use: (weights, batch, lengths, numbers, seed) -> (rows, drawn)."""
         if (rows, prompt, capacity) not in self._compiled:
             functions, weights, state, drawn = self.parts(rows, prompt, capacity)
@@ -40,7 +43,7 @@ class Programs:
             self._compiled[rows, prompt, capacity] = jax.jit(prefill)
         return self._compiled[rows, prompt, capacity]
 
-    def decode(self, rows: int, capacity: int) -> Any:
+    def decode(self, rows: int, capacity: int) -> Wrapped:
         """Compiled on first use: (weights, rows, seed) -> (rows, drawn); the given rows are donated."""
         if (rows, capacity) not in self._compiled:
             functions, weights, state, drawn = self.parts(rows, 0, capacity)
@@ -49,7 +52,7 @@ class Programs:
             self._compiled[rows, capacity] = jax.jit(decode, donate_argnums=1, compiler_options=COMPILER_OPTIONS)
         return self._compiled[rows, capacity]
 
-    def parts(self, rows: int, tokens: int, capacity: int) -> tuple[GenerationFunctions, Any, Any, Any]:
+    def parts(self, rows: int, tokens: int, capacity: int) -> tuple[GenerationFunctions, Partitions, Rows, Drawn]:
         """The functions, for a batch of `tokens` tokens a row, and the layouts of weights, `Rows` and `Drawn`."""
         layout = generation_layout(self.config, self.mesh, rows=rows, tokens=tokens, zero=self.zero)
         functions = GenerationFunctions(layout, capacity, self.sampling)
@@ -67,6 +70,6 @@ class Programs:
         return len(self._compiled)
 
 
-def _specs(kind: Any, *fields: Any) -> Any:
+def _specs[Kind](kind: Callable[..., Kind], *fields: PyTree[PartitionSpec]) -> Kind:
     """A named tuple of partitions."""
     return kind(*fields)

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
-from typing import Any
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec
+from jax.stages import Wrapped
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.config import UserError
@@ -61,7 +61,7 @@ class Scorer:
         axes = dict(model.mesh.shape)
         self._parts = prod(axes[axis] for axis in DATA_AXES)
         self._part = axes["context"] * axes["tensor"]
-        self._compiled: dict[tuple[int, int], Any] = {}
+        self._compiled: dict[tuple[int, int], Wrapped] = {}
 
     @property
     def compiles(self) -> int:
@@ -105,7 +105,7 @@ class Scorer:
             for own, first, end in zip(log_probabilities[: len(rows)], likeliest[: len(rows)], ends, strict=True)
         ]
 
-    def _program(self, rows: int, length: int) -> Any:
+    def _program(self, rows: int, length: int) -> Wrapped:
         """Compiled on first use: (weights, batch) -> (log-probabilities, likeliest) [row, token]."""
         if (rows, length) not in self._compiled:
             layout = generation_layout(self.model.config, self.model.mesh, rows=rows, tokens=length)

@@ -20,7 +20,9 @@ from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import Index
 
 
-def stacked(lead: tuple[int, ...], function: Callable[..., Any], *arguments: Any, written: bool = False) -> Any:
+def stacked(
+    lead: tuple[int, ...], function: Callable[..., PyTree], *arguments: PyTree, written: bool = False
+) -> PyTree[jax.Array]:
     """Empty buffers for results of `function`, with leading dims `lead`, each in the memory of the result.
 
     They are zeros on the device; in host memory XLA may leave them as they were allocated. If every entry is `written`

@@ -18,9 +18,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
+from jaxtyping import PyTree
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import Config
+from jaxpar.distributed.devices import Device
 from jaxpar.hardware.host import PINNED
 from jaxpar.units import size
 
@@ -35,7 +37,7 @@ type _Place = tuple[tuple[int, int], ...]
 type Region = tuple[slice, ...]
 """The same as slices."""
 
-type Parts = list[tuple[Any, np.ndarray]]
+type Parts = list[tuple[Device, np.ndarray]]
 """Devices, and rows of the part of each, on the host."""
 
 
@@ -94,7 +96,7 @@ class DiskArray:
 
     def own_parts(self) -> Iterator[tuple[Region, np.ndarray]]:
         """Those of `parts` that this process saves: replicas are saved by one process only."""
-        owners: dict[_Place, Any] = {}
+        owners: dict[_Place, Device] = {}
         for device, index in self.sharding.devices_indices_map(self.shape).items():
             place = _place(index, self.shape)
             owners[place] = min(device, owners.get(place, device), key=lambda device: device.id)
@@ -131,7 +133,7 @@ def offload_folder(config: Config) -> Path:
     return Path(chosen).expanduser() if chosen is not None else Path(run.dir).expanduser() / run.name
 
 
-def check_whole(state: Any) -> None:
+def check_whole(state: PyTree) -> None:
     """Raises `UserError` if an update was interrupted: it is then in some of the files and not in others."""
     leaves = jax.tree.leaves(state)
     if any(leaf.halfway for leaf in leaves if isinstance(leaf, DiskArray)):
@@ -141,7 +143,7 @@ def check_whole(state: Any) -> None:
         )
 
 
-def in_memory(tree: Any) -> Any:
+def in_memory(tree: PyTree) -> PyTree[jax.Array]:
     """`tree` with its disk arrays in pinned host memory."""
     return jax.tree.map(lambda leaf: leaf.in_memory() if isinstance(leaf, DiskArray) else leaf, tree)
 

@@ -8,14 +8,13 @@ the read of the next piece of the same array, and for no other: the write of one
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import DTypeLike
-from jaxtyping import Array, Num
+from jaxtyping import Array, Num, PyTree
 
 from jaxpar.mesh.layer_order import Index
 from pallas_kernels.varying import vary_over
@@ -35,12 +34,12 @@ def on_host(a: Array) -> bool:
     return jax.typeof(a).memory_space == HOST
 
 
-def to_host(tree: Any) -> Any:
+def to_host[Tree](tree: Tree) -> Tree:
     """`tree` with its arrays in pinned host memory."""
     return jax.tree.map(lambda a: jax.device_put(a, HOST), tree)
 
 
-def rows_of_piece(tree: Any, least: int = 1) -> int:
+def rows_of_piece(tree: PyTree[Array], least: int = 1) -> int:
     """Rows (of the first dim, which all arrays share) in a piece, at least `least` unless there are fewer.
 
     A number that divides the rows is taken where it makes pieces at least half as large as they may be.
@@ -60,7 +59,9 @@ def piece_rows(rows: int, row_bytes: int, least: int = 1) -> int:
     return divides if 2 * divides > most else most
 
 
-def streamed(function: Callable[[Any, Any], Any], state: Any, along: Any, rows: int | None, start: int = 0) -> Any:
+def streamed[State, Along](
+    function: Callable[[State, Along], State], state: State, along: Along, rows: int | None, start: int = 0
+) -> State:
     """`state` (a tree of arrays in host memory) after `function` of each of its pieces, which has the same shapes.
 
     Args:
@@ -78,15 +79,15 @@ def streamed(function: Callable[[Any, Any], Any], state: Any, along: Any, rows: 
     rows = min(rows, total)
     pieces, rest = divmod(total, rows)
 
-    def fetch(state: Any, place: Index, count: int) -> Any:
+    def fetch(state: State, place: Index, count: int) -> tuple[State, PyTree[Array | None]]:
         there = jax.tree.map(lambda a: _fetch(a, place, count) if on_host(a) else None, along)
         return _fetch(state, start + place, count), there
 
-    def apply(piece: Any, place: Index, count: int) -> Any:
+    def apply(piece: tuple[State, PyTree[Array | None]], place: Index, count: int) -> State:
         own = lambda a, there: _slice(a, place, count) if there is None else there
         return function(piece[0], jax.tree.map(own, along, piece[1]))
 
-    def turn(number: Index, carry: tuple[Any, Any]) -> tuple[Any, Any]:
+    def turn(number: Index, carry: tuple[State, PyTree]) -> tuple[State, PyTree]:
         state, piece = carry
         following = fetch(state, (number + 1) * rows, rows)
         new = apply(piece, number * rows, rows)
@@ -154,16 +155,16 @@ def by_rows(
     return made
 
 
-def _slice(tree: Any, first: Index, rows: int) -> Any:
+def _slice[Tree](tree: Tree, first: Index, rows: int) -> Tree:
     return jax.tree.map(lambda a: lax.dynamic_slice_in_dim(a, first, rows), tree)
 
 
-def _fetch(tree: Any, first: Index, rows: int) -> Any:
+def _fetch[Tree](tree: Tree, first: Index, rows: int) -> Tree:
     in_order = lambda a: with_layout_constraint(a, Layout(tuple(range(a.ndim))))
     return jax.tree.map(lambda a: jax.device_put(in_order(a), DEVICE), _slice(tree, first, rows))
 
 
-def _after(state: Any, fetched: Any) -> tuple[Any, Any]:
+def _after[State](state: State, fetched: State) -> tuple[State, State]:
     """Both, with each array of `state` held until what was fetched from it has arrived."""
     leaves, structure = jax.tree.flatten(state)
     pairs = [lax.optimization_barrier(pair) for pair in zip(leaves, jax.tree.leaves(fetched), strict=True)]
@@ -171,5 +172,5 @@ def _after(state: Any, fetched: Any) -> tuple[Any, Any]:
     return structure.unflatten(states), structure.unflatten(arrived)
 
 
-def _write(state: Any, new: Any, first: Index) -> Any:
+def _write[State](state: State, new: State, first: Index) -> State:
     return jax.tree.map(lambda a, b: lax.dynamic_update_slice_in_dim(a, jax.device_put(b, HOST), first, 0), state, new)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
@@ -39,6 +38,6 @@ def build_mesh(sizes: AxisSizes, devices: Sequence[Device] | None = None) -> Mes
     return Mesh(np.array(everything).reshape(shape), AXES, axis_types=(AxisType.Auto,) * len(AXES))
 
 
-def abstract_mesh(axes: AxisSizes) -> Any:
+def abstract_mesh(axes: AxisSizes) -> AbstractMesh:
     """The mesh of a layout without devices, in place of a `Mesh` for a step that is traced and not run."""
     return AbstractMesh(tuple(dict(axes).values()), tuple(dict(axes)), axis_types=(AxisType.Auto,) * len(AXES))

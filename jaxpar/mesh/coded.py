@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +34,9 @@ class CodedStack:
         assert some is not None, "a stack has rows"
         return (len(self.coded), *some.shape[1:])
 
-    def map(self, of_codes: Callable[[jax.Array], Any], of_others: Callable[[jax.Array], Any]) -> CodedStack:
+    def map(
+        self, of_codes: Callable[[jax.Array], jax.Array], of_others: Callable[[jax.Array], jax.Array]
+    ) -> CodedStack:
         """The stack with a function of each of the two arrays in its place."""
         codes = None if self.codes is None else of_codes(self.codes)
         return CodedStack(codes, None if self.others is None else of_others(self.others), self.coded)
@@ -56,7 +57,7 @@ def coded_stack(
     return CodedStack(_rows(codes, coded, True), _rows(others, coded, False), coded)
 
 
-def is_coded_stack(leaf: Any) -> bool:
+def is_coded_stack(leaf: object) -> bool:
     """Whether a leaf of a tree of weights is a `CodedStack`."""
     return isinstance(leaf, CodedStack)
 

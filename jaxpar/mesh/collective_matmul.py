@@ -18,11 +18,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import partial
 from math import prod
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.custom_derivatives import SymbolicZero
 from jax.typing import DTypeLike
 from jaxtyping import Array, Shaped
 
@@ -161,7 +161,8 @@ def gathered_gradients(
         sums: list[jax.Array] | None = None
         sums, _ = gather_round(rings, x, visit, sums)
         return None, sums or []
-    return gather_and_scatter(rings, x, dys, dgrad, wgrad)
+    dx, sums = gather_and_scatter(rings, x, dys, dgrad, wgrad)
+    return dx, sums or []
 
 
 def scattered_products(
@@ -169,7 +170,7 @@ def scattered_products(
 ) -> jax.Array:
     """A rank's part of the sum of the products of `xs` and `weights` over all ranks, as `dtype`."""
 
-    def products(xs: Any, addend: jax.Array | None) -> jax.Array:
+    def products(xs: list[jax.Array], addend: jax.Array | None) -> jax.Array:
         each = [_times(_rows(x), _matrix(w, x.ndim - 2), dtype) for x, w in zip(xs, weights, strict=True)]
         return _sum(each if addend is None else [addend, *each])
 
@@ -182,7 +183,9 @@ def scattered_gradients(
     """Of `scattered_products`: the gradients of `xs` as `dtype`, and the float32 gradients of the weights that have
     one."""
 
-    def visit(chunk: jax.Array, place: Place, sums: Any) -> tuple[Any, list[jax.Array]]:
+    def visit(
+        chunk: jax.Array, place: Place, sums: list[jax.Array] | None
+    ) -> tuple[list[jax.Array] | None, list[jax.Array]]:
         new = [
             _input_gradient([chunk], [w], x.ndim - 2, dtype).reshape(*chunk.shape[:2], *x.shape[2:])
             for x, w in zip(xs, weights, strict=True)
@@ -237,7 +240,7 @@ def _input_gradient(
     return _sum(each if addend is None else [addend, *each])
 
 
-def _weight_gradients(pairs: Sequence[tuple[jax.Array, jax.Array]], sums: Any) -> list[jax.Array]:
+def _weight_gradients(pairs: Sequence[tuple[jax.Array, jax.Array]], sums: list[jax.Array] | None) -> list[jax.Array]:
     """Float32 gradients of weights, from (input, gradient of the output) of each, added to `sums` unless None."""
     found: list[jax.Array] = []
     for number, (x, dy) in enumerate(pairs):
@@ -251,6 +254,8 @@ def _weight_gradients(pairs: Sequence[tuple[jax.Array, jax.Array]], sums: Any) -
 
 # ---- derivatives
 
+type _Saved[Inputs] = tuple[Asked, Inputs, tuple[jax.Array, ...]]
+
 
 def _narrow(weights: Sequence[jax.Array], x: jax.Array) -> list[jax.Array]:
     """Matrices as they are multiplied: see `product`."""
@@ -262,12 +267,16 @@ def _gather_matmul(chunks: int, x: jax.Array, weights: tuple[jax.Array, ...]) ->
     return gathered_products(chunks, x, _narrow(weights, x), x.dtype)
 
 
-def _gather_matmul_forward(chunks: int, x: Any, weights: Any) -> tuple[tuple[jax.Array, ...], Any]:
+def _gather_matmul_forward(
+    chunks: int, x: jax.Array, weights: tuple[jax.Array, ...]
+) -> tuple[tuple[jax.Array, ...], _Saved[jax.Array]]:
     asked, x, weights = asked_of(x, weights)
     return _gather_matmul(chunks, x, weights), (asked, x, weights)
 
 
-def _gather_matmul_backward(chunks: int, kept: Any, dys: Any) -> tuple[Any, Any]:
+def _gather_matmul_backward(
+    chunks: int, kept: _Saved[jax.Array], dys: tuple[jax.Array | SymbolicZero, ...]
+) -> tuple[jax.Array | None, tuple[jax.Array | None, ...]]:
     asked, x, weights = kept
     each = [instantiated(dy, x) for dy in dys]
     dx, sums = gathered_gradients(chunks, asked, x, _narrow(weights, x), each, x.dtype)
@@ -282,12 +291,16 @@ def _matmul_scatter(chunks: int, xs: tuple[jax.Array, ...], weights: tuple[jax.A
     return scattered_products(chunks, xs, _narrow(weights, xs[0]), xs[0].dtype)
 
 
-def _matmul_scatter_forward(chunks: int, xs: Any, weights: Any) -> tuple[jax.Array, Any]:
+def _matmul_scatter_forward(
+    chunks: int, xs: tuple[jax.Array, ...], weights: tuple[jax.Array, ...]
+) -> tuple[jax.Array, _Saved[tuple[jax.Array, ...]]]:
     asked, xs, weights = asked_of(xs, weights)
     return _matmul_scatter(chunks, xs, weights), (asked, xs, weights)
 
 
-def _matmul_scatter_backward(chunks: int, kept: Any, dy: Any) -> tuple[Any, Any]:
+def _matmul_scatter_backward(
+    chunks: int, kept: _Saved[tuple[jax.Array, ...]], dy: jax.Array | SymbolicZero
+) -> tuple[tuple[jax.Array, ...] | None, tuple[jax.Array | None, ...]]:
     asked, xs, weights = kept
     x = xs[0]
     dxs, sums = scattered_gradients(chunks, asked, xs, _narrow(weights, x), instantiated(dy, x), x.dtype)

@@ -14,12 +14,12 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-from jaxtyping import Array, Bool, Int
+from jaxtyping import Array, Bool, Int, PyTree
 
 from jaxpar.config.kinds import ALIKE
 
@@ -35,7 +35,7 @@ LAYERS = "layers"
 class Chunk(NamedTuple):
     """A chunk of this rank in the stacks of weights, or of their gradients."""
 
-    stack: Any
+    stack: PyTree[Array]
     """Arrays [row, ...], by kind if kinds have names; the rows of a chunk are contiguous."""
     chunk: Index
     """Which of the rank's chunks it is."""
@@ -169,17 +169,17 @@ class LayerOrder:
         each = np.stack([self.stacks[kind].numbers[:, :, row] for kind, row in self.slots], axis=-1)
         return np.argmax(each != PADDING, axis=-1)
 
-    def stack_at(self, path: Sequence[Any]) -> StackOrder:
+    def stack_at(self, path: Sequence[object]) -> StackOrder:
         """The stack of the stacked leaf at `path` of a tree of weights or of their states.
 
         `path` is JAX's, or a sequence of names.
         """
         if ALIKE in self.stacks:
             return self.stacks[ALIKE]
-        names = [getattr(key, "key", key) for key in path]
+        names = [str(getattr(key, "key", key)) for key in path]
         return self.stacks[names[names.index(LAYERS) + 1]]
 
-    def without_kind(self, path: Sequence[Any]) -> tuple[Any, ...]:
+    def without_kind[Key](self, path: Sequence[Key]) -> tuple[Key, ...]:
         """`path` of a tree of weights without the name of a kind; initial values depend on it."""
         names = [getattr(key, "key", key) for key in path]
         if ALIKE in self.stacks or LAYERS not in names:
@@ -193,12 +193,12 @@ def layers_path(kind: str) -> tuple[str, ...]:
     return (LAYERS,) if kind == ALIKE else (LAYERS, kind)
 
 
-def own_layers(layers: Any, kind: str) -> Any:
+def own_layers[Leaf](layers: PyTree[Leaf], kind: str) -> PyTree[Leaf]:
     """The part of `layers` for one kind: all of it if kinds have no names."""
     return layers if kind == ALIKE else layers[kind]
 
 
-def with_own_layers(layers: Any, kind: str, own: Any) -> Any:
+def with_own_layers[Leaf](layers: PyTree[Leaf], kind: str, own: PyTree[Leaf]) -> PyTree[Leaf]:
     """`layers` with the part for one kind replaced."""
     return own if kind == ALIKE else layers | {kind: own}
 

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import wraps
-from typing import Any
 
 import jax
-from jax.sharding import AbstractMesh, Mesh
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec
+from jaxtyping import PyTree
 
 
-def mapped(function: Any, mesh: Mesh | AbstractMesh, compute: str, in_layouts: Any, out_layouts: Any) -> Any:
+def mapped[**P, R](
+    function: Callable[P, R],
+    mesh: Mesh | AbstractMesh,
+    compute: str,
+    in_layouts: PyTree[PartitionSpec],
+    out_layouts: PyTree[PartitionSpec],
+) -> Callable[P, R]:
     """`function` on every device of `mesh`, manual over every axis, with varying types checked.
 
     Where `compute` (a dtype) is float32, matmuls are float32 on GPUs too, which would multiply in TF32 by default.
@@ -17,8 +24,8 @@ def mapped(function: Any, mesh: Mesh | AbstractMesh, compute: str, in_layouts: A
     precision = "highest" if compute == "float32" else "default"
 
     @wraps(function)
-    def precise(*arguments: Any) -> Any:
+    def precise(*arguments: P.args, **named: P.kwargs) -> R:
         with jax.default_matmul_precision(precision):
-            return function(*arguments)
+            return function(*arguments, **named)
 
     return jax.shard_map(precise, mesh=mesh, in_specs=in_layouts, out_specs=out_layouts, check_vma=True)

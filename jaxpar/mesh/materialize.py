@@ -12,14 +12,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial, reduce
 from itertools import accumulate
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 
 from jaxpar.mesh.axes import SHARD_AXES, vary
-from jaxpar.mesh.coded import is_coded_stack
+from jaxpar.mesh.coded import CodedStack, is_coded_stack
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Arrays, Nested, Weights, only
 from jaxpar.mesh.placements import REPLICAS, Placements, added_dim, one_message_each, unreduced_axes
@@ -180,15 +179,17 @@ def to_storage(master: Weights, placements: Placements) -> Weights:
     dtype = jnp.dtype(placements.storage.dtype)
 
     def one(
-        weight: Any, compute: PartitionSpec, storage: PartitionSpec, optimizer: PartitionSpec, transport: Transport
-    ) -> Any:
+        weight: jax.Array | CodedStack,
+        compute: PartitionSpec,
+        storage: PartitionSpec,
+        optimizer: PartitionSpec,
+        transport: Transport,
+    ) -> jax.Array | CodedStack:
         with jax.named_scope("stored_weights"):
             stored = lambda own: _stored(own.astype(dtype), compute, storage, optimizer, transport)
-            return (
-                weight.map(lambda own: _stored(own, compute, storage, optimizer, transport.exact), stored)
-                if is_coded_stack(weight)
-                else stored(weight)
-            )
+            if not isinstance(weight, CodedStack):
+                return stored(weight)
+            return weight.map(lambda own: _stored(own, compute, storage, optimizer, transport.exact), stored)
 
     trees = ({part: tree[part] for part in master} for tree in _stored_trees(placements))
     return jax.tree.map(one, master, *trees, is_leaf=is_coded_stack)

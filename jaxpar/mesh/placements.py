@@ -30,7 +30,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from math import prod
-from typing import Any
 
 import jax
 from jax.sharding import PartitionSpec
@@ -210,7 +209,7 @@ def local_shape(shape: tuple[int, ...], layout: PartitionSpec, sizes: AxisSizes)
 def bytes_per_device(specs: Specs, placement: Placement, sizes: AxisSizes) -> int:
     """Bytes that one device holds of all weights in `placement`."""
     width = jax.numpy.dtype(placement.dtype).itemsize
-    counts: list[Any] = jax.tree.leaves(
+    counts = jax.tree.leaves(
         map_specs(lambda spec, layout: width * prod(local_shape(spec.shape, layout, sizes)), specs, placement.layout)
     )
     return sum(counts)

@@ -62,9 +62,9 @@ def rings_of(part: int, chunks: int) -> list[Ring]:
     return [Ring(chunk, part // chunks, part, -1 if chunk % 2 else 1) for chunk in range(chunks)]
 
 
-def gather_round[State](
-    rings: list[Ring], x: jax.Array, visit: Callable[[jax.Array, Place, State], tuple[State, Any]], state: State
-) -> tuple[State, list[tuple[Place, Any]]]:
+def gather_round[State, Result](
+    rings: list[Ring], x: jax.Array, visit: Callable[[jax.Array, Place, State], tuple[State, Result]], state: State
+) -> tuple[State, list[tuple[Place, Result]]]:
     """The chunks of `x` pass round, and `visit(chunk, its place, state)` gives (state, result) beside each send."""
     held, results = [ring.own(x) for ring in rings], []
     for left in reversed(range(lax.axis_size("tensor"))):
@@ -78,7 +78,9 @@ def gather_round[State](
     return state, results
 
 
-def scatter_round(rings: list[Ring], xs: Any, products: Callable[[Any, Any], jax.Array]) -> jax.Array:
+def scatter_round(
+    rings: list[Ring], xs: list[jax.Array], products: Callable[[list[jax.Array], jax.Array | None], jax.Array]
+) -> jax.Array:
     """`products(chunk of each of xs, addend)` summed over all ranks: each sum passes round, to the rank of its chunk.
 
     With two chunks, one is sent while the products of the other are computed and added to what has arrived. With one
@@ -118,9 +120,13 @@ def joined_chunks(parts: list[tuple[Place, jax.Array]], length: int) -> jax.Arra
     return whole
 
 
-def gather_and_scatter(
-    rings: list[Ring], x: jax.Array, dys: list[jax.Array], dgrad: Callable[..., jax.Array], wgrad: Callable[..., Any]
-) -> tuple[jax.Array, Any]:
+def gather_and_scatter[Sums](
+    rings: list[Ring],
+    x: jax.Array,
+    dys: list[jax.Array],
+    dgrad: Callable[[list[jax.Array], jax.Array | None], jax.Array],
+    wgrad: Callable[[jax.Array, list[jax.Array], Sums | None], Sums],
+) -> tuple[jax.Array, Sums | None]:
     """(`x`'s part of `dgrad(dys, addend)` summed over the ranks, sum of `wgrad(x, dys, sums)` over all chunks).
 
     The chunks of `x` are sent beside dgrad, and the sums of dgrad beside wgrad. Both go the same way round, so that the
@@ -167,7 +173,7 @@ class Asked:
         )
 
 
-def asked_of(inputs: Any, weights: Any) -> tuple[Asked, Any, Any]:
+def asked_of[Inputs, Weights](inputs: Inputs, weights: Weights) -> tuple[Asked, Inputs, Weights]:
     """(what is asked for, values of inputs, values of weights), of the arguments of a forward with symbolic zeros."""
     is_leaf = lambda leaf: hasattr(leaf, "perturbed")
     perturbed = lambda tree: [leaf.perturbed for leaf in jax.tree.leaves(tree, is_leaf=is_leaf)]
@@ -175,7 +181,7 @@ def asked_of(inputs: Any, weights: Any) -> tuple[Asked, Any, Any]:
     return Asked(any(perturbed(inputs)), tuple(perturbed(weights))), values(inputs), values(weights)
 
 
-def instantiated(dy: Any, like: jax.Array) -> jax.Array:
+def instantiated(dy: jax.Array | SymbolicZero, like: jax.Array) -> jax.Array:
     """A cotangent as an array, which varies over the axes of `like`."""
     if isinstance(dy, SymbolicZero):
         return vary_over(jnp.zeros(dy.shape, like.dtype), varying_axes(like))

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 from jax.core import Tracer
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun, jaxprs_in_params
+from jaxtyping import PyTree
 
 from jaxpar.config.errors import UserError
 
@@ -23,16 +23,16 @@ class Program:
     """A traced function, to be called with arguments of the types that it was traced with."""
 
     closed: ClosedJaxpr
-    like: Any
+    like: PyTree[jax.ShapeDtypeStruct]
     """Shapes and dtypes of its result."""
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: PyTree) -> PyTree:
         """The function's result for `arguments`."""
         results = jaxpr_as_fun(self.closed)(*jax.tree.leaves(arguments))
         return jax.tree.unflatten(jax.tree.structure(self.like), results)
 
 
-def traced(function: Callable[..., Any], *arguments: Any) -> Program:
+def traced(function: Callable[..., PyTree], *arguments: PyTree) -> Program:
     """`function` as a program, for arguments like these."""
     return Program(*jax.make_jaxpr(function, return_shape=True)(*arguments))
 
@@ -43,11 +43,11 @@ class TracedOnce:
     It must not read arrays of an enclosing trace other than its arguments: they would not be the same the next time.
     """
 
-    def __init__(self, function: Callable[..., Any]):
+    def __init__(self, function: Callable[..., PyTree]):
         self._function = function
-        self._programs: dict[Any, Program] = {}
+        self._programs: dict[object, Program] = {}
 
-    def program(self, *arguments: Any) -> Program:
+    def program(self, *arguments: PyTree) -> Program:
         """The function as a program, for arguments like these."""
         leaves, structure = jax.tree.flatten(arguments)
         types = structure, tuple(map(jax.typeof, leaves))
@@ -58,7 +58,7 @@ class TracedOnce:
             self._programs[types] = program
         return self._programs[types]
 
-    def __call__(self, *arguments: Any) -> Any:
+    def __call__(self, *arguments: PyTree) -> PyTree:
         """The function's result for `arguments`."""
         return self.program(*arguments)(*arguments)
 

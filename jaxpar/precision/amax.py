@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -88,18 +88,24 @@ def observing_gradients(
     return _observing(function, *vary_alike((zeros, *inputs)))
 
 
+type _Saved = tuple[Callable[..., tuple[jax.Array, ...]], jax.Array, tuple[jax.Array, ...]]
+"""The pullback, zeros and the inputs."""
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _observing(function: Callable[..., jax.Array], zeros: jax.Array, *inputs: jax.Array) -> jax.Array:
     del zeros
     return function(*inputs)
 
 
-def _observing_forward(function: Callable[..., jax.Array], zeros: jax.Array, *inputs: jax.Array) -> tuple[Any, Any]:
+def _observing_forward(
+    function: Callable[..., jax.Array], zeros: jax.Array, *inputs: jax.Array
+) -> tuple[jax.Array, _Saved]:
     out, pullback = jax.vjp(function, *inputs)
     return out, (pullback, zeros, inputs)
 
 
-def _observing_backward(function: Callable[..., jax.Array], saved: Any, d_out: jax.Array) -> tuple[jax.Array, ...]:
+def _observing_backward(function: Callable[..., jax.Array], saved: _Saved, d_out: jax.Array) -> tuple[jax.Array, ...]:
     pullback, zeros, inputs = saved
     wide = lambda x: x.astype(jnp.float32)
     _, in_float32 = jax.vjp(function, *map(wide, inputs))

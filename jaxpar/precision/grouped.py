@@ -19,11 +19,12 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxpar.precision.grouped_by_tensor import (
@@ -35,7 +36,7 @@ from jaxpar.precision.grouped_by_tensor import (
 from jaxpar.precision.grouped_by_tensor import products as by_tensor
 from jaxpar.precision.matmul import GroupScaling
 from jaxpar.precision.recipe import E4M3, Recipe, Tiles
-from jaxpar.precision.tiles import Codes, in_tiles
+from jaxpar.precision.tiles import Codes, Scales, in_tiles
 from pallas_kernels.grouped_matmul.api import Static, request_of
 from pallas_kernels.grouped_matmul.blocks import row_blocks
 from pallas_kernels.grouped_matmul.registry import REGISTRY
@@ -104,7 +105,7 @@ class _How:
         """In tiles of neighbouring rows of one expert, each in whole tiles."""
         return in_tiles(_filled(x, places), (self.tiles.size, 1), form)
 
-    def weights(self, weights: Sequence[jax.Array], scales: jax.Array | None, *, by_input: bool) -> list[Codes]:
+    def weights(self, weights: Sequence[jax.Array], scales: Scales, *, by_input: bool) -> list[Codes]:
         """Each [experts, inputs, outputs], in squares, or in tiles along the inputs or along the outputs; with `scales`
         of squares they are values of codes."""
         if scales is not None:
@@ -114,11 +115,11 @@ class _How:
     def _weight(self, w: jax.Array, by_input: bool) -> Codes:
         return in_tiles(w, self._tile_of_weight(by_input), E4M3)
 
-    def times(self, rows: Codes, matrices: Codes, sizes: jax.Array, dtype: Any) -> jax.Array:
+    def times(self, rows: Codes, matrices: Codes, sizes: jax.Array, dtype: DTypeLike) -> jax.Array:
         """[rows, outputs] of codes [rows, inputs] and those of matrices [experts, outputs, inputs]."""
         return codes_times(self.recipe, self.grouped, rows, matrices, sizes, dtype)
 
-    def of_weights(self, rows: Codes, dy: Codes, sizes: jax.Array, dtype: Any) -> jax.Array:
+    def of_weights(self, rows: Codes, dy: Codes, sizes: jax.Array, dtype: DTypeLike) -> jax.Array:
         """[experts, inputs, outputs] of the codes of rows [places, inputs] and of gradients [places, outputs]."""
         return grouped_tiled_weight_gradients(*rows, *dy, sizes, dtype, **multiplied_by(self.recipe, self.grouped))
 
@@ -142,9 +143,13 @@ def in_whole_tiles(sizes: Int[Array, " experts"], rows: int, tile: int) -> Place
     return Places(row.ravel(), tile * jnp.sum(used, axis=0, dtype=jnp.int32))
 
 
+type _Saved = tuple[jax.Array, tuple[jax.Array, ...], Scales, jax.Array, jax.Array | None]
+type _Cotangents = tuple[jax.Array, tuple[jax.Array, ...], None, None, None]
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _products(
-    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: Any, sizes: jax.Array, exact: Any
+    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: Scales, sizes: jax.Array, exact: jax.Array | None
 ) -> tuple[jax.Array, ...]:
     def quantised() -> tuple[jax.Array, ...]:
         rows = how.rows(x, E4M3)
@@ -155,11 +160,11 @@ def _products(
     return quantised() if exact is None else lax.cond(exact, exactly, quantised)
 
 
-def _forward(how: _How, *arguments: Any) -> Any:
+def _forward[*Saved](how: _How, *arguments: *Saved) -> tuple[tuple[jax.Array, ...], tuple[*Saved]]:
     return _products(how, *arguments), arguments
 
 
-def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ...]:
+def _backward(how: _How, kept: _Saved, dys: tuple[jax.Array, ...]) -> _Cotangents:
     x, weights, scales, sizes, exact = kept
 
     def quantised() -> tuple[jax.Array, tuple[jax.Array, ...]]:

@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Int
 
 from jaxpar.mesh.axes import varying_axes
@@ -91,7 +92,7 @@ def products(
 
 
 def codes_times(
-    recipe: Recipe, grouped: Static, rows: Codes, matrices: Codes, sizes: jax.Array, dtype: Any
+    recipe: Recipe, grouped: Static, rows: Codes, matrices: Codes, sizes: jax.Array, dtype: DTypeLike
 ) -> Float[Array, "rows outputs"]:
     """Codes [rows, inputs] times those of the matrices of their experts, [experts, outputs, inputs]."""
     return grouped_tiled_matmul(*rows, *matrices, sizes, dtype, **multiplied_by(recipe, grouped))
@@ -150,12 +151,12 @@ class _How:
         each = zip(weights, scales, strict=False)
         return [w.astype(E4M3) if self.coded else quantise(w, scale, E4M3) for w, scale in each]
 
-    def numbers(self, codes: jax.Array, scale: jax.Array, dtype: Any) -> jax.Array:
+    def numbers(self, codes: jax.Array, scale: jax.Array, dtype: DTypeLike) -> jax.Array:
         """What codes of rows stand for, of one scale or of each row's."""
         return numbers(codes, jnp.broadcast_to(scale.reshape(-1, 1), (len(codes), 1))).astype(dtype)
 
     def times(
-        self, x: jax.Array, scale: jax.Array, w: jax.Array, of_w: jax.Array, sizes: jax.Array, dtype: Any
+        self, x: jax.Array, scale: jax.Array, w: jax.Array, of_w: jax.Array, sizes: jax.Array, dtype: DTypeLike
     ) -> jax.Array:
         """Codes [rows, inputs] times codes [experts, outputs, inputs]: a scale of all is that of every tile."""
         (rows, inputs), (experts, outputs, _) = x.shape, w.shape
@@ -166,10 +167,14 @@ class _How:
         return codes_times(self.recipe, self.grouped, Codes(x, of_x), matrices, sizes, dtype)
 
 
+type _Saved = tuple[jax.Array, tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array, Amax | None, jax.Array | None]
+type _Cotangents = tuple[jax.Array, tuple[jax.Array, ...], None, None, None, Amax | None, None]
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _products(
     how: _How, x: jax.Array, weights: tuple[jax.Array, ...], sizes: jax.Array, of_x: jax.Array, scales: jax.Array,
-    zeros: Amax | None, exact: Any,
+    zeros: Amax | None, exact: jax.Array | None,
 ) -> tuple[jax.Array, ...]:  # fmt: skip
     def quantised() -> tuple[jax.Array, ...]:
         rows = quantise(x, of_x.reshape(-1, 1), E4M3)
@@ -180,11 +185,11 @@ def _products(
     return quantised() if exact is None else lax.cond(exact, exactly, quantised)
 
 
-def _forward(how: _How, *arguments: Any) -> Any:
+def _forward[*Saved](how: _How, *arguments: *Saved) -> tuple[tuple[jax.Array, ...], tuple[*Saved]]:
     return _products(how, *arguments), arguments
 
 
-def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ...]:
+def _backward(how: _How, kept: _Saved, dys: tuple[jax.Array, ...]) -> _Cotangents:
     x, weights, sizes, of_x, scales, zeros, exact = kept
     of_dys = how.of_gradients(dys, scales)  # not in the branch, because it may send
 

@@ -13,11 +13,12 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, Float, PyTree
 
 from jaxpar.mesh.parameters import Weights
 from jaxpar.precision.amax import Amax
@@ -58,7 +59,7 @@ class MatmulStatistics(NamedTuple):
 
 
 @dataclass(frozen=True)
-class QuantisedMatmuls(Carried[Any]):
+class QuantisedMatmuls(Carried[History | None]):
     """Quantised matmuls whose scales come from the tensors themselves: they hand nothing on."""
 
     codes: Callable[..., StepWeights] | None
@@ -71,13 +72,13 @@ class QuantisedMatmuls(Carried[Any]):
     def converts(self) -> bool:  # pyright: ignore[reportIncompatibleVariableOverride]
         return self.codes is not None
 
-    def init(self) -> Any:
+    def init(self) -> History | None:
         return None
 
-    def partitions(self) -> Any:
+    def partitions(self) -> PyTree[PartitionSpec]:
         return None
 
-    def weights(self, master: Weights, shared: dict[str, object]) -> StepWeights:
+    def weights(self, master: Weights, shared: dict[str, PyTree[Array]]) -> StepWeights:
         assert self.codes is not None, "matrices become codes once per step"
         return self.codes(master, scales=shared.get(SCALES))
 
@@ -107,14 +108,14 @@ class ScaleHistory(QuantisedMatmuls):
     def init(self) -> History:
         return jnp.zeros((self.steps, self.layers, len(self.tensors)), jnp.float32)
 
-    def partitions(self) -> Any:
+    def partitions(self) -> PyTree[PartitionSpec]:
         return REPLICATED
 
     def scales(self, state: History) -> Float[Array, "layers tensors"]:
         """The scales of a step."""
         return scales_of(state, self.tensors, self.recipe, self.tokens)
 
-    def shared(self, state: History) -> dict[str, object]:
+    def shared(self, state: History) -> dict[str, PyTree[Array]]:
         return {SCALES: self.scales(state)}
 
     def accepts(self, observed: Amax) -> Bool[Array, ""]:

@@ -7,10 +7,11 @@ it after. An overflow halves the scale and skips the step; a row of good steps d
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxpar.config.schema import PrecisionConfig
 from jaxpar.runtime.carried import REPLICATED, Carried, Outcome
@@ -38,7 +39,7 @@ class LossScaling(Carried[LossScale]):
     def init(self) -> LossScale:
         return LossScale(jnp.float32(INITIAL), jnp.int32(0))
 
-    def partitions(self) -> Any:
+    def partitions(self) -> PyTree[PartitionSpec]:
         return LossScale(REPLICATED, REPLICATED)
 
     def loss_scale(self, state: LossScale) -> Float[Array, ""]:

@@ -18,13 +18,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, Literal, NamedTuple
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Bool, Float
+from jax.typing import DTypeLike
+from jaxtyping import Array, Bool, Float, PyTree
 
 from jaxpar.mesh.axes import AXES, varying_axes
 from jaxpar.mesh.collective_matmul import GRADIENTS, OUTPUTS
@@ -101,7 +102,8 @@ def products(
     """
     if scaling.recipe.tiles is not None:
         exact, x, given, of_codes = vary_alike((scaling.exact, x, tuple(weights), scaling.of_codes))
-        found: Any = _products(_How(scaling.recipe, gathers, False, scaling.coded), x, given, of_codes, None, exact)
+        how = _How(scaling.recipe, gathers, False, scaling.coded)
+        found: tuple[jax.Array, ...] = _products(how, x, given, of_codes, None, exact)
         return tuple(map(scatter_sequence, found)) if scatters else found
     x, given, scales, zeros = scales_of_group(x, weights, scaling)
     exact, x, given, scales, zeros = vary_alike((scaling.exact, x, given, scales, zeros))
@@ -180,7 +182,12 @@ class _How:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _products(
-    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: Any, zeros: Any, exact: Any
+    how: _How,
+    x: jax.Array,
+    weights: tuple[jax.Array, ...],
+    scales: PyTree[jax.Array],
+    zeros: Amax | None,
+    exact: jax.Array | None,
 ) -> tuple[jax.Array, ...]:
     def quantised() -> tuple[jax.Array, ...]:
         if how.tiles is not None:
@@ -197,11 +204,15 @@ def _products(
     return quantised() if exact is None else lax.cond(exact, exactly, quantised)
 
 
-def _forward(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: Any, zeros: Any, exact: Any) -> Any:
-    return _products(how, x, weights, scales, zeros, exact), (x, weights, scales, zeros, exact)
+def _forward[*Saved](how: _How, *arguments: *Saved) -> tuple[tuple[jax.Array, ...], tuple[*Saved]]:
+    return _products(how, *arguments), arguments
 
 
-def _backward(how: _How, kept: Any, dys: tuple[jax.Array, ...]) -> tuple[Any, ...]:
+def _backward(
+    how: _How,
+    kept: tuple[jax.Array, tuple[jax.Array, ...], PyTree[jax.Array], Amax | None, jax.Array | None],
+    dys: tuple[jax.Array, ...],
+) -> tuple[jax.Array, tuple[jax.Array, ...], None, Amax | None, None]:
     x, weights, scales, zeros, exact = kept
     recipe = how.recipe
     of_gradients = () if how.tiles is not None else gradient_scales(dys, scales, len(weights), recipe)
@@ -243,7 +254,7 @@ def _sum(terms: list[jax.Array]) -> jax.Array:
 # ---- one product of two operands, codes or not
 
 
-def _output(x: jax.Array, w: jax.Array, scale: jax.Array | None, dtype: Any) -> jax.Array:
+def _output(x: jax.Array, w: jax.Array, scale: jax.Array | None, dtype: DTypeLike) -> jax.Array:
     """[batch, seq, *outputs] of x [batch, seq, *inputs] and w [*inputs, *outputs]."""
     rows, matrix = _rows(x), w.reshape(_rows(x).shape[1], -1)
     return _dot(rows, matrix, (1, 0), scale, dtype, OUTPUTS).reshape(*x.shape[:2], *w.shape[x.ndim - 2 :])
@@ -270,7 +281,7 @@ def _dot(
     b: jax.Array,
     contracted: tuple[int, int],
     scale: jax.Array | None,
-    dtype: Any,
+    dtype: DTypeLike,
     of_codes: lax.Precision,
 ) -> jax.Array:
     """The product of two matrices over one dim of each; of codes times `scale`, which is a power of two."""

@@ -10,9 +10,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import jax
+from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float
 
 from jaxpar.mesh.collective_matmul import (
@@ -22,7 +22,7 @@ from jaxpar.mesh.collective_matmul import (
     scattered_products,
 )
 from jaxpar.mesh.rings import Asked, asked_of, instantiated
-from jaxpar.precision.amax import amax_of_group
+from jaxpar.precision.amax import Amax, amax_of_group
 from jaxpar.precision.matmul import GroupScaling, codes_of, gradient_scales, quantise, scales_of_group
 from jaxpar.precision.recipe import E4M3, Recipe
 
@@ -61,39 +61,42 @@ def ring_out(
     return _out(_How(scaling.recipe, chunks, scaling.coded), x, weights, scales, zeros)
 
 
+type _Saved = tuple[Asked, jax.Array, tuple[jax.Array, ...], jax.Array, Amax | None]
+type _Cotangents = tuple[jax.Array | None, tuple[jax.Array | None, ...], None, Amax | None]
+
+
 # ---- in
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _in(how: _How, x: Any, weights: tuple[Any, ...], scales: Any, zeros: Any) -> tuple[jax.Array, ...]:
+def _in(
+    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Array, zeros: Amax | None
+) -> tuple[jax.Array, ...]:
     del zeros
     codes = quantise(x, scales[0], E4M3)
     found = gathered_products(how.chunks, codes, codes_of(weights, scales, how.coded), x.dtype)
     return tuple(y * (scales[0] * scale).astype(x.dtype) for y, scale in zip(found, scales[1:], strict=False))
 
 
-def _in_forward(how: _How, x: Any, weights: Any, scales: Any, zeros: Any) -> tuple[Any, Any]:
+def _in_forward(
+    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Array, zeros: Amax | None
+) -> tuple[tuple[jax.Array, ...], _Saved]:
     asked, x, weights = asked_of(x, weights)
     scales, zeros = _values((scales, zeros))
     return _in(how, x, weights, scales, zeros), (asked, x, weights, scales, zeros)
 
 
-def _in_backward(how: _How, kept: Any, dys: Any) -> tuple[Any, ...]:
+def _in_backward(how: _How, kept: _Saved, dys: tuple[jax.Array | SymbolicZero, ...]) -> _Cotangents:
     asked, x, weights, scales, zeros = kept
-    dys = [instantiated(dy, x) for dy in dys]
-    of_dys = gradient_scales(dys, scales, len(weights), how.recipe)
-    amax = amax_of_group(x, weights, dys, zeros, coded=how.coded)
-    codes = [quantise(dy, scale, how.recipe.gradient) for dy, scale in zip(dys, of_dys, strict=True)]
+    each = [instantiated(dy, x) for dy in dys]
+    of_dys = gradient_scales(each, scales, len(weights), how.recipe)
+    amax = amax_of_group(x, weights, each, zeros, coded=how.coded)
+    codes = [quantise(dy, scale, how.recipe.gradient) for dy, scale in zip(each, of_dys, strict=True)]
     dx, sums = gathered_gradients(
         how.chunks, asked, quantise(x, scales[0], E4M3), codes_of(weights, scales, how.coded), codes, x.dtype,
         [of_dys[n] * scales[1 + n] for n in range(len(weights))],
     )  # fmt: skip
-    return (
-        dx,
-        _gradients(asked, sums, weights, scales[0], of_dys),
-        None,
-        amax,
-    )
+    return dx, _gradients(asked, sums, weights, scales[0], of_dys), None, amax
 
 
 _in.defvjp(_in_forward, _in_backward, symbolic_zeros=True)
@@ -103,22 +106,24 @@ _in.defvjp(_in_forward, _in_backward, symbolic_zeros=True)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _out(how: _How, x: Any, weights: tuple[Any, ...], scales: Any, zeros: Any) -> jax.Array:
+def _out(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Array, zeros: Amax | None) -> jax.Array:
     del zeros
     codes = quantise(x, scales[0], E4M3)
     found = scattered_products(how.chunks, [codes], codes_of(weights, scales, how.coded), x.dtype)
     return found * (scales[0] * scales[1]).astype(x.dtype)
 
 
-def _out_forward(how: _How, x: Any, weights: Any, scales: Any, zeros: Any) -> tuple[Any, Any]:
+def _out_forward(
+    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Array, zeros: Amax | None
+) -> tuple[jax.Array, _Saved]:
     asked, x, weights = asked_of(x, weights)
     scales, zeros = _values((scales, zeros))
     return _out(how, x, weights, scales, zeros), (asked, x, weights, scales, zeros)
 
 
-def _out_backward(how: _How, kept: Any, dy: Any) -> tuple[Any, ...]:
+def _out_backward(how: _How, kept: _Saved, cotangent: jax.Array | SymbolicZero) -> _Cotangents:
     asked, x, weights, scales, zeros = kept
-    dy = instantiated(dy, x)
+    dy = instantiated(cotangent, x)
     of_dys = gradient_scales([dy], scales, 1, how.recipe)
     amax = amax_of_group(x, weights, [dy], zeros, coded=how.coded)
     codes = quantise(dy, of_dys[0], how.recipe.gradient)
@@ -132,13 +137,13 @@ _out.defvjp(_out_forward, _out_backward, symbolic_zeros=True)
 
 
 def _gradients(
-    asked: Asked, sums: list[jax.Array], weights: Any, of_x: jax.Array, of_dys: jax.Array
-) -> tuple[Any, ...]:
+    asked: Asked, sums: list[jax.Array], weights: tuple[jax.Array, ...], of_x: jax.Array, of_dys: jax.Array
+) -> tuple[jax.Array | None, ...]:
     """Cotangents of all weights, from sums of products of codes for those that have gradients."""
     each = zip(sums, asked.of(list(of_dys)), asked.of(weights), strict=True)
     return asked.gradients([(total * (of_x * scale)).reshape(w.shape) for total, scale, w in each], weights)
 
 
-def _values(tree: Any) -> Any:
+def _values[Tree](tree: Tree) -> Tree:
     """Values of arguments of a forward with symbolic zeros."""
     return jax.tree.map(lambda leaf: leaf.value, tree, is_leaf=lambda leaf: hasattr(leaf, "perturbed"))

@@ -14,10 +14,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, Shaped
 
 from jaxpar.mesh.collectives import gather_sequence
@@ -111,7 +112,7 @@ class Operands:
         return sum(terms[1:], terms[0]).reshape(x.shape[0], -1, *x.shape[2:]), dws
 
 
-def product(a: Codes, b: Codes, contracted: tuple[int, int], dtype: Any, backend: str) -> jax.Array:
+def product(a: Codes, b: Codes, contracted: tuple[int, int], dtype: DTypeLike, backend: str) -> jax.Array:
     """The product of two matrices over one dim of each, summed in float32."""
     left, right = (
         codes if dim else Codes(*(x.T for x in codes)) for codes, dim in zip((a, b), contracted, strict=True)

@@ -12,18 +12,17 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, Shaped
+from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from jaxpar.mesh.axes import vary, varying_axes
 from jaxpar.mesh.coded import coded_stack
 from jaxpar.mesh.collectives import reduce_max
 from jaxpar.mesh.layer_order import PADDING, StackOrder
-from jaxpar.mesh.parameters import Nested, Weights
+from jaxpar.mesh.parameters import Weights
 from jaxpar.precision.amax import Amax
 from jaxpar.precision.matmul import WEIGHT_SCALES
 from jaxpar.precision.recipe import E4M3
@@ -176,13 +175,13 @@ def _largest(
     return found
 
 
-def _at(tree: Nested[Any], path: tuple[str, ...]) -> Any:
+def _at[Leaf](tree: PyTree[Leaf], path: tuple[str, ...]) -> Leaf:
     for name in path:
         tree = tree[name]
     return tree
 
 
-def _with(tree: Nested[Any], path: tuple[str, ...], leaf: Any) -> Nested[Any]:
+def _with[Leaf](tree: PyTree[Leaf], path: tuple[str, ...], leaf: Leaf) -> PyTree[Leaf]:
     if not path:
         return leaf
     return tree | {path[0]: _with(tree[path[0]], path[1:], leaf)}

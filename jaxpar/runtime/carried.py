@@ -9,16 +9,16 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Bool, Float, PyTree
 
 from jaxpar.mesh.parameters import Weights
 
-REPLICATED: Any = PartitionSpec()
+REPLICATED: PyTree[PartitionSpec] = PartitionSpec()
 """The partition of state that is the same on every device."""
 
 
@@ -27,7 +27,7 @@ class Outcome(NamedTuple):
 
     finite: Bool[Array, ""]
     """Whether the update is applied."""
-    observed: Any
+    observed: PyTree[Array]
     """Statistics that the layers collected in their backward, over microbatches and ranks."""
 
 
@@ -44,9 +44,9 @@ class StepWeights(NamedTuple):
     """The weights of a step in another form."""
 
     weights: Weights
-    shared: Mapping[str, object] = MappingProxyType({})
+    shared: Mapping[str, PyTree[Array]] = MappingProxyType({})
     """Arrays by name that layers read with them."""
-    observed: Any = None
+    observed: PyTree[Array] = None
     """Statistics of the weights, to join to those of layers."""
 
 
@@ -73,7 +73,7 @@ class Carried[State](ABC):
     def init(self) -> State:
         """The state before the first step, as global arrays."""
 
-    def partitions(self) -> Any:
+    def partitions(self) -> PyTree[PartitionSpec]:
         """A `PartitionSpec` for each leaf of the state."""
         return REPLICATED
 
@@ -82,18 +82,18 @@ class Carried[State](ABC):
         del state
         return 1.0
 
-    def shared(self, state: State) -> dict[str, object]:
+    def shared(self, state: State) -> dict[str, PyTree[Array]]:
         """Arrays by name that the layers of every microbatch can read."""
         del state
         return {}
 
-    def weights(self, master: Weights, shared: dict[str, object]) -> StepWeights:
+    def weights(self, master: Weights, shared: dict[str, PyTree[Array]]) -> StepWeights:
         """The weights that a step stores and gathers, from the master weights; `shared` is that of all features, and
         empty in an evaluation."""
         del shared
         return StepWeights(master)
 
-    def accepts(self, observed: Any) -> Bool[Array, ""] | bool:
+    def accepts(self, observed: PyTree[Array]) -> Bool[Array, ""] | bool:
         """Whether the update may be applied, by what the layers observed."""
         del observed
         return True
@@ -103,17 +103,17 @@ class Carried[State](ABC):
         del outcome
         return state
 
-    def metrics(self, state: State, outcome: Outcome) -> Any:
+    def metrics(self, state: State, outcome: Outcome) -> PyTree[Array]:
         """The metrics of a step that `reports`, the same on every device; `state` is that before the step."""
         del state, outcome
 
-    def record(self, metrics: Any) -> dict[str, object]:
+    def record(self, metrics: PyTree[Array]) -> dict[str, object]:
         """Plain values by name that a logged step records of its `metrics`; a value of each layer is a mapping from the
         layer's number, as a string."""
         del metrics
         return {}
 
 
-def where(condition: Bool[Array, ""], yes: Any, no: Any) -> Any:
+def where[Tree](condition: Bool[Array, ""], yes: Tree, no: Tree) -> Tree:
     """The tree `yes` where the condition holds, else `no`."""
     return jax.tree.map(lambda yes, no: jnp.where(condition, yes, no), yes, no)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial, reduce
-from typing import Any, Protocol, Self
+from typing import Protocol, Self
 
 import jax
 from jaxtyping import Array, Bool, Int
@@ -15,15 +15,15 @@ class Observed(Protocol):
     A layer takes zeros of this form, and the cotangents of these zeros are what it observed.
     """
 
-    def with_layer(self, number: Int[Array, ""], new: Any, counted: Bool[Array, ""]) -> Self:
+    def with_layer(self, number: Int[Array, ""], new: Self, counted: Bool[Array, ""]) -> Self:
         """The statistics of all layers, with those of one pass through layer `number` where it is `counted`."""
         ...
 
-    def joined_to(self, other: Any) -> Self:
+    def joined_to(self, other: Self) -> Self:
         """The statistics of two uses of one tensor."""
         ...
 
-    def over_ranks(self, others: Any) -> Any:
+    def over_ranks(self, others: Self | None) -> Self:
         """The statistics of all ranks, joined to `others`, which the step collected outside of the layers."""
         ...
 
@@ -31,7 +31,7 @@ class Observed(Protocol):
 class ZerosObserved(Protocol):
     """Makes the zeros: `zeros()` for one layer, `zeros(layers)` for all layers of the model."""
 
-    def __call__(self, *layers: int) -> Any: ...
+    def __call__(self, *layers: int) -> Observed: ...
 
 
 def for_each_use[O: Observed](zeros: O, uses: int) -> tuple[O, ...]:
@@ -40,15 +40,15 @@ def for_each_use[O: Observed](zeros: O, uses: int) -> tuple[O, ...]:
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _copies(uses: int, zeros: Any) -> tuple[Any, ...]:
+def _copies[O: Observed](uses: int, zeros: O) -> tuple[O, ...]:
     return (zeros,) * uses
 
 
-def _forward(uses: int, zeros: Any) -> tuple[tuple[Any, ...], None]:
+def _forward[O: Observed](uses: int, zeros: O) -> tuple[tuple[O, ...], None]:
     return _copies(uses, zeros), None
 
 
-def _backward(uses: int, residuals: None, observed: tuple[Any, ...]) -> tuple[Any]:
+def _backward[O: Observed](uses: int, residuals: None, observed: tuple[O, ...]) -> tuple[O]:
     del uses, residuals
     return (reduce(lambda a, b: a.joined_to(b), observed),)
 

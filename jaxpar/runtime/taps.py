@@ -9,35 +9,38 @@ the input is the "cotangent" of a second zero. Nothing runs twice (zero-bubble p
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import jax
 import jax.numpy as jnp
+from jaxtyping import PyTree
 
-type Group = Callable[[str, jax.Array], Any]
+type Outputs = PyTree[jax.Array]
+"""The outputs of a group of matmuls."""
+
+type Group = Callable[[str, jax.Array], Outputs]
 """(name of a group of matmuls, its input) -> its outputs."""
 
-type Tap = Callable[[str, Group, jax.Array], Any]
+type Tap = Callable[[str, Group, jax.Array], Outputs]
 """Calls a group: (name, group, input) -> its outputs."""
 
-type Taps = Mapping[str, tuple[Any, Any]]
+type Taps = Mapping[str, tuple[jax.Array, Outputs]]
 """For each group zeros like its input and like its outputs."""
 
 
 def tapping(taps: Taps) -> Tap:
     """A tap that makes a group's input, and the gradient of its outputs, the cotangents of `taps[name]`."""
 
-    def tap(name: str, group: Group, x: jax.Array) -> Any:
+    def tap(name: str, group: Group, x: jax.Array) -> Outputs:
         into, out = taps[name]
         return jax.tree.map(jnp.add, group(name, _keep(x, into)), out)
 
     return tap
 
 
-def recording(found: dict[str, tuple[Any, Any]]) -> Tap:
+def recording(found: dict[str, tuple[jax.Array, Outputs]]) -> Tap:
     """A tap that writes each group's input and outputs into `found`."""
 
-    def tap(name: str, group: Group, x: jax.Array) -> Any:
+    def tap(name: str, group: Group, x: jax.Array) -> Outputs:
         y = group(name, x)
         assert name not in found, f"a layer has two groups of matmuls named {name!r}"
         found[name] = x, y

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -57,11 +56,15 @@ def _in_codes(dtype: str, send: Callable[..., jax.Array], tokens: int, x: jax.Ar
     return decode(send(encode(x, dtype), *places), x.shape[1], dtype).astype(x.dtype)
 
 
-def _forward(dtype: str, send: Callable[..., jax.Array], tokens: int, x: jax.Array, *places: jax.Array) -> Any:
+def _forward(
+    dtype: str, send: Callable[..., jax.Array], tokens: int, x: jax.Array, *places: jax.Array
+) -> tuple[jax.Array, tuple[jax.Array, ...]]:
     return _in_codes(dtype, send, tokens, x, *places), places
 
 
-def _backward(dtype: str, send: Callable[..., jax.Array], tokens: int, places: Any, dy: jax.Array) -> tuple[Any, ...]:
+def _backward(
+    dtype: str, send: Callable[..., jax.Array], tokens: int, places: tuple[jax.Array, ...], dy: jax.Array
+) -> tuple[jax.Array | None, ...]:
     del dtype
     anywhere = vary_alike((jnp.zeros((tokens, dy.shape[1]), dy.dtype), dy))[0]  # linear in `x`
     return *jax.vjp(lambda x: send(x, *places), anywhere)[1](dy), *[None for _ in places]

@@ -5,11 +5,12 @@ from __future__ import annotations
 from typing import Any, Protocol
 
 import jax
+from jaxtyping import PyTree
 
 from jaxpar.mesh.parameters import Weights
 
-type Batch = dict[str, object]
-"""The arrays of a batch, or of a microbatch, by name."""
+type Batch = dict[str, PyTree[jax.Array]]
+"""The arrays of a batch, or of a microbatch, by name, and trees of what steps hand on."""
 
 
 class Stages(Protocol):

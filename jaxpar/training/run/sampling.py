@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec
+from jax.stages import Wrapped
 
 from jaxpar.data import prompt
 from jaxpar.generation.generator import Generator
@@ -33,7 +32,7 @@ LEAST = -1e30
 """Replaces the logit of minus infinity of a column that only pads the vocabulary: sums need it finite."""
 
 
-def next_token_logits(step: TrainStep) -> Any:
+def next_token_logits(step: TrainStep) -> Wrapped:
     """Compiled (weights, batch [1, row, seq], position) -> logits [vocabulary] after that index of the first row.
 
     The batch has what a forward reads.

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, UInt
+from jaxtyping import Array, Bool, Float, Int, PyTree, UInt
 
 from jaxpar.config.parts import OPTIMIZERS
 from jaxpar.layout.choices.pipeline import forward_program
@@ -55,7 +55,7 @@ class StepMetrics(NamedTuple):
     report: dict[str, Float[Array, ""]]
     """The layers' own metrics, summed over layers and tokens, per token that does not pad a row, masked or not; and the
     objective's, divided by its count, NaN like `loss`."""
-    carried: dict[str, object]
+    carried: dict[str, PyTree[Array]]
     """The metrics of features with carried state, by name."""
 
 
@@ -68,7 +68,7 @@ class StepGradients(NamedTuple):
     tokens: Float[Array, ""]
     """Unmasked tokens in the global batch."""
     report: dict[str, Float[Array, ""]]
-    observed: Any
+    observed: PyTree[Array]
     """Statistics that layers observed; None where they observe none."""
 
 
@@ -103,7 +103,7 @@ class StepFunctions:
         observed = None if side.observed is None else side.observed.over_ranks(of_weights)
         return StepGradients(loss, gradients, tokens, report | means, observed)
 
-    def _shared(self, state: TrainState) -> dict[str, object]:
+    def _shared(self, state: TrainState) -> dict[str, PyTree[Array]]:
         """Arrays by name that carried state gives to the layers of every microbatch."""
         each = (kind.shared(state.carried[name]) for name, kind in self.layout.carried.items())
         return {name: value for arrays in each for name, value in arrays.items()}
@@ -112,7 +112,7 @@ class StepFunctions:
         factors = (kind.loss_scale(state.carried[name]) for name, kind in self.layout.carried.items())
         return jnp.asarray(prod(factors), jnp.float32)
 
-    def _weights(self, master: Weights, shared: dict[str, object]) -> StepWeights:
+    def _weights(self, master: Weights, shared: dict[str, PyTree[Array]]) -> StepWeights:
         """The weights of a step in the form in which layers take them; `shared` is given by carried state."""
         for kind in self.layout.carried.values():
             if kind.converts:

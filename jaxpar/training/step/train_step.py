@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Float
+from jax.stages import Wrapped
+from jaxtyping import Array, Float, PyTree
 
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.state import TrainState
@@ -23,7 +24,7 @@ from jaxpar.model.decoder import Batch, DecoderStages
 from jaxpar.training.residency.registry import residency_of
 from jaxpar.training.step.forward_backward import StepFunctions, StepMetrics
 
-WHOLE: Any = PartitionSpec()
+WHOLE: PyTree[PartitionSpec] = PartitionSpec()
 
 
 class TrainStep:
@@ -46,7 +47,7 @@ class TrainStep:
         return jax.tree.map(put, arguments)
 
     @cached_property
-    def train(self) -> Any:
+    def train(self) -> Wrapped:
         """Compiled (state, batch, arguments) -> (state, `StepMetrics`), or the part that `OnDevice.advance` needs.
 
         The old state's buffers are reused.
@@ -60,7 +61,7 @@ class TrainStep:
         return self.residency.train(self._functions.measured, metrics)
 
     @cached_property
-    def evaluate(self) -> Any:
+    def evaluate(self) -> Wrapped:
         """Compiled (all weights of a state, batch) -> (sums of what the loss reports, the objective's count).
 
         Messages are exact, since the loss is to be that of the weights that are saved.
@@ -75,7 +76,7 @@ class TrainStep:
         return stages_of(self.layout, train=True)
 
     @cached_property
-    def gradients(self) -> Any:
+    def gradients(self) -> Wrapped:
         """Compiled (state, batch) -> (loss, gradients in optimizer placement), for tests and analysis."""
 
         def function(state: TrainState, batch: Batch) -> tuple[Float[Array, ""], Weights]:
@@ -84,7 +85,9 @@ class TrainStep:
 
         return self.compiled(function, (self.layout.state, self.layout.batch.partitions), (WHOLE, self.layout.master))
 
-    def compiled(self, function: Any, in_layouts: Any, out_layouts: Any) -> Any:
+    def compiled(
+        self, function: Callable[..., PyTree], in_layouts: PyTree[PartitionSpec], out_layouts: PyTree[PartitionSpec]
+    ) -> Wrapped:
         """`function` of each device's parts, jitted on this mesh."""
         program = mapped(function, self.mesh, self.layout.plan.dtypes.compute, in_layouts, out_layouts)
         return jax.jit(program, compiler_options=step_options(self.layout.plan, self.mesh))
