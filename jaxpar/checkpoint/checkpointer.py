@@ -43,14 +43,7 @@ class Checkpointer:
         CheckpointError: `keep_last` or `keep_every` is below 1.
     """
 
-    def __init__(
-        self,
-        folder: Path,
-        *,
-        keep_last: int,
-        keep_every: int | None,
-        report: Callable[[str], None],
-    ) -> None:
+    def __init__(self, folder: Path, *, keep_last: int, keep_every: int | None, report: Callable[[str], None]) -> None:
         if keep_last < 1:
             raise CheckpointError(f"checkpoint.keep_last is {keep_last}: expected 1 or more")
         if keep_every is not None and keep_every < 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 from lm_eval.api.model import LM  # pyright: ignore[reportMissingImports]
 
@@ -14,19 +14,15 @@ from jaxpar.evaluation.language_model import LanguageModel
 from jaxpar.evaluation.outcome import Metric, Outcome
 from jaxpar.generation.sampling import Sampling
 
+if TYPE_CHECKING:
+    from lm_eval.api.instance import Instance  # pyright: ignore[reportMissingImports]
+
 LIMITS = ("max_gen_toks", "max_new_tokens", "max_tokens", "max_completion_tokens")
 """Names of the most new tokens; the first that is there counts."""
 DRAWS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
 """Settings of draws, named as in `Sampling`."""
 NEW_TOKENS = 256
 """Most new tokens where a task names no number, as in lm_eval."""
-
-
-class Request[*Arguments](Protocol):
-    """A request of lm_eval."""
-
-    @property
-    def args(self) -> tuple[*Arguments]: ...
 
 
 class HarnessModel(LM):
@@ -44,20 +40,16 @@ class HarnessModel(LM):
         """Part of the name of lm_eval's caches."""
         return self.model.text.name.replace("/", "__")
 
-    def loglikelihood(
-        self, requests: Sequence[Request[str, str]], disable_tqdm: bool = False
-    ) -> list[tuple[float, bool]]:
+    def loglikelihood(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[tuple[float, bool]]:
         """(log-probability, whether it is the likeliest) of each (context, continuation)."""
         return [(total, greedy) for total, greedy in self.model.likelihoods([request.args for request in requests])]
 
-    def loglikelihood_rolling(self, requests: Sequence[Request[str]], disable_tqdm: bool = False) -> list[float]:
+    def loglikelihood_rolling(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[float]:
         """The log-probability of each (text,), in disjoint windows."""
         likelihoods = self.model.token_likelihoods([request.args[0] for request in requests])
         return [sum(float(window.sum(dtype="float64")) for window in windows) for windows in likelihoods]
 
-    def generate_until(
-        self, requests: Sequence[Request[str, Mapping[str, Any]]], disable_tqdm: bool = False
-    ) -> list[str]:
+    def generate_until(self, requests: Sequence[Instance], disable_tqdm: bool = False) -> list[str]:
         """The continuation of each (context, settings). Raises `UserError` for a setting that is not supported."""
         answers, settings = [""] * len(requests), [_generation(request.args[1]) for request in requests]
         for setting in dict.fromkeys(settings):

@@ -22,15 +22,17 @@ from math import prod
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.custom_derivatives import SymbolicZero
 from jax.typing import DTypeLike
-from jaxtyping import Array, Shaped
+from jaxtyping import Array, PyTree, Shaped
 
 from jaxpar.config.plan import TensorOverlap
 from jaxpar.mesh.collectives import gather_sequence, must_vary, scatter_sequence
 from jaxpar.mesh.rings import (
+    ArrayTuple,
     Asked,
+    Cotangent,
     Place,
+    Sums,
     asked_of,
     gather_and_scatter,
     gather_round,
@@ -158,8 +160,8 @@ def gathered_gradients(
         return scatter_round(rings, dys, dgrad), []
     if not asked.inputs:
         visit = lambda chunk, place, sums: (wgrad(chunk, place.of(dys), sums), ())
-        sums: list[jax.Array] | None = None
-        sums, _ = gather_round(rings, x, visit, sums)
+        start: Sums = None
+        sums, _ = gather_round(rings, x, visit, start)
         return None, sums or []
     dx, sums = gather_and_scatter(rings, x, dys, dgrad, wgrad)
     return dx, sums or []
@@ -183,9 +185,7 @@ def scattered_gradients(
     """Of `scattered_products`: the gradients of `xs` as `dtype`, and the float32 gradients of the weights that have
     one."""
 
-    def visit(
-        chunk: jax.Array, place: Place, sums: list[jax.Array] | None
-    ) -> tuple[list[jax.Array] | None, list[jax.Array]]:
+    def visit(chunk: jax.Array, place: Place, sums: Sums) -> tuple[Sums, list[jax.Array]]:
         new = [
             _input_gradient([chunk], [w], x.ndim - 2, dtype).reshape(*chunk.shape[:2], *x.shape[2:])
             for x, w in zip(xs, weights, strict=True)
@@ -240,7 +240,7 @@ def _input_gradient(
     return _sum(each if addend is None else [addend, *each])
 
 
-def _weight_gradients(pairs: Sequence[tuple[jax.Array, jax.Array]], sums: list[jax.Array] | None) -> list[jax.Array]:
+def _weight_gradients(pairs: Sequence[tuple[jax.Array, jax.Array]], sums: Sums) -> list[jax.Array]:
     """Float32 gradients of weights, from (input, gradient of the output) of each, added to `sums` unless None."""
     found: list[jax.Array] = []
     for number, (x, dy) in enumerate(pairs):
@@ -254,7 +254,7 @@ def _weight_gradients(pairs: Sequence[tuple[jax.Array, jax.Array]], sums: list[j
 
 # ---- derivatives
 
-type _Saved[Inputs] = tuple[Asked, Inputs, tuple[jax.Array, ...]]
+type _Saved[Inputs] = tuple[Asked, Inputs, ArrayTuple]
 
 
 def _narrow(weights: Sequence[jax.Array], x: jax.Array) -> list[jax.Array]:
@@ -267,16 +267,14 @@ def _gather_matmul(chunks: int, x: jax.Array, weights: tuple[jax.Array, ...]) ->
     return gathered_products(chunks, x, _narrow(weights, x), x.dtype)
 
 
-def _gather_matmul_forward(
-    chunks: int, x: jax.Array, weights: tuple[jax.Array, ...]
-) -> tuple[tuple[jax.Array, ...], _Saved[jax.Array]]:
+def _gather_matmul_forward(chunks: int, x: jax.Array, weights: ArrayTuple) -> tuple[ArrayTuple, _Saved[jax.Array]]:
     asked, x, weights = asked_of(x, weights)
     return _gather_matmul(chunks, x, weights), (asked, x, weights)
 
 
 def _gather_matmul_backward(
-    chunks: int, kept: _Saved[jax.Array], dys: tuple[jax.Array | SymbolicZero, ...]
-) -> tuple[jax.Array | None, tuple[jax.Array | None, ...]]:
+    chunks: int, kept: _Saved[jax.Array], dys: tuple[Cotangent, ...]
+) -> tuple[PyTree[jax.Array], ...]:
     asked, x, weights = kept
     each = [instantiated(dy, x) for dy in dys]
     dx, sums = gathered_gradients(chunks, asked, x, _narrow(weights, x), each, x.dtype)
@@ -291,16 +289,12 @@ def _matmul_scatter(chunks: int, xs: tuple[jax.Array, ...], weights: tuple[jax.A
     return scattered_products(chunks, xs, _narrow(weights, xs[0]), xs[0].dtype)
 
 
-def _matmul_scatter_forward(
-    chunks: int, xs: tuple[jax.Array, ...], weights: tuple[jax.Array, ...]
-) -> tuple[jax.Array, _Saved[tuple[jax.Array, ...]]]:
+def _matmul_scatter_forward(chunks: int, xs: ArrayTuple, weights: ArrayTuple) -> tuple[jax.Array, _Saved[ArrayTuple]]:
     asked, xs, weights = asked_of(xs, weights)
     return _matmul_scatter(chunks, xs, weights), (asked, xs, weights)
 
 
-def _matmul_scatter_backward(
-    chunks: int, kept: _Saved[tuple[jax.Array, ...]], dy: jax.Array | SymbolicZero
-) -> tuple[tuple[jax.Array, ...] | None, tuple[jax.Array | None, ...]]:
+def _matmul_scatter_backward(chunks: int, kept: _Saved[ArrayTuple], dy: Cotangent) -> tuple[PyTree[jax.Array], ...]:
     asked, xs, weights = kept
     x = xs[0]
     dxs, sums = scattered_gradients(chunks, asked, xs, _narrow(weights, x), instantiated(dy, x), x.dtype)

@@ -9,13 +9,11 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import PyTree
 
+type Layouts = PyTree[PartitionSpec]
+
 
 def mapped[**P, R](
-    function: Callable[P, R],
-    mesh: Mesh | AbstractMesh,
-    compute: str,
-    in_layouts: PyTree[PartitionSpec],
-    out_layouts: PyTree[PartitionSpec],
+    function: Callable[P, R], mesh: Mesh | AbstractMesh, compute: str, in_layouts: Layouts, out_layouts: Layouts
 ) -> Callable[P, R]:
     """`function` on every device of `mesh`, manual over every axis, with varying types checked.
 

@@ -17,6 +17,10 @@ from jax.custom_derivatives import SymbolicZero
 
 from pallas_kernels.varying import vary_over, varying_axes
 
+type ArrayTuple = tuple[jax.Array, ...]
+type Sums = list[jax.Array] | None
+type Cotangent = jax.Array | SymbolicZero
+
 
 class Place(NamedTuple):
     """Where a chunk belongs in the joined sequence."""
@@ -78,9 +82,7 @@ def gather_round[State, Result](
     return state, results
 
 
-def scatter_round(
-    rings: list[Ring], xs: list[jax.Array], products: Callable[[list[jax.Array], jax.Array | None], jax.Array]
-) -> jax.Array:
+def scatter_round(rings: list[Ring], xs: list[jax.Array], products: Callable[..., jax.Array]) -> jax.Array:
     """`products(chunk of each of xs, addend)` summed over all ranks: each sum passes round, to the rank of its chunk.
 
     With two chunks, one is sent while the products of the other are computed and added to what has arrived. With one
@@ -120,13 +122,9 @@ def joined_chunks(parts: list[tuple[Place, jax.Array]], length: int) -> jax.Arra
     return whole
 
 
-def gather_and_scatter[Sums](
-    rings: list[Ring],
-    x: jax.Array,
-    dys: list[jax.Array],
-    dgrad: Callable[[list[jax.Array], jax.Array | None], jax.Array],
-    wgrad: Callable[[jax.Array, list[jax.Array], Sums | None], Sums],
-) -> tuple[jax.Array, Sums | None]:
+def gather_and_scatter[T](
+    rings: list[Ring], x: jax.Array, dys: list[jax.Array], dgrad: Callable[..., jax.Array], wgrad: Callable[..., T]
+) -> tuple[jax.Array, T | None]:
     """(`x`'s part of `dgrad(dys, addend)` summed over the ranks, sum of `wgrad(x, dys, sums)` over all chunks).
 
     The chunks of `x` are sent beside dgrad, and the sums of dgrad beside wgrad. Both go the same way round, so that the
@@ -181,7 +179,7 @@ def asked_of[Inputs, Weights](inputs: Inputs, weights: Weights) -> tuple[Asked, 
     return Asked(any(perturbed(inputs)), tuple(perturbed(weights))), values(inputs), values(weights)
 
 
-def instantiated(dy: jax.Array | SymbolicZero, like: jax.Array) -> jax.Array:
+def instantiated(dy: Cotangent, like: jax.Array) -> jax.Array:
     """A cotangent as an array, which varies over the axes of `like`."""
     if isinstance(dy, SymbolicZero):
         return vary_over(jnp.zeros(dy.shape, like.dtype), varying_axes(like))

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.collectives import reduce_max
@@ -88,10 +88,6 @@ def observing_gradients(
     return _observing(function, *vary_alike((zeros, *inputs)))
 
 
-type _Saved = tuple[Callable[..., tuple[jax.Array, ...]], jax.Array, tuple[jax.Array, ...]]
-"""The pullback, zeros and the inputs."""
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _observing(function: Callable[..., jax.Array], zeros: jax.Array, *inputs: jax.Array) -> jax.Array:
     del zeros
@@ -100,12 +96,14 @@ def _observing(function: Callable[..., jax.Array], zeros: jax.Array, *inputs: ja
 
 def _observing_forward(
     function: Callable[..., jax.Array], zeros: jax.Array, *inputs: jax.Array
-) -> tuple[jax.Array, _Saved]:
+) -> tuple[jax.Array, tuple[PyTree, ...]]:
     out, pullback = jax.vjp(function, *inputs)
     return out, (pullback, zeros, inputs)
 
 
-def _observing_backward(function: Callable[..., jax.Array], saved: _Saved, d_out: jax.Array) -> tuple[jax.Array, ...]:
+def _observing_backward(
+    function: Callable[..., jax.Array], saved: tuple[PyTree, ...], d_out: jax.Array
+) -> tuple[jax.Array, ...]:
     pullback, zeros, inputs = saved
     wide = lambda x: x.astype(jnp.float32)
     _, in_float32 = jax.vjp(function, *map(wide, inputs))

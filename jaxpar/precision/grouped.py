@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxpar.precision.grouped_by_tensor import (
     codes_times,
@@ -143,10 +143,6 @@ def in_whole_tiles(sizes: Int[Array, " experts"], rows: int, tile: int) -> Place
     return Places(row.ravel(), tile * jnp.sum(used, axis=0, dtype=jnp.int32))
 
 
-type _Saved = tuple[jax.Array, tuple[jax.Array, ...], Scales, jax.Array, jax.Array | None]
-type _Cotangents = tuple[jax.Array, tuple[jax.Array, ...], None, None, None]
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _products(
     how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: Scales, sizes: jax.Array, exact: jax.Array | None
@@ -164,7 +160,7 @@ def _forward[*Saved](how: _How, *arguments: *Saved) -> tuple[tuple[jax.Array, ..
     return _products(how, *arguments), arguments
 
 
-def _backward(how: _How, kept: _Saved, dys: tuple[jax.Array, ...]) -> _Cotangents:
+def _backward(how: _How, kept: tuple[PyTree[jax.Array], ...], dys: tuple[jax.Array, ...]) -> tuple[PyTree, ...]:
     x, weights, scales, sizes, exact = kept
 
     def quantised() -> tuple[jax.Array, tuple[jax.Array, ...]]:

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, PyTree
 
 from jaxpar.mesh.axes import varying_axes
 from jaxpar.mesh.collectives import reduce_max
@@ -87,7 +87,7 @@ def products(
     else:
         (of_x,) = how.of_rows([lax.stop_gradient(x)], E4M3, split=not inward)
         of_x, of_others = checkpoint_name(of_x, SCALES), scales
-    arguments = x, tuple(weights), sizes, of_x, of_others, scaling.zeros, scaling.exact
+    arguments = x, tuple(weights), sizes, (of_x, of_others), scaling.zeros, scaling.exact
     return _products(how, *vary_alike(arguments))
 
 
@@ -167,15 +167,13 @@ class _How:
         return codes_times(self.recipe, self.grouped, Codes(x, of_x), matrices, sizes, dtype)
 
 
-type _Saved = tuple[jax.Array, tuple[jax.Array, ...], jax.Array, jax.Array, jax.Array, Amax | None, jax.Array | None]
-type _Cotangents = tuple[jax.Array, tuple[jax.Array, ...], None, None, None, Amax | None, None]
-
-
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _products(
-    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], sizes: jax.Array, of_x: jax.Array, scales: jax.Array,
+    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], sizes: jax.Array, both: tuple[jax.Array, jax.Array],
     zeros: Amax | None, exact: jax.Array | None,
 ) -> tuple[jax.Array, ...]:  # fmt: skip
+    of_x, scales = both
+
     def quantised() -> tuple[jax.Array, ...]:
         rows = quantise(x, of_x.reshape(-1, 1), E4M3)
         each = zip(how.matrices(weights, scales), scales, strict=False)
@@ -189,8 +187,8 @@ def _forward[*Saved](how: _How, *arguments: *Saved) -> tuple[tuple[jax.Array, ..
     return _products(how, *arguments), arguments
 
 
-def _backward(how: _How, kept: _Saved, dys: tuple[jax.Array, ...]) -> _Cotangents:
-    x, weights, sizes, of_x, scales, zeros, exact = kept
+def _backward(how: _How, kept: tuple[PyTree[jax.Array], ...], dys: tuple[jax.Array, ...]) -> tuple[PyTree, ...]:
+    x, weights, sizes, (of_x, scales), zeros, exact = kept
     of_dys = how.of_gradients(dys, scales)  # not in the branch, because it may send
 
     def quantised() -> tuple[jax.Array, tuple[jax.Array, ...], Amax | None]:
@@ -207,7 +205,7 @@ def _backward(how: _How, kept: _Saved, dys: tuple[jax.Array, ...]) -> _Cotangent
         return *exact_gradients(how.grouped, x, weights, sizes, dys), jax.tree.map(jnp.zeros_like, zeros)
 
     dx, dws, amax = quantised() if exact is None else lax.cond(exact, exactly, quantised)
-    return dx, dws, None, None, None, amax, None
+    return dx, dws, None, None, amax, None
 
 
 _products.defvjp(_forward, _backward)

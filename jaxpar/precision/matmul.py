@@ -30,6 +30,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 from jaxpar.mesh.axes import AXES, varying_axes
 from jaxpar.mesh.collective_matmul import GRADIENTS, OUTPUTS
 from jaxpar.mesh.collectives import gather_sequence, reduce_max, scatter_sequence
+from jaxpar.mesh.rings import ArrayTuple
 from jaxpar.precision.amax import Amax, amax_of_group
 from jaxpar.precision.recipe import E4M3, Recipe
 from jaxpar.precision.scale import largest_of, quantise, scale_of
@@ -103,7 +104,7 @@ def products(
     if scaling.recipe.tiles is not None:
         exact, x, given, of_codes = vary_alike((scaling.exact, x, tuple(weights), scaling.of_codes))
         how = _How(scaling.recipe, gathers, False, scaling.coded)
-        found: tuple[jax.Array, ...] = _products(how, x, given, of_codes, None, exact)
+        found: ArrayTuple = _products(how, x, given, of_codes, None, exact)
         return tuple(map(scatter_sequence, found)) if scatters else found
     x, given, scales, zeros = scales_of_group(x, weights, scaling)
     exact, x, given, scales, zeros = vary_alike((scaling.exact, x, given, scales, zeros))
@@ -182,13 +183,8 @@ class _How:
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _products(
-    how: _How,
-    x: jax.Array,
-    weights: tuple[jax.Array, ...],
-    scales: PyTree[jax.Array],
-    zeros: Amax | None,
-    exact: jax.Array | None,
-) -> tuple[jax.Array, ...]:
+    how: _How, x: jax.Array, weights: ArrayTuple, scales: PyTree[jax.Array], zeros: Amax | None, exact: jax.Array | None
+) -> ArrayTuple:
     def quantised() -> tuple[jax.Array, ...]:
         if how.tiles is not None:
             return how.tiles.outputs(x, weights, scales)
@@ -204,15 +200,11 @@ def _products(
     return quantised() if exact is None else lax.cond(exact, exactly, quantised)
 
 
-def _forward[*Saved](how: _How, *arguments: *Saved) -> tuple[tuple[jax.Array, ...], tuple[*Saved]]:
+def _forward[*Saved](how: _How, *arguments: *Saved) -> tuple[ArrayTuple, tuple[*Saved]]:
     return _products(how, *arguments), arguments
 
 
-def _backward(
-    how: _How,
-    kept: tuple[jax.Array, tuple[jax.Array, ...], PyTree[jax.Array], Amax | None, jax.Array | None],
-    dys: tuple[jax.Array, ...],
-) -> tuple[jax.Array, tuple[jax.Array, ...], None, Amax | None, None]:
+def _backward(how: _How, kept: tuple[PyTree[jax.Array], ...], dys: ArrayTuple) -> tuple[PyTree[jax.Array], ...]:
     x, weights, scales, zeros, exact = kept
     recipe = how.recipe
     of_gradients = () if how.tiles is not None else gradient_scales(dys, scales, len(weights), recipe)

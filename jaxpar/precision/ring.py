@@ -12,8 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 import jax
-from jax.custom_derivatives import SymbolicZero
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 from jaxpar.mesh.collective_matmul import (
     gathered_gradients,
@@ -21,7 +20,7 @@ from jaxpar.mesh.collective_matmul import (
     scattered_gradients,
     scattered_products,
 )
-from jaxpar.mesh.rings import Asked, asked_of, instantiated
+from jaxpar.mesh.rings import ArrayTuple, Asked, Cotangent, asked_of, instantiated
 from jaxpar.precision.amax import Amax, amax_of_group
 from jaxpar.precision.matmul import GroupScaling, codes_of, gradient_scales, quantise, scales_of_group
 from jaxpar.precision.recipe import E4M3, Recipe
@@ -61,17 +60,14 @@ def ring_out(
     return _out(_How(scaling.recipe, chunks, scaling.coded), x, weights, scales, zeros)
 
 
-type _Saved = tuple[Asked, jax.Array, tuple[jax.Array, ...], jax.Array, Amax | None]
-type _Cotangents = tuple[jax.Array | None, tuple[jax.Array | None, ...], None, Amax | None]
+type _Saved = tuple[Asked, jax.Array, ArrayTuple, jax.Array, Amax | None]
 
 
 # ---- in
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _in(
-    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Array, zeros: Amax | None
-) -> tuple[jax.Array, ...]:
+def _in(how: _How, x: jax.Array, weights: ArrayTuple, scales: jax.Array, zeros: Amax | None) -> ArrayTuple:
     del zeros
     codes = quantise(x, scales[0], E4M3)
     found = gathered_products(how.chunks, codes, codes_of(weights, scales, how.coded), x.dtype)
@@ -79,14 +75,14 @@ def _in(
 
 
 def _in_forward(
-    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Array, zeros: Amax | None
-) -> tuple[tuple[jax.Array, ...], _Saved]:
+    how: _How, x: jax.Array, weights: ArrayTuple, scales: jax.Array, zeros: Amax | None
+) -> tuple[ArrayTuple, _Saved]:
     asked, x, weights = asked_of(x, weights)
     scales, zeros = _values((scales, zeros))
     return _in(how, x, weights, scales, zeros), (asked, x, weights, scales, zeros)
 
 
-def _in_backward(how: _How, kept: _Saved, dys: tuple[jax.Array | SymbolicZero, ...]) -> _Cotangents:
+def _in_backward(how: _How, kept: _Saved, dys: tuple[Cotangent, ...]) -> tuple[PyTree[jax.Array], ...]:
     asked, x, weights, scales, zeros = kept
     each = [instantiated(dy, x) for dy in dys]
     of_dys = gradient_scales(each, scales, len(weights), how.recipe)
@@ -106,7 +102,7 @@ _in.defvjp(_in_forward, _in_backward, symbolic_zeros=True)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _out(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Array, zeros: Amax | None) -> jax.Array:
+def _out(how: _How, x: jax.Array, weights: ArrayTuple, scales: jax.Array, zeros: Amax | None) -> jax.Array:
     del zeros
     codes = quantise(x, scales[0], E4M3)
     found = scattered_products(how.chunks, [codes], codes_of(weights, scales, how.coded), x.dtype)
@@ -114,14 +110,14 @@ def _out(how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Ar
 
 
 def _out_forward(
-    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: jax.Array, zeros: Amax | None
+    how: _How, x: jax.Array, weights: ArrayTuple, scales: jax.Array, zeros: Amax | None
 ) -> tuple[jax.Array, _Saved]:
     asked, x, weights = asked_of(x, weights)
     scales, zeros = _values((scales, zeros))
     return _out(how, x, weights, scales, zeros), (asked, x, weights, scales, zeros)
 
 
-def _out_backward(how: _How, kept: _Saved, cotangent: jax.Array | SymbolicZero) -> _Cotangents:
+def _out_backward(how: _How, kept: _Saved, cotangent: Cotangent) -> tuple[PyTree[jax.Array], ...]:
     asked, x, weights, scales, zeros = kept
     dy = instantiated(cotangent, x)
     of_dys = gradient_scales([dy], scales, 1, how.recipe)
@@ -137,7 +133,7 @@ _out.defvjp(_out_forward, _out_backward, symbolic_zeros=True)
 
 
 def _gradients(
-    asked: Asked, sums: list[jax.Array], weights: tuple[jax.Array, ...], of_x: jax.Array, of_dys: jax.Array
+    asked: Asked, sums: list[jax.Array], weights: ArrayTuple, of_x: jax.Array, of_dys: jax.Array
 ) -> tuple[jax.Array | None, ...]:
     """Cotangents of all weights, from sums of products of codes for those that have gradients."""
     each = zip(sums, asked.of(list(of_dys)), asked.of(weights), strict=True)

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Bool, Int
@@ -19,9 +19,7 @@ from jaxpar.data.chat.messages import ASSISTANT, USER, Message, Unusable
 from jaxpar.data.chat.renderer import PREPARED_ON, Rendered, Renderer
 from jaxpar.data.chat.sandbox import turn_of
 from jaxpar.data.chat.template import ChatTemplate
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from jaxpar.data.tokens.tokenizer_file import Tokenizer
 
 _PROBE = "zebra"
 TOOLS = ("tool", "observation")

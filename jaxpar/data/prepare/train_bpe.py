@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import TYPE_CHECKING
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
@@ -14,10 +13,7 @@ from jaxpar.data.prepare.output.atomic_files import write_file
 from jaxpar.data.prepare.output.pieces import Cuts
 from jaxpar.data.prepare.output.tokenize import is_validation, unit_documents
 from jaxpar.data.prepare.progress import Meter
-from jaxpar.data.tokens.tokenizer_file import END_NAMES, tokenizers_installed
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from jaxpar.data.tokens.tokenizer_file import END_NAMES, Tokenizer, tokenizers_installed
 
 CUTS = Cuts(spaces=True, lines=True)
 """The possible cuts for GPT-2's pattern, which splits the training text."""

@@ -5,14 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from functools import cached_property
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 
-from jaxpar.data.tokens.tokenizer_file import load_tokenizer
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from jaxpar.data.tokens.tokenizer_file import Tokenizer, load_tokenizer
 
 
 def tokens_before(tokenizer: Tokenizer) -> list[int]:

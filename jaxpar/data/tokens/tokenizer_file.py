@@ -12,7 +12,9 @@ from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.spelling import quoted
 
 if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+    import tokenizers
+
+type Tokenizer = tokenizers.Tokenizer
 
 TOKENIZER = "tokenizer.json"
 END_NAMES = ("<|endoftext|>", "<|end_of_text|>", "</s>", "<eos>", "<|im_end|>", "<EOS>", "[EOS]", "[SEP]")

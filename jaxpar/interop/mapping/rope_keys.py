@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ModelConfig
@@ -44,6 +43,9 @@ _NEUTRAL = ("rope_type", "type", "rope_theta", _PARTIAL, _LENGTH)
 """Keys beside a scaling's type that have no effect on it."""
 _UNUSED = {"yarn": ("finetuned",)}
 """Keys of a scaling that transformers ignores."""
+
+type Stated = Mapping[str, Mapping[str, object]]
+"""What mappings of `config.json` state about rotary embeddings, by their keys."""
 
 
 @dataclass(frozen=True)
@@ -128,7 +130,7 @@ def _stated(hf_config: HFConfig, values: Mapping[str, object]) -> dict[str, Mapp
 def _rotary(
     hf_config: HFConfig,
     theta: str,
-    mappings: Mapping[str, Mapping[str, object]],
+    mappings: Stated,
     base: float,
     scalings: tuple[str, ...] = tuple(SCALINGS),
     partial: bool = False,
@@ -145,9 +147,7 @@ def _rotary(
     return {"rope": ours}
 
 
-def _agreed(
-    hf_config: HFConfig, key: str, name: str, mappings: Mapping[str, Mapping[str, object]]
-) -> tuple[str, Any] | None:
+def _agreed(hf_config: HFConfig, key: str, name: str, mappings: Stated) -> tuple[str, object] | None:
     """A key and the value on which `key` and the `name` of each mapping agree; None if none is stated."""
     stated = {
         key: hf_config.get(key),
@@ -156,9 +156,7 @@ def _agreed(
     return hf_config.agreed_of(stated)
 
 
-def _check_in_force(
-    hf_config: HFConfig, mappings: Mapping[str, Mapping[str, object]], usual: Mapping[str, object]
-) -> None:
+def _check_in_force(hf_config: HFConfig, mappings: Stated, usual: Mapping[str, object]) -> None:
     """Refuse a value of `rope_parameters` alone where `rope_scaling` is in force, with which transformers does not read
     it."""
     if len(mappings) < 2:
@@ -172,9 +170,7 @@ def _check_in_force(
             )
 
 
-def _scaling_of(
-    hf_config: HFConfig, mappings: Mapping[str, Mapping[str, object]], scalings: tuple[str, ...]
-) -> dict[str, object]:
+def _scaling_of(hf_config: HFConfig, mappings: Stated, scalings: tuple[str, ...]) -> dict[str, object]:
     """Our keys of the scaling that mappings state, that of the first if the others have none."""
     read = {key: _scaled(hf_config, key, mapping, scalings) for key, mapping in mappings.items()}
     if not read:

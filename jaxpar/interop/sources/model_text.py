@@ -7,7 +7,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.json_text import parse_json
@@ -16,10 +15,7 @@ from jaxpar.config.spelling import named
 from jaxpar.data.text import Text
 from jaxpar.data.tokens.text_codec import TextCodec
 from jaxpar.data.tokens.token_index import INDEX, read_index
-from jaxpar.data.tokens.tokenizer_file import end_of_document
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from jaxpar.data.tokens.tokenizer_file import Tokenizer, end_of_document
 
 SETTINGS, GENERATION, CONFIG = "tokenizer_config.json", "generation_config.json", "config.json"
 

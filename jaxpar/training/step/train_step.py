@@ -18,13 +18,13 @@ from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.layout.step_options import step_options
-from jaxpar.mesh.mapped import mapped
+from jaxpar.mesh.mapped import Layouts, mapped
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, DecoderStages
 from jaxpar.training.residency.registry import residency_of
 from jaxpar.training.step.forward_backward import StepFunctions, StepMetrics
 
-WHOLE: PyTree[PartitionSpec] = PartitionSpec()
+WHOLE: Layouts = PartitionSpec()
 
 
 class TrainStep:
@@ -85,9 +85,7 @@ class TrainStep:
 
         return self.compiled(function, (self.layout.state, self.layout.batch.partitions), (WHOLE, self.layout.master))
 
-    def compiled(
-        self, function: Callable[..., PyTree], in_layouts: PyTree[PartitionSpec], out_layouts: PyTree[PartitionSpec]
-    ) -> Wrapped:
+    def compiled(self, function: Callable[..., PyTree], in_layouts: Layouts, out_layouts: Layouts) -> Wrapped:
         """`function` of each device's parts, jitted on this mesh."""
         program = mapped(function, self.mesh, self.layout.plan.dtypes.compute, in_layouts, out_layouts)
         return jax.jit(program, compiler_options=step_options(self.layout.plan, self.mesh))

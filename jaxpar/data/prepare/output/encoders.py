@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int, UInt, UInt8
@@ -18,9 +18,7 @@ from jaxpar.data.prepare.input.documents import NoObject, object_of
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.pieces import LARGEST_PIECE, Cuts, find_cuts
 from jaxpar.data.tokens.text_codec import tokens_before
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from jaxpar.data.tokens.tokenizer_file import Tokenizer
 
 BATCH_LETTERS = 2**18
 """Characters that are encoded at once, unless a piece has more."""

@@ -17,10 +17,9 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from jaxpar.data.tokens.tokenizer_file import Tokenizer
 
 LONGEST_PIECE = 2**18
 """Largest number of characters in a piece, if the text can be cut that often."""

@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, BinaryIO
+from typing import BinaryIO
 
 import numpy as np
 
@@ -27,10 +27,7 @@ from jaxpar.data.prepare.output.encoders import BATCH_LETTERS, Chat, Encoded, No
 from jaxpar.data.prepare.workers import Report
 from jaxpar.data.tokens.digests import DIGEST_BYTES, digest
 from jaxpar.data.tokens.token_index import HELDOUT, TRAIN
-from jaxpar.data.tokens.tokenizer_file import load_tokenizer
-
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
+from jaxpar.data.tokens.tokenizer_file import Tokenizer, load_tokenizer
 
 _BATCH_DOCUMENTS = 512
 TOKENS, LENGTHS, COUNTED = "tokens", "lengths", "counted"
