@@ -24,6 +24,7 @@ from jaxpar.mesh.build import abstract_mesh
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.parameters import Nested, Partitions, Specs, initial_weights, map_specs, only, select
 from jaxpar.mesh.placements import Placements, place
+from jaxpar.mesh.rules import compute_rules
 from jaxpar.model.decoder import decoder_specs, layer_of_kind
 from jaxpar.optim.norm import squares_layout
 from jaxpar.optim.optimizer import Optimizer, make_optimizer
@@ -73,10 +74,11 @@ class StepLayout:
     @cached_property
     def placements(self) -> Placements:
         """The placements of the weights, by role."""
-        plan, shared_ends = self.plan, self.plan.pipe_ends == "shared"
+        plan, heads = self.plan, kv_heads(self.config.model)
+        rules = compute_rules(kv_heads=heads, tensor=plan.axes.tensor, shared_ends=plan.pipe_ends == "shared")
         return place(
-            self.specs, plan.axes, plan.zero, plan.dtypes, kv_heads(self.config.model),
-            shared_ends=shared_ends, over_replicas=plan.shard_state_over_replicas.name, transport=transport_of(plan),
+            self.specs, plan.axes, plan.zero, plan.dtypes, rules,
+            over_replicas=plan.shard_state_over_replicas.name, transport=transport_of(plan),
         )  # fmt: skip
 
     @cached_property

@@ -39,7 +39,7 @@ from jaxpar.mesh.axes import AXES, SHARD_AXES
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.parameters import Nested, ParamSpec, Partitions, Specs, map_specs
 from jaxpar.mesh.quantized.transport import EXACT, Transport, secondary_ranks
-from jaxpar.mesh.rules import Rules, axes_of_dim, compute_rules, mesh_axes_of, partition
+from jaxpar.mesh.rules import Rules, axes_of_dim, mesh_axes_of, partition
 
 SHARD_ORDER = ("embed", "mlp", "vocab", "positions", "latent", "heads", "kv_heads", "head_dim")
 """Logical axes that fsdp may split; it takes the first that it can."""
@@ -78,19 +78,16 @@ def place(
     sizes: AxisSizes,
     zero: int,
     dtypes: Dtypes,
-    kv_heads: int,
+    rules: Rules,
     *,
-    shared_ends: bool = False,
     over_replicas: bool = False,
     transport: Transport = EXACT,
 ) -> Placements:
-    """Placements of `specs` on a mesh of `sizes` under ZeRO stage `zero`.
+    """Placements of `specs` on a mesh of `sizes` under ZeRO stage `zero`, for products that `rules` split.
 
-    `shared_ends` splits the vocabulary over the pipe axis too, and `over_replicas` the optimizer placement over
-    replicas. `transport` is how the large matrices travel.
+    `over_replicas` splits the optimizer placement over replicas. `transport` is how the large matrices travel.
     """
     assert zero or not over_replicas, "under ZeRO-0 the optimizer placement is that of compute"
-    rules = compute_rules(kv_heads=kv_heads, tensor=sizes.tensor, shared_ends=shared_ends)
     compute = map_specs(lambda spec: partition(spec, rules), specs)
     sharded = map_specs(lambda spec: partition(spec, _shard(spec, rules, sizes)), specs)
     # A pipeline uses its ends in most ticks, and every layer once per microbatch: see the module.

@@ -15,6 +15,7 @@ from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.materialize import materialize, to_optimizer, to_storage, zero_accumulators
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, local_shape, place
+from jaxpar.mesh.rules import compute_rules
 from tests.traced import mesh_of, sent_bytes
 
 SIZES = AxisSizes(replica=2, fsdp=2, tensor=2)
@@ -34,7 +35,7 @@ INPUT = DRAW.standard_normal((8, 16)).astype(np.float32)
 
 def placements_of(zero: int, compute: str = "float32") -> Placements:
     dtypes = Dtypes(compute=compute, storage=compute, master="float32", gradient="float32", moments="float32")
-    return place(SPECS, SIZES, zero, dtypes, kv_heads=1)
+    return place(SPECS, SIZES, zero, dtypes, compute_rules(kv_heads=1, tensor=SIZES.tensor))
 
 
 def loss(w: Any, x: jax.Array) -> jax.Array:

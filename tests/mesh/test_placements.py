@@ -13,6 +13,7 @@ from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import added_dim, bytes_per_device, local_shape, may_be_quantised, place, unreduced_axes
+from jaxpar.mesh.rules import compute_rules
 from tests.small_run import small
 
 DTYPES = Dtypes(compute="bfloat16", storage="bfloat16", master="float32", gradient="float32", moments="float32")
@@ -27,7 +28,8 @@ SHARDED = COMPUTE | {"up": P("pipe", ("fsdp", "expert"), "tensor"), "tokens": P(
 
 
 def placed(specs=SPECS, sizes=SIZES, zero=3, over_replicas=False):
-    return place(specs, sizes, zero, DTYPES, kv_heads=8, over_replicas=over_replicas)
+    rules = compute_rules(kv_heads=8, tensor=sizes.tensor)
+    return place(specs, sizes, zero, DTYPES, rules, over_replicas=over_replicas)
 
 
 @pytest.mark.parametrize(
@@ -72,7 +74,8 @@ def test_under_a_pipeline_gradients_are_reduced_once_a_step_and_the_ends_gathere
 
 
 def test_shared_ends_split_the_vocabulary_over_the_pipeline_too():
-    found = place(SPECS, AxisSizes(pipe=2, tensor=2), 0, DTYPES, kv_heads=8, shared_ends=True)
+    rules = compute_rules(kv_heads=8, tensor=2, shared_ends=True)
+    found = place(SPECS, AxisSizes(pipe=2, tensor=2), 0, DTYPES, rules)
     assert found.compute.layout == COMPUTE | {"tokens": P(("pipe", "tensor"), None)}
 
 

@@ -21,6 +21,7 @@ from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.materialize import materialize, to_optimizer, to_storage, zero_accumulators
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, place
+from jaxpar.mesh.rules import compute_rules
 from jaxpar.model.gathered_chunks import GatheredChunks, held
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
@@ -178,7 +179,7 @@ class ToyRun:
             "embedding": {"scale": vector},
             "head": {"weight": vector},
         }
-        self.placements = place(specs, sizes, zero, FLOAT32, kv_heads=1)
+        self.placements = place(specs, sizes, zero, FLOAT32, compute_rules(kv_heads=1, tensor=sizes.tensor))
         keeps = {ALIKE: (Keep(self.order.layers_per_chunk, policy),)}
         self.stages = ToyStages(self.placements, keeps, self.order, schedule.splits_backward)
         draw = np.random.default_rng(schedule.microbatches)

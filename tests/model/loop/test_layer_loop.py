@@ -21,6 +21,7 @@ from jaxpar.mesh.layer_order import Chunk, LayerOrder
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, place
+from jaxpar.mesh.rules import compute_rules
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.runtime.passes import Accumulator, Cotangents, Output, Saved
@@ -106,7 +107,7 @@ def loop_of(placements: Placements, *keeps: Keep) -> LayerLoop:
 
 
 def placements_of(layers: int, zero: int) -> Placements:
-    return place(specs(layers), SIZES, zero, DTYPES, kv_heads=1)
+    return place(specs(layers), SIZES, zero, DTYPES, compute_rules(kv_heads=1, tensor=SIZES.tensor))
 
 
 def python_loop(layers: int) -> tuple[np.ndarray, np.ndarray, Any]:
@@ -319,7 +320,7 @@ def walks(rows: Rows, keep: Keep) -> tuple[Any, Any]:
     """(A chunk's forward without derivative, forward, split backward and gradients of matrices, on the mesh; the
     arguments of that)."""
     sizes = AxisSizes(pipe=2)
-    placements = place(specs(PADDED.stacks[ALIKE].rows), sizes, 0, DTYPES, kv_heads=1)
+    placements = place(specs(PADDED.stacks[ALIKE].rows), sizes, 0, DTYPES, compute_rules(kv_heads=1, tensor=1))
 
     def program(master: Any, x: jax.Array) -> Any:
         matrices = {"up": True, "down": True, "scale": False}
