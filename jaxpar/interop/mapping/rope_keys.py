@@ -45,7 +45,7 @@ _UNUSED = {"yarn": ("finetuned",)}
 """Keys of a scaling that transformers ignores."""
 
 type Stated = Mapping[str, Mapping[str, object]]
-"""What mappings of `config.json` state about rotary embeddings, by their keys."""
+"""Mappings of `config.json` about rotary embeddings, by their keys."""
 
 
 @dataclass(frozen=True)
