@@ -60,7 +60,7 @@ def test_json_is_a_list_with_the_best_first(folder: Path, capsys: pytest.Capture
 
 @pytest.mark.long
 def test_a_plan_for_this_machine_trains(planned: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]):
-    sets = [f"run.dir={tmp_path}", "run.steps=2", "evaluation.batches=0", "watch.spike=null"]
+    sets = [f"run.dir={tmp_path}", "run.steps=2", "evaluation.batches=0", "watch.limits.spike=null"]
     assert train(["--plan", str(planned), *(word for one in sets for word in ("--set", one))]) == 0
     ran = tmp_path / "small" / "plan.json"
     assert read(ran).plan == read(planned).plan
@@ -75,7 +75,7 @@ def test_auto_plans_for_the_machine_at_hand(folder: Path, tmp_path: Path, capsys
     before, _, after = text.partition("\nparallel:")
     after = after[after.index("\nprecision:") :]
     (folder / "auto.yaml").write_text(f"{before}\nparallel: auto\n{after}")
-    sets = [f"run.dir={tmp_path}", "run.steps=1", "evaluation.batches=0", "watch.spike=null"]
+    sets = [f"run.dir={tmp_path}", "run.steps=1", "evaluation.batches=0", "watch.limits.spike=null"]
     assert train(["--config", str(folder / "auto.yaml"), *(word for one in sets for word in ("--set", one))]) == 0
     axes = json.loads((tmp_path / "small" / "plan.json").read_text())["plan"]["axes"]
     product = 1

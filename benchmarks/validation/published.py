@@ -15,8 +15,8 @@ from benchmarks.validation.cells import Cells
 from benchmarks.validation.layouts import layouts_of
 from benchmarks.validation.table import NETWORK, Row, read_table
 from jaxpar.config.errors import UserError
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.spelling import named, quoted
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster, Group

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.mappings.rope import RopeConfig
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import ModelConfig, Pattern
 
 _GPT = ModelConfig(

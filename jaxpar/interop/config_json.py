@@ -7,11 +7,11 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 
 from jaxpar.config.counting import attention_scale, head_dim, kv_heads
 from jaxpar.config.errors import UserError
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.reading.sections import with_values
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.spelling import quoted
 from jaxpar.interop.families.registry import FAMILIES
 from jaxpar.interop.mapping.expert_keys import SAME

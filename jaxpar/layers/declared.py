@@ -9,11 +9,11 @@ from itertools import product
 from typing import Any, Literal
 
 from jaxpar.config.kinds import kind_counts, kind_model
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.parts import FEED_FORWARDS, MIXERS, implementation
 from jaxpar.config.plan import UNTILED, LayerLayout
 from jaxpar.config.schema import LoraConfig, ModelConfig
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.block import Block
 from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
 from jaxpar.layers.declaration.part import RESIDUAL, Core, Elementwise, Layer, Matmuls, Norm, Operation, Part, Traffic

@@ -10,8 +10,8 @@ import jax
 import pytest
 
 from jaxpar.config import load_config
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.matmul import MatmulOptions
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.layout import ParallelConfig
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.described import DescribedGPU

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.cost.experts import ExpertTimes
 from jaxpar.cost.grouped import grouped_matmul
 from jaxpar.cost.hardware_model import hardware_of

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.generation.generator import Generator
 from jaxpar.generation.layout import generation_layout
 from tests.generation.test_generator import TOLERANCE, log_probabilities, prompts, run_of

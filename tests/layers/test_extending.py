@@ -14,9 +14,9 @@ import pytest
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config, ModelConfig, load_config
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.parts import FEED_FORWARDS
 from jaxpar.config.plan import AxisSizes
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.counting import parameter_count

@@ -5,8 +5,8 @@ from __future__ import annotations
 import jax
 import pytest
 
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.matmul import MatmulOptions
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.matmul_formats import are_exact, coded_rows
 from jaxpar.layout.make_plan import make_plan, resolve_config

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.plan import Choice, Plan
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layout.choices.reasons import choice_rows

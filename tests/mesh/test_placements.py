@@ -7,8 +7,8 @@ import pytest
 from jax.sharding import PartitionSpec as P
 from jax.tree_util import keystr
 
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.plan import AxisSizes, Dtypes
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.parameters import ParamSpec

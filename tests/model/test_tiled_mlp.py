@@ -11,7 +11,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxpar.config import ModelConfig
-from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layers.declared import feed_forward_class, hidden_names

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout import plan_file
 from jaxpar.observe.environment import ENVIRONMENT_FILE

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.runtime.batch import FORWARD, LABELS, BatchLayout, Field, one_document_rows, union
 from tests.sentences import refused

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.data import batch_rows
 from jaxpar.layers.experts.feed_forward import ROUTING

@@ -43,8 +43,8 @@ def check_watch(config: Config) -> None:
     """Refuse rollbacks without detection of spikes or without checkpoints to return to."""
     if config.watch.on_spike != "rollback":
         return
-    if config.watch.spike is None:
-        raise UserError("watch.on_spike: rollback needs spikes to be detected, and watch.spike is null")
+    if config.watch.limits.spike is None:
+        raise UserError("watch.on_spike: rollback needs spikes to be detected, and watch.limits.spike is null")
     if not config.checkpoint.every and not config.checkpoint.every_minutes:
         raise UserError(
             "watch.on_spike: rollback needs checkpoints to go back to, and checkpoint.every and "

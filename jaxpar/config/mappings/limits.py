@@ -9,6 +9,12 @@ from dataclasses import dataclass
 class LimitsConfig:
     """From where an anomaly is reported, by its kind. Null reports none of that kind."""
 
+    spike: float | None = 8.0
+    """A loss this many robust standard deviations above the median of the last ones is a spike."""
+    spike_window: int = 100
+    """Number of past losses that a new one is compared with."""
+    skipped_steps: int = 10
+    """The run stops with a diagnosis after this many consecutive steps with a non-finite loss or gradient."""
     slow_step: float | None = 3.0
     """A step is reported if it takes this many times the median and at least a second longer."""
     slow_pace: float | None = 1.5

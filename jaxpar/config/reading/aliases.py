@@ -186,6 +186,9 @@ MOVED: dict[str, str] = {
     "matmul_except.parts": "precision.matmul_options.exclude",
     "matmul_except.first_layers": "precision.matmul_options.first_layers",
     "matmul_except.last_layers": "precision.matmul_options.last_layers",
+    "run.max_skipped_steps": "watch.limits.skipped_steps",
+    "watch.spike": "watch.limits.spike",
+    "watch.spike_window": "watch.limits.spike_window",
     "optimizer.lion_beta1": "optimizer.options.beta1",
     "optimizer.lion_beta2": "optimizer.options.beta2",
     "optimizer.muon_momentum": "optimizer.options.momentum",
@@ -196,6 +199,7 @@ MOVED: dict[str, str] = {
 """Old keys, by `section.key` or `mapping.key`, to their keys now."""
 
 REMOVED: dict[str, str] = {
+    "evaluation.sample_temperature": "the sample of a run has temperature 0.7; jaxpar.generate takes others",
     "optimizer.matrix_dtype": "updates multiply matrices in bfloat16 on GPUs and in float32 on CPUs",
 }
 """Old keys without a successor, each with what is done instead."""

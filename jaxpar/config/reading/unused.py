@@ -68,7 +68,6 @@ _OWNERS = (
         one_of(OF_TILES),
         also=_multiplies_experts,
     ),
-    _Owner("evaluation", "sample_tokens", ("sample_temperature",), lambda tokens: tokens > 0, "above 0"),
     *(
         _Owner("loss", "name", (key,), lambda name, key=key: key in OBJECTIVES[name].keys, objective)
         for objective, entry in OBJECTIVES.items()

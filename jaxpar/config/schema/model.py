@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.parts import FEED_FORWARDS, INPUTS, MIXERS
-from jaxpar.config.schema.experts import ExpertsConfig
 
 _Value = int | float | bool | str | None
 

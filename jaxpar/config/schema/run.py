@@ -28,8 +28,6 @@ class RunConfig:
     """Steps between two logged lines."""
     profile: str | None = None
     """Steps to trace with the JAX profiler, as `first:last` (for example `10:15`)."""
-    max_skipped_steps: int = 10
-    """Stop with a diagnosis after this many consecutive steps with a non-finite loss or gradient."""
     compile_cache: str | None = "~/.cache/jaxpar/xla"
     """Folder of the persistent compilation cache; null turns it off. Other learning rates, schedules,
     decays, limits of the gradient, seeds, numbers of steps and names of a run use the same programs."""
@@ -56,11 +54,6 @@ class CheckpointConfig:
 class WatchConfig:
     """The anomalies that a run watches for, and what it does about a loss spike (`docs/operations.md`)."""
 
-    spike: float | None = 8.0
-    """A loss this many robust standard deviations above the median of the last ones is a spike. Null turns this check
-    off."""
-    spike_window: int = 100
-    """Number of past losses that a new one is compared with."""
     on_spike: Literal["report", "rollback"] = "report"
     """`report` reports a spike and continues; `rollback` goes back to the newest checkpoint and skips the batches
     that led to the spike."""

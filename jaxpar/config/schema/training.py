@@ -101,5 +101,3 @@ class EvaluationConfig:
     """Tokens to generate from a held-out prompt at the end; 0 means none."""
     ema: bool = False
     """Evaluate and sample with the moving average of the weights (`optimizer.ema`) instead of the weights."""
-    sample_temperature: float = 0.7
-    """Temperature of that sample; 0 takes the likeliest token."""

@@ -13,8 +13,8 @@ import numpy as np
 from jaxpar.checkpoint.facts import CAME_FROM
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models, layer_kinds
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema import Config, LoraConfig
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.spelling import named
 from jaxpar.interop.conversion.converted import write_weights
 from jaxpar.interop.conversion.derived import DerivedModel

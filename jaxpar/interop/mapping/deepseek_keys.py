@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxpar.config.counting import head_dim
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.interop.mapping.keys import REQUIRED, HFConfig
 from jaxpar.layers.experts.routers import options_of
 from jaxpar.layers.latent_attention import shape_of

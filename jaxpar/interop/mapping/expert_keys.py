@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.interop.mapping.keys import HFConfig
 
 NORMALISED, PLAIN = "top_k_softmax", "softmax_top_k"

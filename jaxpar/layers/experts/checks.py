@@ -7,9 +7,9 @@ from dataclasses import fields
 from jaxpar.config.checks.sizes import divides, key_of, known
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config, ModelConfig
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.experts.clusters import clustering_of
 from jaxpar.layers.experts.routers import ROUTERS, options_of
 

@@ -18,8 +18,8 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.reading.typed import record_from_plain
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.declaration.activations import ALWAYS_SAVED
 from jaxpar.layers.experts.routing import NO_EXPERT, Routing
 from jaxpar.layers.experts.rows import NONE, collect, spread

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.declaration.activations import Activation, Dims
 from jaxpar.layers.declaration.part import Elementwise, Matmuls, Operation, Part, Traffic, Weights, matrix, vector
 from jaxpar.layers.experts.rounds import INPUT

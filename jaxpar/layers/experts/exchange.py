@@ -11,8 +11,8 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.plan import ExpertLayout
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.experts.messages import room_of, row_room
 from jaxpar.layers.experts.rows import NONE, Lists, Places, Window, by_expert, by_rank, collect, spread
 from jaxpar.mesh.collectives import (

@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.plan import ExpertLayout
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.block import Block, Context
 from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.part import Part

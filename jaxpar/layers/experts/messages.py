@@ -10,7 +10,7 @@ from collections.abc import Callable
 from math import ceil, prod
 from typing import Literal, NamedTuple
 
-from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.layers.experts.clusters import as_sent
 from jaxpar.layers.experts.routers import groups_of
 from jaxpar.mesh.quantized.blocks import row_bytes

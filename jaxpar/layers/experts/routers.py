@@ -12,8 +12,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.reading.typed import record_from_plain
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.experts.assignment import balanced, chosen_by_experts
 from jaxpar.layers.experts.losses import balance_loss, gshard_loss, importance_and_load_loss, sam_loss
 from jaxpar.layers.experts.routing import (

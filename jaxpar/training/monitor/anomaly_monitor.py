@@ -60,7 +60,7 @@ class AnomalyMonitor:
     ) -> None:
         """`limits` are those of numbers of layers, by their name in `StepRecord.features`."""
         self._config, self._watch, self._order, self._listeners = config, config.watch, order, listeners
-        self._losses = LossWindow(self._watch.spike_window, self._watch.spike)
+        self._losses = LossWindow(self._watch.limits.spike_window, self._watch.limits.spike)
         self._slow, self._pace = SlowSteps(self._watch.limits.slow_step), Pace(self._watch.limits.slow_pace)
         self._limits = limits or {}
         self._episodes = Episodes(quiet=LAST, apart_s=dict.fromkeys(("slow_step", "slow_pace"), SLOW_APART_S))
@@ -77,7 +77,7 @@ class AnomalyMonitor:
 
     def restore(self, facts: dict[str, Any]) -> None:
         """Continue from the facts of a checkpoint."""
-        self._losses = LossWindow(self._watch.spike_window, self._watch.spike, facts["losses"])
+        self._losses = LossWindow(self._watch.limits.spike_window, self._watch.limits.spike, facts["losses"])
         self._rollbacks = facts["rollbacks"]
         self._warm_up()
 
@@ -130,7 +130,7 @@ class AnomalyMonitor:
             newest: words for where the newest checkpoint is.
 
         Raises:
-            TrainingError: there were `run.max_skipped_steps` in a row.
+            TrainingError: there were `watch.limits.skipped_steps` in a row.
         """
         loss, norm = float(metrics.loss), float(metrics.grad_norm)
         half = self._config.precision.compute == "float16"
@@ -140,7 +140,7 @@ class AnomalyMonitor:
         if not (half and math.isfinite(loss)) and self._episodes.begins("not_finite", number):
             self._diagnose(number, metrics, weights)
         in_row = int(metrics.skipped_in_row)
-        if in_row >= self._config.run.max_skipped_steps:
+        if in_row >= self._watch.limits.skipped_steps:
             where = "only the gradient is not" if math.isfinite(loss) else "the loss itself is not finite"
             first = number - in_row + 1
             steps = f"steps {first} to {number}" if in_row > 1 else f"step {number}"

@@ -31,6 +31,9 @@ from jaxpar.training.step.train_step import TrainStep
 LEAST = -1e30
 """Replaces the logit of minus infinity of a column that only pads the vocabulary: sums need it finite."""
 
+TEMPERATURE = 0.7
+"""Temperature of the sample at the end of a run."""
+
 
 def next_token_logits(step: TrainStep) -> Wrapped:
     """Compiled (weights, batch [1, row, seq], position) -> logits [vocabulary] after that index of the first row.
@@ -127,6 +130,6 @@ def sample_heldout(trainer: Run) -> tuple[str, str]:
     assert trainer.data.heldout is not None, "a sample continues a held-out document"
     evaluation = trainer.config.evaluation
     start = prompt(trainer.data.heldout.stream, trainer.config.data.sequence_length // 2)
-    more = continue_tokens(trainer, start, evaluation.sample_tokens, evaluation.sample_temperature)
+    more = continue_tokens(trainer, start, evaluation.sample_tokens, TEMPERATURE)
     decode = trainer.data.decode or (lambda tokens: " ".join(str(token) for token in tokens))
     return decode(start), decode(more)

@@ -21,7 +21,6 @@ MAY_CHANGE_KEYS = (
     "run.dir",
     "run.log_every",
     "run.profile",
-    "run.max_skipped_steps",
     "run.compile_cache",
     "run.wandb",
     "data.prefetch",

@@ -25,7 +25,7 @@ from jaxpar.compiler.report.page import html_page
 from jaxpar.compiler.report.tables import differences
 from jaxpar.compiler.report.text import COPIES, print_report
 from jaxpar.config import load_config
-from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.cost.hardware_model import HOPPER
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.cluster import parse_cluster

@@ -10,7 +10,7 @@ import pytest
 from jaxpar.compiler.compile import plan_for
 from jaxpar.compiler.report.layer_schedule import layer_schedules
 from jaxpar.config import Config
-from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.experts.messages import messages_of, row_bytes_of_ways
 from jaxpar.memory.layer_shape import layer_shapes

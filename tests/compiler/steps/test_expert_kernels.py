@@ -11,8 +11,8 @@ import pytest
 from jaxpar.compiler.compile import plan_for
 from jaxpar.compiler.program.hlo.records import leaves
 from jaxpar.compiler.report import Analysis
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.matmul import MatmulOptions
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.memory.estimate import estimate_memory
 from tests.compiler.inspected import inspected, wide

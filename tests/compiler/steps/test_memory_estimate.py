@@ -9,7 +9,7 @@ import pytest
 from jaxpar.compiler.compile import plan_for
 from jaxpar.compiler.program.memory.timeline import occupants
 from jaxpar.config import Config, load_config
-from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.counting import parameter_count

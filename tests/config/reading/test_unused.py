@@ -45,7 +45,6 @@ def test_a_setting_that_is_ignored_is_one_sentence(overrides, parts):
         (["precision.matmul=fp8_current", "precision.matmul_options.backend=cudnn"], "matmul: fp8_block or mxfp8"),
         (["optimizer.decay_fraction=0.5"], "optimizer.schedule: wsd"),
         (["optimizer.schedule=constant", "optimizer.final_fraction=0.5"], "optimizer.schedule: cosine, linear or wsd"),
-        (["evaluation.sample_temperature=0.5"], "evaluation.sample_tokens: above 0"),
         (["watch.max_rollbacks=5"], "watch.on_spike: rollback"),
     ],
 )
@@ -58,7 +57,6 @@ def test_a_setting_that_another_one_switches_off_is_refused(overrides, needed):
     "overrides",
     [
         ["optimizer.name=muon", "optimizer.options.beta2=0.9"],
-        ["evaluation.sample_tokens=8", "evaluation.sample_temperature=0"],
         ["optimizer.name=muon", "optimizer.options.momentum=0.9"],
         ["attention.backend=xla", "attention.kv_block=256"],
         ["attention.query_block=256"],

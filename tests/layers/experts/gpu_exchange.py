@@ -19,8 +19,8 @@ from jaxpar.compiler.program.costs.ops import costs
 from jaxpar.compiler.program.from_program import schedule
 from jaxpar.compiler.program.loops import executions
 from jaxpar.compiler.report.step_timer import StepTimer
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.plan import Choice, ExpertLayout
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.cost.hardware_model import nearest_hardware
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.experts.exchange import EXCHANGES

@@ -13,7 +13,7 @@ import pytest
 from jaxtyping import Bool, Float64
 from scipy.special import ndtr
 
-from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.layers.experts.losses import share
 from jaxpar.layers.experts.routers import ROUTERS, options_of
 from jaxpar.layers.experts.routing import RouterState

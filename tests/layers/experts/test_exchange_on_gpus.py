@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.cost.expert_exchange import ExpertExchange
 from jaxpar.cost.hardware_model import nearest_hardware
 from jaxpar.cost.messages import network_of

@@ -13,9 +13,9 @@ import numpy as np
 import pytest
 from scipy.optimize import linear_sum_assignment
 
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.parts import ROUTERS as NAMES
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.experts import routers
 from jaxpar.layers.experts.assignment import balanced, within_capacity
 from jaxpar.layers.experts.checks import routers_without_gradient

@@ -9,8 +9,8 @@ import pytest
 
 from jaxpar.config import Config
 from jaxpar.config.axes import axis_sizes
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.plan import AxisSizes, Choice
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layout.choices.experts import expert_layouts

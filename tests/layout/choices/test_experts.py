@@ -10,8 +10,8 @@ import jax
 import pytest
 
 from jaxpar.config import Config
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.plan import Choice, ExpertLayout, Plan
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layout.given_plan import check_plan
 from jaxpar.layout.make_plan import make_plan, resolve_config

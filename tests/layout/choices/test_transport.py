@@ -8,8 +8,8 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.plan import Plan
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layout.choices.transport import transport_of
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.memory.estimate import estimated_bytes

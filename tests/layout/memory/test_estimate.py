@@ -12,9 +12,9 @@ import pytest
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config, load_config
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.config.plan import Choice, Plan
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.choices.pipeline import schedule_of

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from jaxpar.config import Config
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.plan import ExpertLayout
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.report import words
 from jaxpar.planner.search.avoid import parse_avoided

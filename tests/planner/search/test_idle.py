@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.reading.loading import config_to_yaml
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.plan import main
 from jaxpar.planner.planning import best_with_idle_hosts

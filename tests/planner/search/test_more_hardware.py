@@ -13,7 +13,7 @@ import pytest
 
 from benchmarks.planner.compiled import CONFIGS
 from jaxpar.config import Config, UserError, load_config
-from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.xla_flags import SLOW_NETWORK
 from jaxpar.planner.layout import Layout

@@ -8,7 +8,7 @@ from itertools import islice
 import pytest
 
 from jaxpar.config import UserError
-from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.planner.planning import planned_config
 from jaxpar.planner.search.activation_planner import ActivationPlanner

@@ -80,7 +80,7 @@ def scrambled(*numbers: int) -> Callable[[int, Rows], Rows]:
 
 QUIET = {"limits": {"slow_step": None, "slow_pace": None, "data_wait": None}}
 """Nothing is asserted of times, which others on this machine have a part in."""
-SPIKES = {"spike_window": 10, "spike": 4.0, **QUIET}
+SPIKES = {"limits": {"spike_window": 10, "spike": 4.0, **QUIET["limits"]}}
 
 
 def watched(folder: Path, steps: int, **sections: Any) -> Config:
@@ -196,10 +196,10 @@ def test_before_the_first_save_there_is_nothing_to_go_back_to(tmp_path: Path):
             ("watch.on_spike: rollback", "checkpoints"),
         ),
         (
-            {"watch": {"on_spike": "rollback", "spike": None}, "checkpoint": {"every": 5}},
+            {"watch": {"on_spike": "rollback", "limits": {"spike": None}}, "checkpoint": {"every": 5}},
             ("watch.on_spike: rollback", "needs spikes"),
         ),
-        ({"watch": {"spike_window": 3}}, ("watch.spike_window", "at least 10", "got 3")),
+        ({"watch": {"limits": {"spike_window": 3}}}, ("watch.limits.spike_window", "at least 10", "got 3")),
     ],
 )
 def test_a_watch_that_cannot_work_is_refused(tmp_path: Path, sections: dict[str, Any], parts: tuple[str, ...]):

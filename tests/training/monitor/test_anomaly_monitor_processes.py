@@ -21,7 +21,7 @@ def test_two_processes_agree_on_what_is_wrong_and_go_back_together(tmp_path: Pat
         16,
         parallel=MESH,
         run={"log_every": 4},
-        watch={"spike_window": 10, "spike": 4.0, "on_spike": "rollback"},
+        watch={"limits": {"spike_window": 10, "spike": 4.0}, "on_spike": "rollback"},
         checkpoint={"every": 12},
     )
     write_config(config, file := tmp_path / "run.yaml")

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config import Config, LossConfig
-from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.mesh.parameters import merge
 from tests.data.chat_files import VOCAB
 from tests.data.preference_files import prepared_pairs

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema.model import LoraConfig
 from tests.nonzero_gradients import gemma, nonzero_gradients
 from tests.small_run import SmallRun, small, with_overlap

@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config import Config, ParallelConfig
-from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.experts.reports import expert_metrics
 from jaxpar.layout.expert_bytes import sent_bytes

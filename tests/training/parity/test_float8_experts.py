@@ -10,8 +10,8 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.matmul import MatmulOptions
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.matmul_formats import exempt, tensor_names
 from jaxpar.layout.choices.matmul import codes_once

@@ -11,8 +11,8 @@ import numpy as np
 import pytest
 
 from jaxpar.config import Config, LoraConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.matmul import MatmulOptions
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.generation.layout import generation_config
 from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.training.run_folder.same_run import forbidden_changes

@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from tests.covering import covering_rows
 from tests.given_weights import state_with

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config import Config, LoraConfig
-from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_layout import shardings
 from jaxpar.mesh.parameters import merge

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.layers.experts.reports import LOAD, OVERFLOWS, RANK_LOAD
 from tests.small_run import SmallRun, small
 

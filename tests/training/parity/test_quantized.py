@@ -14,7 +14,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from tests.nonzero_gradients import nonzero_gradients
 from tests.small_run import SmallRun, small, worst_difference
 

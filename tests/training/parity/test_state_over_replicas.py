@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxpar.config import Config
-from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema.model import LoraConfig
 from jaxpar.mesh.rules import mesh_axes_of
 from tests.nonzero_gradients import gemma

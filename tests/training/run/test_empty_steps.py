@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 
 from jaxpar.config import Config
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.matmul import MatmulOptions
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.layers.experts.reports import ROUTED_TOKENS
 from jaxpar.memory.disk_array import DiskArray
 from jaxpar.observe.writers.jsonl import read_metrics

@@ -16,7 +16,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.observe.events import Listener, StepRecord
 from jaxpar.observe.writers.jsonl import JsonLines
 from jaxpar.observe.writers.summary import SummaryFile

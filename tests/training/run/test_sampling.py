@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config import LossConfig
-from jaxpar.config.schema.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.generation.sampling import NotFinite
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.training.run import sampling

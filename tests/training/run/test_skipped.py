@@ -81,7 +81,7 @@ def test_too_many_skipped_steps_in_a_row_stop_the_run_with_a_diagnosis(
         tmp_path,
         30,
         parallel=MESH,
-        run={"max_skipped_steps": 3},
+        watch={"limits": {"skipped_steps": 3}},
         optimizer={"learning_rate": 1e30, "clip_norm": None, "warmup_steps": 1},
         checkpoint={"every": 1, "keep_last": 9},
     )
@@ -107,8 +107,8 @@ def test_too_many_skipped_steps_in_a_row_stop_the_run_with_a_diagnosis(
 
 def test_saves_of_skipped_steps_do_not_push_out_the_last_healthy_checkpoint(tmp_path: Path):
     def config(steps: int, most: int) -> Config:
-        watch: dict[str, Any] = {"run": {"max_skipped_steps": most}, "checkpoint": {"every": 2, "keep_last": 1}}
-        return run_config(tmp_path, steps, parallel=MESH, **watch)
+        watch: dict[str, Any] = {"limits": {"skipped_steps": most}}
+        return run_config(tmp_path, steps, parallel=MESH, watch=watch, checkpoint={"every": 2, "keep_last": 1})
 
     def saved() -> list[str]:
         return sorted(path.name for path in (tmp_path / "run" / "checkpoints").iterdir())
@@ -135,11 +135,12 @@ def test_saves_of_skipped_steps_do_not_push_out_the_last_healthy_checkpoint(tmp_
 
 
 def test_a_single_good_step_restarts_the_count(tmp_path: Path):
-    config = run_config(tmp_path, 8, parallel=MESH, run={"max_skipped_steps": 3})
+    config = run_config(tmp_path, 8, parallel=MESH, watch={"limits": {"skipped_steps": 3}})
     recorded = fit_poisoned(config, {2, 3, 5, 6, 8})
     assert recorded.records[-1].skipped_steps == 5
     with refused("3 steps in a row", "nothing was saved", error=TrainingError):
-        fit_poisoned(run_config(tmp_path / "other", 8, parallel=MESH, run={"max_skipped_steps": 3}), {2, 3, 4})
+        other = run_config(tmp_path / "other", 8, parallel=MESH, watch={"limits": {"skipped_steps": 3}})
+        fit_poisoned(other, {2, 3, 4})
 
 
 @pytest.mark.long

@@ -12,8 +12,8 @@ import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxpar.config import Config, OptimizerConfig
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.reading.options import record_of
-from jaxpar.config.schema.experts import ExpertsConfig
 from jaxpar.training.run.trainer import Trainer
 from tests.small_run import SmallRun, small
 
