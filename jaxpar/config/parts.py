@@ -16,7 +16,7 @@ MIXERS: dict[str, str] = {
 }
 """The values of `model.mixer`, each with the block that it names."""
 
-INPUTS: dict[str, str] = {"tokens": "jaxpar.layers.token_embedding:TokenEmbedding"}
+INPUTS: dict[str, str] = {"tokens": "jaxpar.layers.inputs.token_embedding:TokenEmbedding"}
 """The values of `model.input`, each with the block that it names."""
 
 FEED_FORWARDS: dict[str, str] = {

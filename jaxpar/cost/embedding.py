@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jaxpar.config.schema import ModelConfig
 from jaxpar.cost.messages import Ring
-from jaxpar.layers.input import input_class
+from jaxpar.layers.inputs.input import input_class
 from jaxpar.mesh.placements import TABLES
 
 ID_BYTES = 4.0

@@ -10,7 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxpar.config import Config, LossConfig, UserError
 from jaxpar.config.mappings.quantized import QuantizedConfig
 from jaxpar.distributed.devices import devices_per_node
-from jaxpar.layers.input import refuse_without_batches
+from jaxpar.layers.inputs.input import refuse_without_batches
 from jaxpar.layout.make_plan import make_plan
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import DATA_AXES

@@ -19,7 +19,7 @@ from jaxpar.layers.declared import declare_layer, feed_forward_class, mixer_clas
 from jaxpar.layers.experts.checks import check_expert_ranks, check_experts
 from jaxpar.layers.feed_forward.gated import Gated
 from jaxpar.layers.feed_forward.plain import Plain
-from jaxpar.layers.input import TIED, input_class, refuse_without_batches
+from jaxpar.layers.inputs.input import TIED, input_class, refuse_without_batches
 from jaxpar.layers.lora import adaptable
 from jaxpar.layers.matmul_formats import (
     NEVER,

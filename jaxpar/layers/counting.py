@@ -7,10 +7,10 @@ from math import prod
 from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.layers.declared import declare_layer
-from jaxpar.layers.input import input_class
+from jaxpar.layers.inputs.input import input_class
+from jaxpar.layers.inputs.token_embedding import vocabulary_matrix
 from jaxpar.layers.lora import adapted
 from jaxpar.layers.norm import NORMS
-from jaxpar.layers.token_embedding import vocabulary_matrix
 
 
 def parameter_count(model: ModelConfig, padded: bool) -> int:

@@ -14,7 +14,7 @@ from jaxpar.config.counting import kv_heads
 from jaxpar.config.parts import OBJECTIVES, implementation
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.host import PINNED
-from jaxpar.layers.input import input_class
+from jaxpar.layers.inputs.input import input_class
 from jaxpar.layout.carried import CarriedRequest, carried_of
 from jaxpar.layout.choices.pipeline import layer_order, pipeline_program, schedule_of
 from jaxpar.layout.choices.transport import transport_of

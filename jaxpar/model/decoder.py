@@ -18,7 +18,7 @@ from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.block import Attend
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.weights import specs_of, with_weights
-from jaxpar.layers.input import input_class
+from jaxpar.layers.inputs.input import input_class
 from jaxpar.layers.layer import PLAIN_OPS, DecoderLayer
 from jaxpar.layers.lora import with_frozen
 from jaxpar.layers.norm import NORMS

@@ -14,7 +14,7 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.context import sequence_part
 from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layers.dropout import dropout
-from jaxpar.layers.input import Input, input_class
+from jaxpar.layers.inputs.input import Input, input_class
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.materialize import gather, materialize
 from jaxpar.mesh.parameters import Arrays

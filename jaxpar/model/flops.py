@@ -28,7 +28,7 @@ from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.layers.counting import factor_parameters, matmul_parameters
 from jaxpar.layers.declaration.part import Core, Recurrence
 from jaxpar.layers.declared import declare_layer
-from jaxpar.layers.input import input_class
+from jaxpar.layers.inputs.input import input_class
 from jaxpar.layers.lora import OFF
 from jaxpar.memory.layer_shape import mean_keys
 

@@ -13,9 +13,9 @@ from jaxtyping import Array, Float
 
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.weights import declare_weights, with_weights
-from jaxpar.layers.input import TIED
+from jaxpar.layers.inputs.input import TIED
+from jaxpar.layers.inputs.token_embedding import vocabulary_matrix
 from jaxpar.layers.norm import NORMS
-from jaxpar.layers.token_embedding import vocabulary_matrix
 from jaxpar.mesh.collectives import gather_sequence
 from jaxpar.mesh.materialize import gather, materialize
 from jaxpar.mesh.parameters import Weights

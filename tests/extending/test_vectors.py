@@ -18,8 +18,8 @@ from jaxpar.config.parts import DATA_SOURCES, INPUTS
 from jaxpar.generation.generator import Generator
 from jaxpar.interop.config_json import family_for
 from jaxpar.layers.counting import parameter_count
+from jaxpar.layers.inputs.token_embedding import TokenEmbedding
 from jaxpar.layers.norm import rms_normalize
-from jaxpar.layers.token_embedding import TokenEmbedding
 from jaxpar.model.flops import flops_per_step
 from tests.extending import vectors
 from tests.reference import decoder64

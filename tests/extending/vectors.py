@@ -26,7 +26,7 @@ from jaxpar.data.packing import Row, Rows
 from jaxpar.data.stdlib import VOCAB, open_stdlib
 from jaxpar.layers.context import sequence_part
 from jaxpar.layers.declaration.part import Weights
-from jaxpar.layers.input import Input
+from jaxpar.layers.inputs.input import Input
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.runtime.batch import Field
 

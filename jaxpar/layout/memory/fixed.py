@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpar.config import Config
 from jaxpar.config.counting import padded_vocab
-from jaxpar.layers.input import input_class
+from jaxpar.layers.inputs.input import input_class
 from jaxpar.layers.matmul_formats import quantised, routed_groups
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.kernel_head import kernel_bytes, kernel_chunks

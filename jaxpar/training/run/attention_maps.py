@@ -19,7 +19,7 @@ from jaxpar.config.counting import attention_scale
 from jaxpar.config.kinds import kind_model
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.weights import with_weights
-from jaxpar.layers.input import refuse_without_batches
+from jaxpar.layers.inputs.input import refuse_without_batches
 from jaxpar.layout.make_plan import make_plan
 from jaxpar.layout.stages import mask_of, stages_of
 from jaxpar.layout.state import all_weights

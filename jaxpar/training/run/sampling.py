@@ -13,7 +13,7 @@ from jax.stages import Wrapped
 from jaxpar.data import prompt
 from jaxpar.generation.generator import Generator
 from jaxpar.generation.sampling import NotFinite, Sampling
-from jaxpar.layers.input import refuse_without_batches
+from jaxpar.layers.inputs.input import refuse_without_batches
 from jaxpar.layout.choices.pipeline import forward_program
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout

@@ -28,6 +28,14 @@ UPDATE = (
         ),
     ),
     Fault(
+        name="gradient_of_an_input_without_earlier_microbatches",
+        description="The gradient of a matrix of the input is that of the last microbatch.",
+        file="jaxpar/model/embedding.py",
+        old="added = jax.tree.map(jnp.add, accumulators, new)",
+        new="added = new",
+        caught_by=("tests/extending/test_vectors.py::test_loss_and_gradients_of_vectors_equal_float64[fsdp]",),
+    ),
+    Fault(
         name="loss_scale_left_in",
         description="Under float16 gradients are not divided by the loss scale.",
         file="jaxpar/training/residency/on_device.py",

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.part import Weights
-from jaxpar.layers.input import TIED, Input
+from jaxpar.layers.inputs.input import TIED, Input
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.runtime.batch import POSITIONS, TOKENS
 

@@ -1,0 +1,1 @@
+"""Blocks before the first layer, which make the residual stream from a batch."""
