@@ -103,7 +103,7 @@ class _Ring:
         wrap = self.wraps if wrap is None else wrap
         return _parted(shift_context(_joined(pair), by * self.stride, wrap=wrap), pair)
 
-    def shift_both(self, kv: Pair, travelling: Pair, meanwhile: Callable[[], Any]) -> tuple[Pair, Pair, Any]:
+    def shift_both[T](self, kv: Pair, travelling: Pair, meanwhile: Callable[[], T]) -> tuple[Pair, Pair, T]:
         """`shift` of keys and values, and of their float32 gradients, while something is computed.
 
         They are one message where both go all the way round; it is unpacked only when the computation is done.

@@ -8,9 +8,9 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 import jax
+from jaxtyping import PyTree
 
 from jaxpar.checkpoint import folders, manifest, processes, retention, sealing
 from jaxpar.checkpoint.arrays import ArrayFolder
@@ -60,7 +60,7 @@ class Checkpointer:
         self._notes: list[str] = []
         self._verified: set[int] = set()
 
-    def save(self, step: int, state: Any, facts: dict[str, object]) -> None:
+    def save(self, step: int, state: PyTree[jax.Array | Pieces], facts: dict[str, object]) -> None:
         """Save `state` and `facts` (a JSON object) as the checkpoint of `step`, in the background.
 
         Returns once the arrays are copied to the host, so the caller may donate them at once, and arrays of pieces are
@@ -164,7 +164,7 @@ class Checkpointer:
         self.wait()
         return processes.from_first(lambda: self._read_facts(step))
 
-    def restore(self, step: int, like: Any, optional: Sequence[str] = ()) -> Any:
+    def restore[State](self, step: int, like: State, optional: Sequence[str] = ()) -> State:
         """The state saved at `step`, bit for bit, with the structure and shardings of `like`.
 
         Args:
@@ -190,7 +190,7 @@ class Checkpointer:
         except OSError as error:
             raise CheckpointError(f"checkpoint {path} could not be read ({reason(error)})") from error
 
-    def _read(self, arrays: Path, like: Any, path: Path, optional: Sequence[str]) -> Any:
+    def _read[State](self, arrays: Path, like: State, path: Path, optional: Sequence[str]) -> State:
         """The state from the folder `arrays` in a view of the checkpoint at `path`."""
         saved = self._arrays.specs(arrays)
         wanted = named_leaves(like)

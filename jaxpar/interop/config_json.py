@@ -106,7 +106,7 @@ def quantization_of(hf_config: HFConfig) -> str | None:
         return None
     method = options.get("quant_method") if isinstance(options, dict) else options
     if method == COMPRESSED:
-        _check_compressed(hf_config, options)
+        _check_compressed(hf_config, options if isinstance(options, dict) else {})
         return COMPRESSED
     if not family.quantizations:
         raise UserError(f"{hf_config.file}: the key {QUANTIZATION} is not supported for {family.model_type}")
@@ -114,7 +114,7 @@ def quantization_of(hf_config: HFConfig) -> str | None:
         raise hf_config.refusal(
             f"{QUANTIZATION}.quant_method", method, " or ".join((*family.quantizations, COMPRESSED))
         )
-    return method
+    return str(method)
 
 
 def _check_compressed(hf_config: HFConfig, options: Mapping[str, object]) -> None:

@@ -10,6 +10,7 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from jaxtyping import PyTree
 
 type Layouts = PyTree[PartitionSpec]
+"""A partition for each array of a tree, or for all arrays of a part of it."""
 
 
 def mapped[**P, R](

@@ -19,7 +19,10 @@ from pallas_kernels.varying import vary_over, varying_axes
 
 type ArrayTuple = tuple[jax.Array, ...]
 type Sums = list[jax.Array] | None
+"""Sums so far; None before the first addend."""
+
 type Cotangent = jax.Array | SymbolicZero
+"""A gradient of an output; symbolic where the output is not used."""
 
 
 class Place(NamedTuple):

@@ -77,6 +77,7 @@ REFUSED = {
         "deepseek_v3", {"n_group": ...}, ("n_group", "missing")
     ),
     "no vocabulary": ("llama", {"vocab_size": None}, ("vocab_size", "null")),
+    "a format without groups": ("qwen3", {"quantization_config": "compressed-tensors"}, ("config_groups", "mapping")),
     "a key that nobody knows": ("qwen3", {"quantization_config": {"bits": 4}}, ("quantization_config", "qwen3")),
     "heads twice": ("deepseek_v3", {"num_key_value_heads": 2}, ("num_key_value_heads", "2", "4")),
     "a rotary width twice": ("deepseek_v3", {"head_dim": 6}, ("head_dim", "6", "8")),

@@ -111,6 +111,5 @@ def _compare(options: Options, old: dict[str, Any], new: dict[str, Any]) -> None
         what = "is new" if path not in before else "is gone" if path not in after else "was changed"
         raise UserError(
             f"--out {quoted(str(options.out))}: input {path} {what} since the folder {state}; use another --out, or "
-            "remove "
-            "that folder"
+            "remove that folder"
         )

@@ -196,7 +196,8 @@ def _length(source: Model) -> int:
     """The number of tokens that a model was trained with, as far as is known."""
     if not isinstance(source, HFFolder):
         return source.config.data.sequence_length
-    return HFConfig("", read_config(source.path).values).get("max_position_embeddings", 0)
+    length = HFConfig("", read_config(source.path).values).get("max_position_embeddings")
+    return length if isinstance(length, int) else 0
 
 
 def _with_dtype(config: Mapping[str, object], dtypes: Mapping[str, np.dtype]) -> dict[str, object]:

@@ -25,7 +25,7 @@ class HFConfig:
     """Name of the file, for messages."""
     values: Mapping[str, object]
 
-    def get(self, key: str, default: object = None) -> Any:
+    def get(self, key: str, default: object = None) -> object:
         """The value of a key; `default` where it is absent.
 
         Raises:

@@ -14,7 +14,7 @@ from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
@@ -24,6 +24,9 @@ from jaxpar.config.strict_json import json_text
 from jaxpar.observe.events import Listener, RunInfo, StepRecord, Summary
 from jaxpar.observe.files import write_atomically
 from jaxpar.observe.writers.scalars import evaluation_scalars, step_scalars
+
+if TYPE_CHECKING:
+    import wandb
 
 IDENTITY_FILE = "wandb.json"
 """File in the run's folder with its project and id in W&B, so that a resumed run continues the same run there."""
@@ -51,7 +54,7 @@ class WeightsAndBiases(Listener):
                 f"{install_command('wandb')}, or set run.wandb=null"
             )
         self._project = project
-        self._run: Any = None
+        self._run: wandb.Run | None = None
 
     def start(self, info: RunInfo) -> str:
         import wandb
@@ -80,8 +83,7 @@ class WeightsAndBiases(Listener):
         except Exception as error:  # W&B raises errors of many kinds, and none of them is the run's own
             raise UserError(
                 f"run.wandb: {quoted(self._project)} cannot be used ({_first_line(error)}); set WANDB_MODE=offline "
-                "to keep "
-                "the run in its folder for `wandb sync`, or run.wandb=null"
+                "to keep the run in its folder for `wandb sync`, or run.wandb=null"
             ) from error
 
     def step(self, record: StepRecord) -> None:
@@ -91,7 +93,7 @@ class WeightsAndBiases(Listener):
         self._send(lambda run: run.log({"step": step, **evaluation_scalars(loss, baseline)}))
 
     def sample(self, prompt: str, continuation: str) -> None:
-        def send(run: Any) -> None:
+        def send(run: wandb.Run) -> None:
             import wandb
 
             run.log({"sample": wandb.Table(columns=["prompt", "continuation"], data=[[prompt, continuation]])})
@@ -110,7 +112,7 @@ class WeightsAndBiases(Listener):
             with suppress(Exception):
                 run.finish(exit_code=1)
 
-    def _send(self, call: Callable[[Any], Any]) -> None:
+    def _send(self, call: Callable[[wandb.Run], object]) -> None:
         """`call` with the run, while W&B works. The first time that it fails, raises OSError, which is passed to the
         other listeners."""
         if self._run is None:
@@ -122,7 +124,7 @@ class WeightsAndBiases(Listener):
             raise OSError(f"nothing more is sent to run.wandb ({_first_line(error)})") from error
 
 
-def _location(run: Any) -> str:
+def _location(run: wandb.Run) -> str:
     """URL of the run at W&B, or the folder of an offline run and the command that sends it."""
     if run.url:
         return f"Weights & Biases shows this run at {run.url}."

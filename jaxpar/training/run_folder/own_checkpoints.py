@@ -81,7 +81,7 @@ def _recorded_save(run: Path) -> str | None:
     )
 
 
-def _saved(line: bytes) -> Any:
+def _saved(line: bytes) -> object:
     """The step of the save recorded in a line of `events.jsonl`; None where there is none, or it is damaged."""
     try:
         event = json.loads(line)

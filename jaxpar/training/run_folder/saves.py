@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+from jaxtyping import PyTree
 
 from jaxpar.checkpoint import Checkpointer, CheckpointError
 from jaxpar.checkpoint.facts import CARRIED, check_run_facts, skipped_in_row
@@ -44,7 +45,7 @@ class Saves:
         """Step of each checkpoint that this process saved or restored, to the steps in a row that had been skipped."""
 
     def restore(
-        self, like: TrainState, carried: Mapping[str, Carried[Any]], check: Callable[[dict[str, object]], None]
+        self, like: TrainState, carried: Mapping[str, Carried[PyTree]], check: Callable[[dict[str, object]], None]
     ) -> tuple[TrainState, dict[str, Any]] | None:
         """The newest intact state, laid out as `like` with this `carried` state, and the facts saved with it; None
         where there is none.
@@ -151,7 +152,7 @@ def read_state(
     checkpointer: Checkpointer,
     step: int,
     like: TrainState,
-    carried: Mapping[str, Carried[Any]],
+    carried: Mapping[str, Carried[PyTree]],
     report: Callable[[str], None],
 ) -> tuple[TrainState, dict[str, Any]]:
     """The state that was saved at `step`, laid out as `like`, and the facts saved with it.
@@ -183,5 +184,5 @@ def _run_facts(checkpointer: Checkpointer, step: int) -> dict[str, Any]:
     return facts
 
 
-def _initial(kind: Carried[Any], like: Any) -> Any:
+def _initial[State](kind: Carried[State], like: State) -> State:
     return jax.jit(kind.init, out_shardings=jax.tree.map(lambda leaf: leaf.sharding, like))()
