@@ -108,8 +108,8 @@ def _product_forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.A
     return _product(x, w), (x, w)
 
 
-def _product_backward(kept: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array]:
-    x, w = kept
+def _product_backward(saved: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array]:
+    x, w = saved
     narrow, inputs, outputs = w.astype(x.dtype), x.ndim - 2, dy.ndim - 2
     over = lambda left, right: ((tuple(left), tuple(right)), ((), ()))
     dx = lax.dot_general(dy, narrow, over(range(2, dy.ndim), range(inputs, w.ndim)))
@@ -273,9 +273,9 @@ def _gather_matmul_forward(chunks: int, x: jax.Array, weights: ArrayTuple) -> tu
 
 
 def _gather_matmul_backward(
-    chunks: int, kept: _Saved[jax.Array], dys: tuple[Cotangent, ...]
+    chunks: int, saved: _Saved[jax.Array], dys: tuple[Cotangent, ...]
 ) -> tuple[PyTree[jax.Array], ...]:
-    asked, x, weights = kept
+    asked, x, weights = saved
     each = [instantiated(dy, x) for dy in dys]
     dx, sums = gathered_gradients(chunks, asked, x, _narrow(weights, x), each, x.dtype)
     return dx, asked.gradients(sums, weights)
@@ -294,8 +294,8 @@ def _matmul_scatter_forward(chunks: int, xs: ArrayTuple, weights: ArrayTuple) ->
     return _matmul_scatter(chunks, xs, weights), (asked, xs, weights)
 
 
-def _matmul_scatter_backward(chunks: int, kept: _Saved[ArrayTuple], dy: Cotangent) -> tuple[PyTree[jax.Array], ...]:
-    asked, xs, weights = kept
+def _matmul_scatter_backward(chunks: int, saved: _Saved[ArrayTuple], dy: Cotangent) -> tuple[PyTree[jax.Array], ...]:
+    asked, xs, weights = saved
     x = xs[0]
     dxs, sums = scattered_gradients(chunks, asked, xs, _narrow(weights, x), instantiated(dy, x), x.dtype)
     return None if dxs is None else tuple(dxs), asked.gradients(sums, weights)

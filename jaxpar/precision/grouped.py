@@ -160,8 +160,8 @@ def _forward[*Saved](how: _How, *arguments: *Saved) -> tuple[tuple[jax.Array, ..
     return _products(how, *arguments), arguments
 
 
-def _backward(how: _How, kept: tuple[PyTree[jax.Array], ...], dys: tuple[jax.Array, ...]) -> tuple[PyTree, ...]:
-    x, weights, scales, sizes, exact = kept
+def _backward(how: _How, saved: tuple[PyTree[jax.Array], ...], dys: tuple[jax.Array, ...]) -> tuple[PyTree, ...]:
+    x, weights, scales, sizes, exact = saved
 
     def quantised() -> tuple[jax.Array, tuple[jax.Array, ...]]:
         form = how.recipe.gradient

@@ -187,8 +187,8 @@ def _forward[*Saved](how: _How, *arguments: *Saved) -> tuple[tuple[jax.Array, ..
     return _products(how, *arguments), arguments
 
 
-def _backward(how: _How, kept: tuple[PyTree[jax.Array], ...], dys: tuple[jax.Array, ...]) -> tuple[PyTree, ...]:
-    x, weights, sizes, (of_x, scales), zeros, exact = kept
+def _backward(how: _How, saved: tuple[PyTree[jax.Array], ...], dys: tuple[jax.Array, ...]) -> tuple[PyTree, ...]:
+    x, weights, sizes, (of_x, scales), zeros, exact = saved
     of_dys = how.of_gradients(dys, scales)  # not in the branch, because it may send
 
     def quantised() -> tuple[jax.Array, tuple[jax.Array, ...], Amax | None]:

@@ -204,8 +204,8 @@ def _forward[*Saved](how: _How, *arguments: *Saved) -> tuple[ArrayTuple, tuple[*
     return _products(how, *arguments), arguments
 
 
-def _backward(how: _How, kept: tuple[PyTree[jax.Array], ...], dys: ArrayTuple) -> tuple[PyTree[jax.Array], ...]:
-    x, weights, scales, zeros, exact = kept
+def _backward(how: _How, saved: tuple[PyTree[jax.Array], ...], dys: ArrayTuple) -> tuple[PyTree[jax.Array], ...]:
+    x, weights, scales, zeros, exact = saved
     recipe = how.recipe
     of_gradients = () if how.tiles is not None else gradient_scales(dys, scales, len(weights), recipe)
 

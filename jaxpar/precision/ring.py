@@ -82,8 +82,8 @@ def _in_forward(
     return _in(how, x, weights, scales, zeros), (asked, x, weights, scales, zeros)
 
 
-def _in_backward(how: _How, kept: _Saved, dys: tuple[Cotangent, ...]) -> tuple[PyTree[jax.Array], ...]:
-    asked, x, weights, scales, zeros = kept
+def _in_backward(how: _How, saved: _Saved, dys: tuple[Cotangent, ...]) -> tuple[PyTree[jax.Array], ...]:
+    asked, x, weights, scales, zeros = saved
     each = [instantiated(dy, x) for dy in dys]
     of_dys = gradient_scales(each, scales, len(weights), how.recipe)
     amax = amax_of_group(x, weights, each, zeros, coded=how.coded)
@@ -117,8 +117,8 @@ def _out_forward(
     return _out(how, x, weights, scales, zeros), (asked, x, weights, scales, zeros)
 
 
-def _out_backward(how: _How, kept: _Saved, cotangent: Cotangent) -> tuple[PyTree[jax.Array], ...]:
-    asked, x, weights, scales, zeros = kept
+def _out_backward(how: _How, saved: _Saved, cotangent: Cotangent) -> tuple[PyTree[jax.Array], ...]:
+    asked, x, weights, scales, zeros = saved
     dy = instantiated(cotangent, x)
     of_dys = gradient_scales([dy], scales, 1, how.recipe)
     amax = amax_of_group(x, weights, [dy], zeros, coded=how.coded)
