@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
 def _parser() -> Parser:
     parser = Parser(
         "jaxpar.convert",
-        "Convert weights from and to Hugging Face's format, to low-rank products (docs/models.md), and to experts "
+        "Convert weights from and to Hugging Face's format, to low-rank products (docs/weights.md), and to experts "
         "(docs/experts.md).",
     )
     words = (

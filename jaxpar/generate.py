@@ -28,7 +28,7 @@ MOST_TOKENS = 2**20
 EPILOG = """\
 MODEL is a folder in Hugging Face's format, of a run, of a checkpoint, or one that python -m jaxpar.convert wrote. Its
 tokenizer is used, or that of the data of its run; --tokenizer names another one. By default the tensor axis takes as
-many devices as divide the heads, and fsdp the others, each with rows of its own. docs/models.md has more.
+many devices as divide the heads, and fsdp the others, each with rows of its own. docs/generate.md has more.
 """
 
 

@@ -15,7 +15,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = Parser(
         "jaxpar.models",
         "List the families of models that can be read and written in Hugging Face's format; or print the "
-        "configuration with which to train a model, or which key of its config.json is not supported (docs/models.md).",
+        "configuration with which to train a model, or which key of its config.json is not supported (docs/weights.md).",
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="folder in Hugging Face's format, or of a run")
     options = parser.parse_args(arguments)

@@ -1,4 +1,4 @@
-"""The lines of Python in docs/models.md do what they show."""
+"""The lines of Python in docs/python.md do what they show."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ SMALLER = (
 
 
 @pytest.mark.long
-def test_the_lines_of_models_md(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    page = (ROOT / "docs/models.md").read_text(encoding="utf-8")
+def test_the_lines_of_python_md(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    page = (ROOT / "docs/python.md").read_text(encoding="utf-8")
     block = max(re.findall(r"(?:^    .*\n)+", page, re.M), key=lambda text: text.count(">>>"))
     assert block.count(">>>") > 5
     monkeypatch.chdir(tmp_path)
     Trainer(ROOT / "configs/quickstart.yaml", overrides=SMALLER, devices=jax.devices()[:1]).fit([])
-    example = doctest.DocTestParser().get_doctest(block, {}, "docs/models.md", None, None)
+    example = doctest.DocTestParser().get_doctest(block, {}, "docs/python.md", None, None)
     assert not doctest.DocTestRunner().run(example).failed

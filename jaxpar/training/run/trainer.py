@@ -206,7 +206,7 @@ class Trainer:
     def weights(self) -> NamedWeights:
         """The weights as they are now, by name: `trainer.weights()["layers.mlp.up"]` is [layers, embed, mlp] in NumPy.
 
-        With `evaluation.ema` these are their moving average. docs/models.md lists names and shapes.
+        With `evaluation.ema` these are their moving average. docs/python.md lists names and shapes.
         """
         return NamedWeights(self._run.evaluated_weights(), self._run.layout)
 
