@@ -14,8 +14,8 @@ def main(arguments: Sequence[str]) -> None:
     """Describe models from the command line; the exit code: 0 done, 2 a user error."""
     parser = Parser(
         "jaxpar.models",
-        "List the families of models that can be read and written in Hugging Face's format; or print the "
-        "configuration with which to train a model, or which key of its config.json is not supported (docs/weights.md).",
+        "List the families of models that can be read and written in Hugging Face's format; or print the configuration "
+        "with which to train a model, or the key of its config.json that is not supported (docs/weights.md).",
     )
     parser.add_argument("model", metavar="MODEL", nargs="?", help="folder in Hugging Face's format, or of a run")
     options = parser.parse_args(arguments)
