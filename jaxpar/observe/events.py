@@ -34,7 +34,7 @@ AnomalyKind = Literal[
     "not_finite", "empty_step", "loss_spike", "slow_step", "slow_pace", "data_wait", "straggler",
     "layer_limit",
 ]  # fmt: skip
-"""`docs/operations.md` states what each looks like and what to do."""
+"""`docs/warnings.md` states what each looks like and what to do."""
 
 
 @dataclass(frozen=True)

@@ -98,7 +98,7 @@ class ScaleHistory(QuantisedMatmuls):
     title = "window of magnitudes (precision.matmul: fp8_delayed)"
     reports = True
     limits = MappingProxyType(
-        {"matmul_reach": Limit(2.0, "times what its numbers of 8 bits reach: values were cut off (docs/operations.md)")}
+        {"matmul_reach": Limit(2.0, "times what its numbers of 8 bits reach: values were cut off (docs/warnings.md)")}
     )
 
     @property

@@ -52,7 +52,7 @@ class CheckpointConfig:
 
 @dataclass(frozen=True)
 class WatchConfig:
-    """The anomalies that a run watches for, and what it does about a loss spike (`docs/operations.md`)."""
+    """The anomalies that a run watches for, and what it does about a loss spike (`docs/warnings.md`)."""
 
     on_spike: Literal["report", "rollback"] = "report"
     """`report` reports a spike and continues; `rollback` goes back to the newest checkpoint and skips the batches

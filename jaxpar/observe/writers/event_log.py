@@ -8,7 +8,7 @@ step that was logged before it:
 |---|---|
 | `start` | `steps` (where the run ends), `baseline_loss`, `plan`: rows of [name, value, why] |
 | `message` | `text` |
-| `anomaly` | `kind`, `text`, and the numbers of that kind (`docs/operations.md`) |
+| `anomaly` | `kind`, `text`, and the numbers of that kind (`docs/warnings.md`) |
 | `rewound` | `to`: the checkpoint that the run went back to |
 | `saved` | `checkpoint`, the step whose state it is, and `path`, in the run's folder where it lies there |
 | `sample` | `prompt`, `continuation` |

@@ -1,6 +1,6 @@
 """The anomaly monitor of a run: it detects anomalies during training and reports each once.
 
-`docs/operations.md` shows what each anomaly looks like. Slow steps and waiting devices are judged from times
+`docs/warnings.md` shows what each anomaly looks like. Slow steps and waiting devices are judged from times
 that the loop measures anyway, losses from numbers that it reads anyway; only a non-finite step costs more.
 """
 
