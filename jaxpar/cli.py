@@ -107,7 +107,7 @@ class Parser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        by_name = {"/".join(action.option_strings): action for action in self._actions}
+        by_name = {"/".join(action.option_strings) or action.dest: action for action in self._actions}
         if match := re.fullmatch(r"unrecognized arguments: (.+)", message, re.DOTALL):
             self._refuse(match[1])
         if match := re.match(r"argument (\S+): invalid choice: '(.*)' \(choose from", message, re.DOTALL):

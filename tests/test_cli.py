@@ -34,6 +34,13 @@ def parser() -> Parser:
     return made
 
 
+def test_a_wrong_choice_of_an_argument_without_a_flag_is_one_sentence():
+    made = Parser("jaxpar.example", "An example.")
+    made.add_argument("direction", choices=("there", "back"))
+    with refused("direction", "there or back", "'bakc'", "back?"):
+        made.parse_args(["bakc"])
+
+
 def test_config_and_settings_are_the_same_everywhere():
     options = parser().parse_args(["--config", "a.yaml", "--set", "a.b=1", "--set", "c.d=2"])
     assert (options.config, options.overrides, options.json) == (Path("a.yaml"), ["a.b=1", "c.d=2"], False)

@@ -72,7 +72,7 @@ def check_input(config: Config) -> None:
     if model.position == "learned" and "positions" not in weights:
         raise UserError(f"model.position: learned, and {name} positions; expected rope or none")
     if config.evaluation.sample_tokens:
-        refuse_without_batches(model, "evaluation.sample_tokens")
+        refuse_without_batches(model, f"a sample (evaluation.sample_tokens: {config.evaluation.sample_tokens})")
 
 
 def check_blocks(model: ModelConfig) -> None:

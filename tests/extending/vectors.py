@@ -1,7 +1,7 @@
 """Vectors in place of tokens: an input from outside the package, for what another model made of sounds or images.
 
     python -m tests.extending.vectors --config configs/quickstart.yaml \\
-        --set model.input=vectors --set data.source=vectors_of_stdlib
+        --set model.input=vectors --set data.source=vectors_of_stdlib --set evaluation.sample_tokens=0
 
 trains as `python -m jaxpar.train` does. The source's vectors are random, one for each token of the vocabulary.
 """
