@@ -47,8 +47,7 @@ def main(arguments: Sequence[str]) -> None:
 def _parser() -> Parser:
     parser = Parser(
         "jaxpar.convert",
-        "Convert weights from and to Hugging Face's format, to low-rank products (docs/weights.md), and to experts "
-        "(docs/experts.md).",
+        "Convert weights from and to Hugging Face's format, to low-rank products, and to experts (docs/weights.md).",
     )
     words = (
         "to a checkpoint, to what transformers and vLLM load, to a checkpoint with matrices as products of two, or to "
