@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -174,6 +175,8 @@ def _steps(config: Config) -> list[np.ndarray]:
     from jaxpar.training.run.run import Run
 
     trainer = Run(config, devices=jax.devices()[:1])
+    # On the device all of this state would stay there, and nothing would be compared.
+    trainer = Run(config, devices=jax.devices()[:1], plan=replace(trainer.plan, resident_weights=()))
     state, losses = trainer.state, []
     for index in range(3):
         rows = batch_rows(trainer.data.train, index, config.data.batch_size, trainer.placer.rows)

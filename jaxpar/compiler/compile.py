@@ -71,6 +71,7 @@ def compile_step(
     cache: Path | None = DEFAULT_CACHE,
     gpu: GPU | None = None,
     flags: tuple[str, ...] | None = None,
+    usable: int | None = None,
 ) -> Compilation:
     """The training step of `config` as XLA compiles it for `cluster`. No GPU is needed.
 
@@ -81,12 +82,13 @@ def compile_step(
         cache: folder of results, keyed by everything that enters a compile; None compiles each time and keeps nothing.
         gpu: which GPU of a cluster with several kinds; by default `cluster.gpu`.
         flags: XLA flags instead of those of a run on this GPU, which are ours and the user's (`run_flags`).
+        usable: as in `plan_for`.
 
     Raises:
         UserError: the configuration does not fit the cluster, the compiler is not installed, it died, or the cache
             cannot be written.
     """
-    config, plan = plan_for(config, cluster)
+    config, plan = plan_for(config, cluster, usable=usable)
     gpu = cluster.gpu if gpu is None else gpu
     flags = run_flags(gpu) if flags is None else flags
     tiles = file_of(flags)

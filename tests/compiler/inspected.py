@@ -60,12 +60,13 @@ def wide(**sections: dict[str, Any]) -> Config:
     return small(**sections)
 
 
-def inspected(config: Config, cluster: str = CLUSTER) -> tuple[Analysis, Report]:
-    """Compile and read; a step that another worker is compiling is waited for."""
+def inspected(config: Config, cluster: str = CLUSTER, usable: int | None = None) -> tuple[Analysis, Report]:
+    """Compile and read, planned with so many bytes of a device; a step that another worker is compiling is waited
+    for."""
     where = parse_cluster(cluster)
-    with (CACHE / f"{hashlib.sha256(f'{config} {cluster}'.encode()).hexdigest()[:16]}.lock").open("w") as lock:
+    with (CACHE / f"{hashlib.sha256(f'{config} {cluster} {usable}'.encode()).hexdigest()[:16]}.lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        compilation = compile_step(config, where, cache=CACHE)
+        compilation = compile_step(config, where, cache=CACHE, usable=usable)
     analysis = Analysis(compilation, where, strict=True)
     return analysis, make_report(analysis, "small")
 
