@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -15,6 +16,7 @@ from jax.sharding import PartitionSpec
 from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.layout.choices.matmul import codes_once, matmul_rows
 from jaxpar.layout.coded_matrices import coded_matrices
+from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.streaming import of_rows, to_host
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.coded import CodedStack
@@ -24,6 +26,7 @@ from jaxpar.mesh.quantized.blocks import decode, encode
 from jaxpar.precision.matmul import WEIGHT_SCALES, largest_of, quantise, scale_of
 from jaxpar.precision.recipe import E4M3
 from jaxpar.precision.weight_codes import CodedMatrix, coded_weights
+from jaxpar.training.step.train_step import TrainStep
 from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
 from tests.traced import group_size, mesh_of, operations
@@ -197,12 +200,14 @@ def test_a_matrix_that_is_read_in_pieces_has_the_codes_of_the_whole(
 
 @pytest.mark.long
 def test_master_weights_on_the_host_become_the_codes_that_they_become_on_the_device():
-    """In bfloat16, where codes of stored copies would be others: gradients and held-out loss, bit for bit."""
-    found = []
-    for memory in ({}, {"optimizer_offload": "host"}):
+    """In bfloat16, where codes of stored copies would be others: gradients and held-out loss, bit for bit, also with
+    some matrices on the device."""
+    found, some = [], ("layers.attention.query", "layers.mlp.up")
+    for memory, stays in (({}, ()), ({"optimizer_offload": "host"}, ()), ({"optimizer_offload": "host"}, some)):
         run = run_of(memory=memory)
-        layout = run.step.layout
+        layout = StepLayout(run.config, replace(run.step.layout.plan, resident_weights=stays))
         assert codes_once(layout.plan)
+        run.step = TrainStep(layout, run.step.mesh)
         state = run.step.residency.initial_state()
         held_out = run.step.evaluate(state.master, run.batch(1))
         found.append(jax.device_get((run.step.gradients(state, run.batch(0)), held_out)))
