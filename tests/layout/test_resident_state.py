@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
 
 from jaxpar.compiler.compile import plan_for
-from jaxpar.config import Config, load_config
+from jaxpar.config import Config
 from jaxpar.config.plan import Plan
+from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.auto_remat import ESTIMATED, OVERLAPPED
 from jaxpar.layout.given_plan import check_plan
@@ -24,14 +24,18 @@ from jaxpar.layout.step_layout import StepLayout
 from tests.sentences import refused
 from tests.small_run import small
 
-LLAMA = Path(__file__).parents[2] / "configs" / "llama3_8b.yaml"
+LLAMA = (
+    "model.preset=llama3-8b", "parallel.fsdp=8", "parallel.zero=3", "parallel.microbatches=8",
+    "data.sequence_length=8192", "data.batch_size=64", "memory.optimizer_offload=host",
+)  # fmt: skip
+"""`configs/llama3_8b.yaml`, with its state on the host."""
 ON = parse_cluster("h100:1x8")
 GIB = 2**30
 
 
 def planned(usable: float | None = None, *settings: str) -> tuple[Config, Plan]:
     """On H100s, of which a program may take so many GiB."""
-    config = load_config(LLAMA, ["memory.optimizer_offload=host", *settings])
+    config = with_overrides(Config(), [*LLAMA, *settings])
     return plan_for(config, ON, usable=None if usable is None else int(usable * GIB))
 
 
