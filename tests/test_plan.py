@@ -15,6 +15,7 @@ from jaxpar.train import main as train
 from tests.sentences import refused_by_command
 from tests.small_run import small
 
+BUDGET = ["budget", "--cluster", "h100:1x8", "--gpus", "8:16", "--tokens", "1e9", "--price", "2"]
 PREDICTED = {"step_time_s", "tokens_per_s_per_gpu", "mfu", "peak_bytes", "breakdown"}
 
 
@@ -126,10 +127,6 @@ def test_every_time_of_a_budget_has_an_interval(folder: Path, capsys: pytest.Cap
         low, high = one["steps_interval"]
         assert low < one["days"] < high and low * high == pytest.approx(one["days"] ** 2)
         assert one["days_interval"][1] / one["total"]["days"] == pytest.approx(high / one["days"])
-    _, out, _ = run_plan(capsys, *usual, "--cluster", "h100:1x8")
-    heads = [line.split() for line in out.splitlines() if line.strip().startswith("GPUs")]
-    assert len(heads) == 2 and all("80%" in head for head in heads)
-    assert heads[0][heads[0].index("days") + 1] == "80%"
     _, out, _ = run_plan(capsys, *usual, "--cluster", "cpu:1x8", "--json")
     assert all(one["steps_interval"] is None for one in json.loads(out)["costs"])
 
@@ -149,8 +146,6 @@ def test_a_budget_counts_failures_and_energy_and_a_power_cap_saves_energy(
     assert one["kwh"] == pytest.approx(0.7 * 8 * 24 * one["total"]["days"])
     assert found["frail"]["failures"]["mtbf_hours"] == 1 and found["frail"]["failures"]["training_share"] < 0.9
     assert found["capped"]["days"] >= one["days"] and found["capped"]["kwh"] < one["kwh"]
-    code, out, err = run_plan(capsys, *usual, "--price", "2", "--power-cap", "5000")
-    refused_by_command(code, out, err, "--power-cap 5000", "210 to 700 W")
 
 
 def test_a_budget_counts_stragglers_beyond_those_of_the_step(folder: Path, capsys: pytest.CaptureFixture[str]):
@@ -170,8 +165,6 @@ def test_a_budget_counts_stragglers_beyond_those_of_the_step(folder: Path, capsy
     code, out, _ = run_plan(capsys, *usual, "--price", "2", "--json", "--stragglers", "0")
     one = json.loads(out)["costs"][-1]
     assert one["stragglers"]["share"] == one["stragglers"]["counted"] > 0 == one["stragglers"]["days"]
-    _, out, _ = run_plan(capsys, *usual, "--price", "2")
-    assert "10.4% of the time in all (3,079 jobs at ByteDance, arXiv:2505.05713" in out
 
 
 def test_a_budget_takes_prices_of_gpus_and_energy_from_a_file(folder: Path, capsys: pytest.CaptureFixture[str]):
@@ -188,7 +181,6 @@ def test_a_budget_takes_prices_of_gpus_and_energy_from_a_file(folder: Path, caps
     refused_by_command(code, out, err, "prices.yaml", "gpu_hour", "a100-80")
     for text, *parts in (
         ("gpu_hour: {h10: 2}", ":1: gpu_hour", "'h10'", "did you mean h"),
-        ("gpu_hours: {h100: 2}", ":1: gpu_hours", "did you mean gpu_hour?"),
         ("gpu_hour: {h100: -2}", "gpu_hour.h100", "above 0", "-2"),
         ("gpu_hour: {h100: 2}\nkwh: -1", ":2: kwh", "-1"),
         ("gpu_hour: {h100: 2}\noverhead: 0.5", ":2: overhead", "from 1 to 10", "0.5"),
@@ -213,43 +205,6 @@ def test_a_budget_states_which_numbers_have_no_layout(folder: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--gpus", "12:24"], "12 GPUs are not whole hosts of 8"),
-        (["--gpus", "8-16"], "expected two numbers of GPUs"),
-        (["--gpus", "16:8"], "the smaller first"),
-        (["--price", "-1"], "--price '-1': expected the price of a GPU-hour above 0"),
-        (["--days", "0"], "--days 0: expected a number above 0"),
-        (
-            ["--stragglers", "1.5"],
-            "--stragglers 1.5: expected the share of the time that stragglers take, from 0",
-        ),
-        (["--stragglers", "nan"], "--stragglers nan: expected the share of the time"),
-        (["--tokens", "nan"], "--tokens nan: expected a number above 0"),
-        (["--tokens", "1e300"], "--tokens 1e+300: expected a number above 0, at most 1e+30"),
-    ],
-)
-def test_a_budget_that_cannot_be_is_one_sentence(
-    folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
-):
-    usual = ["--cluster", "h100:1x8", "--gpus", "8:16", "--tokens", "1e9", "--price", "2"]
-    printed = run_plan(capsys, "budget", "--config", folder / "small.yaml", *usual, *arguments)
-    refused_by_command(*printed, sentence)
-
-
-def test_the_page_of_words_shows_every_number_of_the_model(folder: Path, capsys: pytest.CaptureFixture[str]):
-    arguments = ["--config", folder / "small.yaml", "--show-model", "--out", folder / "x.json"]
-    code, out, _ = run_plan(capsys, *arguments, "--cluster", "h100:1x2")
-    assert code == 0
-    for words in ("Fit the model", "Reach the batch", "Raise the throughput", "Where the time goes", "matmul_share"):
-        assert words in out
-    assert "at hand" not in out
-    code, out, _ = run_plan(capsys, *arguments, "--cluster", "h200:1x2")
-    assert code == 0
-    assert "no run on an H200 was at hand: what an H100 reaches" in out
-
-
-@pytest.mark.parametrize(
-    ("arguments", "sentence"),
-    [
         (["--cluster", "h100:1x"], "expected gpu:hosts x gpus"),
         (["--cluster", "h110:1x8"], "did you mean h100"),
         (["--cluster", "cpu:8"], "expected cpu:hosts x devices"),
@@ -257,39 +212,34 @@ def test_the_page_of_words_shows_every_number_of_the_model(folder: Path, capsys:
         (["--cluster", "h100:1x8", "--top", "0"], "--top: expected a whole number from 1 up, got '0'"),
         (["--cluster", "h100:1x8", "--html", "x"], "there is no argument --html; expected --out FILE.html"),
         (["--cluster", "h100:99999999x8"], "799999992 GPUs; expected at most 1048576"),
-        (["--cluster", "h100:1x8", "--timeout", "1e30"], "--timeout: expected seconds above 0, at most 1000000"),
         (["--cluster", "h100:1x8", "--timeout", "0"], "--timeout: expected seconds above 0, at most 1000000, got '0'"),
         (["--cluster", "cpu:1x8", "--verify"], "--verify: compiles for GPUs"),
         (["--cluster", "h100:1x8", "--fix", "remat=some"], "expected none, gemm_last, selective or full"),
         (["--cluster", "h100:1x8", "--profile", "nowhere.json"], "there is no such file"),
         (["--cluster", "h100:1x2", "--out", "/nowhere/plan.json"], "cannot be written"),
+        ([*BUDGET, "--gpus", "12:24"], "12 GPUs are not whole hosts of 8"),
+        ([*BUDGET, "--gpus", "16:8"], "the smaller first"),
+        ([*BUDGET, "--price", "-1"], "--price '-1': expected the price of a GPU-hour above 0"),
+        ([*BUDGET, "--days", "0"], "--days 0: expected a number above 0"),
+        ([*BUDGET, "--stragglers", "1.5"], "--stragglers 1.5: expected the share of the time"),
+        ([*BUDGET, "--tokens", "nan"], "--tokens nan: expected a number above 0"),
+        ([*BUDGET, "--power-cap", "5000"], "--power-cap 5000"),
+        (["budgets"], "did you mean budget?"),
+        (["validate", "--data", "runs.csv"], "python -m benchmarks.validation"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(
     folder: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], sentence: str
 ):
-    refused_by_command(*run_plan(capsys, "--config", folder / "small.yaml", *arguments), sentence)
-
-
-def test_a_command_that_is_none_is_one_sentence(capsys: pytest.CaptureFixture[str]):
-    refused_by_command(*run_plan(capsys, "budgets", "--tokens", "1e9"), "'budgets'", "did you mean budget?")
-
-
-def test_validation_is_a_command_of_a_checkout(capsys: pytest.CaptureFixture[str]):
-    refused_by_command(*run_plan(capsys, "validate", "--data", "runs.csv"), "python -m benchmarks.validation")
+    refused_by_command(*run_plan(capsys, *arguments, "--config", folder / "small.yaml"), sentence)
 
 
 def test_a_plan_that_is_none_is_one_sentence(folder: Path, planned: Path, capsys: pytest.CaptureFixture[str]):
     none = folder / "none.json"
     none.write_text(json.dumps({"cluster": "h100:1x8", "plan": {}}))
-    refused_by_command(
-        *run_plan(capsys, "explain", none), "no plan.json, because version and predicted and config are missing"
-    )
-    refused_by_command(
-        train(["--plan", str(none)]),
-        *capsys.readouterr(),
-        "no plan.json, because version and predicted and config are missing",
-    )
+    missing = "no plan.json, because version and predicted and config are missing"
+    refused_by_command(*run_plan(capsys, "explain", none), missing)
+    refused_by_command(train(["--plan", str(none)]), *capsys.readouterr(), missing)
     assert train(["--plan", str(planned), "--config", str(folder / "small.yaml")]) == 2
     assert "expected no --config with it" in capsys.readouterr().err
 
@@ -298,9 +248,7 @@ def test_a_plan_that_is_none_is_one_sentence(folder: Path, planned: Path, capsys
     ("changed", "sentence"),
     [
         ({"config": []}, "config: expected names and values, got []"),
-        ({"mfu": None}, "mfu: expected a number above 0, got null"),
         ({"mfu": 10**401}, "mfu: expected a number above 0, got 1000000"),
-        ({"breakdown": {"matmuls": 10**401}}, "breakdown.matmuls: expected a number, got 1000000"),
         ({"breakdown": {"matmuls": "x"}}, "breakdown.matmuls: expected a number, got 'x'"),
     ],
 )

@@ -99,13 +99,12 @@ def test_two_hosts_of_h800_and_what_stands_in_for_cudnn(tmp_path: Path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("short", "named"), [("l4", "an L4"), ("h20", "an H20")])
-def test_gpus_that_no_run_was_measured_on_are_compiled_for_and_timed(short: str, named: str):
-    """A card without NVLink, and a Hopper with few multiprocessors."""
-    analysis, report = inspected(wide(model={"layers": 2}, parallel={"fsdp": 2}), f"{short}:1x2")
-    assert (analysis.compilation.gpu, report.fits) == (short, True)
+def test_a_gpu_that_no_run_was_measured_on_is_compiled_for_and_timed():
+    """A card without NVLink."""
+    analysis, report = inspected(wide(model={"layers": 2}, parallel={"fsdp": 2}), "l4:1x2")
+    assert (analysis.compilation.gpu, report.fits) == ("l4", True)
     assert "__cublas$" in analysis.compilation.program
-    assert any(f"no run on {named} was at hand" in note for note in report.notes)
+    assert any("no run on an L4 was at hand" in note for note in report.notes)
     assert report.collectives and all(one.seconds > 0 for one in report.collectives)
 
 
@@ -138,25 +137,9 @@ def test_a_compile_that_dies_states_its_last_lines_and_nothing_of_our_environmen
     assert "\n" not in sentence
 
 
-def test_a_killed_child_is_reported_as_killed():
-    assert compiling._ending(-9) == "signal SIGKILL, perhaps out of memory"
-    assert compiling._ending(-6) == "signal SIGABRT"
-
-
 def test_a_flag_that_xla_does_not_know_is_reported_before_compiling():
     with refused("XLA_FLAGS", "--xla_gpu_no_such_thing=1"):
         compile_step(wide(**EIGHT), parse_cluster("h100:1x8"), cache=None, flags=("--xla_gpu_no_such_thing=1",))
-
-
-def test_flags_of_the_environment_are_those_of_a_run(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_no_such_thing=1")
-    with refused("XLA_FLAGS", "--xla_gpu_no_such_thing=1"):
-        compile_step(wide(**EIGHT), parse_cluster("h100:1x8"), cache=None)
-
-
-def test_a_layout_that_does_not_divide_is_reported_before_compiling():
-    with refused("parallel:", "fsdp 3", "3 of 8 devices", "parallel.fsdp", "-1"):
-        compile_step(wide(parallel={"fsdp": 3}), parse_cluster("h100:1x8"), cache=None)
 
 
 @pytest.mark.parametrize(

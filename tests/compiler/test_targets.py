@@ -45,16 +45,10 @@ def test_xla_plans_with_what_programs_may_take_of_a_gpu(gpu: GPU):
     assert int(found[1]) * 80 // 100 == pool_bytes(gpu.device_bytes)
 
 
-@pytest.mark.parametrize(
-    ("short", "links"), [("a100-80", 12), ("a800", 8), ("h100", 18), ("h800", 8), ("b200", 18), ("gb200", 18)]
-)
+@pytest.mark.parametrize(("short", "links"), [("a100-80", 12), ("h800", 8), ("b200", 18), ("l4", 0), ("rtx5090", 0)])
 def test_a_target_has_as_many_nvlinks_as_the_gpu(short: str, links: int):
-    assert f"active_links: {links} " in target_config(gpu_named(short))
-
-
-@pytest.mark.parametrize("short", ["a10g", "l4", "l40s", "rtx4090", "rtx5090"])
-def test_a_target_without_nvlink_has_no_links(short: str):
-    assert "active_links" not in target_config(gpu_named(short))
+    found = re.search(r"active_links: (\d+) ", target_config(gpu_named(short)))
+    assert (int(found[1]) if found else 0) == links
 
 
 @pytest.mark.parametrize(("short", "cores", "l2_mib"), [("h20", 78, 60), ("gh200", 132, 60), ("l4", 58, 48)])

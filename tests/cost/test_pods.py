@@ -51,12 +51,3 @@ def test_more_oversubscription_makes_no_message_faster(hosts: int):
         of_name = [each[name] for each in times]
         assert of_name == sorted(of_name), name
     assert times[0]["exchange 128 1"] < times[1]["exchange 128 1"] < times[-1]["exchange 128 1"]
-
-
-def test_a_network_of_many_large_pods_slows_only_what_needs_it():
-    """24,576 GPUs in 8 pods of 3,072, 7 to 1 between them (Llama 3, arXiv:2407.21783): rings of replicas that are in
-    all hosts share the uplinks of their pod, an all-to-all does not."""
-    links, open_links = network(Pods(384, 7.0), "h100:3072x8"), network(None, "h100:3072x8")
-    assert links.ring(3072, 8).gather(SIZE) == open_links.ring(3072, 8).gather(SIZE)
-    assert links.ring(8, 3072).gather(SIZE) == pytest.approx(7 * open_links.ring(8, 3072).gather(SIZE))
-    assert links.ring(3072, 8).exchange(SIZE) > 6 * open_links.ring(3072, 8).exchange(SIZE)

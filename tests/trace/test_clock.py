@@ -66,12 +66,6 @@ def test_overlapping_messages_share_compute_and_the_first_issued_takes_it_first(
     assert clock.messages["b"].enclosed == 3.0
 
 
-def test_waiting_for_a_later_one_means_waiting_for_the_earlier():
-    clock = run(send("a", 3.0), send("b", 1.0), X, Done("b"), Y, Done("a"))
-    # When b is waited for, the channel has yet to finish a: 2 seconds of a, then b.
-    assert exposed(clock) == {"a": 2.0, "b": 1.0}
-
-
 def test_a_loop_between_a_message_and_its_done_hides_by_all_its_iterations():
     clock = run(send("a", 20.0), loop(6, X, Y), Done("a"))
     assert clock.messages["a"] == Timed(20.0, 8.0, 0.0, (("loop", 12.0),))
@@ -83,11 +77,6 @@ def test_a_message_in_a_loop_takes_the_compute_there_before_one_around_it():
     clock = run(send("a", 9.0), loop(10, send("i", 1.5), X, Y, Done("i")), Done("a"))
     assert exposed(clock) == {"a": 4.0, "i": 0.0}, "half a second of each iteration is left for a"
     assert clock.messages["a"].enclosed == 20.0
-
-
-def test_waiting_in_a_loop_is_waited_for_in_each_iteration():
-    clock = run(loop(10, send("i", 1.5), X, Done("i")))
-    assert exposed(clock) == {"i": 0.5} and clock.step.seconds == 15.0
 
 
 def test_channels_run_beside_each_other_and_go_on_while_another_is_waited_for():

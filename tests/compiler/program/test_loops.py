@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 
 from jaxpar.compiler.program.hlo.records import Module, ProgramError
-from jaxpar.compiler.program.loops import branches, executions, trip_count
+from jaxpar.compiler.program.loops import executions, trip_count
 from pallas_kernels.attention.cudnn_packed import CALLS
-from tests.compiler.program.programs import TINY, compiled, computation, condition, loop, module, only
+from tests.compiler.program.programs import TINY, compiled, computation, condition, loop, module
 from tests.sentences import refused
 
 START = "%start = f32[] parameter(0)"
@@ -24,16 +24,6 @@ def nested(outer: int, inner: int, name: str = "") -> Module:
 def test_counts_of_nested_loops_multiply():
     counts = executions(nested(5, 3)).counts
     assert (counts["main"], counts["outer"], counts["deep"]) == (1, 5, 15)
-
-
-def test_a_condition_runs_once_more_than_its_body():
-    counts = executions(nested(5, 3)).counts
-    assert (counts["outer_condition"], counts["deep_condition"]) == (6, 5 * 4)
-
-
-def test_a_computation_that_two_ops_call_counts_both():
-    twice = f"{START}\n%a = f32[] call(%start), to_apply=%f\n%b = f32[] call(%a), to_apply=%f"
-    assert executions(module(twice, computation("f", "%x = f32[] parameter(0)"))).counts["f"] == 2
 
 
 def test_a_loop_without_a_known_trip_count_is_an_error_that_names_its_line():
@@ -77,17 +67,6 @@ def test_branches_count_every_time():
     counts = executions(made)
     assert (counts.counts["yes"], counts.counts["no"]) == (1, 1)
     assert [op.name for op in counts.conditionals] == ["c"]
-
-
-def test_branches_by_number_stand_in_their_order():
-    made = CHOICE.replace("true_computation=%yes, false_computation=%no", "branch_computations={%no, %yes}")
-    assert branches(only(module(made, YES, NO), "conditional")) == ("no", "yes")
-
-
-def test_what_a_recomputed_loop_runs_was_asked_for_by_the_recomputation():
-    plain, again = executions(nested(5, 3)), executions(nested(5, 3, "jit(f)/checkpoint/rematted_computation/while"))
-    assert plain.again["deep"] == 0
-    assert again.again["deep"] == again.counts["deep"] == 15
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -11,7 +11,7 @@ from jaxpar.compiler.program.costs.ops import costs
 from jaxpar.compiler.program.from_program import Schedule, schedule
 from jaxpar.compiler.program.hlo.records import Module
 from jaxpar.compiler.program.loops import executions
-from tests.compiler.program.programs import TINY, compiled, computation, condition, loop, module
+from tests.compiler.program.programs import TINY, compiled, module
 from tests.compiler.program.tiny_step import GPUS_PER_HOST, MESH
 
 
@@ -53,20 +53,6 @@ def test_asynchronous_and_synchronous_transfers_and_kernels():
     assert (found.clock.step.compute, found.exposed_seconds) == (2.0, 5.0)
 
 
-def body(name: str, *lines: str) -> tuple[str, str]:
-    inside = "\n".join(line.replace("%start", f"%{name}_start") for line in ("%start = f32[] parameter(0)", *lines))
-    return computation(name, inside), condition(name)
-
-
-def test_a_loop_runs_as_often_as_its_trip_count():
-    outer = body("outer", loop("v", "inner", 3), work("x"))
-    found = run(entry(gather("a"), loop("w", "outer", 2), done("a"), others=(*outer, *body("inner", work("y")))), a=9.0)
-    assert exposed(found) == {"a": 9.0 - 2 * (3 + 1)}
-    assert found.clock.step.compute == 8.0
-    found = run(entry(loop("w", "b", 10), others=body("b", gather("i"), work("x"), done("i"))), i=1.5)
-    assert (exposed(found), found.exposed_seconds) == ({"i": 0.5}, 5.0)
-
-
 def test_copies_to_and_from_the_host_go_at_the_same_time():
     kept = "%k = (f32[]{:S(5)}, f32[], u32[]) copy-start(%start)", "%kept = f32[]{:S(5)} copy-done(%k)"
     there = "%h = (f32[]{:S(5)}, f32[], u32[]) copy-start(%start)", "%hd = f32[]{:S(5)} copy-done(%h)"
@@ -74,15 +60,6 @@ def test_copies_to_and_from_the_host_go_at_the_same_time():
     found = run(entry(*kept, there[0], back[0], work("x"), work("y"), there[1], back[1]), k=1.0, h=3.0, g=4.0)
     # Both have the two seconds of compute for themselves, and the second that h is waited for passes for g, too.
     assert exposed(found) == {"k": 1.0, "h": 1.0, "g": 1.0}
-
-
-def test_an_asynchronous_kernel_is_compute():
-    lines = (
-        "%k = ((f32[]), f32[], u32[]) fusion-start(%start), kind=kLoop, calls=%f",
-        "%kd = f32[] fusion-done(%k)",
-    )
-    inside = computation("f", "%p.1 = f32[] parameter(0)\n%n.1 = f32[] negate(%p.1)")
-    assert exposed(run(entry(gather("a"), *lines, done("a"), others=(inside,)), a=3.0)) == {"a": 2.0}
 
 
 @pytest.mark.parametrize("name", TINY)
@@ -103,19 +80,3 @@ def test_nothing_is_hidden_twice_in_a_compiled_step(name: str):
         )
         # The host's transfers go on while others are waited for.
         assert 0.0 < hidden <= step.compute + (made.exposed_seconds if channel != "wire" else 0.0)
-
-
-INSIDE, ACROSS = ", replica_groups={{0,1},{2,3}}", ", replica_groups={{0,2},{1,3}}"
-LINKS = (gather("a", INSIDE), gather("b", ACROSS), work("x"), work("y"), done("a"), work("z"), done("b"))
-
-
-def test_with_one_collective_at_a_time_other_links_wait_too():
-    assert exposed(run(entry(*LINKS, partitions=4), gpus_per_host=2, a=3.0, b=3.0)) == {"a": 1.0, "b": 2.0}
-
-
-def test_where_several_may_be_in_flight_links_inside_and_between_nodes_are_apart():
-    """a has x and y, and is waited for by a second, in which b goes on; b has x, y, that second, and z."""
-    found = run(entry(*LINKS, partitions=4), several=True, gpus_per_host=2, a=3.0, b=4.5)
-    assert exposed(found) == {"a": 1.0, "b": 0.5}
-    same = entry(gather("a", INSIDE), gather("b", INSIDE), *LINKS[2:], partitions=4)
-    assert exposed(run(same, several=True, gpus_per_host=2, a=3.0, b=4.5)) == {"a": 1.0, "b": 3.5}

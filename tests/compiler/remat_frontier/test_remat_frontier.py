@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from jaxpar.compiler.remat_frontier.frontier import FrontierPoint, hull
 from jaxpar.config import ModelConfig, load_config
 from jaxpar.inspect import main
 from jaxpar.memory.closed_forms import CLOSED_FORMS
@@ -111,20 +110,6 @@ def test_what_fits_nowhere_is_one_sentence_with_the_nearest_that_does(
     assert re.search(r"the nearest that fits: memory.*\(about 2\d\.\d\d GiB\); not enough alone: memory", sentence)
 
 
-def test_a_feed_forward_in_tiles_is_noted(capfd: pytest.CaptureFixture[str]):
-    assert run("--set", "memory.mlp_tiles=4") == 0
-    assert "Note: memory.mlp_tiles: 4 always recomputes" in capfd.readouterr().out
-
-
-def test_pipeline_ranks_are_reported_with_their_units(capfd: pytest.CaptureFixture[str]):
-    layout = ("parallel.pipe=4", "parallel.fsdp=2", "parallel.schedule=interleaved", "parallel.virtual_stages=2")
-    frontier = found(capfd, *(part for key in layout for part in ("--set", key)))
-    assert frontier["units_of_ranks"] == [11, 9, 7, 5]
-    assert (frontier["layers"], frontier["chunks"]) == (4, 2)
-    none = next(point for point in frontier["presets"] if point["name"] == "none")
-    assert none["total_bytes"] == frontier["units"] * 4 * none["layer_bytes"]
-
-
 @pytest.mark.parametrize("form", ["svg", "png"])
 def test_a_picture_is_written_in_either_form(form: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     picture = tmp_path / f"front.{form}"
@@ -138,21 +123,10 @@ def test_a_picture_is_written_in_either_form(form: str, tmp_path: Path, capfd: p
     ("arguments", "expected"),
     [
         (["--out", "frontier.jpg"], "--out frontier.jpg: expected a name that ends in .svg or .png"),
-        (["--out", "nowhere/frontier.svg"], "the folder nowhere does not exist"),
-        (["--out", "page.html"], "--out page.html: expected a name that ends in .svg or .png"),
         (["--diff", "other.yaml"], "--diff: expected no --remat-frontier with it"),
-        (["--set", "memory.remat=everything"], "memory.remat"),
         (["--set", "memory.remat={mlp_upp: offload}"], "mlp_upp"),
         (["--cluster", "b200:1x8", "--set", "memory.offload_fraction=1.0"], "memory.offload_fraction: 1"),
     ],
 )
 def test_bad_input_is_one_sentence(arguments: list[str], expected: str, capfd: pytest.CaptureFixture[str]):
     refused_by_command(run(*arguments), *capfd.readouterr(), expected)
-
-
-def test_the_hull_leaves_out_what_two_kinds_of_layers_beat():
-    def point(size: int, seconds: float) -> FrontierPoint:
-        return FrontierPoint("", size, size, 0, seconds, 0.0, True, True, ((1, {}),))
-
-    points = point(0, 10), point(1, 9), point(2, 4), point(3, 3), point(4, 2), point(5, 1.9)
-    assert [p.total_bytes for p in hull(points)] == [0, 2, 4, 5]

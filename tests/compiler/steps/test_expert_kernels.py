@@ -33,13 +33,27 @@ def largest_of(analysis: Analysis) -> int:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("backend", ["mosaic", "triton"])
-def test_the_kernels_are_in_the_step_and_no_product_is_dense(backend: str):
-    """There is room for all tokens of all ranks, of which an even load fills a quarter: that much is multiplied."""
-    experts = ExpertsConfig(EXPERTS, PER_TOKEN, WIDTH)
+@pytest.mark.parametrize(
+    ("backend", "recipe", "tiles"),
+    [
+        ("mosaic", None, ""),
+        ("triton", None, ""),
+        ("mosaic", "fp8_block", "mosaic"),
+        ("mosaic", "fp8_block", "xla"),
+        ("mosaic", "fp8_current", "mosaic"),
+        ("mosaic", "fp8_delayed", "mosaic"),
+    ],
+)
+def test_the_kernels_are_in_the_step_and_no_product_is_dense(backend: str, recipe: str | None, tiles: str):
+    """There is room for all tokens of all ranks, of which an even load fills a quarter: that much is multiplied. In FP8
+    outputs and gradients of rows are products of 8 bits where a kernel has them, and with scales of tiles also
+    gradients of matrices."""
+    excepted = MatmulOptions(("attention_in", "attention_out"), first_layers=0, last_layers=0, backend=tiles or "auto")
     layout = {"expert": 4, "tensor": 2, "experts": {"backend": backend, "exchange": "all_to_all"}}
     config = wide(
-        model={"layers": LAYERS, "embed": EMBED, "experts": experts}, parallel=with_experts(layout, capacity=4.0),
+        model={"layers": LAYERS, "embed": EMBED, "experts": ExpertsConfig(EXPERTS, PER_TOKEN, WIDTH)},
+        parallel=with_experts(layout, capacity=4.0),
+        precision={"matmul": recipe, "matmul_options": excepted} if recipe else {},
         data={"sequence_length": 256, "batch_size": 16},
     )  # fmt: skip
     analysis, report = inspected(config, CLUSTER)
@@ -48,45 +62,10 @@ def test_the_kernels_are_in_the_step_and_no_product_is_dense(backend: str):
     for cost in analysis.costs:
         if cost.flops and (name := re.search(r"grouped_matmul_(\w+)", cost.op.op_name)):
             runs[name[1], cost.flops / one] += cost.executions
-    assert runs == {("of_rows", 1): 6 * LAYERS, ("of_weights", 1): 3 * LAYERS}, "nothing runs twice"
+    rows = "of_tiles" if tiles == "mosaic" else "of_rows"
+    weights = "of_weight_tiles" if tiles == "mosaic" and recipe == "fp8_block" else "of_weights"
+    assert runs == {(rows, 1): 6 * LAYERS, (weights, 1): 3 * LAYERS}, "nothing runs twice"
+    assert report.float8_flops == one * sum(number for (name, _), number in runs.items() if name.endswith("tiles"))
     assert largest_of(analysis) < DENSE, "nothing is as large as a row for each expert"
-    filled, _ = plan_for(config, parse_cluster(CLUSTER))
-    assert report.allocated_bytes <= estimate_memory(filled, analysis.compilation.plan).device
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("recipe", "backend"),
-    [("fp8_block", "mosaic"), ("fp8_block", "xla"), ("fp8_current", "mosaic"), ("fp8_delayed", "mosaic")],
-)
-def test_experts_multiply_codes_in_fp8(recipe: str, backend: str):
-    """With the kernels outputs and gradients of rows are products of 8 bits, and with scales of tiles also gradients of
-    matrices; without them none. They multiply as much as those of bfloat16."""
-    config = wide(
-        model={"layers": LAYERS, "embed": EMBED, "experts": ExpertsConfig(EXPERTS, PER_TOKEN, WIDTH)},
-        parallel=with_experts({"expert": 4, "tensor": 2}, backend="mosaic", exchange="all_to_all", capacity=4.0),
-        precision={
-            "matmul": recipe,
-            "matmul_options": MatmulOptions(
-                ("attention_in", "attention_out"), first_layers=0, last_layers=0, backend=backend
-            ),
-        },
-        data={"sequence_length": 256, "batch_size": 16},
-    )  # fmt: skip
-    analysis, report = inspected(config, CLUSTER)
-    one = 2 * TOKENS * PER_TOKEN * EMBED * WIDTH / 2
-    runs: defaultdict[str, float] = defaultdict(float)
-    for cost in analysis.costs:
-        if cost.flops and (name := re.search(r"grouped_matmul_(\w+)", cost.op.op_name)):
-            assert cost.flops == one
-            runs[name[1]] += cost.executions
-    by = (
-        ("of_tiles" if backend == "mosaic" else "of_rows"),
-        ("of_weight_tiles" if backend == "mosaic" and recipe == "fp8_block" else "of_weights"),
-    )
-    assert runs == dict(zip(by, (6 * LAYERS, 3 * LAYERS), strict=True))
-    in_8_bits = sum(number for name, number in runs.items() if name.endswith("tiles"))
-    assert report.float8_flops == in_8_bits * one
-    assert largest_of(analysis) < DENSE
     filled, _ = plan_for(config, parse_cluster(CLUSTER))
     assert report.allocated_bytes <= estimate_memory(filled, analysis.compilation.plan).device

@@ -9,7 +9,6 @@ import pytest
 
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.planner.placement.measured import Measured, measured
-from jaxpar.planner.placement.placement import traffic_of
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from tests.planner.spaces import model_of
@@ -40,22 +39,6 @@ def test_nodes_that_are_alike_take_what_the_search_states(tmp_path: Path):
         placed = nodes.placed(planned, search.timer)
         assert placed.candidate.seconds == pytest.approx(planned.candidate.seconds, rel=1e-9)
         assert placed.order == (0, 1, 2, 3)
-
-
-def test_a_slow_link_carries_what_is_cheapest(tmp_path: Path):
-    """Stages of two nodes: gradients go round in each, and the residual stream of few tokens between them."""
-    nodes = measured_on(tmp_path, one_slow_link(0, 1))
-    search = Search(Space(CONFIG, nodes.cluster, {"pipe": "2", "fsdp": "2", "schedule": "1f1b", "zero": "1"}))
-    planned = search.best(1)[0]
-    placed = nodes.placed(planned, search.timer)
-    assert placed.order is not None
-    traffic = traffic_of(planned.config, planned.plan, 1)
-    order = placed.order
-    used = lambda edges: {frozenset((order[a], order[b])) for a, b in edges}
-    assert max(traffic.data.values()) > max(traffic.pipe.values())
-    assert frozenset((0, 1)) not in used(traffic.data)
-    assert placed.candidate.seconds < placed.default_seconds
-    assert placed.candidate.time.breakdown["data"] == pytest.approx(planned.candidate.time.breakdown["data"], rel=0.01)
 
 
 def test_the_ranking_is_that_of_the_placed_steps(tmp_path: Path):

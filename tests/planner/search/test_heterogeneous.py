@@ -90,14 +90,6 @@ def test_no_other_lengths_are_faster(slower: float):
     assert step.seconds == min(every.values()) == every[lengths[0]]
 
 
-def test_alike_kinds_take_what_one_kind_takes():
-    alike = cluster_of(1.0)
-    assert not alike.is_heterogeneous
-    one = clock_of(parse_cluster("h100:2x4"))
-    assert clock_of(alike).step(LAYOUT) == one.step(LAYOUT)
-    assert clock_of(alike).in_proportion(LAYOUT) is None
-
-
 def test_every_kind_is_timed_on_its_own_network_and_edges_on_the_slower(tmp_path: Path):
     """InfiniBand and Ethernet: whoever reduces gradients over Ethernet waits, and less where only stages cross it."""
     text = "gpus_per_host: 4\ngroups: {ib: {gpu: h100, hosts: 2}, eth: {gpu: h100, hosts: 2%s}}\n%s"

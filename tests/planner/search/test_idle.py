@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -68,9 +67,3 @@ def test_hosts_of_three_or_seven_gpus_prime_counts_and_more_gpus_than_rows_have_
     assert plan.axes.devices == search.cluster.devices <= given.devices
     assert rows == plan.axes.data * plan.microbatches * plan.microbatch_rows
     assert (sentence is None) == (search.cluster.hosts == given.hosts)
-
-
-@pytest.mark.parametrize("sections", [{}, {"data": {"packed": True}}, {"model": {"experts": ExpertsConfig(count=4)}}])
-def test_no_layout_is_faster_than_the_arithmetic_alone(sections: dict[str, Any]):
-    search = Search(Space(model_of(**sections), parse_cluster("h100:1x2")))
-    assert 0.2 < search.bounds.arithmetic() / search.best(1)[0].candidate.seconds < 1

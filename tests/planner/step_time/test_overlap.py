@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from statistics import median
 
 import pytest
@@ -15,12 +14,10 @@ from benchmarks.planner.compiled import (
     predicted,
     prepared,
     read_programs,
-    write_rows,
 )
 from jaxpar.compiler.report.record import Collective
 from jaxpar.planner.report.words import axes
 from jaxpar.planner.step_time.overlap import BESIDE, GATHERS, SCATTERS, waited
-from tests.sentences import refused
 
 PROGRAMS = read_programs()
 
@@ -47,16 +44,6 @@ def test_short_messages_wait_for_their_least_share_and_long_ones_for_what_comput
     assert waited(5.0, 5.0, 10.0, 1) == pytest.approx(10.0 - 10.0 * BESIDE)
     assert waited(5.0, 5.0, 10.0, 2) > waited(5.0, 5.0, 10.0, 1), "messages of tensor ranks stand in the way"
     assert waited(5.0, 0.0, 0.0, 1) == 5.0
-
-
-def test_rows_are_written_as_they_are_read(tmp_path: Path):
-    file = tmp_path / "compiled.csv"
-    write_rows([Program("a", "h100:1x8", (), "fsdp 8", 1.0, {"gathers": 1.0}, {"gathers": 0.25})], file)
-    (found,) = read_programs(file)
-    assert (found.needed["gathers"], found.exposed["gathers"], found.mesh) == (1.0, 0.25, "fsdp 8")
-    file.write_text(file.read_text().replace("0.25", "a quarter"))
-    with refused("compiled.csv", "row 1", "number", "a quarter"):
-        read_programs(file)
 
 
 def test_messages_count_by_kind():

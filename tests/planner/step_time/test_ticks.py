@@ -31,16 +31,17 @@ def test_seconds_are_the_simulators(name: str, ranks: int, microbatches: int, vi
 
 
 @pytest.mark.parametrize(
-    ("name", "ranks", "virtual"), [("1f1b", 16, 1), ("interleaved", 12, 3), ("zb-v", 12, 2), ("dualpipe-v", 12, 2)]
+    ("name", "ranks", "virtual"),
+    [
+        ("1f1b", 16, 1),
+        ("interleaved", 12, 3),
+        ("interleaved", 4, 6),
+        ("breadth-first", 4, 4),
+        ("zb-uniform", 4, 5),
+        ("zb-v", 12, 2),
+        ("dualpipe-v", 12, 2),
+    ],
 )
-def test_long_pipelines_follow_from_short_ones(name: str, ranks: int, virtual: int):
+def test_long_pipelines_and_many_chunks_follow_from_short_ones(name: str, ranks: int, virtual: int):
     sizes = name, ranks, 2 * ranks, virtual
     assert dict(ticks_of(*sizes).counts) == dict(counted_ticks(*sizes).counts)
-
-
-@pytest.mark.parametrize("ranks", [2, 4])
-@pytest.mark.parametrize(("name", "virtual"), [("interleaved", 6), ("breadth-first", 4), ("zb-uniform", 5)])
-def test_many_chunks_follow_from_few(name: str, virtual: int, ranks: int):
-    for microbatches in (ranks, 2 * ranks, 3 * ranks):
-        sizes = name, ranks, microbatches, virtual
-        assert dict(ticks_of(*sizes).counts) == dict(counted_ticks(*sizes).counts)

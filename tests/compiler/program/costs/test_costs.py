@@ -9,9 +9,8 @@ import pytest
 from jaxpar.compiler.program.costs.ops import Cost, costs, flops_by_kind, recomputed_flops
 from jaxpar.compiler.program.hlo.records import Module, ProgramError
 from jaxpar.compiler.program.loops import executions
-from tests.compiler.program.programs import TINY, compiled, computation, condition, leniently, loop, module, module_text
+from tests.compiler.program.programs import TINY, compiled, computation, leniently, module, module_text
 from tests.compiler.program.tiny_step import BATCH, EMBED, HIDDEN, LAYERS, SEQUENCE
-from tests.sentences import refused
 
 AB = "%a = bf16[2,64,32]{2,1,0} parameter(0)\n%b = bf16[2,32,16]{2,1,0} parameter(1)"
 DOT = "dot(%a, %b), lhs_batch_dims={0}, lhs_contracting_dims={2}, rhs_batch_dims={0}, rhs_contracting_dims={1}"
@@ -33,21 +32,6 @@ def test_a_dot_multiplies_and_adds_along_what_it_contracts():
     assert (cost.read_bytes, cost.written_bytes) == (2 * (2 * 64 * 32 + 2 * 32 * 16), 2 * 2 * 64 * 16)
 
 
-def test_a_dot_inside_fusions_counts_once():
-    body = f"{AB}\n%d = f32[2,64,16]{{2,1,0}} {DOT}\n%r = bf16[2,64,16]{{2,1,0}} convert(%d)"
-    inner = computation("gemm", body)
-    outer = computation("outer", f"{AB}\n%g = bf16[2,64,16]{{2,1,0}} fusion(%a, %b), kind=kCustom, calls=%gemm")
-    cost = one(f"{AB}\n%x = bf16[2,64,16]{{2,1,0}} fusion(%a, %b), kind=kCustom, calls=%outer", inner, outer)
-    assert (cost.kind, cost.flops) == ("matmul", AB_FLOPS)
-
-
-def test_executions_multiply_through_loops():
-    line = f"%x = bf16[2,64,16]{{2,1,0}} {DOT}"
-    body = computation("body", f"{AB}\n{line}\n%r = f32[] constant(0)")
-    made = module(f"%start = f32[] parameter(0)\n{loop('w', 'body', 12)}", body, condition("body"))
-    assert flops_by_kind(all_of(made)) == {"matmul": 12 * AB_FLOPS}
-
-
 @pytest.mark.parametrize(
     ("target", "output"),
     [("__cublas$gemm", "(bf16[2,64,16]{2,1,0}, s8[4096]{0})"), ("__cublas$lt$matmul", "bf16[2,64,16]{2,1,0}")],
@@ -66,9 +50,7 @@ def test_calls_of_cublas_state_what_they_contract(target: str, output: str):
         (("f32", "f32"), "", "tensorfloat32"),
         (("f32", "f32"), ", operand_precision={highest,highest}", "float32"),
         (("f32", "f32"), ", algorithm=dot_bf16_bf16_f32", "bfloat16"),
-        (("f16", "f16"), "", "float16"),
         (("f8e4m3fn", "f8e5m2"), "", "float8"),
-        (("f64", "f64"), "", "float64"),
     ],
 )
 def test_arithmetic_of_products(dtypes: tuple[str, str], attributes: str, arithmetic: str):
@@ -89,17 +71,10 @@ def test_work_that_cannot_be_determined_is_refused(line: str, problem: str):
         one(f"{AB}\n{line}")
 
 
-def test_a_product_of_different_types_is_refused():
-    with refused("line ", "x multiplies", "f32", "bf16", error=ProgramError):
-        one(f"{AB.replace('bf16', 'f32', 1)}\n%x = f32[2,64,16]{{2,1,0}} {DOT}")
-
-
 @pytest.mark.parametrize(
     ("call", "name"),
     [
         ("frobnicate(%a, %b)", "frobnicate"),
-        ("frobnicate-start(%a, %b)", "frobnicate-start"),
-        ("convolution(%a, %b), window={size=3}", "convolution"),
         ('custom-call(%a, %b), custom_call_target="mystery"', "custom-call mystery"),
         (f"{DOT}, algorithm=dot_new", "dot of bf16 and bf16"),
     ],
@@ -139,7 +114,6 @@ def attention(backward: bool, mask: str = "CAUSAL", window: int = 0) -> Cost:
     [
         ("NO_MASK", 0, 1024 * 1024),
         ("CAUSAL", 0, 1024 * 1025 // 2),
-        ("PADDING_CAUSAL", 0, 1024 * 1025 // 2),
         ("CAUSAL", 256, 256 * 257 // 2 + (1024 - 256) * 256),
     ],
 )
@@ -148,11 +122,6 @@ def test_cudnn_attention_counts_the_pairs_that_its_mask_keeps(mask: str, window:
     forward, backward = attention(False, mask, window), attention(True, mask, window)
     assert (forward.kind, forward.flops, forward.recomputed_flops) == ("attention", 2 * product, 0)
     assert (backward.kind, backward.flops, backward.recomputed_flops) == ("attention", 5 * product, product)
-
-
-def test_an_attention_mask_that_is_not_known_is_refused():
-    with pytest.raises(ProgramError, match="mask ALIBI"):
-        attention(False, "ALIBI")
 
 
 def test_kinds_of_ops_without_products():
@@ -186,7 +155,6 @@ def test_what_is_traced_in_attention_is_attention():
     [
         ("jit(f)/jvp()/dot_general", "", False),
         ("jit(f)/transpose(jvp())/checkpoint/rematted_computation/dot_general", "", True),
-        ("jit(f)/transpose(jvp())/recompute/dot_general", "", True),
         ("jit(f)/dot_general", ".remat2", False),
     ],
 )
@@ -203,14 +171,6 @@ def test_what_xla_makes_twice_to_save_memory_runs_again_and_what_it_only_moves_d
     again = {cost.op.name for cost in all_of(made) if cost.recomputed}
     assert again == {"kept.remat", "kept.remat2", "twice.remat2"} == executions(made).repeated_by_xla
     assert recomputed_flops(all_of(made)) == 3 * AB_FLOPS
-
-
-def test_a_recomputed_loop_recomputes_all_that_it_runs():
-    line = f'%x = bf16[2,64,16]{{2,1,0}} {DOT}, metadata={{op_name="jit(f)/jvp()/dot_general"}}'
-    body = computation("body", f"{AB}\n{line}\n%r = f32[] constant(0)")
-    again = loop("w", "body", 3) + ', metadata={op_name="jit(f)/rematted_computation/while"}'
-    found = all_of(module(f"%start = f32[] parameter(0)\n{again}", body, condition("body")))
-    assert recomputed_flops(found) == 3 * AB_FLOPS
 
 
 @pytest.mark.parametrize("name", TINY)

@@ -57,24 +57,6 @@ def test_buffers_are_traced_to_what_computed_them(name: str, path: tuple[int, ..
     assert (found and found.name) == maker
 
 
-def test_a_fusion_with_several_results_is_looked_into():
-    fused = """%q = f32[2]{0} parameter(0)
-        %e = f32[2]{0} exponential(%q)
-        %n = f32[2]{0} negate(%q)
-        %t = (f32[2]{0}, f32[2]{0}) tuple(%e, %n)"""
-    line = "%x = (f32[2]{0}, f32[2]{0}) fusion(%a), kind=kLoop, calls=%f"
-    makers = Provenance(module(f"%a = f32[2]{{0}} parameter(0)\n{line}", computation("f", fused)))
-    assert [makers.maker("x", (i,)).name for i in (0, 1)] == ["e", "n"]
-
-
-def test_what_only_the_order_names_is_found_at_its_start():
-    lines = """%a = f32[2]{0} parameter(0)
-        %s = ((f32[2]{0}), f32[4]{0}) all-gather-start(%a)
-        %d = f32[4]{0} all-gather-done(%s)"""
-    makers = Provenance(module(lines, partitions=2), order=("a", "inside", "s", "d"))
-    assert makers.maker("inside").name == "s"
-
-
 @pytest.mark.parametrize("name", TINY)
 def test_every_buffer_of_a_compiled_step_has_a_maker(name: str):
     makers = Provenance(compiled(name), buffers(name).order)
