@@ -59,9 +59,3 @@ def test_kinds_of_layers_without_cudnn_keep_their_own() -> None:
     compiled, notes = compilable(config, plan, GPUS["h100:1x8"], "12")
     assert {kind: choice.name for kind, choice in compiled.kind_attention.items()} == {**before, "global": "mosaic"}
     assert len(notes) == 1 and not counts_one_backward(plan)
-
-
-def test_nothing_stands_in_where_cudnn_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(stand_in, "has_cudnn", lambda release: True)
-    config, plan = planned("h100:1x8")
-    assert compilable(config, plan, GPUS["h100:1x8"], "12") == (plan, ())

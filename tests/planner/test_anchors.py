@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout import plan_file
 from jaxpar.observe.environment import ENVIRONMENT_FILE
@@ -53,14 +52,6 @@ def test_a_measured_run_moves_times_towards_it_and_narrows_the_interval(tmp_path
     assert sum(after.candidate.time.breakdown.values()) == pytest.approx(after.candidate.seconds)
     assert after.spread is not None and planned.spread is not None
     assert after.spread.interval(1.0)[1] < planned.spread.interval(1.0)[1]
-
-
-def test_runs_of_models_with_experts_are_timed_by_their_plan(tmp_path: Path):
-    experts = ExpertsConfig(count=8, per_token=2, width=1024)
-    config = model_of(model={"activation": "swiglu", "experts": experts}, data={"batch_size": 64})
-    planned = search_of(config, expert=4, pipe=1, offload="none").best(1)[0]
-    found = read_anchors([run(tmp_path / "a", planned, 1.0)], planned.cluster)
-    assert found.spread.factor == pytest.approx(1.0, abs=0.01)
 
 
 def test_two_runs_count_by_their_mean_and_more_than_one(tmp_path: Path, planned: Planned):

@@ -48,13 +48,6 @@ def test_classes_add_up_to_the_compilers_peak():
     assert on_device == pytest.approx(report.peak_bytes, rel=0.02)
 
 
-def test_the_optimizer_class_is_master_weights_and_two_moments_in_float32():
-    _, report = hsdp()
-    sharded = (LAYERS * WEIGHTS_OF_A_LAYER + 2 * TABLE) // FSDP
-    norms = (2 * LAYERS + 1) * 128
-    assert report.classes["optimizer"] == 3 * 4 * (sharded + norms)
-
-
 def test_weights_are_gathered_twice_per_microbatch_within_a_node_in_bfloat16():
     _, report = hsdp()
     (row,) = (row for row in report.collectives if row.collective == "gather_weight")
@@ -217,17 +210,13 @@ def test_a_difference_names_what_changed_and_only_that():
 
 
 def test_copies_on_the_device_are_listed_with_the_line_that_asked_for_them():
-    _, report = hsdp()
+    analysis, report = hsdp()
     each = [row.seconds * row.count for row in report.copies]
-    assert each == sorted(each, reverse=True) and each
+    assert each == sorted(each, reverse=True) and len(each) > COPIES
     assert sum(each) == pytest.approx(report.seconds_by_kind["copy"])
-    assert all(row.source.startswith("jaxpar/") for row in report.copies if row.source)
-    assert any(row.source for row in report.copies)
-    assert report.copies[0].shape in shown_text(report)
-    more = len(report.copies) - COPIES
-    assert more > 0 and f"{more} more" in shown_text(report)
-    analysis, _ = hsdp()
-    assert html_page(analysis, report).count(report.copies[-1].shape) >= 1
+    sources = [row.source for row in report.copies if row.source]
+    assert sources and all(source.startswith("jaxpar/") for source in sources)
+    assert report.copies[0].shape in shown_text(report) and report.copies[-1].shape in html_page(analysis, report)
 
 
 def test_what_is_waited_for_longest_is_listed_with_the_line_that_asked_for_it():

@@ -14,9 +14,6 @@ from jaxpar.cost.hardware_model import HOPPER
 from jaxpar.distributed import devices
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.layout import plan_file
-from jaxpar.pipeline.schedules import make_schedule
-from jaxpar.pipeline.timing.durations import Durations
-from jaxpar.pipeline.timing.simulate import simulate
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import cluster_at_hand
 from jaxpar.planner.planning import screen
@@ -63,22 +60,13 @@ def clock_of(cluster: Cluster) -> StepTimer:
     return StepTimer(CONFIG.model, 2048, 64, cluster, None, ADAMW)
 
 
-def test_twice_the_speed_is_twice_the_layers_and_saves_what_the_simulator_states():
+def test_twice_the_speed_is_twice_the_layers_and_saves_a_third():
     timer = clock_of(cluster_of(2.0))
     layout = replace(LAYOUT, fsdp=4, tensor=1)
     lengths, step = in_proportion(timer, layout)
     assert lengths == (16, 8)
-    schedule = make_schedule("1f1b", ranks=2, microbatches=32)
-    of = lambda first, second: (
-        simulate(
-            schedule,
-            Durations(forward=(first, 2 * second), backward=(2 * first, 4 * second), weight=0),
-            mode="lockstep",
-        ).makespan
-    )
     once = lambda step: step.seconds - step.breakdown["data"] - step.breakdown["optimizer"]  # these stay as they are
-    assert once(step) / once(timer.step(layout)) == pytest.approx(of(16, 8) / of(12, 12), rel=0.02)
-    assert of(16, 8) / of(12, 12) == pytest.approx(2 / 3)
+    assert once(step) / once(timer.step(layout)) == pytest.approx(2 / 3, rel=0.02)
     assert step.seconds == pytest.approx(sum(step.breakdown.values()))
 
 

@@ -23,11 +23,10 @@ def cluster(folder: Path, host_memory: float) -> str:
 def test_a_layout_that_needs_the_host_states_how_much_and_of_what(tmp_path: Path):
     best = search_of(model_of(model=MODEL), cluster(tmp_path, 1.5), NEEDS_HOST).best(1)[0]
     assert best.candidate.layout.optimizer_offload
-    message = host_words(best)
-    assert message.startswith("On the host: 1.3 GiB of the 1.5 GiB that each GPU may use (1.5 GiB a host: host_memory")
+    assert all(part in host_words(best) for part in ("1.3 GiB", "1.5 GiB", "host_memory"))
     asked = model_of(model=MODEL, memory={"host_limit": 2 * GIB})
     best = search_of(asked, cluster(tmp_path, 1.0), NEEDS_HOST).best(1)[0]
-    assert host_words(best) == "On the host: 1.3 GiB of the 2.0 GiB that each GPU may use (memory.host_limit)"
+    assert all(part in host_words(best) for part in ("1.3 GiB", "2.0 GiB", "memory.host_limit"))
 
 
 def test_hosts_that_are_too_small_are_named_with_what_is_needed(tmp_path: Path):

@@ -14,8 +14,7 @@ from jaxpar.layers.matmul_formats import group_names
 from jaxpar.layout.choices.matmul_codes import matmul_codes
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.planning import planned_config
-from jaxpar.planner.step_time.model import StepTime, step_time, steps_of
-from jaxpar.planner.step_time.step import Step
+from jaxpar.planner.step_time.model import StepTime, step_time
 from jaxpar.planner.step_time.update import update_of
 from tests.planner.spaces import model_of, search_of
 from tests.sentences import refused
@@ -35,12 +34,6 @@ def coded(config: Config, layout: Layout, cluster: str) -> Layout:
     offload = "host" if layout.optimizer_offload else "none"
     chunks = layout.pipe * layout.virtual_stages
     return replace(layout, matmul_codes=matmul_codes(config, gpu, offload, None, ("",) * rows, chunks))
-
-
-def parts(layout: Layout, *options: str, name: str = "llama3_8b", cluster: str = "h100:1x8") -> Step:
-    config = config_of(name, *options)
-    steps = steps_of(config.model, config.data.sequence_length, config.data.batch_size, parse_cluster(cluster))
-    return steps.step(coded(config, layout, cluster))
 
 
 def timed(layout: Layout, *options: str, name: str = "llama3_8b", cluster: str = "h100:1x8") -> StepTime:
@@ -66,8 +59,6 @@ def computed(time: StepTime) -> float:
     """Seconds of kernels alone."""
     return sum(time.breakdown[part] for part in ("matmuls", "attention", "other", "recomputation", "optimizer"))
 
-
-# ---- against programs for H100s, read at the same speeds (docs/fp8.md)
 
 CUT = ("model.layers=4",)
 COMPILED = {
@@ -95,9 +86,6 @@ def test_405b_on_1024_h100s_takes_what_its_compiled_programs_do(of: str, seconds
     assert time.seconds - time.breakdown["stragglers"] == pytest.approx(seconds, rel=0.07)
     if of == "fp8_current":
         assert time.breakdown["scales"] == pytest.approx(0.32, rel=0.02), "1,488 maxima, by trees over 128 hosts"
-
-
-# ---- what follows
 
 
 @pytest.mark.parametrize("of", ["fp8_delayed", "fp8_current"])
@@ -137,9 +125,3 @@ def test_gpus_without_fp8_are_refused_before_a_search():
     search = search_of(model_of(precision={"matmul": "fp8_current"}), "a100-80:1x8")
     with refused("precision.matmul: fp8_current", "NVIDIA A100-SXM4-80GB does not", "expected null"):
         search.best(1)
-
-
-# ---- weights and tokens on the wire
-
-
-# ---- pipelines
