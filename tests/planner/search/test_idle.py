@@ -7,7 +7,6 @@ from pathlib import Path
 
 import pytest
 
-from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.reading.loading import config_to_yaml
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.plan import main
