@@ -20,7 +20,6 @@ from jaxpar.config.checks.layout import (
     check_sequence,
     check_vocab,
 )
-from jaxpar.config.checks.lora import check_lora
 from jaxpar.config.checks.loss import check_loss
 from jaxpar.config.checks.matmul import check_matmul
 from jaxpar.config.checks.memory import check_offload, check_tiles, check_weights_offload
@@ -90,7 +89,6 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Config], None]], ...] = (
     ((), check_offload),
     (("pipe", *SHARD_AXES), check_weights_offload),
     ((), check_unused),
-    ((), check_lora),
     ((), check_matmul),
     ((), check_optimizer),
     ((), check_data),

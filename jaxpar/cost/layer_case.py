@@ -10,8 +10,8 @@ from typing import Literal
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.cost.operations import Attention
+from jaxpar.layers.adapters import OFF
 from jaxpar.layers.declaration.part import Matmuls
-from jaxpar.layers.lora import OFF
 from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes, LayerShape, exchange_by
 from jaxpar.mesh.parameters import ParamSpec
 

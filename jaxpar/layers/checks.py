@@ -14,13 +14,13 @@ from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.config.validate import VOCAB, became_known
 from jaxpar.config.validate import validate as validate_keys
+from jaxpar.layers.adapter_checks import check_adapters, check_targets
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layers.declared import declare_layer, feed_forward_class, mixer_class
 from jaxpar.layers.experts.checks import check_expert_ranks, check_experts
 from jaxpar.layers.feed_forward.gated import Gated
 from jaxpar.layers.feed_forward.plain import Plain
 from jaxpar.layers.inputs.input import TIED, input_class, refuse_without_batches
-from jaxpar.layers.lora import adaptable
 from jaxpar.layers.matmul_formats import (
     NEVER,
     dense_groups,
@@ -45,6 +45,7 @@ def validate(config: Config, since: Config | None = None) -> None:
     """
     validate_keys(config, since)
     if since is None:
+        check_adapters(config)
         check_experts(config)
         check_input(config)
         check_blocks(config.model)
@@ -108,22 +109,6 @@ def check_low_rank(model: ModelConfig) -> None:
         if not 1 <= rank <= most[name]:
             raise UserError(
                 f"model.low_rank.{name}: expected a rank from 1 to {most[name]}, the matrix's smaller side, got {rank}"
-            )
-
-
-def check_targets(config: Config) -> None:
-    """Refuse `lora.targets` that no layer has as a matrix.
-
-    Raises:
-        UserError: see above.
-    """
-    parts = [part for own in kind_models(config.model).values() for part in declare_layer(own).parts]
-    known = tuple(dict.fromkeys(name for part in parts for name in adaptable(part)))
-    for name in config.lora.targets or ():
-        if name not in known:
-            raise UserError(
-                f"lora.targets: {quoted(name, 80)} is no matrix of this model's layers"
-                f"{did_you_mean(name, known) or f'; there are {one_of(known)}'}"
             )
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from math import prod
 
 from jaxpar.config.kinds import kind_counts, kind_model
-from jaxpar.config.schema import LoraConfig, ModelConfig
+from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.adapters import Adapters, adapted
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.inputs.input import input_class
 from jaxpar.layers.inputs.token_embedding import vocabulary_matrix
-from jaxpar.layers.lora import adapted
 from jaxpar.layers.norm import NORMS
 
 
@@ -44,10 +44,10 @@ def matmul_parameters(model: ModelConfig, vocab: int) -> int:
     return layers + model.embed * vocab
 
 
-def factor_parameters(model: ModelConfig, lora: LoraConfig) -> int:
-    """Weights in the low-rank factors of all layers, which are all that is trained; 0 if there are none."""
+def factor_parameters(model: ModelConfig, adapters: Adapters) -> int:
+    """Weights in the adapters of all layers, which are all that is trained; 0 if there are none."""
 
     def of_layer(own: ModelConfig) -> int:
-        return sum(adapted(part, lora).weights.size - part.weights.size for part in declare_layer(own).parts)
+        return sum(adapted(part, adapters).weights.size - part.weights.size for part in declare_layer(own).parts)
 
     return sum(count * of_layer(kind_model(model, kind)) for kind, count in kind_counts(model).items())

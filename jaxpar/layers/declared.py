@@ -13,14 +13,14 @@ from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.parts import FEED_FORWARDS, MIXERS, implementation
 from jaxpar.config.plan import UNTILED, LayerLayout
-from jaxpar.config.schema import LoraConfig, ModelConfig
+from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.adapters import OFF, Adapters, adapted
 from jaxpar.layers.block import Block
 from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
 from jaxpar.layers.declaration.part import RESIDUAL, Core, Elementwise, Layer, Matmuls, Norm, Operation, Part, Traffic
 from jaxpar.layers.experts.declaration import declare as declare_experts
 from jaxpar.layers.experts.feed_forward import Experts
 from jaxpar.layers.feed_forward.base import FeedForward
-from jaxpar.layers.lora import OFF, adapted
 from jaxpar.layers.norm import NORMS
 
 PLACEMENTS = {"pre": (True, False), "post": (False, True), "sandwich": (True, True)}
@@ -42,19 +42,19 @@ def mixer_class(model: ModelConfig) -> type[Any]:
     return implementation(MIXERS[model.mixer if model.latent_attention is None else "latent_attention"])
 
 
-def blocks_of(model: ModelConfig, lora: LoraConfig = OFF, layout: LayerLayout = UNTILED) -> tuple[Block, ...]:
+def blocks_of(model: ModelConfig, adapters: Adapters = OFF, layout: LayerLayout = UNTILED) -> tuple[Block, ...]:
     """The blocks of a layer of a model whose layers are all alike.
 
     Args:
         model: its configuration.
-        lora: the factors that are trained, if any.
+        adapters: what is trained beside frozen weights, if anything.
         layout: how it is computed.
     """
     mixer, feed_forward = mixer_class(model), feed_forward_class(model)
-    part = adapted(declare_feed_forward(model), lora)
+    part = adapted(declare_feed_forward(model), adapters)
     dense = model.experts is None
     mlp = feed_forward(model, part, layout.mlp_tiles) if dense else Experts(model, feed_forward, part, layout.experts)
-    return mixer(model, adapted(mixer.declare(model), lora)), mlp
+    return mixer(model, adapted(mixer.declare(model), adapters)), mlp
 
 
 def declare_feed_forward(model: ModelConfig) -> Part:

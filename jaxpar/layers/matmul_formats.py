@@ -12,6 +12,7 @@ from jaxpar.config.axes import DATA_AXES
 from jaxpar.config.checks.sizes import known
 from jaxpar.config.kinds import kind_models, layer_kinds
 from jaxpar.config.schema import Config, ModelConfig, ParallelConfig
+from jaxpar.layers.adapters import adapters_of, freeze
 from jaxpar.layers.declaration.part import Matmuls, Part
 from jaxpar.layers.declared import declare_layer
 from jaxpar.precision.recipe import TILES, QuantisedGroups, group_tensors, recipe_of
@@ -182,8 +183,8 @@ def exempt(config: Config) -> list[Exempt]:
     if ends:
         what = "first_layers and last_layers" if len(ends) == 2 else "first_layers" if first else "last_layers"
         found.append(Exempt(f"layers {' and '.join(ends)}", f"precision.matmul_options: {what}"))
-    if config.lora.rank is not None:
-        found.append(Exempt("LoRA's factors", f"{config.lora.rank} columns are too few to gain"))
+    if freeze(adapters := adapters_of(config)):
+        found.append(Exempt("the adapters' factors", f"{adapters.rank} columns are too few to gain"))
     if config.model.low_rank:
         found.append(Exempt("factors of model.low_rank", "products of two are not quantised"))
     return found

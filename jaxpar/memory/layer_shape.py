@@ -12,11 +12,11 @@ from jaxpar.config.counting import head_dim, kv_heads, value_dim
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema import Config, LoraConfig, ModelConfig
+from jaxpar.layers.adapters import OFF, targets_of
 from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
 from jaxpar.layers.declaration.part import Layer, Matmuls, Part
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.experts.messages import exchange_of, room_of, row_room
-from jaxpar.layers.lora import OFF, targets_of
 from jaxpar.mesh.parameters import ParamSpec
 
 FLOAT32_BYTES = 4

@@ -33,7 +33,7 @@ class Rules:
     router: MeshAxes = ()
     """The experts that a router chooses among: every rank routes its own tokens."""
     rank: MeshAxes = ()
-    """Between the two low-rank factors of a matrix (`jaxpar.layers.lora`)."""
+    """Between the two factors of a matrix or of an adapter."""
 
 
 LOGICAL_AXES = tuple(field.name for field in fields(Rules))

@@ -15,12 +15,12 @@ from jaxpar.config.counting import rotary_dim
 from jaxpar.config.kinds import kind_model
 from jaxpar.config.plan import UNTILED, LayerLayout, Plan
 from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.layers.adapters import adapters_of, with_frozen
 from jaxpar.layers.block import Attend
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.weights import specs_of, with_weights
 from jaxpar.layers.inputs.input import input_class
 from jaxpar.layers.layer import PLAIN_OPS, DecoderLayer
-from jaxpar.layers.lora import with_frozen
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.ops.plain import Ops
 from jaxpar.layers.report import Output
@@ -65,7 +65,7 @@ def decoder_specs(config: Config, order: LayerOrder) -> Specs:
 
     Below `layers` are the weights of all layers or, if kinds have names, a tree for each.
     """
-    specs, layers = with_frozen(specs_of(Decoder(config)), config.lora), {}
+    specs, layers = with_frozen(specs_of(Decoder(config)), adapters_of(config)), {}
     for kind, stack in order.stacks.items():
         own = layer_specs(layer_of_kind(config, kind), config)
         stacked = map_specs(lambda spec, rows=stack.rows: spec.stacked(rows), own)
@@ -86,7 +86,7 @@ def layer_of_kind(
 
 def layer_specs(layer: DecoderLayer, config: Config) -> Nested[ParamSpec]:
     """The specs of a layer."""
-    return with_frozen(specs_of(layer), config.lora)
+    return with_frozen(specs_of(layer), adapters_of(config))
 
 
 def _computed_apart(layer: DecoderLayer, specs: Nested[ParamSpec]) -> Nested[bool]:

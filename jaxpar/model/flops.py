@@ -11,7 +11,7 @@ appendix B; the mask as in Megatron-LM's causal count):
 - attention multiplies Q with K and the probabilities with V over the (query, key) pairs that the mask keeps:
   2 * heads * (width of a query + width of a value) FLOPs per pair and layer forward, three times that with backward.
 
-With low-rank factors (`lora`) the other weights are frozen, and their own gradients are not asked for: 2 FLOPs per
+With adapters the other weights are frozen, and their own gradients are not asked for: 2 FLOPs per
 weight forward and 2 backward, and 6 per weight of the factors.
 
 What the run adds is overhead and not counted: recomputed activations, padded vocabulary columns, padded tokens, masked
@@ -24,12 +24,12 @@ from collections.abc import Mapping
 
 from jaxpar.config.counting import head_dim, value_dim
 from jaxpar.config.kinds import kind_counts, kind_model
-from jaxpar.config.schema import LoraConfig, ModelConfig
+from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.adapters import OFF, Adapters, freeze
 from jaxpar.layers.counting import factor_parameters, matmul_parameters
 from jaxpar.layers.declaration.part import Core, Recurrence
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.inputs.input import input_class
-from jaxpar.layers.lora import OFF
 from jaxpar.memory.layer_shape import mean_keys
 
 type Pairs = Mapping[int | None, int]
@@ -46,7 +46,7 @@ def causal_pairs(model: ModelConfig, tokens: int, sequence: int) -> Pairs:
     return {window: round(tokens * mean_keys(sequence, window)) for window in windows(model)}
 
 
-def flops_per_step(model: ModelConfig, tokens: int, pairs: Pairs, vocab: int, lora: LoraConfig = OFF) -> float:
+def flops_per_step(model: ModelConfig, tokens: int, pairs: Pairs, vocab: int, adapters: Adapters = OFF) -> float:
     """Model FLOPs of one optimizer step (forward and backward) over all devices.
 
     Args:
@@ -54,14 +54,14 @@ def flops_per_step(model: ModelConfig, tokens: int, pairs: Pairs, vocab: int, lo
         tokens: Tokens of the step's batch that belong to a document.
         pairs: For each of `windows`, the pairs that the mask keeps, summed over the rows of the batch.
         vocab: True vocabulary size, without padding.
-        lora: The low-rank factors, if there are any.
+        adapters: What is trained beside frozen weights, if anything.
     """
     mixers = 0
     for kind, count in kind_counts(model).items():
         own = kind_model(model, kind)
         mixers += 3 * count * (pair_flops(own) * pairs.get(own.window, 0) + recurrence_flops(own) * tokens)
-    each = 6 if lora.rank is None else 4
-    matmuls = each * matmul_parameters(model, vocab) + 6 * factor_parameters(model, lora)
+    each = 4 if freeze(adapters) else 6
+    matmuls = each * matmul_parameters(model, vocab) + 6 * factor_parameters(model, adapters)
     matmuls += each // 2 * input_class(model).flops(model)
     return float(matmuls * tokens + mixers)
 

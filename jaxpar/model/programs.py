@@ -13,6 +13,7 @@ import jax.numpy as jnp
 from jaxpar.config.kinds import kind_model
 from jaxpar.config.plan import Plan
 from jaxpar.config.schema import Config
+from jaxpar.layers.adapters import why_frozen
 from jaxpar.layers.block import Block
 from jaxpar.layers.declared import declare_feed_forward, elementwise_groups
 from jaxpar.layers.matmul_formats import multiplied, quantised_groups
@@ -48,7 +49,7 @@ def wide_matrices(
     where that is wider than compute. Products of tiles make theirs in compute dtype, and of matrices with adapters
     nothing accumulates."""
     compute, gradient = (jnp.dtype(role.dtype) for role in (placements.compute, placements.gradient))
-    if gradient.itemsize <= compute.itemsize or config.precision.matmul in TILES or config.lora.rank is not None:
+    if gradient.itemsize <= compute.itemsize or config.precision.matmul in TILES or why_frozen(config):
         return None
     wide = {block.part.name: multiplied(block.part) for block in blocks if block.wide_gradients}
 

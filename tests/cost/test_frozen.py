@@ -15,8 +15,8 @@ from jaxpar.cost.layer_case import layer_case
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layers.adapters import OFF
 from jaxpar.layers.counting import factor_parameters, matmul_parameters
-from jaxpar.layers.lora import OFF
 from jaxpar.model.flops import flops_per_step
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.layer_times import Sort

@@ -16,7 +16,7 @@ FEATURES = {
         "jaxpar/precision", "jaxpar/layers/ops/quantised.py", "jaxpar/layers/matmul_formats.py",
         "jaxpar/stores/quantized.py",
     ),
-    "low-rank factors": ("jaxpar/layers/lora.py",),
+    "low-rank factors": ("jaxpar/layers/adapters.py",),
     "experts": ("jaxpar/layers/experts",),
     "preferences": ("jaxpar/objectives/preferences.py",),
 }  # fmt: skip

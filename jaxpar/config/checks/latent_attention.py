@@ -33,8 +33,6 @@ def check_latent_attention(config: Config) -> None:
         )
     if any(models[kind].rope.partial != 1 for kind in latent):
         raise UserError(f"model.rope.partial: beside {_KEY}, whose rope_dim rotates alone, expected 1")
-    if config.lora.rank is not None:
-        raise UserError(f"lora.rank: {config.lora.rank} adapts no latent attention yet ({_KEY}); expected null")
     for name in ("query", "output"):
         if name in model.low_rank:
             raise UserError(

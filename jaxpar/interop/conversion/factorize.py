@@ -14,7 +14,7 @@ import numpy as np
 from jaxpar.checkpoint.facts import CAME_FROM
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models, layer_kinds
-from jaxpar.config.schema import Config, LoraConfig, ModelConfig
+from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.spelling import named
 from jaxpar.interop.conversion.converted import hf_facts, keep_hf_files, write_weights
 from jaxpar.interop.conversion.derived import DerivedModel
@@ -25,6 +25,7 @@ from jaxpar.interop.sources.full_matrices import full_matrix_model, read_full_ma
 from jaxpar.interop.sources.open_source import Model
 from jaxpar.interop.sources.saved_weights import SavedWeights
 from jaxpar.interop.sources.source import Origin
+from jaxpar.layers.adapters import without_adapters
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layers.declaration.part import factor_names
 from jaxpar.layers.declared import declare_layer
@@ -71,7 +72,7 @@ class Factorized(DerivedModel):
     @property
     def config(self) -> Config:
         """Configuration of the run that saved the weights, or a new one for the model."""
-        return replace(self._run or Config(), model=self.model, lora=LoraConfig())
+        return replace(without_adapters(self._run or Config()), model=self.model)
 
     @property
     def _run(self) -> Config | None:

@@ -14,7 +14,7 @@ from jaxpar.checkpoint.facts import CAME_FROM
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models, layer_kinds
 from jaxpar.config.mappings.experts import ExpertsConfig
-from jaxpar.config.schema import Config, LoraConfig
+from jaxpar.config.schema import Config
 from jaxpar.config.spelling import named
 from jaxpar.interop.conversion.converted import write_weights
 from jaxpar.interop.conversion.derived import DerivedModel
@@ -61,7 +61,7 @@ class Upcycled(DerivedModel):
 
     def write(self, folder: Path, report: Callable[[str], None]) -> None:
         """Write a checkpoint into a new folder."""
-        config = replace(Config(), model=self.model, lora=LoraConfig())
+        config = replace(Config(), model=self.model)
         write_weights(self, config, {CAME_FROM: list(self.lineage)}, folder, report)
 
     def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:

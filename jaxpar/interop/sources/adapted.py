@@ -19,7 +19,7 @@ from jaxpar.interop.mapping.weight_names import weight_specs
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.saved_weights import SavedWeights
 from jaxpar.interop.sources.source import Origin, WeightSource
-from jaxpar.layers.lora import FACTORS
+from jaxpar.layers.adapters import FACTORS
 from jaxpar.mesh.parameters import ParamSpec
 
 

@@ -21,6 +21,7 @@ from jaxpar.cost.hardware_model import nearest_hardware
 from jaxpar.cost.messages import network_of
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.layers.adapters import why_frozen
 from jaxpar.units import seconds
 
 
@@ -63,11 +64,6 @@ def check_embedding_messages(plan: Plan, config: Config) -> None:
         raise UserError(f"plan.embedding_messages: rows are not exchanged, because {why}; expected table")
 
 
-def _frozen(config: Config) -> bool:
-    """Whether the embedding has no gradient, because low-rank factors alone are trained."""
-    return config.lora.rank is not None
-
-
 def _nothing_sent(config: Config, axes: AxisSizes) -> str | None:
     """Why no microbatch sends anything of the embedding; None if it does."""
     if not lookups(config.model, padded_vocab(config.model), 1, axes.tensor):
@@ -77,8 +73,8 @@ def _nothing_sent(config: Config, axes: AxisSizes) -> str | None:
         return "no rank has a part of the embedding or of its gradient (parallel.zero 2 or 3, over several ranks)"
     if axes.pipe > 1:
         return "a pipeline gathers the embedding once a step"
-    if zero == 2 and _frozen(config):
-        return "each rank has the embedding whole (parallel.zero is 2), and it is frozen (lora.rank)"
+    if zero == 2 and (why := why_frozen(config)):
+        return f"each rank has the embedding whole (parallel.zero is 2), and it is frozen ({why})"
     return None
 
 
@@ -98,7 +94,7 @@ def _impossible(config: Config, axes: AxisSizes) -> str | None:
 def _seconds(config: Config, axes: AxisSizes, rows: int, cluster: Cluster) -> tuple[float, float]:
     """Seconds of a microbatch's messages: rows exchanged, and the table gathered and its gradient scattered."""
     model, precision = config.model, config.precision
-    forward, trained = config.parallel.zero == 3, not _frozen(config)
+    forward, trained = config.parallel.zero == 3, not why_frozen(config)
     compute, gradient = (jnp.dtype(dtype).itemsize for dtype in (precision.compute, precision.gradient))
     storage = jnp.dtype(precision.storage or precision.compute).itemsize
     ring = network_of(cluster, nearest_hardware(cluster.gpu)).ring(axes.shards, axes.tensor)

@@ -16,7 +16,7 @@ from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
 from jaxpar.cost.work import Work, total
-from jaxpar.layers.lora import OFF
+from jaxpar.layers.adapters import OFF
 from jaxpar.memory.remat import remat_map, runs_by_kind
 from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.settings import of_all_names

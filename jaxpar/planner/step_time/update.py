@@ -11,9 +11,9 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import Config, LoraConfig, OptimizerConfig
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.operations import Device
+from jaxpar.layers.adapters import OFF, factors_of
 from jaxpar.layers.declaration.part import Layer
 from jaxpar.layers.declared import declare_layer
-from jaxpar.layers.lora import OFF, factors_of
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.optim.optimizer import rule_of
 from jaxpar.optim.rule import RuleRequest

@@ -18,7 +18,7 @@ from jaxpar.training.run.run import Run
 from jaxpar.units import count, plural, size
 
 UNUSUAL = (
-    "LoRA", "experts", "matmuls", "messages", "collectives at once", "pipeline", "bubble", "offload",
+    "adapters", "experts", "matmuls", "messages", "collectives at once", "pipeline", "bubble", "offload",
     "optimizer offload", "weights offload", "objective",
 )  # fmt: skip
 """Rows of the plan's table that only some runs have and that change what a run is."""

@@ -13,6 +13,7 @@ from jaxpar.attention.balance import imbalance, visible_pairs_per_rank
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.catalogue import gpu_of
+from jaxpar.layers.adapters import adapters_of, freeze
 from jaxpar.layers.counting import factor_parameters, matmul_parameters, parameter_count
 from jaxpar.layout.choices.matmul import matmul_rows, routed_choice, tiled_choice
 from jaxpar.layout.choices.reasons import choice_rows
@@ -151,10 +152,11 @@ def _limits_rows(plan: Plan) -> list[tuple[str, str, str]]:
 def _factors_row(layout: StepLayout) -> list[tuple[str, str, str]]:
     """The trained factors; empty where all weights are trained."""
     config = layout.config
-    if config.lora.rank is None:
+    adapters = adapters_of(config)
+    if not freeze(adapters):
         return []
-    trained = count(factor_parameters(config.model, config.lora))
-    return [("LoRA", trained, f"in factors of rank {config.lora.rank}; the other weights are frozen")]
+    trained = count(factor_parameters(config.model, adapters))
+    return [("adapters", trained, f"in factors of rank {adapters.rank}; the other weights are frozen")]
 
 
 def _objective_row(layout: StepLayout) -> list[tuple[str, str, str]]:

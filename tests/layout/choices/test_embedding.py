@@ -120,7 +120,7 @@ def test_rows_that_cannot_be_exchanged_are_refused(parallel: dict[str, Any], pre
 def test_rows_of_a_frozen_table_that_no_rank_sends_are_refused():
     assert chosen(1, fsdp=4, zero=3, rank=8, overlap={"embedding_messages": "rows"})[0] == "rows"
     with refused(
-        "parallel.overlap.embedding_messages: rows are not exchanged", "it is frozen (lora.rank)", "auto or table"
+        "parallel.overlap.embedding_messages: rows are not exchanged", "it is frozen (lora.rank: 8)", "auto or table"
     ):
         chosen(1, fsdp=4, zero=2, rank=8, overlap={"embedding_messages": "rows"})
 

@@ -1,4 +1,6 @@
-"""Low-rank adaptation (LoRA, arXiv:2106.09685): a frozen matrix W and two trained factors, `x W + scale (x A) B`.
+"""Adapters: trained weights beside those of a model, which are frozen. The one kind there is are the factors of LoRA.
+
+Low-rank adaptation (arXiv:2106.09685) gives a frozen matrix W two trained factors, `x W + scale (x A) B`.
 
 A has the inputs of W and `rank` outputs, B the reverse. Their dims have the logical axes that they have in W, so that
 mesh axes split them alike, and whatever is partial in `x W` is partial in `(x A) B`: no collective is added.
@@ -9,17 +11,40 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from jaxpar.config.schema import LoraConfig
+from jaxpar.config.schema import Config
+from jaxpar.config.schema.model import LoraConfig
 from jaxpar.layers.declaration.part import Part, Term, Weights, matrix
 from jaxpar.mesh.parameters import Nested, ParamSpec
 
-OFF = LoraConfig()
-"""No factors."""
+Adapters = LoraConfig
+"""What is added to the matrices of a model."""
+OFF = Adapters()
+"""Nothing: all weights are trained."""
 FACTORS = ("lora_a", "lora_b")
 """Ends of the names of the factors A and B of a matrix: those of `query` are `query_lora_a` and `query_lora_b`."""
 
 
-def adapted(part: Part, lora: LoraConfig) -> Part:
+def adapters_of(config: Config) -> Adapters:
+    """The adapters of a configuration."""
+    return config.lora
+
+
+def without_adapters(config: Config) -> Config:
+    """The configuration with all weights trained."""
+    return replace(config, lora=OFF)
+
+
+def freeze(adapters: Adapters) -> bool:
+    """Whether the weights of the model are frozen."""
+    return adapters.rank is not None
+
+
+def why_frozen(config: Config) -> str | None:
+    """The key and value by which the weights of the model are frozen; None if they are trained."""
+    return f"lora.rank: {config.lora.rank}" if freeze(config.lora) else None
+
+
+def adapted(part: Part, lora: Adapters) -> Part:
     """`part` with factors beside the matrices that `lora` targets, which alone are trained; itself if it is off."""
     if lora.rank is None:
         return part

@@ -1,12 +1,16 @@
-"""Checks of low-rank adaptation."""
+"""Checks of adapters: low-rank factors (`lora`)."""
 
 from __future__ import annotations
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import Config
+from jaxpar.config.spelling import did_you_mean, one_of, quoted
+from jaxpar.layers.adapters import adaptable
+from jaxpar.layers.declared import declare_layer
 
 
-def check_lora(config: Config) -> None:
+def check_adapters(config: Config) -> None:
     """Refuse factors without a model that they adapt, and what they cannot be combined with."""
     lora, memory = config.lora, config.memory
     if lora.rank is None:
@@ -17,6 +21,8 @@ def check_lora(config: Config) -> None:
             f"{text} adds factors to the weights of a model, and run.init_from is null; expected a model with it, or "
             "lora.rank: null, which trains all weights"
         )
+    if any(model.latent_attention is not None for model in kind_models(config.model).values()):
+        raise UserError(f"{text} adapts no latent attention yet (model.latent_attention); expected null")
     if config.model.low_rank:
         products = ", ".join(config.model.low_rank)
         raise UserError(
@@ -35,3 +41,19 @@ def check_lora(config: Config) -> None:
     twice = [name for place, name in enumerate(lora.targets) if name in lora.targets[:place]]
     if twice:
         raise UserError(f"lora.targets: {twice[0]} is named twice; expected each matrix once")
+
+
+def check_targets(config: Config) -> None:
+    """Refuse `lora.targets` that no layer has as a matrix.
+
+    Raises:
+        UserError: see above.
+    """
+    parts = [part for own in kind_models(config.model).values() for part in declare_layer(own).parts]
+    known = tuple(dict.fromkeys(name for part in parts for name in adaptable(part)))
+    for name in config.lora.targets or ():
+        if name not in known:
+            raise UserError(
+                f"lora.targets: {quoted(name, 80)} is no matrix of this model's layers"
+                f"{did_you_mean(name, known) or f'; there are {one_of(known)}'}"
+            )
