@@ -17,7 +17,7 @@ from jaxpar.layers.declaration.part import Part, Term, Weights, matrix
 from jaxpar.mesh.parameters import Nested, ParamSpec
 
 Adapters = LoraConfig
-"""What is added to the matrices of a model."""
+"""Weights that are added to the matrices of a model."""
 OFF = Adapters()
 """Nothing: all weights are trained."""
 FACTORS = ("lora_a", "lora_b")
