@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shlex
+from dataclasses import replace
 from io import StringIO
 from pathlib import Path
 
@@ -138,3 +139,10 @@ def test_the_best_two_are_compiled_and_ranked_by_their_programs(
         assert sum(one["breakdown"].values()) == pytest.approx(one["step_time_s"])
     assert len(list(tmp_path.glob("*.json.gz"))) == 2
     assert json.loads(output.read_text())["plan"] == files[0]["plan"] and files[0]["plan"]["axes"]["pipe"] == 2
+
+
+def test_what_places_are_worth_stays_the_same_share(plans: list[Planned]):
+    placed = replace(plans[0], order=(1, 0), default_seconds=1.25 * plans[0].candidate.seconds)
+    after = judged(placed, GIB, True, [], {"matmul": 2 * placed.candidate.seconds}).planned
+    assert after.candidate.seconds > 1.01 * placed.candidate.seconds
+    assert after.default_seconds == pytest.approx(1.25 * after.candidate.seconds)

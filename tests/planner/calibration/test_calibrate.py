@@ -11,11 +11,13 @@ import jax
 import pytest
 
 from jaxpar.config import config_to_yaml
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.cost.hardware_model import HOPPER
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.tables import Row, Table, Tables
 from jaxpar.plan import main
-from jaxpar.planner.calibration.calibrate import Calibration, Sizes
+from jaxpar.planner.calibration.calibrate import SMALL, Calibration, Sizes
+from jaxpar.planner.calibration.collectives import groups
 from jaxpar.planner.calibration.shapes import matmuls_of
 from jaxpar.planner.calibration.stopwatch import Stopwatch
 from jaxpar.planner.machine import named_cluster
@@ -145,3 +147,27 @@ def test_bad_input_is_one_sentence_before_anything_is_measured(
     out, err = capsys.readouterr()
     refused_by_command(code, out, err, expected)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_tensor_ranks_that_a_model_cannot_have_are_left_out():
+    config = replace(SMALL, model=replace(SMALL.model, heads=4, kv_heads=4))
+    four, eight = (matmuls_of(config, named_cluster("cpu:1x8"), (1,), ranks) for ranks in ((1, 2, 4), (1, 2, 4, 8)))
+    assert four == eight
+
+
+def test_of_experts_their_width_is_divided_and_not_that_of_dense_layers():
+    wide, odd = (
+        replace(SMALL, model=replace(SMALL.model, mlp=383, experts=ExpertsConfig(count=4, width=width)))
+        for width in (256, 255)
+    )
+    of = lambda config, *ranks: matmuls_of(config, named_cluster("cpu:1x8"), (1,), ranks)
+    assert len(of(wide, 1, 2)) > len(of(wide, 1))
+    assert of(odd, 1, 2) == of(odd, 1)
+
+
+def test_groups_are_of_neighbours_and_across_hosts_one_of_each_kind():
+    assert groups(1, 1) == []
+    assert groups(8, 8) == [(2, 1, 1), (4, 1, 1), (8, 1, 1)]
+    assert groups(6, 6) == [(2, 1, 1), (3, 2, 1), (6, 1, 1)]
+    found = {(one.ranks, one.hosts): one.stride for one in groups(16, 8)}
+    assert found == {(2, 1): 1, (4, 1): 1, (8, 1): 1, (16, 2): 1, (8, 2): 2, (4, 2): 4, (2, 2): 8}

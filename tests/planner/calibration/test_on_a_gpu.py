@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -39,18 +40,23 @@ class Gpu:
         return getattr(self.own, name)
 
 
-@pytest.fixture(scope="module")
-def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Profile]:
-    """The file and the profile of one such GPU."""
-    folder = tmp_path_factory.mktemp("gpu")
+def calibrated(
+    folder: Path, patched: pytest.MonkeyPatch, launch_s: float, sizes: Sizes = SIZES
+) -> tuple[Path, Profile]:
+    """The file and the profile of one such GPU, whose smallest kernel takes `launch_s`."""
     gpu, copies, file = Gpu(jax.devices()[0]), calibrate.measured_copies, folder / "hardware.yaml"
     (folder / "small.yaml").write_text(config_to_yaml(CONFIG))
+    patched.setattr(calibrate, "find_devices", lambda: [gpu])
+    patched.setattr(calibrate.jax, "local_devices", lambda: [gpu])
+    patched.setattr(calibrate, "measured_copies", lambda watch, device, sizes: copies(watch, device.own, sizes))
+    patched.setattr(Stopwatch, "measure_launch", lambda watch: setattr(watch, "launch_s", launch_s))
+    return file, Calibration(file, folder / "small.yaml", sizes=sizes).run()
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Profile]:
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(calibrate, "find_devices", lambda: [gpu])
-        patched.setattr(calibrate.jax, "local_devices", lambda: [gpu])
-        patched.setattr(calibrate, "measured_copies", lambda watch, device, sizes: copies(watch, device.own, sizes))
-        patched.setattr(Stopwatch, "measure_launch", lambda watch: setattr(watch, "launch_s", 1e-9))
-        return file, Calibration(file, folder / "small.yaml", sizes=SIZES).run()
+        return calibrated(tmp_path_factory.mktemp("gpu"), patched, 1e-9)
 
 
 def test_plans_for_such_gpus_read_its_tables_and_keep_the_shares_of_the_rest(measured: tuple[Path, Profile]):
@@ -70,3 +76,12 @@ def test_plans_for_such_gpus_read_its_tables_and_keep_the_shares_of_the_rest(mea
     rows = model.measured.rows[Table("matmul", (2, one.adds))]
     assert rows[0].seconds == pytest.approx(one.seconds, rel=1e-4), "a GPU shares its own with none"
     assert not any(table.what in ("gather", "all_reduce", "permute") for table in model.measured.rows)
+
+
+def test_results_that_are_bound_by_launches_are_in_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    sizes = replace(SIZES, lengths=SIZES.lengths[:1], copies=SIZES.copies[:1])
+    file, profile = calibrated(tmp_path, monkeypatch, 3600.0, sizes)
+    assert profile.matmuls == profile.attention == profile.memory == profile.host_copies == ()
+    assert profile.refused and profile.model == profile.links == {}
+    model, _, _ = read_profile(file, named_cluster("h100:1x8"))
+    assert replace(model, measured=HOPPER.measured) == HOPPER

@@ -5,19 +5,23 @@ from __future__ import annotations
 import json
 import random
 from dataclasses import replace
+from io import StringIO
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 import yaml
+from rich.console import Console
 
 from jaxpar.config.reading.loading import config_to_yaml
 from jaxpar.plan import main
-from jaxpar.planner.jobs.curve import Curve, Point
+from jaxpar.planner.jobs.curve import Curve, Point, curve_of
 from jaxpar.planner.jobs.intervals import expected
 from jaxpar.planner.jobs.job import Job
 from jaxpar.planner.jobs.policies import POLICIES, by_curves, first_in_first_out, outcomes, shortest_first
+from jaxpar.planner.jobs.share import print_outcomes
 from jaxpar.planner.jobs.simulation import Outcome, simulate
+from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.step_time.interval import PUBLISHED
 from tests.planner.spaces import model_of
 from tests.sentences import refused_by_command
@@ -168,3 +172,32 @@ def test_a_mistake_is_one_sentence(
     path = model.parent / "wrong.yaml"
     path.write_text(yaml.safe_dump(jobs))
     refused_by_command(main(["cluster", "--cluster", "h100:1x2", "--jobs", str(path)]), *capsys.readouterr(), *parts)
+
+
+def test_a_job_is_not_restarted_for_less_than_the_pause():
+    """A GPU more would save 40 s and cost 100."""
+    jobs = [Job("a", 80, curve(1, pause=100)), Job("b", 400, Curve({4: Point(4, 100), 5: Point(5, 100)}))]
+    found = simulate(jobs, 5, shortest_first)
+    assert {span.gpus for span in found.spans if span.job == "b"} == {4}
+
+
+def test_a_curve_leaves_out_numbers_that_are_no_faster():
+    found = curve_of({8: Point(5, 0), 1: Point(1, 0), 2: Point(3, 0), 4: Point(2.9, 0)})
+    assert list(found.points) == [1, 2, 8]
+    assert (found.least, found.within(7), found.within(0), found.speed(0)) == (1, 2, 0, 0)
+    assert found.efficient == 2  # 1.5 a GPU; 8 have 0.6
+
+
+def test_a_deadline_inside_the_interval_is_reported():
+    low, high = PUBLISHED.interval(100 * HOUR)
+    for deadline, words in (
+        (1.01 * high, None),
+        (0.99 * high, "misses it by"),
+        (0.99 * low, "after its deadline, and after it under every policy"),
+    ):
+        screen = Console(width=160, record=True, file=StringIO())
+        job = with_spread(Job("a", 800 * HOUR, curve(), deadline=deadline))
+        print_outcomes(expected(outcomes([job], 8), 8), named_cluster("h100:1x8"), screen)
+        printed = screen.export_text()
+        assert f"{low / HOUR:.1f} to {high / HOUR:.1f}" in printed
+        assert words in printed if words else "its deadline" not in printed

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from jaxpar.config import UserError
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layers.experts.messages import messages_of
 from jaxpar.planner.placement.placement import Traffic, place, read_bandwidth, traffic_of
 from jaxpar.planner.settings import plan_on
 from tests.planner.spaces import model_of
@@ -71,3 +73,40 @@ def test_a_matrix_that_is_none_is_a_sentence(tmp_path: Path, text: str, sentence
     file.write_text(text)
     with pytest.raises(UserError, match=sentence):
         read_bandwidth(file)
+
+
+def test_tokens_go_to_all_hosts_that_share_their_experts():
+    experts = ExpertsConfig(count=8, per_token=2, width=512)
+    parallel = {"fsdp": 2, "expert": 8, "experts": {"exchange": "all_to_all", "capacity": 1.0}}
+    config, plan = plan_on(model_of(model={"experts": experts}, parallel=parallel), parse_cluster("h100:4x4"))
+    found = traffic_of(config, plan, 4).exchange
+    assert set(found) == {(0, 1), (1, 0), (2, 3), (3, 2)}
+    # Of the rows of one way a rank sends an eighth to each, four times a layer; both hosts have four ranks.
+    tokens = 2048 * config.data.batch_size // 16
+    rows = messages_of("all_to_all", experts, 1.0, 8, 1)[0].rows
+    assert found[0, 1] == pytest.approx(16 * 4 * config.model.layers * rows * tokens * 1024 * 2 / 8)
+    # Two pairs of close hosts, in another order than their numbers.
+    bandwidth = np.full((4, 4), 1e9)
+    for a, b in ((0, 2), (2, 0), (1, 3), (3, 1)):
+        bandwidth[a, b] = 1e10
+    exchange = Traffic({}, {}, exchange=found)
+    order = place(exchange, bandwidth).order
+    assert exchange.seconds(order, bandwidth) == pytest.approx(found[0, 1] / 1e10)
+
+
+def test_chunks_in_a_loop_go_back_to_the_first_rank():
+    config = model_of(parallel={"pipe": 4, "microbatches": 4, "schedule": "interleaved", "virtual_stages": 2})
+    config, plan = plan_on(config, parse_cluster("h100:4x1"))
+    pipe = traffic_of(config, plan, 1).pipe
+    assert set(pipe) == {(a, b) for a in range(4) for b in range(4) if (a - b) % 4 in (1, 3)}
+    # Two chunks a rank: the middle edges carry both, the last one what goes from the first chunks to the second.
+    assert pipe[3, 0] == pipe[0, 3] == pipe[0, 1] / 2
+
+
+def test_tensor_ranks_of_several_nodes_send_each_other_activations():
+    config = model_of(parallel={"tensor": 8})
+    config, plan = plan_on(config, parse_cluster("h100:2x4"))
+    traffic = traffic_of(config, plan, 4)
+    part = 16 * 2048 // 8 * 1024 * 2
+    assert traffic.tensor == {(0, 1): 8 * 10 * 7 * part, (1, 0): 8 * 10 * 7 * part}
+    assert not traffic_of(config, plan, 8).tensor

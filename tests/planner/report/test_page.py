@@ -5,14 +5,17 @@ from __future__ import annotations
 import html
 import re
 from dataclasses import replace
+from itertools import combinations
 from pathlib import Path
 
 import pytest
 
+from jaxpar.pages.labels import Box
 from jaxpar.planner.report.columns import INTERVAL
 from jaxpar.planner.report.page import html_page, write_page
-from jaxpar.planner.report.schedules import simulated
-from jaxpar.planner.search.candidate import Planned
+from jaxpar.planner.report.scatter import scatter
+from jaxpar.planner.report.schedules import MOST_ACTIONS, drawn_microbatches, simulated
+from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.step_time.interval import PUBLISHED
 from jaxpar.units import seconds
@@ -96,3 +99,43 @@ def test_a_browser_sorts_colors_and_describes(search: Search, plans: list[Planne
         shown.screenshot(tmp_path / "plans.png", whole=True)
         assert shown.console == []
         assert shown.requests == []
+
+
+@pytest.mark.parametrize("ranks", [2, 4, 16])
+@pytest.mark.parametrize("microbatches", [64, 1000, 4096])
+def test_long_pipelines_are_drawn_shorter_by_whole_rounds(plans: list[Planned], ranks: int, microbatches: int) -> None:
+    plan = replace(plans[0].plan, schedule="1f1b", virtual_stages=1, microbatches=microbatches)
+    layout = replace(plans[0].candidate.layout, pipe=ranks)
+    one = replace(plans[0], plan=plan, candidate=replace(plans[0].candidate, layout=layout))
+    drawn = drawn_microbatches(one)
+    assert 2 * ranks <= drawn + ranks and drawn <= microbatches and (microbatches - drawn) % ranks == 0
+    assert 2 * ranks * drawn <= MOST_ACTIONS or drawn <= 3 * ranks
+
+
+def close(best: Candidate, count: int) -> list[Candidate]:
+    """Layouts that take nearly the same time and memory."""
+    times = [replace(best.time, seconds=best.seconds * (1 + i / 2000)) for i in range(count)]
+    return [replace(best, time=time) for time in times]
+
+
+def test_labels_of_close_plans_do_not_overlap(plans: list[Planned]) -> None:
+    layouts = close(plans[0].candidate, 8)
+    labels = scatter(layouts, [""] * 8, 8, plans[0].usable)["labels"]
+    boxes: list[Box] = [label["box"] for label in labels]
+    assert len(boxes) == 8
+    assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
+
+
+def test_axes_have_round_ticks_and_the_frontier_goes_along_the_best(plans: list[Planned]) -> None:
+    best = plans[0].candidate
+    half = best.memory._replace(saved_activations=0)
+    slower = replace(best, time=replace(best.time, seconds=1.2 * best.seconds), memory=half)
+    worse = replace(slower, memory=best.memory)
+    far = replace(slower, time=replace(best.time, seconds=10 * best.seconds))
+    shown = scatter([best, slower, worse, far], ["a", "b", "c", "d"], 1, plans[0].usable)
+    assert [point[-1] for point in shown["points"]] == ["c", "b", "a"], "what takes ten times as long is not drawn"
+    at = {name: (x, y) for x, y, _, _, name in shown["points"]}
+    assert shown["frontier"] == f"M{at['a'][0]} {at['a'][1]}H{at['b'][0]}V{at['b'][1]}"
+    assert all(re.fullmatch(r"[\d.,]+ (s|ms|us)", text) for _, text in shown["x_ticks"])
+    assert len(shown["x_ticks"]) >= 3
+    assert all(re.fullmatch(r"\d+(\.\d)?", text) for _, text in shown["y_ticks"])

@@ -156,3 +156,30 @@ def test_stages_that_no_kind_can_make_are_a_sentence():
         check_stages(three, {"pipe": "48"})
     with refused("--fix pipe=4", "2 x 4 GPUs of group fast", "of 5 GPUs", "expected 5, 10 or 20"):
         check_stages(replace(three, groups=(replace(three.groups[0], hosts=2), three.groups[1])), {"pipe": "4"})
+
+
+def test_short_chunks_make_again_what_the_first_rows_do():
+    """Of a map whose first eight layers make something again, chunks of eight layers run no others."""
+    again, kept = (("mlp_input", "recompute"), ("mlp_hidden", "recompute")), (("mlp_input", "save"),)
+    of_slow = lambda *runs: clock_of(cluster_of(2.0)).step(replace(LAYOUT, remat=runs, stage_layers=(16, 8)))
+    first, every, last = of_slow((8, again), (8, kept)), of_slow((16, again)), of_slow((8, kept), (8, again))
+    assert first.breakdown["recomputation"] == pytest.approx(every.breakdown["recomputation"]) != 0
+    assert last.breakdown["recomputation"] == 0
+    assert LAYOUT.first_layers(8) is LAYOUT
+
+
+def test_rows_that_pad_take_part_in_what_comes_once_a_step():
+    """All ranks reduce and update as many rows as the longest chunk has."""
+    timer = clock_of(cluster_of(2.0))
+    layout = replace(LAYOUT, stage_layers=(18, 6))
+    whole, own = (timer.parts(2 * layers, layout, timer.kinds(layout)[1]).once for layers in (18, 6))
+    step, unpadded = timer.step(layout), replace(timer, padding=False).step(layout)
+    assert {name: step.breakdown[name] for name in whole} == pytest.approx(whole)
+    assert whole["data"] > 2 * own["data"] and whole["optimizer"] > 2 * own["optimizer"]
+    assert unpadded.seconds < step.seconds
+
+
+def test_padded_stages_gain_nothing_and_stay_equal():
+    assert clock_of(cluster_of(2.0)).lengths(LAYOUT) == (16, 8)
+    for kept in ({"offload_fraction": 0.5}, {"zero": 3}, {"context": 2, "tensor": 1, "context_strategy": "ring"}):
+        assert clock_of(cluster_of(2.0)).lengths(replace(LAYOUT, **kept)) is None

@@ -66,3 +66,15 @@ def test_hosts_of_three_or_seven_gpus_prime_counts_and_more_gpus_than_rows_have_
     assert plan.axes.devices == search.cluster.devices <= given.devices
     assert rows == plan.axes.data * plan.microbatches * plan.microbatch_rows
     assert (sentence is None) == (search.cluster.hosts == given.hosts)
+
+
+def test_a_search_does_little_for_each_mesh_and_searches_on_fewer_hosts_repeat_little():
+    """Counts, not seconds. Work on layers is counted once for all numbers of hosts."""
+    search = Search(Space(model_of(data={"batch_size": 60}), parse_cluster("h100:15x4")))
+    best = search.best(1)[0].candidate.seconds
+    effort = search.effort
+    assert effort.bounded < 10 * effort.groups and effort.simulated < 2 * effort.groups and effort.timed < 10
+    fewer = search.on(parse_cluster("h100:12x4"))
+    fewer.fastest_below(best)
+    assert fewer._known is search._known and fewer.effort.bounded < 10 * fewer.effort.groups
+    assert search.on(parse_cluster("a100-80:12x4"))._known is not search._known, "of other GPUs nothing is the same"
