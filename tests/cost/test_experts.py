@@ -10,11 +10,12 @@ import pytest
 
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema import ModelConfig
+from jaxpar.cost.expert_exchange import ExpertExchange
 from jaxpar.cost.experts import ExpertTimes
 from jaxpar.cost.grouped import grouped_matmul
-from jaxpar.cost.hardware_model import hardware_of
+from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.layer_case import LayerCase, layer_case
-from jaxpar.cost.messages import network_of
+from jaxpar.cost.messages import Network, network_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.experts.messages import MESSAGES, rows_sent
@@ -128,3 +129,52 @@ def test_products_of_experts_in_fp8_take_less_where_a_kernel_multiplies_codes():
     plain, cast, kernel = (step(expert_codes=codes).breakdown for codes in options)
     assert kernel["matmuls"] < 0.95 * cast["matmuls"] and cast["matmuls"] == pytest.approx(plain["matmuls"])
     assert cast["other"] > plain["other"], "passes that write codes"
+
+
+def times_of(case: LayerCase, cluster: str = "h100:2x8") -> ExpertTimes:
+    there = parse_cluster(cluster)
+    model = hardware_of(there.gpu)
+    return ExpertTimes(replace(case, slices=1), device_of(there.gpu, model), network_of(there, model))
+
+
+def test_the_fullest_rank_decides_and_further_rounds_send_again():
+    even, fuller, twice = (times_of(case_of(8, capacity=1.5, imbalance=factor)) for factor in (1.0, 1.5, 1.6))
+    assert fuller.rows == 1.5 * even.rows
+    assert fuller.exposed == even.exposed
+    assert all(a > 2 * b for a, b in zip(twice.exposed, even.exposed, strict=True)), "no shared expert hides the second"
+    assert twice.combined_bytes == 2 * even.combined_bytes
+    alone = times_of(case_of(1, imbalance=3.0))
+    assert alone.rows == times_of(case_of(1)).rows
+    assert times_of(case_of(2, imbalance=64.0)).rows == 2 * times_of(case_of(2)).rows
+
+
+def without_starts(cluster: str = "h100:2x8") -> tuple[HardwareModel, Network]:
+    there = parse_cluster(cluster)
+    model = replace(hardware_of(there.gpu), overlap_slowdown=0.0, message_seconds=0.0)
+    return model, replace(network_of(there, model), inside_latency=0.0, outside_latency=0.0)
+
+
+def test_own_rows_go_first_where_that_is_expected_to_take_less():
+    exchange, on = ExpertExchange(case_of(8).shape), on_h100s()
+    by_choice = {first: exchange.seconds(*on, 2, first=first) for first in (True, False)}
+    assert exchange.own_first(*on, 2) == (by_choice[True] < by_choice[False])
+    assert exchange.seconds(*on, 2) == min(by_choice.values())
+    asked = {own: replace(exchange, own_rows=own).own_first(*on, 2) for own in ("first", "exchanged")}
+    assert asked == {"first": True, "exchanged": False} and not exchange.own_first(*on, 1)
+
+
+def on_h100s() -> tuple[Device, Network]:
+    model, network = without_starts()
+    return device_of(parse_cluster("h100:2x8").gpu, model), network
+
+
+def test_an_exchange_in_two_levels_has_a_second_hop():
+    """On two hosts of 4 ranks each, rows that change hosts are sent once more inside one."""
+    _, free = without_starts("h100:2x4")
+    plain, levels = (ExpertExchange(case_of(8, name).shape) for name in ("all_to_all", "hierarchical"))
+    assert levels.message(free) > plain.message(free), "more bytes"
+    slow = replace(free, outside_latency=1e-3)
+    more = lambda exchange: exchange.message(slow) - exchange.message(free)
+    assert more(levels) == pytest.approx(more(plain)), "and no more messages between hosts"
+    one, other = (step("h100:2x4", fsdp=1, expert_exchange=name) for name in ("all_to_all", "hierarchical"))
+    assert other.breakdown["exchange"] > one.breakdown["exchange"]

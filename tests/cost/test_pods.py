@@ -51,3 +51,18 @@ def test_more_oversubscription_makes_no_message_faster(hosts: int):
         of_name = [each[name] for each in times]
         assert of_name == sorted(of_name), name
     assert times[0]["exchange 128 1"] < times[1]["exchange 128 1"] < times[-1]["exchange 128 1"]
+
+
+def test_messages_have_their_share_of_the_uplinks():
+    """Four pods of 32 GPUs, 7 to 1: the uplinks of a pod carry as much as 32 / 7 cards."""
+    links = network(Pods(4, 7.0))
+    card = links.outside * links.share(4)
+    alone = links.ring(4, 32)  # replicas in pods of their own: 32 rings leave each pod
+    assert alone.gather(SIZE) == pytest.approx(SIZE * 3 / 4 / (card / 7))
+    assert alone.exchange(SIZE) == pytest.approx(SIZE * 3 / 4 / (card / 7))
+    whole = links.ring(128, 1)  # one ring over all: it leaves each pod once, over all uplinks
+    beyond = links.outside * links.share(16)
+    assert whole.gather(SIZE) == pytest.approx(SIZE * 127 / 128 / (beyond * 32 / 7))
+    assert whole.exchange(SIZE) == pytest.approx(SIZE * 96 / 128 * 7 / beyond)
+    stage = links.pair(8, 16)  # a stage is a host: one of four sends to the next pod
+    assert stage.shift(SIZE) == pytest.approx(SIZE / (links.outside * links.model.network_share * 4 / 7))
