@@ -162,3 +162,9 @@ def test_a_cache_that_cannot_be_written_is_reported_before_compiling(tmp_path: P
     file.write_text("")
     with refused(str(file), "cannot be kept", "File exists"):
         compile_step(wide(**EIGHT), parse_cluster("h100:1x8"), cache=file)
+
+
+def test_flags_of_the_environment_are_those_of_a_run(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_no_such_thing=1")
+    with refused("XLA_FLAGS", "--xla_gpu_no_such_thing=1"):
+        compile_step(wide(**EIGHT), parse_cluster("h100:1x8"), cache=None)
