@@ -98,3 +98,29 @@ def test_swiglus_derivative_writes_codes_and_magnitudes_and_no_gradient():
         others = [leaf.elements for leaf in leaves(cost.op.shape) if not leaf.dtype.startswith("f8")]
         assert others == [TOKENS] * 3, "the largest magnitudes of the rows of both gradients and of the output"
         assert round(cost.read_bytes / hidden) == 6
+
+
+@pytest.mark.long
+def test_scales_of_the_tensors_themselves_take_other_passes_round_swiglu():
+    """Its output and its gradients are written in bfloat16 and read again, in both orders at once; and inputs are read
+    for their magnitudes alone."""
+    assert of_layer(writing("fp8_current")) == {
+        (16, 16): 1, (4, 4): 2, (56, 56): 3,  # matrices, transposed
+        (64, 32): 3, (224, 112): 1,  # inputs, and the query's gradient
+        (64, 64): 1, (16, 8): 1, (32, 16): 1,  # gradients of outputs
+        (896, 560): 1,  # of up and gate and SwiGLU's output, in both orders
+        (32, 32): 1, (8, 8): 1, (128, 64): 1,  # what gradients of matrices multiply, transposed
+    }  # fmt: skip
+    alone = [
+        cost.read_bytes / MIB for cost in passes("fp8_current")
+        if cost.op.op_name.endswith("/reduce_max") and cost.written_bytes < MIB and cost.read_bytes > 4 * MIB
+    ]  # fmt: skip
+    assert sorted(map(round, alone)) == [16, 16, 32, 32, *[64] * 6]
+
+
+@pytest.mark.long
+def test_gradients_of_the_feed_forwards_matrices_are_not_converted():
+    """They leave their products in float32, in which they accumulate."""
+    matrix = 4096 * WIDTH
+    wide = lambda op: any((leaf.dtype, leaf.elements) == ("f32", matrix) for leaf in leaves(op.shape))
+    assert not [cost.op.name for cost in passes() if cost.kind == "copy" and wide(cost.op)]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import cache
 
 import pytest
 
-from jaxpar.compiler.report import Analysis, Report
+from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.config import Config
 from jaxpar.layout.memory.host import offloaded_bytes
 from jaxpar.layout.step_layout import StepLayout
@@ -143,3 +144,13 @@ def test_a_pipeline_moves_a_chunk_in_every_tick_and_keeps_as_many_as_it_has_slot
         == offloaded_bytes(layout.config, layout.plan)
         == program.slots["stash"] * chunk
     )
+
+
+def test_the_reported_peak_is_the_devices_however_much_lies_on_the_host():
+    """With more on the host than on the device, XLA gives the host's peak."""
+    analysis, _ = compiled(False, "layer_input")
+    memory = analysis.compilation.memory
+    of_host = replace(analysis.compilation, memory=replace(memory, peak=3 * memory.total_allocation))
+    report = make_report(replace(analysis, compilation=of_host), "small")
+    assert report.peak_bytes == sum(size for kind, size in report.classes.items() if kind != "host")
+    assert report.peak_bytes == pytest.approx(memory.peak, rel=1e-4)

@@ -171,7 +171,9 @@ def test_a_mistake_is_one_sentence(
 ):
     path = model.parent / "wrong.yaml"
     path.write_text(yaml.safe_dump(jobs))
-    refused_by_command(main(["cluster", "--cluster", "h100:1x2", "--jobs", str(path)]), *capsys.readouterr(), *parts)
+    code = main(["cluster", "--cluster", "h100:1x2", "--jobs", str(path)])
+    out, err = capsys.readouterr()
+    refused_by_command(code, out, err, *parts)
 
 
 def test_a_job_is_not_restarted_for_less_than_the_pause():
