@@ -123,6 +123,7 @@ def test_labels_of_close_plans_do_not_overlap(plans: list[Planned]) -> None:
     labels = scatter(layouts, [""] * 8, 8, plans[0].usable)["labels"]
     boxes: list[Box] = [label["box"] for label in labels]
     assert len(boxes) == 8
+    assert all(label["box"].x1 - label["box"].x0 > 5 * len(label["text"]) for label in labels), "wide enough to read"
     assert not any(a.overlaps(b) for a, b in combinations(boxes, 2))
 
 
