@@ -198,7 +198,7 @@ class _Counted:
         untied head exists twice when it is scaled, without logits. With one microbatch alone, gradients of the ends
         are not needed before they are computed, and the embedding is not needed any more. The kernel sums
         the gradient of the head in compute dtype, chunk by chunk where it recomputes logits; where it keeps them, they
-        are freed before that is widened.
+        are freed before that is widened, and the gathered head before that is computed.
         """
         case, model = self.case, self.config.model
         name = "embedding" if model.tied else "head"
@@ -222,6 +222,7 @@ class _Counted:
             keeps, columns = case.loss_logits == "keep", padded_vocab(model) // (case.tensor * case.ends)
             temporaries = kernel_bytes(self.shape.tokens, model.embed, columns, keeps=keeps)
             if keeps:
+                gathers = gathers and trained == 0
                 gradient, temporaries = trained * self._widths.compute, max(temporaries, gradient)
             elif kernel_chunks(self.shape.tokens, columns) > 1:
                 gradient += trained * self._widths.compute

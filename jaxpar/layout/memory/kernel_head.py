@@ -20,5 +20,6 @@ def kernel_bytes(tokens: int, embed: int, columns: int, *, keeps: bool) -> int:
     """
     if keeps:
         return saved_bytes(tokens, columns)
-    width = -(-columns // kernel_chunks(tokens, columns))
-    return 2 * tokens * width + FLOAT32_BYTES * embed * (width + tokens)
+    chunks = kernel_chunks(tokens, columns)
+    width = -(-columns // chunks)
+    return 2 * tokens * width + FLOAT32_BYTES * embed * (tokens + (width if chunks > 1 else 0))
