@@ -133,13 +133,13 @@ def config_of(row: dict[str, Any]) -> Any:
     kind = (ROUTERS | OTHERS)[row["router"]]
     own = {"count": 8, "router": row["router"], "shared": row["shared"], "width": WIDTH} | kind
     axes = {axis: row[axis] for axis in ("expert", "fsdp", "tensor", "context", "replica", "zero", "microbatches")}
-    exchange = {f"expert_{key}": row[key] for key in ("exchange", "slices", "capacity", "own_rows") if key in row}
+    exchange = {key: row[key] for key in ("exchange", "slices", "capacity", "own_rows") if key in row}
     layers = 2 * PIPES[row["pipe"]].get("virtual_stages", 1)
     model = {"layers": layers, "experts": ExpertsConfig(**own)} | (KINDS if row["kinds"] else {})
     model |= GPT_OSS if row["router"] == "gpt_oss" else {}
     return small(
         model=model,
-        parallel=axes | exchange | PIPES[row["pipe"]],
+        parallel=axes | {"experts": exchange} | PIPES[row["pipe"]],
         memory=REMATS.get(row["remat"], {"remat": row["remat"]}) | {"mlp_tiles": row.get("mlp_tiles")},
     )
 
