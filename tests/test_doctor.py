@@ -80,6 +80,12 @@ def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str]):
     refused_by_command(main(["--config", "no-such.yaml"]), *capsys.readouterr(), "no-such.yaml", "no such file")
 
 
+def test_a_model_that_cannot_be_is_one_sentence(capsys: pytest.CaptureFixture[str]):
+    """Also what JAX is needed to check, as of layers and adapters."""
+    settings = [part for key in ("rank=2", "targets=[quary]") for part in ("--set", f"lora.{key}")]
+    refused_by_command(main([*settings, "--set", "run.init_from=hf"]), *capsys.readouterr(), "lora.targets", "quary")
+
+
 @pytest.mark.long
 def test_a_coordinator_that_cannot_be_reached_is_one_sentence_and_code_2():
     job = ["coordinator=127.0.0.1:9", "processes=2", "process_id=1", "timeout_s=1"]

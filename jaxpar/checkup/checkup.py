@@ -47,9 +47,9 @@ def _check_job(config: Config, reported: list[Finding], gpu: bool) -> tuple[list
     from jaxpar.checkup.step import check_step
     from jaxpar.distributed import liveness
     from jaxpar.distributed.devices import find_devices, prepare_devices
-    from jaxpar.layers.checks import check_parameters
+    from jaxpar.layers.checks import validate as validate_model
 
-    check_parameters(config.model)
+    validate_model(config)
     cpu_wanted = os.environ.get("JAX_PLATFORMS") == "cpu"
     prepare_devices(virtual_devices_needed(config.parallel), replace(config.distributed, pause_timeout_s=PATIENCE_S))
     try:
