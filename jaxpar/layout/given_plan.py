@@ -9,6 +9,7 @@ from jaxpar.config import Config, UserError, config_difference
 from jaxpar.config.axes import axis_sizes
 from jaxpar.config.mappings.overlap import OverlapConfig
 from jaxpar.config.plan import Plan
+from jaxpar.config.reading.options import OPTIONS, matrix_dtype
 from jaxpar.config.reading.typed import shown
 from jaxpar.distributed.devices import Device
 from jaxpar.layers.declared import activation_names
@@ -99,7 +100,7 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
     schedule = schedule_of(plan)
     slots = layer_order(plan, config.model).layers_per_chunk if len(plan.stage_layers) == schedule.chunks else 0
     same = ("zero", "microbatches", "pipe_ends", "pipe_ticks")
-    kept = ("optimizer_offload", "weights_offload")
+    kept, matrix = ("optimizer_offload", "weights_offload"), matrix_dtype(config.optimizer)
     return [
         ("axes", dict(plan.axes), axis_sizes(parallel), "the mesh of the configuration"),
         *((key, getattr(plan, key), getattr(parallel, key), f"parallel.{key}") for key in same),
@@ -118,6 +119,7 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
         ("secondary_shard", plan.secondary_shard, parallel.secondary_shard or 1, "parallel.secondary_shard"),
         ("dtypes.storage", plan.dtypes.storage, precision.storage or precision.compute, "precision.storage"),
         *((key, getattr(plan, key), getattr(memory, key), f"memory.{key}") for key in kept),
+        *([("dtypes.matrix", plan.dtypes.matrix, matrix, f"{OPTIONS}.matrix_dtype")] if matrix != "auto" else []),
     ]
 
 

@@ -10,6 +10,7 @@ from itertools import groupby
 from jaxpar.config import Config, UserError
 from jaxpar.config.axes import axis_sizes, resolve_axes
 from jaxpar.config.plan import AxisSizes, Choice, Dtypes, LayerRun, Plan
+from jaxpar.config.reading.options import matrix_dtype
 from jaxpar.cost.recomputation import logits_seconds
 from jaxpar.distributed.devices import Device, cluster_of
 from jaxpar.hardware.cluster import Cluster, parse_cluster
@@ -181,7 +182,9 @@ def _settled(
 
 
 def _dtypes(config: Config, device: Device) -> Dtypes:
-    precision = config.precision
+    precision, matrix = config.precision, matrix_dtype(config.optimizer)
+    if matrix == "auto":
+        matrix = "float32" if device.platform == "cpu" else "bfloat16"
     return Dtypes(
         compute=precision.compute,
         storage=precision.storage or precision.compute,
@@ -191,7 +194,7 @@ def _dtypes(config: Config, device: Device) -> Dtypes:
         weight_message=config.parallel.quantized.weights,
         gradient_message=config.parallel.quantized.gradients,
         matmul=precision.matmul,
-        matrix="float32" if device.platform == "cpu" else "bfloat16",
+        matrix=matrix,
     )
 
 

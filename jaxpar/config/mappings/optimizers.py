@@ -6,6 +6,7 @@ Numbers with a fraction are arguments of a compiled step; the others choose the 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -28,6 +29,9 @@ class MuonOptions(AdamWOptions):
     """Momentum (Nesterov)."""
     iterations: int = 5
     """Newton-Schulz iterations."""
+    matrix_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
+    """Dtype of the iterations' matmuls, and of the messages that exchange matrices for them; momentum and weights stay
+    in float32. `auto` is bfloat16 on GPUs, as published, and float32 on CPUs."""
 
 
 @dataclass(frozen=True)

@@ -193,6 +193,8 @@ MOVED: dict[str, str] = {
     "optimizer.lion_beta2": "optimizer.options.beta2",
     "optimizer.muon_momentum": "optimizer.options.momentum",
     "optimizer.muon_iterations": "optimizer.options.iterations",
+    "optimizer.matrix_dtype": "optimizer.options.matrix_dtype",
+    "optimizer.muon_dtype": "optimizer.options.matrix_dtype",
     "optimizer.adafactor_relative": "optimizer.options.relative",
     **{f"optimizer.{name}": f"optimizer.options.{name}" for name in ("beta1", "beta2", "epsilon")},
 }  # fmt: skip
@@ -200,7 +202,6 @@ MOVED: dict[str, str] = {
 
 REMOVED: dict[str, str] = {
     "evaluation.sample_temperature": "the sample of a run has temperature 0.7; jaxpar.generate takes others",
-    "optimizer.matrix_dtype": "updates multiply matrices in bfloat16 on GPUs and in float32 on CPUs",
 }
 """Old keys without a successor, each with what is done instead."""
 

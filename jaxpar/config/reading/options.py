@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from inspect import get_annotations
-from typing import Any
+from typing import Any, Literal
 
 from jaxpar.config.parts import OPTIMIZERS, implementation
 from jaxpar.config.reading.typed import field_types, record_from_plain
@@ -25,6 +25,11 @@ def options_of(optimizer: OptimizerConfig) -> Any:
         UserError: a name is unknown, or a value is of another type.
     """
     return record_from_plain(record_of(optimizer.name), optimizer.options, OPTIONS)
+
+
+def matrix_dtype(optimizer: OptimizerConfig) -> Literal["auto", "float32", "bfloat16"]:
+    """The option `matrix_dtype`: the dtype of an update's matmuls, or `auto` of an optimizer without that option."""
+    return getattr(options_of(optimizer), "matrix_dtype", "auto")
 
 
 def with_all_options(config: Config) -> Config:

@@ -146,7 +146,7 @@ class Layers:
     def matrix_seconds(self, device: Device, update: Update) -> float:
         """Seconds of the matmuls in the update of the trained matrices of an average layer."""
         assert update.matrices is not None, "a rule that multiplies matrices"
-        seconds = lambda case: matrix_seconds(case, device, update.matrices)
+        seconds = lambda case: matrix_seconds(case, device, update.matrices, update.matrix_bytes)
         return self.average({sort: seconds(case) for sort, case in self.cases.items()})
 
     def _made(self, time: LayerTime, remat: Remat) -> Work:

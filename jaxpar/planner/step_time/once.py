@@ -12,7 +12,7 @@ from jaxpar.planner.step_time.common import Common
 from jaxpar.planner.step_time.data_messages import DataMessages
 from jaxpar.planner.step_time.layer_times import Layers, Sort
 from jaxpar.planner.step_time.overlap import GATHERS, HELD_GATHERS, HELD_SCATTERS, SCATTERS, SUMS, sums_beside
-from jaxpar.planner.step_time.update import MASTER, MATRIX
+from jaxpar.planner.step_time.update import MASTER
 from jaxpar.planner.step_time.weight_traffic import held_seconds, holds_chunks
 
 
@@ -166,6 +166,6 @@ class Once:
         sharded = self.sharded * self.replicas
         ring = self.where.ring(sharded * self.layout.tensor, 1)
         own = layers * (self.layers.trained + self.layers.experts) / sharded
-        exchanged = ring.exchange(MATRIX * own)
+        exchanged = ring.exchange(self.update.matrix_bytes * own)
         share = ceil(layers / ring.ranks)  # whole layers: some ranks may have none
         return 2 * exchanged + share * self.layers.matrix_seconds(self.where.device, self.update)

@@ -8,6 +8,7 @@ from functools import lru_cache
 from math import prod
 
 from jaxpar.config.kinds import kind_models
+from jaxpar.config.reading.options import matrix_dtype
 from jaxpar.config.schema import Config, LoraConfig, OptimizerConfig
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.operations import Device
@@ -27,8 +28,6 @@ EMA = 8.0
 """Of a moving average of the weights."""
 MASTER = 4.0
 """Bytes of a float32 master weight."""
-MATRIX = 2
-"""Bytes of a number in matmuls of updates, and in the messages of matrices for them."""
 
 
 @dataclass(frozen=True)
@@ -39,6 +38,8 @@ class Update:
     """Bytes per parameter through the memory of the device that holds it."""
     matrices: OptimizerConfig | None = None
     """The optimizer, if its rule multiplies the layers' matrices."""
+    matrix_bytes: int = 2
+    """Bytes of a number in these matmuls, and in the messages of matrices for them."""
     lora: LoraConfig = OFF
     """The low-rank factors, if these alone are updated."""
     state: float = MASTER + MOMENTS
@@ -72,7 +73,7 @@ def update_of(config: Config) -> Update:
     multiplies = any(rule_of(RuleRequest(optimizer, spec)).matmuls for spec in matrices)
     return Update(
         ALWAYS + 2 * (kept + averaged), optimizer if multiplies else None,
-        config.lora, MASTER + kept + averaged,
+        4 if matrix_dtype(optimizer) == "float32" else 2, config.lora, MASTER + kept + averaged,
         MASTER + kept_of_ends + averaged,
     )  # fmt: skip
 
@@ -92,11 +93,11 @@ def _state_bytes(config: Config, specs: Sequence[ParamSpec]) -> float:
 
 
 @lru_cache(maxsize=10_000)
-def matrix_seconds(case: LayerCase, device: Device, optimizer: OptimizerConfig) -> float:
-    """Seconds of the matmuls in the update of a layer's matrices on one device."""
+def matrix_seconds(case: LayerCase, device: Device, optimizer: OptimizerConfig, item: int) -> float:
+    """Seconds of the matmuls in the update of a layer's matrices on one device, in numbers of `item` bytes."""
     seconds = 0.0
     for spec in _trained(case.shape.layer, case.shape.lora if case.frozen else OFF):
         number = prod(spec.shape[: spec.stack]) // (case.shape.expert if spec.stack > 1 else 1)
         for times, rows, columns, summed in rule_of(RuleRequest(optimizer, spec)).matmuls:
-            seconds += number * times * device.matmul(rows, columns, summed, 1, MATRIX, MATRIX)
+            seconds += number * times * device.matmul(rows, columns, summed, 1, item, item)
     return seconds

@@ -161,7 +161,8 @@ def test_an_update_takes_as_long_as_what_its_rule_reads_and_writes():
 
 def test_muon_pays_for_its_matmuls():
     """4 l s^2 + 2 s^3 FLOPs a matrix and iteration, a layer on each of 32 ranks, at the speed of bfloat16."""
-    muon = replace(update_of(Config(model=MODEL, optimizer=OptimizerConfig(name="muon"))), moved=ADAMW.moved)
+    of = lambda options: update_of(Config(model=MODEL, optimizer=OptimizerConfig(name="muon", options=options)))
+    muon, wide = (replace(of(options), moved=ADAMW.moved) for options in ({}, {"matrix_dtype": "float32"}))
     embed, kv, mlp = MODEL.embed, 1024, MODEL.mlp
     flops = sum(
         4 * max(a, b) * min(a, b) ** 2 + 2 * min(a, b) ** 3
@@ -171,6 +172,7 @@ def test_muon_pays_for_its_matmuls():
     reached = hardware_of(CLUSTER.gpu).matmul_share * CLUSTER.gpu.peaks["bfloat16"]
     matmuls = optimizer_seconds(layout, muon) - optimizer_seconds(layout, ADAMW)
     assert matmuls > 5 * flops / reached
+    assert optimizer_seconds(layout, wide) - optimizer_seconds(layout, ADAMW) > 4 * matmuls
     assert optimizer_seconds(Layout(replica=32), muon) > 20 * matmuls, "copies repeat each other's work"
 
 
