@@ -202,7 +202,8 @@ class DecoderStages:
         return self._loop(SummedEarly, self.placements)
 
     def _loop(self, store: type[Sharded], placements: Placements) -> LayerLoop:
-        stores = {kind: store(kind, placements, self._wide_in(kind)) for kind in self.order.stacks}
+        names = {kind: tuple(name for name, _ in layers.blocks) for kind, layers in self._kinds.items()}
+        stores = {kind: store(kind, placements, self._wide_in(kind), names[kind]) for kind in self.order.stacks}
         return LayerLoop(self._kinds, stores, self.order, self.plan.layer_unroll.name, self.gathers_before)
 
     @cached_property

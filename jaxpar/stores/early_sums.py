@@ -34,8 +34,8 @@ class SummedEarly(Quantized):
 
         That row is complete when the backward comes to `row`. The last row has none after it: another one is summed and
         left as it was, so that all rows are one loop. `dw` are the gradients of `row`. The sums are tied between those
-        of the feed-forward and those of attention: XLA puts messages that nothing waits for at the end of a loop's
-        turn, beside products with float32 results, of which it expects ten times the time that they take.
+        of the last block and those of the first: XLA puts messages that nothing waits for at the end of a loop's turn,
+        beside products with float32 results, of which it expects ten times the time that they take.
         """
         rows = jax.tree.leaves(gradients)[0].shape[0]
         if rows == 1:
@@ -43,12 +43,13 @@ class SummedEarly(Quantized):
         after = (row + 1) % rows
         # What follows writes to the stack in place; without this barrier, XLA copies all of it.
         gradients, complete = lax.optimization_barrier((gradients, at(gradients, after)))
-        complete, mlp = lax.optimization_barrier((complete, dw.get("mlp", {})))
+        first, last = self.blocks[0], self.blocks[-1]
+        complete, of_last = lax.optimization_barrier((complete, dw.get(last, {})))
         summed = summed_early(complete, self.transports)
 
         def one(total: jax.Array, new: jax.Array, old: jax.Array, transport: Transport) -> jax.Array:
             return put(total, jnp.where(after > 0, new, old), after) if transport.early else total
 
         gradients = jax.tree.map(one, gradients, summed, complete, only(self.transports, gradients))
-        gradients, attention = lax.optimization_barrier((gradients, dw.get("attention", {})))
-        return gradients, dw | {name: own for name, own in (("mlp", mlp), ("attention", attention)) if name in dw}
+        gradients, of_first = lax.optimization_barrier((gradients, dw.get(first, {})))
+        return gradients, dw | {name: tied for name, tied in ((last, of_last), (first, of_first)) if name in dw}

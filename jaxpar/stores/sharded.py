@@ -29,6 +29,8 @@ class Sharded:
     wide: Nested[bool] | None = None
     """The weights that a layer takes in the dtype of their gradients, so that these leave its matmuls unrounded; None
     for none."""
+    blocks: tuple[str, ...] = ()
+    """The names of a layer's blocks, in their order."""
 
     @property
     def ahead(self) -> bool:
