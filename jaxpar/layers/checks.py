@@ -66,6 +66,8 @@ def check_input(config: Config) -> None:
     kind = input_class(model)
     kind.check(model)
     weights, name = kind.declare(model), f"model.input: {model.input} has no table of"
+    if not weights:
+        raise UserError(f"model.input: {model.input} declares no weights; expected one at least, as a projection has")
     if model.tied and TIED not in weights:
         raise UserError(f"model.tied: true, and {name} tokens for the head to share; expected false")
     if model.embedding_scale and TIED not in weights:

@@ -143,7 +143,11 @@ class StepLayout:
     @cached_property
     def batch(self) -> BatchLayout:
         """The batch of a training step."""
-        asked = [field for field in self._declared if field.optional and getattr(self.config.data, field.name, None)]
+        asked = [
+            field
+            for field in self._declared
+            if field.optional and getattr(self.config.data, field.name, True) is not None
+        ]
         return replace(self.evaluated, fields=union(self.evaluated.fields, asked))
 
     @property

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from jaxtyping import Array, Float, Int
 
-from jaxpar.config.reading.options import options_of
+from jaxpar.config.reading.options import options_of, record_of
+from jaxpar.config.reading.typed import field_types
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.optim.schedule import ScheduleArguments, float32, schedule_arguments, schedule_at
 
@@ -53,7 +54,7 @@ class OptimizerArguments(NamedTuple):
 
 def optimizer_arguments(config: OptimizerConfig, steps: int) -> OptimizerArguments:
     """The arguments of a run of `steps` updates, as NumPy scalars."""
-    options = vars(options_of(config))
+    options, kinds = vars(options_of(config)), field_types(record_of(config.name))
     return OptimizerArguments(
         schedule=schedule_arguments(config, steps),
         learning_rate=float32(config.learning_rate),
@@ -62,8 +63,6 @@ def optimizer_arguments(config: OptimizerConfig, steps: int) -> OptimizerArgumen
         clip_norm=float32(math.inf if config.clip_norm is None else config.clip_norm),
         ema=float32(config.ema or 0.0),
         options={
-            name: Option(float32(value), float32(1 - value))
-            for name, value in options.items()
-            if isinstance(value, float)
+            name: Option(float32(value), float32(1 - value)) for name, value in options.items() if kinds[name] is float
         },
     )

@@ -15,9 +15,11 @@ import pytest
 
 from jaxpar.config import load_config
 from jaxpar.config.parts import DATA_SOURCES, INPUTS
+from jaxpar.config.schema import ModelConfig
 from jaxpar.generation.generator import Generator
 from jaxpar.interop.config_json import family_for
 from jaxpar.layers.counting import parameter_count
+from jaxpar.layers.declaration.part import Weights
 from jaxpar.layers.inputs.token_embedding import TokenEmbedding
 from jaxpar.layers.norm import rms_normalize
 from jaxpar.model.flops import flops_per_step
@@ -49,11 +51,20 @@ class NormedTokens(TokenEmbedding):
         return rms_normalize(x, jnp.ones(x.shape[-1], jnp.float32), EPSILON)
 
 
+class Bare(vectors.Vectors):
+    """An input without weights."""
+
+    @staticmethod
+    def declare(model: ModelConfig) -> Weights:
+        return Weights()
+
+
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The entries of the registries, for the time of a test."""
     monkeypatch.setitem(INPUTS, "vectors", vectors.INPUT)
     monkeypatch.setitem(INPUTS, "normed_tokens", "tests.extending.test_vectors:NormedTokens")
+    monkeypatch.setitem(INPUTS, "bare", "tests.extending.test_vectors:Bare")
     monkeypatch.setitem(DATA_SOURCES, "vectors_of_stdlib", vectors.SOURCE)
 
 
@@ -145,6 +156,8 @@ def test_its_weights_and_flops_are_counted():
 
 
 def test_what_needs_tokens_is_refused_by_one_sentence():
+    with refused("model.input", "bare", "no weights"):
+        run_of({"input": "bare"})
     with refused("model.tied", "vectors", "false"):
         run_of({"tied": True})
     with refused("model.position", "learned", "vectors"):

@@ -33,7 +33,7 @@ class ExpertsConfig:
     all ranks: the first ones in the order of the tokens. Null drops none."""
     clusters: dict[str, object] = field(default_factory=dict, hash=False)
     """In training, tokens of an expert that are alike are sent as their mean: `share` is the rows that are sent, as a
-    share of the choices of a rank's tokens (`docs/experts.md`). An empty mapping sends each token."""
+    share of the choices of a rank's tokens (`docs/experts-exchange.md`). An empty mapping sends each token."""
     z_loss: float = 0.0
     """Weight of the mean of `logsumexp(router logits)^2`."""
 

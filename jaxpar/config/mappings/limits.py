@@ -7,7 +7,8 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class LimitsConfig:
-    """From where an anomaly is reported, by its kind. Null reports none of that kind."""
+    """From where an anomaly is reported, by its kind, or ends the run. Null, where it is allowed, reports none of that
+    kind."""
 
     spike: float | None = 8.0
     """A loss this many robust standard deviations above the median of the last ones is a spike."""

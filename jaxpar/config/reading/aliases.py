@@ -201,6 +201,8 @@ MOVED: dict[str, str] = {
 """Old keys, by `section.key` or `mapping.key`, to their keys now."""
 
 REMOVED: dict[str, str] = {
+    "memory.optimizer_resident": "the plan leaves on the device the state that fits",
+    "memory.weights_resident": "the plan leaves on the device the state that fits",
     "evaluation.sample_temperature": "the sample of a run has temperature 0.7; jaxpar.generate takes others",
 }
 """Old keys without a successor, each with what is done instead."""

@@ -94,16 +94,22 @@ class Unused:
     needed: str
 
     def __str__(self) -> str:
+        option = self.key.startswith("options.")
         return (
             f"{self.section}.{self.key}: {spell(self.value)} would not be used, because {self.section}.{self.owner} is "
-            f"{spell(self.chosen)}; expected {self.section}.{self.owner}: {self.needed} with it, or the default, "
-            f"{spell(self.default)}"
+            f"{spell(self.chosen)}; expected {self.section}.{self.owner}: {self.needed} with it, or "
+            + ("no such option" if option else f"the default, {spell(self.default)}")
         )
 
 
 def unused_settings(config: Config) -> Iterator[Unused]:
-    """All keys that differ from their defaults and are not used."""
+    """All keys that differ from their defaults and are not used, and options that only other optimizers have."""
     yield from _unused_options(config.optimizer)
+    yield from _unused_keys(config)
+
+
+def _unused_keys(config: Config) -> Iterator[Unused]:
+    """Keys that their owners' values do not use."""
     for owner in _OWNERS:
         section, usual = getattr(config, owner.section), SECTIONS[owner.section]()
         chosen = getattr(section, owner.key)
@@ -131,7 +137,7 @@ def without_unused(config: Config, overrides: Written, before: OptimizerConfig) 
     `before` is the optimizer without the overrides.
     """
     config = _with_options_of_name(config, overrides.get("optimizer", {}), before)
-    for unused in unused_settings(config):
+    for unused in _unused_keys(config):
         overridden = overrides.get(unused.section, {})
         if unused.owner in overridden and unused.key not in overridden | by_key(unused.section, overridden):
             _warn(unused.section, unused.key, unused.value, unused.owner, unused.chosen)
@@ -144,7 +150,8 @@ def _with_options_of_name(config: Config, overridden: dict[str, Any], before: Op
     """`config` without the options of the optimizer that an override of its name has replaced."""
     name, options = config.optimizer.name, dict(config.optimizer.options)
     for key, value in before.options.items():
-        if key in overridden.get("options", {}) or same_option(key, before.name, name):
+        written, known = key in overridden.get("options", {}), before.name in readers(key)
+        if written or not known or same_option(key, before.name, name):
             continue
         del options[key]
         if value != getattr(record_of(before.name)(), key, None):

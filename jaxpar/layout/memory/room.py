@@ -48,13 +48,14 @@ class Room:
 
 
 def memory_room(config: Config, plan: Plan, usable_bytes: int) -> Room:
-    """What is left of `usable_bytes` on a device under `plan`; what its `runs` keep is not counted.
+    """What is left of `usable_bytes` on a device under `plan`; what its `runs` keep is not counted, and no state that
+    stays on the device because there is room.
 
     Temporaries are those of a layer that recomputes everything, which has the most of them.
     """
     slots = layer_order(plan, config.model).layers_per_chunk
     again = LayerRun(slots, dict(remat_map("full", activation_names(config.model))))
-    estimate = estimate_memory(config, replace(plan, runs=(again,)))
+    estimate = estimate_memory(config, replace(plan, runs=(again,), resident_weights=()))
     parts = estimate._replace(saved_activations=0, host=0)._asdict()
     on_host = estimate.host if plan.optimizer_offload != "file" else 0
     return Room(usable_bytes, parts, plan_slots(plan).stash, on_host)

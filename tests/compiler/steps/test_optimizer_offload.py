@@ -31,7 +31,7 @@ def config_of(offload: str, weights: str = "none") -> Config:
     )
 
 
-NO_ROOM, ROOM = 1, 26 * 2**30
+NO_ROOM, ROOM = 1, int(28.6 * 2**30)
 """Bytes of a device that a plan counts with: none of the state fits beside the step, or a part of it."""
 
 

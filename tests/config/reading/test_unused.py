@@ -15,7 +15,7 @@ from tests.sentences import refused
     [
         (
             ["optimizer.options.momentum=0.9"],
-            ("optimizer.options.momentum: 0.9", "optimizer.name is adamw", "optimizer.name: muon", "0.95"),
+            ("optimizer.options.momentum: 0.9", "optimizer.name is adamw", "optimizer.name: muon"),
         ),
         (
             ["optimizer.name=lion", "optimizer.matrix_learning_rate=0.8"],
@@ -23,7 +23,7 @@ from tests.sentences import refused
         ),
         (
             ["optimizer.options={relative: true}"],
-            ("optimizer.options.relative: true", "optimizer.name is adamw", "optimizer.name: adafactor", "false"),
+            ("optimizer.options.relative: true", "optimizer.name is adamw", "optimizer.name: adafactor"),
         ),
         (
             ["attention.backend=triton", "attention.kv_block=256"],
@@ -106,6 +106,15 @@ def test_an_override_of_the_optimizer_keeps_the_options_that_mean_the_same(tmp_p
     both = ["optimizer.name=lion", "optimizer.options.beta1=0.7"]
     with pytest.warns(UserWarning, match=r"optimizer\.options\.momentum"):
         assert load_config(file, both).optimizer.options == {"beta1": 0.7}
+
+
+@pytest.mark.parametrize("value", [0.9, 0.95])
+def test_an_option_that_the_optimizer_of_a_file_never_had_is_refused_as_it_was_written(tmp_path, value):
+    file = tmp_path / "config.yaml"
+    file.write_text(f"optimizer: {{name: adamw, options: {{momentum: {value}}}}}")
+    for overrides, name in (([], "adamw"), (["optimizer.name=lion"], "lion")):
+        with refused("optimizer.options.momentum", f"{value} would not be used", name, "muon"):
+            validate(load_config(file, overrides))
 
 
 @pytest.mark.parametrize(
