@@ -99,9 +99,15 @@ class LayerStack:
             return w, step.fetch(row) if stored is None else stored
 
         def run(fetched: tuple[Arrays | None, PyTree], row: jax.Array, carry: PyTree) -> PyTree:
-            w, others = fetched
-            loaded = lambda: self.store.operands(load(row)[0] if w is None else w) if step.loads else {}
-            act = lambda carry: step.run(loaded(), others, row, carry)
+            def act(carry: PyTree) -> PyTree:
+                w, others = fetched
+                if not step.loads:
+                    return step.run({}, others, row, carry)
+                if w is None:
+                    w, stored = load(row)
+                    others = others if stored is None else stored
+                return step.run(self.store.operands(w), others, row, carry)
+
             return self.left_out_of_padding(weights.chunk, row, act, carry) if padded else act(carry)
 
         return Site(key, run, fetch, tie if self.store.ahead else None)

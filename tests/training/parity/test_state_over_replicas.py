@@ -118,7 +118,7 @@ def trained(run: SmallRun) -> tuple[list[tuple[float, float]], Any]:
     for step in range(STEPS):
         state, metrics = run.step.residency.advance(run.step.train, state, run.batch(step), run.step.arguments)
         found.append((float(metrics.loss), float(metrics.grad_norm)))
-    weights = (state.master, state.optimizer["average"])
+    weights = (state.master, state.optimizer.get("average"))
     if run.config.memory.optimizer_offload == "file":
         weights = jax.tree.map(lambda array: run.step.residency.readable([array])[0], weights)
     return found, tuple(run.by_layer(own) for own in weights if own is not None)
