@@ -91,9 +91,9 @@ class RunFolder:
             return load_config(str(file))
         except UserError as error:
             raise UserError(
-                f"run.name is {quoted(self.config.run.name)}: the record of what was run is damaged, or of another "
-                f"version of jaxpar ({error}); mend that value, put a copy of {RUN_CONFIG} back (facts.json of a "
-                f"checkpoint has its values), or move {self.path} away to start over"
+                f"run.name is {quoted(self.config.run.name)}: the record of what was run is damaged ({error}); put "
+                f"a copy of {RUN_CONFIG} back (facts.json of a checkpoint has its values), or move {self.path} away "
+                "to start over; where another version of jaxpar wrote it, give its keys the names of today"
             ) from None
 
     def _check_new(self) -> None:

@@ -175,7 +175,7 @@ def test_a_damaged_file_is_no_trouble_or_named(tmp_path: Path, whole: Config, na
 
 
 SENTENCES: dict[tuple[str, str], str] = {
-    ("config.yaml", "empty"): r"the record of what was run is damaged, .*\(.*/config\.yaml: empty\); mend that value",
+    ("config.yaml", "empty"): r"the record of what was run is damaged \(.*/config\.yaml: empty\); put a copy of config",
     ("config.yaml", "cut"): r"belongs to a run with another configuration|the record of what was run is damaged",
     ("config.yaml", "flipped in the middle"): r"damaged \(.*/config\.yaml: not text in UTF-8",
     ("config.yaml", "nested"): r"damaged \(.*/config\.yaml:1: not valid YAML \(nested more than 20 deep\)\)",

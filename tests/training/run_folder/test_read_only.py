@@ -139,7 +139,7 @@ def test_a_save_that_may_not_be_written_costs_that_checkpoint_alone(tmp_path: Pa
     [
         (
             "config.yaml",
-            r"the record of what was run is damaged, .*\(.*/config\.yaml: cannot be read \(Permission denied\)",
+            r"the record of what was run is damaged \(.*/config\.yaml: cannot be read \(Permission denied\)",
         ),
         ("plan.json", r"^run\.dir is .*/run cannot be written \(Permission denied\)$"),
         (
