@@ -13,7 +13,7 @@ from jaxpar.config.schema import DataConfig
 from jaxpar.config.spelling import one_of
 from jaxpar.data.document_rows import DocumentRows
 from jaxpar.data.mixture import Mixture
-from jaxpar.data.packing import PackedRows, Rows
+from jaxpar.data.packing import PackedRows, Row, Rows, RowsWith
 from jaxpar.data.pairs import PairRows
 from jaxpar.data.shuffle import FIRST_SHUFFLE, ORDERS, SHUFFLE
 from jaxpar.data.stream import TokenStream
@@ -54,6 +54,11 @@ class Data:
     """A line about the data: its source, and the size of each split."""
     paired: tuple[PairedSplit, ...] = ()
     """The rows of `train` and `heldout`, where documents come in pairs."""
+
+    def with_fields(self, more: Callable[[Row], Row]) -> Data:
+        """This data with the fields that `more` makes of each row."""
+        heldout = None if self.heldout is None else RowsWith(self.heldout, more)
+        return replace(self, train=RowsWith(self.train, more), heldout=heldout)
 
     @property
     def facts(self) -> dict[str, object]:

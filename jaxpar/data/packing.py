@@ -6,7 +6,8 @@ Conversations and pairs stay whole (`document_rows.py`).
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 import numpy as np
 from jaxtyping import Int, UInt
@@ -53,6 +54,30 @@ class Rows(Protocol):
     def epochs(self, examples: int) -> dict[str, float]:
         """Name of each source to its epochs, once the examples below `examples` are used."""
         ...
+
+
+class RowsWith:
+    """Rows of a source with more fields, for what reads them from another package.
+
+    Args:
+        rows: of the source.
+        more: makes the fields of a row.
+    """
+
+    def __init__(self, rows: Rows, more: Callable[[Row], Row]):
+        self._rows, self._more = rows, more
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._rows, name)
+
+    def row(self, example: int) -> Row:
+        """The row of an example, with its further fields."""
+        row = self._rows.row(example)
+        return row | self._more(row)
+
+    def shuffled(self, version: int) -> RowsWith:
+        """These rows in the order of another version."""
+        return RowsWith(self._rows.shuffled(version), self._more)
 
 
 class PackedRows:

@@ -89,11 +89,7 @@ def make_plan(
     timed_on = at_hand or parse_cluster(f"h100:1x{axes.devices}")  # for unknown devices
     costs = costs_of_kinds(config, timed_on, unknown=at_hand is None or device.platform == "cpu")
 
-    @cache
-    def device_bytes() -> int:
-        if usable is not None:
-            return usable
-        return usable_bytes() if cluster is None else pool_bytes(cluster.device_bytes)
+    device_bytes = cache(partial(_device_bytes, usable, cluster))
 
     def with_room(plan: Plan) -> Plan:
         """`plan`, with one layer in a turn of the loop where there is no memory for more."""
@@ -119,8 +115,7 @@ def make_plan(
 
     def finished(plan: Plan) -> Plan:
         """`plan`, whose layers and loss keep what they do, with what depends on the memory that is left."""
-        plan = with_resident_state(config, plan, device, device_bytes)
-        return with_host_buffers(config, plan, device, device_bytes)
+        return with_host_buffers(config, with_resident_state(config, plan, device, device_bytes), device, device_bytes)
 
     names = activation_names(config.model)
     open_logits = loss.name == "fused" and memory.loss_logits == "auto"
@@ -141,6 +136,13 @@ def make_plan(
     lost = lambda plan: plan.virtual_stages * lost_seconds(tiled, kinds, plan.runs)
     seconds = _logits_seconds(config, axes, rows, timed_on)
     return finished(kept_beside_layers(config, full, with_layers, lost, seconds))
+
+
+def _device_bytes(usable: int | None, cluster: Cluster | None) -> int:
+    """Bytes that a program may take of a device, as for `make_plan`."""
+    if usable is not None:
+        return usable
+    return usable_bytes() if cluster is None else pool_bytes(cluster.device_bytes)
 
 
 def _settled(

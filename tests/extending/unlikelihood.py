@@ -10,7 +10,6 @@ loss makes it less likely, where it makes others likelier.
 from __future__ import annotations
 
 import sys
-from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -20,7 +19,7 @@ from jaxtyping import Array, Float
 from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES, DataSource, LossEntry
 from jaxpar.config.schema import DataConfig
 from jaxpar.data.opened import Data
-from jaxpar.data.packing import Row, Rows
+from jaxpar.data.packing import Row
 from jaxpar.data.stdlib import open_stdlib
 from jaxpar.runtime.batch import Field
 from jaxpar.runtime.objective import Head, Objective
@@ -49,35 +48,19 @@ class Unlikelihood(Objective):
         return head.cross_entropy(batch["labels"], weights)[0], reports
 
 
-class MarkedRows:
-    """Rows with the field `marked`."""
-
-    def __init__(self, rows: Rows):
-        self._rows = rows
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._rows, name)
-
-    def row(self, example: int) -> Row:
-        """The row of an example, with 1 where its label ends a sequence that the row had before, else 0."""
-        row = self._rows.row(example)
-        text, marked, before = [*row["tokens"][:1], *row["labels"]], np.zeros(len(row["labels"]), np.float32), set()
-        for end in range(REPEATED, len(text) + 1):
-            sequence = tuple(text[end - REPEATED : end])
-            marked[end - 2] = sequence in before
-            before.add(sequence)
-        return row | {"marked": marked}
-
-    def shuffled(self, version: int) -> MarkedRows:
-        """These rows in the order of another version."""
-        return MarkedRows(self._rows.shuffled(version))
+def marks(row: Row) -> Row:
+    """The field `marked`: 1 where a label ends a sequence that the row had before, else 0."""
+    text, marked, before = [*row["tokens"][:1], *row["labels"]], np.zeros(len(row["labels"]), np.float32), set()
+    for end in range(REPEATED, len(text) + 1):
+        sequence = tuple(text[end - REPEATED : end])
+        marked[end - 2] = sequence in before
+        before.add(sequence)
+    return {"marked": marked}
 
 
 def open_marked(config: DataConfig, vocab: int | None, seed: int) -> Data:
     """Python's standard library with marks."""
-    data = open_stdlib(config, vocab, seed)
-    heldout = None if data.heldout is None else MarkedRows(data.heldout)
-    return replace(data, train=MarkedRows(data.train), heldout=heldout)
+    return open_stdlib(config, vocab, seed).with_fields(marks)
 
 
 LOSS = LossEntry("tests.extending.unlikelihood:Unlikelihood")

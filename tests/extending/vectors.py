@@ -10,9 +10,6 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from dataclasses import replace
-from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +19,6 @@ from jaxtyping import Array, Float
 from jaxpar.config.parts import DATA_SOURCES, INPUTS, DataSource
 from jaxpar.config.schema import DataConfig, ModelConfig
 from jaxpar.data.opened import Data
-from jaxpar.data.packing import Row, Rows
 from jaxpar.data.stdlib import VOCAB, open_stdlib
 from jaxpar.layers.context import sequence_part
 from jaxpar.layers.declaration.part import Weights
@@ -52,34 +48,10 @@ class Vectors(Input):
         return jnp.einsum("bsw,we->bse", sequence_part(batch["vectors"]).astype(projection.dtype), projection)
 
 
-class RowsOfVectors:
-    """Rows with the field `vectors`."""
-
-    def __init__(self, rows: Rows):
-        self._rows = rows
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._rows, name)
-
-    def row(self, example: int) -> Row:
-        """The row of an example, with the vector of each of its tokens."""
-        row = self._rows.row(example)
-        return row | {"vectors": self._table[row["tokens"]]}
-
-    def shuffled(self, version: int) -> RowsOfVectors:
-        """These rows in the order of another version."""
-        return RowsOfVectors(self._rows.shuffled(version))
-
-    @cached_property
-    def _table(self) -> Float[np.ndarray, "vocab width"]:
-        return np.random.default_rng(0).standard_normal((VOCAB, WIDTH), np.float32)
-
-
 def open_vectors(config: DataConfig, vocab: int | None, seed: int) -> Data:
     """Python's standard library with a vector for each token."""
-    data = open_stdlib(config, vocab, seed)
-    heldout = None if data.heldout is None else RowsOfVectors(data.heldout)
-    return replace(data, train=RowsOfVectors(data.train), heldout=heldout)
+    table = np.random.default_rng(0).standard_normal((VOCAB, WIDTH), np.float32)
+    return open_stdlib(config, vocab, seed).with_fields(lambda row: {"vectors": table[row["tokens"]]})
 
 
 INPUT = "tests.extending.vectors:Vectors"

@@ -26,7 +26,7 @@ class MatmulOptions:
     history: int = 16
     """Steps of which `fp8_delayed` remembers the largest magnitudes."""
     backend: Literal["auto", "mosaic", "cudnn", "xla"] = "auto"
-    """What multiplies numbers with scales of tiles, and those of routed experts: `mosaic` is a kernel for Hopper GPUs
+    """Kernel of products with scales of tiles, and of those of routed experts: `mosaic` is a kernel for Hopper GPUs
     (`fp8_block`; of experts also `fp8_current` and `fp8_delayed`), `cudnn` the units of Blackwell GPUs (`mxfp8`), and
     `xla` multiplies in bfloat16; `auto` takes the first that runs, the kernel on GPUs where it was verified
     (`docs/kernels.md`)."""

@@ -74,7 +74,7 @@ class ChunkBytes(NamedTuple):
 
 
 def estimate_memory(config: Config, plan: Plan) -> MemoryEstimate:
-    """What the step of a plan takes; docs/memory-model.md compares it with what XLA allocates for GPUs.
+    """The memory that the step of a plan takes; docs/memory-model.md compares it with what XLA allocates for GPUs.
 
     State, storage weights, accumulated gradients and the stash, and what works on them: the head in the loss or a layer
     in its backward, whichever takes more. What XLA fuses or reorders is not known here.

@@ -48,8 +48,8 @@ class Room:
 
 
 def memory_room(config: Config, plan: Plan, usable_bytes: int) -> Room:
-    """What is left of `usable_bytes` on a device under `plan`; what its `runs` keep is not counted, and no state that
-    stays on the device because there is room.
+    """The part of `usable_bytes` that `plan` leaves on a device, without activations that its `runs` save and the state
+    that stays on the device because there is room.
 
     Temporaries are those of a layer that recomputes everything, which has the most of them.
     """

@@ -65,7 +65,7 @@ def test_it_is_what_the_device_no_longer_holds_but_for_the_pieces_on_their_way()
 
 
 def test_the_part_that_fits_stays_on_the_device_and_moves_no_byte():
-    """Of AdamW's state: a third more comes than goes, since master weights come twice."""
+    """A third more of AdamW's state comes than goes, since master weights come twice."""
     layout, (every, _), (some, report) = layout_of("host", usable=ROOM), compiled("host"), compiled("host", usable=ROOM)
     there, back = streamed_bytes(layout)
     stays = state_of("host")[1] - back

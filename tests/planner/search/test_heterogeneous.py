@@ -159,7 +159,7 @@ def test_stages_that_no_kind_can_make_are_a_sentence():
 
 
 def test_short_chunks_make_again_what_the_first_rows_do():
-    """Of a map whose first eight layers make something again, chunks of eight layers run no others."""
+    """Chunks of eight layers run no others of a map whose first eight layers recompute something."""
     again, kept = (("mlp_input", "recompute"), ("mlp_hidden", "recompute")), (("mlp_input", "save"),)
     of_slow = lambda *runs: clock_of(cluster_of(2.0)).step(replace(LAYOUT, remat=runs, stage_layers=(16, 8)))
     first, every, last = of_slow((8, again), (8, kept)), of_slow((16, again)), of_slow((8, kept), (8, again))

@@ -42,7 +42,7 @@ def test_the_link_moves_what_the_executor_moves(moments: str, optimizer: str, ru
 
 
 def test_state_that_stays_on_the_device_takes_none_of_the_link():
-    """What stays in the planner's layout stays in the plan that a run makes of it."""
+    """The plan that a run makes of the planner's layout leaves the same state on the device."""
     found = [planned("float32", limit=limit) for limit in (NO_ROOM, int(3.75 * 2**30), int(3.95 * 2**30))]
     for one in found:
         there, _ = streamed_bytes(StepLayout(one.config, one.plan))

@@ -15,6 +15,7 @@ import pytest
 from jaxpar.config import Config, ParallelConfig
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
+from jaxpar.layers.checks import validate
 from jaxpar.layers.experts.reports import expert_metrics
 from jaxpar.layout.expert_bytes import sent_bytes
 from tests.covering import covering_rows
@@ -161,6 +162,15 @@ def _name(row: dict[str, Any]) -> str:
     own = f"-own-{row['own_rows']}" if "own_rows" in row else ""
     exchange = f"{row['exchange']}-{row['slices']}{own}-{row['capacity']:g}"
     return f"{row['router']}-{axes or 'one'}{pipe}-{exchange}-{row['remat']}"
+
+
+def test_every_row_is_a_configuration():
+    """Also those that only some commits run."""
+    for row in ROWS:
+        config = config_of(row)
+        validate(config)
+        asked = config.parallel.experts
+        assert (asked.exchange, asked.slices, asked.capacity) == (row["exchange"], row["slices"], row["capacity"])
 
 
 @pytest.mark.matrix(ci=2)

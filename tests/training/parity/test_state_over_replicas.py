@@ -129,7 +129,7 @@ def alone(optimizer: tuple[tuple[str, Any], ...]) -> tuple[list[tuple[float, flo
     return trained(SmallRun(small(optimizer=dict(optimizer))))
 
 
-@pytest.mark.matrix(quick=("AdamW with an average, beside the backward",), ci=1)
+@pytest.mark.matrix(quick=("AdamW with an average, beside the backward", "Adafactor, state on the host"), ci=1)
 @pytest.mark.parametrize("name", TRAINED)
 def test_losses_norms_and_updated_weights_equal_one_device(name: str, tmp_path: Path):
     """The norm counts each element once; clipping and the moving average are of the sharded state."""
