@@ -154,8 +154,11 @@ class Marked(retention.Retention):
         return super().__call__(x * (1 + context.tokens.fields["marked"][..., None]), context, ops)
 
 
-def test_a_field_that_it_reads_is_in_every_batch(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("optional", [False, True])
+def test_a_field_that_it_reads_is_in_every_batch(optional: bool, monkeypatch: pytest.MonkeyPatch):
+    """Also one that is optional, for which `data` has no key."""
     monkeypatch.setitem(MIXERS, "marked", "tests.extending.test_retention:Marked")
+    monkeypatch.setattr(Marked, "fields", (Field("marked", "float32", optional=optional),))
     run = run_of({"mixer": "marked"})
     with refused("marked", "float32", "by row and token"):
         run.place(run.rows(0))

@@ -17,6 +17,8 @@ from jaxpar.layout.auto_remat import ESTIMATED
 from jaxpar.layout.given_plan import check_plan
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.memory.estimate import estimate_memory
+from jaxpar.layout.memory.nearest_fit import nearest_fit
+from jaxpar.layout.memory.room import memory_room
 from jaxpar.layout.memory.state_bytes import bytes_of, offloaded_state_bytes
 from jaxpar.layout.resident_state import FILLED, resident_share
 from jaxpar.layout.state import weight_states
@@ -83,6 +85,24 @@ def test_as_much_stays_as_fits(usable: float):
 )
 def test_nothing_stays_where_there_is_no_room_or_the_state_is_elsewhere(usable: float | None, settings: Any):
     assert planned(usable, *settings)[1].resident_weights == ()
+
+
+def test_what_else_a_step_may_hold_does_not_depend_on_what_stays():
+    config, plan = planned()
+    bare = replace(plan, resident_weights=())
+    assert plan.resident_weights and memory_room(config, plan, 80 * GIB) == memory_room(config, bare, 80 * GIB)
+
+
+def test_the_nearest_that_fits_fits_when_it_is_planned():
+    """XLA takes 15% more than the estimate, for the proposal too, whose state fills what is left."""
+    limit, more = 24 * GIB, 1.15
+    config, plan = planned(24.0, "memory.remat=full")
+    rebuild = lambda changed: StepLayout(changed, plan_for(changed, ON, usable=limit)[1])
+    needed = int(more * estimate_memory(config, plan).device)
+    search = nearest_fit(StepLayout(config, plan), min(limit, needed - 1), rebuild, needed)
+    assert search.nearest is not None
+    proposed = rebuild(with_overrides(config, search.nearest.settings))
+    assert more * estimate_memory(proposed.config, proposed.plan).device <= limit
 
 
 def test_nothing_stays_on_devices_that_use_the_hosts_memory():

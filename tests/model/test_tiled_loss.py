@@ -173,6 +173,14 @@ def test_the_logits_of_one_tile_are_all_there_are():
     assert largest(model, 10) == tokens * PADDED // 10
 
 
+@pytest.mark.parametrize("tiles", [1, 3])
+def test_the_first_of_several_tiles_is_done_before_the_others_and_one_alone_is_free(tiles: int):
+    """One tile's gradient may be computed after the layers' backward, which needs the room."""
+    traced = operations(in_tiles(model_of(), "one device", tiles)[1], *numbers(model_of()))
+    barriers = sum(equation.primitive.name == "optimization_barrier" for equation, _ in traced)
+    assert barriers == (tiles > 1)
+
+
 @pytest.mark.parametrize("mesh", ["tensor 4", "pipe and tensor"])
 def test_tiles_send_what_the_whole_sends(mesh: str):
     model = model_of()

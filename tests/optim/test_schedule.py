@@ -1,8 +1,11 @@
 """The learning rate at points worked out by hand."""
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 
+from jaxpar.config.parts import OPTIMIZERS, Optimizer
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.optim import optimizer_arguments
 
@@ -10,6 +13,22 @@ from jaxpar.optim import optimizer_arguments
 def rates(points, steps=50, **config):
     config = OptimizerConfig(**{"learning_rate": 2.0, "final_fraction": 0.1, **config})
     return [float(optimizer_arguments(config, steps).at(point).learning_rate) for point in points]
+
+
+@dataclass(frozen=True)
+class Damped:
+    """Options of an optimizer from outside, a number among them that is written without a fraction."""
+
+    damping: float = 1
+    every: int = 10
+    power: float | None = 0.5
+
+
+def test_options_are_arguments_by_the_types_of_their_fields(monkeypatch):
+    monkeypatch.setitem(OPTIMIZERS, "damped", Optimizer("none:none", "tests.optim.test_schedule:Damped"))
+    for options in ({}, {"damping": 2, "power": 0.25}):
+        arguments = optimizer_arguments(OptimizerConfig(name="damped", options=options), 50)
+        assert set(arguments.options) == {"damping"}
 
 
 @pytest.mark.parametrize("name", ["cosine", "linear", "wsd", "constant"])

@@ -93,7 +93,7 @@ class Part(NamedTuple):
 
     @property
     def halves(self) -> tuple[list[Weight], list[Weight]]:
-        """The weights of a layer's mixer and of its feed-forward, each with those of its norms."""
+        """The weights of a layer outside the block `mlp` and inside it. Norms are among either; none is the largest."""
         feed_forward = [weight for weight in self.weights if weight.block.startswith("mlp")]
         return [weight for weight in self.weights if not weight.block.startswith("mlp")], feed_forward
 
