@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from math import prod
 from typing import NamedTuple
 
@@ -57,8 +56,7 @@ def nearest_fit(
     def fit(settings: tuple[str, ...]) -> Fit | None:
         try:
             changed = rebuild(with_overrides(config, settings))
-            plan = replace(changed.plan, resident_weights=())  # which only fill what is left
-            return Fit(settings, estimated_bytes(changed.config, plan, own_memory=own_memory) + shift)
+            return Fit(settings, estimated_bytes(changed.config, changed.plan, own_memory=own_memory) + shift)
         except UserError:  # what this model or these devices do not support does not help
             return None
 

@@ -115,6 +115,7 @@ def test_an_option_that_the_optimizer_of_a_file_never_had_is_refused_as_it_was_w
     for overrides, name in (([], "adamw"), (["optimizer.name=lion"], "lion")):
         with refused("optimizer.options.momentum", f"{value} would not be used", name, "muon"):
             validate(load_config(file, overrides))
+    assert load_config(file, ["optimizer.name=muon"]).optimizer.options == {"momentum": value}
 
 
 @pytest.mark.parametrize(

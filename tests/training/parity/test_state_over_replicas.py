@@ -129,7 +129,9 @@ def alone(name: str) -> tuple[list[tuple[float, float]], Any]:
     return trained(SmallRun(small(optimizer=TRAINED[name]["optimizer"])))
 
 
-@pytest.mark.matrix(quick=("AdamW with an average, beside the backward", "Adafactor, state on the host"), ci=1)
+@pytest.mark.matrix(
+    quick=("AdamW with an average, beside the backward", "AdamW, state on disk, beside the backward"), ci=1
+)
 @pytest.mark.parametrize("name", TRAINED)
 def test_losses_norms_and_updated_weights_equal_one_device(name: str, tmp_path: Path):
     """The norm counts each element once; clipping and the moving average are of the sharded state."""
