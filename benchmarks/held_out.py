@@ -18,7 +18,7 @@ from typing import Any
 from benchmarks.results import add_json_file
 from jaxpar.cli import Parser, positive
 from jaxpar.config import load_config
-from jaxpar.layers.checks import validate
+from jaxpar.layout.checks.validate import validate
 
 CONFIG = Path(__file__).parents[1] / "configs/quickstart.yaml"
 SETTINGS = {

@@ -74,7 +74,7 @@ def _check_given(given: PlanFile, config: Config) -> None:
     if len({stage["gpu"] for stage in stages}) < 2:
         return
     from jaxpar.distributed.devices import find_devices, prepare_devices
-    from jaxpar.layers.checks import validate
+    from jaxpar.layout.checks.validate import validate
     from jaxpar.planner.machine import check_stage_kinds
 
     validate(config)
@@ -113,7 +113,7 @@ def _plan_here(config: Config) -> tuple[Config, Plan]:
     """`parallel: auto`: the best layout for the devices of this job, the same on every process."""
     from jaxpar.config.axes import VIRTUAL_DEVICES
     from jaxpar.distributed.devices import find_devices, prepare_devices
-    from jaxpar.layers.checks import validate
+    from jaxpar.layout.checks.validate import validate
     from jaxpar.planner.machine import cluster_at_hand
     from jaxpar.planner.planning import best_plan
 

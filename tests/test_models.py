@@ -10,7 +10,7 @@ from jaxpar.config import load_config
 from jaxpar.interop.config_json import differences
 from jaxpar.interop.families.registry import FAMILIES
 from jaxpar.interop.sources.hf_folder import HFFolder
-from jaxpar.layers.checks import validate
+from jaxpar.layout.checks.validate import validate
 from jaxpar.models import main
 from tests.goldens.loading import FOLDER, NAMES
 from tests.interop.folders import copy_of, rewrite, tensors

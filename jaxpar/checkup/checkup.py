@@ -47,7 +47,7 @@ def _check_job(config: Config, reported: list[Finding], gpu: bool) -> tuple[list
     from jaxpar.checkup.step import check_step
     from jaxpar.distributed import liveness
     from jaxpar.distributed.devices import find_devices, prepare_devices
-    from jaxpar.layers.checks import validate as validate_model
+    from jaxpar.layout.checks.validate import validate as validate_model
 
     validate_model(config)
     cpu_wanted = os.environ.get("JAX_PLATFORMS") == "cpu"

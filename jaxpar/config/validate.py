@@ -1,6 +1,6 @@
 """Every check between keys: pure functions, run before a device is used, a file is read or memory is allocated.
 
-The checks are in `jaxpar.config.checks`. Those that need the weights of the model are in `jaxpar.layers.checks`, which
+The checks are in `jaxpar.config.checks`. Those that need the weights of the model are in `jaxpar.layout.checks`, which
 commands call.
 """
 

@@ -12,12 +12,12 @@ from jaxpar.layers.attention_cache import PARTITION, KeyValues, SlotTable
 from jaxpar.layers.block import Attend, Block, Context
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.activations import Activation
+from jaxpar.layers.declaration.low_rank import factored
 from jaxpar.layers.declaration.part import Core, Elementwise, Matmuls, Part, Traffic, Weights, matrix, vector
-from jaxpar.layers.low_rank import factored
 from jaxpar.layers.norm import NORMS, rms_normalize, rms_normalize_heads
 from jaxpar.layers.ops.plain import Matrix, Ops, matrix_of
-from jaxpar.layers.report import Output
 from jaxpar.layers.rope import rotate
+from jaxpar.runtime.passes import Output
 
 QUERY, KEY = ("heads", "head_dim"), ("kv_heads", "head_dim")
 """Dims of a query, and of a key."""

@@ -16,9 +16,9 @@ from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declaration.part import Part
 from jaxpar.layers.declaration.weights import declare_weights
 from jaxpar.layers.ops.plain import Matmul, Matrix, Ops, matrix_of
-from jaxpar.layers.report import Output
 from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.runtime.batch import Field
+from jaxpar.runtime.passes import Output
 
 type Attend = Callable[..., jax.Array]
 """Attention of this rank's queries over the whole sequence: (query, key, value, tokens) -> output like query. A fifth

@@ -20,9 +20,9 @@ from jaxpar.layers.declaration.activations import Activation
 from jaxpar.layers.declaration.part import Core, Matmuls, Part, Weights, matrix, vector
 from jaxpar.layers.norm import NORMS, rms_normalize
 from jaxpar.layers.ops.plain import Ops
-from jaxpar.layers.report import Output
 from jaxpar.layers.rope import rotate
 from jaxpar.mesh.collectives import gather_sequence
+from jaxpar.runtime.passes import Output
 
 DOWN, QUERIES, UP, OUT = "attention_down", "attention_in", "attention_up", "attention_out"
 """The groups of matmuls, in order."""

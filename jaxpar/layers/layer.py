@@ -19,9 +19,9 @@ from jaxpar.layers.declared import PLACEMENTS, blocks_of, declare_layer
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.ops.plain import Ops, Tapped
-from jaxpar.layers.report import Output
 from jaxpar.runtime.batch import Field, union
 from jaxpar.runtime.observed import Observed
+from jaxpar.runtime.passes import Output
 from jaxpar.runtime.taps import Tap
 
 PLAIN_OPS = Ops()

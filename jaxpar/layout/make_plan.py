@@ -15,9 +15,9 @@ from jaxpar.cost.recomputation import logits_seconds
 from jaxpar.distributed.devices import Device, cluster_of
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.memory import pool_bytes
-from jaxpar.layers.checks import validate
 from jaxpar.layers.declared import activation_names, hidden_names
 from jaxpar.layout.auto_remat import auto_runs, lost_seconds
+from jaxpar.layout.checks.validate import validate
 from jaxpar.layout.choices.attention import attention_plan
 from jaxpar.layout.choices.embedding import embedding_messages
 from jaxpar.layout.choices.experts import expert_layouts

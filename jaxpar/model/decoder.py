@@ -23,7 +23,6 @@ from jaxpar.layers.inputs.input import input_class
 from jaxpar.layers.layer import PLAIN_OPS, DecoderLayer
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.ops.plain import Ops
-from jaxpar.layers.report import Output
 from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
 from jaxpar.mesh.collectives import gather_context
@@ -40,6 +39,7 @@ from jaxpar.model.programs import ops_of, wide_matrices
 from jaxpar.model.tiled_loss import HeadLoss, TokenLosses, tiled_scores
 from jaxpar.runtime.batch import CARRIED, SEED, Field
 from jaxpar.runtime.objective import Objective
+from jaxpar.runtime.passes import Output
 from jaxpar.runtime.taps import Tap
 from jaxpar.stores.early_sums import SummedEarly
 from jaxpar.stores.first_use import FirstUse

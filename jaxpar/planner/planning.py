@@ -18,8 +18,8 @@ from jaxpar.config.spelling import quoted
 from jaxpar.config.strict_json import json_text
 from jaxpar.cost.hardware_model import HardwareModel, borrowed, described
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.layers.checks import validate
 from jaxpar.layout import plan_file
+from jaxpar.layout.checks.validate import validate
 from jaxpar.planner.anchors import read_anchors
 from jaxpar.planner.machine import is_cpu, named_cluster
 from jaxpar.planner.placement.measured import PLACED, measured

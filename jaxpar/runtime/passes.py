@@ -18,7 +18,9 @@ type Context = PyTree
 """The tokens of a microbatch as the layers of a kind need them."""
 
 type Report = Mapping[str, Float[Array, ""]]
-"""Scalars that a layer reports, by name: sums over this rank's tokens."""
+"""By name: this rank's part of a sum over the tokens of a microbatch that do not pad a row, whatever the loss mask. The
+step adds it up over layers, microbatches and all ranks, and divides by the number of these tokens in the batch. A value
+that tensor ranks have in common is reported in shares, or it is added once per rank."""
 
 AUXILIARY_LOSS = "auxiliary_loss"
 """The report that is added to the objective, and so has a gradient; all others are only metrics."""

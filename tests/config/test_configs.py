@@ -12,8 +12,8 @@ import pytest
 
 from jaxpar.config import load_config, virtual_devices_needed
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.layers.checks import validate
 from jaxpar.layers.counting import parameter_count
+from jaxpar.layout.checks.validate import validate
 
 FOLDER = Path(__file__).parents[2] / "configs"
 

@@ -9,9 +9,9 @@ import pytest
 from jaxpar.config import load_config
 from jaxpar.config.mappings.overlap import OFF
 from jaxpar.config.schema.layout import expert_options
-from jaxpar.layers.checks import validate
 from jaxpar.layers.counting import matmul_parameters, parameter_count
 from jaxpar.layers.experts.routers import ROUTERS
+from jaxpar.layout.checks.validate import validate
 from jaxpar.planner.planning import planned_config
 from tests.sentences import refused
 

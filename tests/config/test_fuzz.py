@@ -19,8 +19,8 @@ from jaxpar.config import UserError, config_to_yaml, load_config, virtual_device
 from jaxpar.config.reading.sections import SECTIONS
 from jaxpar.config.reading.typed import field_types, type_names
 from jaxpar.config.reading.yaml_text import parse_document, parse_value
-from jaxpar.layers.checks import validate
 from jaxpar.layers.counting import parameter_count
+from jaxpar.layout.checks.validate import validate
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
 from tests.sentences import refused
 

@@ -7,8 +7,8 @@ import pytest
 from jaxpar.config import load_config
 from jaxpar.config.counting import attention_scale
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
-from jaxpar.layers.checks import validate
 from jaxpar.layers.counting import matmul_parameters, parameter_count
+from jaxpar.layout.checks.validate import validate
 from jaxpar.model.flops import pair_flops
 from tests.sentences import refused
 from tests.small_run import small

@@ -10,8 +10,8 @@ from jaxpar.config import Config, ModelConfig
 from jaxpar.config.kinds import kind_model, layer_kinds
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema.model import Pattern
-from jaxpar.layers.checks import validate
 from jaxpar.layers.counting import matmul_parameters, parameter_count
+from jaxpar.layout.checks.validate import validate
 from tests.sentences import refused
 
 PUBLISHED = {

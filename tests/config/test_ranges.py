@@ -13,9 +13,9 @@ from jaxpar.config.parts import OPTIMIZERS
 from jaxpar.config.reading.options import OPTIONS, record_of
 from jaxpar.config.reading.sections import SECTIONS
 from jaxpar.config.reading.typed import field_types
-from jaxpar.layers.checks import validate
 from jaxpar.layers.experts.clusters import Clustering
 from jaxpar.layers.experts.routers import ROUTERS
+from jaxpar.layout.checks.validate import validate
 from tests.sentences import refused
 
 

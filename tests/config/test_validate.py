@@ -11,7 +11,7 @@ import pytest
 from jaxpar.config import Config, load_config, resolve_axes
 from jaxpar.config import validate as validate_module
 from jaxpar.config.checks.run import profile_steps
-from jaxpar.layers.checks import validate
+from jaxpar.layout.checks.validate import validate
 from jaxpar.training.run.trainer import Trainer
 from tests.sentences import refused
 from tests.small_run import small

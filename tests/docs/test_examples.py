@@ -7,7 +7,7 @@ import shlex
 from pathlib import Path
 
 from jaxpar.config import Config, load_config, virtual_devices_needed
-from jaxpar.layers.checks import validate
+from jaxpar.layout.checks.validate import validate
 
 ROOT = Path(__file__).parents[2]
 

@@ -26,10 +26,10 @@ from jaxpar.layers.declaration.activations import Activation
 from jaxpar.layers.declaration.part import Elementwise, Matmuls, Part, Recurrence, Traffic, Weights, matrix
 from jaxpar.layers.norm import rms_normalize
 from jaxpar.layers.ops.plain import Ops
-from jaxpar.layers.report import Output
 from jaxpar.layers.rope import rotate
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import gather_context, reduce_sum
+from jaxpar.runtime.passes import Output
 
 CHUNK = 64
 """At most so many tokens are multiplied with each other."""

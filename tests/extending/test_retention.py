@@ -19,10 +19,10 @@ from jaxpar.generation.generator import Generator
 from jaxpar.layers.block import Context
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.ops.plain import Ops
-from jaxpar.layers.report import Output
 from jaxpar.memory.layer_shape import activation_bytes
 from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.runtime.batch import Field
+from jaxpar.runtime.passes import Output
 from tests.extending import retention
 from tests.memory.shapes import layer_shape
 from tests.model.test_goldens import logits

@@ -19,7 +19,7 @@ from jaxpar.interop.config_json import config_of, differences, family_for, model
 from jaxpar.interop.mapping.keys import HFConfig
 from jaxpar.interop.mapping.layer_packing import pattern_of
 from jaxpar.interop.sources.source import check_fits
-from jaxpar.layers.checks import validate
+from jaxpar.layout.checks.validate import validate
 from tests.goldens.loading import FOLDER, NAMES
 from tests.sentences import refused
 

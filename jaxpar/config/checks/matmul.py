@@ -1,4 +1,4 @@
-"""Checks of `precision.matmul`; those that need the layers' matrices are in `jaxpar.layers.checks`."""
+"""Checks of `precision.matmul`; those that need the layers' matrices are in `jaxpar.layout.checks`."""
 
 from __future__ import annotations
 

@@ -27,9 +27,9 @@ from jaxpar.interop.sources.saved_weights import SavedWeights
 from jaxpar.interop.sources.source import Origin
 from jaxpar.layers.adapters import without_adapters
 from jaxpar.layers.counting import parameter_count
+from jaxpar.layers.declaration.low_rank import saving_rank
 from jaxpar.layers.declaration.part import factor_names
 from jaxpar.layers.declared import declare_layer
-from jaxpar.layers.low_rank import saving_rank
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.parameters import ParamSpec, initial_weight
 

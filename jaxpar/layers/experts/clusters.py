@@ -23,7 +23,7 @@ from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.layers.declaration.activations import ALWAYS_SAVED
 from jaxpar.layers.experts.routing import NO_EXPERT, Routing
 from jaxpar.layers.experts.rows import NONE, collect, spread
-from jaxpar.layers.report import Report
+from jaxpar.runtime.passes import Report
 
 
 @dataclass(frozen=True)

@@ -40,11 +40,10 @@ from jaxpar.layers.experts.routing import NO_EXPERT, RouterState, Routing, Sums
 from jaxpar.layers.experts.rows import expert_of_row, rows_of_experts
 from jaxpar.layers.feed_forward.base import FeedForward
 from jaxpar.layers.ops.plain import Grouped, Ops
-from jaxpar.layers.report import Output, Report
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.runtime.batch import TOKENS, UPDATES, Field
-from jaxpar.runtime.passes import AUXILIARY_LOSS
+from jaxpar.runtime.passes import AUXILIARY_LOSS, Output, Report
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.varying import vary_alike
 

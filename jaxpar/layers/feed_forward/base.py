@@ -11,12 +11,12 @@ from jaxtyping import Array, Float
 
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.block import Block, Context
+from jaxpar.layers.declaration.low_rank import factored
 from jaxpar.layers.declaration.part import Matmuls, Part, Weights, matrix, vector
-from jaxpar.layers.low_rank import factored
 from jaxpar.layers.ops.plain import Matmul, Ops
-from jaxpar.layers.report import Output
 from jaxpar.layers.tiles import over_tiles
 from jaxpar.mesh.parameters import Arrays, select
+from jaxpar.runtime.passes import Output
 
 _over_tiles: Any = over_tiles  # which type checkers do not see through `custom_vjp` of a partial
 

@@ -169,7 +169,7 @@ class Tapped(Ops):
 
 
 def matrix_of(part: Part, name: str, weight: Callable[[str], jax.Array]) -> Matrix:
-    """The matrix `name` of a part, from its weights by name: see `jaxpar.layers.low_rank` and `Part.terms`."""
+    """The matrix `name` of a part, from its weights by name: see `layers.declaration.low_rank` and `Part.terms`."""
     if part.is_factored(name):
         first, second = part.factors_of(name)
         return Matrix(None, (weight(first), weight(second)))

@@ -16,9 +16,9 @@ from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.layers.checks import MULTIPLE
 from jaxpar.layers.declaration.part import Matmuls, Part
 from jaxpar.layers.matmul_formats import quantised
+from jaxpar.layout.checks.matmul import MULTIPLE
 from jaxpar.layout.choices.tiles import head_tokens
 from jaxpar.memory.layer_shape import LayerShape, layer_shapes
 from jaxpar.precision.recipe import TILES

@@ -13,7 +13,7 @@ from jax.sharding import Mesh
 from jaxpar.config import Config, UserError
 from jaxpar.distributed.devices import devices_per_node
 from jaxpar.hardware.host import PINNED_VARIABLE, host_memory
-from jaxpar.layers.checks import validate
+from jaxpar.layout.checks.validate import validate
 from jaxpar.layout.make_plan import make_plan
 from jaxpar.layout.memory.device import host_limit, limit_words, memory_limit, own_memory
 from jaxpar.layout.memory.estimate import estimate_memory, estimated_bytes, held_on_host, offloaded_bytes

@@ -20,7 +20,7 @@ from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device, check_devices, devices_per_node, find_devices, prepare_devices
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.layers.adapters import adapters_of
-from jaxpar.layers.checks import validate
+from jaxpar.layout.checks.validate import validate
 from jaxpar.layout.given_plan import check_plan, check_plan_devices
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
 from jaxpar.layout.memory.device import needed_bytes

@@ -23,7 +23,7 @@ from jaxpar.config.mappings.overlap import OFF, OverlapConfig
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.sections import SECTIONS
 from jaxpar.config.reading.typed import field_types
-from jaxpar.layers.checks import validate
+from jaxpar.layout.checks.validate import validate
 from tests.sentences import refused
 
 _PLAIN: dict[Any, st.SearchStrategy] = {

@@ -6,7 +6,7 @@ import pytest
 
 from jaxpar.config import load_config
 from jaxpar.config.reading.overrides import with_overrides
-from jaxpar.layers.checks import validate
+from jaxpar.layout.checks.validate import validate
 from tests.sentences import refused
 
 

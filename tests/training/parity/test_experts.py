@@ -15,8 +15,8 @@ import pytest
 from jaxpar.config import Config, ParallelConfig
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
-from jaxpar.layers.checks import validate
 from jaxpar.layers.experts.reports import expert_metrics
+from jaxpar.layout.checks.validate import validate
 from jaxpar.layout.expert_bytes import sent_bytes
 from tests.covering import covering_rows
 from tests.given_weights import state_with

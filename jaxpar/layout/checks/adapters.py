@@ -5,9 +5,9 @@ from __future__ import annotations
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import Config
-from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.layers.adapters import adaptable
 from jaxpar.layers.declared import declare_layer
+from jaxpar.layout.checks.model import check_known
 
 
 def check_adapters(config: Config) -> None:
@@ -38,22 +38,14 @@ def check_adapters(config: Config) -> None:
         return
     if not lora.targets:
         raise UserError("lora.targets: [] gives no matrix factors; expected names of matrices, or null for all")
-    twice = [name for place, name in enumerate(lora.targets) if name in lora.targets[:place]]
+    twice = [name for index, name in enumerate(lora.targets) if name in lora.targets[:index]]
     if twice:
         raise UserError(f"lora.targets: {twice[0]} is named twice; expected each matrix once")
 
 
 def check_targets(config: Config) -> None:
-    """Refuse `lora.targets` that no layer has as a matrix.
-
-    Raises:
-        UserError: see above.
-    """
-    parts = [part for own in kind_models(config.model).values() for part in declare_layer(own).parts]
+    """Refuse `lora.targets` that no layer has as a matrix. Raises `UserError`."""
+    parts = [part for layer in kind_models(config.model).values() for part in declare_layer(layer).parts]
     known = tuple(dict.fromkeys(name for part in parts for name in adaptable(part)))
     for name in config.lora.targets or ():
-        if name not in known:
-            raise UserError(
-                f"lora.targets: {quoted(name, 80)} is no matrix of this model's layers"
-                f"{did_you_mean(name, known) or f'; there are {one_of(known)}'}"
-            )
+        check_known("lora.targets", name, known, "matrix")

@@ -1,0 +1,1 @@
+"""Checks of a configuration that need the declared weights of its layers."""

@@ -1,0 +1,81 @@
+"""Checks of a model: its input, its blocks, its low-rank matrices and its size. All raise `UserError`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from math import prod
+
+from jaxpar.config.bounds import PARAMETERS, WIDTH
+from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import kind_models
+from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.config.spelling import did_you_mean, one_of, quoted
+from jaxpar.layers.counting import parameter_count
+from jaxpar.layers.declared import declare_layer, feed_forward_class, mixer_class
+from jaxpar.layers.feed_forward.gated import Gated
+from jaxpar.layers.feed_forward.plain import Plain
+from jaxpar.layers.inputs.input import TIED, input_class, refuse_without_batches
+
+
+def check_known(key: str, name: str, known: Collection[str], noun: str) -> None:
+    """Refuse a `name` that the layers of the model do not have; the message suggests one of those `known`."""
+    if name not in known:
+        raise UserError(
+            f"{key}: {quoted(name, 80)} is no {noun} of this model's layers"
+            f"{did_you_mean(name, known) or f'; there are {one_of(known)}'}"
+        )
+
+
+def check_input(config: Config) -> None:
+    """Refuse models and tasks that the input does not support."""
+    model = replace(config.model, vocab=config.model.vocab or 1)
+    kind = input_class(model)
+    kind.check(model)
+    weights, name = kind.declare(model), f"model.input: {model.input} has no table of"
+    if not weights:
+        raise UserError(f"model.input: {model.input} declares no weights; expected one at least, as a projection has")
+    if model.tied and TIED not in weights:
+        raise UserError(f"model.tied: true, and {name} tokens for the head to share; expected false")
+    if model.embedding_scale and TIED not in weights:
+        raise UserError(f"model.embedding_scale: true, and {name} tokens; expected false")
+    if model.position == "learned" and "positions" not in weights:
+        raise UserError(f"model.position: learned, and {name} positions; expected rope or none")
+    if config.evaluation.sample_tokens:
+        refuse_without_batches(model, f"a sample (evaluation.sample_tokens: {config.evaluation.sample_tokens})")
+
+
+def check_blocks(model: ModelConfig) -> None:
+    """Refuse models that a mixer does not support, and experts of a feed-forward without the non-linearity that they
+    compute."""
+    for layer in kind_models(model).values():
+        mixer_class(layer).check(layer)
+        if layer.experts is not None and not issubclass(feed_forward_class(layer), (Gated, Plain)):
+            raise UserError(
+                f"model.activation: {layer.activation} is no subclass of {Gated.__name__} or {Plain.__name__}, whose "
+                "non-linearity experts compute; expected one that is, or model.experts: null"
+            )
+
+
+def check_low_rank(model: ModelConfig) -> None:
+    """Refuse `model.low_rank` of what is no matrix of a layer, or of a rank that the matrix cannot have."""
+    layers = [declare_layer(replace(layer, low_rank={})) for layer in kind_models(model).values()]
+    most: dict[str, int] = {}
+    for part in (part for layer in layers for part in layer.parts):
+        for name, spec in zip(part.matrix_names, part.matrices, strict=True):
+            inputs = prod(spec.shape[: spec.inputs])
+            most[name] = min(inputs, spec.size // inputs, most.get(name, WIDTH))
+    for name, rank in model.low_rank.items():
+        check_known("model.low_rank", name, most, "matrix")
+        if not 1 <= rank <= most[name]:
+            raise UserError(
+                f"model.low_rank.{name}: expected a rank from 1 to {most[name]}, the matrix's smaller side, got {rank}"
+            )
+
+
+def check_parameters(model: ModelConfig) -> None:
+    """Refuse sizes that are each in range but make a model of more parameters than any machine can hold."""
+    weights = parameter_count(replace(model, vocab=model.vocab or 1), padded=True)
+    if weights > PARAMETERS:
+        sizes = ", ".join(f"{key} {getattr(model, key)}" for key in ("layers", "embed", "mlp", "heads", "vocab"))
+        raise UserError(f"model: {sizes} make {weights:.2g} parameters; expected at most {PARAMETERS:.0e}")
