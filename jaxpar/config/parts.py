@@ -5,6 +5,7 @@ An implementation is named as `module:name`, and imported when it is first used.
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
@@ -28,11 +29,31 @@ FEED_FORWARDS: dict[str, str] = {
 }
 """What `model.activation` can be."""
 
-ROUTERS = (
-    "top_k_softmax", "softmax_top_k", "switch", "gshard", "noisy_top_k", "sigmoid", "k_top_1", "hash", "sam", "cosine",
-    "dense_to_sparse", "base", "expert_choice",
-)  # fmt: skip
-"""What `model.experts.router` can be: the keys of `jaxpar.layers.experts.routers.ROUTERS`."""
+
+@dataclass(frozen=True)
+class NoOptions:
+    """No settings."""
+
+
+_NONE, _ROUTERS = "jaxpar.config.parts:NoOptions", "jaxpar.config.mappings.routers"
+
+ROUTERS: dict[str, str] = {
+    "top_k_softmax": f"{_ROUTERS}:InGroups",
+    "softmax_top_k": f"{_ROUTERS}:Scaled",
+    "switch": f"{_ROUTERS}:Scaled",
+    "gshard": _NONE,
+    "noisy_top_k": _NONE,
+    "sigmoid": f"{_ROUTERS}:Biased",
+    "k_top_1": _NONE,
+    "hash": _NONE,
+    "sam": f"{_ROUTERS}:Groups",
+    "cosine": f"{_ROUTERS}:Cosine",
+    "dense_to_sparse": f"{_ROUTERS}:Annealed",
+    "base": _NONE,
+    "expert_choice": f"{_ROUTERS}:Forced",
+}
+"""The values of `model.experts.router`, each with the dataclass of its `router_options`; the routers themselves are in
+`jaxpar.layers.experts.routers.ROUTERS`."""
 
 
 @dataclass(frozen=True)
@@ -68,17 +89,12 @@ def objectives_of_pairs() -> list[str]:
 
 
 @dataclass(frozen=True)
-class NoOptions:
-    """No settings."""
-
-
-@dataclass(frozen=True)
 class Optimizer:
     """An update rule."""
 
     rule: str
     """`module:function` from a `jaxpar.optim.rule.RuleRequest` to the `Rule` of that weight."""
-    options: str = "jaxpar.config.parts:NoOptions"
+    options: str = _NONE
     """`module:name` of the dataclass of its `optimizer.options`."""
     matrix_rate: bool = False
     """Whether `optimizer.matrix_learning_rate` is that of the layers' matrices."""
@@ -123,6 +139,15 @@ DATA_SOURCES: dict[str, DataSource] = {
     "synthetic": DataSource("jaxpar.data.synthetic:open_synthetic"),
 }
 """What `data.source` can be."""
+
+
+@dataclass(frozen=True)
+class MembersOf:
+    """Stands beside the type of a mapping, as in `Annotated[dict[str, object], MembersOf(...)]`, whose members another
+    field of the same record decides."""
+
+    record: Callable[[Mapping[str, Any]], type | None]
+    """From the fields of that record, where they are written, to the dataclass of the members; None leaves them."""
 
 
 @cache

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from jaxtyping import Array, Float, Int
 
 from jaxpar.config.reading.options import options_of, record_of
-from jaxpar.config.reading.typed import field_types
+from jaxpar.config.reading.typed import field_types, plain_type
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.optim.schedule import ScheduleArguments, float32, schedule_arguments, schedule_at
 
@@ -63,6 +63,8 @@ def optimizer_arguments(config: OptimizerConfig, steps: int) -> OptimizerArgumen
         clip_norm=float32(math.inf if config.clip_norm is None else config.clip_norm),
         ema=float32(config.ema or 0.0),
         options={
-            name: Option(float32(value), float32(1 - value)) for name, value in options.items() if kinds[name] is float
+            name: Option(float32(value), float32(1 - value))
+            for name, value in options.items()
+            if plain_type(kinds[name]) is float
         },
     )

@@ -2,40 +2,46 @@
 
 from __future__ import annotations
 
-from dataclasses import is_dataclass, replace
-from typing import Literal, get_args
+from dataclasses import dataclass, is_dataclass, replace
+from typing import Annotated, get_args
 
 import pytest
 
 from jaxpar.config import Config, load_config
-from jaxpar.config.bounds import BOUNDS
-from jaxpar.config.parts import OPTIMIZERS
+from jaxpar.config.bounds import Bound, at_least
+from jaxpar.config.mappings.experts import Clustering, router_options
+from jaxpar.config.parts import OPTIMIZERS, ROUTERS, Optimizer
 from jaxpar.config.reading.options import OPTIONS, record_of
 from jaxpar.config.reading.sections import SECTIONS
-from jaxpar.config.reading.typed import field_types
-from jaxpar.layers.experts.clusters import Clustering
-from jaxpar.layers.experts.routers import ROUTERS
+from jaxpar.config.reading.typed import bound_of, field_types, type_names
 from jaxpar.layout.checks.validate import validate
 from tests.sentences import refused
 
 
-def numeric_keys(record: type, prefix: str) -> set[str]:
-    """The keys of a section, and of the mappings in it, whose values are numbers."""
-    keys: set[str] = set()
+def numeric_keys(record: type, prefix: str) -> dict[str, Bound | None]:
+    """The keys of a section, and of the mappings in it, whose values are numbers, with their ranges."""
+    keys: dict[str, Bound | None] = {}
     for key, annotation in field_types(record).items():
-        if annotation in (int, float, int | None, float | None, int | Literal["auto"]):
-            keys.add(f"{prefix}.{key}")
+        if {"a number", "a whole number"} & {*type_names(annotation)}:
+            keys[f"{prefix}.{key}"] = bound_of(annotation)
         for inner in get_args(annotation) or (annotation,):
             if is_dataclass(inner) and isinstance(inner, type):
                 keys |= numeric_keys(inner, f"{prefix}.{key}")
     return keys
 
 
-def test_every_numeric_key_has_a_range_and_every_range_a_key():
-    mappings = [("model.experts.router_options", router.options) for router in ROUTERS.values()]
-    mappings += [(OPTIONS, record_of(name)) for name in OPTIMIZERS]
+def ranges() -> dict[str, Bound | None]:
+    """Every numeric key, of the mappings that another key chooses by the name of the choice, with its range."""
+    mappings = [(f"model.experts.router_options of {name}", router_options(name)) for name in ROUTERS]
+    mappings += [(f"{OPTIONS} of {name}", record_of(name)) for name in OPTIMIZERS]
     mappings += [("model.experts.clusters", Clustering), *SECTIONS.items()]
-    assert set(BOUNDS) == {key for prefix, record in mappings for key in numeric_keys(record, prefix)}
+    return {key: bound for prefix, record in mappings for key, bound in numeric_keys(record, prefix).items()}
+
+
+def test_every_number_has_a_range_with_a_largest_value():
+    assert len(ranges()) > 120
+    for key, bound in ranges().items():
+        assert bound is not None and bound.refusal(1e300) is not None, key
 
 
 @pytest.mark.parametrize(
@@ -138,9 +144,21 @@ def test_what_no_machine_holds_is_refused_before_it_is_built(overrides, parts):
         validate(load_config(None, overrides))
 
 
-def test_every_number_has_a_largest_value():
-    for key, bound in BOUNDS.items():
-        assert bound.refusal(1e300) is not None, key
+@dataclass(frozen=True)
+class Options:
+    """Options of an optimizer outside the package; AdamW and Muon have options of these names in other ranges."""
+
+    beta1: float = 2.0
+    momentum: Annotated[float, at_least(3)] = 3.0
+
+
+def test_an_option_of_an_optimizer_from_outside_has_its_own_range(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(
+        OPTIMIZERS, "outside", Optimizer("jaxpar.optim.adamw:adamw", "tests.config.test_ranges:Options")
+    )
+    validate(load_config(None, ["optimizer.name=outside", "optimizer.options.beta1=5"]))
+    with refused("optimizer.options.momentum: must be at least 3, got 2.5"):
+        validate(load_config(None, ["optimizer.name=outside", "optimizer.options.momentum=2.5"]))
 
 
 def test_a_configuration_built_in_python_is_checked_for_types_too():

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from jaxpar.config.bounds import LAYERS, at_least
 
 OF_TILES = ("fp8_block", "mxfp8")
 """Recipes with scales of tiles."""
@@ -19,11 +21,11 @@ class MatmulOptions:
     """Groups of matmuls that stay in the compute dtype (`attention_in`, `attention_out`, `mlp_in`, `mlp_out`; of latent
     attention also `attention_down` and `attention_up`; of shared experts `shared_in` and `shared_out`, of routed ones
     `experts_in` and `experts_out`). `head` and `router` may be named, and are excluded in any case."""
-    first_layers: int = 1
+    first_layers: Annotated[int, at_least(0, LAYERS)] = 1
     """Layers at the beginning of the model that stay in the compute dtype."""
-    last_layers: int = 1
+    last_layers: Annotated[int, at_least(0, LAYERS)] = 1
     """Layers at its end that do."""
-    history: int = 16
+    history: Annotated[int, at_least(1, 1024)] = 16
     """Steps of which `fp8_delayed` remembers the largest magnitudes."""
     backend: Literal["auto", "mosaic", "cudnn", "xla"] = "auto"
     """Kernel of products with scales of tiles, and of those of routed experts: `mosaic` is a kernel for Hopper GPUs

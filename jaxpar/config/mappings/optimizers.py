@@ -6,18 +6,20 @@ Numbers with a fraction are arguments of a compiled step; the others choose the 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from jaxpar.config.bounds import BELOW_ONE, POSITIVE, at_least
 
 
 @dataclass(frozen=True)
 class AdamWOptions:
     """Settings of AdamW."""
 
-    beta1: float = 0.9
+    beta1: Annotated[float, BELOW_ONE] = 0.9
     """Decay of the first moment mu."""
-    beta2: float = 0.95
+    beta2: Annotated[float, BELOW_ONE] = 0.95
     """Decay of the second moment nu."""
-    epsilon: float = 1e-8
+    epsilon: Annotated[float, POSITIVE] = 1e-8
     """Added to the square root of nu."""
 
 
@@ -25,9 +27,9 @@ class AdamWOptions:
 class MuonOptions(AdamWOptions):
     """Settings of Muon; those of AdamW are for all weights but the layers' matrices."""
 
-    momentum: float = 0.95
+    momentum: Annotated[float, BELOW_ONE] = 0.95
     """Momentum (Nesterov)."""
-    iterations: int = 5
+    iterations: Annotated[int, at_least(1, 100)] = 5
     """Newton-Schulz iterations."""
     matrix_dtype: Literal["auto", "float32", "bfloat16"] = "auto"
     """Dtype of the iterations' matmuls, and of the messages that exchange matrices for them; momentum and weights stay
@@ -38,9 +40,9 @@ class MuonOptions(AdamWOptions):
 class LionOptions:
     """Settings of Lion."""
 
-    beta1: float = 0.9
+    beta1: Annotated[float, BELOW_ONE] = 0.9
     """Weight of the momentum in the average of momentum and gradient whose sign is the update."""
-    beta2: float = 0.99
+    beta2: Annotated[float, BELOW_ONE] = 0.99
     """Decay of the momentum."""
 
 

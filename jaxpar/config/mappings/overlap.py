@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
+
+from jaxpar.config.bounds import CHUNKS, COLLECTIVES, LAYERS, at_least
 
 
 @dataclass(frozen=True)
@@ -25,7 +27,7 @@ class OverlapConfig:
     each layer's beside its first microbatch's forward where the sums overlap, else all before it (`docs/overlap.md`).
     `auto` does where all of that overlaps under `zero: 3` and the ranks of a replica share its weights; the planner
     takes it as false, and with true has it in layouts with replicas."""
-    layer_unroll: int | Literal["auto"] = "auto"
+    layer_unroll: Annotated[int, at_least(1, LAYERS)] | Literal["auto"] = "auto"
     """Layers in a turn of the loop over layers (`unroll` of `jax.lax.scan`), where the next layer's weights are
     gathered meanwhile: with 2, layers take turns with two buffers, where 1 has these weights copied within the device.
     It takes the memory of a layer's weights, and longer to compile. `auto` is 2 on GPUs, but 1 where loops are
@@ -36,7 +38,7 @@ class OverlapConfig:
     attention (`parts`). `auto` is `parts` on GPUs where context ranks exchange messages, or layers without
     `precision.matmul` are copied to and from the host, or have tensor ranks and `collectives_at_once` is above 1, or
     have none on GPUs before Hopper, and `layer` elsewhere (`docs/overlap.md`)."""
-    collectives_at_once: int = 1
+    collectives_at_once: Annotated[int, at_least(1, COLLECTIVES)] = 1
     """Collectives that XLA may have in flight on GPUs. With 2, gathers of weights from other nodes can run beside
     messages of tensor ranks inside a node. No GPU has run it (`docs/overlap.md`)."""
     tensor: Literal["auto", "plain", "ring"] = "auto"
@@ -46,7 +48,7 @@ class OverlapConfig:
     experts: Literal["auto", "off"] = "auto"
     """Exchange of some tokens while the experts work on others; `off` makes `parallel.experts.slices: auto` one
     slice."""
-    tensor_chunks: int | None = None
+    tensor_chunks: Annotated[int, at_least(1, CHUNKS)] | None = None
     """Chunks, with `tensor: ring`, into which the part of a rank is cut. Each passes round by itself, every second
     one the other way. Null takes 2 where they divide the part, else 1."""
 

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.reading.options import check_written
 from jaxpar.config.reading.overrides import parse_overrides
 from jaxpar.config.reading.sections import Written, assemble, check_section, check_value, config_to_dict, joined
 from jaxpar.config.reading.typed import field_types, shown
@@ -57,18 +58,22 @@ def read_sections(path: str | Path) -> Written:
     """
     written: Written = {}
     mistakes: list[str] = []
-    for section, found in read_document(Path(path)).items():
-        with _Mistakes(mistakes, f"{named(path)}:{found.line}"):
+    for section, located in read_document(Path(path)).items():
+        with _Mistakes(mistakes, f"{named(path)}:{located.line}"):
             check_section(section)
-            if (section, found.value) == ("parallel", "auto"):
+            if (section, located.value) == ("parallel", "auto"):
                 written[section] = {"auto": True}
                 continue
-            if found.value is not None and not isinstance(found.value, dict):
-                raise UserError(f"{section}: expected a mapping of keys, got {shown(found.value)}")
+            if located.value is not None and not isinstance(located.value, dict):
+                raise UserError(f"{section}: expected a mapping of keys, got {shown(located.value)}")
             written[section] = {}
-        for key, leaf in (found.value or {}).items() if section in written else ():
+        for key, leaf in (located.value or {}).items() if section in written else ():
             with _Mistakes(mistakes, f"{named(path)}:{leaf.line}"):
                 written[section][key] = check_value(section, key, leaf.value)
+        keys = located.value if section == "optimizer" and isinstance(located.value, dict) else {}
+        if "options" in keys and written[section].keys() >= {"options", "name"} & keys.keys():
+            with _Mistakes(mistakes, f"{named(path)}:{keys['options'].line}"):
+                check_written(written[section])
     if mistakes:
         more = [f"and {len(mistakes) - SHOWN} more mistakes in {named(path)}"] if len(mistakes) > SHOWN else []
         raise UserError(*mistakes[:SHOWN], *more)

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from inspect import get_annotations
 from typing import Any, Literal
 
 from jaxpar.config.parts import OPTIMIZERS, implementation
-from jaxpar.config.reading.typed import field_types, record_from_plain
+from jaxpar.config.reading.typed import checked_members, field_types, record_from_plain
 from jaxpar.config.schema import Config, OptimizerConfig
 
 OPTIONS = "optimizer.options"
@@ -25,6 +26,18 @@ def options_of(optimizer: OptimizerConfig) -> Any:
         UserError: a name is unknown, or a value is of another type.
     """
     return record_from_plain(record_of(optimizer.name), optimizer.options, OPTIONS)
+
+
+def check_written(optimizer: Mapping[str, Any]) -> None:
+    """Check the written options of an optimizer. Those that only others have stay: an override may name one of these,
+    and `check_unused` refuses them otherwise.
+
+    Raises:
+        UserError: no optimizer has an option, or a value is of the wrong type or out of range.
+    """
+    record, options = record_of(optimizer.get("name", OptimizerConfig.name)), optimizer.get("options", {})
+    usual = field_types(record)
+    checked_members(record, {key: one for key, one in options.items() if key in usual or not readers(key)}, OPTIONS)
 
 
 def matrix_dtype(optimizer: OptimizerConfig) -> Literal["auto", "float32", "bfloat16"]:

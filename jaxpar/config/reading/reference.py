@@ -13,12 +13,11 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from jaxpar.config import schema
-from jaxpar.config.bounds import BOUNDS
 from jaxpar.config.parts import OPTIMIZERS
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.options import OPTIONS, declaring, record_of
 from jaxpar.config.reading.sections import NESTED, SECTIONS, by_key, config_to_dict, keys_of
-from jaxpar.config.reading.typed import field_types, spell, type_names
+from jaxpar.config.reading.typed import bound_of, field_types, spell, type_names
 from jaxpar.config.spelling import one_of
 
 _INTRODUCTION = """\
@@ -75,7 +74,7 @@ def entries() -> dict[str, list[Entry]]:
             key, default = f"{section}.{name}", values.get(name, {})
             outer, _, field = key.rpartition(".")
             record = NESTED.get(outer) or SECTIONS[outer]
-            found[section].append(Entry(key, _kind(key, annotation), spell(default), meanings[record, field]))
+            found[section].append(Entry(key, _kind(annotation), spell(default), meanings[record, field]))
     return found
 
 
@@ -91,7 +90,7 @@ def options() -> Iterator[Entry]:
     for (record, field), names in readers.items():
         key, kind = f"{OPTIONS}.{field}", field_types(record)[field]
         meaning = f"{', '.join(f'`{name}`' for name in names)}: {meanings[record, field]}"
-        yield Entry(key, _kind(key, kind), spell(getattr(record(), field)), meaning)
+        yield Entry(key, _kind(kind), spell(getattr(record(), field)), meaning)
 
 
 def _shown() -> dict[str, list[Entry]]:
@@ -138,11 +137,12 @@ def _summary(section: str) -> str:
     return " ".join((SECTIONS[section].__doc__ or "").split())
 
 
-def _kind(key: str, annotation: object) -> str:
+def _kind(annotation: object) -> str:
     names = [_TYPES.get(name, name) for name in type_names(annotation)]
-    if key not in BOUNDS:
+    bound = bound_of(annotation)
+    if bound is None:
         return one_of(names)
-    words = BOUNDS[key].words.replace("at least", ">=").replace("above", ">")
+    words = bound.words.replace("at least", ">=").replace("above", ">")
     return ", or ".join([f"{names[0]} {words}", *names[1:]])
 
 

@@ -1,7 +1,8 @@
 """Values checked against dataclass annotations, without coercion; used to read both configurations and plans.
 
-Annotations may be `int`, `float`, `bool`, `str`, `Literal[...]`, `Annotated[str, registry]` (a name in a mapping), `X |
-None`, `dict[str, X]`, `tuple[X, ...]` (written as a list), a dataclass, also a generic one, or `object` for anything.
+Annotations may be `int`, `float`, `bool`, `str`, `Literal[...]`, `Annotated[str, registry]` (a name in a mapping),
+`Annotated[int, Bound]` (a number in a range, also `float`), `X | None`, `dict[str, X]`, `Annotated[dict[str, object],
+MembersOf]`, `tuple[X, ...]` (written as a list), a dataclass, also a generic one, or `object` for anything.
 """
 
 from __future__ import annotations
@@ -13,7 +14,9 @@ from functools import cache
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints
 
+from jaxpar.config.bounds import Bound
 from jaxpar.config.errors import UserError
+from jaxpar.config.parts import MembersOf
 from jaxpar.config.reading.aliases import MOVED
 from jaxpar.config.spelling import cut, did_you_mean, one_of, printable
 
@@ -32,6 +35,22 @@ def field_types(record: type) -> dict[str, Any]:
     return {field.name: hints[field.name] for field in fields(plain)}
 
 
+def beside_type(annotation: Any) -> Any:
+    """What stands beside a type in `Annotated`: a registry of names, a `Bound` or a `MembersOf`; None without it."""
+    return get_args(annotation)[1] if get_origin(annotation) is Annotated else None
+
+
+def plain_type(annotation: Any) -> Any:
+    """A type without the `Bound` or `MembersOf` beside it; other annotations, names in a registry too, as they are."""
+    return get_args(annotation)[0] if isinstance(beside_type(annotation), Bound | MembersOf) else annotation
+
+
+def bound_of(annotation: Any) -> Bound | None:
+    """The range of a number, or of the number among several alternatives; None without one."""
+    members = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
+    return next((bound for member in members if isinstance(bound := beside_type(member), Bound)), None)
+
+
 def _is_record(annotation: Any) -> bool:
     """Whether it is a dataclass, or a generic one with its parameters."""
     return is_dataclass(get_origin(annotation) or annotation)
@@ -44,6 +63,7 @@ def type_name(annotation: Any) -> str:
 
 def type_names(annotation: Any) -> list[str]:
     """The alternatives that `type_name` joins."""
+    annotation = plain_type(annotation)
     origin = get_origin(annotation)
     if origin in (Literal, Annotated):
         return [spell(choice) for choice in _choices(annotation)]
@@ -75,17 +95,17 @@ def checked(key: str, value: object, annotation: Any) -> Any:
     """The value if it is of the annotated type; an int where a float is expected becomes one. Nothing else is changed.
 
     Raises:
-        UserError: the value is of another type, not among the choices, or not finite.
+        UserError: the value is of another type, not among the choices, out of range, or not finite.
     """
     if type(value) is int and abs(value) >= LARGEST:
         raise UserError(f"{key}: expected a number of at most 64 bits, got {shown(value)}")
-    origin = get_origin(annotation)
+    origin = get_origin(plain_type(annotation))
     if origin in (Union, UnionType):
         for member in get_args(annotation):
             if _fits(value, member):
                 return checked(key, value, member)
     elif origin is dict and isinstance(value, Mapping):
-        kind = get_args(annotation)[1]
+        kind = get_args(plain_type(annotation))[1]
         for name in value:
             if not isinstance(name, str):
                 raise UserError(f"{key}: expected names of its entries that are text, got {shown(name)}")
@@ -96,7 +116,11 @@ def checked(key: str, value: object, annotation: Any) -> Any:
     elif _is_record(annotation) and isinstance(value, Mapping):
         return record_from_plain(annotation, value, key)
     elif _fits(value, annotation):
-        return float(value) if annotation is float else value  # pyright: ignore[reportArgumentType]
+        converted: Any = float(value) if plain_type(annotation) is float else value  # pyright: ignore[reportArgumentType]
+        bound = bound_of(annotation)
+        if bound is not None and (refusal := bound.refusal(converted)):
+            raise UserError(f"{key}: {refusal}, got {converted}")
+        return converted
     raise UserError(f"{key}: expected {type_name(annotation)}, got {shown(value)}{_near_miss(value, annotation)}")
 
 
@@ -104,7 +128,25 @@ def record_from_plain[T](record: type[T], plain: object, key: str) -> T:
     """A dataclass from nested plain mappings: every field without a default must be given, and no unknown key may be.
 
     Raises:
-        UserError: a key is unknown or missing, or a value is of the wrong type.
+        UserError: a key is unknown or missing, or a value is of the wrong type or out of range.
+    """
+    values = checked_members(record, plain, key)
+    for field in fields(get_origin(record) or record):  # pyright: ignore[reportArgumentType]
+        if field.name not in values and field.default is MISSING and field.default_factory is MISSING:
+            raise UserError(f"{key}: the key {field.name} is missing")
+    for name, annotation in field_types(record).items():
+        if name in values and isinstance(beside := beside_type(annotation), MembersOf):
+            members = beside.record(values)
+            if members is not None:
+                record_from_plain(members, values[name], f"{key}.{name}")
+    return record(**values)
+
+
+def checked_members(record: type, plain: object, key: str) -> dict[str, Any]:
+    """The values of some fields of a dataclass, checked.
+
+    Raises:
+        UserError: a key is unknown, or a value is of the wrong type or out of range.
     """
     if not isinstance(plain, Mapping):
         raise UserError(f"{key}: expected a mapping, got {shown(plain)}")
@@ -114,14 +156,12 @@ def record_from_plain[T](record: type[T], plain: object, key: str) -> T:
             moved = MOVED.get(f"{key.rpartition('.')[2]}.{name}")
             near = f"; it is {moved} now" if moved else did_you_mean(name, known)
             raise UserError(f"{key}: unknown key {shown(name)}{near}")
-    for field in fields(get_origin(record) or record):  # pyright: ignore[reportArgumentType]
-        if field.name not in plain and field.default is MISSING and field.default_factory is MISSING:
-            raise UserError(f"{key}: the key {field.name} is missing")
-    return record(**{name: checked(f"{key}.{name}", value, known[name]) for name, value in plain.items()})
+    return {name: checked(f"{key}.{name}", value, known[name]) for name, value in plain.items()}
 
 
 def _choices(annotation: Any) -> list[Any]:
     """What a `Literal` or a registry allows; nothing for other annotations."""
+    annotation = plain_type(annotation)
     match get_origin(annotation), get_args(annotation):
         case origin, choices if origin is Literal:
             return list(choices)
@@ -131,6 +171,7 @@ def _choices(annotation: Any) -> list[Any]:
 
 
 def _fits(value: object, annotation: Any) -> bool:
+    annotation = plain_type(annotation)
     if get_origin(annotation) in (Literal, Annotated):  # 1 == True, so equality alone would let booleans through
         return any(type(value) is type(choice) and value == choice for choice in _choices(annotation))
     if annotation is object:

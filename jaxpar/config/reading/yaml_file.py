@@ -39,14 +39,14 @@ def read_record[T](record: type[T], path: Path) -> tuple[T, dict[str, int]]:
     known = field_types(record)
     values: dict[str, Any] = {}
     lines: dict[str, int] = {}
-    for key, found in read_document(path).items():
+    for key, located in read_document(path).items():
         if key not in known:
-            raise UserError(f"{named(path)}:{found.line}: {key}: no such key{did_you_mean(key, known)}")
+            raise UserError(f"{named(path)}:{located.line}: {key}: no such key{did_you_mean(key, known)}")
         try:
-            values[key] = checked(key, _plain(found.value), known[key])
+            values[key] = checked(key, _plain(located.value), known[key])
         except UserError as error:
-            raise UserError(f"{named(path)}:{found.line}: {error}") from None
-        lines[key] = found.line
+            raise UserError(f"{named(path)}:{located.line}: {error}") from None
+        lines[key] = located.line
     return record(**values), lines
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
+from jaxpar.config.bounds import AXIS, BYTES, LAYERS, MICROBATCHES, RANKS, SHARE, at_least
 from jaxpar.config.mappings.experts import ExpertOptions
 from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.config.mappings.overlap import OFF, ON_ANY_LAYOUT, OverlapConfig
@@ -16,28 +17,28 @@ class ParallelConfig:
     """The layout: the size of each mesh axis and how weights and state are sharded. One axis may be -1: the devices
     that remain. `parallel.overlap` is `auto`, `off`, or a mapping of the options that are to differ from `auto`."""
 
-    pipe: int = 1
+    pipe: Annotated[int, AXIS] = 1
     """Pipeline stages."""
-    replica: int = 1
+    replica: Annotated[int, AXIS] = 1
     """Data parallelism with full copies of the weights (the outer level of HSDP)."""
-    fsdp: int = 1
+    fsdp: Annotated[int, AXIS] = 1
     """Data parallelism over which `zero` shards weights, gradients and optimizer state."""
-    expert: int = 1
+    expert: Annotated[int, AXIS] = 1
     """Expert parallelism; for dense weights it is another data-parallel axis."""
     experts: ExpertOptions = field(default_factory=ExpertOptions)
     """How experts get their tokens and multiply them, where the model has some (`docs/experts.md`)."""
-    context: int = 1
+    context: Annotated[int, AXIS] = 1
     """Context parallelism: the sequence is split, inside attention too."""
-    tensor: int = 1
+    tensor: Annotated[int, AXIS] = 1
     """Tensor parallelism, with sequence parallelism between the matmuls."""
     zero: Literal[0, 1, 2, 3] = 3
     """What is sharded over fsdp, expert and context: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
-    microbatches: int = 1
+    microbatches: Annotated[int, at_least(1, MICROBATCHES)] = 1
     """Parts into which the batch of a step is split; gradients accumulate over them."""
     schedule: str = "auto"
     """Pipeline schedule: `gpipe`, `1f1b`, `interleaved`, `breadth-first`, `zb-uniform`, `zb-h1`, `zb-v`, `dualpipe-v`,
     `v-half`, or the path of a table (`.csv`); `auto` is `1f1b`. `python -m jaxpar.schedule` draws and compares them."""
-    virtual_stages: int | None = None
+    virtual_stages: Annotated[int, at_least(1, LAYERS)] | None = None
     """Chunks of layers on each pipeline rank; null is the fewest that the schedule allows."""
     stage_layers: tuple[int, ...] | None = None
     """Layers of each chunk, in the order of the model; null makes them as equal as possible. Every chunk takes the
@@ -54,13 +55,13 @@ class ParallelConfig:
     context_order: Literal["auto", "contiguous", "zigzag", "striped"] = "auto"
     """Which tokens of a row a context rank holds: one contiguous part; two parts, one from each end (`zigzag`); or
     every n-th token of n ranks (`striped`). The latter two balance the work of a causal mask."""
-    secondary_shard: int | None = None
+    secondary_shard: Annotated[int, at_least(2, RANKS)] | None = None
     """Neighbouring ranks of fsdp x expert x context, in one node, that hold a second copy of the weights among them
     during a step, from which each microbatch's forward and backward gather (ZeRO++'s hpZ); null holds none. It takes
     1 / `secondary_shard` of the weights' bytes on each device (`docs/zeropp.md`)."""
     quantized: QuantizedConfig = field(default_factory=QuantizedConfig)
     """Messages in blocks of few bits."""
-    ulysses: int | None = None
+    ulysses: Annotated[int, at_least(1, RANKS)] | None = None
     """Context ranks in a group of `usp`; null takes the most ranks of a node among which the heads divide."""
     overlap: OverlapConfig = field(default_factory=OverlapConfig)
     """Work that runs beside messages between devices."""
@@ -132,9 +133,9 @@ class MemoryConfig:
     `expert_up`, `expert_activated`, `expert_hidden`, `shared_gate`, `shared_up`, `shared_activated`, `shared_hidden`;
     with latent attention `query_latent`, `kv_latent`,
     `expanded_query`, `expanded_key`, `expanded_value`. `docs/memory.md` describes this section."""
-    offload_fraction: float = 0.0
+    offload_fraction: Annotated[float, SHARE] = 0.0
     """Share of what a chunk of layers keeps of a microbatch that is offloaded to pinned host memory."""
-    host_limit: int | None = None
+    host_limit: Annotated[int, at_least(0, BYTES)] | None = None
     """Bytes of host memory per device for offloaded activations and for state under `optimizer_offload: host`. Null
     divides the machine's memory, or the `host_memory` of a described cluster, among its devices."""
     optimizer_offload: Literal["none", "host", "file"] = "none"
@@ -147,7 +148,7 @@ class MemoryConfig:
     offload_dir: str | None = None
     """Folder of the files of `optimizer_offload: file`, on a local disk; null is the run's folder. A later start writes
     new files."""
-    loss_tiles: int | None = None
+    loss_tiles: Annotated[int, at_least(1)] | None = None
     """Tiles of a microbatch's tokens that head and loss process in turn, so that logits exist for one tile at a time;
     null makes tiles of at most 1 GiB of float32 logits."""
     loss_backend: Literal["auto", "xla", "fused"] = "auto"
@@ -157,7 +158,7 @@ class MemoryConfig:
     """What the kernel of the loss does with logits: `recompute` stores none and computes them twice; `keep` stores an
     exponential of each in 16 bits from the loss to its gradient, a fourth matmul less. `auto` keeps them where the
     estimate of the step's memory has room for them, and recomputes them where layers have more use for it."""
-    mlp_tiles: int | None = None
+    mlp_tiles: Annotated[int, at_least(1)] | None = None
     """Tiles of a microbatch's tokens that go through each layer's feed-forward in turn; hidden activations are then
     recomputed in the backward. Null makes tiles of about `model.embed` tokens where they are recomputed anyway
     (`remat: full`) and take more than 1 GiB in a layer, and one tile elsewhere. Experts are not computed in tiles;
@@ -178,8 +179,8 @@ class AttentionConfig:
     """Output and gradients of attention are the same bits in every run. It excludes backends whose bits vary: a backend
     that is named and varies is an error. `mosaic` sums the gradient of queries in any order, and cuDNN is deterministic
     only with `--xla_gpu_deterministic_ops=true` in `XLA_FLAGS`. It costs up to a third of the speed of the backward."""
-    query_block: int | None = None
+    query_block: Annotated[int, at_least(1)] | None = None
     """Rows of queries in a block of the backend `xla`; null takes 512 on GPUs, and 64 on CPUs, whose caches hold the
     scores of such a block."""
-    kv_block: int | None = None
+    kv_block: Annotated[int, at_least(1)] | None = None
     """Rows of keys and values in a block of the backend `xla`; null as for `query_block`."""

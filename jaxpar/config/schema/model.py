@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from jaxpar.config.bounds import BELOW_ONE, LAYERS, POSITIVE, WIDTH, at_least
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.mappings.rope import RopeConfig
@@ -31,7 +32,7 @@ class ModelConfig:
 
     preset: str | None = None
     """Name of a published model to start from (`llama3-8b`, `gpt2-124m`, ...)."""
-    layers: int = 4
+    layers: Annotated[int, at_least(1, LAYERS)] = 4
     """Number of decoder layers."""
     kinds: dict[str, dict[str, _Value | dict[str, _Value]]] = field(default_factory=dict, hash=False)
     """Kinds of layers by name, each with the keys of `model` in which it differs: `{local: {window: 512}, global: {}}`.
@@ -39,19 +40,19 @@ class ModelConfig:
     pattern: Pattern | None = None
     """The kind of each layer: `{prefix: [...], unit: [...], suffix: [...]}`, lists of names of `model.kinds`; the
     unit repeats until there are `model.layers` layers. Null is for a model without kinds."""
-    embed: int = 256
+    embed: Annotated[int, at_least(1, WIDTH)] = 256
     """Width of the residual stream."""
-    heads: int = 8
+    heads: Annotated[int, at_least(1, WIDTH)] = 8
     """Query heads."""
-    kv_heads: int | None = None
+    kv_heads: Annotated[int, at_least(1, WIDTH)] | None = None
     """Key and value heads (grouped-query attention); null means as many as `heads`."""
-    head_dim: int | None = None
+    head_dim: Annotated[int, at_least(1, WIDTH)] | None = None
     """Width of one head; null means `embed / heads`."""
-    mlp: int = 1024
+    mlp: Annotated[int, at_least(1, WIDTH)] = 1024
     """Hidden width of the feed-forward layer."""
-    vocab: int | None = None
+    vocab: Annotated[int, at_least(1)] | None = None
     """Vocabulary size; null takes it from the data source."""
-    vocab_multiple: int = 128
+    vocab_multiple: Annotated[int, at_least(1, WIDTH)] = 128
     """The vocabulary is padded to this multiple, on every mesh alike, so that weights do not depend on the layout."""
     input: Annotated[str, INPUTS] = "tokens"
     """The block before the first layer, which makes the residual stream from the fields of a batch that it reads
@@ -62,12 +63,12 @@ class ModelConfig:
     norm_placement: Literal["pre", "post", "sandwich"] = "pre"
     """Whether attention and the feed-forward layer have a norm on their input (`pre`), on their output before it is
     added to the residual stream (`post`: OLMo 2), or on both (`sandwich`: Gemma 2 and 3)."""
-    norm_epsilon: float = 1e-5
+    norm_epsilon: Annotated[float, POSITIVE] = 1e-5
     """Added to the mean square (or variance) inside the normalisation."""
     position: Literal["rope", "learned", "none"] = "rope"
     """Rotary embeddings of queries and keys (`rope`), a table added to the token embeddings (`learned`), or nothing but
     the causal mask (`none`: every fourth layer of SmolLM3)."""
-    max_positions: int = 1024
+    max_positions: Annotated[int, at_least(1)] = 1024
     """Rows of the learned position table; rotary embeddings do not use it."""
     rope: RopeConfig = field(default_factory=RopeConfig)
     """Rotary embeddings."""
@@ -76,7 +77,7 @@ class ModelConfig:
     (`projection`: OLMo 2)."""
     attention_bias: bool | Literal["qkv"] = False
     """Biases on the four projections of attention, or on those of queries, keys and values alone (`qkv`: Qwen 2.5)."""
-    attention_scale: float | None = None
+    attention_scale: Annotated[float, POSITIVE] | None = None
     """Factor of the attention scores; null means one over the root of the width of queries and keys, with latent
     attention times the square of what `rope.mscale_all_dim` makes of `rope.factor` (`yarn`)."""
     mixer: Annotated[str, MIXERS] = "attention"
@@ -100,19 +101,19 @@ class ModelConfig:
     """Use the token embedding as the output head."""
     embedding_scale: bool = False
     """Multiply token embeddings by `sqrt(embed)` (Gemma)."""
-    window: int | None = None
+    window: Annotated[int, at_least(1)] | None = None
     """Sliding-window attention: a token sees itself and the `window - 1` tokens before it; null means no limit."""
-    logit_softcap: float | None = None
+    logit_softcap: Annotated[float, POSITIVE] | None = None
     """Cap of the output logits: `c * tanh(x / c)`; null means none."""
-    attention_softcap: float | None = None
+    attention_softcap: Annotated[float, POSITIVE] | None = None
     """Cap of the attention scores: `c * tanh(x / c)`; null means none."""
-    dropout: float = 0.0
+    dropout: Annotated[float, BELOW_ONE] = 0.0
     """Dropout after the embedding, attention and feed-forward layer; a function of the global token index, so the same
     on every layout."""
-    init_scale: float = 0.02
+    init_scale: Annotated[float, POSITIVE] = 0.02
     """Standard deviation of the initial weights; that of projections back into the residual stream is also divided by
     `sqrt(2 * layers)`."""
-    z_loss: float = 0.0
+    z_loss: Annotated[float, at_least(0, 1e30)] = 0.0
     """Weight of `logsumexp(logits)^2`, which keeps the logits from drifting."""
 
 
@@ -121,9 +122,9 @@ class LoraConfig:
     """Low-rank adaptation (LoRA, arXiv:2106.09685): the weights of `run.init_from` are frozen, and each target matrix W
     gets two trained factors, so that its product is `x W + alpha / rank * (x A) B`."""
 
-    rank: int | None = None
+    rank: Annotated[int, at_least(1, WIDTH)] | None = None
     """Columns of A and rows of B; null trains all weights, without factors."""
-    alpha: float = 16.0
+    alpha: Annotated[float, POSITIVE] = 16.0
     """Weight of the factors, which is divided by `rank`."""
     targets: tuple[str, ...] | None = None
     """The layers' matrices that get factors: some of `query`, `key`, `value`, `output`, `gate`, `up`, `down`; null is

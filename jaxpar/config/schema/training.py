@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
+from jaxpar.config.bounds import BELOW_HALF, BETWEEN, POSITIVE, ROWS, SEQUENCE, SHARE, WIDTH, at_least
 from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES, OPTIMIZERS
 
 
@@ -15,10 +16,10 @@ class LossConfig:
     name: Annotated[str, OBJECTIVES] = "cross_entropy"
     """`cross_entropy` of each token that counts, or direct preference optimization (`dpo`, arXiv:2305.18290) of pairs
     of answers, of which one was chosen and the other rejected: `python -m jaxpar.prepare --format preference`."""
-    beta: float = 0.1
+    beta: Annotated[float, POSITIVE] = 0.1
     """Weight under `dpo` of a log-probability relative to the reference's; a smaller beta lets the model move further
     away from the reference."""
-    label_smoothing: float = 0.0
+    label_smoothing: Annotated[float, BELOW_HALF] = 0.0
     """Probability that a pair is labelled the wrong way round (conservative `dpo`)."""
     reference: str | None = None
     """Model that `dpo` compares the trained one with, a folder as in `run.init_from`; null means the model of
@@ -34,26 +35,26 @@ class OptimizerConfig:
     one moment instead of two; or `adafactor`, which keeps means of rows and columns instead of moments."""
     options: dict[str, object] = field(default_factory=dict, hash=False)
     """Settings of the update rule that `name` names; each can be set by itself, as `optimizer.options.beta2`."""
-    learning_rate: float = 3e-4
+    learning_rate: Annotated[float, at_least(0, 1e30)] = 3e-4
     """Peak learning rate, under Muon of all but the layers' matrices. Lion needs one 3 to 10 times smaller than
     AdamW's, and a weight decay that is larger by the same factor."""
-    weight_decay: float = 0.1
+    weight_decay: Annotated[float, at_least(0, 1e30)] = 0.1
     """Decoupled weight decay of matrices and embeddings; norms and biases have none."""
-    clip_norm: float | None = 1.0
+    clip_norm: Annotated[float, POSITIVE] | None = 1.0
     """Largest global norm of the gradient; null turns clipping off."""
     schedule: Literal["cosine", "linear", "wsd", "constant"] = "cosine"
     """Shape of the learning rate after warm-up; `wsd` is flat, then falls over the last `decay_fraction`."""
-    warmup_steps: int = 100
+    warmup_steps: Annotated[int, at_least(0)] = 100
     """Steps of linear warm-up from 0."""
-    decay_steps: int | None = None
+    decay_steps: Annotated[int, at_least(1)] | None = None
     """Step at which the schedule ends; null means `run.steps`."""
-    decay_fraction: float = 0.2
+    decay_fraction: Annotated[float, SHARE] = 0.2
     """Share of the schedule over which `wsd` falls."""
-    final_fraction: float = 0.1
+    final_fraction: Annotated[float, SHARE] = 0.1
     """Learning rate at the end of the schedule, as a fraction of the peak."""
-    matrix_learning_rate: float = 0.02
+    matrix_learning_rate: Annotated[float, at_least(0, 1e30)] = 0.02
     """Peak learning rate of the layers' matrices under Muon; it follows the same schedule."""
-    ema: float | None = None
+    ema: Annotated[float, BETWEEN] | None = None
     """Decay of an exponential moving average of the weights, for example 0.999; null keeps none. It takes 4 bytes a
     parameter, is sharded like the moments, and is saved with them; `evaluation.ema` uses it."""
 
@@ -72,20 +73,20 @@ class DataConfig:
     when a run is continued."""
     heldout_path: str | None = None
     """Token folder (or file) to evaluate on; null means the held-out part of the folders, and nothing for a file."""
-    separator: int | None = None
+    separator: Annotated[int, at_least(0)] | None = None
     """Token that ends a document in a file of tokens; null means that the file is one document."""
-    sequence_length: int = 1024
+    sequence_length: Annotated[int, at_least(1, SEQUENCE)] = 1024
     """Tokens per row."""
     long_conversations: Literal["drop", "truncate_start", "truncate_end"] = "drop"
     """Treatment of a conversation of more than `sequence_length` tokens: leave it out, or cut off its beginning or its
     end."""
-    batch_size: int = 8
+    batch_size: Annotated[int, at_least(1, ROWS)] = 8
     """Rows per optimizer step, over all devices and microbatches."""
     routing: str | None = None
     """Folder with a file for each batch of what routers use in place of their own choices; null lets them choose."""
     packed: bool = True
     """Separate documents that share a row: attention does not cross them and positions restart."""
-    prefetch: int = 2
+    prefetch: Annotated[int, at_least(0, 1024)] = 2
     """Batches prepared ahead of the step that uses them."""
 
 
@@ -93,11 +94,11 @@ class DataConfig:
 class EvaluationConfig:
     """Loss on held-out data, and a sample at the end."""
 
-    every: int = 0
+    every: Annotated[int, at_least(0)] = 0
     """Steps between evaluations; 0 evaluates at the end only."""
-    batches: int = 8
+    batches: Annotated[int, at_least(0, WIDTH)] = 8
     """Batches per evaluation, always the same ones; 0 turns evaluation off."""
-    sample_tokens: int = 0
+    sample_tokens: Annotated[int, at_least(0, 2**20)] = 0
     """Tokens to generate from a held-out prompt at the end; 0 means none."""
     ema: bool = False
     """Evaluate and sample with the moving average of the weights (`optimizer.ema`) instead of the weights."""

@@ -7,7 +7,6 @@ Clusters are those of a rank's tokens; evaluation and generation send each token
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from math import ceil
 from typing import NamedTuple, Protocol
@@ -18,24 +17,12 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxpar.config.mappings.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import Clustering, ExpertsConfig
 from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.layers.declaration.activations import ALWAYS_SAVED
 from jaxpar.layers.experts.routing import NO_EXPERT, Routing
 from jaxpar.layers.experts.rows import NONE, collect, spread
 from jaxpar.runtime.passes import Report
-
-
-@dataclass(frozen=True)
-class Clustering:
-    """The mapping `model.experts.clusters`."""
-
-    share: float
-    """Rows that are sent to experts, as a share of the choices of a rank's tokens."""
-    hashes: int = 6
-    """Hashes in which tokens that are sent as one are equal, where there are enough rows."""
-    residual: float = 1.0
-    """Factor of a token's difference from the mean that is sent for it."""
 
 
 @lru_cache(maxsize=1000)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -12,14 +11,15 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxpar.config.mappings.experts import ExpertsConfig
+from jaxpar.config.mappings.experts import ExpertsConfig, router_options
+from jaxpar.config.mappings.routers import Annealed, Biased, Forced, Groups, InGroups, Scaled
+from jaxpar.config.parts import NoOptions
 from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.layers.experts.assignment import balanced, chosen_by_experts
 from jaxpar.layers.experts.losses import balance_loss, gshard_loss, importance_and_load_loss, sam_loss
 from jaxpar.layers.experts.routing import (
     NO_EXPERT,
     Logits,
-    Plain,
     Router,
     RouterState,
     Routing,
@@ -28,61 +28,6 @@ from jaxpar.layers.experts.routing import (
     ones_at,
     selected,
 )
-
-
-@dataclass(frozen=True)
-class InGroups:
-    """Neighbouring experts in groups, of which a token uses some; null means that it may use any."""
-
-    groups: int | None = None
-    groups_per_token: int | None = None
-
-
-@dataclass(frozen=True)
-class Scaled(InGroups):
-    """And a factor of the weights."""
-
-    scale: float = 1.0
-
-
-@dataclass(frozen=True)
-class Biased(Scaled):
-    """And the step by which each update moves the biases towards an equal load."""
-
-    bias_rate: float = 0.001
-
-
-@dataclass(frozen=True)
-class Cosine(Scaled):
-    """And the width in which tokens and experts are compared; null means half of `count`."""
-
-    projection: int | None = None
-
-
-@dataclass(frozen=True)
-class Groups:
-    """The number of groups of neighbouring experts."""
-
-    groups: int
-
-
-@dataclass(frozen=True)
-class Annealed:
-    """Temperatures at the first step, and after `anneal_steps` and in evaluations; the share of the weights from which
-    an expert is used."""
-
-    temperature: float = 2.0
-    last_temperature: float = 0.3
-    anneal_steps: int = 1000
-    threshold: float = 0.001
-
-
-@dataclass(frozen=True)
-class Forced:
-    """Leave to let a token's experts depend on later tokens."""
-
-    force: bool = False
-
 
 HIDDEN = -1e30
 """Stands for minus infinity, without NaN in derivatives."""
@@ -104,7 +49,7 @@ def top_k_softmax(logits: Logits, state: RouterState, experts: ExpertsConfig, op
     return Routing(indices, weights, {"probabilities": jax.nn.softmax(logits)})
 
 
-def gshard(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Plain) -> Routing:
+def gshard(logits: Logits, state: RouterState, experts: ExpertsConfig, options: NoOptions) -> Routing:
     """The two largest probabilities, divided by their sum (GShard, arXiv:2006.16668, algorithm 1). Both experts are
     always used: the paper leaves the second out at random to save room, and here no token is dropped."""
     probabilities = jax.nn.softmax(logits)
@@ -114,7 +59,7 @@ def gshard(logits: Logits, state: RouterState, experts: ExpertsConfig, options: 
     return Routing(indices, gates / gates.sum(-1, keepdims=True), {"probabilities": probabilities, "first": first})
 
 
-def noisy_top_k(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Plain) -> Routing:
+def noisy_top_k(logits: Logits, state: RouterState, experts: ExpertsConfig, options: NoOptions) -> Routing:
     """Noise of a learned deviation is added before the k largest logits are chosen (arXiv:1701.06538, section 2.1).
 
     `load` is the probability that an expert is among the k largest if its own noise is drawn again.
@@ -145,7 +90,7 @@ def sigmoid(logits: Logits, state: RouterState, experts: ExpertsConfig, options:
     return Routing(indices, options.scale * weights, {"probabilities": jax.nn.softmax(logarithms)})
 
 
-def k_top_1(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Plain) -> Routing:
+def k_top_1(logits: Logits, state: RouterState, experts: ExpertsConfig, options: NoOptions) -> Routing:
     """Experts stand in k groups, each with a softmax of its own whose largest probability is chosen (M6-T,
     arXiv:2105.15082, section 3.1)."""
     groups = logits.reshape(len(logits), experts.per_token, -1)
@@ -156,7 +101,7 @@ def k_top_1(logits: Logits, state: RouterState, experts: ExpertsConfig, options:
     return Routing(indices, chosen(flat, indices), {"probabilities": flat / experts.per_token})
 
 
-def hashed(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Plain) -> Routing:
+def hashed(logits: Logits, state: RouterState, experts: ExpertsConfig, options: NoOptions) -> Routing:
     """A fixed function of the token chooses each expert, with equal weights (hash layers, arXiv:2106.04426).
 
     The experts of a token are neighbours from a hash on, so that they differ.
@@ -201,7 +146,7 @@ def dense_to_sparse(logits: Logits, state: RouterState, experts: ExpertsConfig, 
     return Routing(_used(used), gates, {"probabilities": gates})
 
 
-def base(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Plain) -> Routing:
+def base(logits: Logits, state: RouterState, experts: ExpertsConfig, options: NoOptions) -> Routing:
     """In training every expert gets equally many tokens of the microbatch, such that the sum of their logits is the
     largest; else a token's largest logit is chosen. The weight is its sigmoid (BASE layers, arXiv:2103.16716)."""
     if state.train and state.given is None:
@@ -256,23 +201,21 @@ def entropy(logits: Logits) -> Float[Array, " tokens"]:
 
 
 ROUTERS: dict[str, Router] = {
-    "softmax_top_k": Router(softmax_top_k, balance_loss, options=Scaled),
-    "top_k_softmax": Router(top_k_softmax, balance_loss, options=InGroups, normalised=True),
-    "switch": Router(softmax_top_k, balance_loss, options=Scaled, per_token=1),
+    "softmax_top_k": Router(softmax_top_k, balance_loss),
+    "top_k_softmax": Router(top_k_softmax, balance_loss, normalised=True),
+    "switch": Router(softmax_top_k, balance_loss, per_token=1),
     "gshard": Router(gshard, gshard_loss, per_token=2, by_row=False),
     "noisy_top_k": Router(
         noisy_top_k, importance_and_load_loss, noise=True, draw=jax.random.normal, by_row=False, normalised=True
     ),
-    "sigmoid": Router(sigmoid, balance_loss, bias=True, options=Biased, normalised=True),
+    "sigmoid": Router(sigmoid, balance_loss, bias=True, normalised=True),
     "k_top_1": Router(k_top_1, balance_loss),
     "hash": Router(hashed, None, ids=True, learned=False, by_row=False),
-    "sam": Router(sam, sam_loss, options=Groups, by_row=False),
-    "cosine": Router(softmax_top_k, balance_loss, cosine=True, options=Cosine),
-    "dense_to_sparse": Router(
-        dense_to_sparse, balance_loss, draw=jax.random.gumbel, anneals=True, all_experts=True, options=Annealed
-    ),
+    "sam": Router(sam, sam_loss, by_row=False),
+    "cosine": Router(softmax_top_k, balance_loss, cosine=True),
+    "dense_to_sparse": Router(dense_to_sparse, balance_loss, draw=jax.random.gumbel, anneals=True, all_experts=True),
     "base": Router(base, None, ordered=True, per_token=1, by_row=False),
-    "expert_choice": Router(expert_choice, None, ordered=True, all_experts=True, options=Forced, by_row=False),
+    "expert_choice": Router(expert_choice, None, ordered=True, all_experts=True, by_row=False),
 }
 """By name; `jaxpar.config.parts.ROUTERS` lists the names.
 `switch` is `softmax_top_k` of one expert (arXiv:2101.03961), and `cosine` of other logits (X-MoE, arXiv:2204.09179)."""
@@ -281,8 +224,7 @@ ROUTERS: dict[str, Router] = {
 @lru_cache(maxsize=1000)
 def options_of(experts: ExpertsConfig, key: str = "model.experts") -> Any:
     """`router_options` as the dataclass of the router; raises `UserError` for a wrong name or type."""
-    kind = ROUTERS[experts.router]
-    return record_from_plain(kind.options, experts.router_options, f"{key}.router_options")
+    return record_from_plain(router_options(experts.router), experts.router_options, f"{key}.router_options")
 
 
 def groups_of(experts: ExpertsConfig) -> tuple[int, int]:

@@ -76,16 +76,11 @@ type Loss = Callable[[Sums], Float[Array, ""]]
 
 
 @dataclass(frozen=True)
-class Plain:
-    """No options."""
-
-
-@dataclass(frozen=True)
 class Router:
     """An entry of the registry."""
 
     route: Callable[[Logits, RouterState, ExpertsConfig, Any], Routing]
-    """The last argument are its `options`."""
+    """The last argument are its options, a record of `jaxpar.config.mappings.routers`."""
     loss: Loss | None
     """The loss that `balance_loss` weighs; None for routers that balance otherwise."""
     bias: bool = False
@@ -106,8 +101,6 @@ class Router:
     """Whether a token may use all experts, so that `Routing.indices` has a column for each."""
     learned: bool = True
     """Whether it uses its logits."""
-    options: type = Plain
-    """The dataclass of `model.experts.router_options`."""
     per_token: int | None = None
     """Experts that it chooses for a token, where it is always the same number."""
     by_row: bool = True

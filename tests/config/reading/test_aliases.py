@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from jaxpar.config import UserError, load_config
-from jaxpar.config.parts import OPTIMIZERS
+from jaxpar.config.mappings.experts import Clustering, router_options
+from jaxpar.config.parts import OPTIMIZERS, ROUTERS
 from jaxpar.config.reading.aliases import ALIASES, MOVED, REMOVED, known_elsewhere
 from jaxpar.config.reading.options import OPTIONS, record_of
 from jaxpar.config.reading.sections import SECTIONS, keys_of
-from jaxpar.layers.experts.clusters import Clustering
-from jaxpar.layers.experts.routers import ROUTERS
 from tests.sentences import refused
 
 OURS = {f"{section}.{key}" for section in SECTIONS for key in keys_of(section)}
@@ -64,7 +63,7 @@ def test_a_key_of_another_system_or_section_or_spelling_gets_its_hint(tmp_path: 
 
 def typed_keys() -> set[str]:
     """The keys of mappings whose members stand beside what reads them."""
-    options = {f"model.experts.router_options.{one.name}" for kind in ROUTERS.values() for one in fields(kind.options)}
+    options = {f"model.experts.router_options.{one.name}" for kind in ROUTERS for one in fields(router_options(kind))}
     options |= {f"{OPTIONS}.{one.name}" for name in OPTIMIZERS for one in fields(record_of(name))}
     return options | {f"model.experts.clusters.{one.name}" for one in fields(Clustering)}
 
@@ -109,6 +108,45 @@ def test_all_mistakes_of_a_file_are_reported_at_once_each_with_its_line(tmp_path
     ]
     for line, (place, *parts) in zip(str(refusal.value).splitlines(), wanted, strict=True):
         assert line.startswith(f"{file}{place}") and all(part in line for part in parts), line
+
+
+@pytest.mark.parametrize(
+    ("text", "parts"),
+    [
+        (
+            "optimizer:\n  name: muon\n  options: {momentums: 0.9}\n",
+            (":3: optimizer.options:", "momentums", " momentum?"),
+        ),
+        ("optimizer:\n  options:\n    beta1: fast\n", (":2: optimizer.options.beta1:", "a number", "got 'fast'")),
+        ("optimizer: {options: {beta2: 1.5}}\n", (":1: optimizer.options.beta2:", "from 0 to below 1", "got 1.5")),
+        (
+            "model:\n  layers: 2\n  experts: {count: 8, router: sigmoid, router_options: {bias_rat: 1}}\n",
+            (":3: model.experts.router_options:", "bias_rat", " bias_rate?"),
+        ),
+        (
+            "model:\n  experts: {count: 8, router: sam, router_options: {groups: 0}}\n",
+            (":2: model.experts.router_options.groups:", "at least 1", "got 0"),
+        ),
+        (
+            "model:\n  experts: {count: 8, clusters: {shares: 0.5}}\n",
+            (":2: model.experts.clusters:", "shares", " share?"),
+        ),
+        ("precision:\n  matmul_options: {history: 0}\n", (":2: precision.matmul_options.history:", "at least 1")),
+        ("run:\n  steps: 0\n", (":2: run.steps:", "at least 1", "got 0")),
+    ],
+)
+def test_a_mistake_in_a_mapping_that_another_key_decides_has_its_line_too(tmp_path: Path, text: str, parts):
+    file = tmp_path / "run.yaml"
+    file.write_text(text)
+    with refused(f"{file}{parts[0]}", *parts[1:]):
+        load_config(file)
+
+
+def test_an_override_may_name_the_optimizer_whose_options_a_file_has(tmp_path: Path):
+    file = tmp_path / "run.yaml"
+    file.write_text("optimizer: {options: {momentum: 0.5}}\n")
+    optimizer = load_config(file, ["optimizer.name=muon"]).optimizer
+    assert (optimizer.name, optimizer.options) == ("muon", {"momentum": 0.5})
 
 
 def test_of_many_mistakes_the_first_are_reported_and_the_others_counted(tmp_path: Path):

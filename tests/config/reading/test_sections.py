@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import is_dataclass
-from typing import Annotated, Any, Literal, get_args, get_origin
+from types import UnionType
+from typing import Any, Union, get_args, get_origin
 
 import pytest
 from hypothesis import Phase, given, settings
@@ -19,27 +20,24 @@ from jaxpar.config import (
     config_to_yaml,
     load_config,
 )
+from jaxpar.config.bounds import Bound
 from jaxpar.config.mappings.overlap import OFF, OverlapConfig
+from jaxpar.config.parts import MembersOf
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.sections import SECTIONS
-from jaxpar.config.reading.typed import field_types
+from jaxpar.config.reading.typed import beside_type, field_types, plain_type
 from jaxpar.layout.checks.validate import validate
 from tests.sentences import refused
 
 _PLAIN: dict[Any, st.SearchStrategy] = {
-    int: st.integers(-(10**12), 10**12),
-    int | None: st.none() | st.integers(-(10**12), 10**12),
-    int | Literal["auto"]: st.just("auto") | st.integers(-(10**12), 10**12),
-    float: st.floats(allow_nan=False, allow_infinity=False),
+    int: st.integers(1, 64) | st.integers(-(10**12), 10**12),
+    float: st.floats(0, 1) | st.floats(allow_nan=False, allow_infinity=False),
     str: st.text(max_size=8),
-    str | None: st.none() | st.text(max_size=8),
-    float | None: st.none() | st.floats(allow_nan=False, allow_infinity=False),
-    dict[str, float] | None: st.none()
-    | st.dictionaries(st.text(max_size=8), st.floats(allow_nan=False, allow_infinity=False), max_size=3),
+    type(None): st.none(),
+    dict[str, float]: st.dictionaries(
+        st.text(max_size=8), st.floats(allow_nan=False, allow_infinity=False), max_size=3
+    ),
 }
-_PLAIN[dict[str, object]] = st.dictionaries(
-    st.text(max_size=8), st.booleans() | _PLAIN[int] | _PLAIN[str] | _PLAIN[float], max_size=3
-)
 
 
 def _values(section: str, key: str, annotation: Any) -> st.SearchStrategy:
@@ -55,12 +53,19 @@ def _values(section: str, key: str, annotation: Any) -> st.SearchStrategy:
         return st.sampled_from(["none", "full", "auto"]) | named | st.lists(named, max_size=3).map(tuple)
     if (section, key) == ("model", "low_rank"):
         return st.dictionaries(st.text(max_size=8), _PLAIN[int], max_size=3)
-    for record in (annotation, *get_args(annotation)):
-        if is_dataclass(record):
-            made = _records(key, record)
-            return st.none() | made if type(None) in get_args(annotation) else made
-    if get_origin(annotation) is Annotated:
-        return st.sampled_from(sorted(get_args(annotation)[1]))
+    if (section, key) == ("optimizer", "options"):
+        return st.fixed_dictionaries({}, optional={"beta1": st.floats(0, 0.999), "epsilon": st.floats(1e-12, 1)})
+    if get_origin(annotation) in (Union, UnionType):
+        return st.one_of([_values(section, key, member) for member in get_args(annotation)])
+    beside, annotation = beside_type(annotation), plain_type(annotation)
+    if isinstance(beside, Bound):
+        return _PLAIN[annotation].filter(lambda number: beside.refusal(number) is None)
+    if isinstance(beside, MembersOf):
+        return st.just({})
+    if beside is not None:
+        return st.sampled_from(sorted(beside))
+    if is_dataclass(annotation):
+        return _records(key, annotation)
     return _PLAIN[annotation] if annotation in _PLAIN else st.from_type(annotation)
 
 

@@ -1,0 +1,62 @@
+"""The mapping `model.experts.router_options`: settings of each router."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from jaxpar.config.bounds import SHARE, WIDTH, at_least
+
+
+@dataclass(frozen=True)
+class InGroups:
+    """Neighbouring experts in groups, of which a token uses some; null means that it may use any."""
+
+    groups: Annotated[int, at_least(1)] | None = None
+    groups_per_token: Annotated[int, at_least(1)] | None = None
+
+
+@dataclass(frozen=True)
+class Scaled(InGroups):
+    """And a factor of the weights."""
+
+    scale: Annotated[float, at_least(0, 1e30)] = 1.0
+
+
+@dataclass(frozen=True)
+class Biased(Scaled):
+    """And the step by which each update moves the biases towards an equal load."""
+
+    bias_rate: Annotated[float, at_least(0, 1e30)] = 0.001
+
+
+@dataclass(frozen=True)
+class Cosine(Scaled):
+    """And the width in which tokens and experts are compared; null means half of `count`."""
+
+    projection: Annotated[int, at_least(1, WIDTH)] | None = None
+
+
+@dataclass(frozen=True)
+class Groups:
+    """The number of groups of neighbouring experts."""
+
+    groups: Annotated[int, at_least(1)]
+
+
+@dataclass(frozen=True)
+class Annealed:
+    """Temperatures at the first step, and after `anneal_steps` and in evaluations; the share of the weights from which
+    an expert is used."""
+
+    temperature: Annotated[float, at_least(1e-6, 1e30)] = 2.0
+    last_temperature: Annotated[float, at_least(1e-6, 1e30)] = 0.3
+    anneal_steps: Annotated[int, at_least(1)] = 1000
+    threshold: Annotated[float, SHARE] = 0.001
+
+
+@dataclass(frozen=True)
+class Forced:
+    """Leave to let a token's experts depend on later tokens."""
+
+    force: bool = False
