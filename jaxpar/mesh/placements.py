@@ -28,16 +28,19 @@ weight's optimizer state.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property, reduce
 from math import prod
 
 import jax
 from jax.sharding import PartitionSpec
+from jax.tree_util import KeyPath
 
 from jaxpar.config.plan import AxisSizes, Dtypes
 from jaxpar.mesh.axes import AXES, SHARD_AXES
 from jaxpar.mesh.layer_order import LAYERS
-from jaxpar.mesh.parameters import Nested, ParamSpec, Partitions, Specs, map_specs
+from jaxpar.mesh.parameters import ModelTree, Nested, ParamSpec, Partitions, Specs, map_specs, only
 from jaxpar.mesh.quantized.transport import EXACT, Transport, secondary_ranks
 from jaxpar.mesh.rules import Rules, axes_of_dim, mesh_axes_of, partition
 
@@ -52,6 +55,21 @@ REPLICAS = ("replica",)
 
 
 @dataclass(frozen=True)
+class WeightPlacement:
+    """The partitions of one weight in its four roles. A leaf of trees."""
+
+    shape: tuple[int, ...]
+    """Global shape."""
+    compute: PartitionSpec
+    storage: PartitionSpec
+    gradient: PartitionSpec
+    optimizer: PartitionSpec
+    """That of `storage` for a frozen weight."""
+    transport: Transport
+    """How the weight and its gradient travel from one to the other."""
+
+
+@dataclass(frozen=True)
 class Placement:
     """The partition of every weight in one role, and the dtype it has there."""
 
@@ -62,15 +80,36 @@ class Placement:
 
 @dataclass(frozen=True)
 class Placements:
-    """The four roles of a weight."""
+    """The four roles of all weights."""
 
-    compute: Placement
-    storage: Placement
-    gradient: Placement
-    optimizer: Placement
-    """Of a frozen weight, its layout in `storage`."""
-    transports: Nested[Transport]
-    """How each weight and its gradient travel from one to the other."""
+    weights: ModelTree[WeightPlacement]
+    dtypes: Dtypes
+
+    @cached_property
+    def compute(self) -> Placement:
+        """As weights are multiplied."""
+        return Placement(jax.tree.map(lambda weight: weight.compute, self.weights), self.dtypes.compute)
+
+    @cached_property
+    def storage(self) -> Placement:
+        """As weights are stored during a step."""
+        return Placement(jax.tree.map(lambda weight: weight.storage, self.weights), self.dtypes.storage)
+
+    @cached_property
+    def gradient(self) -> Placement:
+        """As gradients accumulate."""
+        return Placement(jax.tree.map(lambda weight: weight.gradient, self.weights), self.dtypes.gradient)
+
+    @cached_property
+    def optimizer(self) -> Placement:
+        """As master weights and optimizer state are between steps."""
+        return Placement(jax.tree.map(lambda weight: weight.optimizer, self.weights), self.dtypes.master)
+
+    def of(self, part: str | tuple[str, ...], like: Nested[object] | None = None) -> Nested[WeightPlacement]:
+        """The placements of the weights of a part of the model, named by its path; of those that `like` has, if any."""
+        path = (part,) if isinstance(part, str) else part
+        placed = reduce(lambda tree, name: tree[name], path, self.weights)
+        return placed if like is None else only(placed, like)
 
 
 def place(
@@ -88,36 +127,45 @@ def place(
     `over_replicas` splits the optimizer placement over replicas. `transport` is how the large matrices travel.
     """
     assert zero or not over_replicas, "under ZeRO-0 the optimizer placement is that of compute"
-    compute = map_specs(lambda spec: partition(spec, rules), specs)
-    sharded = map_specs(lambda spec: partition(spec, _shard(spec, rules, sizes)), specs)
-    # A pipeline uses its ends in most ticks, and every layer once per microbatch: see the module.
-    ends = sharded if sizes.pipe == 1 else compute
-    storage = {**ends, LAYERS: sharded[LAYERS]} if LAYERS in sharded else ends
-    gradient = storage if zero >= 3 else ends
-    stored = storage if zero >= 3 else compute
-    # Nothing updates a frozen weight: it stays as it is stored, and no step gathers it from elsewhere.
-    own = map_specs(lambda spec: partition(spec, _shard(spec, rules, sizes, over_replicas)), specs)
-    updated = map_specs(lambda spec, own, stored: own if spec.trained else stored, specs, own, stored)
-    accumulated, updated = gradient if zero >= 2 else compute, updated if zero >= 1 else compute
 
-    def transport_of(spec: ParamSpec, *roles: PartitionSpec) -> Transport:
-        early = tuple(axis for axis in transport.early if axis in _summed_early(spec, *roles))
-        scattered = added_dim(*roles[1:]) if early else None
-        dim = scattered[0] - len(spec.shape) if scattered else None
-        rows = transport.rows and spec.axes[-1] == "embed" and spec.axes[0] in TABLES
-        return _transport(spec, rules, sizes, replace(transport, rows=rows, early=early, early_dim=dim))
+    def one(path: KeyPath, spec: ParamSpec) -> WeightPlacement:
+        compute = partition(spec, rules)
+        sharded = partition(spec, _shard(spec, rules, sizes))
+        # A pipeline uses its ends in most ticks, and every layer once per microbatch: see the module.
+        inside = sizes.pipe == 1 or getattr(path[0], "key", None) == LAYERS
+        storage = sharded if zero >= 3 and inside else compute
+        gradient = storage if zero != 2 else sharded if sizes.pipe == 1 else compute
+        updated = partition(spec, _shard(spec, rules, sizes, over_replicas)) if zero >= 1 else compute
+        # Nothing updates a frozen weight: it stays as it is stored, and no step gathers it from elsewhere.
+        roles = compute, storage, gradient, updated if spec.trained else storage
+        return WeightPlacement(spec.shape, *roles, _transport(spec, rules, sizes, transport, roles))
 
-    return Placements(
-        compute=Placement(compute, dtypes.compute),
-        storage=Placement(stored, dtypes.storage),
-        gradient=Placement(accumulated, dtypes.gradient),
-        optimizer=Placement(updated, dtypes.master),
-        transports=map_specs(transport_of, specs, compute, accumulated, updated),
+    weights = jax.tree_util.tree_map_with_path(one, specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
+    return Placements(weights, dtypes)
+
+
+type _Roles = tuple[PartitionSpec, PartitionSpec, PartitionSpec, PartitionSpec]
+"""Partitions in compute, storage, gradient and optimizer placement."""
+
+
+def _transport(spec: ParamSpec, rules: Rules, sizes: AxisSizes, transport: Transport, roles: _Roles) -> Transport:
+    """How a weight travels: a secondary shard of a routed matrix has the neighbours that share it."""
+    claimed = {axis for name in spec.axes for axis in getattr(rules, name)}
+    secondary = secondary_ranks(transport.secondary, dict(sizes), claimed)
+    assert secondary is not None, "neighbours that are whole ranks of an axis"
+    early = tuple(axis for axis in transport.early if axis in _summed_early(spec, *roles))
+    scattered = added_dim(roles[2], roles[3]) if early else None
+    return replace(
+        transport if may_be_quantised(spec) else transport.exact,
+        secondary=secondary,
+        rows=transport.rows and spec.axes[-1] == "embed" and spec.axes[0] in TABLES,
+        early=early,
+        early_dim=scattered[0] - len(spec.shape) if scattered else None,
     )
 
 
 def _summed_early(
-    spec: ParamSpec, compute: PartitionSpec, gradient: PartitionSpec, optimizer: PartitionSpec
+    spec: ParamSpec, compute: PartitionSpec, _: PartitionSpec, gradient: PartitionSpec, optimizer: PartitionSpec
 ) -> tuple[str, ...]:
     """Axes over which a matrix is summed once a step, and keeps its shape or is scattered over these alone; of others
     the messages are small."""
@@ -127,14 +175,6 @@ def _summed_early(
         return pending[1] if pending[1] == REPLICAS else ()
     scattered = added_dim(compute, optimizer)
     return tuple(axis for axis in unreduced_axes(compute) if scattered is None or axis not in scattered[1])
-
-
-def _transport(spec: ParamSpec, rules: Rules, sizes: AxisSizes, transport: Transport) -> Transport:
-    """How a weight travels: a secondary shard of a routed matrix has the neighbours that share it."""
-    claimed = {axis for name in spec.axes for axis in getattr(rules, name)}
-    secondary = secondary_ranks(transport.secondary, dict(sizes), claimed)
-    assert secondary is not None, "neighbours that are whole ranks of an axis"
-    return replace(transport if may_be_quantised(spec) else transport.exact, secondary=secondary)
 
 
 def may_be_quantised(spec: ParamSpec) -> bool:
@@ -175,7 +215,7 @@ def one_message_each(axes: tuple[str, ...]) -> tuple[tuple[str, ...], ...]:
     """The axes of each message of a gradient that is scattered over `axes`, in order: inside the replicas first, which
     leaves little to send between them. Weights are gathered in the reverse order."""
     inside = tuple(axis for axis in axes if axis not in REPLICAS)
-    return tuple(own for own in (inside, tuple(axis for axis in axes if axis in REPLICAS)) if own)
+    return tuple(message for message in (inside, axes[len(inside) :]) if message)
 
 
 def added_dim(outer: PartitionSpec, inner: PartitionSpec) -> tuple[int, tuple[str, ...]] | None:
@@ -192,21 +232,17 @@ def unreduced_axes(compute: PartitionSpec) -> tuple[str, ...]:
     return tuple(axis for axis in AXES if axis not in mesh_axes_of(compute))
 
 
-def local_shape(shape: tuple[int, ...], layout: PartitionSpec, sizes: AxisSizes) -> tuple[int, ...]:
+def local_shape(shape: tuple[int, ...], layout: PartitionSpec, sizes: Mapping[str, int] | AxisSizes) -> tuple[int, ...]:
     """Shape of one device's part."""
     local = list(shape)
     for dim in range(len(shape)):
         for axis in axes_of_dim(layout, dim):
-            parts = getattr(sizes, axis)
-            assert local[dim] % parts == 0, f"dim {dim} of {shape} does not divide under {layout}"
-            local[dim] //= parts
+            assert local[dim] % sizes[axis] == 0, f"dim {dim} of {shape} does not divide under {layout}"
+            local[dim] //= sizes[axis]
     return tuple(local)
 
 
 def bytes_per_device(specs: Specs, placement: Placement, sizes: AxisSizes) -> int:
     """Bytes that one device holds of all weights in `placement`."""
-    width = jax.numpy.dtype(placement.dtype).itemsize
-    counts = jax.tree.leaves(
-        map_specs(lambda spec, layout: width * prod(local_shape(spec.shape, layout, sizes)), specs, placement.layout)
-    )
-    return sum(counts)
+    elements = map_specs(lambda spec, layout: prod(local_shape(spec.shape, layout, sizes)), specs, placement.layout)
+    return jax.numpy.dtype(placement.dtype).itemsize * sum(jax.tree.leaves(elements))

@@ -184,7 +184,7 @@ class DecoderStages:
         """`gradients` with those of the embedding, or of the parts that only the loss uses, summed over the ranks over
         which they travel early (`jaxpar.mesh.materialize.summed_early`)."""
         parts = [part for part in gradients if part != LAYERS and (part == "embedding") == embedded]
-        return gradients | {part: summed_early(gradients[part], self.placements.transports[part]) for part in parts}
+        return gradients | {part: summed_early(gradients[part], self.placements.weights[part]) for part in parts}
 
     @cached_property
     def loop(self) -> LayerLoop:
@@ -248,8 +248,8 @@ class DecoderStages:
         return LayerKind(apply, self.keeps[kind], linear, matrices, prototype.reports, frozen, zeros, blocks=blocks)
 
     def _wide_in(self, kind: str) -> Nested[bool] | None:
-        layer, transports = self.prototype(kind), own_layers(self.placements.transports[LAYERS], kind)
-        return wide_matrices(self.config, layer.blocks, layer_specs(layer, self.config), transports, self.placements)
+        layer, placed = self.prototype(kind), own_layers(self.placements.weights[LAYERS], kind)
+        return wide_matrices(self.config, layer.blocks, layer_specs(layer, self.config), placed, self.placements)
 
     @cached_property
     def chunks(self) -> GatheredChunks:

@@ -18,7 +18,7 @@ from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.materialize import gather, to_accumulators
 from jaxpar.mesh.parameters import Arrays
-from jaxpar.mesh.placements import Placement, Placements
+from jaxpar.mesh.placements import Placements
 from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.model.loop.layer_stack import LayerStack
 
@@ -89,5 +89,6 @@ def _put(stack: LayerStack, weights: Arrays, new: Arrays, place: int) -> Arrays:
 
 def held(roles: Placements) -> Placements:
     """The placements of chunks that are gathered, and of gradients that are not yet scattered."""
-    gathered = Placement(roles.compute.layout, roles.compute.dtype)
-    return replace(roles, storage=gathered, gradient=Placement(roles.compute.layout, roles.gradient.dtype))
+    gathered = lambda weight: replace(weight, storage=weight.compute, gradient=weight.compute)
+    dtypes = replace(roles.dtypes, storage=roles.dtypes.compute)
+    return Placements(jax.tree.map(gathered, roles.weights), dtypes)

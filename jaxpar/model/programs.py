@@ -20,8 +20,7 @@ from jaxpar.layers.matmul_formats import multiplied, quantised_groups
 from jaxpar.layers.ops.plain import Ops
 from jaxpar.layers.ops.quantised import quantised_ops
 from jaxpar.mesh.parameters import Nested, ParamSpec
-from jaxpar.mesh.placements import Placements
-from jaxpar.mesh.quantized.transport import Transport
+from jaxpar.mesh.placements import Placements, WeightPlacement
 from jaxpar.precision.recipe import TILES, QuantisedGroups
 
 
@@ -42,7 +41,7 @@ def wide_matrices(
     config: Config,
     blocks: Iterable[Block],
     specs: Nested[ParamSpec],
-    transports: Nested[Transport],
+    placed: Nested[WeightPlacement],
     placements: Placements,
 ) -> Nested[bool] | None:
     """The matrices of a layer whose gradients leave their products in the dtype in which they accumulate and travel,
@@ -53,7 +52,7 @@ def wide_matrices(
         return None
     wide = {block.part.name: multiplied(block.part) for block in blocks if block.wide_gradients}
 
-    def of_part(name: str, own: Nested[ParamSpec], transports: Nested[Transport]) -> Nested[bool]:
-        return {key: key in wide.get(name, ()) and transports[key].gradient is None for key in own}
+    def of_part(name: str, weights: Nested[ParamSpec], placed: Nested[WeightPlacement]) -> Nested[bool]:
+        return {key: key in wide.get(name, ()) and placed[key].transport.gradient is None for key in weights}
 
-    return {name: of_part(name, own, transports[name]) for name, own in specs.items()}
+    return {name: of_part(name, weights, placed[name]) for name, weights in specs.items()}

@@ -17,8 +17,7 @@ from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import gather_rows, join_ranks, scatter_rows, scatter_sequence, sum_over_stages
 from jaxpar.mesh.materialize import gather, gather_one, to_accumulator
 from jaxpar.mesh.parameters import Arrays, Nested, only
-from jaxpar.mesh.placements import Placements, added_dim
-from jaxpar.mesh.quantized.transport import Transport
+from jaxpar.mesh.placements import Placements, WeightPlacement, added_dim
 from jaxpar.mesh.rules import axes_of_dim
 
 PART = "embedding"
@@ -66,12 +65,13 @@ class Tables:
         that accumulates whole is added to in place; one that is sharded is summed for this call, then scattered. Where
         rows travel (`Transport.rows`) each rank gets its part of all ranks' cotangents, and adds these in place.
         """
-        gradient, dtype = self._of(self.placements.gradient.layout), self.placements.gradient.dtype
+        dtype = self.placements.gradient.dtype
 
-        def add(total: jax.Array, table: Any, rows: jax.Array, cotangent: jax.Array, *layouts: Any) -> jax.Array:
-            added, transport = added_dim(*layouts[:2]), layouts[-1]
-            shape = table.shape
-            if added is not None and transport.rows:
+        def add(
+            total: jax.Array, table: Any, rows: jax.Array, cotangent: jax.Array, placed: WeightPlacement
+        ) -> jax.Array:
+            added, shape = added_dim(placed.compute, placed.gradient), table.shape
+            if added is not None and placed.transport.rows:
                 rows, cotangent = join_ranks(rows, added[1]), scatter_rows(cotangent, added[1])
                 added, shape = None, total.shape
             cotangent = cotangent.astype(jnp.float32)
@@ -83,25 +83,25 @@ class Tables:
                 new = jnp.broadcast_to(zero, shape).at[rows].add(cotangent, mode="drop")
                 if added is None:
                     return total + new.astype(dtype)
-                return total + to_accumulator(new, *layouts, dtype=dtype, unstacked=False)
+                return total + to_accumulator(new, placed, dtype=dtype)
 
         totals = {name: gradients[name] for name in self.weights if name in gradients}
-        trees = self._gathered, self._indices, cotangents, self._compute, gradient, self._transports
+        trees = self._gathered, self._indices, cotangents, self._placed
         return jax.tree.map(add, totals, *(only(tree, totals) for tree in trees))
 
     def _rows(self, weights: Arrays, indices: Arrays) -> Arrays:
-        storage, dtype = self._of(self.placements.storage.layout), self.placements.compute.dtype
+        dtype = self.placements.compute.dtype
 
         def look_up(table: jax.Array, rows: jax.Array) -> jax.Array:
             return table.at[rows].get(mode="fill", fill_value=0)
 
-        def one(weight: jax.Array, rows: jax.Array, compute: Any, storage: Any, transport: Transport) -> jax.Array:
-            added = added_dim(compute, storage)
-            if added is None or not transport.rows:
-                return look_up(gather_one(weight, compute, storage, transport, dtype=dtype), rows)
+        def one(weight: jax.Array, rows: jax.Array, placed: WeightPlacement) -> jax.Array:
+            added = added_dim(placed.compute, placed.storage)
+            if added is None or not placed.transport.rows:
+                return look_up(gather_one(weight, placed, dtype=dtype), rows)
             return gather_rows(look_up(vary(weight), join_ranks(rows, added[1])).astype(dtype), added[1])
 
-        return jax.tree.map(one, weights, indices, self._compute, storage, self._transports)
+        return jax.tree.map(one, weights, indices, self._placed)
 
     @cached_property
     def _indices(self) -> Arrays:
@@ -117,7 +117,7 @@ class Tables:
 
     def _axes(self, name: str) -> tuple[str, ...]:
         """Mesh axes that split the rows of a table."""
-        return axes_of_dim(self._compute[name], 0)
+        return axes_of_dim(self._placed[name].compute, 0)
 
     @cached_property
     def _gathered(self) -> Arrays:
@@ -125,13 +125,5 @@ class Tables:
         return jax.eval_shape(lambda weights: gather(weights, self.placements, part=PART), self.weights)
 
     @cached_property
-    def _compute(self) -> Nested[Any]:
-        return self._of(self.placements.compute.layout)
-
-    @cached_property
-    def _transports(self) -> Nested[Transport]:
-        return self._of(self.placements.transports)
-
-    def _of(self, tree: Nested[Any]) -> Nested[Any]:
-        """The leaves of the tables in a tree of the whole model."""
-        return only(tree[PART], self.weights)
+    def _placed(self) -> Nested[WeightPlacement]:
+        return self.placements.of(PART, self.weights)

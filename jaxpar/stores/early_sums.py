@@ -7,10 +7,10 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpar.memory.buffers import at, put
-from jaxpar.mesh.layer_order import Index
+from jaxpar.mesh.layer_order import Index, layers_path
 from jaxpar.mesh.materialize import summed_early
-from jaxpar.mesh.parameters import Arrays, only
-from jaxpar.mesh.quantized.transport import Transport
+from jaxpar.mesh.parameters import Arrays, Nested
+from jaxpar.mesh.placements import WeightPlacement
 from jaxpar.runtime.passes import Accumulator
 from jaxpar.runtime.store import Stack
 from jaxpar.stores.quantized import Quantized
@@ -25,9 +25,12 @@ class SummedEarly(Quantized):
 
     def finish(self, gradients: Stack) -> Stack:
         """With the sums over ranks of row 0, which the backward completes last."""
-        summed = summed_early(at(gradients, 0), self.transports)
-        keep = lambda total, new, transport: put(total, new, 0) if transport.early else total
-        return jax.tree.map(keep, gradients, summed, only(self.transports, gradients))
+        summed = summed_early(at(gradients, 0), self._placed(gradients))
+        keep = lambda total, new, placed: put(total, new, 0) if placed.transport.early else total
+        return jax.tree.map(keep, gradients, summed, self._placed(gradients))
+
+    def _placed(self, gradients: Stack) -> Nested[WeightPlacement]:
+        return self.placements.of(layers_path(self.kind), gradients)
 
     def _with_next_summed(self, gradients: Stack, dw: Arrays, row: Index) -> tuple[Stack, Arrays]:
         """(`gradients` with the sums over ranks of the row after `row`, `dw`).
@@ -45,11 +48,11 @@ class SummedEarly(Quantized):
         gradients, complete = lax.optimization_barrier((gradients, at(gradients, after)))
         first, last = self.blocks[0], self.blocks[-1]
         complete, of_last = lax.optimization_barrier((complete, dw.get(last, {})))
-        summed = summed_early(complete, self.transports)
+        summed = summed_early(complete, self._placed(complete))
 
-        def one(total: jax.Array, new: jax.Array, old: jax.Array, transport: Transport) -> jax.Array:
-            return put(total, jnp.where(after > 0, new, old), after) if transport.early else total
+        def one(total: jax.Array, new: jax.Array, old: jax.Array, placed: WeightPlacement) -> jax.Array:
+            return put(total, jnp.where(after > 0, new, old), after) if placed.transport.early else total
 
-        gradients = jax.tree.map(one, gradients, summed, complete, only(self.transports, gradients))
+        gradients = jax.tree.map(one, gradients, summed, complete, self._placed(gradients))
         gradients, of_first = lax.optimization_barrier((gradients, dw.get(first, {})))
         return gradients, dw | {name: tied for name, tied in ((last, of_last), (first, of_first)) if name in dw}

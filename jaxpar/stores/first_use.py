@@ -18,7 +18,7 @@ class FirstUse(Sharded):
 
     def fetch(self, weights: Stack, row: Index, like: int) -> tuple[Arrays, PyTree]:
         stored = self._stored(weights, row, like)
-        return self.gathered(stored), stored
+        return self._gathered(stored), stored
 
     def room(self, weights: Stack) -> Stack | None:
         rows = jax.tree.leaves(weights)[0].shape[0]

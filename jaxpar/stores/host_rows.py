@@ -5,12 +5,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import PyTree
 
 from jaxpar.memory.buffers import entry_on_device, in_order, put
 from jaxpar.memory.streaming import to_host
 from jaxpar.mesh.layer_order import Index, layers_path
-from jaxpar.mesh.materialize import to_secondary
+from jaxpar.mesh.materialize import row_to_storage
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.runtime.passes import Accumulator
 from jaxpar.runtime.store import Stack
@@ -31,17 +30,15 @@ class HostRows(Sharded):
     def add(self, gradients: Stack, new: Arrays, row: Index, into: Accumulator) -> Stack:
         """The first gradients do not read the row, which is uninitialized."""
 
-        def send(total: jax.Array, new: jax.Array, *layouts: PyTree) -> jax.Array:
-            new = self.accumulated(new, *layouts)
+        def send(total: jax.Array, new: jax.Array) -> jax.Array:
             with jax.named_scope("gradients"):
                 if into.fresh is not True:
                     new = jnp.where(into.fresh, new, entry_on_device(total, row) + new)
                 return put(total, to_host(in_order(new)), row)
 
-        return jax.tree.map(send, gradients, new, *self.gradient_layouts)
+        return jax.tree.map(send, gradients, self._accumulated(new))
 
     def _stored(self, weights: Stack, row: Index, like: int) -> Arrays:
-        dtype = self.placements.storage.dtype
         with jax.named_scope("stored_weights"):
-            stored = jax.tree.map(lambda a: entry_on_device(a, row).astype(dtype), weights)
-        return to_secondary(stored, self.placements, part=layers_path(self.kind))
+            fetched = jax.tree.map(lambda stack: entry_on_device(stack, row), weights)
+        return row_to_storage(fetched, self.placements, part=layers_path(self.kind))

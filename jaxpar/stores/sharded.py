@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 from jaxtyping import PyTree
 
 from jaxpar.memory.buffers import at, put
-from jaxpar.mesh.layer_order import LAYERS, Index, layers_path, own_layers
-from jaxpar.mesh.materialize import gather, is_code, to_accumulator
-from jaxpar.mesh.parameters import Arrays, Nested
-from jaxpar.mesh.placements import Placement, Placements, added_dim
-from jaxpar.mesh.quantized.transport import Transport
+from jaxpar.mesh.layer_order import Index, layers_path
+from jaxpar.mesh.materialize import gather, is_code, to_accumulators
+from jaxpar.mesh.parameters import Arrays, Nested, merge, only
+from jaxpar.mesh.placements import Placements, WeightPlacement, added_dim
 from jaxpar.runtime.passes import Accumulator
 from jaxpar.runtime.store import Stack
 
@@ -35,12 +32,11 @@ class Sharded:
     @property
     def ahead(self) -> bool:
         """Whether storage differs from compute placement."""
-        roles = self._layout(self.placements.compute), self._layout(self.placements.storage)
-        differ = lambda compute, storage: added_dim(compute, storage) is not None
-        return any(jax.tree.leaves(jax.tree.map(differ, *roles)))
+        placed: list[WeightPlacement] = jax.tree.leaves(self.placements.of(layers_path(self.kind)))
+        return any(added_dim(weight.compute, weight.storage) for weight in placed)
 
     def fetch(self, weights: Stack, row: Index, like: int) -> tuple[Arrays, PyTree]:
-        return self.gathered(self._stored(weights, row, like)), None
+        return self._gathered(self._stored(weights, row, like)), None
 
     def operands(self, fetched: Arrays) -> Arrays:
         """Codes in compute dtype, and the `wide` in that of gradient placement.
@@ -64,15 +60,11 @@ class Sharded:
         return weights, x
 
     def add(self, gradients: Stack, new: Arrays, row: Index, into: Accumulator) -> Stack:
-        def add(total: PyTree, new: PyTree, *layouts: PyTree) -> PyTree:
-            if isinstance(new, dict):
-                return total | {name: add(*(tree[name] for tree in (total, new, *layouts))) for name in new}
-            new = self.accumulated(new, *layouts)
+        def add(total: jax.Array, new: jax.Array) -> jax.Array:
             with jax.named_scope("gradients"):
-                new = new if into.valid is True else jnp.where(into.valid, new, 0)
-                return put(total, at(total, row) + new, row)
+                return put(total, at(total, row) + (new if into.valid is True else jnp.where(into.valid, new, 0)), row)
 
-        return add(gradients, new, *self.gradient_layouts)
+        return merge(gradients, jax.tree.map(add, only(gradients, new), self._accumulated(new)))
 
     def finish(self, gradients: Stack) -> Stack:
         return gradients
@@ -84,23 +76,10 @@ class Sharded:
         del like
         return at(weights, row)
 
-    def gathered(self, stored: Arrays) -> Arrays:
+    def _gathered(self, stored: Arrays) -> Arrays:
         """Weights of one layer from storage to compute placement."""
         return gather(stored, self.placements, part=layers_path(self.kind), unstacked=True)
 
-    def accumulated(self, new: jax.Array, *layouts: Any) -> jax.Array:
-        """The gradient of one weight from compute to gradient placement."""
-        return to_accumulator(new, *layouts, dtype=self.placements.gradient.dtype, unstacked=True)
-
-    @property
-    def transports(self) -> Nested[Transport]:
-        """How the weights and their gradients travel."""
-        return own_layers(self.placements.transports[LAYERS], self.kind)
-
-    @property
-    def gradient_layouts(self) -> tuple[Nested[PartitionSpec], Nested[PartitionSpec], Nested[Transport]]:
-        """The layouts of weights in compute and in gradient placement, and how their gradients travel."""
-        return self._layout(self.placements.compute), self._layout(self.placements.gradient), self.transports
-
-    def _layout(self, role: Placement) -> Nested[PartitionSpec]:
-        return own_layers(role.layout[LAYERS], self.kind)
+    def _accumulated(self, new: Arrays) -> Arrays:
+        """Gradients of weights of one layer from compute to gradient placement."""
+        return to_accumulators(new, self.placements, part=layers_path(self.kind), unstacked=True)

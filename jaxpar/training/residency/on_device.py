@@ -20,7 +20,7 @@ from jaxpar.memory.disk_array import copied
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
-from jaxpar.mesh.parameters import Weights, only
+from jaxpar.mesh.parameters import Specs, Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.optim.norm import squares
 from jaxpar.optim.optimizer import AVERAGE
@@ -57,25 +57,13 @@ class OnDevice:
         """Weights in storage placement, from the weights passed to the step, with the frozen ones among them, and zeros
         in gradient placement for those that are trained; a `CodedStack` is on the device. With `layers_later`, layers
         stay in optimizer placement."""
-        placements = self.layout.placements
-        if not layers_later:
-            weights = to_storage(master, placements)
-            return weights, self._accumulators(weights)
-        others = {part: own for part, own in master.items() if part != LAYERS}
-        weights = to_storage(others, placements) | {LAYERS: master[LAYERS]}
-        return weights, self._accumulators(weights | self._stored_layers(master))
+        now = {part: weights for part, weights in master.items() if not (layers_later and part == LAYERS)}
+        return master | to_storage(now, self.layout.placements), self._accumulators(self.layout.trained)
 
-    def _stored_layers(self, master: Weights) -> Weights:
-        """Shapes of the layers in storage placement."""
-        return jax.eval_shape(lambda: to_storage({LAYERS: master[LAYERS]}, self.layout.placements))
-
-    def _accumulators(self, weights: Weights) -> Weights:
-        trained = self.layout.trained
-        return {
-            part: zero_accumulators(only(own, trained[part]), self.layout.placements, part=part)
-            for part, own in weights.items()
-            if part in trained
-        }
+    def _accumulators(self, trained: Specs) -> Weights:
+        """Zeros for the trained weights of parts of the model."""
+        zeros = lambda part, weights: zero_accumulators(weights, self.layout.placements, part=part)
+        return {part: zeros(part, weights) for part, weights in trained.items()}
 
     def reduced(self, accumulated: Weights, scale: Float[Array, ""]) -> Weights:
         """The accumulators of a step in optimizer placement, divided by the loss scale."""

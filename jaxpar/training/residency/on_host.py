@@ -25,7 +25,8 @@ from jaxpar.mesh.axes import vary
 from jaxpar.mesh.coded import is_coded_stack
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.materialize import reduced_gradient, to_storage
-from jaxpar.mesh.parameters import Arrays, Nested, Weights
+from jaxpar.mesh.parameters import Arrays, Nested, Specs, Weights
+from jaxpar.mesh.placements import WeightPlacement
 from jaxpar.optim.norm import squares
 from jaxpar.training.residency.initial import one_by_one
 from jaxpar.training.residency.on_device import OnDevice
@@ -48,23 +49,26 @@ class OnHost(OnDevice):
 
     def opened(self, master: Weights, *, layers_later: bool = False) -> tuple[Weights, Weights]:
         assert not layers_later, "master weights in host memory are cast on the device all at once"
-        placements, dtype = self.layout.placements, self.layout.placements.storage.dtype
-        stays = {part: own for part, own in master.items() if part == LAYERS and self._layers_on_host}
-        moves = {part: own for part, own in master.items() if part not in stays}
+        dtype = self.layout.placements.storage.dtype
+        moves = {part: weights for part, weights in master.items() if not (part == LAYERS and self._layers_on_host)}
         fetch = lambda weight: fetched_rows(weight, dtype, rows_of_piece(weight))
         opened = lambda a, streams: fetch(a) if streams and not is_coded_stack(a) else a
         with jax.named_scope("stored_weights"):
             there = jax.tree.map(opened, moves, {part: self._streams[part] for part in moves}, is_leaf=is_coded_stack)
-        weights = to_storage(there, placements)
-        return weights | stays, self._accumulators(weights) | (self._host_accumulators(master) if stays else {})
+        weights = master | to_storage(there, self.layout.placements)
+        if not self._layers_on_host:
+            return weights, self._accumulators(self.layout.trained)
+        trained = dict(self.layout.trained)
+        layers = trained.pop(LAYERS)
+        return weights, self._accumulators(trained) | self._host_accumulators({LAYERS: layers})
 
     @property
     def _layers_on_host(self) -> bool:
         return self.layout.plan.weights_offload == "host"
 
-    def _host_accumulators(self, master: Weights) -> Weights:
-        """Uninitialized buffers for the layers: the first gradients do not read them."""
-        like, structure = jax.tree.flatten(jax.eval_shape(lambda: self._accumulators(self._stored_layers(master))))
+    def _host_accumulators(self, trained: Specs) -> Weights:
+        """Uninitialized buffers: the first gradients do not read them."""
+        like, structure = jax.tree.flatten(jax.eval_shape(lambda: self._accumulators(trained)))
         with jax.named_scope("gradients"):
             # XLA only allocates them, and weights of one shape once, to copy from, unless they differ.
             return structure.unflatten([to_host(vary(jnp.full(a.shape, n, a.dtype))) for n, a in enumerate(like)])
@@ -78,13 +82,10 @@ class OnHost(OnDevice):
     def _host_gradients(self, host: Arrays, scale: Float[Array, ""]) -> Nested[HostGradient]:
         roles = self.layout.placements
 
-        def one(host: jax.Array, *layouts: Any) -> HostGradient:
-            return HostGradient(
-                host, lambda rows: reduced_gradient(rows, *layouts, dtype=roles.optimizer.dtype) / scale
-            )
+        def one(host: jax.Array, placed: WeightPlacement) -> HostGradient:
+            return HostGradient(host, lambda rows: reduced_gradient(rows, placed, dtype=roles.optimizer.dtype) / scale)
 
-        trees = roles.compute.layout, roles.gradient.layout, roles.optimizer.layout, roles.transports
-        return jax.tree.map(one, host, *(tree[LAYERS] for tree in trees))
+        return jax.tree.map(one, host, roles.of(LAYERS, host))
 
     def squares(self, gradients: Weights) -> Weights:
         own = lambda leaf: leaf.squares() if isinstance(leaf, HostGradient) else None

@@ -144,9 +144,10 @@ def test_a_plan_that_overlaps_has_its_last_microbatch_apart_and_sums_matrices_in
     config = resolve_config(config, layout_of(config.parallel))
     plan = make_plan(config, jax.devices()[0])
     assert [(run.ticks, run.completes) for run in pipeline_program(plan).runs] == [(1, False), (1, True)]
-    wires = StepLayout(config, plan).placements.transports[LAYERS]
-    assert "replica" in wires["mlp"]["up"].early and "fsdp" not in wires["mlp"]["up"].early
-    assert wires["attention_norm"]["scale"].early == ()
+    placed = StepLayout(config, plan).placements.weights[LAYERS]
+    early = placed["mlp"]["up"].transport.early
+    assert "replica" in early and "fsdp" not in early
+    assert placed["attention_norm"]["scale"].transport.early == ()
     alone = replace(plan, axes=AxisSizes(fsdp=4))
     with refused("plan.replica_sums: overlapped", "parallel.replica is 1", "expected after"):
         check_replica_sums(alone, config)
