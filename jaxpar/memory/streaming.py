@@ -92,7 +92,7 @@ def streamed[State, Along](
         following = fetch(state, (number + 1) * rows, rows)
         new = apply(piece, number * rows, rows)
         state, arrived = _after(state, following[0])
-        return _write(state, new, start + number * rows), (arrived, following[1])
+        return write_rows(state, new, start + number * rows), (arrived, following[1])
 
     state, piece = lax.fori_loop(0, pieces - 1, turn, (state, fetch(state, 0, rows)))
     first = start + (pieces - 1) * rows
@@ -101,9 +101,9 @@ def streamed[State, Along](
     if following is not None:
         state, arrived = _after(state, following[0])
         following = arrived, following[1]
-    state = _write(state, new, first)
+    state = write_rows(state, new, first)
     if following is not None:
-        state = _write(state, apply(following, pieces * rows, rest), first + rows)
+        state = write_rows(state, apply(following, pieces * rows, rest), first + rows)
     return state
 
 
@@ -155,6 +155,11 @@ def by_rows(
     return made
 
 
+def write_rows[State](state: State, new: State, first: Index) -> State:
+    """`state` (in host memory) with rows from `first` on replaced by those of `new`, from the device."""
+    return jax.tree.map(lambda a, b: lax.dynamic_update_slice_in_dim(a, jax.device_put(b, HOST), first, 0), state, new)
+
+
 def _slice[Tree](tree: Tree, first: Index, rows: int) -> Tree:
     return jax.tree.map(lambda a: lax.dynamic_slice_in_dim(a, first, rows), tree)
 
@@ -170,7 +175,3 @@ def _after[State](state: State, fetched: State) -> tuple[State, State]:
     pairs = [lax.optimization_barrier(pair) for pair in zip(leaves, jax.tree.leaves(fetched), strict=True)]
     states, arrived = zip(*pairs, strict=True)
     return structure.unflatten(states), structure.unflatten(arrived)
-
-
-def _write[State](state: State, new: State, first: Index) -> State:
-    return jax.tree.map(lambda a, b: lax.dynamic_update_slice_in_dim(a, jax.device_put(b, HOST), first, 0), state, new)

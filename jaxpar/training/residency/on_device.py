@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from functools import cached_property
+from functools import cache, cached_property
+from pathlib import Path
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
-from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.sources.source import ReadPart
 from jaxpar.layout.state import TrainState, join_weights, weight_states, without_frozen
 from jaxpar.layout.step_arguments import StepArguments
@@ -41,6 +40,11 @@ class OnDevice:
 
     def __init__(self, layout: StepLayout, mesh: Mesh):
         self.layout, self.mesh = layout, mesh
+
+    @property
+    def folder(self) -> Path | None:
+        """Where the files of the state are; None where it is in memory."""
+        return None
 
     @cached_property
     def updates(self) -> list[WeightUpdate]:
@@ -114,12 +118,7 @@ class OnDevice:
         def replaced(old: jax.Array, read: ReadPart) -> jax.Array:
             shape, where = old.shape, old.sharding
             old.delete()
-            parts: dict[str, np.ndarray] = {}  # replicas have the same ones
-
-            def part(region: Region | None) -> np.ndarray:
-                assert region is not None
-                return parts[str(region)] if str(region) in parts else parts.setdefault(str(region), read(region))
-
+            part: Any = cache(read)  # replicas have the same ones
             return jax.make_array_from_callback(shape, where, part)
 
         average = state.optimizer.get(AVERAGE)
@@ -173,4 +172,4 @@ class OnDevice:
 
     def saved(self) -> SavedState:
         """The state without frozen weights in the form of a checkpoint."""
-        return SavedState(without_frozen(self.layout.abstract_state(self.mesh)), self.layout.order)
+        return SavedState(without_frozen(self.layout.abstract_state(self.mesh)), self.layout.order, self.folder)

@@ -16,21 +16,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, UInt
 
 from jaxpar.hardware.host import PINNED
-from jaxpar.layout.state import TrainState, WeightState, join_weights, weight_states
-from jaxpar.memory.streaming import DEVICE, by_rows, fetched_rows, on_host, rows_of_piece, streamed, to_host
+from jaxpar.layout.state import TrainState, join_weights, weight_states
+from jaxpar.memory.streaming import DEVICE, by_rows, fetched_rows, on_host, rows_of_piece, streamed, to_host, write_rows
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.coded import is_coded_stack
 from jaxpar.mesh.layer_order import LAYERS
+from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import reduced_gradient, to_storage
 from jaxpar.mesh.parameters import Arrays, Nested, Specs, Weights
 from jaxpar.mesh.placements import WeightPlacement
 from jaxpar.optim.norm import squares
-from jaxpar.training.residency.initial import one_by_one
+from jaxpar.training.residency.initial import InitialWeight, initial_state
 from jaxpar.training.residency.on_device import OnDevice
-from jaxpar.training.residency.weight_update import UpdateFacts, WeightUpdate
+from jaxpar.training.residency.weight_update import UpdateFacts
 
 
 class OnHost(OnDevice):
@@ -88,8 +90,8 @@ class OnHost(OnDevice):
         return jax.tree.map(one, host, roles.of(LAYERS, host))
 
     def squares(self, gradients: Weights) -> Weights:
-        own = lambda leaf: leaf.squares() if isinstance(leaf, HostGradient) else None
-        return squares(gradients, self.layout.master, self.layout.trained, own)
+        local = lambda leaf: leaf.squares() if isinstance(leaf, HostGradient) else None
+        return squares(gradients, self.layout.master, self.layout.trained, local)
 
     def whole(self, gradients: Weights) -> Weights:
         return jax.tree.map(lambda leaf: leaf.whole() if isinstance(leaf, HostGradient) else leaf, gradients)
@@ -103,11 +105,9 @@ class OnHost(OnDevice):
                 continue
             # XLA would otherwise fetch the first piece of every weight at once, and keep what the forward read of it.
             weight, facts = lax.optimization_barrier((weight, facts))
-            if isinstance(gradient, HostGradient):
-                changed = gradient.update(update, weight, facts)
-            else:
-                piece = lambda now, part, update=update, facts=facts: update(now, part, facts)
-                changed = streamed(piece, weight, gradient, update.rows(weight))
+            host = gradient if isinstance(gradient, HostGradient) else HostGradient(gradient, lambda rows: rows)
+            piece = lambda now, rows, update=update, facts=facts, host=host: update(now, host.finish(rows), facts)
+            changed = streamed(piece, weight, host.rows, update.rows(weight))
             weight, facts = lax.optimization_barrier((changed, facts))
             new.append(weight)
         return join_weights(new, state)
@@ -116,7 +116,27 @@ class OnHost(OnDevice):
 
     @cached_property
     def _initial(self) -> Any:
-        return lambda arguments: one_by_one(self.layout, self.mesh, self.updates, arguments)
+        stored = lambda weight: self.stored(weight, self.layout.arguments.seed)
+        return lambda arguments: initial_state(self.layout, self.mesh, self.updates, arguments, stored)
+
+    def stored(self, weight: InitialWeight, seed: UInt[Array, ""]) -> Any:
+        """A weight and its moments before the first step, where they are to be."""
+        where, parts = (jax.tree.map(get, weight.like) for get in (lambda a: a.sharding, lambda a: a.sharding.spec))
+        on_parts = lambda function, *layouts: mapped(
+            function, self.mesh, self.layout.plan.dtypes.compute, layouts, parts
+        )
+        like, tree = jax.tree.flatten(weight.local)
+        # XLA only allocates them, and one for all of a shape, to copy from, unless they differ.
+        empty = lambda: tree.unflatten([to_host(jnp.full(a.shape, n, a.dtype)) for n, a in enumerate(like)])
+        placed = on_parts(write_rows, parts, parts, PartitionSpec())
+        write = lambda state, piece, first: placed(to_host(state), piece, first)
+        write, state = jax.jit(write, donate_argnums=0, out_shardings=where), None
+        for first, piece in weight.pieces(seed):
+            if piece.master.shape == weight.like.master.shape:
+                return jax.device_put(piece, where)
+            state = jax.jit(on_parts(empty), out_shardings=where)() if state is None else state
+            state = write(state, piece, jnp.int32(first))
+        return state
 
     def placing(self, step: Any) -> Any:
         @wraps(step)
@@ -132,22 +152,16 @@ class OnHost(OnDevice):
 class HostGradient:
     """The gradient of a weight of all layers, in host memory. A leaf of trees."""
 
-    host: Float[Array, " rows *shard"]
+    rows: Float[Array, " rows *shard"]
     """In gradient placement, as it accumulated."""
     finish: Callable[[Float[Array, " rows *shard"]], Float[Array, " rows *shard"]]
-    """Rows of `host`, on the device, in optimizer placement."""
+    """Some of `rows`, on the device, in optimizer placement."""
 
     def squares(self) -> Float[Array, " rows"]:
         """Sum of the squares of each row of this device's part, in float32."""
         total = lambda rows: jnp.sum(jnp.square(rows.astype(jnp.float32)), axis=tuple(range(1, rows.ndim)))
-        return by_rows(lambda rows: total(self.finish(rows)), self.host, rows_of_piece(self.host))
+        return by_rows(lambda rows: total(self.finish(rows)), self.rows, rows_of_piece(self.rows))
 
     def whole(self) -> Float[Array, " rows *shard"]:
         """All of it on the device."""
-        return self.finish(jax.device_put(self.host, DEVICE))
-
-    def update(self, update: WeightUpdate, state: WeightState, facts: UpdateFacts) -> WeightState:
-        """`state` (in host memory) after a step."""
-        rows = update.rows(state)
-        assert rows is not None, "a rule that takes all rows at once has its gradients on the device"
-        return streamed(lambda now, part: update(now, self.finish(part), facts), state, self.host, rows)
+        return self.finish(jax.device_put(self.rows, DEVICE))

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property, partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -35,149 +36,104 @@ class SavedState:
     Args:
         abstract: shapes, dtypes and shardings of the state in memory.
         order: where the layers are in the stacks.
-        folder: for the files of the arrays that are stored on disk.
+        folder: for the files of the arrays that are stored on disk; None where there are none.
     """
 
     def __init__(self, abstract: State, order: LayerOrder, folder: Path | None = None):
         self._abstract, self._order, self._folder = abstract, order, folder
-        self._compiled: dict[Any, Any] = {}
-        """The moves of stacks, which all saves share."""
 
     @cached_property
     def abstract(self) -> State:
         """Shapes, dtypes and shardings of the state in a checkpoint; placeholders for what is on disk."""
-        folder = self._folder
-        if folder is None:
-            return self._in_order
 
-        def place(path: Any, like: jax.ShapeDtypeStruct, saved: jax.ShapeDtypeStruct) -> Any:
-            assert like.sharding is not None, "a state is on the mesh"
-            on_host = like.sharding.memory_kind == PINNED
-            return self._rows(path, like, lambda: DiskArray(folder, like)) if on_host else saved
+        def saved(path: Any, like: Any) -> Any:
+            if (folder := self._folder) and like.sharding.memory_kind == PINNED:
+                return self._rows(path, like, partial(DiskArray, folder, like))
+            if self._moves(path) is None:
+                return like
+            shape = self._shape(path, like)
+            return jax.ShapeDtypeStruct(shape, like.dtype, sharding=_fitting(like.sharding, shape))
 
-        return jax.tree_util.tree_map_with_path(place, self._abstract, self._in_order)
-
-    @cached_property
-    def _in_order(self) -> State:
-        """Shapes, dtypes and shardings of the state with its layers in order."""
-        saved = map(self._saved_leaf, self._layers(self._abstract), self._orders(self._abstract))
-        return self._with_layers(self._abstract, list(saved))
+        return jax.tree_util.tree_map_with_path(saved, self._abstract)
 
     def outgoing(self, state: State) -> State:
-        """`state` with its layers in order, to be saved; what is on disk stays there until it is written.
+        """`state` with its layers in order, to be saved. Those that had to be moved are in pinned host memory; what is
+        on disk stays there until it is written.
 
         Raises `UserError` where an update of what is on disk was interrupted.
         """
-        if self._folder is None:
-            return self.in_order(state)
         check_whole(state)
-        rows = lambda path, leaf: self._rows(path, leaf, lambda: leaf) if isinstance(leaf, DiskArray) else leaf
-        return jax.tree_util.tree_map_with_path(rows, state)
 
-    def in_order(self, state: State) -> State:
-        """`state`, of JAX's arrays, with its layers in order; those that had to be moved are in pinned host memory."""
-        if self._order.in_order:
-            return state
-        stacks = zip(self._layers(state), self._orders(state), self._layers(self._in_order), strict=True)
-        moved = []
-        for stack, order, saved in stacks:
-            where = _on_device(saved.sharding)
-            move = self._move(_collected, order, where, where)
-            moved.append(_put(move(_here(stack)), where.with_memory_kind(PINNED)))
-        return self._with_layers(state, moved)
+        def one(path: Any, leaf: jax.Array | DiskArray) -> Any:
+            if isinstance(leaf, DiskArray):
+                return self._rows(path, leaf, lambda: leaf)
+            if (order := self._moves(path)) is None:
+                return leaf
+            where = _on_device(_fitting(leaf.sharding, self._shape(path, leaf)))
+            return _moved(leaf, order.row_of_layer, where, where.with_memory_kind(PINNED))
+
+        return jax.tree_util.tree_map_with_path(one, state)
 
     def incoming(self, saved: State) -> State:
         """A restored state in the form that the step takes; rows that only pad the stacks are zero. Uses `saved` up."""
-        if self._order.in_order or self._folder is not None:
-            return saved
-        stacks = zip(self._layers(saved), self._orders(saved), self._layers(self._abstract), strict=True)
-        moved = []
-        for stack, order, like in stacks:
-            move = self._move(_spread, order, _on_device(stack.sharding), _on_device(like.sharding))
-            moved.append(_put(move(_here(stack)), like.sharding))
-            stack.delete()
-        return self._with_layers(saved, moved)
 
-    def _move(self, function: Callable[..., jax.Array], order: StackOrder, where: Any, target: Any) -> Any:
-        """`function` of stacks, compiled for this order, their sharding in a checkpoint and that of the result."""
-        key = function, order, where, target
-        if key not in self._compiled:
-            self._compiled[key] = jax.jit(partial(function, where=where, order=order), out_shardings=target)
-        return self._compiled[key]
+        def one(path: Any, leaf: jax.Array | DiskArray, like: Any) -> Any:
+            if isinstance(leaf, DiskArray) or (order := self._moves(path)) is None:
+                return leaf
+            moved = _moved(leaf, order.places, _on_device(leaf.sharding), like.sharding)
+            leaf.delete()
+            return moved
+
+        return jax.tree_util.tree_map_with_path(one, saved, self._abstract)
+
+    def _moves(self, path: Any) -> StackOrder | None:
+        """The order of the stack of layers at `path` of the state; None where a checkpoint has the same rows."""
+        stacked = not self._order.in_order and any(getattr(key, "key", None) == LAYERS for key in path)
+        return self._order.stack_at(path) if stacked else None
+
+    def _shape(self, path: Any, like: Any) -> tuple[int, ...]:
+        """The shape in a checkpoint of an array like `like`."""
+        order = self._moves(path)
+        return like.shape if order is None else (len(order.layers), *like.shape[1:])
 
     def _rows(self, path: Any, like: Any, file: Callable[[], DiskArray]) -> DiskRows:
         """The part in a checkpoint of a disk array like `like`, at `path` of the state."""
-        numbers, shape = None, like.shape
-        if _is_stack(path) and not self._order.in_order:
-            order = self._order.stack_at(path)
-            numbers, shape = tuple(order.places.tolist()), self._saved_leaf(like, order).shape
-        return DiskRows(shape, np.dtype(like.dtype), like.sharding.shard_shape(like.shape), file, numbers)
-
-    def _layers(self, state: State) -> list[Any]:
-        return [leaf for path, leaf in jax.tree_util.tree_leaves_with_path(state) if _is_stack(path)]
-
-    def _orders(self, state: State) -> list[StackOrder]:
-        """The order of each of `_layers`."""
-        paths = [path for path, _ in jax.tree_util.tree_leaves_with_path(state) if _is_stack(path)]
-        return list(map(self._order.stack_at, paths))
-
-    def _with_layers(self, state: State, stacks: list[Any]) -> State:
-        """`state` with its stacks of layers replaced, in the order of `_layers`."""
-        rest = iter(stacks)
-        replace = lambda path, leaf: next(rest) if _is_stack(path) else leaf
-        return jax.tree_util.tree_map_with_path(replace, state)
-
-    def _saved_leaf(self, leaf: jax.ShapeDtypeStruct, order: StackOrder) -> jax.ShapeDtypeStruct:
-        if self._order.in_order:
-            return leaf
-        layers = len(order.layers)
-        sharding = leaf.sharding
-        assert isinstance(sharding, NamedSharding), "a state is on the mesh"
-        shape = (layers, *leaf.shape[1:])
-        return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=_fitting(sharding, shape))
+        order = self._moves(path)
+        numbers = None if order is None else tuple(order.places.tolist())
+        local = like.sharding.shard_shape(like.shape)
+        return DiskRows(self._shape(path, like), np.dtype(like.dtype), local, file, numbers)
 
 
-def _fitting(sharding: NamedSharding, shape: tuple[int, ...]) -> NamedSharding:
+def _fitting(sharding: Any, shape: tuple[int, ...]) -> NamedSharding:
     """`sharding`, with the pipe axis on the first dim of `shape`, other than the rows, that divides by it as well."""
     sizes = sharding.mesh.shape
-    dims = [tuple(a for a in axes_of_dim(sharding.spec, dim) if a != "pipe") for dim in range(len(shape))]
+    dims = [tuple(axis for axis in axes_of_dim(sharding.spec, dim) if axis != "pipe") for dim in range(len(shape))]
     for dim, axes in list(enumerate(dims))[1:]:
-        if shape[dim] % (sizes["pipe"] * int(np.prod([sizes[axis] for axis in axes]))) == 0:
+        if shape[dim] % (sizes["pipe"] * prod(sizes[axis] for axis in axes)) == 0:
             dims[dim] = (*axes, "pipe")
             break
-    return NamedSharding(
-        sharding.mesh, PartitionSpec(*[axes or None for axes in dims]), memory_kind=sharding.memory_kind
-    )
+    spec = PartitionSpec(*[axes or None for axes in dims])
+    return NamedSharding(sharding.mesh, spec, memory_kind=sharding.memory_kind)
 
 
-def _collected(stack: jax.Array, where: NamedSharding, order: StackOrder) -> jax.Array:
-    """The layers of a stack in the order of the model."""
-    return jnp.take(jax.lax.with_sharding_constraint(stack, where), jnp.asarray(order.row_of_layer), axis=0)
+def _moved(stack: jax.Array, rows: np.ndarray, where: NamedSharding, to: NamedSharding) -> jax.Array:
+    """`rows` of a stack, zeros for `PADDING`, as `to`; taken in device memory, where the stack is split as `where`.
+
+    It waits until they are there, so that no two stacks are moved at a time.
+    """
+    here = jax.device_put(stack, _on_device(stack.sharding))
+    taken = _taken(here, tuple(rows.tolist()), where, _on_device(to))
+    return jax.device_put(taken, to).block_until_ready()
 
 
-def _spread(stack: jax.Array, where: NamedSharding, order: StackOrder) -> jax.Array:
-    """The inverse of `_collected`."""
-    places = order.places
-    rows = jnp.take(stack, jnp.asarray(np.maximum(places, 0)), axis=0)
-    real = jnp.asarray(places != PADDING).reshape(-1, *[1] * (stack.ndim - 1))
-    return jax.lax.with_sharding_constraint(jnp.where(real, rows, jnp.zeros_like(rows)), where)
-
-
-def _here(stack: jax.Array) -> jax.Array:
-    """A stack in device memory."""
-    return jax.device_put(stack, _on_device(stack.sharding))
-
-
-def _put(stack: jax.Array, where: NamedSharding) -> jax.Array:
-    """A stack where it is to be, once it is there, so that no two are moved at a time."""
-    return jax.device_put(stack, where).block_until_ready()
+@partial(jax.jit, static_argnums=(1, 2, 3))
+def _taken(stack: jax.Array, rows: tuple[int, ...], where: NamedSharding, to: NamedSharding) -> jax.Array:
+    split = lambda a, sharding: jax.lax.with_sharding_constraint(a, sharding)
+    taken = jnp.take(split(stack, where), np.maximum(rows, 0), axis=0)
+    layers = (np.array(rows) != PADDING).reshape(-1, *[1] * (stack.ndim - 1))
+    return split(split(jnp.where(layers, taken, jnp.zeros_like(taken)), where), to)
 
 
 def _on_device(sharding: Any) -> NamedSharding:
     """The parts of a `NamedSharding`, in device memory."""
     return NamedSharding(sharding.mesh, sharding.spec)
-
-
-def _is_stack(path: Any) -> bool:
-    """Whether a leaf of the state is under `layers`: all of those are stacked."""
-    return any(getattr(key, "key", None) == LAYERS for key in path)

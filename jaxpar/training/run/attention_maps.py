@@ -62,7 +62,7 @@ def attention_weights(trainer: Run, tokens: np.ndarray, layer: int) -> Float[np.
         raise UserError("attention weights are computed in one process: restore the checkpoint in a run of its own")
     step = _on_one_device(trainer)
     ordered = SavedState(trainer.layout.abstract_state(trainer.mesh), trainer.layout.order)
-    whole = jax.device_get(all_weights(ordered.in_order(in_memory(trainer.state))))
+    whole = jax.device_get(all_weights(ordered.outgoing(in_memory(trainer.state))))
     weights = jax.device_put(whole, shardings(step.mesh, step.layout.weights))
     return np.asarray(_weights_function(step, layer)(weights, one_document_rows(np.asarray(tokens)[None])))
 

@@ -68,8 +68,8 @@ UPDATE = (
         name="piece_not_written_back",
         description="The last piece of each weight in host memory stays as it was.",
         file="jaxpar/memory/streaming.py",
-        old="    state = _write(state, new, first)",
-        new="    state = _write(state, piece[0], first)",
+        old="    state = write_rows(state, new, first)",
+        new="    state = write_rows(state, piece[0], first)",
         caught_by=(f"{OFFLOADED}[adamw, one device]",),
     ),
     Fault(

@@ -213,22 +213,20 @@ def test_a_state_on_the_host_begins_as_on_the_device_and_is_made_in_pieces(name:
     step = SmallRun(small(memory={"optimizer_offload": "host"}, **STACKED[name])).step
     assert_same_bits(jax.device_get(step.residency.initial_state()), whole)
     layout, largest = step.layout, 0
-    abstract, places = layout.abstract_state(step.mesh), layout.state_shardings(step.mesh)
+    abstract, seed = layout.abstract_state(step.mesh), jax.ShapeDtypeStruct((), "uint32")
     weights = zip(
         jax.tree.leaves(layout.specs),
         weight_states(abstract.master, abstract.optimizer),
-        weight_states(places.master, places.optimizer),
         weight_updates(layout),
         strict=True,
     )
-    for number, (spec, like, where, update) in enumerate(weights):
+    for index, (spec, like, update) in enumerate(weights):
         if not is_stacked(spec):
             continue
-        weight = InitialWeight(layout, step.mesh, number, where, update)
+        weight = InitialWeight(layout, index, like, update)
         rows = update.rows(weight.local)
         assert rows is not None
-        fill = lambda *given, weight=weight, rows=rows: weight.filling(weight.local)(*given, rows)
-        made = device_bytes(fill, like, *(jax.ShapeDtypeStruct((), dtype) for dtype in ("int32", "uint32")))
+        made = device_bytes(lambda seed, weight=weight: step.residency.stored(weight, seed), seed)
         assert made <= 4 * layout.plan.axes.pipe * rows * prod(spec.shape[1:])
         largest = max(largest, made)
     assert largest < max(4 * prod(spec.shape) for spec in jax.tree.leaves(layout.specs) if is_stacked(spec))
