@@ -157,9 +157,9 @@ COMMUNICATION = (
         name="norm_gradient_reduced_twice",
         description="The gradients of norms are summed over tensor in the backward, and again at the step's end.",
         file="jaxpar/mesh/materialize.py",
-        old="return scatter_shards(grad, added[1], added[0] - unstacked, transport) if added else grad",
+        old="return scatter_shards(grad, added[1], added[0] - unstacked, placed.transport) if added else grad",
         new="grad = vary(reduce_sum(grad, ('tensor',))) if grad.ndim == 1 else grad; "
-        "return scatter_shards(grad, added[1], added[0] - unstacked, transport) if added else grad",
+        "return scatter_shards(grad, added[1], added[0] - unstacked, placed.transport) if added else grad",
         caught_by=(parity(tensor=2, fsdp=4),),
     ),
     Fault(

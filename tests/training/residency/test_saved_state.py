@@ -11,7 +11,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpar.config.kinds import ALIKE
 from jaxpar.mesh.layer_order import LayerOrder
-from jaxpar.training.residency.saved_state import SavedState
+from jaxpar.training.residency.saved_state import SavedState, _taken
 from tests.training.run.test_loop import Compilations
 
 ORDER = LayerOrder.of_chunks([0, 1, 1, 0], [2, 3, 1, 2])
@@ -59,6 +59,7 @@ def test_a_restored_stack_is_freed_once_it_is_moved():
 
 def test_stacks_of_one_shape_are_moved_by_one_program_in_every_save():
     saved, state = made()
+    _taken.clear_cache()
     compilations = Compilations()
     saved.outgoing(state)
     first = compilations.count
