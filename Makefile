@@ -1,6 +1,6 @@
 # `make train` and `make test` do all their own set-up. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test train test test-ci test-all test-faults audit lint format types imports
+.PHONY: help setup setup-test train test test-ci test-all test-faults audit lint format types imports site dist
 
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
@@ -24,6 +24,8 @@ help:
 	@echo "make test-all                      every test: an hour, before a release"
 	@echo "make test-faults                   every seeded fault turns its tests red: hours"
 	@echo "make lint format types imports     ruff, ruff format, pyright, the import layers"
+	@echo "make site                           the pages as a site, in build/site/index.html; every link is checked"
+	@echo "make dist                           a wheel and an sdist, in dist/"
 	@echo "make audit                         known vulnerabilities of the versions in constraints.txt; asks pypi.org"
 	@echo "make setup setup-test              make .venv and .venv-test only"
 
@@ -70,3 +72,10 @@ audit:
 
 imports: setup-test
 	@$(TEST_BIN)/lint-imports
+
+site: setup-test
+	@$(TEST_ENV) $(TEST_BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs . build/site
+	@echo "build/site/index.html"
+
+dist: setup-test
+	@$(TEST_BIN)/python -m hatchling build -d dist

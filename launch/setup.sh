@@ -16,6 +16,8 @@ case "${1:-}" in
     *) echo "usage: launch/setup.sh train|test" >&2 && exit 2 ;;
 esac
 
+# A link leads to an environment of another folder, which is used as it is and never cleared from here.
+if [ -L "$venv" ]; then exit 0; fi
 if [ "$venv" = .venv-test ]; then launch/install_browser.sh; fi
 
 # An environment stands when its stamp, written last, names this folder and these requirements.

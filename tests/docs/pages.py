@@ -1,4 +1,4 @@
-"""The links, anchors and code of a page, each with its place. markdown-it-py, which parses pages, comes with rich."""
+"""The code of a page, each with its place. markdown-it-py, which parses pages, comes with rich."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from urllib.parse import unquote
 
 from markdown_it import MarkdownIt
 from markdown_it.token import Token
@@ -27,14 +26,6 @@ class Code:
     """In a table, the code spans before it in its row."""
 
 
-@dataclass(frozen=True)
-class Link:
-    """A link or an image."""
-
-    place: str
-    target: str
-
-
 @dataclass
 class Page:
     """What a check needs to know of a page."""
@@ -42,8 +33,6 @@ class Page:
     name: str
     """Its path in the repository."""
     code: list[Code] = field(default_factory=list)
-    links: list[Link] = field(default_factory=list)
-    anchors: set[str] = field(default_factory=set)
 
 
 def read_page(name: str, text: str) -> Page:
@@ -61,15 +50,9 @@ def read_page(name: str, text: str) -> Page:
     return page
 
 
-def slug(heading: str) -> str:
-    """The anchor that GitHub gives to a heading."""
-    return re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-")
-
-
 def _read(page: Page, text: str, place: str) -> None:
     lines = text.split("\n")
     row: int | None = None
-    heading = False
     for token in MARKDOWN.parse(text):
         first, end = token.map or (0, 0)
         if token.type in ("tr_open", "tr_close"):
@@ -77,31 +60,15 @@ def _read(page: Page, text: str, place: str) -> None:
         elif token.type in ("code_block", "fence"):
             _read_block(page, token.content, place, first + (2 if token.type == "fence" else 1))
         elif token.type == "html_block":
-            _read_html(page, token.content, f"{place}{first + 1}")
             _read_block(page, re.sub(r"<!--|-->|`", " ", token.content), place, first + 1)
         elif token.type == "inline":
             _read_inline(page, token.children or [], lines, (first, end), place, row)
-            if heading:
-                page.anchors.add(_unique(slug(_plain(token)), page.anchors))
-        heading = token.type == "heading_open"
-
-
-def _plain(heading: Token) -> str:
-    return "".join(child.content for child in heading.children or [] if child.type in ("text", "code_inline"))
-
-
-def _unique(anchor: str, used: set[str]) -> str:
-    number, name = 0, anchor
-    while name in used:
-        number += 1
-        name = f"{anchor}-{number}"
-    return name
 
 
 def _read_inline(
     page: Page, children: Sequence[Token], lines: list[str], span: tuple[int, int], place: str, row: int | None
 ) -> None:
-    """Links and code spans of a paragraph or a cell; `row` is the number of code spans before the row of the cell."""
+    """Code spans of a paragraph or a cell; `row` is the number of code spans before the row of the cell."""
     line, end = span
 
     def find(text: str) -> int:
@@ -118,17 +85,6 @@ def _read_inline(
             page.code.append(Code(f"{place}{line + 1}", child.content, before))
         elif child.type == "text":
             page.code += [Code(f"{place}{line + 1}", path) for path in re.findall(PATH, child.content)]
-        elif child.type in ("link_open", "image"):
-            target = str(child.attrs["href" if child.type == "link_open" else "src"])
-            page.links.append(Link(f"{place}{find(target) + 1}", unquote(target)))
-        elif child.type == "html_inline":
-            _read_html(page, child.content, f"{place}{line + 1}")
-
-
-def _read_html(page: Page, html: str, place: str) -> None:
-    targets = re.findall(r"""<(?:a|img)\s[^>]*(?:href|src)=["']([^"']*)""", html)
-    page.links += [Link(place, target) for target in targets]
-    page.anchors |= set(re.findall(r"""<a\s[^>]*(?:id|name)=["']([^"']*)""", html))
 
 
 def _read_block(page: Page, text: str, place: str, first: int) -> None:

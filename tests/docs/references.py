@@ -1,7 +1,7 @@
-"""Checks that what a page names exists: links, paths, names in modules, commands and configuration keys.
+"""Checks that what a page names exists: paths, names in modules, commands and configuration keys.
 
-Each check takes the text of a code span, or of a line of a code block, and a `Repository`. It yields one sentence per
-mistake: the thing, and what is wrong with it.
+`make site` checks links. Each check takes the text of a code span, or of a line of a code block, and a `Repository`. It
+yields one sentence per mistake: the thing, and what is wrong with it.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import posixpath
 import re
 import shlex
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from jaxpar.__main__ import COMMANDS
 from jaxpar.config.errors import UserError
@@ -41,30 +41,15 @@ PYTHON = re.compile(r"(.*/)?python[\d.]*")
 ENDS_COMMAND = re.compile(r"\|\|?|&&?|;|[12]?>>?|<|\)")
 
 
-def problems(page: Page, repository: Repository, anchors: Callable[[str], set[str]]) -> list[str]:
-    """All mistakes of a page, each with its place; `anchors` returns the anchors of another page by its path."""
-    found = [*broken_links(page, repository, anchors)]
+def problems(page: Page, repository: Repository) -> list[str]:
+    """All mistakes of a page, each with its place."""
+    found: list[str] = []
     for code in page.code:
         things = [*missing_paths(code.text, repository, code.before)]
         for check in (missing_names, missing_imports, missing_commands, missing_keys):
             things += check(code.text, repository)
         found += [f"{code.place}: {thing}" for thing in things]
     return list(dict.fromkeys(found))
-
-
-def broken_links(page: Page, repository: Repository, anchors: Callable[[str], set[str]]) -> Iterator[str]:
-    """Relative links whose file, folder or heading does not exist."""
-    for link in page.links:
-        if re.match(r"[a-z][a-z+.-]*:", link.target):
-            continue
-        file, _, anchor = link.target.partition("#")
-        path = posixpath.normpath(posixpath.join(posixpath.dirname(page.name), file)) if file else page.name
-        if not repository.has(path):
-            yield f"{link.place}: link to {link.target}: there is no {path}{repository.near(path)}"
-        elif anchor and path.endswith((".md", ".ipynb")):
-            known = page.anchors if path == page.name else anchors(path)
-            if anchor not in known:
-                yield f"{link.place}: link to {link.target}: {path} has no such heading{did_you_mean(anchor, known)}"
 
 
 def missing_paths(text: str, repository: Repository, before: Sequence[str] = ()) -> Iterator[str]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 import struct
 from pathlib import Path
 
@@ -30,6 +31,13 @@ def test_the_outputs_that_are_kept_belong_to_the_code(name: str):
     assert {output.output_type for output in outputs} <= {"stream", "display_data", "execute_result"}
     assert {output.name for output in outputs if output.output_type == "stream"} == {"stdout"}
     assert (FOLDER / f"{name}.ipynb").stat().st_size < KEPT_BYTES
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_their_links_lead_to_files(name: str):
+    text = "".join(cell.source for cell in read(name).cells if cell.cell_type == "markdown")
+    files = re.findall(r"\]\((?!https?:)([^)#]+)", text)
+    assert [file for file in files if not (FOLDER / file).exists()] == []
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -2,21 +2,20 @@
 
 from __future__ import annotations
 
-import argparse
-import importlib
 import json
 import os
 import re
 from collections.abc import Iterator, Sequence
 from functools import cache
 from pathlib import Path
-from typing import NoReturn
 
 import pytest
 
-from tests.docs.pages import Page, read_page, slug
+from tests.docs.pages import read_page
 from tests.docs.references import problems
 from tests.docs.repository import Repository
+from tools.commands import page as commands_page
+from tools.commands import parser_of
 
 ROOT = Path(__file__).parents[2]
 LEFT_OUT = re.compile(r"__pycache__|runs|build|dist|\.(?!ci$).*")
@@ -28,31 +27,6 @@ def files() -> Iterator[str]:
         folders[:] = [name for name in folders if not LEFT_OUT.fullmatch(name)]
         inside = os.path.relpath(folder, ROOT)
         yield from (name if inside == "." else f"{inside}/{name}" for name in names)
-
-
-class ParserMade(Exception):
-    """Ends a command when its argument parser is complete."""
-
-    def __init__(self, parser: argparse.ArgumentParser):
-        self.parser = parser
-
-
-@cache
-def parser_of(module: str, word: str) -> argparse.ArgumentParser | None:
-    """The parser that a command of jaxpar builds if its first argument is `word`, which may be a subcommand."""
-
-    def parse_args(parser: argparse.ArgumentParser, *_: object) -> NoReturn:
-        raise ParserMade(parser)
-
-    main = getattr(importlib.import_module(module), "main", None)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(argparse.ArgumentParser, "parse_args", parse_args)
-        try:
-            if main is not None:
-                main([word])
-        except ParserMade as made:
-            return made.parser
-    return None
 
 
 def parser_flags(module: str, words: Sequence[str]) -> list[str] | None:
@@ -72,14 +46,9 @@ PAGES = sorted(
 )
 
 
-@cache
-def page_of(path: str) -> Page:
-    return read_page(path, REPOSITORY.read(path))
-
-
 @pytest.mark.parametrize("path", PAGES)
 def test_a_page_names_nothing_that_does_not_exist(path: str):
-    found = problems(page_of(path), REPOSITORY, lambda other: page_of(other).anchors)
+    found = problems(read_page(path, REPOSITORY.read(path)), REPOSITORY)
     assert not found, "\n".join(["", *found])
 
 
@@ -87,7 +56,6 @@ SMALL = {
     "Makefile": "LEVEL := quick\nsetup setup-test:\n\techo\ntest-all: setup-test\n\techo\n",
     "README.md": "# Here",
     "configs/small.yaml": "",
-    "docs/other.md": "# A title, `code` and *more*\n\n## Again\n\n## Again\n",
     "docs/pictures/a.svg": "",
     "jaxpar/__init__.py": '__all__ = ["Trainer"]\n',
     "jaxpar/train.py": 'import argparse\nparser.add_argument("--config")\nparser.add_argument("--set")\n',
@@ -102,15 +70,12 @@ SMALL = {
 def found_in(text: str, name: str = "docs/page.md") -> list[str]:
     """The mistakes of a page of a small repository."""
     small = Repository(frozenset({*SMALL, name}), lambda path: SMALL[path])
-    return problems(read_page(name, text), small, lambda path: read_page(path, SMALL[path]).anchors)
+    return problems(read_page(name, text), small)
 
 
 @pytest.mark.parametrize(
     "text",
     [
-        "[a](other.md) [b](other.md#a-title-code-and-more) [c](#title) [d](../jaxpar/mesh/)\n\n# Title",
-        "[a](other.md#again-1) ![b](pictures/a.svg) [c](https://a.org/b.md#c) <img src='pictures/a.svg'>",
-        '<a id="here"></a>[a](#here)',
         "`jaxpar/mesh/rules.py` `mesh/rules.py` `rules.py` `mesh/test_rules.py` `layout/choices/` `jaxpar/*.py`",
         "`tests/mesh/test_rules.py::test_that_it_holds[a]` `tests/mesh` `configs/small.yaml`, `test_that_it_holds`",
         "`runs/a/plan.json` `data/*.jsonl` `mlp/up` `GB/s` `.md` `jaxpar/NAME.py` `docs/<name>.md` `~/a.py`",
@@ -139,15 +104,6 @@ def test_a_page_whose_things_all_exist_passes(text: str):
 @pytest.mark.parametrize(
     ("text", "line", "parts"),
     [
-        # Links.
-        ("\n[a](othr.md)", 2, ("othr.md", "docs/othr.md")),
-        ("a\nb [c\nd](../rules.py)", 3, ("../rules.py", "did you mean jaxpar/mesh/rules.py")),
-        ("![a](pictures/b.svg)", 1, ("docs/pictures/b.svg",)),
-        ("<img src='pictures/b.svg'>", 1, ("docs/pictures/b.svg",)),
-        ("[a][1]\n\n[1]: gone.md", 1, ("docs/gone.md",)),
-        ("[a](other.md#agein)", 1, ("other.md#agein", "did you mean again?")),
-        ("# Title\n\n[a](#titel)", 3, ("#titel", "did you mean title?")),
-        ("[a](../../outside.md)", 1, ("../outside.md",)),
         # Paths.
         ("a\n`b\nc` d\n`jaxpar/rules.py`", 4, ("jaxpar/rules.py", "did you mean jaxpar/mesh/rules.py?")),
         ("`layout/tiles.py`", 1, ("layout/tiles.py", "did you mean jaxpar/layout/choices/tiles.py?")),
@@ -216,9 +172,11 @@ def test_cells_of_a_notebook_are_read():
 
 def test_flags_are_those_of_the_command_that_is_given():
     page = "`python -m jaxpar.plan --tokens 1` `python -m jaxpar.plan budget --tokens 1` `jaxpar.schedule --name gpipe`"
-    [sentence] = problems(read_page("README.md", page), REPOSITORY, lambda path: set())
+    [sentence] = problems(read_page("README.md", page), REPOSITORY)
     assert "jaxpar.plan --tokens" in sentence
 
 
-def test_anchors_are_those_of_github():
-    assert slug("Where would `x.y` go? (a_b, c-d)") == "where-would-xy-go-a_b-c-d"
+def test_the_page_of_commands_is_what_their_parsers_state():
+    assert REPOSITORY.read("docs/commands.md") == commands_page(), (
+        "stale: run `python -m tools.commands > docs/commands.md`"
+    )

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[2]
-PARTS = ("setup-test", "lint", "types", "imports", "test", "test-ci")
+PARTS = ("setup-test", "lint", "types", "imports", "site", "test", "test-ci")
 
 
 def ci(folder: Path, fails: str, *, alone: str = "fails", failed: int = 1) -> subprocess.CompletedProcess[str]:

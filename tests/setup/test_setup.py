@@ -154,3 +154,12 @@ def test_without_a_python_it_reports_it_in_one_sentence(checkout: Checkout):
 
 def test_an_unknown_environment_is_refused(checkout: Checkout):
     assert checkout.setup("nothing").returncode == 2
+
+
+def test_an_environment_of_another_folder_that_is_linked_here_is_left_as_it_is(checkout: Checkout, tmp_path: Path):
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/file").touch()
+    (checkout.folder / ".venv-test").symlink_to(tmp_path / "other")
+    done = checkout.setup("test")
+    assert done.returncode == 0 and checkout.calls() == []
+    assert (tmp_path / "other/file").exists()
