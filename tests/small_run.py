@@ -15,7 +15,7 @@ from jaxpar.data import batch_rows, open_data
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.build import build_mesh
-from jaxpar.mesh.layer_order import StackOrder, own_layers, with_own_layers
+from jaxpar.mesh.layer_order import StackOrder
 from jaxpar.training.step.batches import BatchPlacer
 from jaxpar.training.step.train_step import TrainStep
 from tests.same_bits import worst_difference as worst_difference
@@ -87,8 +87,8 @@ class SmallRun:
         """Weights or their gradients as NumPy, with layers in the order of the model, and none that pads the stack."""
         weights, layers = jax.device_get(weights), {}
         for kind, order in self.step.layout.order.stacks.items():
-            own = own_layers(weights["layers"], kind)
-            layers = with_own_layers(layers, kind, jax.tree.map(lambda stack, o=order: stack[o.row_of_layer], own))
+            own = weights["layers"][kind]
+            layers[kind] = jax.tree.map(lambda stack, o=order: stack[o.row_of_layer], own)
         return weights | {"layers": layers}
 
     def by_row(self, weights: Any) -> Any:
@@ -101,6 +101,6 @@ class SmallRun:
 
         layers = {}
         for kind, order in self.step.layout.order.stacks.items():
-            own = jax.tree.map(partial(stack, order=order), own_layers(weights["layers"], kind))
-            layers = with_own_layers(layers, kind, own)
+            own = jax.tree.map(partial(stack, order=order), weights["layers"][kind])
+            layers[kind] = own
         return weights | {"layers": layers}

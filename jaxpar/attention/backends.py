@@ -7,6 +7,7 @@ import jax
 from jaxpar.attention.choosing import choose_kernel
 from jaxpar.attention.request import AttentionRequest
 from jaxpar.attention.sinks import with_sinks
+from jaxpar.config.kinds import ALL
 from jaxpar.config.plan import Choice
 from pallas_kernels.attention import Kernels, Settings, Tokens, cudnn, packed_room
 from pallas_kernels.attention.registry import REGISTRY, Implementation
@@ -61,7 +62,7 @@ def kernel_request(request: AttentionRequest) -> Request:
     )
 
 
-def choose_backend(name: str, request: AttentionRequest, key: str = "attention.backend", kind: str = "") -> Choice:
+def choose_backend(name: str, request: AttentionRequest, key: str = "attention.backend", kind: str = ALL) -> Choice:
     """The implementation called `name`, as the value of `key`, in layers of `kind` where kinds have names.
 
     Raises:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 from jaxpar.attention.request import AttentionRequest
 from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import ALL
 from jaxpar.config.plan import Choice
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from pallas_kernels.choice import Registry, Request
@@ -64,9 +65,8 @@ def choose(
     return Choice(chosen, reason, others)
 
 
-def choose_kernel(registry: Registry, name: str, request: Request, key: str, kind: str = "") -> Choice:
-    """The implementation of a registry of kernels called `name`, as the value of `key`, in layers of `kind` where kinds
-    have names.
+def choose_kernel(registry: Registry, name: str, request: Request, key: str, kind: str = ALL) -> Choice:
+    """The implementation of a registry of kernels called `name`, as the value of `key`, in the layers of a kind.
 
     Raises:
         UserError: If there is no such implementation, or it does not support the request (the reasons are repeated).
@@ -79,6 +79,5 @@ def choose_kernel(registry: Registry, name: str, request: Request, key: str, kin
     except Unsupported as error:
         reasons = error.refused
         why = clauses(reasons) if len(reasons) > 1 else next(iter(reasons.values()))
-        asked = f"the layers of kind {kind}" if kind else "this run"
-        raise UserError(f"{key} is {name!r}, which does not support {asked}: {why}") from None
+        raise UserError(f"{key} is {name!r}, which does not support the layers of kind {kind}: {why}") from None
     return Choice(chosen.name, chosen.reason, chosen.rejected)

@@ -27,7 +27,7 @@ class Spec(NamedTuple):
 
 
 def named_leaves[Leaf](tree: PyTree[Leaf]) -> dict[str, Leaf]:
-    """Leaves by their path, such as `master/layers/mlp/up`; a tree that is one leaf has the name "".
+    """Leaves by their path, such as `master/layers/all/mlp/up`; a tree that is one leaf has the name "".
 
     Raises:
         ValueError: a key holds the separator, so that two leaves could have one name.

@@ -50,7 +50,7 @@ class Compilation:
     notes: tuple[str, ...]
     """Where the compiled program differs from the one that will run, and why; empty when it does not."""
     inputs: tuple[str, ...]
-    """Name of each parameter of the program, by its number: `master/layers/mlp/gate`, `optimizer/mu/...`, `step`,
+    """Name of each parameter of the program, by its number: `master/layers/all/mlp/gate`, `optimizer/mu/...`, `step`,
     `batch/tokens`."""
     program: str
     """The scheduled program (HLO text)."""

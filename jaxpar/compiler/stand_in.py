@@ -11,6 +11,7 @@ from dataclasses import replace
 from jaxpar.attention.backends import kernel_request
 from jaxpar.compiler.wheels import has_cudnn
 from jaxpar.config import Config
+from jaxpar.config.kinds import ALL
 from jaxpar.config.plan import Choice, Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.layout.choices.attention import attention_requests
@@ -29,7 +30,7 @@ def compilable(config: Config, plan: Plan, device: Device, release: str) -> tupl
         device: a GPU of the cluster.
         release: of CUDA, as in `has_cudnn`.
     """
-    kinds = plan.kind_attention or {"": plan.attention}
+    kinds = plan.kind_attention or {ALL: plan.attention}
     if all(choice.name != "cudnn" for choice in kinds.values()) or has_cudnn(release):
         return plan, ()
     requests = attention_requests(config, device, plan.runs)

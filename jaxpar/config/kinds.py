@@ -1,7 +1,7 @@
 """Kinds of layers: the kind of each layer of a model, and the `ModelConfig` that layers of a kind use.
 
 A kind overrides a few keys of `ModelConfig`. Functions that describe a layer take a `ModelConfig` and are called once
-for each kind, with the model of that kind; a model without kinds has one kind, whose name is empty.
+for each kind, with the model of that kind; a model that declares no kinds has one, `ALL`.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ OWN = (
 )  # fmt: skip
 """Keys of `model` that a kind may set."""
 
-ALIKE = ""
-"""The kind of all layers of a model that names none."""
+ALL = "all"
+"""The kind of all layers of a model that declares none."""
 
 
 def layer_kinds(model: ModelConfig) -> tuple[str, ...]:
     """The kind of each layer, in the order of the model."""
     pattern = model.pattern
     if pattern is None:
-        return (ALIKE,) * model.layers
+        return (ALL,) * model.layers
     units = (model.layers - len(pattern.prefix) - len(pattern.suffix)) // max(1, len(pattern.unit))
     return pattern.prefix + pattern.unit * units + pattern.suffix
 
 
 def kind_model(model: ModelConfig, kind: str) -> ModelConfig:
     """`model` with the keys of `kind`: all its layers are of that kind."""
-    if kind == ALIKE:
+    if model.pattern is None:
         return model
     overrides = {key: _checked(f"model.kinds.{kind}.{key}", key, value) for key, value in model.kinds[kind].items()}
     return with_values(replace(model, kinds={}, pattern=None), overrides)
@@ -54,6 +54,11 @@ def kind_counts(model: ModelConfig) -> dict[str, int]:
     return dict(Counter(layer_kinds(model)))
 
 
+def key_of(kind: str, key: str) -> str:
+    """The name of a key of `model` in the section that sets it for the layers of a kind."""
+    return f"model.{key}" if kind == ALL else f"model.kinds.{kind}.{key}"
+
+
 def check_kinds(model: ModelConfig) -> None:
     """Refuse kinds and patterns that do not make `model.layers` layers.
 
@@ -65,6 +70,8 @@ def check_kinds(model: ModelConfig) -> None:
         where = f"model.kinds.{cut(kind, 80)}"
         if not kind.isidentifier():
             raise UserError(f"{where}: expected a name of letters, digits and _, got {quoted(kind, 80)}")
+        if kind == ALL:
+            raise UserError(f"{where}: layers of a model without kinds have this name; expected another")
         for key, value in overrides.items():
             if key not in OWN:
                 why = "is of the whole model" if key in _types() else "is no key of model"

@@ -24,7 +24,7 @@ from jaxpar.config.bounds import (
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
-PLAN_VERSION = 14
+PLAN_VERSION = 15
 """The version of `plan.json`, which a new field of `Plan` raises."""
 
 

@@ -26,7 +26,7 @@ from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import gather_context, reduce_max, reduce_sum
-from jaxpar.mesh.layer_order import LAYERS, layers_path, own_layers
+from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.materialize import gather
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, DecoderStages
@@ -120,9 +120,7 @@ class GenerationFunctions:
         layers = {kind: stages.prototype(kind) for kind in stages.order.stacks}
         filled: dict[str, list[PyTree]] = {kind: [None] * stack.rows for kind, stack in stages.order.stacks.items()}
         for kind, row in stages.order.slots:
-            weight = gather(
-                own_layers(weights[LAYERS], kind)[row], stages.placements, part=layers_path(kind), unstacked=True
-            )
+            weight = gather(weights[LAYERS][kind][row], stages.placements, part=(LAYERS, kind), unstacked=True)
             layer = with_weights(layers[kind], weight)
             index = stages.loop.stack(kind).order.own(0)[row]
             context = Context(index, tokens[kind], stages.attend[kind], train=False, rows=rows)

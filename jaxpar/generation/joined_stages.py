@@ -23,7 +23,7 @@ from jaxpar.generation.layout import generation_layout
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import AXES
 from jaxpar.mesh.collectives import reduce_sum
-from jaxpar.mesh.layer_order import LAYERS, own_layers, with_own_layers
+from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.parameters import Arrays, Weights
 from jaxpar.mesh.rules import axes_of_dim
@@ -59,7 +59,7 @@ def joined_weights(weights: Weights, layout: StepLayout, mesh: Mesh, config: Con
     )
     layers: Arrays = {}
     for kind, stack in layout.order.stacks.items():
-        stacked, specs = own_layers(weights[LAYERS], kind), own_layers(placement.layout[LAYERS], kind)
+        stacked, specs = weights[LAYERS][kind], placement.layout[LAYERS][kind]
         leaves, tree = jax.tree.flatten(stacked)
         flat = tree.flatten_up_to(specs)
         moved = [
@@ -67,7 +67,7 @@ def joined_weights(weights: Weights, layout: StepLayout, mesh: Mesh, config: Con
             for leaf, spec in zip(leaves, flat, strict=True)
         ]
         rows = [tree.unflatten(list(row)) for row in zip(*moved, strict=True)]
-        layers = with_own_layers(layers, kind, rows)
+        layers = layers | {kind: rows}
     return {**joined, LAYERS: layers}
 
 

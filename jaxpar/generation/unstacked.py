@@ -13,7 +13,7 @@ import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpar.mesh.layer_order import LAYERS, LayerOrder, own_layers, with_own_layers
+from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.parameters import ModelTree, Nested, Partitions, Weights
 
 
@@ -40,9 +40,9 @@ def _map_stacks[Leaf](tree: ModelTree[Leaf], order: LayerOrder, layer: Callable[
     layers: Nested[Leaf] = {}
     is_leaf = lambda leaf: isinstance(leaf, PartitionSpec)
     for kind, stack in order.stacks.items():
-        own = own_layers(tree[LAYERS], kind)
+        own = tree[LAYERS][kind]
         rows = [jax.tree.map(lambda leaf, row=row: layer(leaf, row), own, is_leaf=is_leaf) for row in range(stack.rows)]
-        layers = with_own_layers(layers, kind, rows)
+        layers = layers | {kind: rows}
     return {**tree, LAYERS: layers}
 
 

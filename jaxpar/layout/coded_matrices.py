@@ -12,7 +12,7 @@ from jaxpar.config import Config
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.layers.matmul_formats import are_exact, dense_groups, first_columns, quantised, routed_groups
-from jaxpar.mesh.layer_order import LayerOrder, layers_path
+from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, added_dim, local_shape
 from jaxpar.precision.recipe import recipe_of
@@ -31,7 +31,7 @@ def coded_matrices(config: Config, plan: Plan, placements: Placements, order: La
         first = first_columns(config, groups)
         for part, group in (*dense_groups(model), *routed_groups(model)):
             for column, name in enumerate(groups.get(group.name, ()), start=first.get(group.name, 0) + 1):
-                path = (*layers_path(kind), part.name, name)
+                path = (LAYERS, kind, part.name, name)
                 squares = _squares(config, plan, placements, path, part.weights[name].stacked(stack.rows))
                 found.append(CodedMatrix(path, column, rows, stack, kind, group.name, squares))
     return tuple(found)

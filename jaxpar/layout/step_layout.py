@@ -171,7 +171,7 @@ class StepLayout:
 
     @cached_property
     def weight_names(self) -> tuple[str, ...]:
-        """The name of each leaf of `trained`, such as `layers.mlp.up`."""
+        """The name of each leaf of `trained`, such as `layers.all.mlp.up`."""
         paths = jax.tree_util.tree_leaves_with_path(self.trained)
         return tuple(jax.tree_util.keystr(path, simple=True, separator=".") for path, _ in paths)
 

@@ -21,7 +21,7 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Int, PyTree
 
-from jaxpar.config.kinds import ALIKE
+from jaxpar.config.kinds import ALL
 
 type Index = int | Int[Array, ""]
 
@@ -29,14 +29,14 @@ PADDING = -1
 """Number of a row that holds no layer."""
 
 LAYERS = "layers"
-"""The key of the layers in a tree of weights; below it, if kinds have names, there is a tree for each kind."""
+"""The key of the layers in a tree of weights; below it there is a tree for each kind."""
 
 
 class Chunk(NamedTuple):
     """A chunk of this rank in the stacks of weights, or of their gradients."""
 
     stack: PyTree[Array]
-    """Arrays [row, ...], by kind if kinds have names; the rows of a chunk are contiguous."""
+    """Arrays [row, ...] by kind; the rows of a chunk are contiguous."""
     chunk: Index
     """Which of the rank's chunks it is."""
     place: Index
@@ -125,7 +125,7 @@ class LayerOrder:
     @staticmethod
     def of_chunks(rank_of: Sequence[int], layers: Sequence[int]) -> LayerOrder:
         """Chunks of layers that are alike, in model order: the rank of each, and its number of layers."""
-        return LayerOrder.of_kinds(rank_of, [(ALIKE,) * count for count in layers])
+        return LayerOrder.of_kinds(rank_of, [(ALL,) * count for count in layers])
 
     @staticmethod
     def of_kinds(rank_of: Sequence[int], chunks: Sequence[Sequence[str]]) -> LayerOrder:
@@ -174,33 +174,14 @@ class LayerOrder:
 
         `path` is JAX's, or a sequence of names.
         """
-        if ALIKE in self.stacks:
-            return self.stacks[ALIKE]
         names = [str(getattr(key, "key", key)) for key in path]
         return self.stacks[names[names.index(LAYERS) + 1]]
 
-    def without_kind[Key](self, path: Sequence[Key]) -> tuple[Key, ...]:
-        """`path` of a tree of weights without the name of a kind; initial values depend on it."""
-        names = [getattr(key, "key", key) for key in path]
-        if ALIKE in self.stacks or LAYERS not in names:
-            return tuple(path)
-        place = names.index(LAYERS) + 1
-        return (*path[:place], *path[place + 1 :])
 
-
-def layers_path(kind: str) -> tuple[str, ...]:
-    """The path of a kind's layers in a tree of weights."""
-    return (LAYERS,) if kind == ALIKE else (LAYERS, kind)
-
-
-def own_layers[Leaf](layers: PyTree[Leaf], kind: str) -> PyTree[Leaf]:
-    """The part of `layers` for one kind: all of it if kinds have no names."""
-    return layers if kind == ALIKE else layers[kind]
-
-
-def with_own_layers[Leaf](layers: PyTree[Leaf], kind: str, own: PyTree[Leaf]) -> PyTree[Leaf]:
-    """`layers` with the part for one kind replaced."""
-    return own if kind == ALIKE else layers | {kind: own}
+def without_kind[Key](path: Sequence[Key]) -> tuple[Key, ...]:
+    """JAX's `path` of a leaf of a tree of weights without the name of a kind; initial values depend on it."""
+    names = [getattr(key, "key", key) for key in path]
+    return (*path[:1], *path[2:]) if names[0] == LAYERS else tuple(path)
 
 
 def common_sequence(chunks: Sequence[Sequence[str]]) -> tuple[str, ...]:

@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from jax.tree_util import KeyPath
 from jaxtyping import Array, Float, Int, PyTree, UInt
 
-from jaxpar.mesh.layer_order import PADDING, LayerOrder
+from jaxpar.mesh.layer_order import PADDING, LayerOrder, without_kind
 
 type Nested[Leaf] = dict[str, PyTree[Leaf]]
 """Leaves by name, in dicts of any depth: those of a layer, or of another part of a model."""
@@ -25,7 +25,7 @@ type Arrays = Nested[jax.Array]
 
 type ModelTree[Leaf] = dict[str, PyTree[Leaf]]
 """A leaf for each weight of a model: `Nested` leaves of `embedding`, `final_norm`, `head` (unless it is tied to the
-embedding), and at `LAYERS` those of all layers stacked, or of each kind if kinds have names."""
+embedding), and at `LAYERS` those of all layers stacked, for each kind."""
 
 type Weights = ModelTree[jax.Array]
 """Weights, or their gradients."""
@@ -136,7 +136,7 @@ def initial_weights(specs: Specs, seed: int | UInt[Array, ""], order: LayerOrder
 
     def value(path: KeyPath, spec: ParamSpec) -> jax.Array:
         numbers = order.stack_at(path).numbers.ravel() if "layers" in spec.axes else ()
-        name = jax.tree_util.keystr(order.without_kind(path))
+        name = jax.tree_util.keystr(without_kind(path))
         return initial_weight(name, spec, seed, jnp.asarray(numbers, jnp.int32))
 
     return jax.tree_util.tree_map_with_path(value, specs, is_leaf=lambda x: isinstance(x, ParamSpec))

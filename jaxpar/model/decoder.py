@@ -26,7 +26,7 @@ from jaxpar.layers.ops.plain import Ops
 from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
 from jaxpar.mesh.collectives import gather_context
-from jaxpar.mesh.layer_order import LAYERS, LayerOrder, own_layers, with_own_layers
+from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.materialize import summed_early
 from jaxpar.mesh.parameters import Arrays, Nested, ParamSpec, Specs, Weights, map_specs
 from jaxpar.mesh.placements import Placements
@@ -63,13 +63,13 @@ class Decoder(nnx.Module):
 def decoder_specs(config: Config, order: LayerOrder) -> Specs:
     """The `ParamSpec` of every weight, layers stacked: what weights, placements and checkpoints are made from.
 
-    Below `layers` are the weights of all layers or, if kinds have names, a tree for each.
+    Below `layers` is a tree for each kind.
     """
     specs, layers = with_frozen(specs_of(Decoder(config)), adapters_of(config)), {}
     for kind, stack in order.stacks.items():
         own = layer_specs(layer_of_kind(config, kind), config)
         stacked = map_specs(lambda spec, rows=stack.rows: spec.stacked(rows), own)
-        layers = with_own_layers(layers, kind, stacked)
+        layers = layers | {kind: stacked}
     return specs | {LAYERS: layers}
 
 
@@ -248,7 +248,7 @@ class DecoderStages:
         return LayerKind(apply, self.keeps[kind], linear, matrices, prototype.reports, frozen, zeros, blocks=blocks)
 
     def _wide_in(self, kind: str) -> Nested[bool] | None:
-        layer, placed = self.prototype(kind), own_layers(self.placements.weights[LAYERS], kind)
+        layer, placed = self.prototype(kind), self.placements.weights[LAYERS][kind]
         return wide_matrices(self.config, layer.blocks, layer_specs(layer, self.config), placed, self.placements)
 
     @cached_property

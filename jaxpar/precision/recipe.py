@@ -7,6 +7,7 @@ from dataclasses import dataclass, fields, replace
 
 import jax
 
+from jaxpar.config.kinds import ALL
 from jaxpar.config.schema import PrecisionConfig
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
@@ -76,7 +77,7 @@ class QuantisedGroups:
     exact_layers: tuple[int, int] | None = None
     """Layers before the first number, and from the second on, are multiplied exactly; None if no layer that runs the
     program is."""
-    kind: str = ""
+    kind: str = ALL
     """The kind of the layers."""
     tensors: int = 0
     """Tensors of a layer that have a scale, in all groups of all kinds."""

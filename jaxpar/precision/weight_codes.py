@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
+from jaxpar.config.kinds import ALL
 from jaxpar.mesh.axes import vary, varying_axes
 from jaxpar.mesh.coded import coded_stack
 from jaxpar.mesh.collectives import reduce_max
@@ -43,7 +44,7 @@ class CodedMatrix:
     exact: tuple[bool | None, ...]
     """Of each row of a chunk, whether its layers are exceptions; None if only in some chunks."""
     order: StackOrder
-    kind: str = ""
+    kind: str = ALL
     """Of its layers."""
     group: str = ""
     """Of its matmuls."""

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxpar.memory.buffers import at, put
-from jaxpar.mesh.layer_order import Index, layers_path
+from jaxpar.mesh.layer_order import LAYERS, Index
 from jaxpar.mesh.materialize import summed_early
 from jaxpar.mesh.parameters import Arrays, Nested
 from jaxpar.mesh.placements import WeightPlacement
@@ -30,7 +30,7 @@ class SummedEarly(Quantized):
         return jax.tree.map(keep, gradients, summed, self._placed(gradients))
 
     def _placed(self, gradients: Stack) -> Nested[WeightPlacement]:
-        return self.placements.of(layers_path(self.kind), gradients)
+        return self.placements.of((LAYERS, self.kind), gradients)
 
     def _with_next_summed(self, gradients: Stack, dw: Arrays, row: Index) -> tuple[Stack, Arrays]:
         """(`gradients` with the sums over ranks of the row after `row`, `dw`).

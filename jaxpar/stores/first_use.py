@@ -6,7 +6,7 @@ import jax
 from jaxtyping import PyTree
 
 from jaxpar.memory.buffers import at, put, stacked
-from jaxpar.mesh.layer_order import Index, layers_path
+from jaxpar.mesh.layer_order import LAYERS, Index
 from jaxpar.mesh.materialize import row_to_storage
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.runtime.store import Stack
@@ -28,4 +28,4 @@ class FirstUse(Sharded):
         return put(rows, fetched, row)
 
     def _stored(self, weights: Stack, row: Index, like: int) -> Arrays:
-        return row_to_storage(at(weights, row), self.placements, part=layers_path(self.kind))
+        return row_to_storage(at(weights, row), self.placements, part=(LAYERS, self.kind))

@@ -8,7 +8,7 @@ from jax import lax
 
 from jaxpar.memory.buffers import entry_on_device, in_order, put
 from jaxpar.memory.streaming import to_host
-from jaxpar.mesh.layer_order import Index, layers_path
+from jaxpar.mesh.layer_order import LAYERS, Index
 from jaxpar.mesh.materialize import row_to_storage
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.runtime.passes import Accumulator
@@ -41,4 +41,4 @@ class HostRows(Sharded):
     def _stored(self, weights: Stack, row: Index, like: int) -> Arrays:
         with jax.named_scope("stored_weights"):
             fetched = jax.tree.map(lambda stack: entry_on_device(stack, row), weights)
-        return row_to_storage(fetched, self.placements, part=layers_path(self.kind))
+        return row_to_storage(fetched, self.placements, part=(LAYERS, self.kind))

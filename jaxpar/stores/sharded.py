@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from jaxpar.memory.buffers import at, put
-from jaxpar.mesh.layer_order import Index, layers_path
+from jaxpar.mesh.layer_order import LAYERS, Index
 from jaxpar.mesh.materialize import gather, is_code, to_accumulators
 from jaxpar.mesh.parameters import Arrays, Nested, merge, only
 from jaxpar.mesh.placements import Placements, WeightPlacement, added_dim
@@ -32,7 +32,7 @@ class Sharded:
     @property
     def ahead(self) -> bool:
         """Whether storage differs from compute placement."""
-        placed: list[WeightPlacement] = jax.tree.leaves(self.placements.of(layers_path(self.kind)))
+        placed: list[WeightPlacement] = jax.tree.leaves(self.placements.of((LAYERS, self.kind)))
         return any(added_dim(weight.compute, weight.storage) for weight in placed)
 
     def fetch(self, weights: Stack, row: Index, like: int) -> tuple[Arrays, PyTree]:
@@ -78,8 +78,8 @@ class Sharded:
 
     def _gathered(self, stored: Arrays) -> Arrays:
         """Weights of one layer from storage to compute placement."""
-        return gather(stored, self.placements, part=layers_path(self.kind), unstacked=True)
+        return gather(stored, self.placements, part=(LAYERS, self.kind), unstacked=True)
 
     def _accumulated(self, new: Arrays) -> Arrays:
         """Gradients of weights of one layer from compute to gradient placement."""
-        return to_accumulators(new, self.placements, part=layers_path(self.kind), unstacked=True)
+        return to_accumulators(new, self.placements, part=(LAYERS, self.kind), unstacked=True)

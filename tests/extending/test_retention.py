@@ -88,8 +88,8 @@ def retention64(x: Any, weights: Any, options: Any, batch: Any) -> Any:
 
 def renamed(weights: Any, old: str, new: str) -> Any:
     """A tree of weights whose layers have a mixer under another name."""
-    layers = {name.replace(old, new): tree for name, tree in weights["layers"].items()}
-    return weights | {"layers": layers}
+    layers = {name.replace(old, new): tree for name, tree in weights["layers"]["all"].items()}
+    return weights | {"layers": {"all": layers}}
 
 
 @pytest.mark.matrix(quick=("context and tensor",), ci=3)

@@ -127,7 +127,7 @@ def test_gram_matrices_are_split_over_all_ranks_and_counted_by_planner_and_estim
     plan = make_plan(config, jax.devices()[0])
     layout = StepLayout(config, plan)
     state = layout.abstract_state()
-    gram = state.optimizer["left_gram"]["layers"]["mlp"]["up"]
+    gram = state.optimizer["left_gram"]["layers"]["all"]["mlp"]["up"]
     assert gram.shape == (2, 32, 32) and gram.sharding.shard_shape(gram.shape) == (2, 8, 32)
     each = [
         sum(prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in jax.tree.leaves(weight))
@@ -153,5 +153,5 @@ def test_its_settings_are_checked():
 
 def test_a_mesh_that_does_not_divide_its_matrices_is_one_sentence():
     config = small(model={"layers": 2, "mlp": 36}, optimizer=SOAP, parallel={"fsdp": 4, "tensor": 2})
-    with refused("optimizer.name: soap", "left_gram of layers.mlp.down", "36", "tensor 2 x fsdp 4"):
+    with refused("optimizer.name: soap", "left_gram of layers.all.mlp.down", "36", "tensor 2 x fsdp 4"):
         StepLayout(config, make_plan(resolve_config(config, layout_of(config.parallel)), jax.devices()[0]))

@@ -34,12 +34,12 @@ def largest_written() -> int:
     programs = Programs(config, mesh, Sampling(), zero=0)
     functions, weights, state, _ = programs.parts(ROWS, 0, LENGTH)
     specs: Any = functions.layout.specs
-    layers = [map_specs(lambda spec: spec.shape[1:], specs["layers"])] * 3
+    layers = [map_specs(lambda spec: spec.shape[1:], specs["layers"]["all"])] * 3
     shapes = {**map_specs(lambda spec: spec.shape, specs), "layers": layers}
     places: Any = (ROWS, 4, LENGTH, EMBED // 8)
     cached = KeyValues(places, places)
     number: Any = (ROWS,)
-    rows = Rows({"": [{"attention": cached, "mlp": ()}] * 3}, number, number, number, None)
+    rows = Rows({"all": [{"attention": cached, "mlp": ()}] * 3}, number, number, number, None)
 
     def abstract(shapes: Any, layouts: Any) -> Any:
         dtype = lambda shape: jnp.int32 if len(shape) == 1 and shape[0] == ROWS else jnp.bfloat16

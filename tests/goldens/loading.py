@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpar.config.kinds import ALL, layer_kinds
 from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
 from jaxpar.interop.sources.hf_folder import HFFolder
@@ -40,10 +41,12 @@ def pad_vocabulary(weights: Tree, multiple: int) -> Tree:
 def weights_of(source: HFFolder) -> Tree:
     """All weights in float32, layers of all kinds in one stack."""
     leaves = {}
-    for name, spec in weight_specs(source.model, next(iter(source.model.kinds), "")).items():
+    for name, spec in weight_specs(source.model, layer_kinds(source.model)[0]).items():
         whole = tuple(slice(0, size) for size in spec.shape)
         layers = range(source.model.layers) if name.startswith(LAYER_PREFIX) else None
-        leaves[name] = source.read(name, layers, whole).astype(np.float32)
+        leaves[name.replace(LAYER_PREFIX, f"{LAYER_PREFIX}{ALL}.")] = source.read(name, layers, whole).astype(
+            np.float32
+        )
     return nested(leaves)
 
 

@@ -186,14 +186,14 @@ def test_a_run_saves_its_factors_alone_and_goes_on(tmp_path: Path):
     assert losses(cut) == losses(whole)
     saved = saved_state(cut, 4)
     assert_same_bits(saved.master, saved_state(whole, 4).master)
-    names = {key for part in saved.master["layers"].values() for key in part}
+    names = {key for part in saved.master["layers"]["all"].values() for key in part}
     assert list(saved.master) == ["layers"] and all("_lora_" in name for name in names) and not saved.frozen
     assert_same_bits(
-        np.asarray(trainer.state.frozen["layers"]["mlp"]["up"][1]),
+        np.asarray(trainer.state.frozen["layers"]["all"]["mlp"]["up"][1]),
         tensors(FOLDER / "llama")["model.layers.1.mlp.up_proj.weight"].T.copy(),
     )
     model = open_source(folder_of(cut), "MODEL")
-    a, b = (saved.master["layers"]["mlp"][f"up_{end}"][1] for end in ("lora_a", "lora_b"))
+    a, b = (saved.master["layers"]["all"]["mlp"][f"up_{end}"][1] for end in ("lora_a", "lora_b"))
     wanted = tensors(FOLDER / "llama")["model.layers.1.mlp.up_proj.weight"].T + 2.0 * (a @ b)
     found = model.read("layers.mlp.up", [1], (slice(4, 9), slice(2, 40)))[0]
     np.testing.assert_allclose(found, wanted[4:9, 2:40], rtol=1e-6, atol=1e-7)

@@ -98,10 +98,10 @@ def test_random_factors_are_those_that_a_new_run_draws(tmp_path: Path):
     found = factorize(FOLDER / "gpt2", tmp_path / "out", "--rank", 20, "--solver", "random")
     assert found.model.low_rank == {"down": 20, "up": 20}, "the sides of the others are 32"
     order = LayerOrder.of_kinds([0], [layer_kinds(found.model)])
-    specs = decoder_specs(found.config, order)["layers"]["mlp"]
-    own = {"layers": {"mlp": {name: specs[name] for name in ("up_a", "down_b")}}}
+    specs = decoder_specs(found.config, order)["layers"]["all"]["mlp"]
+    own = {"layers": {"all": {"mlp": {name: specs[name] for name in ("up_a", "down_b")}}}}
     draw = jax.jit(lambda: initial_weights(own, found.config.run.seed, order))
-    for name, drawn in draw()["layers"]["mlp"].items():
+    for name, drawn in draw()["layers"]["all"]["mlp"].items():
         np.testing.assert_allclose(layers_of(found, f"layers.mlp.{name}"), drawn, rtol=1e-6)
 
 

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import load_config
 from jaxpar.config.counting import rotary_dim
-from jaxpar.config.kinds import ALIKE, kind_model
+from jaxpar.config.kinds import ALL, kind_model
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.parts import FEED_FORWARDS
 from jaxpar.config.plan import LayerRun
@@ -152,8 +152,8 @@ def test_the_time_of_an_average_layer_is_that_of_its_kinds():
     again = layers["all"].again("full", indices)
     for kind in KINDS:
         alone = layers[kind]
-        assert copied[Sort(kind)] == alone.copied("gemm_last", (), 1.0)[Sort(ALIKE)]
-        assert again[Sort(kind)] == alone.again("full", ())[Sort(ALIKE)]
+        assert copied[Sort(kind)] == alone.copied("gemm_last", (), 1.0)[Sort(ALL)]
+        assert again[Sort(kind)] == alone.again("full", ())[Sort(ALL)]
 
 
 @pytest.mark.parametrize(

@@ -113,10 +113,12 @@ def test_nothing_stays_on_devices_that_use_the_hosts_memory():
 def test_a_plan_of_other_weights_is_refused():
     config = resolve_config(small(memory={"optimizer_offload": "host"}), 1)
     plan = make_plan(config, jax.devices()[0])
-    check_plan(replace(plan, resident_weights=("layers.mlp.up",)), config, jax.devices()[0])
-    with refused("plan.resident_weights: 'layers.mlp.upp' is no weight of the model", "did you mean layers.mlp.up"):
-        check_plan(replace(plan, resident_weights=("layers.mlp.upp",)), config, jax.devices()[0])
+    check_plan(replace(plan, resident_weights=("layers.all.mlp.up",)), config, jax.devices()[0])
+    with refused(
+        "plan.resident_weights: 'layers.all.mlp.upp' is no weight of the model", "did you mean layers.all.mlp.up"
+    ):
+        check_plan(replace(plan, resident_weights=("layers.all.mlp.upp",)), config, jax.devices()[0])
     config = resolve_config(small(), 1)
     plan = make_plan(config, jax.devices()[0])
-    with refused("plan.resident_weights: expected none with plan.optimizer_offload: none", "got layers.mlp.up"):
-        check_plan(replace(plan, resident_weights=("layers.mlp.up",)), config, jax.devices()[0])
+    with refused("plan.resident_weights: expected none with plan.optimizer_offload: none", "got layers.all.mlp.up"):
+        check_plan(replace(plan, resident_weights=("layers.all.mlp.up",)), config, jax.devices()[0])

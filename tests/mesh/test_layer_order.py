@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec
 
-from jaxpar.config.kinds import ALIKE
+from jaxpar.config.kinds import ALL
 from jaxpar.mesh.layer_order import PADDING, LayerOrder, common_sequence
 from jaxpar.mesh.parameters import ParamSpec, initial_weights
 from jaxpar.pipeline.table import loop_placement, v_placement
@@ -22,8 +22,8 @@ from tests.traced import mesh_of
 def test_one_rank_has_all_layers_in_order():
     order = LayerOrder.of_chunks([0], [5])
     assert order.in_order and not order.padded
-    assert (order.stacks[ALIKE].rows, order.layers_per_chunk) == (5, 5)
-    assert order.stacks[ALIKE].row_of_layer.tolist() == [0, 1, 2, 3, 4]
+    assert (order.stacks[ALL].rows, order.layers_per_chunk) == (5, 5)
+    assert order.stacks[ALL].row_of_layer.tolist() == [0, 1, 2, 3, 4]
 
 
 def test_stages_of_one_length_have_the_layers_in_order():
@@ -32,21 +32,21 @@ def test_stages_of_one_length_have_the_layers_in_order():
 
 def test_chunks_that_go_round_lie_with_their_rank():
     order = LayerOrder.of_chunks(loop_placement(2, 2), (2, 2, 2, 2))
-    assert order.stacks[ALIKE].numbers.tolist() == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
-    assert order.stacks[ALIKE].row_of_layer.tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
+    assert order.stacks[ALL].numbers.tolist() == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
+    assert order.stacks[ALL].row_of_layer.tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
     assert not order.in_order and not order.padded
 
 
 def test_chunks_in_a_v_give_rank_0_both_ends():
-    assert LayerOrder.of_chunks(v_placement(2), (1, 1, 1, 1)).stacks[ALIKE].numbers.tolist() == [[[0], [3]], [[1], [2]]]
+    assert LayerOrder.of_chunks(v_placement(2), (1, 1, 1, 1)).stacks[ALL].numbers.tolist() == [[[0], [3]], [[1], [2]]]
 
 
 def test_short_chunks_are_padded_to_the_longest():
     order = LayerOrder.of_chunks((0, 1), (1, 3))
-    assert order.stacks[ALIKE].numbers.tolist() == [[[0, PADDING, PADDING]], [[1, 2, 3]]]
-    assert order.stacks[ALIKE].row_of_layer.tolist() == [0, 3, 4, 5]
+    assert order.stacks[ALL].numbers.tolist() == [[[0, PADDING, PADDING]], [[1, 2, 3]]]
+    assert order.stacks[ALL].row_of_layer.tolist() == [0, 3, 4, 5]
     assert order.padded and not order.in_order
-    assert (order.stacks[ALIKE].rows, order.layers_per_chunk) == (6, 3)
+    assert (order.stacks[ALL].rows, order.layers_per_chunk) == (6, 3)
 
 
 @settings(deadline=None, max_examples=80)
@@ -55,20 +55,20 @@ def test_every_layer_has_one_row_on_the_rank_of_its_chunk(ranks: int, virtual_st
     rank_of = loop_placement(ranks, virtual_stages)
     layers = data.draw(st.lists(st.integers(1, 4), min_size=len(rank_of), max_size=len(rank_of)))
     order = LayerOrder.of_chunks(rank_of, layers)
-    rows = order.stacks[ALIKE].row_of_layer
-    assert order.stacks[ALIKE].numbers.ravel()[rows].tolist() == list(range(sum(layers)))
+    rows = order.stacks[ALL].row_of_layer
+    assert order.stacks[ALL].numbers.ravel()[rows].tolist() == list(range(sum(layers)))
     chunk_of = np.repeat(np.arange(len(layers)), layers)
-    assert (rows // (order.stacks[ALIKE].rows // ranks)).tolist() == [rank_of[chunk] for chunk in chunk_of]
-    assert (order.stacks[ALIKE].numbers == PADDING).sum() == order.stacks[ALIKE].rows - sum(layers)
+    assert (rows // (order.stacks[ALL].rows // ranks)).tolist() == [rank_of[chunk] for chunk in chunk_of]
+    assert (order.stacks[ALL].numbers == PADDING).sum() == order.stacks[ALL].rows - sum(layers)
 
 
 def test_a_rank_knows_the_numbers_of_its_own_layers():
     order = LayerOrder.of_chunks(v_placement(2), (1, 2, 2, 1))
     program = jax.shard_map(
-        lambda: jnp.stack([order.stacks[ALIKE].own(chunk) for chunk in range(2)])[None],
+        lambda: jnp.stack([order.stacks[ALL].own(chunk) for chunk in range(2)])[None],
         mesh=mesh_of(pipe=2), in_specs=(), out_specs=PartitionSpec("pipe"),
     )  # fmt: skip
-    np.testing.assert_array_equal(jax.jit(program)(), order.stacks[ALIKE].numbers)
+    np.testing.assert_array_equal(jax.jit(program)(), order.stacks[ALL].numbers)
 
 
 @pytest.mark.parametrize(
@@ -77,13 +77,12 @@ def test_a_rank_knows_the_numbers_of_its_own_layers():
 def test_initial_weights_are_those_of_the_layer_wherever_it_lies(rank_of: tuple[int, ...], layers: tuple[int, ...]):
     order = LayerOrder.of_chunks(rank_of, layers)
     spec = ParamSpec((4, 3), ("embed", "mlp"))
-    make = lambda order: jax.jit(
-        lambda: initial_weights({"w": spec.stacked(order.stacks[ALIKE].rows)}, 7, order)["w"]
-    )()
+    specs = lambda order: {"layers": {ALL: {"w": spec.stacked(order.stacks[ALL].rows)}}}
+    make = lambda order: jax.jit(lambda: initial_weights(specs(order), 7, order)["layers"][ALL]["w"])()
     found, wanted = np.asarray(make(order)), np.asarray(make(LayerOrder.of_chunks([0], [6])))
-    np.testing.assert_array_equal(found[order.stacks[ALIKE].row_of_layer], wanted)
+    np.testing.assert_array_equal(found[order.stacks[ALL].row_of_layer], wanted)
     assert len(np.unique(wanted)) == wanted.size, "no two layers begin alike"
-    assert not np.delete(found, order.stacks[ALIKE].row_of_layer, axis=0).any(), "padding is zero"
+    assert not np.delete(found, order.stacks[ALL].row_of_layer, axis=0).any(), "padding is zero"
 
 
 def test_padding_of_the_vocabulary_begins_as_zero_and_changes_no_other_value():
@@ -148,9 +147,8 @@ def test_the_kind_of_a_layer_does_not_change_its_initial_weights():
 
     def made(order: LayerOrder) -> Any:
         specs = {kind: {"w": spec.stacked(stack.rows)} for kind, stack in order.stacks.items()}
-        tree = {"layers": specs.get(ALIKE, specs)}
-        return jax.jit(lambda: initial_weights(tree, 7, order))()["layers"]
+        return jax.jit(lambda: initial_weights({"layers": specs}, 7, order))()["layers"]
 
-    wanted, found = np.asarray(made(plain)["w"]), made(mixed)
+    wanted, found = np.asarray(made(plain)[ALL]["w"]), made(mixed)
     np.testing.assert_array_equal(found["a"]["w"], wanted[[0, 2, 3]])
     np.testing.assert_array_equal(found["b"]["w"], wanted[[1, 4]])

@@ -10,7 +10,7 @@ from unittest import mock
 import jax
 from jax import lax
 
-from jaxpar.config.kinds import ALIKE
+from jaxpar.config.kinds import ALL
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import vary, varying_axes
@@ -99,7 +99,7 @@ def scan_layers(stages: Any, weights: Any, accumulators: Any, x: jax.Array, toke
 
     def body(x: jax.Array, layer: Any) -> tuple[jax.Array, None]:
         index, w, accumulator = layer
-        return stages.loop.kinds[ALIKE].apply(load(w, accumulator), x, index, tokens[ALIKE], None)[0], None
+        return stages.loop.kinds[ALL].apply(load(w, accumulator), x, index, tokens[ALL], None)[0], None
 
     return lax.scan(body, vary(x), (vary(jax.numpy.arange(LAYERS)), weights, accumulators))[0]
 

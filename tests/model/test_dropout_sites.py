@@ -38,8 +38,8 @@ def weights_that_count(step: Any) -> Any:
     weights = jax.tree.map(lambda leaf: np.zeros(leaf.shape), step.layout.abstract_state(step.mesh).master)
     weights["embedding"]["tokens"][:] = 1
     for layer in range(LAYERS):
-        weights["layers"]["attention"]["output_bias"][layer] = 2 ** (1 + 2 * layer)
-        weights["layers"]["mlp"]["down_bias"][layer] = 2 ** (2 + 2 * layer)
+        weights["layers"]["all"]["attention"]["output_bias"][layer] = 2 ** (1 + 2 * layer)
+        weights["layers"]["all"]["mlp"]["down_bias"][layer] = 2 ** (2 + 2 * layer)
     return weights
 
 

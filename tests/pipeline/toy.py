@@ -13,7 +13,7 @@ import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpar.config.kinds import ALIKE
+from jaxpar.config.kinds import ALL
 from jaxpar.config.plan import AxisSizes, Dtypes
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.collectives import reduce_sum
@@ -64,8 +64,8 @@ def plain_objective(weights: Any, x: Any) -> Any:
     """The whole model on rows [row, seq, embed], layers in order, without any of the machinery."""
     h = x * weights["embedding"]["scale"]
     slots = np.arange(SEQUENCE)[:, None]
-    for number in range(len(weights["layers"]["up"])):
-        w = {name: stack[number] for name, stack in weights["layers"].items()}
+    for number in range(len(weights["layers"][ALL]["up"])):
+        w = {name: stack[number] for name, stack in weights["layers"][ALL].items()}
         h = h + (1 + number) / (2 + slots) * (jnp.tanh((h * w["scale"]) @ w["up"]) @ w["down"])
     return jnp.sum((h @ weights["head"]["weight"]) ** 2)
 
@@ -77,7 +77,7 @@ def numbers(layers: int) -> Any:
     stacks = {
         "up": normal(layers, EMBED, WIDTH), "down": normal(layers, WIDTH, EMBED), "scale": 1 + normal(layers, EMBED),
     }  # fmt: skip
-    return {"layers": stacks, "embedding": {"scale": 1 + normal(EMBED)}, "head": {"weight": 3 * normal(EMBED)}}
+    return {"layers": {ALL: stacks}, "embedding": {"scale": 1 + normal(EMBED)}, "head": {"weight": 3 * normal(EMBED)}}
 
 
 def plain(layers: int, x: np.ndarray, seed: float) -> tuple[float, Any]:
@@ -99,7 +99,7 @@ class ToyStages:
 
     def token_context(self, batch: Any) -> dict[str, Tokens]:
         slots = jnp.broadcast_to(jnp.arange(SEQUENCE, dtype=jnp.int32), batch["x"].shape[:-1])
-        return {ALIKE: vary(Tokens(slots))}
+        return {ALL: vary(Tokens(slots))}
 
     @property
     def vocab_axes(self) -> tuple[str, ...]:
@@ -135,8 +135,8 @@ class ToyStages:
 
     def _loop(self, placements: Placements) -> LayerLoop:
         matrices = MATRICES if self.split_backward else None
-        kind = LayerKind(layer, self.keeps[ALIKE], linear, matrices)
-        return LayerLoop({ALIKE: kind}, {ALIKE: Sharded(ALIKE, placements)}, self.order)
+        kind = LayerKind(layer, self.keeps[ALL], linear, matrices)
+        return LayerLoop({ALL: kind}, {ALL: Sharded(ALL, placements)}, self.order)
 
     def loss(self, weights: Any, accumulators: Any, x: jax.Array, batch: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         del batch
@@ -166,7 +166,7 @@ class ToyRun:
         counts = layers or (1,) * schedule.chunks
         self.layers, self.seed = sum(counts), 0.5
         self.order = LayerOrder.of_chunks(schedule.rank_of, counts)
-        self.stack = self.order.stacks[ALIKE]
+        self.stack = self.order.stacks[ALL]
         self.mesh, sizes = mesh_of(pipe=schedule.ranks, fsdp=fsdp), AxisSizes(pipe=schedule.ranks, fsdp=fsdp)
         stacked = {
             "up": ParamSpec((EMBED, WIDTH), ("embed", "mlp")),
@@ -175,12 +175,12 @@ class ToyRun:
         }
         vector = ParamSpec((EMBED,), ("norm",))
         specs = {
-            "layers": {name: spec.stacked(self.stack.rows) for name, spec in stacked.items()},
+            "layers": {ALL: {name: spec.stacked(self.stack.rows) for name, spec in stacked.items()}},
             "embedding": {"scale": vector},
             "head": {"weight": vector},
         }
         self.placements = place(specs, sizes, zero, FLOAT32, compute_rules(kv_heads=1, tensor=sizes.tensor))
-        keeps = {ALIKE: (Keep(self.order.layers_per_chunk, policy),)}
+        keeps = {ALL: (Keep(self.order.layers_per_chunk, policy),)}
         self.stages = ToyStages(self.placements, keeps, self.order, schedule.splits_backward)
         draw = np.random.default_rng(schedule.microbatches)
         self.x = draw.standard_normal((schedule.microbatches, 2 * fsdp, SEQUENCE, EMBED)).astype(np.float32)
@@ -205,14 +205,16 @@ class ToyRun:
     def arguments(self) -> tuple[Any, jax.Array]:
         """Weights in the order of the stack, with nonsense in rows that pad it; and rows."""
         weights = numbers(self.layers)
-        for name, stack in weights["layers"].items():
-            weights["layers"][name] = np.full((self.stack.rows, *stack.shape[1:]), np.nan, np.float32)
-            weights["layers"][name][self.stack.row_of_layer] = stack
+        for name, stack in weights["layers"][ALL].items():
+            weights["layers"][ALL][name] = np.full((self.stack.rows, *stack.shape[1:]), np.nan, np.float32)
+            weights["layers"][ALL][name][self.stack.row_of_layer] = stack
         put = lambda a, layout: jax.device_put(a, NamedSharding(self.mesh, layout))
         return jax.tree.map(put, weights, self.placements.optimizer.layout), put(self.x, PartitionSpec(None, "fsdp"))
 
     def __call__(self) -> tuple[float, Any]:
         """(reported, gradients), layers in order."""
         reported, gradients = jax.device_get(jax.jit(self.function)(*self.arguments))
-        gradients["layers"] = {name: stack[self.stack.row_of_layer] for name, stack in gradients["layers"].items()}
+        gradients["layers"][ALL] = {
+            name: stack[self.stack.row_of_layer] for name, stack in gradients["layers"][ALL].items()
+        }
         return float(reported), gradients

@@ -68,7 +68,7 @@ def matrix_of(case: Case, exact: tuple[bool | None, ...]) -> CodedMatrix:
         local[dim] //= prod(case.ranks[name] for name in names)
     ranks = prod(case.ranks[axis] for axis in axes)
     squares = squares_of(SIZE, tuple(local), 1, case.inputs, (case.dim, axes), ranks)
-    return CodedMatrix(("w",), 1, exact, LayerOrder.of_chunks([0], [len(exact)]).stacks[""], "", "group", squares)
+    return CodedMatrix(("w",), 1, exact, LayerOrder.of_chunks([0], [len(exact)]).stacks["all"], "all", "group", squares)
 
 
 @pytest.mark.parametrize("name", CASES)
@@ -80,7 +80,7 @@ def test_codes_and_scales_on_ranks_are_those_of_the_whole_matrix(name: str):
 
     def function(stack: jax.Array) -> Any:
         found = coded_weights({"w": stack}, [matrix], (0, 9), (3, 3), None, "float32", of_rows)
-        (scales,) = found.shared[WEIGHT_SCALES][""].groups["group"]
+        (scales,) = found.shared[WEIGHT_SCALES]["all"].groups["group"]
         return found.weights["w"].codes, vary(scales)[None], found.observed.values[None]
 
     of_scales: list[str | None] = [None, None, None]

@@ -136,7 +136,7 @@ def _as_sent(state: Any, run: SmallRun, dtype: str) -> Any:
 
 
 def code(stack: Any, exact: tuple[bool | None, ...]) -> Any:
-    order = LayerOrder.of_chunks([0], [len(exact)]).stacks[""]
+    order = LayerOrder.of_chunks([0], [len(exact)]).stacks["all"]
     matrix = CodedMatrix(("w",), 1, exact, order)
     return coded_weights({"w": stack}, [matrix], (1, 9), (len(exact), 3), None, "float32", of_rows)
 
@@ -186,7 +186,7 @@ def test_a_matrix_that_is_read_in_pieces_has_the_codes_of_the_whole(
     """From host memory, two rows at a time: codes, other rows, scales, magnitudes and counts."""
     monkeypatch.setattr("jaxpar.memory.streaming.PIECE_BYTES", 2 * 8 * 16 * 4)
     stack = np.random.default_rng(5).normal(size=(5, 8, 16)).astype(np.float32)
-    matrix = CodedMatrix(("w",), 1, exact, LayerOrder.of_chunks([0], [5]).stacks[""])
+    matrix = CodedMatrix(("w",), 1, exact, LayerOrder.of_chunks([0], [5]).stacks["all"])
     scales = jnp.exp2(jnp.arange(-10.0, 5.0)).reshape(5, 3) if delayed else None
 
     def coded(stack: jax.Array) -> Any:
@@ -202,7 +202,7 @@ def test_a_matrix_that_is_read_in_pieces_has_the_codes_of_the_whole(
 def test_master_weights_on_the_host_become_the_codes_that_they_become_on_the_device():
     """In bfloat16, where codes of stored copies would be others: gradients and held-out loss, bit for bit, also with
     some matrices on the device."""
-    found, some = [], ("layers.attention.query", "layers.mlp.up")
+    found, some = [], ("layers.all.attention.query", "layers.all.mlp.up")
     for memory, stays in (({}, ()), ({"optimizer_offload": "host"}, ()), ({"optimizer_offload": "host"}, some)):
         run = run_of(memory=memory)
         layout = StepLayout(run.config, replace(run.step.layout.plan, resident_weights=stays))

@@ -5,13 +5,13 @@ jaxpar: it is written from the papers and from the shapes of the weight tree alo
 `jax.enable_x64`, so the rest of a test session keeps float32; what goes in and comes out are NumPy arrays.
 
 Weights, a nested dict (L layers, E embed, H query heads, K key/value heads, D head width, F mlp width, V padded
-vocabulary): `embedding.tokens [V, E]`, `embedding.positions [P, E]`, `layers.attention.query [L, E, H, D]`,
+vocabulary): `embedding.tokens [V, E]`, `embedding.positions [P, E]`, `layers.all.attention.query [L, E, H, D]`,
 `key`/`value [L, E, K, D]`, `output [L, H, D, E]`, their biases (of latent attention with ranks R and Q, widths N + P of
 queries and W of values, `kv_down [L, E, R + P]`, `kv_norm [L, R]`, `key_up [L, R, H, N]`,
 `value_up [L, R, H, W]`, and `query [L, E, H, N + P]` or `query_down [L, E, Q]`, `query_norm [L, Q]` and
 `query_up [L, Q, H, N + P]`), `query_norm`/`key_norm [L, D]` (over a whole projection
-[L, H, D] and [L, K, D]), `layers.mlp.gate`/`up [L, E, F]`, `down [L, F, E]`, the norms' `scale` and `bias`,
-`head.weight [E, V]`. Layers of several kinds stand in one stack, in the order of the model. Model options have the
+[L, H, D] and [L, K, D]), `layers.all.mlp.gate`/`up [L, E, F]`, `down [L, F, E]`, the norms' `scale` and `bias`,
+`head.weight [E, V]`. Layers of several kinds are in one stack, in the order of the model. Model options have the
 names of the configuration's `model` section. Dropout is not part of the reference.
 """
 
@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float64, Int
 
-from tests.reference.options import OF_LAYERS, Options, complete
+from tests.reference.options import ALL, OF_LAYERS, Options, complete
 from tests.reference.tree import Tree
 
 BATCH_KEYS = ("tokens", "labels", "mask", "segments", "positions", "indices")
@@ -248,7 +248,7 @@ def forward(weights: Tree, options: Options, batch: Mapping[str, Array]) -> Floa
     if options["position"] == "learned":
         x = x + weights["embedding"]["positions"][batch["positions"]]
     for index in range(options["layers"]):
-        layer = jax.tree.map(lambda stacked, index=index: stacked[index], weights["layers"])
+        layer = jax.tree.map(lambda stacked, index=index: stacked[index], weights["layers"][ALL])
         x = decoder_layer(x, layer, {**options, **dict(options[OF_LAYERS][index])}, batch)
     head = weights["embedding"]["tokens"].T if options["tied"] else weights["head"]["weight"]
     capped = softcap(norm(x, weights["final_norm"], options) @ head, options["logit_softcap"])

@@ -41,6 +41,8 @@ DEFAULTS: Options = {
     "attention_softcap": None,
     "z_loss": 0.0,
 }
+ALL = "all"
+"""The kind of layers of a model without a pattern."""
 OF_LAYERS = "of_layers"
 """In complete options: for each layer the (name, value) pairs in which its kind differs."""
 REQUIRED = ("layers", "embed", "heads", "mlp", "vocab")
@@ -59,7 +61,7 @@ def complete(options: Options) -> dict[str, Any]:
     if full["latent_attention"]:
         full["latent_attention"] = tuple(sorted(dict(full["latent_attention"]).items()))
     full[OF_LAYERS] = options.get(OF_LAYERS) or tuple(
-        tuple(sorted((options["kinds"][kind] if kind else {}).items())) for kind in kinds_of_layers(options)
+        tuple(sorted(options.get("kinds", {}).get(kind, {}).items())) for kind in kinds_of_layers(options)
     )
     return full
 
@@ -74,10 +76,10 @@ def spelled_out(options: Options) -> dict[str, Any]:
 
 
 def kinds_of_layers(options: Options) -> list[str]:
-    """The name of each layer's kind in `options["kinds"]`, as its pattern spells them; empty without a pattern."""
+    """The name of each layer's kind in `options["kinds"]`, as its pattern spells them; `ALL` without a pattern."""
     pattern = options.get("pattern")
     if not pattern:
-        return [""] * options["layers"]
+        return [ALL] * options["layers"]
     kinds, suffix = list(pattern.get("prefix", ())), list(pattern.get("suffix", ()))
     while len(kinds) + len(suffix) < options["layers"]:
         kinds += pattern["unit"]

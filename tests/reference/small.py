@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from tests.reference.options import Options, complete
+from tests.reference.options import ALL, Options, complete
 from tests.reference.tree import Tree
 
 
@@ -56,7 +56,7 @@ def random_weights(options: Options, *, padded_vocab: int, positions: int = 16, 
     norms = {f"{place}{part}_norm": norm(layers, embed) for place in places for part in ("attention", "mlp")}
     weights: dict[str, Any] = {
         "embedding": embedding,
-        "layers": norms | {"attention": attention, "mlp": feed_forward},
+        "layers": {ALL: norms | {"attention": attention, "mlp": feed_forward}},
         "final_norm": norm(embed),
     }
     if not full["tied"]:

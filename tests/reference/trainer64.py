@@ -41,13 +41,13 @@ from tests.reference.options import Options
 from tests.reference.tree import Path, Tree, flatten, unflatten
 
 MATRICES: dict[Path, int] = {
-    ("layers", "attention", "query"): 1,
-    ("layers", "attention", "key"): 1,
-    ("layers", "attention", "value"): 1,
-    ("layers", "attention", "output"): 2,
-    ("layers", "mlp", "gate"): 1,
-    ("layers", "mlp", "up"): 1,
-    ("layers", "mlp", "down"): 1,
+    ("layers", "all", "attention", "query"): 1,
+    ("layers", "all", "attention", "key"): 1,
+    ("layers", "all", "attention", "value"): 1,
+    ("layers", "all", "attention", "output"): 2,
+    ("layers", "all", "mlp", "gate"): 1,
+    ("layers", "all", "mlp", "up"): 1,
+    ("layers", "all", "mlp", "down"): 1,
 }
 """Leaves that Muon updates, and how many of their dims (after the layers) are input dims."""
 DECAYED = frozenset(MATRICES) | {("embedding", "tokens"), ("embedding", "positions"), ("head", "weight")}

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from jaxpar.config.checks.sizes import key_of
 from jaxpar.config.errors import UserError
-from jaxpar.config.kinds import kind_models
+from jaxpar.config.kinds import key_of, kind_models
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema import Config, ModelConfig
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jaxpar.config.bounds import COUNT, spell_limit
-from jaxpar.config.checks.sizes import divides, key_of
+from jaxpar.config.checks.sizes import divides
 from jaxpar.config.counting import head_dim, kv_heads, padded_vocab, rotary_dim
 from jaxpar.config.errors import UserError
-from jaxpar.config.kinds import check_kinds, kind_models
+from jaxpar.config.kinds import check_kinds, key_of, kind_models
 from jaxpar.config.schema import Config, ModelConfig
 
 

@@ -8,11 +8,6 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ParallelConfig
 
 
-def key_of(kind: str, key: str) -> str:
-    """The name of a key within a kind of layers."""
-    return f"model.kinds.{kind}.{key}" if kind else f"model.{key}"
-
-
 def known(parallel: ParallelConfig, *axes: str) -> int:
     """Product of the sizes of `axes`; an axis of -1, which the number of devices will decide, counts as 1."""
     return prod(size for axis in axes if (size := getattr(parallel, axis)) != -1)

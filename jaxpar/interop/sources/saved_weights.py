@@ -19,7 +19,7 @@ from jaxpar.checkpoint.folders import CHECKPOINTS, step_folder
 from jaxpar.checkpoint.pieces import open_saved
 from jaxpar.checkpoint.sealing import damage
 from jaxpar.config.errors import UserError
-from jaxpar.config.kinds import ALIKE, layer_kinds
+from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.paths import RUN_CONFIG
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import named, quoted
@@ -112,7 +112,7 @@ class SavedWeights:
         # Rows that follow one another in a stack are read at once: a file may hold many.
         for _, run in groupby(enumerate(rows), key=lambda item: (item[1][0], item[1][1] - item[0])):
             (_, (kind, first)), *rest = run
-            name = weight if kind == ALIKE else f"{LAYER_PREFIX}{kind}.{weight.removeprefix(LAYER_PREFIX)}"
+            name = f"{LAYER_PREFIX}{kind}.{weight.removeprefix(LAYER_PREFIX)}"
             parts.append(self._store(name)[(slice(first, first + 1 + len(rest)), *region)].read().result())
         return np.concatenate(parts)
 

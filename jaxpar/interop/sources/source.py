@@ -11,7 +11,7 @@ import numpy as np
 from jax.tree_util import KeyPath
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.kinds import ALIKE, layer_kinds
+from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import named
 from jaxpar.interop.config_json import Difference, differences
@@ -100,7 +100,7 @@ def read_part(source: WeightSource, path: KeyPath, spec: ParamSpec, order: Layer
         spec: of the leaf, stacked.
         order: of the layers in the stacks.
     """
-    name = weight_name(path, ALIKE not in order.stacks)
+    name = weight_name(path)
     numbers = order.stack_at(path).numbers.ravel() if spec.axes[0] == LAYERS else None
 
     def read(region: Region) -> np.ndarray:

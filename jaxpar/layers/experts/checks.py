@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import fields
 
-from jaxpar.config.checks.sizes import divides, key_of, known
+from jaxpar.config.checks.sizes import divides, known
 from jaxpar.config.errors import UserError
-from jaxpar.config.kinds import kind_models
+from jaxpar.config.kinds import key_of, kind_models
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config, ModelConfig

@@ -21,7 +21,7 @@ from jaxpar.attention.context import neighbours
 from jaxpar.config import AttentionConfig, Config, UserError
 from jaxpar.config.axes import axis_sizes
 from jaxpar.config.counting import head_dim, kv_heads, value_dim
-from jaxpar.config.kinds import kind_models
+from jaxpar.config.kinds import ALL, kind_models
 from jaxpar.config.plan import AxisSizes, Choice, LayerRun, Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import GPU
@@ -114,13 +114,13 @@ def scratch_on(config: Config, gpu: GPU, strategy: str) -> int:
 def check_attention(plan: Plan, config: Config, device: Device, node_devices: int | None = None) -> None:
     """Raise `UserError` if the attention of a plan cannot run on devices like `device`."""
     requests = attention_requests(config, device, plan.runs, node_devices)
-    backends = plan.kind_attention if config.model.kinds else {"": plan.attention}
+    backends = plan.kind_attention if config.model.kinds else {ALL: plan.attention}
     if backends.keys() != requests.keys():
         kinds = ", ".join(config.model.kinds) or "none"
         raise UserError(f"plan.kind_attention: is of {', '.join(backends) or 'none'}; expected model.kinds, {kinds}")
     for kind, request in requests.items():
         own = replace(request, whole_rows=plan.ulysses == plan.axes.context, ulysses=plan.ulysses)
-        choose_backend(backends[kind].name, own, f"plan.kind_attention.{kind}" if kind else "plan.attention")
+        choose_backend(backends[kind].name, own, "plan.attention" if kind == ALL else f"plan.kind_attention.{kind}")
     served = replace(widest(requests), ulysses=plan.ulysses)
     choose_context_strategy(plan.context_strategy.name, served, key="plan.context_strategy")
 

@@ -15,7 +15,7 @@ from jaxpar.config.axes import ROUTED_AXES
 from jaxpar.config.counting import kv_heads
 from jaxpar.config.kinds import kind_counts
 from jaxpar.memory.layer_shape import FLOAT32_BYTES
-from jaxpar.mesh.layer_order import LAYERS, LayerOrder, layers_path, own_layers
+from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.parameters import Nested, ParamSpec, Specs
 from jaxpar.mesh.placements import SHARD_ORDER, may_be_quantised
 from jaxpar.mesh.rules import compute_rules
@@ -173,8 +173,8 @@ class Weights:
         key = tensor, shards, pipe, routed, replicas
         if key not in self._parts:
             ends = {name: self._part((name,), tree, key) for name, tree in self._specs.items() if name != LAYERS}
-            paths = {kind: layers_path(kind) for kind in self.kinds}
-            own = lambda kind: own_layers(self._specs[LAYERS], kind)
+            paths = {kind: (LAYERS, kind) for kind in self.kinds}
+            own = lambda kind: self._specs[LAYERS][kind]
             self._parts[key] = Parts(ends, {kind: self._part(path, own(kind), key) for kind, path in paths.items()})
         return self._parts[key]
 

@@ -29,7 +29,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxpar.memory.buffers import at, entry_on_device, in_order, put, stacked
 from jaxpar.memory.streaming import to_host
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.layer_order import PADDING, Chunk, Index, LayerOrder, own_layers, with_own_layers
+from jaxpar.mesh.layer_order import PADDING, Chunk, Index, LayerOrder
 from jaxpar.mesh.parameters import Arrays, merge
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_stack import LayerStack, Step, tie_to
@@ -73,8 +73,8 @@ class LayerLoop:
         """`function(stack, ...)` of the part for each kind of `layers`, in their structure."""
         result = layers[0]
         for kind in self.kinds:
-            new = function(self.stack(kind), *(own_layers(tree, kind) for tree in layers))
-            result = with_own_layers(result, kind, new)
+            new = function(self.stack(kind), *(tree[kind] for tree in layers))
+            result = result | {kind: new}
         return result
 
     @property
@@ -100,7 +100,7 @@ class LayerLoop:
                 _, pullback = stack.kind.of(keep).derivative.vjp(keep.policy, *arguments)
                 return Stash(to_host(x) if keep.offload_inputs else x, residuals_of(pullback))
 
-            return stacked((slots, keep.layers), saved, own_layers(weights, kind), x, tokens[kind], written=fills)
+            return stacked((slots, keep.layers), saved, weights[kind], x, tokens[kind], written=fills)
 
         with jax.named_scope("saved_activations"):
             keeps = ((kind, place, keep) for kind, own in self.kinds.items() for place, keep in enumerate(own.keeps))
@@ -109,7 +109,7 @@ class LayerLoop:
     def side(self, weights: Arrays, x: Stream, tokens: Tokens, slots: int) -> Side:
         """Zeros, for shapes as in `stash`; `slots` are those of split backwards."""
         with jax.named_scope("kept_for_weights"):
-            taps = lambda kind: self.stack(kind).taps(slots, own_layers(weights, kind), x, tokens[kind])
+            taps = lambda kind: self.stack(kind).taps(slots, weights[kind], x, tokens[kind])
             taps = {kind: taps(kind) for kind in self.kinds} if slots else None
         programs = [program for kind in self.kinds.values() for program in (kind, *kind.variants.values())]
         makers = [program.zeros_observed for program in programs if program.zeros_observed is not None]
@@ -165,8 +165,8 @@ class LayerLoop:
 
             def step(w: Arrays, stored: Arrays | None, row: jax.Array, carry: PyTree) -> PyTree:
                 x, stashes, reported, layers = carry
-                rows = stack.store.keep(own_layers(layers, stack.name), stored, row)
-                layers = with_own_layers(layers, stack.name, rows)
+                rows = stack.store.keep(layers[stack.name], stored, row)
+                layers = layers | {stack.name: rows}
                 number = stack.order.own(weights.chunk)[row]
                 stash, at_row = stashes[stack.name, place], (saved.slot, row - first)
                 inputs, x = put_x(stash.inputs, x, *at_row)
@@ -197,8 +197,8 @@ class LayerLoop:
         """
         stack, dy = weights.stack, cotangents.y
         for kind, store in self.stores.items():
-            own, dy = store.again(own_layers(stack, kind), dy)
-            stack = with_own_layers(stack, kind, own)
+            own, dy = store.again(stack[kind], dy)
+            stack = stack | {kind: own}
         weights = weights._replace(stack=stack)
 
         def step_of(stack: LayerStack, keep: Keep, place: int) -> Step:
@@ -210,7 +210,7 @@ class LayerLoop:
                 number = stack.order.own(weights.chunk)[row]
                 x, residuals = in_order(at(stash, saved.slot, row - first, instead=fetched))
                 derivative, own = stack.kind.of(keep).derivative, (w, x, number, tokens[stack.name])
-                total = own_layers(totals, stack.name)
+                total = totals[stack.name]
                 dw, through, new_taps, *_, new = derivative.pullback(keep.policy, residuals, *own)((dx, of_report))
                 total = stack.accumulate(total, dw, row, number, into)
                 if taps is not None:
@@ -219,7 +219,7 @@ class LayerLoop:
                 if observed is not None and derivative.zeros_observed is not None:
                     observed = observed.with_layer(number, new, into.valid & (number != PADDING))
                 dx = stack.unless_padding(number, vary(through), dx)
-                return dx, with_own_layers(totals, stack.name, total), taps, observed
+                return dx, totals | {stack.name: total}, taps, observed
 
             return Step(step, lambda row: fetch(stash, saved.slot, row - first))
 
@@ -234,7 +234,7 @@ class LayerLoop:
         assert saved is not None, "a backward was split"
 
         def step_of(stack: LayerStack, keep: Keep, place: int) -> Step:
-            like = jax.eval_shape(stack.load_any, own_layers(weights, stack.name))
+            like = jax.eval_shape(stack.load_any, weights[stack.name])
             zeros: Any = jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
             linear = stack.kind.of(keep).linear
             assert linear is not None, "a split backward needs the layer's groups of matmuls"
@@ -250,8 +250,8 @@ class LayerLoop:
                     # Linear in the matrices, so at zero the gradient is what it is anywhere; no weight is gathered.
                     pullback = jax.vjp(groups, stack.kind.derivative.halves(zeros)[1])[1]
                     (dw,) = pullback({name: dy for name, (_, dy) in taps.items()})
-                total = stack.accumulate(own_layers(totals, stack.name), dw, row, number, into)
-                return with_own_layers(totals, stack.name, total)
+                total = stack.accumulate(totals[stack.name], dw, row, number, into)
+                return totals | {stack.name: total}
 
             return Step(step, loads=False)
 

@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 
 from jaxpar.memory.buffers import stacked
 from jaxpar.memory.streaming import on_host
-from jaxpar.mesh.layer_order import PADDING, Chunk, Index, StackOrder, own_layers
+from jaxpar.mesh.layer_order import PADDING, Chunk, Index, StackOrder
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.mesh.tracing import permutes, traced
 from jaxpar.model.loop.layer_kind import LayerKind
@@ -91,7 +91,7 @@ class LayerStack:
 
         While a row computes, the next one's weights are fetched, if that takes time, and its activations.
         """
-        own, ahead = own_layers(weights.stack, self.name), step.loads and self.store.ahead
+        own, ahead = weights.stack[self.name], step.loads and self.store.ahead
         load = lambda row: self.store.fetch(own, self.row(weights, row), like)
 
         def fetch(row: jax.Array) -> tuple[Arrays | None, PyTree]:

@@ -213,8 +213,7 @@ def exchanges(plan: Plan, parallel: ParallelConfig) -> list[str]:
     )
     timed = f"timed {balance} on the fullest rank (parallel.experts.imbalance; a run measures experts/rank_load)"
     return [
-        f"{own.exchange.name}{f' of kind {kind}' if kind else ''}: {own.exchange.reason}; {timed}"
-        for kind, own in plan.experts.items()
+        f"{own.exchange.name} of kind {kind}: {own.exchange.reason}; {timed}" for kind, own in plan.experts.items()
     ] + slower
 
 

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from jaxpar.attention.ulysses import exchanges
 from jaxpar.config import Config
 from jaxpar.config.counting import kv_heads, padded_vocab
-from jaxpar.config.kinds import kind_models
+from jaxpar.config.kinds import key_of, kind_models
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.layout import expert_options
 from jaxpar.hardware.cluster import Cluster
@@ -261,8 +261,7 @@ class Space:
             yield f"--avoid {EXPERT}"
         for kind, own in kind_models(self.config.model).items():
             if own.experts is not None and own.experts.count % sizes["expert"]:
-                where = f"model.kinds.{kind}" if kind else "model"
-                yield f"{where}.experts.count ({own.experts.count}) over expert"
+                yield f"{key_of(kind, 'experts')}.count ({own.experts.count}) over expert"
         if EXPERT in self.axes:
             yield from self._broken_by_exchange(sizes)
 
@@ -360,13 +359,12 @@ def broken_by_tensor(model: ModelConfig, tensor: int) -> Iterator[str]:
     if model.heads % tensor or (kv % tensor and tensor % kv):
         yield f"model.heads ({model.heads}, {kv} of keys) over tensor"
     for kind, own in kind_models(model).items():
-        where = f"model.kinds.{kind}" if kind else "model"
         if own.experts is None:
             if own.mlp % tensor:
-                yield f"{where}.mlp ({own.mlp}) over tensor"
+                yield f"{key_of(kind, 'mlp')} ({own.mlp}) over tensor"
             continue
         if (width := width_of(own)) % tensor:
-            yield f"{where}.experts.width ({width}) over tensor"
+            yield f"{key_of(kind, 'experts')}.width ({width}) over tensor"
     if padded_vocab(model) % tensor:
         yield f"the padded vocabulary ({padded_vocab(model)}) over tensor"
 

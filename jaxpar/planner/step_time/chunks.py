@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import islice
 
-from jaxpar.config.kinds import ALIKE, layer_kinds
+from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.schema import ModelConfig
 from jaxpar.mesh.layer_order import common_sequence
 from jaxpar.planner.layout import Layout
@@ -24,7 +24,7 @@ def chunk_kinds(model: ModelConfig, lengths: tuple[int, ...]) -> tuple[Kinds, ..
 
 def chunk_slots(model: ModelConfig, lengths: tuple[int, ...]) -> Kinds:
     """The kind of each slot of a chunk; where chunks differ, some slots are padding."""
-    return (ALIKE,) * max(lengths) if model.pattern is None else _slots(model, lengths)
+    return _slots(model, lengths)
 
 
 @lru_cache(maxsize=10_000)

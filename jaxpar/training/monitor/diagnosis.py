@@ -87,7 +87,8 @@ def _ranges(layers: Sequence[int]) -> str:
 
 
 def _short(names: Mapping[str, object] | Sequence[str]) -> list[str]:
-    return [name.removeprefix("layers/") for name in names]
+    """Names of layers' weights, as `layers/local/mlp/up`, without the layers' kind."""
+    return list(dict.fromkeys(name.split("/", 2)[2] for name in names))
 
 
 def _some(names: Sequence[str]) -> str:

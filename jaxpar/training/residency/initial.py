@@ -19,6 +19,7 @@ from jaxpar.hardware.host import PINNED
 from jaxpar.layout.state import TrainState, WeightState, join_weights, weight_states
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout
+from jaxpar.mesh.layer_order import without_kind
 from jaxpar.mesh.parameters import initial_weight
 from jaxpar.optim.rule import is_stacked
 from jaxpar.training.residency.weight_update import WeightUpdate
@@ -38,7 +39,7 @@ class InitialWeight:
     def rows(self, layers: Int[Array, " rows"], seed: UInt[Array, ""]) -> WeightState:
         """The values; of a stacked weight, the rows of these layers."""
         path, spec = jax.tree_util.tree_leaves_with_path(self.layout.trained)[self.index]
-        name = jax.tree_util.keystr(self.layout.order.without_kind(path))
+        name = jax.tree_util.keystr(without_kind(path))
         master = initial_weight(name, spec, seed, layers)
         return WeightState(master, self.update.optimizer.init(master))
 

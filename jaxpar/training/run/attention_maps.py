@@ -26,7 +26,7 @@ from jaxpar.layout.state import all_weights
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.memory.disk_array import in_memory
 from jaxpar.mesh.build import build_mesh
-from jaxpar.mesh.layer_order import LAYERS, own_layers
+from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.materialize import to_storage
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, layer_of_kind
@@ -88,7 +88,7 @@ def _weights_function(step: TrainStep, layer: int):
         for number, (kind, place) in enumerate(layout.order.slots[: layer + 1]):
             model = kind_model(layout.config.model, kind)
             attention = _KeepingAttention(mask_of(layout.config, model), model)
-            w, _ = stages.loop.stores[kind].fetch(own_layers(weights[LAYERS], kind), place, place)
+            w, _ = stages.loop.stores[kind].fetch(weights[LAYERS][kind], place, place)
             prototype = layer_of_kind(layout.config, kind, layout.plan.layer_of(kind))
             x, _ = with_weights(prototype, w)(x, jnp.int32(number), tokens[kind], attention, False)
             kept = attention.kept

@@ -14,7 +14,7 @@ from jaxpar.mesh.parameters import ParamSpec, Weights
 
 
 class NamedWeights(Mapping[str, np.ndarray]):
-    """Weights by name, as `layers.mlp.up`. A weight is copied from the devices when it is asked for, in float32.
+    """Weights by name, as `layers.all.mlp.up`. A weight is copied from the devices when it is asked for, in float32.
 
     Layers are stacked in the order of the model, those of each kind apart, without padding; the vocabulary is not
     padded either. On several processes all of them must ask for the same weight.

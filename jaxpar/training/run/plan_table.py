@@ -251,12 +251,11 @@ def _expert_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
     for kind, own in kind_models(model).items():
         if (experts := own.experts) is None:
             continue
-        of_kind = f" of kind {kind}" if kind else ""
         shared = f" and {experts.shared} shared" if experts.shared else ""
         active = matmul_parameters(model, model.vocab or 0)
         rows.append(
             (
-                f"experts{of_kind}",
+                f"experts of kind {kind}",
                 f"{experts.count}, {experts.per_token} per token{shared}",
                 f"router {experts.router}; {experts.count // axes.expert} per device; a token is multiplied with "
                 f"{count(active)} weights of the model",
@@ -266,7 +265,7 @@ def _expert_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
             chosen = layout.plan.experts[kind]
             sent = f"in {chosen.sent_dtype} to experts; " if chosen.sent_dtype else ""
             room = f"{sent}room for {chosen.capacity:g} times an even share, and further rounds where it is exceeded"
-            rows.append((f"exchanged tokens{of_kind}", layout.plan.dtypes.compute, room))
+            rows.append((f"exchanged tokens of kind {kind}", layout.plan.dtypes.compute, room))
     return rows
 
 

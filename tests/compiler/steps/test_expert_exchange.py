@@ -54,7 +54,7 @@ def test_an_exchange_has_its_name_and_the_bytes_of_its_formula(layout: str):
     filled, _ = plan_for(config, parse_cluster(CLUSTER))
     plan = analysis.compilation.plan
     (shape,) = layer_shapes(filled, plan.axes, plan.microbatch_rows).values()
-    experts, chosen = shape.model.experts, plan.experts[""]
+    experts, chosen = shape.model.experts, plan.experts["all"]
     assert experts is not None
     bytes_of_row = row_bytes_of_ways(shape.embed, shape.item_bytes, SENT.get(layout))
     assert bytes_of_row == (4 if layout not in SENT else 3 + (1 + 2 / 256) / 2) * shape.embed * 2

@@ -34,7 +34,7 @@ def test_all_products_but_the_exceptions_run_in_fp8(recipe: str):
         parallel=LAYOUTS[recipe],
     )  # fmt: skip
     analysis, report = inspected(config, "b200:1x8" if recipe == "mxfp8" else "h100:1x8")
-    model = kind_model(config.model, "")
+    model = kind_model(config.model, "all")
     names = [name for matrices in quantised(config, model).values() for name in matrices]
     sizes = sum(
         part.weights[name].size for part, group in dense_groups(model) for name in group.weights if name in names

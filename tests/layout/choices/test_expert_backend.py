@@ -29,7 +29,7 @@ KINDS = {
 }
 
 
-def products(config: Config, device: Any, kind: str = "") -> Choice:
+def products(config: Config, device: Any, kind: str = "all") -> Choice:
     return expert_layouts(config, AxisSizes(**axis_sizes(config.parallel)), device, None, 1, None)[kind].products
 
 

@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.extend.core import Jaxpr, jaxprs_in_params
 from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxpar.config.kinds import ALIKE
+from jaxpar.config.kinds import ALL
 from jaxpar.config.plan import AxisSizes, Dtypes
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import Chunk, LayerOrder
@@ -55,15 +55,15 @@ def specs(layers: int) -> Any:
         "down": ParamSpec((MLP, EMBED), ("mlp", "embed")),
         "scale": ParamSpec((EMBED,), ("norm",)),
     }
-    return {"layers": {name: spec.stacked(layers) for name, spec in shapes.items()}}
+    return {"layers": {ALL: {name: spec.stacked(layers) for name, spec in shapes.items()}}}
 
 
 def numbers(layers: int) -> tuple[Any, np.ndarray, np.ndarray]:
     """Weights, input and the cotangent of the output."""
     draw = np.random.default_rng(layers)
     normal = lambda shape: draw.standard_normal(shape).astype(np.float32)
-    weights = {name: 0.3 * normal(spec.shape) for name, spec in specs(layers)["layers"].items()}
-    return {"layers": weights}, normal((8, SEQUENCE, EMBED)), normal((8, SEQUENCE, EMBED))
+    weights = {name: 0.3 * normal(spec.shape) for name, spec in specs(layers)["layers"][ALL].items()}
+    return {"layers": {ALL: weights}}, normal((8, SEQUENCE, EMBED)), normal((8, SEQUENCE, EMBED))
 
 
 class Tokens(NamedTuple):
@@ -87,7 +87,7 @@ def sharded(placements: Placements, *keeps: Keep) -> Any:
 
     def program(master: Any, x: jax.Array, dy: jax.Array) -> Any:
         weights = to_storage(master, placements)["layers"]
-        loop, tokens = loop_of(placements, *keeps), {ALIKE: vary(tokens_of(1))}
+        loop, tokens = loop_of(placements, *keeps), {ALL: vary(tokens_of(1))}
         saved, side = Saved(loop.stash(weights, vary(x), tokens, 1), 0), loop.side(weights, vary(x), tokens, 0)
         chunk = Chunk(weights, 0, 0)
         y, stash, side, _ = loop.forward(chunk, vary(x), tokens, saved, side)
@@ -102,7 +102,7 @@ def sharded(placements: Placements, *keeps: Keep) -> Any:
 def loop_of(placements: Placements, *keeps: Keep) -> LayerLoop:
     layers = sum(keep.layers for keep in keeps)
     return LayerLoop(
-        {ALIKE: LayerKind(layer, keeps)}, {ALIKE: Sharded(ALIKE, placements)}, LayerOrder.of_chunks([0], [layers])
+        {ALL: LayerKind(layer, keeps)}, {ALL: Sharded(ALL, placements)}, LayerOrder.of_chunks([0], [layers])
     )
 
 
@@ -117,7 +117,7 @@ def python_loop(layers: int) -> tuple[np.ndarray, np.ndarray, Any]:
 
         def function(weights: Any, x: jax.Array) -> jax.Array:
             for index in range(layers):
-                w = {name: stack[index] for name, stack in weights["layers"].items()}
+                w = {name: stack[index] for name, stack in weights["layers"][ALL].items()}
                 x, _ = layer(w, x, index, tokens_of(8))
             return x
 
@@ -146,7 +146,7 @@ def close(found: Any, wanted: Any) -> None:
     ],
 )
 def test_the_loop_equals_a_plain_one(layers: int, zero: int, policy: str):
-    assert loop_of(placements_of(layers, zero), Keep(layers)).stack(ALIKE).store.ahead == (zero == 3)
+    assert loop_of(placements_of(layers, zero), Keep(layers)).stack(ALL).store.ahead == (zero == 3)
     equals_a_plain_loop(zero, Keep(layers, POLICIES[policy]))
 
 
@@ -173,17 +173,17 @@ def equals_a_plain_loop(zero: int, *keeps: Keep) -> None:
 def test_chunks_of_unlike_length_in_slots_of_their_own_equal_a_plain_loop(zero: int):
     """Three layers as chunks of two and one. What lies in the row that pads the second counts nowhere."""
     order = LayerOrder.of_chunks((0, 0), (2, 1))
-    rows, layers = order.stacks[ALIKE].rows, order.stacks[ALIKE].row_of_layer
+    rows, layers = order.stacks[ALL].rows, order.stacks[ALL].row_of_layer
     placements = placements_of(rows, zero)
     small, x, dy = numbers(3)
-    master = {"layers": {name: np.full((rows, *a.shape[1:]), np.nan, a.dtype) for name, a in small["layers"].items()}}
-    for name, stack in master["layers"].items():
-        stack[layers] = small["layers"][name]
+    master = jax.tree.map(lambda a: np.full((rows, *a.shape[1:]), np.nan, a.dtype), small)
+    for stack, a in zip(jax.tree.leaves(master), jax.tree.leaves(small), strict=True):
+        stack[layers] = a
 
     def program(master: Any, x: jax.Array, dy: jax.Array) -> Any:
-        weights, tokens = to_storage(master, placements)["layers"], {ALIKE: vary(tokens_of(1))}
-        kinds = {ALIKE: LayerKind(layer, (Keep(order.layers_per_chunk),))}
-        loop = LayerLoop(kinds, {ALIKE: Sharded(ALIKE, placements)}, order)
+        weights, tokens = to_storage(master, placements)["layers"], {ALL: vary(tokens_of(1))}
+        kinds = {ALL: LayerKind(layer, (Keep(order.layers_per_chunk),))}
+        loop = LayerLoop(kinds, {ALL: Sharded(ALL, placements)}, order)
         gradients = zero_accumulators(weights, placements, part="layers")
         first, second = Chunk(weights, 0, 0), Chunk(weights, 1, 1)
         stash, side = loop.stash(weights, vary(x), tokens, 3), loop.side(weights, vary(x), tokens, 0)
@@ -320,13 +320,13 @@ def walks(rows: Rows, keep: Keep) -> tuple[Any, Any]:
     """(A chunk's forward without derivative, forward, split backward and gradients of matrices, on the mesh; the
     arguments of that)."""
     sizes = AxisSizes(pipe=2)
-    placements = place(specs(PADDED.stacks[ALIKE].rows), sizes, 0, DTYPES, compute_rules(kv_heads=1, tensor=1))
+    placements = place(specs(PADDED.stacks[ALL].rows), sizes, 0, DTYPES, compute_rules(kv_heads=1, tensor=1))
 
     def program(master: Any, x: jax.Array) -> Any:
         matrices = {"up": True, "down": True, "scale": False}
-        kinds = {ALIKE: LayerKind(rows.apply, (keep,), rows.linear, matrices)}
-        loop = LayerLoop(kinds, {ALIKE: Sharded(ALIKE, placements)}, PADDED)
-        weights, tokens, x = to_storage(master, placements)["layers"], {ALIKE: vary(tokens_of(8))}, vary(x)
+        kinds = {ALL: LayerKind(rows.apply, (keep,), rows.linear, matrices)}
+        loop = LayerLoop(kinds, {ALL: Sharded(ALL, placements)}, PADDED)
+        weights, tokens, x = to_storage(master, placements)["layers"], {ALL: vary(tokens_of(8))}, vary(x)
         chunk = Chunk(weights, 0, 0)
         stash, side = loop.stash(weights, x, tokens, 1), loop.side(weights, x, tokens, 1)
         alone = loop.run(chunk, x, tokens)
@@ -339,7 +339,7 @@ def walks(rows: Rows, keep: Keep) -> tuple[Any, Any]:
     layout, whole = placements.optimizer.layout, PartitionSpec()
     results = (whole, whole), layout
     run = jax.shard_map(program, mesh=mesh_of(**dict(sizes)), in_specs=(layout, whole), out_specs=results)
-    weights, x, _ = numbers(PADDED.stacks[ALIKE].rows)
+    weights, x, _ = numbers(PADDED.stacks[ALL].rows)
     return run, (weights, x)
 
 

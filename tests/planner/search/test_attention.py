@@ -44,7 +44,7 @@ def attention(planned: Planned) -> float:
 )
 def test_the_kernels_that_are_timed_are_those_of_the_plan(cluster: str, asked: dict[str, Any]):
     one = best(cluster, **asked)
-    assert one.candidate.layout.attention == (("", one.plan.attention.name),)
+    assert one.candidate.layout.attention == (("all", one.plan.attention.name),)
 
 
 def test_context_ranks_attend_over_whole_rows_where_only_then_a_kernel_runs():

@@ -66,7 +66,7 @@ def test_with_few_tokens_on_a_gpu_experts_are_split(name: str):
     layout, time = best.candidate.layout, best.candidate.time
     assert layout.expert >= 4
     assert 0 < time.breakdown["exchange"] < 0.4 * time.seconds
-    assert best.plan.experts[""].capacity == 2.0
+    assert best.plan.experts["all"].capacity == 2.0
 
 
 def search(rows: int = 16, cluster: str = "h100:1x8", avoided: str = "", **fixed: object) -> Search:
@@ -87,7 +87,7 @@ def test_what_is_asked_of_the_exchange_is_planned_and_timed():
         search_of(config_of(SMALL, 16, **with_experts(asked, imbalance=factor)), expert=8).best(1)[0]
         for factor in (1.0, 1.2)
     )
-    chosen = even.plan.experts[""]
+    chosen = even.plan.experts["all"]
     assert isinstance(chosen, ExpertLayout) and (chosen.exchange.name, chosen.capacity) == ("all_to_all", 1.25)
     assert even.config.parallel.experts.capacity == 1.25
     assert even.candidate.seconds < uneven.candidate.seconds
@@ -99,7 +99,7 @@ def test_layouts_that_cannot_exchange_as_they_are_asked_to_are_left_out(key: str
     """A planned layout does what is named, and where none can the sentence names it."""
     space = Space(config_of(SMALL, 16, experts={key: value}), named_cluster("h100:1x8"))
     best = Search(space).best(1)[0]
-    chosen = best.plan.experts[""]
+    chosen = best.plan.experts["all"]
     assert chosen.slices.name > 1 and best.plan.axes.expert > 1
     assert getattr(best.config.parallel.experts, key) == value
     assert chosen.own_first.name or key == "slices"

@@ -33,7 +33,7 @@ def coded(config: Config, layout: Layout, cluster: str) -> Layout:
     gpu, rows = parse_cluster(cluster).gpu, -(-config.model.layers // (layout.pipe * layout.virtual_stages))
     offload = "host" if layout.optimizer_offload else "none"
     chunks = layout.pipe * layout.virtual_stages
-    return replace(layout, matmul_codes=matmul_codes(config, gpu, offload, None, ("",) * rows, chunks))
+    return replace(layout, matmul_codes=matmul_codes(config, gpu, offload, None, ("all",) * rows, chunks))
 
 
 def timed(layout: Layout, *options: str, name: str = "llama3_8b", cluster: str = "h100:1x8") -> StepTime:

@@ -229,15 +229,15 @@ def test_a_gradient_that_is_not_finite_is_named_by_weight_and_layer(tmp_path: Pa
         "up": [1, 1e-30, 1],
         "down": [1, 1e30, 1],
     }  # the same function, but the gradient of `up` is 1e30 times as long
-    mlp = dict(trainer.state.master["layers"]["mlp"])
+    mlp = dict(trainer.state.master["layers"]["all"]["mlp"])
     for name, scale in scales.items():
         scaled = np.asarray(mlp[name]) * np.float32(scale)[:, None, None]
         mlp[name] = jax.device_put(scaled, mlp[name].sharding)
-    layers = {**trainer.state.master["layers"], "mlp": mlp}
+    layers = {"all": trainer.state.master["layers"]["all"] | {"mlp": mlp}}
     trainer.state = trainer.state._replace(master={**trainer.state.master, "layers": layers})
     trainer.fit([recorded := AnomalyRecorder()])
     (anomaly,) = recorded.anomalies
-    assert anomaly.facts["gradients"] == {"layers/mlp/up": [2]}
+    assert anomaly.facts["gradients"] == {"layers/all/mlp/up": [2]}
     assert anomaly.text == (
         "Step 1: the loss is finite, but not the gradient of mlp/up in layer 2; the backward pass comes from the last "
         "layer, so it began in layer 2 (mlp/up)."

@@ -14,11 +14,11 @@ NAN, INF = np.nan, np.inf
 def test_weights_and_layers_are_named_in_the_order_of_the_model_wherever_they_lie():
     order = LayerOrder.of_chunks([0, 1, 0, 1], [2, 1, 1, 1])  # rows 0 1 | 3 - || 2 - | 4 -
     squares = {
-        "layers": {"mlp": {"up": np.array([1, INF, 1, NAN, 1, 1, NAN, 1]), "down": np.ones(8)}},
+        "layers": {"all": {"mlp": {"up": np.array([1, INF, 1, NAN, 1, 1, NAN, 1]), "down": np.ones(8)}}},
         "head": {"weight": np.float32(NAN)},
         "final_norm": {"scale": np.float32(1)},
     }
-    assert broken_gradients(squares, order) == {"head/weight": None, "layers/mlp/up": [2, 5]}
+    assert broken_gradients(squares, order) == {"head/weight": None, "layers/all/mlp/up": [2, 5]}
 
 
 def test_weights_that_are_not_finite_are_named():
@@ -29,17 +29,17 @@ def test_weights_that_are_not_finite_are_named():
     ("broken", "expected"),
     [
         (
-            {"layers/mlp/down": [1, 2, 3], "layers/attention/query": [1, 2], "embedding/tokens": None},
+            {"layers/all/mlp/down": [1, 2, 3], "layers/all/attention/query": [1, 2], "embedding/tokens": None},
             "not the gradient of mlp/down, attention/query in layers 1 to 3 and of embedding/tokens; the backward pass "
             "comes from the last layer, so it began in layer 3 (mlp/down)",
         ),
         (
-            {"layers/mlp/down": [2, 7], "final_norm/scale": None},
+            {"layers/all/mlp/down": [2, 7], "final_norm/scale": None},
             "not the gradient of mlp/down in layers 2 and 7 and of final_norm/scale; it began after the last layer",
         ),
         ({"embedding/tokens": None}, "not the gradient of embedding/tokens; it began in the embedding"),
         (
-            {f"layers/{name}": [1] for name in "abcdef"},
+            {f"layers/all/{name}": [1] for name in "abcdef"},
             "not the gradient of a, b, c, d and 2 more in layer 1; the backward pass comes from the last layer, so it "
             "began in layer 1 (a, b, c, d and 2 more)",
         ),

@@ -161,5 +161,5 @@ def test_experts_learn_from_pairs_alike_on_every_layout(tokens: str):
         jax.device_get(run.step.gradients(run.step.residency.initial_state(), run.place(batch_of(run))))
         for run in (one, split)
     )
-    assert np.abs(one.by_layer(of_one)["layers"]["mlp"]["router"]).max() > 0
+    assert np.abs(one.by_layer(of_one)["layers"]["all"]["mlp"]["router"]).max() > 0
     assert_close(loss, float(wanted), split.by_layer(of_split), one.by_layer(of_one))

@@ -203,7 +203,7 @@ def test_loss_and_gradients_equal_float64(router: str):
     assert abs(float(loss) - wanted_loss) <= TOLERANCE * wanted_loss
     found = run.by_layer(gradients)
     if own["router"] == "sigmoid":
-        wanted["layers"]["mlp"]["bias"] = chosen / (rows["segments"] > 0).sum()
+        wanted["layers"]["all"]["mlp"]["bias"] = chosen / (rows["segments"] > 0).sum()
     worst, leaf = worst_difference(found, wanted)
     assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
 
@@ -242,7 +242,7 @@ def test_no_token_is_dropped_when_all_go_to_one_expert():
         parallel = {"expert": 4, "experts": {"capacity": capacity, "exchange": "all_to_all"}}
         run = SmallRun(small(model=model, parallel=parallel))
         weights = run.by_layer(run.step.residency.initial_state().master)
-        weights["layers"]["mlp"]["bias"][:, 3] = 100.0
+        weights["layers"]["all"]["mlp"]["bias"][:, 3] = 100.0
         state = state_with(run.step, run.by_row(weights))
         found[capacity] = *jax.device_get(run.step.gradients(state, run.batch(0))), state, run
     for one, other in zip(jax.tree.leaves(found[1.0][:2]), jax.tree.leaves(found[8.0][:2]), strict=True):
@@ -263,7 +263,7 @@ def test_tokens_beyond_the_capacity_of_an_expert_are_dropped_and_counted():
     own = ExpertsConfig(count=8, per_token=1, router="sigmoid", width=WIDTH, capacity_factor=1.0)
     run = SmallRun(small(model={"layers": 1, "experts": own}, parallel={"expert": 2, "fsdp": 2}))
     weights = run.by_layer(run.step.residency.initial_state().master)
-    weights["layers"]["mlp"]["bias"][:, 3] = 100.0
+    weights["layers"]["all"]["mlp"]["bias"][:, 3] = 100.0
     _, metrics = run.step.train(state_with(run.step, run.by_row(weights)), run.batch(0), run.step.arguments)
     report = expert_metrics({name: float(value) for name, value in metrics.report.items()})
     assert report["dropped"] == pytest.approx(7 / 8) and report["load"] == pytest.approx(8)

@@ -162,7 +162,7 @@ def test_what_a_step_saw_of_routed_experts_does_not_depend_on_slices_and_rounds(
         assert codes_once(run.step.layout.plan)
         names = tensor_names(run.step.layout.config)
         state = run.step.residency.initial_state()
-        weights = run.by_layer(state.master)["layers"]["mlp"]
+        weights = run.by_layer(state.master)["layers"]["all"]["mlp"]
         state, _ = run.step.train(state, run.batch(0), run.step.arguments)
         saw = np.asarray(jax.device_get(state.carried["matmuls"]))[0, 1]
         for matrix in ("up", "gate", "down"):

@@ -14,7 +14,7 @@ import pytest
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config, load_config
-from jaxpar.config.kinds import ALIKE
+from jaxpar.config.kinds import ALL
 from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.layer import DecoderLayer
@@ -91,14 +91,14 @@ def test_kinds_that_change_nothing_are_the_plain_model():
     plain = SmallRun(small(model={"dropout": 0.1}))
     mixed = SmallRun(small(model={"dropout": 0.1} | same, parallel={"fsdp": 2}))
     initial = mixed.by_layer(mixed.step.residency.initial_state().master)
-    begun = plain.by_layer(plain.step.residency.initial_state().master)["layers"]
+    begun = plain.by_layer(plain.step.residency.initial_state().master)["layers"]["all"]
     rows = {"a": np.array([0, 2]), "b": np.array([1])}
     for kind, own in rows.items():
         jax.tree.map(np.testing.assert_array_equal, initial["layers"][kind], jax.tree.map(lambda a, o=own: a[o], begun))
     found_loss, found = mixed.loss_and_gradients()
     plain_loss, plain_gradients = plain.loss_and_gradients()
     assert found_loss == pytest.approx(plain_loss, rel=TOLERANCE)
-    joined = {kind: jax.tree.map(lambda a, o=own: a[o], plain_gradients["layers"]) for kind, own in rows.items()}
+    joined = {kind: jax.tree.map(lambda a, o=own: a[o], plain_gradients["layers"]["all"]) for kind, own in rows.items()}
     worst, leaf = worst_difference(found, plain_gradients | {"layers": joined})
     assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
 
@@ -209,5 +209,5 @@ def test_a_refused_attention_names_the_kind_that_it_is_about():
         plan_for(config, parse_cluster("h100:1x8"))
 
 
-def test_a_plain_model_has_one_kind_without_a_name():
-    assert tuple(SmallRun(small()).step.layout.order.stacks) == (ALIKE,)
+def test_a_plain_model_has_one_kind_called_all():
+    assert tuple(SmallRun(small()).step.layout.order.stacks) == (ALL,)

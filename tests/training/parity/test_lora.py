@@ -53,25 +53,26 @@ def test_gradients_are_those_of_full_fine_tuning_projected():
     run = SmallRun(adapted(lora, model={"layers": 2, "kv_heads": 4}))
     state = lively(run)
     loss, found = loss_and_gradients(run)
-    scale, factors, frozen = 0.5, jax.device_get(state.master)["layers"], jax.device_get(state.frozen)
+    scale, factors, frozen = 0.5, jax.device_get(state.master)["layers"]["all"], jax.device_get(state.frozen)
     merged: dict[str, Any] = {"attention": {}, "mlp": {}}
     products: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = {"attention": {}, "mlp": {}}
     for part, own in products.items():
         for name in [name.removesuffix("_lora_a") for name in factors[part] if name.endswith("_a")]:
-            w = frozen["layers"][part][name]
+            w = frozen["layers"]["all"][part][name]
             a, b = factors[part][f"{name}_lora_a"], factors[part][f"{name}_lora_b"]
             own[name] = a.reshape(2, -1, 32), b.reshape(2, 32, -1)
             merged[part][name] = w + scale * (own[name][0] @ own[name][1]).reshape(w.shape)
     full = SmallRun(small(model={"layers": 2, "kv_heads": 4}))
-    whole = merge(frozen, {"layers": merged})
+    whole = merge(frozen, {"layers": {"all": merged}})
     wanted_loss, gradients = full.step.gradients(state_with(full.step, whole), full.batch(0))
     assert loss == pytest.approx(float(wanted_loss), rel=TOLERANCE)
     assert sum(map(len, products.values())) == 7
     for part, own in products.items():
         for name, (a, b) in own.items():
-            g = np.asarray(gradients["layers"][part][name]).reshape(2, a.shape[1], -1)
+            g = np.asarray(gradients["layers"]["all"][part][name]).reshape(2, a.shape[1], -1)
             da, db = (
-                found["layers"][part][f"{name}_{end}"].reshape(of.shape) for end, of in (("lora_a", a), ("lora_b", b))
+                found["layers"]["all"][part][f"{name}_{end}"].reshape(of.shape)
+                for end, of in (("lora_a", a), ("lora_b", b))
             )
             at, bt = a.transpose(0, 2, 1), b.transpose(0, 2, 1)
             for what, got, wanted in (
@@ -93,9 +94,9 @@ def test_experts_with_factors_are_the_merged_experts():
     loss, found = loss_and_gradients(run)
     factors, frozen = jax.device_get((state.master, state.frozen))
     merged: dict[str, dict[str, np.ndarray]] = {}
-    for part, own in factors["layers"].items():
+    for part, own in factors["layers"]["all"].items():
         names = [name.removesuffix("_lora_a") for name in own if name.endswith("_a")]
-        merged[part] = {name: frozen["layers"][part][name] for name in names}
+        merged[part] = {name: frozen["layers"]["all"][part][name] for name in names}
         for name, w in merged[part].items():
             left, right = own[f"{name}_lora_a"], own[f"{name}_lora_b"]
             lead = left.shape[: left.ndim - 2] if left.ndim == 4 and w.ndim == 4 and part == "mlp" else left.shape[:1]
@@ -103,15 +104,15 @@ def test_experts_with_factors_are_the_merged_experts():
             merged[part][name] = w + scale * (left @ right).reshape(w.shape)
     full = SmallRun(small(model=model))
     wanted_loss, gradients = full.step.gradients(
-        state_with(full.step, merge(frozen, {"layers": merged})), full.batch(0)
+        state_with(full.step, merge(frozen, {"layers": {"all": merged}})), full.batch(0)
     )
     assert loss == pytest.approx(float(wanted_loss), rel=TOLERANCE)
-    own, checked = factors["layers"]["mlp"], 0
+    own, checked = factors["layers"]["all"]["mlp"], 0
     for name in ("up", "gate", "down"):
-        g, a, b = np.asarray(gradients["layers"]["mlp"][name]), own[f"{name}_lora_a"], own[f"{name}_lora_b"]
+        g, a, b = np.asarray(gradients["layers"]["all"]["mlp"][name]), own[f"{name}_lora_a"], own[f"{name}_lora_b"]
         assert a.shape == (2, 4, g.shape[2], 8), "each expert has factors of its own"
         for end, wanted in (("a", scale * g @ b.swapaxes(2, 3)), ("b", scale * a.swapaxes(2, 3) @ g)):
-            got = found["layers"]["mlp"][f"{name}_lora_{end}"]
+            got = found["layers"]["all"]["mlp"][f"{name}_lora_{end}"]
             assert np.abs(got - wanted).max() <= TOLERANCE * np.abs(wanted).max(), (name, end)
             checked += 1
     assert checked == 6
@@ -150,7 +151,7 @@ def test_steps_change_the_factors_and_no_bit_of_the_other_weights():
     state = run.step.residency.initial_state()
     frozen, master = jax.device_get((state.frozen, state.master))
     assert {leaf.dtype.name for leaf in jax.tree.leaves(frozen)} == {"bfloat16"}
-    assert sorted(master["layers"]["mlp"]) == ["down_lora_a", "down_lora_b"]
+    assert sorted(master["layers"]["all"]["mlp"]) == ["down_lora_a", "down_lora_b"]
     for step in range(3):
         state, _ = run.step.train(state, run.batch(step), run.step.arguments)
     assert_same_bits(jax.device_get(state.frozen), frozen)

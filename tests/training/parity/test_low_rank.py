@@ -27,11 +27,11 @@ def test_gradients_are_those_of_the_products_projected():
     loss, found = run.loss_and_gradients()
     weights = run.by_layer(run.step.residency.initial_state().master)
     whole = SmallRun(small(model={"layers": 2, "kv_heads": 4}))
-    shapes = whole.step.layout.specs["layers"]
+    shapes = whole.step.layout.specs["layers"]["all"]
     pairs: dict[str, dict[str, tuple[np.ndarray, np.ndarray]]] = {"attention": {}, "mlp": {}}
-    merged: dict[str, Any] = {name: own for name, own in weights["layers"].items() if name not in pairs}
+    merged: dict[str, Any] = {name: own for name, own in weights["layers"]["all"].items() if name not in pairs}
     for part, own in pairs.items():
-        factors, merged[part] = weights["layers"][part], {}
+        factors, merged[part] = weights["layers"]["all"][part], {}
         for name in [name.removesuffix("_a") for name in factors if name.endswith("_a")]:
             a, b = factors[f"{name}_a"], factors[f"{name}_b"]
             own[name] = a.reshape(2, -1, RANKS[name]), b.reshape(2, RANKS[name], -1)
@@ -41,15 +41,15 @@ def test_gradients_are_those_of_the_products_projected():
             norms = [np.linalg.norm(factor, axis=(1, 2)) for factor in own[name]]
             np.testing.assert_allclose(*norms, rtol=0.25)
     assert sum(map(len, pairs.values())) == 7
-    state = state_with(whole.step, weights | {"layers": merged})
+    state = state_with(whole.step, weights | {"layers": {"all": merged}})
     wanted_loss, gradients = whole.step.gradients(state, whole.batch(0))
     assert loss == pytest.approx(float(wanted_loss), rel=TOLERANCE)
     for part, own in pairs.items():
         for name, (a, b) in own.items():
-            g = np.asarray(gradients["layers"][part][name]).reshape(2, a.shape[1], -1)
+            g = np.asarray(gradients["layers"]["all"][part][name]).reshape(2, a.shape[1], -1)
             wanted = {"a": g @ b.transpose(0, 2, 1), "b": a.transpose(0, 2, 1) @ g}
             for end, factor in wanted.items():
-                got = found["layers"][part][f"{name}_{end}"].reshape(factor.shape)
+                got = found["layers"]["all"][part][f"{name}_{end}"].reshape(factor.shape)
                 assert np.abs(got - factor).max() <= TOLERANCE * np.abs(factor).max(), (part, name, end)
 
 

@@ -124,8 +124,8 @@ def test_loss_and_gradients_of_options_equal_float64(name: str):
     assert abs(float(loss) - wanted_loss) <= TOLERANCE * wanted_loss
     if options["position"] == "learned":  # Zero but for rounding: it adds the same to all scores of a query.
         largest = max(float(np.abs(leaf).max()) for leaf in jax.tree.leaves(wanted))
-        assert np.abs(gradients["layers"]["attention"].pop("key_bias")).max() <= 1e-6 * largest
-        wanted["layers"]["attention"].pop("key_bias")
+        assert np.abs(gradients["layers"]["all"]["attention"].pop("key_bias")).max() <= 1e-6 * largest
+        wanted["layers"]["all"]["attention"].pop("key_bias")
     worst, leaf = worst_difference(gradients, wanted)
     assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
 

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpar.checkpoint import Checkpointer, CheckpointError
-from jaxpar.config.kinds import ALIKE
+from jaxpar.config.kinds import ALL
 from jaxpar.memory import streaming
 from jaxpar.memory.disk_array import DiskArray
 from jaxpar.mesh.layer_order import LayerOrder
@@ -40,7 +40,7 @@ def state_like(order: LayerOrder, where: NamedSharding, kind: str | None, dtype:
     stored = where if kind is None else where.with_memory_kind(kind)
     whole = NamedSharding(where.mesh, PartitionSpec())
     return {
-        "layers": {"up": jax.ShapeDtypeStruct((order.stacks[ALIKE].rows, 6, 4), dtype, sharding=stored)},
+        "layers": {ALL: {"up": jax.ShapeDtypeStruct((order.stacks[ALL].rows, 6, 4), dtype, sharding=stored)}},
         "tokens": jax.ShapeDtypeStruct((24, 6), jnp.float32, sharding=stored),
         "step": jax.ShapeDtypeStruct((), jnp.int32, sharding=whole),
     }
@@ -51,7 +51,7 @@ def values() -> dict[str, Any]:
     random = np.random.default_rng(0)
     layers = jnp.asarray(random.normal(size=(LAYERS, 6, 4)), jnp.bfloat16)
     return {
-        "layers": {"up": np.asarray(layers)},
+        "layers": {ALL: {"up": np.asarray(layers)}},
         "tokens": random.normal(size=(24, 6)).astype(np.float32),
         "step": np.int32(7),
     }
@@ -77,14 +77,15 @@ def test_files_are_saved_and_restored_bit_for_bit_by_any_other_layout(
     checkpointer.save(1, on_devices.outgoing(state), {})
     on_disk = in_files.incoming(checkpointer.restore(1, in_files.abstract))
     assert (
-        isinstance(on_disk["layers"]["up"], DiskArray) and on_disk["layers"]["up"].shape[0] == order.stacks[ALIKE].rows
+        isinstance(on_disk["layers"][ALL]["up"], DiskArray)
+        and on_disk["layers"][ALL]["up"].shape[0] == order.stacks[ALL].rows
     )
     checkpointer.save(2, in_files.outgoing(on_disk), {})
     moved = again.incoming(checkpointer.restore(2, again.abstract))
     checkpointer.save(3, again.outgoing(moved), {})
     restored = on_devices.incoming(checkpointer.restore(3, on_devices.abstract))
     checkpointer.close()
-    assert restored["layers"]["up"].sharding == where
+    assert restored["layers"][ALL]["up"].sharding == where
     assert_same_bits(restored, values())
 
 

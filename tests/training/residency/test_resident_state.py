@@ -27,7 +27,7 @@ from tests.traced import operations
 from tests.training.runs import run_config, saved_state
 
 STEPS = 3
-STAYS = ("embedding.tokens", "final_norm.scale", "layers.attention.query", "layers.mlp.up")
+STAYS = ("embedding.tokens", "final_norm.scale", "layers.all.attention.query", "layers.all.mlp.up")
 HOST, DEVICE = jax.memory.Space.Host, jax.memory.Space.Device
 
 

@@ -34,7 +34,7 @@ def expected(weights: Any, options: Any, batch: Any) -> Any:
 
     It does not hand them out. But attention with values that are unit vectors, one per token, gives them.
     """
-    first, second = (jax.tree.map(lambda stack, n=n: stack[n], weights["layers"]) for n in (0, 1))
+    first, second = (jax.tree.map(lambda stack, n=n: stack[n], weights["layers"]["all"]) for n in (0, 1))
     x = weights["embedding"]["tokens"][batch["tokens"]]
     if options["position"] == "learned":
         x = x + weights["embedding"]["positions"][batch["positions"]]

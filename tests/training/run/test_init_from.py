@@ -107,7 +107,7 @@ def stacked(source: HFFolder) -> dict[str, Any]:
             whole = tuple(slice(0, size) for size in spec.shape)
             layers = [layer for layer, own in enumerate(kinds) if own == kind]
             in_layer = name.startswith(LAYER_PREFIX)
-            key = name.replace(LAYER_PREFIX, f"{LAYER_PREFIX}{kind}.") if in_layer and kind else name
+            key = name.replace(LAYER_PREFIX, f"{LAYER_PREFIX}{kind}.")
             leaves[key] = source.read(name, layers if in_layer else None, whole).astype(np.float32)
     return nested(leaves)
 
@@ -161,7 +161,7 @@ def test_a_second_stage_goes_from_a_run_to_a_run_and_out_again(tmp_path: Path, c
     step = folder_of(second) / "checkpoints/00000001"
     for path in (folder_of(second), step):
         query = open_source(path, "MODEL").read("layers.attention.query", [1], (slice(3, 9), slice(0, 4), slice(2, 5)))
-        assert_same_bits(query[0], np.asarray(trained["layers"]["attention"]["query"][1, 3:9, :, 2:5]))
+        assert_same_bits(query[0], np.asarray(trained["layers"]["all"]["attention"]["query"][1, 3:9, :, 2:5]))
     fit(replace(second, run=replace(second.run, steps=2)), EventLog())
     assert read_runs([folder_of(second)])[0].came_from == stages, "a continued run came from the same models"
 

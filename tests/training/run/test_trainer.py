@@ -64,13 +64,13 @@ def test_weights_have_names_and_the_shapes_of_the_model(tmp_path: Path):
     shapes = {name: weights[name].shape for name in weights}
     assert shapes == {
         "embedding.tokens": (61, 32), "final_norm.scale": (32,), "head.weight": (32, 61),
-        "layers.attention.query": (2, 32, 8, 4), "layers.attention.key": (2, 32, 8, 4),
-        "layers.attention.value": (2, 32, 8, 4), "layers.attention.output": (2, 8, 4, 32),
-        "layers.attention_norm.scale": (2, 32), "layers.mlp_norm.scale": (2, 32),
-        "layers.mlp.gate": (2, 32, 48), "layers.mlp.up": (2, 32, 48), "layers.mlp.down": (2, 48, 32),
+        "layers.all.attention.query": (2, 32, 8, 4), "layers.all.attention.key": (2, 32, 8, 4),
+        "layers.all.attention.value": (2, 32, 8, 4), "layers.all.attention.output": (2, 8, 4, 32),
+        "layers.all.attention_norm.scale": (2, 32), "layers.all.mlp_norm.scale": (2, 32),
+        "layers.all.mlp.gate": (2, 32, 48), "layers.all.mlp.up": (2, 32, 48), "layers.all.mlp.down": (2, 48, 32),
     }  # fmt: skip
     assert {weights[name].dtype for name in weights} == {np.dtype(np.float32)}
-    np.testing.assert_array_equal(weights["layers.mlp.up"], trainer.state.master["layers"]["mlp"]["up"])
+    np.testing.assert_array_equal(weights["layers.all.mlp.up"], trainer.state.master["layers"]["all"]["mlp"]["up"])
 
 
 KINDS: dict[str, Any] = {
