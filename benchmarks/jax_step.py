@@ -71,7 +71,7 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
         "peak_bytes": peak_bytes(),
         "memory_kind": memory_kind(),
         "predicted_bytes": trainer.predicted_bytes,
-        "attention": trainer.plan.attention.name,
+        "attention": ", ".join(choice.name for choice in trainer.plan.attention.values()),
         "matmuls": multiplies(config, trainer.mesh.devices.flat[0]),
         "loss": float(metrics.loss),
     }

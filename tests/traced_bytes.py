@@ -36,8 +36,8 @@ class TracedBytes(NamedTuple):
 def with_attention(plan: Plan, backend: str) -> Plan:
     """The plan with another attention backend in all layers."""
     changed = lambda choice: replace(choice, name=backend)
-    own = {kind: changed(choice) for kind, choice in plan.kind_attention.items()}
-    return replace(plan, attention=changed(plan.attention), kind_attention=own)
+    own = {kind: changed(choice) for kind, choice in plan.attention.items()}
+    return replace(plan, attention=own)
 
 
 def traced_bytes(config: Config, plan: Plan) -> TracedBytes:

@@ -11,8 +11,7 @@ from dataclasses import replace
 from jaxpar.attention.backends import kernel_request
 from jaxpar.compiler.wheels import has_cudnn
 from jaxpar.config import Config
-from jaxpar.config.kinds import ALL
-from jaxpar.config.plan import Choice, Plan
+from jaxpar.config.plan import Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.layout.choices.attention import attention_requests
 from pallas_kernels.attention.registry import REGISTRY
@@ -30,19 +29,17 @@ def compilable(config: Config, plan: Plan, device: Device, release: str) -> tupl
         device: a GPU of the cluster.
         release: of CUDA, as in `has_cudnn`.
     """
-    kinds = plan.kind_attention or {ALL: plan.attention}
-    if all(choice.name != "cudnn" for choice in kinds.values()) or has_cudnn(release):
+    if all(choice.name != "cudnn" for choice in plan.attention.values()) or has_cudnn(release):
         return plan, ()
     requests = attention_requests(config, device, plan.runs)
     found = {
         kind: next(name for name in STAND_INS if REGISTRY[name].supports(kernel_request(requests[kind])) is None)
-        for kind, choice in kinds.items()
+        for kind, choice in plan.attention.items()
         if choice.name == "cudnn"
     }
     notes = tuple(_note(name, release) for name in dict.fromkeys(found.values()))
-    changed = {kind: replace(old, name=found.get(kind, old.name)) for kind, old in kinds.items()}
-    first: Choice = next(iter(changed.values()))
-    return replace(plan, attention=first, kind_attention=changed if plan.kind_attention else {}), notes
+    changed = {kind: replace(old, name=found.get(kind, old.name)) for kind, old in plan.attention.items()}
+    return replace(plan, attention=changed), notes
 
 
 def _note(name: str, release: str) -> str:
@@ -62,4 +59,4 @@ def _note(name: str, release: str) -> str:
 def counts_one_backward(plan: Plan) -> bool:
     """Whether all attention of a run is cuDNN's, which makes all gradients in one launch of values as wide as keys,
     whatever stands in for it."""
-    return {choice.name for choice in (plan.attention, *plan.kind_attention.values())} == {"cudnn"}
+    return {choice.name for choice in plan.attention.values()} == {"cudnn"}

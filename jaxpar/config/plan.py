@@ -214,12 +214,10 @@ class Plan:
     """What the layers of a chunk keep, in layer order; it is the same for all chunks."""
     dtypes: Dtypes
     """A dtype per role."""
-    attention: Choice[str]
-    """The attention backend."""
+    attention: dict[str, Choice[str]] = field(hash=False)
+    """The attention backend of each kind of layers that attends."""
     context_strategy: Choice[str]
     """How attention gets the other context ranks' keys and values."""
-    kind_attention: dict[str, Choice[str]] = field(default_factory=dict, hash=False)
-    """The attention backend of each kind of layers, where kinds have names; `attention` is that of the first."""
     query_block: int = 512
     """Rows of queries in a block of scores, where XLA computes attention."""
     kv_block: int = 512
@@ -286,10 +284,6 @@ class Plan:
         """The plan with weights and routed tokens that travel as they are."""
         experts = {kind: replace(own, sent_dtype=None) for kind, own in self.experts.items()}
         return replace(self, dtypes=replace(self.dtypes, weight_message=None), experts=experts)
-
-    def attention_of(self, kind: str) -> Choice[str]:
-        """The attention backend of the layers of a kind."""
-        return self.kind_attention.get(kind, self.attention)
 
 
 _RANGES: dict[str, tuple[int, int]] = {

@@ -10,7 +10,7 @@ from jaxpar.attention import ContextLayout, RowTokens, attend
 from jaxpar.attention.balance import run_length
 from jaxpar.config import Config, ModelConfig
 from jaxpar.config.counting import attention_scale
-from jaxpar.config.kinds import kind_models
+from jaxpar.config.kinds import kind_model
 from jaxpar.config.plan import Plan
 from jaxpar.layers.block import Attend
 from jaxpar.layers.context import TokenContext
@@ -43,9 +43,11 @@ def attention_settings(
 
 
 def make_attend(config: Config, plan: Plan) -> dict[str, Attend]:
-    """The attention of each kind of layers, with the backend and the context strategy of `plan`."""
-    models = kind_models(config.model).items()
-    return {kind: _attend(config, plan, model, plan.attention_of(kind).name) for kind, model in models}
+    """The attention of each kind of layers that attends, with the backend and the context strategy of `plan`."""
+    return {
+        kind: _attend(config, plan, kind_model(config.model, kind), choice.name)
+        for kind, choice in plan.attention.items()
+    }
 
 
 def _attend(config: Config, plan: Plan, model: ModelConfig, backend: str) -> Attend:

@@ -90,7 +90,7 @@ def test_two_hosts_of_h800_and_what_stands_in_for_cudnn(tmp_path: Path):
     config = wide(model={"head_dim": 64}, parallel={"fsdp": 16}, attention={"backend": "auto"}, data={"packed": False})
     made = compile_step(config, parse_cluster("h800:2x8"), cache=tmp_path)
     assert (made.gpu, made.plan.axes.fsdp) == ("h800", 16)
-    assert made.plan.attention.name == "cudnn"
+    assert made.plan.attention["all"].name == "cudnn"
     if wheels.has_cudnn(wheels.cuda_release()):
         assert made.notes == () and "__cudnn$fmha" in made.program
     else:

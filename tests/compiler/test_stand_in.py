@@ -31,7 +31,7 @@ def planned(cluster: str, head_dim: int = 64, **model: Any) -> tuple[Any, Any]:
         model=model, parallel={"fsdp": 8}, attention={"backend": "auto"}, data={"packed": False, "batch_size": 16}
     )
     config, plan = plan_for(config, parse_cluster(cluster))
-    assert plan.attention.name == "cudnn"
+    assert plan.attention["all"].name == "cudnn"
     return config, plan
 
 
@@ -46,7 +46,7 @@ def no_cudnn(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_fused_kernel_is_preferred(cluster: str, head_dim: int, name: str) -> None:
     config, plan = planned(cluster, head_dim)
     compiled, notes = compilable(config, plan, GPUS[cluster], "12")
-    assert compiled.attention.name == name
+    assert compiled.attention["all"].name == name
     assert len(notes) == 1 and "cudnn" in notes[0] and f"{name}" in notes[0].lower()
     assert counts_one_backward(plan) and not counts_one_backward(compiled)
 
@@ -54,8 +54,8 @@ def test_a_fused_kernel_is_preferred(cluster: str, head_dim: int, name: str) -> 
 def test_kinds_of_layers_without_cudnn_keep_their_own() -> None:
     kinds = {"global": {}, "capped": {"attention_softcap": 30.0}}
     config, plan = planned("h100:1x8", kinds=kinds, pattern=Pattern(unit=("global", "capped")))
-    before = {kind: choice.name for kind, choice in plan.kind_attention.items()}
+    before = {kind: choice.name for kind, choice in plan.attention.items()}
     assert before["global"] == "cudnn" != before["capped"]
     compiled, notes = compilable(config, plan, GPUS["h100:1x8"], "12")
-    assert {kind: choice.name for kind, choice in compiled.kind_attention.items()} == {**before, "global": "mosaic"}
+    assert {kind: choice.name for kind, choice in compiled.attention.items()} == {**before, "global": "mosaic"}
     assert len(notes) == 1 and not counts_one_backward(plan)

@@ -26,7 +26,7 @@ PLAN = Plan(
     remat="gemm_last",
     runs=(LayerRun(3, {"query": "save", "mlp_hidden": "recompute"}),),
     dtypes=Dtypes("bfloat16", "bfloat16", "float32", "float32", "float32"),
-    attention=Choice("xla", "the first that supports the request", {"cudnn": "no GPU"}),
+    attention={"all": Choice("xla", "the first that supports the request", {"cudnn": "no GPU"})},
     context_strategy=Choice("allgather", "asked for"),
 )
 
@@ -61,7 +61,7 @@ def test_axis_sizes_read_like_a_mapping_in_mesh_order():
     [
         (("zeroo",), 3, ("plan:", "'zeroo'", " zero?")),
         (("axes", "tenser"), 2, ("plan.axes:", "'tenser'", " tensor?")),
-        (("attention", "why"), "x", ("plan.attention:", "unknown key", "'why'")),
+        (("attention", "all", "why"), "x", ("plan.attention.all:", "unknown key", "'why'")),
         (("zero",), 4, ("plan.zero:", "0, 1, 2 or 3", "got 4")),
         (("axes", "fsdp"), 2**40, ("plan.axes.fsdp:", "at most 2^20", "got 1099511627776")),
         (("axes", "fsdp"), 2**20, ("plan.axes:", "at most 2^20", "1614807040 devices")),
@@ -81,7 +81,7 @@ def test_axis_sizes_read_like_a_mapping_in_mesh_order():
             "sav",
             ("plan.runs[0].activations.query:", "save, recompute or offload", "got 'sav'", " save?"),
         ),
-        (("attention", "rejected", "cudnn"), None, ("plan.attention.rejected.cudnn:", "text", "got null")),
+        (("attention", "all", "rejected", "cudnn"), None, ("plan.attention.all.rejected.cudnn:", "text", "got null")),
     ],
 )
 def test_a_wrong_key_or_value_is_one_sentence(path, value, parts):

@@ -127,7 +127,7 @@ def test_a_hybrid_of_retention_and_attention_trains_alike_on_a_split_mesh():
     run = run_of(HYBRID, parallel={"context": 2, "tensor": 2, "fsdp": 2, "zero": 3})
     order = run.step.layout.plan.context_order
     assert order.name == "contiguous" and "retention" in order.reason
-    assert list(run.step.layout.plan.kind_attention) == ["full"]
+    assert list(run.step.layout.plan.attention) == ["full"]
     found, _ = run.train(4)
     np.testing.assert_allclose(found, wanted, rtol=1e-4)
     assert wanted[3] < wanted[0]

@@ -65,12 +65,12 @@ def test_plain_attention_has_blocks_for_the_cache_of_a_cpu_and_larger_ones_on_gp
 def test_block_sizes_that_no_layer_uses_are_named() -> None:
     config = small(attention={"query_block": 64})
     plan = plan_of(config)
-    assert (plan.attention.name, unused_blocks(plan, config.attention)) == ("xla", [])
-    on_gpu = replace(plan, attention=Choice("cudnn", "", {}))
+    assert (plan.attention["all"].name, unused_blocks(plan, config.attention)) == ("xla", [])
+    on_gpu = replace(plan, attention={"all": Choice("cudnn", "", {})})
     assert unused_blocks(on_gpu, config.attention) == ["attention.query_block: 64"]
     assert unused_blocks(on_gpu, small().attention) == []
     kinds = {"local": Choice("cudnn", "", {}), "global": Choice("xla", "", {})}
-    assert unused_blocks(replace(on_gpu, kind_attention=kinds), config.attention) == []
+    assert unused_blocks(replace(on_gpu, attention=kinds), config.attention) == []
 
 
 HOPPER = SimpleNamespace(platform="gpu", device_kind="NVIDIA H100 80GB HBM3", compute_capability="9.0")
@@ -97,7 +97,7 @@ def test_only_ranks_that_see_whole_rows_in_order_have_cudnn(
         config, precision=replace(config.precision, compute="bfloat16"), data=replace(config.data, packed=packed)
     )
     plan = make_plan(resolve_config(config, 8), HOPPER)
-    assert (plan.context_strategy.name, plan.attention.name) == (chosen, backend)
+    assert (plan.context_strategy.name, plan.attention["all"].name) == (chosen, backend)
 
 
 def test_determinism_reaches_the_backends() -> None:
@@ -105,10 +105,10 @@ def test_determinism_reaches_the_backends() -> None:
     of = lambda **attention: small(model=model, precision=precision, attention=attention, parallel={"fsdp": 1})
     for asked, name in (("flash", "mosaic_deterministic"), ("auto", "xla")):
         config = of(backend=asked, deterministic=True)
-        assert make_plan(resolve_config(config, 1), HOPPER).attention.name == name
+        assert make_plan(resolve_config(config, 1), HOPPER).attention["all"].name == name
     with refused("attention.backend", "'mosaic'", "same bits in every run"):
         make_plan(resolve_config(of(backend="mosaic", deterministic=True), 1), HOPPER)
-    assert make_plan(resolve_config(of(backend="mosaic"), 1), HOPPER).attention.name == "mosaic"
+    assert make_plan(resolve_config(of(backend="mosaic"), 1), HOPPER).attention["all"].name == "mosaic"
 
 
 @pytest.mark.parametrize(("strategy", "permutes"), [("ring", True), ("usp", True), ("ulysses", False)])

@@ -86,8 +86,14 @@ CHANGES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     "chunks": ({"stage_layers": (1, 2)}, ("plan.stage_layers: 2", "chunks of plan.schedule is 1")),
     "activations": ({"runs": (LayerRun(3, {"query": "save"}),)}, ("plan.runs", "the activations of the model")),
     "tiles": ({"mlp_tiles": Choice(65)}, ("plan.mlp_tiles: 65", "64 tokens")),
-    "attention": ({"attention": Choice("cudnn", "")}, ("plan.attention is 'cudnn'", "it needs an NVIDIA GPU")),
-    "no attention": ({"attention": Choice("cudn", "")}, ("plan.attention is 'cudn'", "did you mean cudnn")),
+    "attention": (
+        {"attention": {"all": Choice("cudnn", "")}},
+        ("plan.attention.all is 'cudnn'", "it needs an NVIDIA GPU"),
+    ),
+    "no attention": (
+        {"attention": {"all": Choice("cudn", "")}},
+        ("plan.attention.all is 'cudn'", "did you mean cudnn"),
+    ),
     "strategy": ({"context_strategy": Choice("rin", "")}, ("plan.context_strategy is 'rin'", "did you mean ring")),
     "loss": (
         {"loss": Choice("fused", "")},
@@ -106,7 +112,7 @@ def test_a_plan_for_other_gpus_is_refused_with_where_it_is_for_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], devices: int
 ):
     config, plan = planned(run_config(tmp_path / "runs", 1, parallel=FSDP))
-    plan = replace(plan, axes=AxisSizes(fsdp=devices), attention=Choice("cudnn", ""))
+    plan = replace(plan, axes=AxisSizes(fsdp=devices), attention={"all": Choice("cudnn", "")})
     write(tmp_path / "plan.json", PlanFile(config, plan, cluster=f"h100:{devices // 8}x8"))
     status = train(["--plan", str(tmp_path / "plan.json")])
     out, errors = capsys.readouterr()
@@ -191,10 +197,10 @@ def test_kinds_of_layers_have_a_backend_each():
     config, plan = planned(run_config(Path("runs"), 1, parallel=FSDP, model=model))
     check_plan(plan, config, jax.devices()[0])
     one = {"local": Choice("cudnn", "")}
-    with refused("plan.kind_attention.local is 'cudnn'", "it needs an NVIDIA GPU"):
-        check_plan(replace(plan, kind_attention=plan.kind_attention | one), config, jax.devices()[0])
-    with refused("plan.kind_attention", "local", "model.kinds", "local, global"):
-        check_plan(replace(plan, kind_attention=one), config, jax.devices()[0])
+    with refused("plan.attention.local is 'cudnn'", "it needs an NVIDIA GPU"):
+        check_plan(replace(plan, attention=plan.attention | one), config, jax.devices()[0])
+    with refused("plan.attention", "kinds local;", "local, global"):
+        check_plan(replace(plan, attention=one), config, jax.devices()[0])
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,7 @@ from jaxpar.attention.context import neighbours
 from jaxpar.config import AttentionConfig, Config, UserError
 from jaxpar.config.axes import axis_sizes
 from jaxpar.config.counting import head_dim, kv_heads, value_dim
-from jaxpar.config.kinds import ALL, kind_models
+from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, Choice, LayerRun, Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import GPU
@@ -41,8 +41,7 @@ heads of 16 (3.7 times as fast as 512) and 1,024 tokens of 4 heads of 64 (6.8 ti
 class AttentionPlan(NamedTuple):
     """The fields of a `Plan` that describe attention."""
 
-    attention: Choice
-    kind_attention: dict[str, Choice]
+    attention: dict[str, Choice[str]]
     query_block: int
     kv_block: int
     context_strategy: Choice
@@ -64,8 +63,7 @@ def attention_plan(
         for kind, request in requests.items()
     }
     return AttentionPlan(
-        attention=next(iter(backends.values())),
-        kind_attention=backends if config.model.kinds else {},
+        attention=backends,
         **score_blocks(config.attention, device),
         context_strategy=strategy,
         context_order=Choice(layout.order, _order_words(config, strategy.name, served, layout)),
@@ -114,21 +112,19 @@ def scratch_on(config: Config, gpu: GPU, strategy: str) -> int:
 def check_attention(plan: Plan, config: Config, device: Device, node_devices: int | None = None) -> None:
     """Raise `UserError` if the attention of a plan cannot run on devices like `device`."""
     requests = attention_requests(config, device, plan.runs, node_devices)
-    backends = plan.kind_attention if config.model.kinds else {ALL: plan.attention}
-    if backends.keys() != requests.keys():
-        kinds = ", ".join(config.model.kinds) or "none"
-        raise UserError(f"plan.kind_attention: is of {', '.join(backends) or 'none'}; expected model.kinds, {kinds}")
+    if plan.attention.keys() != requests.keys():
+        found, wanted = (", ".join(kinds) or "none" for kinds in (plan.attention, requests))
+        raise UserError(f"plan.attention: is of the kinds {found}; expected those of the layers that attend, {wanted}")
     for kind, request in requests.items():
         own = replace(request, whole_rows=plan.ulysses == plan.axes.context, ulysses=plan.ulysses)
-        choose_backend(backends[kind].name, own, "plan.attention" if kind == ALL else f"plan.kind_attention.{kind}")
+        choose_backend(plan.attention[kind].name, own, f"plan.attention.{kind}", kind)
     served = replace(widest(requests), ulysses=plan.ulysses)
     choose_context_strategy(plan.context_strategy.name, served, key="plan.context_strategy")
 
 
 def unused_blocks(plan: Plan, config: AttentionConfig) -> list[str]:
     """Of `attention.query_block` and `kv_block`, those that were set though no layer's attention has blocks."""
-    choices = plan.kind_attention.values() or [plan.attention]
-    if any(choice.name == "xla" for choice in choices):
+    if any(choice.name == "xla" for choice in plan.attention.values()):
         return []
     set_here = [key for key in ("query_block", "kv_block") if getattr(config, key) is not None]
     return [f"attention.{key}: {getattr(config, key)}" for key in set_here]

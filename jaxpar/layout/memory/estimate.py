@@ -153,7 +153,7 @@ def _attention_scratch(config: Config, plan: Plan) -> int:
             )
         )
         for kind, model in kind_models(config.model).items()
-        if plan.attention_of(kind).name == "cudnn"
+        if kind in plan.attention and plan.attention[kind].name == "cudnn"
     ]
     return max(sizes, default=0)
 

@@ -17,7 +17,6 @@ from jaxpar.layout.choices.matmul import routed_choice, tiled_choice
 
 _NAMED_BY = {
     "attention": "attention.backend",
-    "kind_attention": "attention.backend",
     "products": "parallel.experts.backend",
     "loss": "memory.loss_backend",
     "matmul": "precision.matmul_options.backend",
@@ -73,7 +72,7 @@ def _leaves(values: Mapping[str, object], above: str = "") -> Iterator[tuple[str
         if isinstance(value, Mapping) and "reason" in value:
             yield f"{above}{key}", value["name"]
         elif isinstance(value, Mapping):
-            yield from _leaves(value, f"{above}{key}." if key else above)  # the one kind of a model has no name
+            yield from _leaves(value, f"{above}{key}.")
         else:
             yield f"{above}{key}", value
 

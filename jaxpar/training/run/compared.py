@@ -23,7 +23,7 @@ def compared_plan(make: Callable[[], Plan], config: Config, devices: Sequence[De
     """
     plan = agreed_plan(make, config, devices[0])
     requests = [kernel_request(request) for request in attention_requests(config, devices[0], plan.runs).values()]
-    names = [choice.name for choice in plan.kind_attention.values()] or [plan.attention.name]
+    names = [choice.name for choice in plan.attention.values()]
     open_ = [
         request
         for name, request in zip(names, requests, strict=True)

@@ -54,9 +54,7 @@ def plan_brief(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tu
 def _unusual(rows: list[tuple[str, str, str]], on_gpu: bool) -> list[tuple[str, str]]:
     """The rows in `UNUSUAL`; and attention or a loss on a GPU without a kernel."""
     kinds = lambda name: name.partition(" of kind ")[0]
-    slow = lambda name, value: (
-        on_gpu and value == "xla" and name.removeprefix("kind ").split()[0] in ("attention", "loss")
-    )
+    slow = lambda name, value: on_gpu and value == "xla" and name.split()[0] in ("attention", "loss")
     return [(name, f"{value}: {why}") for name, value, why in rows if kinds(name) in UNUSUAL or slow(name, value)]
 
 

@@ -80,7 +80,7 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         ("remat", plan.remat, _kept_words(plan)),
         *_offload_rows(layout),
         *offload_rows(layout, device.device_kind),
-        *(row for row in choice_rows(plan) if row[0] != "attention" or not plan.kind_attention),
+        *choice_rows(plan),
         *_new_weights_row(plan),
         *_limits_rows(plan),
         *_balance_row(layout),

@@ -204,7 +204,7 @@ class Trainer:
         return self._progress
 
     def weights(self) -> NamedWeights:
-        """The weights as they are now, by name: `trainer.weights()["layers.all.mlp.up"]` is [layers, embed, mlp] in NumPy.
+        """The weights as they are now, by name: `trainer.weights()["layers.all.mlp.up"]` is [layers, embed, mlp].
 
         With `evaluation.ema` these are their moving average. docs/python.md lists names and shapes.
         """

@@ -44,12 +44,12 @@ def attention(planned: Planned) -> float:
 )
 def test_the_kernels_that_are_timed_are_those_of_the_plan(cluster: str, asked: dict[str, Any]):
     one = best(cluster, **asked)
-    assert one.candidate.layout.attention == (("all", one.plan.attention.name),)
+    assert one.candidate.layout.attention == (("all", one.plan.attention["all"].name),)
 
 
 def test_context_ranks_attend_over_whole_rows_where_only_then_a_kernel_runs():
     parts, rows = (best(context=2, context_strategy=name) for name in ("allgather", "ulysses"))
-    assert (parts.plan.attention.name, rows.plan.attention.name) == ("xla", "cudnn")
+    assert (parts.plan.attention["all"].name, rows.plan.attention["all"].name) == ("xla", "cudnn")
     assert attention(parts) > 5 * attention(rows)
     assert best(context=2).candidate.layout.context_strategy == "ulysses"
 

@@ -67,12 +67,12 @@ def _nothing_compared(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_bring_up_on_one_host_alone_is_a_sentence_on_all_and_no_wait(monkeypatch: pytest.MonkeyPatch):
     config = packed()
     plan = make_plan(config, HOPPER)
-    assert plan.attention.name == "cudnn", "without a record: the host that compares"
-    recorded = replace(plan, attention=Choice("mosaic", "recorded"))
+    assert plan.attention["all"].name == "cudnn", "without a record: the host that compares"
+    recorded = replace(plan, attention={"all": Choice("mosaic", "recorded")})
     found = plans([lambda: plan, lambda: recorded, lambda: plan], config, monkeypatch)
     assert len({*map(str, found)}) == 1
     sentence = str(found[0])
-    assert 'plan.attention: "cudnn" on process 0 (anna) and process 2 (carla), "mosaic" on process 1 (berta)' in (
+    assert 'plan.attention.all: "cudnn" on process 0 (anna) and process 2 (carla), "mosaic" on process 1 (berta)' in (
         sentence
     )
     for part in ("verified.json", "--bring-up on all hosts", "or set attention.backend"):
@@ -84,7 +84,7 @@ def test_other_reasons_for_the_same_choices_are_one_plan(monkeypatch: pytest.Mon
     config = packed()
     plan = make_plan(config, HOPPER)
     reasons = {
-        "attention": Choice(plan.attention.name, "faster here"),
+        "attention": {"all": Choice(plan.attention["all"].name, "faster here")},
         "loss_tiles": Choice(plan.loss_tiles.name, "so"),
     }
     other = replace(plan, **reasons)

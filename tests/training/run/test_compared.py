@@ -31,10 +31,10 @@ def test_a_plan_keeps_the_packed_layout_only_where_it_agrees(
     config = resolve_config(replace(config, data=replace(config.data, packed=True)), 1)
     make = partial(make_plan, config, HOPPER)
     before = make()
-    assert before.attention.name == "cudnn" and "compared with plain XLA" in before.attention.reason
+    assert before.attention["all"].name == "cudnn" and "compared with plain XLA" in before.attention["all"].reason
     for _ in range(2):
         plan = compared_plan(make, config, [HOPPER])
-        assert plan.attention.name == name and plan.attention.rejected.get("cudnn") == why_not
+        assert plan.attention["all"].name == name and plan.attention["all"].rejected.get("cudnn") == why_not
     assert len(asked) == 1, "once in a process"
 
     def given() -> Plan:
@@ -51,4 +51,4 @@ def test_a_plan_keeps_the_packed_layout_only_where_it_agrees(
 def test_nothing_is_compared_where_plain_xla_runs_anyway(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(comparison, "compare", lambda request: pytest.fail("compared"))
     config = resolve_config(small(parallel={"fsdp": 1}), 1)
-    assert compared_plan(partial(make_plan, config, HOPPER), config, [HOPPER]).attention.name == "xla"
+    assert compared_plan(partial(make_plan, config, HOPPER), config, [HOPPER]).attention["all"].name == "xla"
