@@ -10,7 +10,7 @@ from jaxpar.attention import ContextLayout, RowTokens, attend
 from jaxpar.attention.balance import run_length
 from jaxpar.config import Config, ModelConfig
 from jaxpar.config.counting import attention_scale
-from jaxpar.config.kinds import kind_model
+from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.layers.block import Attend
 from jaxpar.layers.context import TokenContext
@@ -43,11 +43,10 @@ def attention_settings(
 
 
 def make_attend(config: Config, plan: Plan) -> dict[str, Attend]:
-    """The attention of each kind of layers that attends, with the backend and the context strategy of `plan`."""
-    return {
-        kind: _attend(config, plan, kind_model(config.model, kind), choice.name)
-        for kind, choice in plan.attention.items()
-    }
+    """The attention of each kind of layers, with the backend and the context strategy of `plan`."""
+    (first, *_), models = plan.attention.values(), kind_models(config.model)  # layers that do not attend call none
+    backends = {kind: plan.attention.get(kind, first).name for kind in models}
+    return {kind: _attend(config, plan, model, backends[kind]) for kind, model in models.items()}
 
 
 def _attend(config: Config, plan: Plan, model: ModelConfig, backend: str) -> Attend:

@@ -108,7 +108,7 @@ class DecoderStages:
     plan: Plan
     placements: Placements
     attend: Mapping[str, Attend]
-    """The attention of each kind of layers that attends."""
+    """The attention of each kind of layers."""
     keeps: Mapping[str, tuple[Keep, ...]]
     """What the layers of each kind in a chunk keep between forward and backward."""
     train: bool
@@ -223,7 +223,7 @@ class DecoderStages:
 
     def _program(self, kind: str, program: Hashable) -> LayerKind:
         prototype = self.prototype(kind, program)
-        attend = self.attend.get(kind)
+        attend = self.attend[kind]
 
         def apply(
             w: Arrays,

@@ -144,7 +144,7 @@ def test_a_plan_that_overlaps_has_its_last_microbatch_apart_and_sums_matrices_in
     config = resolve_config(config, layout_of(config.parallel))
     plan = make_plan(config, jax.devices()[0])
     assert [(run.ticks, run.completes) for run in pipeline_program(plan).runs] == [(1, False), (1, True)]
-    placed = StepLayout(config, plan).placements.weights[LAYERS]
+    placed = StepLayout(config, plan).placements.weights[LAYERS]["all"]
     early = placed["mlp"]["up"].transport.early
     assert "replica" in early and "fsdp" not in early
     assert placed["attention_norm"]["scale"].transport.early == ()
