@@ -57,7 +57,7 @@ def joined_weights(weights: Weights, layout: StepLayout, mesh: Mesh, config: Con
     joined = jax.tree.map(
         lambda leaf, spec: _on(target, spec, _cut(mesh, spec, dtype)(_on_device(mesh, leaf))), ends, end_specs
     )
-    layers: Arrays = {}
+    layers: dict[str, list[Arrays]] = {}
     for kind, stack in layout.order.stacks.items():
         stacked, specs = weights[LAYERS][kind], placement.layout[LAYERS][kind]
         leaves, tree = jax.tree.flatten(stacked)
@@ -67,7 +67,7 @@ def joined_weights(weights: Weights, layout: StepLayout, mesh: Mesh, config: Con
             for leaf, spec in zip(leaves, flat, strict=True)
         ]
         rows = [tree.unflatten(list(row)) for row in zip(*moved, strict=True)]
-        layers = layers | {kind: rows}
+        layers[kind] = rows
     return {**joined, LAYERS: layers}
 
 

@@ -14,7 +14,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder
-from jaxpar.mesh.parameters import ModelTree, Nested, Partitions, Weights
+from jaxpar.mesh.parameters import ModelTree, Partitions, Weights
 
 
 def unstacked(weights: Weights, order: LayerOrder) -> Weights:
@@ -27,8 +27,7 @@ def unstacked(weights: Weights, order: LayerOrder) -> Weights:
 
 def is_unstacked(weights: Weights) -> bool:
     """Whether the layers of `weights` are lists."""
-    layers = weights[LAYERS]
-    return isinstance(layers, list) or isinstance(next(iter(layers.values())), list)
+    return isinstance(next(iter(weights[LAYERS].values())), list)
 
 
 def unstacked_layout(layout: Partitions, order: LayerOrder) -> Partitions:
@@ -37,12 +36,9 @@ def unstacked_layout(layout: Partitions, order: LayerOrder) -> Partitions:
 
 
 def _map_stacks[Leaf](tree: ModelTree[Leaf], order: LayerOrder, layer: Callable[[Leaf, int], Leaf]) -> ModelTree[Leaf]:
-    layers: Nested[Leaf] = {}
     is_leaf = lambda leaf: isinstance(leaf, PartitionSpec)
-    for kind, stack in order.stacks.items():
-        own = tree[LAYERS][kind]
-        rows = [jax.tree.map(lambda leaf, row=row: layer(leaf, row), own, is_leaf=is_leaf) for row in range(stack.rows)]
-        layers = layers | {kind: rows}
+    row_of = lambda kind, row: jax.tree.map(lambda leaf: layer(leaf, row), tree[LAYERS][kind], is_leaf=is_leaf)
+    layers = {kind: [row_of(kind, row) for row in range(stack.rows)] for kind, stack in order.stacks.items()}
     return {**tree, LAYERS: layers}
 
 

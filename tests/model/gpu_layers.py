@@ -77,7 +77,7 @@ def execute_plainly(
     data = jax.tree.map(lambda a: a[0], microbatches) | shared
 
     def objective(accumulators: Any, x: jax.Array) -> tuple[jax.Array, dict[str, jax.Array]]:
-        x = scan_layers(stages, weights["layers"], accumulators["layers"], x, stages.token_context(data))
+        x = scan_layers(stages, weights["layers"][ALL], accumulators["layers"][ALL], x, stages.token_context(data))
         return stages.loss(weights, accumulators, x, data)
 
     value, pullback, reported = jax.vjp(objective, accumulators, stages.embed(weights, data), has_aux=True)
@@ -90,11 +90,11 @@ def scan_layers(stages: Any, weights: Any, accumulators: Any, x: jax.Array, toke
 
     @jax.custom_vjp
     def load(w: Any, accumulator: Any) -> Any:
-        return gather(w, stages.placements, part="layers", unstacked=True)
+        return gather(w, stages.placements, part=("layers", ALL), unstacked=True)
 
     load.defvjp(
         lambda w, accumulator: (load(w, accumulator), None),
-        lambda _, dw: (None, to_accumulators(dw, stages.placements, part="layers", unstacked=True)),
+        lambda _, dw: (None, to_accumulators(dw, stages.placements, part=("layers", ALL), unstacked=True)),
     )
 
     def body(x: jax.Array, layer: Any) -> tuple[jax.Array, None]:

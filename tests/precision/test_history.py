@@ -76,7 +76,7 @@ def test_what_a_step_saw_does_not_depend_on_the_layout():
         )
         run = SmallRun(config)
         state = run.step.residency.initial_state()
-        weights = run.by_layer(state.master)["layers"]
+        weights = run.by_layer(state.master)["layers"]["all"]
         for step in range(2):
             state, metrics = run.step.train(state, run.batch(step), run.step.arguments)
             assert metrics.finite

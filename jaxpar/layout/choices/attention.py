@@ -113,8 +113,10 @@ def check_attention(plan: Plan, config: Config, device: Device, node_devices: in
     """Raise `UserError` if the attention of a plan cannot run on devices like `device`."""
     requests = attention_requests(config, device, plan.runs, node_devices)
     if plan.attention.keys() != requests.keys():
-        found, wanted = (", ".join(kinds) or "none" for kinds in (plan.attention, requests))
-        raise UserError(f"plan.attention: is of the kinds {found}; expected those of the layers that attend, {wanted}")
+        planned, attending = (", ".join(kinds) or "none" for kinds in (plan.attention, requests))
+        raise UserError(
+            f"plan.attention: is of the kinds {planned}; expected those of the layers that attend, {attending}"
+        )
     for kind, request in requests.items():
         own = replace(request, whole_rows=plan.ulysses == plan.axes.context, ulysses=plan.ulysses)
         choose_backend(plan.attention[kind].name, own, f"plan.attention.{kind}", kind)
