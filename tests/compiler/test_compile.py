@@ -35,8 +35,8 @@ def test_inputs_are_named_by_the_number_of_their_parameter(compilation: Compilat
     spelled = [re.sub(r"\\?['\"]", "", op.op_name).replace("[", "/").replace("]", "") for op in parameters]
     names = [re.sub(r"^state/", "", name.replace(".", "/")) for name in spelled]
     assert names == list(compilation.inputs)
-    assert "master/layers/mlp/gate" in compilation.inputs
-    assert "optimizer/nu/layers/mlp/gate" in compilation.inputs
+    assert "master/layers/all/mlp/gate" in compilation.inputs
+    assert "optimizer/nu/layers/all/mlp/gate" in compilation.inputs
     assert "batch/tokens" in compilation.inputs
     assert "batch/examples" not in compilation.inputs  # only dropout reads it
 

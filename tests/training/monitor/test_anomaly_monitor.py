@@ -219,7 +219,7 @@ def test_a_loss_that_is_not_finite_is_traced_to_its_batch_once(tmp_path: Path):
     assert anomaly.text == (
         "Step 3: the loss itself is not finite, though all weights are: look at its batch, or for an overflow forward."
     )
-    assert anomaly.facts["gradients"]["layers/mlp/down"] == [1, 2, 3]
+    assert anomaly.facts["gradients"]["layers/all/mlp/down"] == [1, 2, 3]
     assert anomaly.facts["gradients"]["head/weight"] is None
 
 

@@ -46,7 +46,7 @@ def test_two_processes_agree_on_what_is_wrong_and_go_back_together(tmp_path: Pat
     lines = map(json.loads, (folder_of(config) / "events.jsonl").read_text().splitlines())
     found = {line["kind"]: line for line in lines if line["event"] == "anomaly"}
     assert found["not_finite"]["step"] == 5
-    assert found["not_finite"]["gradients"]["layers/mlp/down"] == [1, 2, 3]
+    assert found["not_finite"]["gradients"]["layers/all/mlp/down"] == [1, 2, 3]
     late = found["straggler"]
     assert late["process"] == 1
     assert late["share"] > 0.2  # Half of each step.
