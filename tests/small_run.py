@@ -16,7 +16,7 @@ from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.layer_order import StackOrder
-from jaxpar.training.step.batches import BatchPlacer
+from jaxpar.runtime.batch import BatchPlacer
 from jaxpar.training.step.train_step import TrainStep
 from tests.same_bits import worst_difference as worst_difference
 
@@ -60,7 +60,7 @@ class SmallRun:
         self.config = with_vocab(config, self.data.vocab)
         plan = make_plan(self.config, devices[0], node_devices)
         self.step = TrainStep(StepLayout(self.config, plan), build_mesh(plan.axes, devices))
-        self.place = BatchPlacer(self.step.layout, self.step.mesh)
+        self.place = BatchPlacer(self.step.layout.batch, self.step.mesh)
 
     def rows(self, step: int) -> dict[str, np.ndarray]:
         """The batch of a step, [row, ...]."""

@@ -28,7 +28,7 @@ from jaxpar.mesh.build import build_mesh
 from jaxpar.pipeline.execution.make_program import make_program
 from jaxpar.pipeline.execution.program import PipelineProgram
 from jaxpar.pipeline.timing.simulate import simulate
-from jaxpar.training.step.batches import BatchPlacer
+from jaxpar.runtime.batch import BatchPlacer
 from jaxpar.training.step.train_step import TrainStep
 
 
@@ -157,7 +157,7 @@ def _without_ticks(sizes: Sizes, case: Case) -> Any:
 
 
 def _batch(sizes: Sizes, step: TrainStep) -> dict[str, Any]:
-    placer = BatchPlacer(step.layout, step.mesh)
+    placer = BatchPlacer(step.layout.batch, step.mesh)
     data = open_data(step.layout.config.data, vocab=sizes.vocab, seed=step.layout.config.run.seed)
     return placer(batch_rows(data.train, 0, step.layout.config.data.batch_size, placer.rows))
 

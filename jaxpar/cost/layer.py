@@ -338,7 +338,7 @@ class _Counted:
             elif isinstance(one, Recurrence):
                 recurrences += 2 * self.recurrence(one)
         weight, inward = sum(pair[1] for pair in backs), sum(pair[0] for pair in backs)
-        apart = sum(pair[1] for part, pair in zip(owners, backs, strict=True) if part.splits)
+        apart = sum(pair[1] for part, pair in zip(owners, backs, strict=True) if not part.routed)
         sent, other = self.messages.backward(beside), self.device.bytes_seconds(moved)
         back = Work(inward + weight + recurrences, attention, other, sent, context, exchanged, scales, hidden)
         return back, apart

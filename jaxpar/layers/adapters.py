@@ -1,4 +1,4 @@
-"""Adapters: trained weights beside those of a model, which are frozen. The one kind there is are the factors of LoRA.
+"""Adapters: trained weights beside those of a model, which are frozen. The only kind is the factors of LoRA.
 
 Low-rank adaptation (arXiv:2106.09685) gives a frozen matrix W two trained factors, `x W + scale (x A) B`.
 
@@ -13,25 +13,21 @@ from math import prod
 
 from jaxpar.config.schema import Config
 from jaxpar.config.schema.model import LoraConfig
-from jaxpar.layers.declaration.part import Part, Term, Weights, matrix
+from jaxpar.layers.declaration.low_rank import factor_pair
+from jaxpar.layers.declaration.part import Part, Term, Weights
 from jaxpar.mesh.parameters import Nested, ParamSpec
 
 Adapters = LoraConfig
 """Weights that are added to the matrices of a model."""
 OFF = Adapters()
-"""Nothing: all weights are trained."""
+"""No adapters: all weights are trained."""
 FACTORS = ("lora_a", "lora_b")
-"""Ends of the names of the factors A and B of a matrix: those of `query` are `query_lora_a` and `query_lora_b`."""
+"""Suffixes of the names of the factors A and B of a matrix: `query_lora_a` and `query_lora_b` of `query`."""
 
 
 def adapters_of(config: Config) -> Adapters:
     """The adapters of a configuration."""
     return config.lora
-
-
-def without_adapters(config: Config) -> Config:
-    """The configuration with all weights trained."""
-    return replace(config, lora=OFF)
 
 
 def freeze(adapters: Adapters) -> bool:
@@ -52,12 +48,11 @@ def adapted(part: Part, lora: Adapters) -> Part:
     targets, scale = targets_of(part, lora), lora.alpha / lora.rank
     for name in targets:
         weights |= _factors(name, part.weights[name], lora.rank)
-    first, second = FACTORS
-    terms = tuple(Term(name, f"{name}_{first}", f"{name}_{second}", scale) for name in targets)
+    terms = tuple(Term(name, *_names(name), scale) for name in targets)
     return replace(part, weights=Weights(weights), terms=terms)
 
 
-def targets_of(part: Part, lora: LoraConfig) -> list[str]:
+def targets_of(part: Part, lora: Adapters) -> list[str]:
     """The matrices of a part that have factors."""
     if lora.rank is None:
         return []
@@ -69,35 +64,27 @@ def adaptable(part: Part) -> list[str]:
     return [name for name in part.matrix_names if part.is_factored(name) or part.weights[name].matrix]
 
 
-def factors_of(part: Part, lora: LoraConfig) -> list[ParamSpec]:
+def factors_of(part: Part, lora: Adapters) -> list[ParamSpec]:
     """The factors of the matrices of a part."""
-    assert lora.rank is not None, "there are factors"
-    rank = lora.rank
-    return [spec for name in targets_of(part, lora) for spec in _factors(name, part.weights[name], rank).values()]
+    weights = adapted(part, lora).weights
+    return [weights[factor] for name in targets_of(part, lora) for factor in _names(name)]
 
 
-def is_trained(name: str, lora: LoraConfig) -> bool:
-    """Whether the weight `name` of a part has gradients: all do without `lora`, and else the factors alone."""
-    return lora.rank is None or name.endswith(FACTORS)
-
-
-def with_frozen(specs: Nested[ParamSpec], lora: LoraConfig) -> Nested[ParamSpec]:
-    """`specs` with those frozen that `lora` does not train."""
+def with_frozen(specs: Nested[ParamSpec], lora: Adapters) -> Nested[ParamSpec]:
+    """`specs` with all but factors frozen if `lora` is on, else with all trained."""
     return {
-        name: with_frozen(own, lora) if isinstance(own, dict) else replace(own, trained=is_trained(name, lora))
-        for name, own in specs.items()
+        name: with_frozen(spec, lora)
+        if isinstance(spec, dict)
+        else replace(spec, trained=not freeze(lora) or name.endswith(FACTORS))
+        for name, spec in specs.items()
     }
+
+
+def _names(matrix: str) -> tuple[str, str]:
+    return f"{matrix}_{FACTORS[0]}", f"{matrix}_{FACTORS[1]}"
 
 
 def _factors(name: str, spec: ParamSpec, rank: int) -> dict[str, ParamSpec]:
-    """A is drawn as PEFT draws it, with a variance of a third of 1 / inputs; B is zero: the product starts as W's.
-
-    Each of several stacked matrices has its own.
-    """
-    stack, end = spec.stack, spec.stack + spec.inputs
-    own = {"inputs": spec.inputs, "scale": (3 * prod(spec.shape[stack:end])) ** -0.5}
-    of_b = (*spec.shape[:stack], rank, *spec.shape[end:]), (*spec.axes[:stack], "rank", *spec.axes[end:])
-    return {
-        f"{name}_lora_a": matrix((*spec.shape[:end], rank), (*spec.axes[:end], "rank"), **own),
-        f"{name}_lora_b": matrix(*of_b, init="zeros"),
-    }
+    """A is drawn as PEFT draws it, with a variance of a third of 1 / inputs; B is zero: the product starts as W's."""
+    inputs = prod(spec.shape[spec.stack : spec.stack + spec.inputs])
+    return factor_pair(_names(name), spec, rank, {"scale": (3 * inputs) ** -0.5}, {"init": "zeros"})

@@ -46,9 +46,9 @@ class Attention(Block):
         """
         rotated = ("query", "key") if model.position == "rope" else ()
         projected = ("query", "key", "value")
-        made, scaled = "attention_output", [Elementwise(SCALED, traffic=Traffic(2, 3, unfused=3, unfused_backward=6))]
-        if not model.attention_sinks:
-            scaled = []
+        made, scaled = "attention_output", []
+        if model.attention_sinks:
+            scaled = [Elementwise(SCALED, traffic=Traffic(2, 3, unfused=3, unfused_backward=6))]
         return Part(
             name="attention",
             weights=_weights(model),
@@ -93,16 +93,13 @@ class Attention(Block):
         return y, cache
 
     def matrix(self, name: str) -> Matrix:
-        """A matrix or its factors; of key heads, those of this rank's queries."""
-
-        def weight(name: str) -> jax.Array:
-            w = self.weight(name)
-            return self._own_heads(w, 1) if "kv_heads" in self.part.weights[name].axes else w
-
-        matrix = matrix_of(self.part, name, weight)
+        """A matrix or its factors, with the key heads of this rank's queries alone."""
+        shared = lambda name: "kv_heads" in self.part.weights[name].axes
+        local = lambda name: self._local_heads(self.weight(name), 1) if shared(name) else self.weight(name)
+        matrix = matrix_of(self.part, name, local)
         if name not in ("key", "value") or self.kv_heads % lax.axis_size("tensor") == 0:
             return matrix
-        return matrix._replace(heads=(self.kv_heads, self._own_heads))
+        return matrix._replace(heads=(self.kv_heads, self._local_heads))
 
     def mix(
         self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, attend: Attend
@@ -110,12 +107,14 @@ class Attention(Block):
         """From the outputs of the matmuls in to the input of the one out: biases, norms, rotation and attention."""
         if "query_bias" in self.part.weights:
             q = q + self.weight("query_bias")
-            k = k + self._own_heads(self.weight("key_bias"), 0)
-            v = v + self._own_heads(self.weight("value_bias"), 0)
+            k = k + self._local_heads(self.weight("key_bias"), 0)
+            v = v + self._local_heads(self.weight("value_bias"), 0)
         if self.normed:
             # The norm's derivative needs its input: if that is kept, only elementwise work is recomputed.
             q, k = self.named(q, "query"), self.named(k, "key")
-        q, k = self._norm_and_rotate(q, k, tokens)
+            q, k = self._normalize(q, k)
+        if tokens.cos is not None and tokens.sin is not None:
+            q, k = rotate(q, tokens.cos, tokens.sin), rotate(k, tokens.cos, tokens.sin)
         if not self.normed:
             q, k = self.named(q, "query"), self.named(k, "key")
         v = self.named(v, "value")
@@ -123,24 +122,14 @@ class Attention(Block):
             return attend(q, k, v, tokens)
         return self.named(attend(q, k, v, tokens, self.weight("sinks")), SCALED)
 
-    def _norm_and_rotate(self, q: jax.Array, k: jax.Array, tokens: TokenContext) -> tuple[jax.Array, jax.Array]:
-        """Queries and keys after their norms and the rotary embedding, of those that the model has."""
-        cos, sin = tokens.cos, tokens.sin
-        if self.normed:
-            q, k = self._normalize(q, k)
-        if cos is not None and sin is not None:
-            q, k = rotate(q, cos, sin), rotate(k, cos, sin)
-        return q, k
-
     def _normalize(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Queries and keys after their norms, of each head or of the whole projection."""
+        """Queries and keys after their norms, of each head or of the full projection."""
         of_query, of_key = self.factors(self.weight("query_norm")), self.factors(self.weight("key_norm"))
         if self.normed == "projection":
-            q, k = rms_normalize_heads((q, k), (of_query, self._own_heads(of_key, 0)), self.epsilon)
-            return q, k
+            return rms_normalize_heads(q, k, of_query, self._local_heads(of_key, 0), self.epsilon)
         return rms_normalize(q, of_query, self.epsilon), rms_normalize(k, of_key, self.epsilon)
 
-    def _own_heads(self, w: jax.Array, axis: int) -> jax.Array:
+    def _local_heads(self, w: jax.Array, axis: int) -> jax.Array:
         """Key or value heads that this rank's query heads use.
 
         With at least as many heads as tensor ranks, the weight is split and this is all of it. With fewer, every rank

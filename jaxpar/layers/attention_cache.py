@@ -37,16 +37,6 @@ class KeyValues(NamedTuple):
     value: Float[Array, "batch kv_heads slots head_dim"]
 
 
-class LatentKeys(NamedTuple):
-    """The cache of a layer with latent attention; on a device its rows and slots.
-
-    Keys and values of all heads come from it, so every tensor rank has all of it: `tensor` is the number of ranks.
-    """
-
-    latent: Float[Array, "batch tensor slots cached"]
-    """The latent vector of each token and, behind it, its rotary key."""
-
-
 @dataclass(frozen=True)
 class SlotTable:
     """The slots of the layers of one kind, for rows that are continued."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from math import prod
 
 from jaxpar.config.kinds import kind_counts, kind_model
@@ -22,9 +23,8 @@ def parameter_count(model: ModelConfig, padded: bool) -> int:
     """
     head = () if model.tied else (vocabulary_matrix(model, "embed", "vocab"),)
     outside = (*input_class(model).declare(model).values(), *head)
-    layers = sum(count * layer_parameters(kind_model(model, kind)) for kind, count in kind_counts(model).items())
     embed_and_head = sum(prod(spec.shape if padded else spec.unpadded_shape) for spec in outside)
-    return embed_and_head + layers + NORMS[model.norm].declare(model).weights.size
+    return embed_and_head + _over_layers(model, layer_parameters) + NORMS[model.norm].declare(model).weights.size
 
 
 def layer_parameters(model: ModelConfig) -> int:
@@ -40,14 +40,15 @@ def layer_matmul_parameters(model: ModelConfig) -> int:
 
 def matmul_parameters(model: ModelConfig, vocab: int) -> int:
     """Weights that every token is multiplied with: all layers and the head, `vocab` being the true vocabulary."""
-    layers = sum(count * layer_matmul_parameters(kind_model(model, kind)) for kind, count in kind_counts(model).items())
-    return layers + model.embed * vocab
+    return _over_layers(model, layer_matmul_parameters) + model.embed * vocab
 
 
 def factor_parameters(model: ModelConfig, adapters: Adapters) -> int:
     """Weights in the adapters of all layers, which are all that is trained; 0 if there are none."""
+    factors = lambda part: adapted(part, adapters).weights.size - part.weights.size
+    return _over_layers(model, lambda layer: sum(map(factors, declare_layer(layer).parts)))
 
-    def of_layer(own: ModelConfig) -> int:
-        return sum(adapted(part, adapters).weights.size - part.weights.size for part in declare_layer(own).parts)
 
-    return sum(count * of_layer(kind_model(model, kind)) for kind, count in kind_counts(model).items())
+def _over_layers(model: ModelConfig, count: Callable[[ModelConfig], int]) -> int:
+    """The sum of the numbers of each layer."""
+    return sum(layers * count(kind_model(model, kind)) for kind, layers in kind_counts(model).items())

@@ -20,7 +20,7 @@ from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
 from jaxpar.layers.declaration.part import RESIDUAL, Core, Elementwise, Layer, Matmuls, Norm, Operation, Part, Traffic
 from jaxpar.layers.experts.declaration import declare as declare_experts
 from jaxpar.layers.experts.feed_forward import Experts
-from jaxpar.layers.feed_forward.base import FeedForward
+from jaxpar.layers.feed_forward.base import HIDDEN, FeedForward
 from jaxpar.layers.norm import NORMS
 
 PLACEMENTS = {"pre": (True, False), "post": (False, True), "sandwich": (True, True)}
@@ -59,8 +59,8 @@ def blocks_of(model: ModelConfig, adapters: Adapters = OFF, layout: LayerLayout 
 
 def declare_feed_forward(model: ModelConfig) -> Part:
     """The feed-forward of a model whose layers are all alike, or its experts."""
-    own = feed_forward_class(model)
-    return own.declare(model) if model.experts is None else declare_experts(model, own)
+    feed_forward = feed_forward_class(model)
+    return feed_forward.declare(model) if model.experts is None else declare_experts(model, feed_forward)
 
 
 def attends(model: ModelConfig) -> bool:
@@ -91,13 +91,12 @@ def declare_layer(model: ModelConfig) -> Layer:
             source = f"{part.name}_input"
             operations.append((part, _between(source, norm, before, norm_pending)))
             activations.append(Activation(source, ("embed",), between=True, cheap=True))
-        first, *inside, last = part.operations
-        assert isinstance(first, Matmuls) and isinstance(last, Matmuls)
+        *inside, last = part.operations
+        assert isinstance(last, Matmuls)
         result = f"{part.name}_projected" if behind else f"{part.name}_residual" if part is not parts[-1] else ""
         outputs = (result,) if result else ()
-        operations.append((part, replace(first, input=source)))
-        own_input = lambda one: isinstance(one, Matmuls) and one.inward and not one.input
-        operations += [(part, replace(one, input=source) if own_input(one) else one) for one in inside]
+        reads_stream = lambda one: isinstance(one, Matmuls) and one.inward and not one.input
+        operations += [(part, replace(one, input=source) if reads_stream(one) else one) for one in inside]
         operations.append((part, replace(last, outputs=outputs, adds=not behind)))
         activations += part.activations
         activations += [Activation(name, ("embed",), between=True) for name in outputs]
@@ -109,28 +108,25 @@ def declare_layer(model: ModelConfig) -> Layer:
 
 def _between(output: str, norm: Norm, before: bool, norm_pending: bool) -> Elementwise:
     """The operations that make a part's input: those left over by the part before, and the norm before this one."""
-    pieces: list[Traffic] = [norm.traffic] * (before + norm_pending) + [RESIDUAL] * norm_pending
-    traffic = sum(pieces[1:], start=pieces[0])
+    pieces = [norm.traffic] * (before + norm_pending) + [RESIDUAL] * norm_pending
+    traffic = Traffic(*map(sum, zip(*pieces, strict=True)))
     return Elementwise(output, traffic, norms=before + norm_pending, adds=norm_pending)
 
 
 def activation_names(model: ModelConfig) -> tuple[str, ...]:
-    """Names of the activations of a model's layers, in order; of all of its kinds."""
-    found: list[str] = []
+    """Names of the activations of a model's layers, of all kinds, in order."""
+    names: list[str] = []
     for kind in kind_counts(model):
-        place = 0
+        after = 0
         for name in declare_layer(kind_model(model, kind)).names:
-            if name in found:
-                place = found.index(name) + 1
-            else:
-                found.insert(place, name)
-                place += 1
-    return tuple(found)
+            if name not in names:
+                names.insert(after, name)
+            after = names.index(name) + 1
+    return tuple(names)
 
 
 def known_activations() -> dict[str, Activation]:
-    """Every activation that some layer has, by name, over all feed-forwards, experts, mixers and
-    placements of norms.
+    """Every activation that some layer has, by name, over all feed-forwards, experts, mixers and placements of norms.
     A name means the same in all of them.
     """
     return _known(tuple(FEED_FORWARDS), tuple(MIXERS))
@@ -138,32 +134,20 @@ def known_activations() -> dict[str, Activation]:
 
 @lru_cache(maxsize=8)
 def _known(feed_forwards: tuple[str, ...], mixers: tuple[str, ...]) -> dict[str, Activation]:
-    found: dict[str, Activation] = {}
-    every_expert = [ExpertsConfig(count=4, shared=1, router=router) for router in ("noisy_top_k", "cosine")]
-    for placement in PLACEMENTS:
-        for activation, experts in product(feed_forwards, (None, *every_expert)):
-            model = ModelConfig(activation=activation, norm_placement=placement, experts=experts)  # pyright: ignore
-            _add(found, model)
-        _add(found, ModelConfig(attention_sinks=True, norm_placement=placement))  # pyright: ignore
-        for mixer in mixers:
-            if mixer != "latent_attention":
-                _add(found, ModelConfig(mixer=mixer, norm_placement=placement))  # pyright: ignore
-        for latent in (LatentAttentionConfig(kv_rank=1), LatentAttentionConfig(kv_rank=1, query_rank=1)):
-            _add(found, ModelConfig(latent_attention=latent, norm_placement=placement))  # pyright: ignore
-    return found
-
-
-def _add(found: dict[str, Activation], model: ModelConfig) -> None:
-    for one in declare_layer(model).activations:
-        assert found.setdefault(one.name, one) == one, f"{one.name} is not the same in all layers"
+    experts = [ExpertsConfig(count=4, shared=1, router=router) for router in ("noisy_top_k", "cosine")]
+    options: list[dict[str, Any]] = [
+        *({"activation": name, "experts": routed} for name in feed_forwards for routed in (None, *experts)),
+        *({"mixer": name} for name in mixers if name != "latent_attention"),
+        *({"latent_attention": LatentAttentionConfig(kv_rank=1, query_rank=rank)} for rank in (None, 1)),
+        {"attention_sinks": True},
+    ]
+    known: dict[str, Activation] = {}
+    for placement, option in product(PLACEMENTS, options):
+        for one in declare_layer(ModelConfig(norm_placement=placement, **option)).activations:  # pyright: ignore
+            assert known.setdefault(one.name, one) == one, f"{one.name} is not the same in all layers"
+    return known
 
 
 def hidden_names() -> frozenset[str]:
     """Activations inside feed-forwards, which in tiles exist for one tile at a time."""
-    return _hidden(tuple(FEED_FORWARDS))
-
-
-@lru_cache(maxsize=8)
-def _hidden(feed_forwards: tuple[str, ...]) -> frozenset[str]:
-    parts = [declare_layer(ModelConfig(activation=name)).part("mlp") for name in feed_forwards]  # pyright: ignore
-    return frozenset(one.name for part in parts for one in part.activations)
+    return frozenset(name for name, one in known_activations().items() if one.dims == HIDDEN)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,7 +12,7 @@ from jaxpar.config import counting
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.attention import OUTPUT, QUERY
-from jaxpar.layers.attention_cache import PARTITION, LatentKeys, SlotTable
+from jaxpar.layers.attention_cache import PARTITION, SlotTable
 from jaxpar.layers.block import Block, Context
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.activations import Activation
@@ -27,26 +26,15 @@ from jaxpar.runtime.passes import Output
 DOWN, QUERIES, UP, OUT = "attention_down", "attention_in", "attention_up", "attention_out"
 """The groups of matmuls, in order."""
 
+type Latents = Float[Array, "batch part kv_rank"]
+"""Latent vectors of the keys and values of all heads, for this tensor rank's part of the sequence."""
+type RotaryKeys = Float[Array, "batch seq one rope_dim"]
+
 
 def shape_of(model: ModelConfig) -> LatentAttentionConfig:
     """The widths of a model with latent attention."""
     assert model.latent_attention is not None, "a model with latent attention"
     return model.latent_attention
-
-
-class LatentHeads(NamedTuple):
-    """The inputs of attention: queries of this rank's heads, and the latents of keys and values of all heads."""
-
-    query: Float[Array, "batch seq heads width"]
-    latent: Float[Array, "batch part kv_rank"]
-    """After its norm; of this tensor rank's part of the sequence."""
-    rotary_key: Float[Array, "batch seq one rope_dim"]
-    expand: Callable[[], tuple[jax.Array, jax.Array]]
-    """Makes keys [batch, seq, heads, width] and values [batch, seq, heads, value_dim]."""
-
-    def cached(self) -> Float[Array, "batch seq one cached"]:
-        """The latent vector and the rotary key of each token: all that later queries need of it."""
-        return jnp.concatenate([gather_sequence(self.latent)[:, :, None], self.rotary_key], axis=-1)
 
 
 class LatentAttention(Block):
@@ -58,7 +46,9 @@ class LatentAttention(Block):
     vectors are gathered, which are much narrower than the residual stream.
     """
 
-    cache = LatentKeys(PARTITION)
+    cache = PARTITION
+    """The cached vector of a token is its latent vector and, behind it, its rotary key. Keys and values of all heads
+    come from it, so each of the tensor ranks has all of it: [batch, tensor ranks, slots, cached]."""
 
     def __init__(self, model: ModelConfig, part: Part | None = None):
         super().__init__(part or self.declare(model))
@@ -107,44 +97,46 @@ class LatentAttention(Block):
 
     def __call__(self, x: Float[Array, "batch part embed"], context: Context, ops: Ops) -> Output:
         """Attention over what is expanded, and the output."""
-        heads = self._heads(x, context.tokens, ops)
-        h = context.attend(heads.query, *heads.expand(), context.tokens)
+        query, latent, rotary_key = self._latents(x, context.tokens, ops)
+        h = context.attend(query, *self._expanded(latent, rotary_key, ops), context.tokens)
         return ops.run(self, OUT, h), {}
 
     def decode(self, x: jax.Array, cache: PyTree, context: Context, ops: Ops) -> tuple[jax.Array, PyTree]:
         """See `Block.decode`; the cached vectors are never expanded: they are one key head of all queries."""
         assert context.rows is not None, "rows that are continued"
-        heads, table = self._heads(x, context.tokens, ops), SlotTable(self.model, context.rows)
+        query, latent, rotary_key = self._latents(x, context.tokens, ops)
+        new = jnp.concatenate([gather_sequence(latent)[:, :, None], rotary_key], axis=-1)
+        table = SlotTable(self.model, context.rows)
         if cache is None:
-            latent = table.filled(heads.cached(), x.dtype)
-            h = context.attend(heads.query, *heads.expand(), context.tokens)
+            cached = table.filled(new, x.dtype)
+            h = context.attend(query, *self._expanded(latent, rotary_key, ops), context.tokens)
         else:
-            latent = table.stored(cache.latent, heads.cached())
-            values = latent[..., : self.shape.kv_rank]
-            h = self._absorbed(heads.query, lambda query: table.attend(query, latent, values))
-        return ops.run(self, OUT, h), LatentKeys(latent)
+            cached = table.stored(cache, new)
+            values = cached[..., : self.shape.kv_rank]
+            h = self._absorbed(query, lambda query: table.attend(query, cached, values))
+        return ops.run(self, OUT, h), cached
 
-    def _heads(self, x: Float[Array, "batch part embed"], tokens: TokenContext, ops: Ops) -> LatentHeads:
-        """Latent vectors of this tensor rank's part of the sequence, that of keys with the rotary key behind it, and
-        queries."""
-        multiply = lambda group, x: ops.run(self, group, x)
-        made = dict(zip(self.part.groups[0].outputs, multiply(DOWN, x), strict=True))
-        made = {name: self.named(one, name) for name, one in made.items()}
+    def _latents(
+        self, x: Float[Array, "batch part embed"], tokens: TokenContext, ops: Ops
+    ) -> tuple[Float[Array, "batch seq heads width"], Latents, RotaryKeys]:
+        """Queries of this rank's heads; the latent vectors, after their norm; and the rotary keys."""
+        made = zip(self.part.groups[0].outputs, ops.run(self, DOWN, x), strict=True)
+        made = {name: self.named(latent, name) for name, latent in made}
         latent, rotary_key = jnp.split(made["kv_latent"], [self.shape.kv_rank], axis=-1)
         latent, compressed = self._normalized(latent, "kv_norm"), "query_latent" in made
         source = self._normalized(made["query_latent"], "query_norm") if compressed else x
-        (query,) = multiply(QUERIES, source)
-        query = self._rotated(query, tokens)
-        query = self.named(query, "expanded_query" if compressed else "query")
-        rotary_key = self._rotated(gather_sequence(rotary_key)[:, :, None], tokens)
+        (query,) = ops.run(self, QUERIES, source)
+        query = self.named(self._rotated(query, tokens), "expanded_query" if compressed else "query")
+        return query, latent, self._rotated(gather_sequence(rotary_key)[:, :, None], tokens)
 
-        def expand() -> tuple[jax.Array, jax.Array]:
-            key, value = multiply(UP, latent)
-            shared = jnp.broadcast_to(rotary_key, (*key.shape[:-1], rotary_key.shape[-1]))
-            key = jnp.concatenate([key, shared], axis=-1)
-            return self.named(key, "expanded_key"), self.named(value, "expanded_value")
-
-        return LatentHeads(query, latent, rotary_key, expand)
+    def _expanded(
+        self, latent: Latents, rotary_key: RotaryKeys, ops: Ops
+    ) -> tuple[Float[Array, "batch seq heads width"], Float[Array, "batch seq heads value_dim"]]:
+        """Keys and values of this rank's heads."""
+        key, value = ops.run(self, UP, latent)
+        shared = jnp.broadcast_to(rotary_key, (*key.shape[:-1], rotary_key.shape[-1]))
+        key = jnp.concatenate([key, shared], axis=-1)
+        return self.named(key, "expanded_key"), self.named(value, "expanded_value")
 
     def _absorbed(
         self,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from typing import ClassVar, Literal
 
 import jax
@@ -30,22 +29,24 @@ def rms_normalize(
 
 
 def rms_normalize_heads(
-    heads: Sequence[Float[Array, "batch seq heads head_dim"]],
-    scales: Sequence[Float[Array, "heads head_dim"]],
+    q: Float[Array, "batch seq heads head_dim"],
+    k: Float[Array, "batch seq kv_heads head_dim"],
+    q_scale: Float[Array, "heads head_dim"],
+    k_scale: Float[Array, "kv_heads head_dim"],
     epsilon: float,
-) -> list[jax.Array]:
-    """`rms_normalize` of each of `heads` over all of its heads at once, of which a tensor rank has a share.
+) -> tuple[jax.Array, jax.Array]:
+    """`rms_normalize` of queries and of keys, each over all of its heads at once, of which a tensor rank has a share.
 
-    Where ranks share a head, each of them counts it. One message adds up the squares of all of `heads`.
+    Where ranks share a head, each of them adds it up. One message sums the squares of both.
     """
-    wide = [x.astype(jnp.float32) for x in heads]
+    wide = [x.astype(jnp.float32) for x in (q, k)]
     squares = sum_over_heads(jnp.stack([jnp.sum(x * x, axis=(-2, -1)) for x in wide]))
-    numbers = [lax.axis_size("tensor") * x.shape[-2] * x.shape[-1] for x in wide]
-    factors = [lax.rsqrt(s / n + epsilon)[..., None, None] for s, n in zip(squares, numbers, strict=True)]
-    return [
-        (y * factor * scale.astype(jnp.float32)).astype(x.dtype)
-        for x, y, factor, scale in zip(heads, wide, factors, scales, strict=True)
-    ]
+
+    def normalized(x: jax.Array, square: jax.Array, scale: jax.Array) -> jax.Array:
+        factor = lax.rsqrt(square / (lax.axis_size("tensor") * x.shape[-2] * x.shape[-1]) + epsilon)
+        return (x * factor[..., None, None] * scale.astype(jnp.float32)).astype(q.dtype)
+
+    return normalized(wide[0], squares[0], q_scale), normalized(wide[1], squares[1], k_scale)
 
 
 class FeatureNorm(nnx.Module, ABC):

@@ -44,53 +44,43 @@ def scan_tiles(
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 4))
-def over_tiles(
-    block: Block, weights: Arrays, frozen: Arrays, x: Float[Array, "batch part embed"], tiles: int
-) -> Float[Array, "batch part embed"]:
+def _over_tiles(
+    block: Block, weights: Arrays, frozen: Arrays, x: Float[Array, "tokens embed"], tiles: int
+) -> Float[Array, "tokens embed"]:
     """`block` of all tokens, tile by tile: its intermediates exist for one tile at a time.
 
-    The derivative keeps the arguments, runs each tile again and adds up the gradients of the weights in float32; those
+    The derivative saves the arguments, runs each tile again and adds up the gradients of the weights in float32; those
     in `frozen` have none.
     Source: ALST (arXiv:2506.13996, section 3.1).
     """
     step = lambda _, tile: (None, block(weights, frozen, tile[None])[0])
-    _, y = scan_tiles(step, None, into_tiles(_tokens(x), tiles), UNROLLED)
-    return _like(y, x)
+    return from_tiles(scan_tiles(step, None, into_tiles(x, tiles), UNROLLED)[1], len(x))
 
 
-type _Kept = tuple[Arrays, Arrays, jax.Array]
+type _Residuals = tuple[Arrays, Arrays, jax.Array]
 
 
-def _forward(block: Block, weights: Arrays, frozen: Arrays, x: jax.Array, tiles: int) -> tuple[jax.Array, _Kept]:
+def _forward(block: Block, weights: Arrays, frozen: Arrays, x: jax.Array, tiles: int) -> tuple[jax.Array, _Residuals]:
     return over_tiles(block, weights, frozen, x, tiles), (weights, frozen, x)
 
 
-def _backward(block: Block, tiles: int, kept: _Kept, dy: jax.Array) -> tuple[Arrays, None, jax.Array]:
-    weights, frozen, x = kept
+def _backward(block: Block, tiles: int, residuals: _Residuals, dy: jax.Array) -> tuple[Arrays, None, jax.Array]:
+    weights, frozen, x = residuals
     # Matrices may be as wide as their gradients, with values of the dtype of `x`: XLA stores wide ones for the loop.
     narrow = jax.tree.map(lambda w: w.astype(x.dtype), weights)
 
     def step(total: Arrays, tile: tuple[jax.Array, jax.Array]) -> tuple[Arrays, jax.Array]:
         x, dy = tile
         # No result needs the first of its two forwards; the second is named as a recomputation.
-        own = lambda weights, x: block(weights, frozen, x)
+        trained = jax.checkpoint(lambda weights, x: block(weights, frozen, x), prevent_cse=False)
         wide = jax.tree.map(lambda values, w: values.astype(w.dtype), narrow, weights)
-        _, pullback = jax.vjp(jax.checkpoint(own, prevent_cse=False), wide, x[None])
-        dw, dx = pullback(dy[None])
+        dw, dx = jax.vjp(trained, wide, x[None])[1](dy[None])
         return jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total, dw), dx[0]
 
     zeros = jax.tree.map(lambda w: vary(jnp.zeros(w.shape, jnp.float32)), weights)
-    parts = into_tiles(_tokens(x), tiles), into_tiles(_tokens(dy), tiles)
-    total, dx = scan_tiles(step, zeros, parts, UNROLLED)
-    return jax.tree.map(lambda a, w: a.astype(w.dtype), total, weights), None, _like(dx, x)
+    total, dx = scan_tiles(step, zeros, (into_tiles(x, tiles), into_tiles(dy, tiles)), UNROLLED)
+    return jax.tree.map(lambda a, w: a.astype(w.dtype), total, weights), None, from_tiles(dx, len(x))
 
 
-over_tiles.defvjp(_forward, _backward)
-
-
-def _tokens(x: jax.Array) -> jax.Array:
-    return x.reshape(-1, x.shape[-1])
-
-
-def _like(tiles: jax.Array, x: jax.Array) -> jax.Array:
-    return from_tiles(tiles, x.shape[0] * x.shape[1]).reshape(x.shape)
+_over_tiles.defvjp(_forward, _backward)
+over_tiles: Any = _over_tiles  # type checkers do not see through `custom_vjp` of a partial

@@ -6,8 +6,6 @@ to its own keys, and only an output and a log-sum-exp per head are merged.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
@@ -25,58 +23,49 @@ def tree_attention(
     mask: Mask,
     q_indices: Int[Array, " batch"],
     kv_indices: Int[Array, "batch part"],
-    q_segments: Int[Array, " batch"] | None = None,
-    kv_segments: Int[Array, "batch part"] | None = None,
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Float[Array, " heads"] | None = None,
     kv_block: int = 512,
-    axes: Sequence[str] = ("context",),
 ) -> Float[Array, "batch heads value_width"]:
-    """Softmax attention of one query per row over the keys of all ranks of `axes`, inside `shard_map`.
+    """Softmax attention of one query per row over the keys of all context ranks, inside `shard_map`.
 
-    With n = product of the sizes of `axes`, a device sends `8 * (n - 1) / n * batch * heads * (value_width + 2)` bytes,
-    however long the sequence is: a maximum of the log-sum-exps, then one sum of numerators and denominators, which
-    share a buffer. All of it is float32. A layer makes these two collectives and no others.
+    With n = context ranks, a device sends `8 * (n - 1) / n * batch * heads * (value_width + 2)` bytes, however long the
+    sequence is: a maximum of the log-sum-exps, then one sum of numerators and denominators, which share a buffer. All
+    of it is float32. A layer makes these two collectives and no others.
 
-    The mask hides what a cache has room for but does not hold yet: give a row's query the index of its last token
-    (its length - 1), and each place of the cache the index that it holds or will hold. A row with nothing to see, such
-    as one whose query has index -1, gets zeros; so may any number of ranks have nothing that a row sees.
+    The mask hides the slots of a cache that have no token yet: a row's query has the index of its last token (its
+    length - 1), and each slot the index of the token that it has or will have. A row without tokens, whose query has
+    index -1, gets zeros; any number of ranks may have nothing that a row sees.
 
     Args:
-        q: The query of each row, the same on all ranks of `axes`; query head h uses KV head
-            `h // (heads / kv_heads)`.
+        q: The query of each row, the same on all context ranks; query head h uses KV head `h // (heads / kv_heads)`.
         k: This rank's keys, in any order of the sequence. The new token's key is on one of the ranks.
-        v: Values of the same places.
-        mask: What a query may see, causal for a cache that is not full; without a prefix.
+        v: Their values.
+        mask: What a query may see, causal for a cache that is not full; without a prefix and segments.
         q_indices: Index of each query in its row.
         kv_indices: Index of each key in its row.
-        q_segments: Document of each query; needed where the mask is segmented.
-        kv_segments: Document of each key.
         scale: Factor of the scores; None means `1 / sqrt(width)`.
         softcap: Scores become `softcap * tanh(score / softcap)`.
         sinks: A logit of each head that is in the denominator alone.
-        kv_block: Keys held at a time; a block that no row sees is skipped.
-        axes: Mesh axes that the keys are split over.
+        kv_block: Keys that are read at a time; a block that no row sees is skipped.
 
     Returns:
-        The output in q's dtype, the same on all ranks of `axes`.
+        The output in q's dtype, the same on all context ranks.
 
     Raises:
-        ValueError: If the keys do not vary over `axes`, or the mask needs tokens that are missing.
+        ValueError: If the keys do not vary over context ranks.
     """
     settings = Settings(mask, q.shape[-1] ** -0.5 if scale is None else scale, softcap, 1, kv_block)
-    one = lambda x: None if x is None else x[:, None]
-    tokens = Tokens(q_indices[:, None], kv_indices, one(q_segments), kv_segments)
-    inputs: tuple = vary_alike((q[:, None], k, v, tokens))
+    inputs: tuple = vary_alike((q[:, None], k, v, Tokens(q_indices[:, None], kv_indices)))
     out, lse = (x[:, 0] for x in attention_forward(settings, *inputs))
 
-    peak = reduce_max(lse, axes)
+    peak = reduce_max(lse, ("context",))
     if sinks is not None:
         sinks = sinks.astype(jnp.float32)
         peak = jnp.maximum(peak, sinks)
     weight = jnp.exp(lse - jnp.where(peak == -jnp.inf, 0.0, peak))[..., None]  # -inf - -inf would be NaN
-    merged = reduce_sum(jnp.concatenate([out * weight, weight], -1), axes)
+    merged = reduce_sum(jnp.concatenate([out * weight, weight], -1), ("context",))
     numerator, denominator = merged[..., :-1], merged[..., -1:]
     if sinks is not None:
         denominator = denominator + jnp.exp(sinks - peak)[..., None]

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
+from jaxpar.attention.balance import sequence_order
 from jaxpar.config import Config
 from jaxpar.config.counting import kv_heads
 from jaxpar.config.parts import OBJECTIVES, implementation
@@ -162,7 +163,8 @@ class StepLayout:
         data, microbatches = self.config.data, self.plan.microbatches
         shape = microbatches, data.batch_size // microbatches, data.sequence_length
         read = [field for field in self._declared if not field.optional and field.per != "step"]
-        return BatchLayout(union(CONTEXT, (MASK,), self.objective.fields, read), shape)
+        order = sequence_order(self.plan.context_order.name, shape[-1], self.plan.axes.context // self.plan.ulysses)
+        return BatchLayout(union(CONTEXT, (MASK,), self.objective.fields, read), shape, order)
 
     @cached_property
     def mesh(self) -> AbstractMesh:

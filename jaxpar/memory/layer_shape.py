@@ -243,7 +243,7 @@ class LayerShape:
     @cached_property
     def around_matmuls(self) -> int:
         """See `matmul_bytes`."""
-        return sum(_around(self, part, group) for part in self.layer.parts if part.splits for group in part.groups)
+        return sum(_around(self, part, group) for part in self.layer.parts if not part.routed for group in part.groups)
 
     @property
     def keys_per_query(self) -> float:

@@ -90,8 +90,10 @@ def layer_specs(layer: DecoderLayer, config: Config) -> Nested[ParamSpec]:
 
 
 def _computed_apart(layer: DecoderLayer, specs: Nested[ParamSpec]) -> Nested[bool]:
-    """Which weights of a layer get their gradients from an action of their own where a backward is split."""
-    whole = {block.part.name for block in layer.blocks if not block.part.splits}
+    """The weights of a layer whose gradients an action of their own computes where a backward is split. Those of routed
+    matrices are computed with the gradients of their rows, which are exchanged in slices, in rounds whose number is a
+    value on the device."""
+    whole = {block.part.name for block in layer.blocks if block.part.routed}
     return {
         name: map_specs(lambda spec, name=name: spec.matrix and name not in whole, own) for name, own in specs.items()
     }
@@ -279,6 +281,7 @@ class DecoderStages:
             head_part(self.model) in accumulators, self.plan.loss_logits.name == "keep",
         )  # fmt: skip
         total, reported = self.objective.loss(TokenLosses(x, table, head), batch)
+        assert {*reported} == {*self.loss_reports}, f"the loss reports {[*reported]} and declares {self.loss_reports}"
         others = [axis for axis in AXES if axis not in self.vocab_axes]
         assert_varies_over(total, others, "the loss")
         return total, vary(reported, others)

@@ -7,7 +7,6 @@ linear cross-entropy (arXiv:2410.10989).
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -66,23 +65,16 @@ class TokenLosses(NamedTuple):
     def cross_entropy(self, labels: Labels, weights: Mask) -> Sums:
         """The weighted sums over tokens: with z-loss and a derivative, and without."""
         weights = vary(weights, set(AXES) - set(self.head.axes))
-        return head_loss(self.x, self.table, labels, weights, self.head)
+        if self.head.backend in FUSED:
+            return fused_cross_entropy(self.x, self.table, labels, weights, self.head, FUSED[self.head.backend])
+        return _tiled_cross_entropy(self.x, self.table, labels, weights, self.head)
 
     def log_probabilities(self, labels: Labels) -> Float[Array, "batch seq"]:
         """The log-probability of each label, without a derivative."""
         x, table = lax.stop_gradient((self.x, self.table))
-        head = self.head
-        if head.backend != "xla":
-            return -_fused(x, table, labels, head, FUSED[head.backend]).loss.reshape(labels.shape)
-        return _by_token(lambda logits, own: -_cross_entropy(logits, own, head.axes)[0][0], x, table, labels, head)
-
-
-def head_loss(x: Parts, table: Table, labels: Labels, mask: Mask, head: HeadLoss) -> Sums:
-    """`tiled_cross_entropy`, or the same sums by the kernel of `head.backend`."""
-    if head.backend == "xla":
-        function: Any = tiled_cross_entropy  # type checkers do not see through `custom_vjp` of a partial
-        return function(x, table, labels, mask, head)
-    return fused_cross_entropy(x, table, labels, mask, head, FUSED[head.backend])
+        if self.head.backend in FUSED:
+            return -_fused(x, table, labels, self.head, FUSED[self.head.backend]).loss.reshape(labels.shape)
+        return tiled_scores(x, table, labels, self.head)[0]
 
 
 def fused_cross_entropy(
@@ -94,10 +86,9 @@ def fused_cross_entropy(
     logit from the forward to the backward. Sends what `gather_sequence` of `x` and
     `scatter_sequence` of its gradient send, and three floats per token over `axes`.
     """
-    found = _fused(x, table, labels, head, implementation)
-    counts = vary(mask.reshape(-1), set(AXES) - set(head.axes))
-    total = jnp.sum(counts * found.loss)
-    return total + head.model.z_loss * jnp.sum(counts * found.lse**2), lax.stop_gradient(total)
+    tokens, mask = _fused(x, table, labels, head, implementation), vary(mask.reshape(-1), set(AXES) - set(head.axes))
+    total = jnp.sum(mask * tokens.loss)
+    return total + head.model.z_loss * jnp.sum(mask * tokens.lse**2), lax.stop_gradient(total)
 
 
 def _fused(x: jax.Array, table: jax.Array, labels: jax.Array, head: HeadLoss, implementation: str) -> Any:
@@ -126,7 +117,7 @@ def tiled_cross_entropy(x: Parts, table: Table, labels: Labels, mask: Mask, head
         logits = project(gather_sequence(part[None]), table, head.model)
         return _add(sums, _sums(logits, labels, mask, head)), None
 
-    return scan_tiles(step, _nothing(head.axes), _tiles(x, labels, mask, head.tiles))[0]
+    return scan_tiles(step, _zeros(head.axes), _tiles(x, head.tiles, labels, mask))[0]
 
 
 def tiled_scores(
@@ -137,33 +128,20 @@ def tiled_scores(
     Arguments are those of `tiled_cross_entropy`. Holds float32 logits of one tile, and has no derivative.
     """
 
-    def score(logits: jax.Array, labels: jax.Array) -> tuple[jax.Array, jax.Array]:
-        nll, _lse = _cross_entropy(logits, labels, head.axes)
-        return -nll[0], (likeliest(logits, head.axes) == labels)[0].astype(jnp.int32)
-
-    return _by_token(score, x, table, labels, head)
-
-
-def _by_token(
-    score: Callable[[jax.Array, jax.Array], Any], x: jax.Array, table: jax.Array, labels: jax.Array, head: HeadLoss
-) -> Any:
-    """`score(logits, labels)` of each tile [1, tokens], as arrays [batch, seq]."""
-
     def step(_: None, tile: Any) -> tuple[None, Any]:
         part, labels = tile
         logits = project(gather_sequence(part[None]), table, head.model)
-        return None, score(bound_logits(logits, head.model, head.axes), labels)
+        logits = bound_logits(logits, head.model, head.axes)
+        nll, _lse = _cross_entropy(logits, labels, head.axes)
+        return None, (-nll[0], (likeliest(logits, head.axes) == labels)[0].astype(jnp.int32))
 
-    parts = into_tiles(x.reshape(-1, x.shape[-1]), head.tiles), _joined(labels, head.tiles)
-    _, found = scan_tiles(step, None, parts)
-    return jax.tree.map(lambda own: _parted(own, x.shape[:2]), found)
+    _, (scores, firsts) = scan_tiles(step, None, _tiles(x, head.tiles, labels))
+    return _parted(scores, x.shape[:2]), _parted(firsts, x.shape[:2])
 
 
 def _forward(
     x: jax.Array, table: jax.Array, labels: jax.Array, mask: jax.Array, head: HeadLoss
 ) -> tuple[Sums, tuple[jax.Array, jax.Array | None]]:
-    trained = head.trained
-
     def step(carry: tuple[Sums, jax.Array | None], tile: Any) -> tuple[tuple[Sums, jax.Array | None], jax.Array]:
         (sums, d_table), (part, labels, mask) = carry, tile
         joined = gather_sequence(part[None])
@@ -172,42 +150,42 @@ def _forward(
         (d_logits,) = pullback(vary(jnp.ones_like(objective), varying_axes(objective)))
         dx, new = project_gradients(joined, table, d_logits, head.model)
         with jax.named_scope("gradients"):
-            d_table = None if not trained else new if d_table is None else d_table + new
+            d_table = None if not head.trained else new if d_table is None else d_table + new
         return (_add(sums, (objective, nll)), d_table), scatter_sequence(dx)[0]
 
     # The first tile is no part of the loop: its gradient is what the others are added to, and no zeros are. With zeros,
     # Llama-3-70B on 256 H100s waits for 6.9% of its step in place of less than 5%. The barrier ends it before the loop
     # begins, so that the logits of one tile exist.
-    tiles = _tiles(x, labels, mask, head.tiles)
-    carry, first = step((_nothing(head.axes), None), jax.tree.map(lambda own: own[0], tiles))
+    tiles = _tiles(x, head.tiles, labels, mask)
+    carry, first = step((_zeros(head.axes), None), jax.tree.map(lambda tile: tile[0], tiles))
     if head.tiles > 1:
         carry, first, tiles = lax.optimization_barrier((carry, first, tiles))
-    (sums, d_table), others = scan_tiles(step, carry, jax.tree.map(lambda own: own[1:], tiles))
+    (sums, d_table), others = scan_tiles(step, carry, jax.tree.map(lambda tile: tile[1:], tiles))
     dx = jnp.concatenate([first[None], others])
     return sums, (from_tiles(dx, x.shape[0] * x.shape[1]).reshape(x.shape), d_table)
 
 
 def _backward(
-    head: HeadLoss, kept: tuple[jax.Array, jax.Array | None], cotangents: Sums
+    head: HeadLoss, residuals: tuple[jax.Array, jax.Array | None], cotangents: Sums
 ) -> tuple[jax.Array, jax.Array | None, None, None]:
-    dx, d_table = kept
-    scale, _ = cotangents
-    of_table = None if d_table is None else (d_table * scale).astype(dx.dtype)
-    return (dx * scale).astype(dx.dtype), of_table, None, None
+    (dx, d_table), (scale, _) = residuals, cotangents
+    scaled = lambda gradient: None if gradient is None else (gradient * scale).astype(dx.dtype)
+    return (dx * scale).astype(dx.dtype), scaled(d_table), None, None
 
 
 tiled_cross_entropy.defvjp(_forward, _backward)
+_tiled_cross_entropy: Any = tiled_cross_entropy  # type checkers do not see through `custom_vjp` of a partial
 
 
 def _sums(logits: jax.Array, labels: jax.Array, mask: jax.Array, head: HeadLoss) -> Sums:
-    """Of one tile."""
+    """The sums over one tile."""
     model, axes = head.model, head.axes
     nll, lse = _cross_entropy(bound_logits(logits, model, axes), labels, axes)
     total = jnp.sum(mask * nll)
     return (total + model.z_loss * jnp.sum(mask * lse**2) if model.z_loss > 0 else total), total
 
 
-def _nothing(axes: tuple[str, ...]) -> Sums:
+def _zeros(axes: tuple[str, ...]) -> Sums:
     zero = vary(jnp.float32(0), set(AXES) - set(axes))
     return zero, zero
 
@@ -216,22 +194,22 @@ def _add(a: Sums, b: Sums) -> Sums:
     return a[0] + b[0], a[1] + b[1]
 
 
-def _tiles(x: jax.Array, labels: jax.Array, mask: jax.Array, tiles: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """[tile, ...] each: tokens of this rank's part, and labels and mask of what `gather_sequence` makes of them."""
-    return into_tiles(x.reshape(-1, x.shape[-1]), tiles), _joined(labels, tiles), _joined(mask, tiles)
+def _tiles(x: Parts, tiles: int, *of_tokens: Shaped[Array, "batch seq"]) -> tuple[jax.Array, ...]:
+    """Tiles of this rank's tokens, [tile, tokens, embed]; and of what belongs to the tokens that `gather_sequence`
+    makes of a tile, [tile, 1, tokens of all tensor ranks], those of the first rank first."""
 
+    def joined(x: jax.Array) -> jax.Array:
+        batch, seq = x.shape
+        ranks = lax.axis_size("tensor")
+        of_rank = x.reshape(batch, ranks, seq // ranks).transpose(1, 0, 2).reshape(ranks, -1)
+        parts = jax.vmap(lambda tokens: into_tiles(tokens, tiles), out_axes=1)(of_rank)
+        return parts.reshape(parts.shape[0], 1, -1)
 
-def _joined(x: Shaped[Array, "batch seq"], tiles: int) -> Shaped[Array, "tile one tile_tokens"]:
-    """Tiles of all tensor ranks' tokens, those of the first rank first."""
-    batch, seq = x.shape
-    ranks = lax.axis_size("tensor")
-    of_rank = x.reshape(batch, ranks, seq // ranks).transpose(1, 0, 2).reshape(ranks, -1)
-    found = jax.vmap(lambda tokens: into_tiles(tokens, tiles), out_axes=1)(of_rank)
-    return found.reshape(found.shape[0], 1, -1)
+    return into_tiles(x.reshape(-1, x.shape[-1]), tiles), *map(joined, of_tokens)
 
 
 def _parted(tiles: Shaped[Array, "tile tile_tokens"], shape: tuple[int, ...]) -> Shaped[Array, "batch seq"]:
-    """The inverse of `_joined`, where `shape` is [batch, part]."""
+    """What belongs to the tokens of tiles, in the order of the sequence, where `shape` is [batch, part]."""
     ranks, (batch, part) = lax.axis_size("tensor"), shape
     of_rank = tiles.reshape(len(tiles), ranks, -1).transpose(1, 0, 2).reshape(ranks, -1)[:, : batch * part]
     return of_rank.reshape(ranks, batch, part).transpose(1, 0, 2).reshape(batch, ranks * part)

@@ -96,7 +96,6 @@ class ScaleHistory(QuantisedMatmuls):
     tokens: int
     """Tokens of a batch."""
     title = "window of magnitudes (precision.matmul: fp8_delayed)"
-    reports = True
     limits = MappingProxyType(
         {"matmul_reach": Limit(2.0, "times what its numbers of 8 bits reach: values were cut off (docs/warnings.md)")}
     )

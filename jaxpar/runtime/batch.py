@@ -5,9 +5,11 @@ The decoder, the objective and the blocks of layers each declare the fields that
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import chain
 from math import prod
 from typing import Any, Literal
 
@@ -85,9 +87,9 @@ UPDATES = Field("updates", per="step")
 
 
 def union(*declared: Iterable[Field]) -> tuple[Field, ...]:
-    """All fields, each once. Of two declarations of an optional field the one with more numbers counts."""
+    """All fields, each once. The larger of two declarations of an optional field replaces the other."""
     by_name: dict[str, Field] = {}
-    for field in (field for fields in declared for field in fields):
+    for field in chain(*declared):
         known = by_name.setdefault(field.name, field)
         assert known == field or field.optional, f"two declarations of the field {field.name}"
         by_name[field.name] = max(known, field, key=lambda one: (one.dims, one.limits or ()))
@@ -96,55 +98,50 @@ def union(*declared: Iterable[Field]) -> tuple[Field, ...]:
 
 @dataclass(frozen=True)
 class BatchLayout:
-    """The shapes and partitions of the arrays of a batch."""
+    """The shapes and partitions of the arrays of a batch, and the order of its tokens."""
 
     fields: tuple[Field, ...]
     shape: tuple[int, ...]
     """[microbatch, row, token] of a batch, or [row, token] of a microbatch."""
+    order: Int[np.ndarray, " token"] | None = dataclasses.field(default=None, compare=False)
+    """The token at each offset of a row, the context ranks' parts one after another; None leaves tokens as they are."""
 
     @cached_property
     def partitions(self) -> dict[str, PartitionSpec]:
         """The partition of each array: rows over the data axes, tokens over context."""
-        before = (None,) * (len(self.shape) - 2)
         axes = {"token": (DATA_AXES, "context"), "row": (DATA_AXES,)}
-        return {field.name: PartitionSpec(*before, *axes[field.per]) for field in self.fields}
+        return {field.name: PartitionSpec(*self._before, *axes[field.per]) for field in self.fields}
+
+    def abstract(self, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes, dtypes and shardings of a placed batch, for compiling before there is one."""
+        shardings = {name: NamedSharding(mesh, partition) for name, partition in self.partitions.items()}
+        return {
+            field.name: jax.ShapeDtypeStruct(self.array_shape(field), field.dtype, sharding=shardings[field.name])
+            for field in self.fields
+        }
 
     def array_shape(self, field: Field) -> tuple[int, ...]:
         """The global shape of the array of a field."""
         return (*self.shape[:-2], *field.shape(*self.shape[-2:]))
 
-    def abstract(self, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtypeStruct]:
-        """Shapes, dtypes and shardings of a placed batch, for compiling before there is one."""
-        return {
-            field.name: jax.ShapeDtypeStruct(
-                self.array_shape(field), field.dtype, sharding=NamedSharding(mesh, self.partitions[field.name])
-            )
-            for field in self.fields
-        }
-
     def local_rows(self, mesh: Mesh) -> Int[np.ndarray, " rows"]:
-        """Numbers of the rows, within a batch, that this process has on its devices; ascending."""
-        sharding = NamedSharding(mesh, PartitionSpec(*(None,) * (len(self.shape) - 2), DATA_AXES))
+        """Indices of the rows, within a batch, that this process has on its devices; ascending."""
+        sharding = NamedSharding(mesh, PartitionSpec(*self._before, DATA_AXES))
         parts = sharding.addressable_devices_indices_map(self.shape[:-1])
         return np.unique(np.concatenate([self._rows[index].ravel() for index in parts.values() if index is not None]))
 
     def place(
-        self,
-        mesh: Mesh,
-        arrays: Mapping[str, np.ndarray],
-        rows: Int[np.ndarray, " rows"] | None = None,
-        order: Int[np.ndarray, " token"] | None = None,
+        self, mesh: Mesh, arrays: Mapping[str, np.ndarray], rows: Int[np.ndarray, " rows"] | None = None
     ) -> dict[str, jax.Array]:
-        """Place the arrays of all fields on the mesh. Raises `UserError` where one is missing or wrong.
+        """Place the arrays of all fields on the devices of a mesh. Raises `UserError` where one is missing or wrong.
 
         Args:
-            mesh: of the devices.
+            mesh: the devices.
             arrays: [row, ...], of the local rows at least.
-            rows: the number of each row of `arrays`, ascending; None where they are all.
-            order: the token at each place of a row; None leaves tokens as they are.
+            rows: the index of each row of `arrays`, ascending; None where they are all.
         """
         rows = self._rows.ravel() if rows is None else rows
-        order = np.arange(self.shape[-1]) if order is None else order
+        order = np.arange(self.shape[-1]) if self.order is None else self.order
         token = len(self.shape) - 1
 
         def placed(field: Field) -> jax.Array:
@@ -159,14 +156,32 @@ class BatchLayout:
 
         return {field.name: placed(field) for field in self.fields}
 
+    @property
+    def _before(self) -> tuple[None, ...]:
+        """The partition of the dims before rows."""
+        return (None,) * (len(self.shape) - 2)
+
     @cached_property
     def _rows(self) -> Int[np.ndarray, "..."]:
-        """The number of each row."""
+        """The index of each row."""
         return np.arange(prod(self.shape[:-1])).reshape(self.shape[:-1])
 
 
+class BatchPlacer:
+    """Puts the rows of each batch that this process loads on its devices."""
+
+    def __init__(self, batch: BatchLayout, mesh: Mesh):
+        self.batch, self._mesh = batch, mesh
+        self.rows = batch.local_rows(mesh)
+        """Indices of the rows, within a batch, that this process loads; ascending."""
+
+    def __call__(self, rows: Mapping[str, np.ndarray], batch: BatchLayout | None = None) -> dict[str, jax.Array]:
+        """Place `rows` [row, ...], those of `self.rows`, as the arrays of `batch`, by default of a training step."""
+        return (batch or self.batch).place(self._mesh, rows, self.rows)
+
+
 def one_document_rows(tokens: Int[np.ndarray, "row token"]) -> dict[str, np.ndarray]:
-    """The fields of `FORWARD` of rows that are one document each."""
+    """The fields of `FORWARD` for rows that are one document each."""
     tokens = tokens.astype(np.int32)
     indices = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
     examples = np.arange(len(tokens), dtype=np.int32)

@@ -62,8 +62,6 @@ class Carried[State](ABC):
     """The state as messages name it."""
     saved_as: str = ""
     """What the state describes besides its shape. A run continues with saved state only if this is the same."""
-    reports: bool = False
-    """Whether `metrics` has any."""
     limits: Mapping[str, Limit] = MappingProxyType({})
     """Limits of numbers of layers, by their name in `record`."""
     converts: bool = False
@@ -104,7 +102,7 @@ class Carried[State](ABC):
         return state
 
     def metrics(self, state: State, outcome: Outcome) -> PyTree[Array]:
-        """The metrics of a step that `reports`, the same on every device; `state` is that before the step."""
+        """The metrics of a step, the same on every device; `state` is that before the step. None if there are none."""
         del state, outcome
 
     def record(self, metrics: PyTree[Array]) -> dict[str, object]:

@@ -118,3 +118,12 @@ def test_its_data_source_marks_repetitions_and_another_source_is_refused():
 def test_the_page_has_the_objective_as_it_is():
     (block,) = re.findall(r"```python\n(class Unlikelihood.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     assert block in Path(unlikelihood.__file__).read_text(encoding="utf-8")
+
+
+def test_a_metric_that_the_objective_does_not_declare_is_no_silent_loss(monkeypatch: pytest.MonkeyPatch):
+    run = run_of()
+    batch = run.place(marked(run, 0))
+    monkeypatch.setattr(unlikelihood.Unlikelihood, "reports", ())
+    run = run_of()
+    with pytest.raises(AssertionError, match="unlikel"):
+        jax.eval_shape(run.step.gradients, run.step.layout.state_shapes, batch)

@@ -48,7 +48,6 @@ CASES = {
     "8-ranks-mha": Case({"context": 8}, kv_heads=4),
     "8-ranks-window": Case({"context": 8}, Mask(window=7), heads=6),
     "window-of-one": Case({"context": 4}, Mask(window=1)),
-    "segments": Case({"context": 4}, Mask(segmented=True), order="zigzag"),
     "softcap-narrow-values": Case({"context": 2}, softcap=1.5, value_width=3),
     "beside-rows-and-heads": Case({"context": 2, "fsdp": 2, "tensor": 2}, order="zigzag"),
     "1-rank": Case({}),
@@ -65,30 +64,14 @@ def inputs_of(case: Case) -> dict[str, np.ndarray]:
         "v": normal(rows, LENGTH, case.kv_heads, case.value_width),
         "q_indices": LENGTHS - 1,
         "kv_indices": np.tile(order, (rows, 1)),
-        "q_segments": np.full(rows, 2, np.int32),
-        "kv_segments": np.where(np.tile(order, (rows, 1)) < 3, 1, 2).astype(np.int32),
     }
 
 
 def test_a_sink_is_in_the_denominator_alone() -> None:
     case = CASES["4-ranks-mqa"]
     inputs = inputs_of(case)
-    keys = {
-        "k": PartitionSpec(None, "context"),
-        "v": PartitionSpec(None, "context"),
-        "kv_indices": PartitionSpec(None, "context"),
-    }
-    names = ("q", "k", "v", "q_indices", "kv_indices")
     sinks = np.array([-1.0, 0.5, 3.0, 200.0], np.float32)
-    mesh = jax.make_mesh((1, 1, 1, 1, 4, 1), AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=jax.devices()[:4])
-    found = jax.jit(
-        jax.shard_map(
-            lambda q, k, v, q_indices, kv_indices: tree_attention(
-                q, k, v, mask=case.mask, q_indices=q_indices, kv_indices=kv_indices, sinks=jnp.asarray(sinks)
-            ),
-            mesh=mesh, in_specs=tuple(keys.get(name, PartitionSpec()) for name in names), out_specs=PartitionSpec(),
-        )
-    )(*(inputs[name] for name in names))  # fmt: skip
+    found = jax.jit(mapped(case, sinks))(*inputs.values())
     q, k, v = (inputs[name].astype(np.float64) for name in ("q", "k", "v"))
     terms = np.exp(np.einsum("bhd,bsd->bhs", q, k[:, :, 0]) * 8**-0.5)
     terms *= (inputs["kv_indices"] <= inputs["q_indices"][:, None])[:, None]
@@ -99,25 +82,23 @@ def test_a_sink_is_in_the_denominator_alone() -> None:
     assert not np.asarray(found)[4].any()
 
 
-def mapped(case: Case) -> Any:
+def mapped(case: Case, sinks: np.ndarray | None = None) -> Any:
     shape = tuple(case.sizes.get(axis, 1) for axis in AXES)
     devices = jax.devices()[: int(np.prod(shape))]
     mesh = jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
-    specs = (QUERY, KEYS, KEYS, ROW, PLACES, ROW, PLACES)
-    return jax.shard_map(
-        lambda q, k, v, q_indices, kv_indices, q_segments, kv_segments: tree_attention(
-            q, k, v, mask=case.mask, softcap=case.softcap, kv_block=5,
-            q_indices=q_indices, kv_indices=kv_indices, q_segments=q_segments, kv_segments=kv_segments,
-        ),
-        mesh=mesh, in_specs=specs, out_specs=QUERY,
+    attend = lambda q, k, v, q_indices, kv_indices: tree_attention(
+        q, k, v, mask=case.mask, softcap=case.softcap, kv_block=5, q_indices=q_indices, kv_indices=kv_indices,
+        sinks=None if sinks is None else jnp.asarray(sinks),
     )  # fmt: skip
+    return jax.shard_map(attend, mesh=mesh, in_specs=(QUERY, KEYS, KEYS, ROW, PLACES), out_specs=QUERY)
 
 
 def expected(case: Case, inputs: dict[str, np.ndarray]) -> np.ndarray:
+    alike = np.ones_like(inputs["kv_indices"])
     tokens = Tokens(
-        *(inputs["q_indices"][:, None], inputs["kv_indices"], inputs["q_segments"][:, None], inputs["kv_segments"]),
+        inputs["q_indices"][:, None], inputs["kv_indices"], alike[:, :1], alike,
         prefix_lengths=np.zeros(len(LENGTHS), np.int32),
-    )
+    )  # fmt: skip
     q, kept = inputs["q"][:, None], pairs(case.mask, tokens)
     d_out = np.zeros((*q.shape[:3], case.value_width))
     return dense_attention(q, inputs["k"], inputs["v"], kept, d_out, d_out[..., 0], case.softcap)["out"][:, 0]

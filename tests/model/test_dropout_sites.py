@@ -65,7 +65,7 @@ def kept(layout: dict[str, int], *, train: bool) -> np.ndarray:
         sequence,
     )
     placed = np.asarray(jax.jit(function)(place(run.step, weights_that_count(run.step)), run.batch(0)))
-    found = placed[:, np.argsort(run.place.order)]  # tokens back in their natural order
+    found = placed[:, np.argsort(run.place.batch.order)]  # tokens back in their natural order
     counts = np.rint(found * (1 - RATE if train else 1)).astype(int)
     return np.stack([(counts >> bit) & 1 for bit in range(PLACES)])
 

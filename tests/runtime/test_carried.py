@@ -21,7 +21,6 @@ class AppliedSteps(Carried[jax.Array]):
 
     name = "applied_steps"
     title = "number of applied steps"
-    reports = True
 
     def __init__(self, saved_as: str = ""):
         self.saved_as = saved_as

@@ -25,9 +25,8 @@ from jaxpar.interop.sources.full_matrices import full_matrix_model, read_full_ma
 from jaxpar.interop.sources.open_source import Model
 from jaxpar.interop.sources.saved_weights import SavedWeights
 from jaxpar.interop.sources.source import Origin
-from jaxpar.layers.adapters import without_adapters
+from jaxpar.layers.adapters import OFF
 from jaxpar.layers.counting import parameter_count
-from jaxpar.layers.declaration.low_rank import saving_rank
 from jaxpar.layers.declaration.part import factor_names
 from jaxpar.layers.declared import declare_layer
 from jaxpar.mesh.layer_order import LAYERS
@@ -72,7 +71,7 @@ class Factorized(DerivedModel):
     @property
     def config(self) -> Config:
         """Configuration of the run that saved the weights, or a new one for the model."""
-        return replace(without_adapters(self._run or Config()), model=self.model)
+        return replace(self._run or Config(), lora=OFF, model=self.model)
 
     @property
     def _run(self) -> Config | None:
@@ -160,14 +159,14 @@ def plan_factorization(
     left: list[str] = []
     for name in _matrix_names(source.model):
         specs = _specs_of(source.model, name)
-        most = min(map(saving_rank, specs))
+        most = min(map(_saving_rank, specs))
         wanted = rank if rank is not None else min(int((share or 0) * spec.size / sum(_sides(spec))) for spec in specs)
         if 1 <= wanted <= most:
             ranks[name] = wanted
         else:
             left.append(name)
     if not ranks:
-        most = max(min(map(saving_rank, _specs_of(source.model, name))) for name in left)
+        most = max(min(map(_saving_rank, _specs_of(source.model, name))) for name in left)
         option = f"--rank: {rank}" if rank is not None else f"--share: {share:g}"
         raise UserError(
             f"{option} makes no matrix of {named(source.path)} smaller; there are {', '.join(left)}, and the largest "
@@ -201,3 +200,10 @@ def _matrix_of(weight: str, model: ModelConfig) -> tuple[str | None, bool]:
         if name in factor_names(matrix):
             return f"{prefix}.{matrix}", name == factor_names(matrix)[1]
     return None, False
+
+
+def _saving_rank(spec: ParamSpec) -> int:
+    """The largest rank at which the two factors of a matrix have fewer weights than it; 0 if there is none."""
+    inputs = prod(spec.shape[: spec.inputs])
+    outputs = spec.size // inputs
+    return (spec.size - 1) // (inputs + outputs)

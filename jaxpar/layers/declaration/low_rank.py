@@ -10,41 +10,39 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
+from typing import Any
 
 from jaxpar.layers.declaration.part import Weights, factor_names, matrix
 from jaxpar.mesh.parameters import ParamSpec
 
 
 def factored(weights: Mapping[str, ParamSpec], ranks: Mapping[str, int]) -> Weights:
-    """`weights` with two factors in place of each matrix that `ranks` names; names of other parts are ignored."""
-    found: dict[str, ParamSpec] = {}
-    for name, spec in weights.items():
-        found |= factors(name, spec, ranks[name]) if name in ranks else {name: spec}
-    return Weights(found)
-
-
-def factors(name: str, spec: ParamSpec, rank: int) -> dict[str, ParamSpec]:
-    """The two factors of a matrix, by name.
+    """`weights` with two factors in place of each matrix that `ranks` names; names of other parts are ignored.
 
     Their product has initial values with the standard deviation of the matrix's. Both factors have the same Frobenius
     norm, as those of a singular value decomposition have: then they learn at one speed.
     """
-    inputs, outputs = (prod(dims) for dims in (spec.shape[: spec.inputs], spec.shape[spec.inputs :]))
-    scale = lambda own, other: spec.scale**0.5 * (other / (own * rank)) ** 0.25
-    a, b = factor_names(name)
+    factors: dict[str, ParamSpec] = {}
+    for name, spec in weights.items():
+        if name not in ranks:
+            factors[name] = spec
+            continue
+        rank, inputs = ranks[name], prod(spec.shape[: spec.inputs])
+        outputs = spec.size // inputs
+        a = spec.scale**0.5 * (outputs / (inputs * rank)) ** 0.25
+        b = spec.scale**0.5 * (inputs / (outputs * rank)) ** 0.25
+        factors |= factor_pair(factor_names(name), spec, rank, {"scale": a}, {"scale": b})
+    return Weights(factors)
+
+
+def factor_pair(
+    names: tuple[str, str], spec: ParamSpec, rank: int, first: Mapping[str, Any], second: Mapping[str, Any]
+) -> dict[str, ParamSpec]:
+    """Two factors by name, [inputs, rank] and [rank, outputs], of each matrix that is stacked in `spec`; `first` and
+    `second` are the other fields of their specs."""
+    stack, end = spec.stack, spec.stack + spec.inputs
+    outward = (*spec.shape[:stack], rank, *spec.shape[end:]), (*spec.axes[:stack], "rank", *spec.axes[end:])
     return {
-        a: matrix(
-            (*spec.shape[: spec.inputs], rank), (*spec.axes[: spec.inputs], "rank"), inputs=spec.inputs,
-            scale=scale(inputs, outputs),
-        ),
-        b: matrix(
-            (rank, *spec.shape[spec.inputs :]), ("rank", *spec.axes[spec.inputs :]), scale=scale(outputs, inputs)
-        ),
-    }  # fmt: skip
-
-
-def saving_rank(spec: ParamSpec) -> int:
-    """The largest rank at which the two factors of a matrix have fewer weights than it; 0 if there is none."""
-    inputs = prod(spec.shape[: spec.inputs])
-    outputs = spec.size // inputs
-    return (spec.size - 1) // (inputs + outputs)
+        names[0]: matrix((*spec.shape[:end], rank), (*spec.axes[:end], "rank"), inputs=spec.inputs, **first),
+        names[1]: matrix(*outward, **second),
+    }

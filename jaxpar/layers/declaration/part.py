@@ -8,17 +8,16 @@ shows how to write one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxpar.layers.declaration.activations import Activation, Dims
 from jaxpar.mesh.parameters import ParamSpec
 
 
-@dataclass(frozen=True)
-class Traffic:
+class Traffic(NamedTuple):
     """Numbers that elementwise work reads and writes for each number of its output."""
 
     forward: float
@@ -26,14 +25,6 @@ class Traffic:
     unfused: float
     """Forward, as kernels of one operation each move them."""
     unfused_backward: float
-
-    def __add__(self, other: Traffic) -> Traffic:
-        return Traffic(
-            self.forward + other.forward,
-            self.backward + other.backward,
-            self.unfused + other.unfused,
-            self.unfused_backward + other.unfused_backward,
-        )
 
 
 RESIDUAL = Traffic(3, 3, 3, 3)
@@ -103,28 +94,16 @@ class Recurrence:
 type Operation = Matmuls | Elementwise | Core | Recurrence
 
 
-class Weights(Mapping[str, ParamSpec]):
-    """The weights of a part by name; with a hash, as everything declared has one."""
+class Weights(dict[str, ParamSpec]):
+    """The weights of a part by name; with a hash, as everything declared has one, so it is never changed."""
 
-    def __init__(self, specs: Mapping[str, ParamSpec] | Iterable[tuple[str, ParamSpec]] = (), **named: ParamSpec):
-        self._specs: dict[str, ParamSpec] = dict(specs, **named)
-
-    def __getitem__(self, name: str) -> ParamSpec:
-        return self._specs[name]
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._specs)
-
-    def __len__(self) -> int:
-        return len(self._specs)
-
-    def __hash__(self) -> int:
-        return hash(tuple(self._specs.items()))
+    def __hash__(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
+        return hash(tuple(self.items()))
 
     @property
     def size(self) -> int:
         """Number of weights."""
-        return sum(spec.size for spec in self._specs.values())
+        return sum(spec.size for spec in self.values())
 
 
 @dataclass(frozen=True)
@@ -167,7 +146,7 @@ class Part:
         assert first is self.operations[0] and last is self.operations[-1], "its operations lie between"
         made = [name for operation in self.operations for name in made_by(operation)]
         assert sorted(made) == sorted(one.name for one in self.activations), f"{self.name}: each is made once"
-        assert all(own in self.weights for group in self.groups for own in self.factors_of(*group.weights)), self.name
+        assert all(name in self.weights for name in self.factors_of(*self.matrix_names)), self.name
 
     @cached_property
     def groups(self) -> tuple[Matmuls, ...]:
@@ -180,12 +159,6 @@ class Part:
         return self.groups[-1].weights[-1]
 
     @cached_property
-    def splits(self) -> bool:
-        """Whether a split backward computes the gradients of its matrices apart. Those of routed ones are computed with
-        the gradients of their rows, which are exchanged in slices, in rounds whose number is a value on the device."""
-        return not self.routed
-
-    @cached_property
     def routed(self) -> bool:
         """Whether a router chooses among some of its matrices."""
         return any(spec.routed for spec in self.matrices)
@@ -196,13 +169,13 @@ class Part:
 
     @property
     def matrix_names(self) -> list[str]:
-        """Of the matrices of its groups."""
+        """Names of the matrices of its groups."""
         return [name for group in self.groups for name in group.weights]
 
     @cached_property
     def matrices(self) -> tuple[ParamSpec, ...]:
-        """What tokens are multiplied with."""
-        return tuple(self.weights[name] for group in self.groups for name in self.factors_of(*group.weights))
+        """The weights that tokens are multiplied with."""
+        return tuple(self.weights[name] for name in self.factors_of(*self.matrix_names))
 
     def is_factored(self, matrix: str) -> bool:
         """Whether a matrix of its groups is the product of two weights."""
@@ -213,9 +186,8 @@ class Part:
         return next((term for term in self.terms if term.matrix == matrix), None)
 
     def factors_of(self, *matrices: str) -> list[str]:
-        """The weights that matrices of its groups are: each its own, or its two factors."""
-        pairs = [factor_names(name) if self.is_factored(name) else (name,) for name in matrices]
-        return [name for pair in pairs for name in pair]
+        """Names of the weights of matrices of its groups: one of each, or its two factors."""
+        return [one for name in matrices for one in (factor_names(name) if self.is_factored(name) else (name,))]
 
 
 @dataclass(frozen=True)
@@ -239,12 +211,12 @@ class Layer:
 
     @cached_property
     def matrices(self) -> tuple[ParamSpec, ...]:
-        """What tokens are multiplied with."""
+        """The weights that tokens are multiplied with."""
         return tuple(spec for part in self.parts for spec in part.matrices)
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Of its activations."""
+        """Names of its activations."""
         return tuple(one.name for one in self.activations)
 
     @property

@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any
 
 import jax
-from flax import nnx
 from jaxtyping import Array, Float
 
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.block import Block, Context
 from jaxpar.layers.declaration.low_rank import factored
 from jaxpar.layers.declaration.part import Matmuls, Part, Weights, matrix, vector
+from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layers.ops.plain import Matmul, Ops
 from jaxpar.layers.tiles import over_tiles
 from jaxpar.mesh.parameters import Arrays, select
 from jaxpar.runtime.passes import Output
-
-_over_tiles: Any = over_tiles  # which type checkers do not see through `custom_vjp` of a partial
 
 HIDDEN = ("mlp",)
 """Dims of a hidden activation."""
@@ -81,12 +78,11 @@ class FeedForward(Block):
         """
         # A tile would have scales of its own, and a split backward keeps hidden activations of all tokens.
         assert type(ops) is Ops, "tiles multiply plain arrays in one backward"
-        graph, state = nnx.split(self)
 
         def block(weights: Arrays, frozen: Arrays, x: jax.Array) -> jax.Array:
-            mlp: FeedForward = nnx.merge(graph, weights | frozen)
-            return mlp._multiplied(x, ops)
+            return with_weights(self, weights | frozen)._multiplied(x, ops)
 
-        trains = {name: spec.trained for name, spec in self.part.weights.items()}
-        halves = (select(nnx.to_pure_dict(state), trains, wanted) for wanted in (True, False))
-        return _over_tiles(block, *halves, x, self.tiles)
+        weights = {name: self.weight(name) for name in self.part.weights}
+        trained = {name: spec.trained for name, spec in self.part.weights.items()}
+        halves = (select(weights, trained, wanted) for wanted in (True, False))
+        return over_tiles(block, *halves, x.reshape(-1, x.shape[-1]), self.tiles).reshape(x.shape)

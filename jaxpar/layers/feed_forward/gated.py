@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,7 @@ from jaxpar.layers.feed_forward.base import HIDDEN, OUT, FeedForward, hidden_wei
 from jaxpar.layers.ops.plain import Matmul
 
 ALPHA, LIMIT = 1.702, 7.0
-"""Of `ClampedSwiGLU`."""
+"""Constants of `ClampedSwiGLU`."""
 
 
 class Gated(FeedForward):
@@ -47,7 +48,7 @@ class Gated(FeedForward):
 
     @staticmethod
     @abstractmethod
-    def non_linear(gate: jax.Array) -> jax.Array:
+    def non_linear(gate: jax.Array, /) -> jax.Array:
         """f."""
 
     @staticmethod
@@ -60,24 +61,22 @@ class Gated(FeedForward):
         up, gate = hidden
         up = self.named(self.biased(up, "up"), "mlp_up")
         gate = self.named(self.biased(gate, "gate"), "mlp_gate")
-        return matmul.elementwise(self._product, up, gate)
 
-    def _product(self, up: jax.Array, gate: jax.Array) -> jax.Array:
-        activated = self.named(self.non_linear(gate), "mlp_activated")
-        return self.named(activated * self.factor(up), "mlp_hidden")
+        def product(up: jax.Array, gate: jax.Array) -> jax.Array:
+            activated = self.named(self.non_linear(gate), "mlp_activated")
+            return self.named(activated * self.factor(up), "mlp_hidden")
+
+        return matmul.elementwise(product, up, gate)
 
 
 class SwiGLU(Gated):
-    """Gated by SiLU."""
+    """A SiLU of the gate."""
 
-    @staticmethod
-    def non_linear(gate: jax.Array) -> jax.Array:
-        """SiLU."""
-        return jax.nn.silu(gate)
+    non_linear = staticmethod(jax.nn.silu)
 
 
 class ClampedSwiGLU(Gated):
-    """gpt-oss: gate and up are cut off at `LIMIT`, and 1 is added to up."""
+    """The feed-forward of gpt-oss: gate and up are cut off at `LIMIT`, and 1 is added to up."""
 
     @staticmethod
     def non_linear(gate: jax.Array) -> jax.Array:
@@ -92,9 +91,6 @@ class ClampedSwiGLU(Gated):
 
 
 class GeGLU(Gated):
-    """Gated by the approximation of GELU by tanh."""
+    """A GELU of the gate, approximated by tanh."""
 
-    @staticmethod
-    def non_linear(gate: jax.Array) -> jax.Array:
-        """GELU."""
-        return jax.nn.gelu(gate, approximate=True)
+    non_linear = staticmethod(partial(jax.nn.gelu, approximate=True))

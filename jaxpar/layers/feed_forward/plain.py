@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +35,7 @@ class Plain(FeedForward):
 
     @staticmethod
     @abstractmethod
-    def non_linear(up: jax.Array) -> jax.Array:
+    def non_linear(up: jax.Array, /) -> jax.Array:
         """f."""
 
     def activate(self, matmul: Matmul, *hidden: jax.Array) -> Float[Array, "batch seq mlp"]:
@@ -46,10 +47,7 @@ class Plain(FeedForward):
 class GELU(Plain):
     """GELU, approximated by tanh (arXiv:1606.08415)."""
 
-    @staticmethod
-    def non_linear(up: jax.Array) -> jax.Array:
-        """GELU."""
-        return jax.nn.gelu(up, approximate=True)
+    non_linear = staticmethod(partial(jax.nn.gelu, approximate=True))
 
 
 class SquaredReLU(Plain):

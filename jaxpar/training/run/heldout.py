@@ -12,7 +12,7 @@ from jaxpar.config.parts import OBJECTIVES
 from jaxpar.data import Data, batch_rows, bigram_loss
 from jaxpar.data.baseline import NOTHING_COUNTED
 from jaxpar.mesh.parameters import Weights
-from jaxpar.training.step.batches import BatchPlacer
+from jaxpar.runtime.batch import BatchPlacer
 from jaxpar.training.step.train_step import TrainStep
 
 

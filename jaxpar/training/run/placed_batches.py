@@ -11,8 +11,8 @@ from jaxpar.config import Config
 from jaxpar.data import Data, batches
 from jaxpar.layout.stages import mask_of
 from jaxpar.model.flops import Pairs, windows
+from jaxpar.runtime.batch import BatchPlacer
 from jaxpar.training.field_folder import FieldFolder
-from jaxpar.training.step.batches import BatchPlacer
 from pallas_kernels.masks import visible_pairs
 
 

@@ -30,7 +30,6 @@ from jaxpar.mesh.quantized.transport import secondary_ranks
 from jaxpar.mesh.rules import mesh_axes_of
 from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.simulate import simulate
-from jaxpar.training.step.batches import row_order
 from jaxpar.units import count, plural, size
 from pallas_kernels.masks import Mask
 
@@ -182,7 +181,8 @@ def _balance_row(layout: StepLayout) -> list[tuple[str, str, str]]:
     windows = [model.window for model in kind_models(config.model).values()]
     mask = Mask(window=None if None in windows else max(filter(None, windows)))
     ranks = plan.axes.context // plan.ulysses
-    order = row_order(plan, config.data.sequence_length)
+    order = layout.batch.order
+    assert order is not None, "the batch of a step has an order"
     busiest = imbalance(visible_pairs_per_rank(mask, None, order, ranks))
     groups = f" in groups of {plan.ulysses}" if 1 < plan.ulysses < plan.axes.context else ""
     return [

@@ -35,6 +35,7 @@ from jaxpar.observe.events import Listener
 from jaxpar.observe.holdings import name_arrays
 from jaxpar.observe.timer import StepTimer
 from jaxpar.optim.optimizer import AVERAGE
+from jaxpar.runtime.batch import BatchPlacer
 from jaxpar.training.residency.given_weights import begun_from
 from jaxpar.training.residency.saved_state import SavedState
 from jaxpar.training.run.compared import compared_plan
@@ -49,7 +50,6 @@ from jaxpar.training.run.out_of_memory import (
 from jaxpar.training.run.placed_batches import placed_batches
 from jaxpar.training.run.reference import check_pairs, provide_reference
 from jaxpar.training.run.source_models import SourceModels
-from jaxpar.training.step.batches import BatchPlacer
 from jaxpar.training.step.forward_backward import StepMetrics
 from jaxpar.training.step.train_step import TrainStep
 
@@ -108,7 +108,7 @@ class Run:
         for check in checks:
             check(self.layout, self.mesh)
         self.functions = TrainStep(self.layout, self.mesh)
-        self.placer = BatchPlacer(self.layout, self.mesh)
+        self.placer = BatchPlacer(self.layout.batch, self.mesh)
         self.timer = StepTimer()
         self.models = SourceModels(self.layout)
         self._state: TrainState | None = None

@@ -25,7 +25,6 @@ from jaxpar.model.head import vocab_axes
 from jaxpar.pipeline.execution.executor import evaluate
 from jaxpar.runtime.batch import FORWARD, BatchLayout, one_document_rows
 from jaxpar.training.run.run import Run
-from jaxpar.training.step.batches import row_order
 from jaxpar.training.step.train_step import TrainStep
 
 LEAST = -1e30
@@ -61,7 +60,8 @@ def next_token_logits(step: TrainStep) -> Wrapped:
 
 def _windows(layout: StepLayout) -> BatchLayout:
     """The batch of a forward: a row for each part of the mesh that has rows of its own."""
-    return BatchLayout(FORWARD, (1, layout.plan.axes.data, layout.config.data.sequence_length))
+    shape = 1, layout.plan.axes.data, layout.config.data.sequence_length
+    return BatchLayout(FORWARD, shape, layout.batch.order)
 
 
 def _holds_first_row() -> jax.Array:
@@ -98,14 +98,14 @@ def _by_windows(trainer: Run, start: np.ndarray, tokens: int, temperature: float
     """`continue_tokens` by the forward of a pipeline, which has no cache."""
     step, length = trainer.functions, trainer.config.data.sequence_length
     logits_after, batch = next_token_logits(step), _windows(step.layout)
-    rows, order = batch.shape[1], row_order(trainer.plan, length)
+    rows = batch.shape[1]
     draw = np.random.default_rng(trainer.config.run.seed)
     text, weights = [int(token) for token in start], trainer.evaluated_weights()
     for _ in range(tokens):
         window = text[-length:]
         ids = np.zeros((rows, length), np.int32)
         ids[:, : len(window)] = window
-        placed = batch.place(step.mesh, one_document_rows(ids), order=order)
+        placed = batch.place(step.mesh, one_document_rows(ids))
         logits = logits_after(weights, placed, len(window) - 1)
         logits = multihost_utils.process_allgather(logits, tiled=True)
         if not np.isfinite(logits).all():

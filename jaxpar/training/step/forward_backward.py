@@ -87,14 +87,14 @@ class StepFunctions:
         later = gathers_with_first_use(self.layout.plan)
         weights, accumulators = self.residency.opened(weights, layers_later=later)
         unpadded = (batch["segments"] > 0).sum().astype(jnp.float32)
-        counted = self.layout.objective.count(batch)
-        assert_varies_over(counted, TOKEN_AXES, "the count of the objective")
-        tokens, unpadded, count = reduce_sum(jnp.stack([batch["mask"].sum(), unpadded, counted]), TOKEN_AXES)
+        local_count = self.layout.objective.count(batch)
+        assert_varies_over(local_count, TOKEN_AXES, "the count of the objective")
+        tokens, unpadded, count = reduce_sum(jnp.stack([batch["mask"].sum(), unpadded, local_count]), TOKEN_AXES)
         scale = self._loss_scale(state)
         loss_seed = scale / jnp.maximum(count, 1.0)
         seeds = Seeds(loss_seed, {AUXILIARY_LOSS: scale / jnp.maximum(unpadded, 1.0)})
-        given = {UPDATES.name: state.applied, SEED: seed, CARRIED: {**shared, **more}}
-        accumulated, reported, side = execute(self.layout.program, stages, weights, accumulators, batch, seeds, given)
+        scalars = {UPDATES.name: state.applied, SEED: seed, CARRIED: {**shared, **more}}
+        accumulated, reported, side = execute(self.layout.program, stages, weights, accumulators, batch, seeds, scalars)
         gradients = self.residency.reduced(accumulated, scale)
         count = jnp.where(tokens == 0, jnp.nan, jnp.maximum(count, 1.0))
         means = {name: self._sum(total) / count for name, total in reported.items()}
@@ -106,7 +106,7 @@ class StepFunctions:
     def _shared(self, state: TrainState) -> dict[str, PyTree[Array]]:
         """Arrays by name that carried state gives to the layers of every microbatch."""
         each = (kind.shared(state.carried[name]) for name, kind in self.layout.carried.items())
-        return {name: value for arrays in each for name, value in arrays.items()}
+        return dict(item for arrays in each for item in arrays.items())
 
     def _loss_scale(self, state: TrainState) -> Float[Array, ""]:
         factors = (kind.loss_scale(state.carried[name]) for name, kind in self.layout.carried.items())
@@ -144,11 +144,8 @@ class StepFunctions:
         optimizer = arguments.optimizer.at(state.applied)
         apart = OPTIMIZERS[self.layout.config.optimizer.name].matrix_rate
         matrix_rate = optimizer.matrix_learning_rate if apart else None
-        of_features = {
-            name: kind.metrics(state.carried[name], outcome)
-            for name, kind in self.layout.carried.items()
-            if kind.reports
-        }
+        each = {name: kind.metrics(state.carried[name], outcome) for name, kind in self.layout.carried.items()}
+        of_features = {name: values for name, values in each.items() if values is not None}
         metrics = StepMetrics(
             loss, norm, optimizer.learning_rate, matrix_rate, tokens, finite, following.skipped_in_row,
             self._loss_scale(state), sums, report, of_features,
@@ -167,7 +164,7 @@ class StepFunctions:
         count = reduce_sum(self.layout.objective.count(batch), TOKEN_AXES)
         return {name: self._sum(total) for name, total in totals.items()}, count
 
-    def _sum(self, own: Float[Array, ""]) -> Float[Array, ""]:
+    def _sum(self, local: Float[Array, ""]) -> Float[Array, ""]:
         """The sum over tokens and pipeline stages of all ranks; ranks that split the vocabulary hold equal values."""
         alike = vocab_axes(self.layout.placements)
-        return reduce_sum(own, [axis for axis in AXES if axis not in alike])
+        return reduce_sum(local, [axis for axis in AXES if axis not in alike])

@@ -9,22 +9,20 @@ from functools import cached_property
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh, NamedSharding
 from jax.stages import Wrapped
 from jaxtyping import Array, Float, PyTree
 
-from jaxpar.layout.stages import stages_of
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.layout.step_options import step_options
 from jaxpar.mesh.mapped import Layouts, mapped
 from jaxpar.mesh.parameters import Weights
-from jaxpar.model.decoder import Batch, DecoderStages
+from jaxpar.model.decoder import Batch
+from jaxpar.runtime.carried import REPLICATED
 from jaxpar.training.residency.registry import residency_of
 from jaxpar.training.step.forward_backward import StepFunctions, StepMetrics
-
-WHOLE: Layouts = PartitionSpec()
 
 
 class TrainStep:
@@ -42,7 +40,7 @@ class TrainStep:
 
     def placed(self, arguments: StepArguments) -> StepArguments:
         """`arguments` (NumPy scalars) on the mesh."""
-        everywhere = NamedSharding(self.mesh, WHOLE)
+        everywhere = NamedSharding(self.mesh, REPLICATED)
         put = lambda leaf: jax.make_array_from_callback((), everywhere, lambda _: np.asarray(leaf))
         return jax.tree.map(put, arguments)
 
@@ -52,12 +50,7 @@ class TrainStep:
 
         The old state's buffers are reused.
         """
-        report = dict.fromkeys([*self._stages.loop.reports, *self._stages.loss_reports], WHOLE)
-        del report["loss"]
-        carried = {name: WHOLE for name, kind in self.layout.carried.items() if kind.reports}
-        metrics = StepMetrics(*[WHOLE] * len(StepMetrics._fields))._replace(
-            squares=self.layout.squares, report=report, carried=carried
-        )
+        metrics = StepMetrics(*[REPLICATED] * len(StepMetrics._fields))._replace(squares=self.layout.squares)
         return self.residency.train(self._functions.measured, metrics)
 
     @cached_property
@@ -68,22 +61,18 @@ class TrainStep:
         """
         exact = replace(self.layout, plan=self.layout.plan.with_exact_messages())
         functions = StepFunctions(exact, residency_of(exact, self.mesh))
-        results = dict.fromkeys(self._stages.loss_reports, WHOLE), WHOLE
-        return self.compiled(functions.evaluate, (exact.weights, exact.evaluated.partitions), results)
-
-    @cached_property
-    def _stages(self) -> DecoderStages:
-        return stages_of(self.layout, train=True)
+        return self.compiled(functions.evaluate, (exact.weights, exact.evaluated.partitions), REPLICATED)
 
     @cached_property
     def gradients(self) -> Wrapped:
         """Compiled (state, batch) -> (loss, gradients in optimizer placement), for tests and analysis."""
 
         def function(state: TrainState, batch: Batch) -> tuple[Float[Array, ""], Weights]:
-            found = self._functions.gradients(state, batch, jnp.uint32(self.layout.arguments.seed))
-            return found.loss, self.residency.whole(found.gradients)
+            step = self._functions.gradients(state, batch, jnp.uint32(self.layout.arguments.seed))
+            return step.loss, self.residency.whole(step.gradients)
 
-        return self.compiled(function, (self.layout.state, self.layout.batch.partitions), (WHOLE, self.layout.master))
+        results = REPLICATED, self.layout.master
+        return self.compiled(function, (self.layout.state, self.layout.batch.partitions), results)
 
     def compiled(self, function: Callable[..., PyTree], in_layouts: Layouts, out_layouts: Layouts) -> Wrapped:
         """`function` of each device's parts, jitted on this mesh."""

@@ -149,8 +149,8 @@ COMMUNICATION = (
         name="doubled_loss",
         description="The reported loss is also summed over the ranks that split the vocabulary.",
         file="jaxpar/training/step/forward_backward.py",
-        old="return reduce_sum(own, [axis for axis in AXES if axis not in alike])",
-        new='import jax; return reduce_sum(jax.lax.pcast(own, alike, to="varying"), AXES)',
+        old="return reduce_sum(local, [axis for axis in AXES if axis not in alike])",
+        new='import jax; return reduce_sum(jax.lax.pcast(local, alike, to="varying"), AXES)',
         caught_by=(parity(tensor=2, fsdp=4), pipeline_parity(pipe_ends="shared")),
     ),
     Fault(

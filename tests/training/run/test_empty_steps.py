@@ -17,9 +17,9 @@ from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.layers.experts.reports import ROUTED_TOKENS
 from jaxpar.memory.disk_array import DiskArray
 from jaxpar.observe.writers.jsonl import read_metrics
+from jaxpar.runtime.batch import BatchPlacer
 from jaxpar.runtime.passes import AUXILIARY_LOSS
 from jaxpar.training.rate_sweep import sweep_rates
-from jaxpar.training.step.batches import BatchPlacer
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.small_run import SmallRun, small
