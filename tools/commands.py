@@ -18,7 +18,7 @@ HEADER = """\
 
 <!-- Written by `python -m tools.commands > docs/commands.md`; edit the commands in jaxpar/ instead. -->
 
-For looking up an option. `jaxpar COMMAND` and `python -m jaxpar.COMMAND` are the same, and `--help` shows the same
+For looking up an option. `jaxpar NAME` and `python -m jaxpar.NAME` are the same, and `--help` shows the same
 options with examples:
 
     python -m jaxpar plan --help

@@ -164,7 +164,7 @@ def test_a_mistake_is_one_line_with_its_place(text: str, line: int, parts: tuple
 
 
 def test_cells_of_a_notebook_are_read():
-    markdown = {"cell_type": "markdown", "source": ["a\n", "[b](c.md)"]}
+    markdown = {"cell_type": "markdown", "source": ["a\n", "`jaxpar/gone.py`"]}
     code = {"cell_type": "code", "source": ["x\n", "from jaxpar.mesh import gone"]}
     found = found_in(json.dumps({"cells": [markdown, code]}), "docs/notebooks/a.ipynb")
     assert [sentence.split(": ")[1] for sentence in found] == ["cell 1, line 2", "cell 2, line 2"]
