@@ -25,8 +25,8 @@ _INTRODUCTION = """\
 
 <!-- Written by `python -m jaxpar.layers.reference > docs/configuration.md`; edit jaxpar/config/ instead. -->
 
-For looking up a key. A run is described by a YAML file of sections and keys; every key has a default. `--set section.key=value` overrides a
-key, the value written as in YAML:
+For looking up a key. A run is described by a YAML file of sections and keys; every key has a default.
+`--set section.key=value` overrides a key, the value written as in YAML:
 
     python -m jaxpar.train --config configs/quickstart.yaml --set model.layers=8 --set parallel.fsdp=-1
 
