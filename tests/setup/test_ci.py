@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import yaml
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("setup-test", "lint", "types", "imports", "site", "test", "test-ci")
@@ -60,3 +61,11 @@ def test_tests_that_pass_alone_are_named_and_the_run_goes_on(tmp_path: Path, par
 
 def test_more_than_three_that_failed_do_not_run_again(tmp_path: Path):
     assert ci(tmp_path, "test", alone="passes", failed=4).returncode != 0
+
+
+def test_the_workflow_runs_what_lands_and_keeps_the_site_and_the_packages():
+    steps = yaml.safe_load((ROOT / ".github/workflows/ci.yml").read_text())["jobs"]["test"]["steps"]
+    commands = [step["run"] for step in steps if "run" in step]
+    assert commands == ["bash .ci/run", "make dist"]
+    kept = [step["with"]["path"].split("/")[0] for step in steps if "upload-artifact" in step.get("uses", "")]
+    assert kept == ["build", "dist"]
