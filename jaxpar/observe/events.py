@@ -101,12 +101,11 @@ class StepRecord:
     """The memory limit: what XLA may take of the device, or the machine's memory."""
     epochs: dict[str, float] | None = None
     """Data source to its epochs so far."""
-    experts: dict[str, float] | None = None
-    """Metrics of a model with experts: `jaxpar.layers.experts.reports.expert_metrics`."""
-    expert_loads: dict[str, float] | None = None
-    """Number of a layer with experts to `load` in it."""
+    blocks: dict[str, dict[str, float]] | None = None
+    """Block to the values that it reports (`jaxpar.runtime.passes.Report`), each as a mapping in `metrics.jsonl`."""
     features: dict[str, object] | None = None
-    """The values that features with carried state record (`jaxpar.runtime.carried.Carried.record`), by name."""
+    """By name, the values that features with carried state record (`jaxpar.runtime.carried.Carried.record`), and those
+    that blocks report of single layers."""
     data_wait: float = 0.0
     """Share of the time since the previous record in which the devices of this process waited for a batch."""
     metrics: dict[str, float] | None = None

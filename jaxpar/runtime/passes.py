@@ -20,7 +20,10 @@ type Context = PyTree
 type Report = Mapping[str, Float[Array, ""]]
 """By name: this rank's part of a sum over the tokens of a microbatch that do not pad a row, whatever the loss mask. The
 step adds it up over layers, microbatches and all ranks, and divides by the number of these tokens in the batch. A value
-that tensor ranks have in common is reported in shares, or it is added once per rank."""
+that tensor ranks have in common is reported in shares, or it is added once per rank.
+
+A name `<block>.<value>` is of a block that also reports `<block>.tokens`, the number of these tokens: a run records the
+mean over tokens and layers. `<block>.<value>.<layer>` is of one layer of the model, and 0 in the others."""
 
 AUXILIARY_LOSS = "auxiliary_loss"
 """The report that is added to the objective, and so has a gradient; all others are only metrics."""

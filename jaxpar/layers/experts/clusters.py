@@ -41,7 +41,7 @@ def as_sent(experts: ExpertsConfig) -> tuple[ExpertsConfig, float]:
     return one, clustering.share * experts.per_token
 
 
-CLUSTERS, MERGED = "expert_clusters", "expert_merged"
+CLUSTERS, MERGED = "experts.clusters", "experts.merged"
 """Names of the reported values: sums over tokens and layers of clusters that are sent in place of tokens, and of
 buckets of equal hashes that share one."""
 REPORTS = (CLUSTERS, MERGED)

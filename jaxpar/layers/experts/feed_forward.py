@@ -24,16 +24,6 @@ from jaxpar.layers.experts.clusters import clustered
 from jaxpar.layers.experts.declaration import IN, OUT, declare
 from jaxpar.layers.experts.exchange import EXCHANGES
 from jaxpar.layers.experts.losses import sequence_loss, share, z_loss
-from jaxpar.layers.experts.reports import (
-    DROPPED,
-    ENTROPY,
-    LOAD,
-    OVERFLOWS,
-    RANK_LOAD,
-    ROUTED_TOKENS,
-    layer_report,
-    reports_of,
-)
 from jaxpar.layers.experts.rounds import Operands, Shared, exchanged, lists_of
 from jaxpar.layers.experts.routers import ROUTERS, entropy, options_of
 from jaxpar.layers.experts.routing import NO_EXPERT, RouterState, Routing, Sums
@@ -46,6 +36,13 @@ from jaxpar.runtime.batch import TOKENS, UPDATES, Field
 from jaxpar.runtime.passes import AUXILIARY_LOSS, Output, Report
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.varying import vary_alike
+
+ROUTED_TOKENS, LOAD, RANK_LOAD, ENTROPY, DROPPED, OVERFLOWS = (
+    f"experts.{name}" for name in ("tokens", "load", "rank_load", "entropy", "dropped", "overflows")
+)
+"""Sums over tokens and layers: of 1; of the load of the fullest expert, relative to the mean; of that of the fullest
+expert rank; of the entropy of the routing; of assignments that no expert has computed; of 1 where an exchange took more
+than one round."""
 
 NOISE_SITE = 1 << 20
 """What the noise of a router is drawn for, above all sites of dropout."""
@@ -85,7 +82,9 @@ class Experts(Block):
         assert model.experts is not None, "a model with experts"
         super().__init__(part or declare(model, feed_forward))
         self.experts, self.layout = model.experts, layout or ExpertLayout()
-        self.reports = (*reports_of(model.layers), *(clusters.REPORTS if model.experts.clusters else ()))
+        names = (AUXILIARY_LOSS, ROUTED_TOKENS, LOAD, RANK_LOAD, ENTROPY, DROPPED, OVERFLOWS)
+        of_clusters = clusters.REPORTS if model.experts.clusters else ()
+        self.reports = (*names, *of_clusters, *(f"{LOAD}.{layer}" for layer in range(model.layers)))
         self.feed_forward, self.router_kind = feed_forward, ROUTERS[model.experts.router]
         self.fields, self.options = fields_of(model.experts, model.layers), options_of(model.experts)
         self.layers = model.layers
@@ -110,7 +109,7 @@ class Experts(Block):
             y, handled, rounds = self._exchanged(ops, flat, kept, counts, self.experts, shared)
             more = {}
         chosen = jnp.sum(counts[:, None] & (routing.indices != NO_EXPERT)).astype(jnp.float32)
-        of_layers = {layer_report(one): jnp.where(number == one, report[LOAD], 0.0) for one in range(self.layers)}
+        of_layers = {f"{LOAD}.{one}": jnp.where(number == one, report[LOAD], 0.0) for one in range(self.layers)}
         overflows = report[ROUTED_TOKENS] * (rounds > 1)
         return y.reshape(x.shape), {
             **report, DROPPED: chosen - handled, OVERFLOWS: overflows, **more, **of_layers

@@ -22,14 +22,15 @@ from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
+from jaxpar.layers.counting import matmul_parameters
 from jaxpar.layers.experts.declaration import width_of
 from jaxpar.layers.experts.exchange import EXCHANGES
-from jaxpar.layers.experts.messages import exchange_of
+from jaxpar.layers.experts.messages import exchange_of, row_bytes_of_ways, rows_sent
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.matmul import expert_codes
-from jaxpar.memory.layer_shape import LayerShape, layer_shapes
+from jaxpar.memory.layer_shape import ITEM_BYTES, LayerShape, layer_shapes
 from jaxpar.mesh.quantized.levels import split_by_nodes
-from jaxpar.units import seconds
+from jaxpar.units import count, seconds, size
 from pallas_kernels.grouped_matmul.registry import REGISTRY, Request
 
 
@@ -68,6 +69,38 @@ def expert_layouts(
         products = choose_kernel(REGISTRY, options.backend, request, "parallel.experts.backend", kind)
         found[kind] = replace(found[kind], products=products)
     return found
+
+
+def sent_bytes(config: Config, plan: Plan, kind: str) -> float:
+    """Bytes that a device sends in a step for the tokens of one layer of a kind: those of one round of the exchange, by
+    its formula, without what is recomputed."""
+    model, axes, chosen, data = kind_models(config.model)[kind], plan.axes, plan.experts[kind], config.data
+    assert model.experts is not None, "a kind with experts"
+    ranks = axes.data * axes.context * axes.tensor
+    rows = rows_sent(chosen.exchange.name, model.experts, chosen.capacity, axes.expert, axes.tensor)
+    each = row_bytes_of_ways(model.embed, ITEM_BYTES[plan.dtypes.compute], chosen.sent_dtype)
+    return data.batch_size * data.sequence_length / ranks * rows * each
+
+
+def expert_rows(config: Config, plan: Plan) -> list[tuple[str, str, str]]:
+    """Rows of the plan's table: the experts of each kind of layers that has some, and how tokens reach them."""
+    model, axes, rows = config.model, plan.axes, []
+    for kind, own in kind_models(model).items():
+        if (experts := own.experts) is None:
+            continue
+        shared = f" and {experts.shared} shared" if experts.shared else ""
+        used = f"a token is multiplied with {count(matmul_parameters(model, model.vocab or 0))} weights of the model"
+        words = f"router {experts.router}; {experts.count // axes.expert} per device; {used}"
+        rows.append((f"experts of kind {kind}", f"{experts.count}, {experts.per_token} per token{shared}", words))
+        if axes.expert > 1:
+            chosen, each = plan.experts[kind], size(round(sent_bytes(config, plan, kind)))
+            rounded = f" in {chosen.sent_dtype} to experts" if chosen.sent_dtype else ""
+            words = (
+                f"a device sends {each} for a layer in a step{rounded}; room for {chosen.capacity:g} times an even "
+                "share, and further rounds where it is exceeded"
+            )
+            rows.append((f"exchanged tokens of kind {kind}", plan.dtypes.compute, words))
+    return rows
 
 
 def check_expert_layouts(plan: Plan, config: Config, device: Device, node_devices: int | None) -> None:

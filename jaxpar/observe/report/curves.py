@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
 
+from jaxpar.observe.events import StepRecord
+from jaxpar.observe.metrics import metric_of
 from jaxpar.observe.report.run_record import LARGEST_STEP, RunRecord, number
 
 MOST_POINTS = 2000
@@ -38,14 +40,7 @@ CHARTS = (
     Chart("Devices waiting for data, share of the time", "share", ("data_wait",), unless_zero=True),
     Chart("Memory in use", "bytes", ("memory_bytes",), smooth=False),
     Chart("Model FLOPs utilisation of the 16-bit peak", "share", ("mfu",)),
-    Chart("Experts: load of the fullest, relative to the mean", "plain", ("experts.load",)),
-    Chart("Experts: entropy of the router's logits, nats", "nats", ("experts.entropy",)),
-    Chart("Experts: auxiliary losses", "plain", ("experts.auxiliary_loss",)),
-    Chart("Experts: dropped choices per token and layer", "plain", ("experts.dropped",)),
-    Chart(
-        "Experts: clusters sent per token and layer, and merged ones", "plain", ("experts.clusters", "experts.merged")
-    ),
-    Chart("Experts: bytes sent per device", "bytes", ("experts.sent_bytes",), smooth=False, unless_zero=True),
+    Chart("Auxiliary losses of layers", "plain", ("metrics.auxiliary_loss",), unless_zero=True),
     Chart("Loss scale", "plain", ("loss_scale",), smooth=False),
 )
 
@@ -54,9 +49,25 @@ type Points = list[tuple[int, float]]
 
 def page_data(runs: list[RunRecord]) -> dict[str, object]:
     """The script's data: `charts` that are not empty, and `runs` with their series."""
-    drawn = [_run(run) for run in runs]
+    charts = [*CHARTS, *_charts_of_blocks(runs)]
+    drawn = [_run(run, charts) for run in runs]
     there = {name for run in drawn for name in run["series"]}
-    return {"charts": [asdict(chart) for chart in CHARTS if there & set(chart.series)], "runs": drawn}
+    return {"charts": [asdict(chart) for chart in charts if there & set(chart.series)], "runs": drawn}
+
+
+def _charts_of_blocks(runs: Sequence[RunRecord]) -> list[Chart]:
+    """A chart for each value that blocks report: each block has a mapping in a line, beside the fields of the record."""
+    known = {field.name for field in fields(StepRecord)}
+    names = {
+        f"{block}.{name}": None
+        for run in runs
+        for line in run.metrics
+        for block, reported in line.items()
+        if block not in known and isinstance(reported, Mapping)
+        for name in reported
+        if name.isidentifier()
+    }
+    return [Chart(metric_of(name).title, metric_of(name).unit, (name,)) for name in names]
 
 
 def is_thinned(run: RunRecord) -> bool:
@@ -64,9 +75,9 @@ def is_thinned(run: RunRecord) -> bool:
     return len(run.metrics) > MOST_POINTS
 
 
-def _run(run: RunRecord) -> dict[str, Any]:
+def _run(run: RunRecord, charts: Sequence[Chart]) -> dict[str, Any]:
     series: dict[str, Points] = {}
-    for chart in CHARTS:
+    for chart in charts:
         series_points = {name: points(run, name) for name in chart.series}
         if not chart.unless_zero or any(value for curve in series_points.values() for _, value in curve):
             series |= series_points

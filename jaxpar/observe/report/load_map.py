@@ -1,4 +1,4 @@
-"""Heat maps of a run by layer and step: the load of the fullest expert, and numbers that features record of layers."""
+"""Heat maps of a run by layer and step, of the numbers that features and blocks record of layers."""
 
 from __future__ import annotations
 
@@ -12,35 +12,19 @@ MOST_COLUMNS = 120
 
 
 @dataclass(frozen=True)
-class Kind:
-    """Kind of a map."""
-
-    key: str
-    """Key of the metrics: a mapping from layer to value."""
-    least: float
-    """Value of the palest color."""
-    title: str
-    """Title of the section."""
-    pale: str
-    """Meaning of the palest color."""
-
-
-LOADS = Kind(
-    "expert_loads", 1.0, "Load of the fullest expert, by layer and step", "1, as many tokens as every other expert"
-)
-
-
-@dataclass(frozen=True)
 class LoadMap:
     """A map that the page draws: layers by steps."""
 
     label: str
-    kind: Kind
+    key: str
+    """Name of the numbers among `features` of the metrics."""
     layers: Sequence[int]
     steps: Sequence[str]
     """The steps of each column."""
     rows: Sequence[Sequence[tuple[float, str]]]
     """Color share and value text of each layer and column; (0, "") without a value."""
+    least: str
+    """The value of the palest color."""
     most: str
     """The value of the fullest color."""
 
@@ -48,13 +32,12 @@ class LoadMap:
 def load_maps(runs: Sequence[RunRecord]) -> dict[str, list[LoadMap]]:
     """The maps of the runs that have such values, by title of the section."""
     names = dict.fromkeys(name for run in runs for line in run.metrics for name in line.get("features") or {})
-    kinds = (LOADS, *(Kind(name, 0.0, f"{name.replace('_', ' ')}, by layer and step", "0") for name in names))
-    maps_by_title = {kind.title: [made for run in runs if (made := _map(run, kind)) is not None] for kind in kinds}
-    return {title: maps for title, maps in maps_by_title.items() if maps}
+    maps = {name: [made for run in runs if (made := _map(run, name)) is not None] for name in names}
+    return {f"{name.replace('_', ' ')}, by layer and step": each for name, each in maps.items() if each}
 
 
-def _map(run: RunRecord, kind: Kind) -> LoadMap | None:
-    each = ((line["step"], (line | (line.get("features") or {})).get(kind.key)) for line in run.metrics)
+def _map(run: RunRecord, key: str) -> LoadMap | None:
+    each = ((line["step"], (line.get("features") or {}).get(key)) for line in run.metrics)
     lines = [(step, values) for step, values in each if isinstance(values, dict)]
     layers = sorted({int(name) for _, loads in lines for name in loads if name.isdecimal()})
     if not layers:
@@ -62,12 +45,13 @@ def _map(run: RunRecord, kind: Kind) -> LoadMap | None:
     width = -(-len(lines) // MOST_COLUMNS)
     columns = [lines[first : first + width] for first in range(0, len(lines), width)]
     means = [[_mean(column, layer) for column in columns] for layer in layers]
-    most = max((value for row in means for value in row if value is not None), default=kind.least)
-    share = lambda value: (value - kind.least) / (most - kind.least) if most > kind.least else 0.0
-    written = lambda value: (0.0, "") if value is None else (max(0.0, share(value)), f"{value:.2f}")
+    values = [value for row in means for value in row if value is not None]
+    least, most = min(values, default=0.0), max(values, default=0.0)
+    share = lambda value: (value - least) / (most - least) if most > least else 0.0
+    written = lambda value: (0.0, "") if value is None else (share(value), f"{value:.2f}")
     rows = [[written(value) for value in row] for row in means]
     spans = [str(one[0][0]) if len(one) == 1 else f"{one[0][0]} to {one[-1][0]}" for one in columns]
-    return LoadMap(run.label, kind, layers, spans, rows, f"{most:.2f}")
+    return LoadMap(run.label, key, layers, spans, rows, f"{least:.2f}", f"{most:.2f}")
 
 
 def _mean(column: Sequence[tuple[int, dict[str, float]]], layer: int) -> float | None:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from jaxpar.config.paths import RUN_CONFIG
 from jaxpar.observe.events import Anomaly, Listener, RunInfo, StepRecord, Summary
+from jaxpar.observe.metrics import metric_of
 from jaxpar.units import GIB, clock, count, percent, plain, seconds, size, three_digits
 
 FILES = (
@@ -97,8 +98,9 @@ class ConsoleView(Listener):
             self._titles, self._lines_since_header = titles, 0
             self._line("".join(f"{title:>{width}}" for title, width, _ in columns), "bold")
         self._line("".join(f"{value:>{width}}" for _, width, value in columns))
-        if record.experts is not None and (self._lines_since_header == 0 or record.eval_loss is not None):
-            self._line(f"{'':>16}  experts: {_of_experts(record.experts)}", "dim")
+        if self._lines_since_header == 0 or record.eval_loss is not None:
+            for block, reported in (record.blocks or {}).items():
+                self._line(f"{'':>16}  {block}: {_without_columns(block, reported)}", "dim")
         self._lines_since_header += 1
         if record.metrics is not None and f"eval_{ACCURACY}" in record.metrics:
             accuracy, margin = (record.metrics[f"eval_{name}"] for name in (ACCURACY, MARGIN))
@@ -198,9 +200,14 @@ def _columns(record: StepRecord, time: str, steps: int | None) -> list[tuple[str
         ("s/step", 9, three_digits(record.step_time_s)),
         ("tokens/s", 9, count(record.tokens_per_second)),
     ]
-    if record.experts is not None:
-        columns.append(("load", 5, f"{record.experts['load']:.2f}"))
-    elif not of_pairs:  # There is no room for both.
+    of_blocks = {
+        f"{block}.{name}": value
+        for block, reported in (record.blocks or {}).items()
+        for name, value in reported.items()
+    }
+    shown = {column: value for name, value in of_blocks.items() if (column := metric_of(name).column)}
+    columns += [(column, len(column) + 1, f"{value:.2f}") for column, value in shown.items()]
+    if not shown and not of_pairs:  # There is no room for both.
         columns.append(("/device", 8, count(record.tokens_per_second_per_device)))
     if record.mfu is not None:
         columns.append(("MFU", 6, percent(record.mfu)))
@@ -209,18 +216,10 @@ def _columns(record: StepRecord, time: str, steps: int | None) -> list[tuple[str
     return [*columns, ("ETA", 9, clock(record.eta_s))]
 
 
-def _of_experts(metrics: Mapping[str, float]) -> str:
-    """Metrics of experts that have no column."""
-    parts = [
-        f"entropy {metrics['entropy']:.2f}",
-        f"auxiliary losses {metrics['auxiliary_loss']:.4f}",
-        f"{metrics['dropped']:.3g} dropped per token and layer",
-    ]
-    if "clusters" in metrics:
-        parts.append(f"{metrics['clusters']:.3g} clusters, {metrics['merged']:.3g} merged")
-    if metrics.get("sent_bytes"):
-        parts.append(f"{size(metrics['sent_bytes'])} sent per device")
-    return ", ".join(parts)
+def _without_columns(block: str, reported: Mapping[str, float]) -> str:
+    """The values of a block that have no column."""
+    names = [name for name in reported if not metric_of(f"{block}.{name}").column]
+    return ", ".join(f"{name.replace('_', ' ')} {reported[name]:.3g}" for name in names)
 
 
 def _memory(record: StepRecord, in_use: int) -> tuple[str, int, str]:

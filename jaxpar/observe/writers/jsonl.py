@@ -42,7 +42,9 @@ class JsonLines(Listener):
 
     def step(self, record: StepRecord) -> None:
         assert self._file is not None, "start comes before step"
-        values = {key: value for key, value in asdict(record).items() if value is not None or key == "loss"}
+        values = asdict(record)
+        values |= values.pop("blocks") or {}
+        values = {key: value for key, value in values.items() if value is not None or key == "loss"}
         self._file.append(_line(values).encode())
 
     def rewound(self, step: int) -> None:

@@ -30,7 +30,8 @@ def step_scalars(record: StepRecord) -> dict[str, float]:
         scalars[f"memory/{record.memory_kind}_bytes"] = record.memory_bytes
     if record.memory_peak_bytes is not None:
         scalars[f"memory/{record.memory_kind}_peak_bytes"] = record.memory_peak_bytes
-    scalars |= {f"experts/{name}": value for name, value in (record.experts or {}).items()}
+    for block, reported in (record.blocks or {}).items():
+        scalars |= {f"{block}/{name}": value for name, value in reported.items()}
     for name, value in (record.metrics or {}).items():
         scalars[f"eval/{name.removeprefix('eval_')}" if name.startswith("eval_") else f"train/{name}"] = value
     return scalars | {f"epochs/{source}": epochs for source, epochs in (record.epochs or {}).items()}

@@ -14,7 +14,8 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.layers.adapters import adapters_of, freeze
-from jaxpar.layers.counting import factor_parameters, matmul_parameters, parameter_count
+from jaxpar.layers.counting import factor_parameters, parameter_count
+from jaxpar.layout.choices.experts import expert_rows
 from jaxpar.layout.choices.matmul import matmul_rows, routed_choice, tiled_choice
 from jaxpar.layout.choices.reasons import choice_rows
 from jaxpar.layout.choices.replica_sums import why_gathered_before
@@ -56,7 +57,7 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
             f"{_own_parameters(layout)} per device at rest",
         ),
         *_factors_row(layout),
-        *_expert_rows(layout),
+        *expert_rows(config, plan),
         (
             "weights",
             _bytes(layout, layout.specs, roles.storage),
@@ -242,31 +243,6 @@ def _pipeline_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
             f"to {plan.axes.pipe - 1}",
         ),
     ]
-
-
-def _expert_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
-    """Experts of each kind of layers that has some, and how tokens reach them."""
-    model, axes = layout.config.model, layout.plan.axes
-    rows = []
-    for kind, own in kind_models(model).items():
-        if (experts := own.experts) is None:
-            continue
-        shared = f" and {experts.shared} shared" if experts.shared else ""
-        active = matmul_parameters(model, model.vocab or 0)
-        rows.append(
-            (
-                f"experts of kind {kind}",
-                f"{experts.count}, {experts.per_token} per token{shared}",
-                f"router {experts.router}; {experts.count // axes.expert} per device; a token is multiplied with "
-                f"{count(active)} weights of the model",
-            )
-        )
-        if axes.expert > 1:
-            chosen = layout.plan.experts[kind]
-            sent = f"in {chosen.sent_dtype} to experts; " if chosen.sent_dtype else ""
-            room = f"{sent}room for {chosen.capacity:g} times an even share, and further rounds where it is exceeded"
-            rows.append((f"exchanged tokens of kind {kind}", layout.plan.dtypes.compute, room))
-    return rows
 
 
 def crossings(mesh: Mesh) -> str:

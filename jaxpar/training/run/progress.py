@@ -8,8 +8,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxpar.config.strict_json import strict_json
-from jaxpar.layers.experts.reports import expert_metrics, is_of_experts, layer_loads
-from jaxpar.layout.expert_bytes import sent_bytes
 from jaxpar.model.flops import Pairs, mfu
 from jaxpar.observe.events import StepRecord
 from jaxpar.observe.memory import bytes_in_use, limit_bytes, memory_kind, peak_bytes
@@ -82,6 +80,7 @@ class Progress:
         devices, flops = trainer.plan.axes.devices, trainer.flops(lap.steps, self._pairs)
         share = lambda peak: None if peak is None else mfu(flops, lap.seconds, devices, peak)
         self._pairs.clear()
+        reported = {name: float(value) for name, value in metrics.report.items()}
         loss = float(metrics.loss) if float(metrics.tokens) else None
         self.loss = self.loss if loss is None else loss
         matrix_rate = metrics.matrix_learning_rate
@@ -105,17 +104,16 @@ class Progress:
             memory_peak_bytes=peak_bytes(),
             memory_limit_bytes=limit_bytes(),
             epochs=trainer.epochs(number),
-            experts=_of_experts(trainer, metrics) or None,
-            expert_loads=layer_loads({name: float(value) for name, value in metrics.report.items()}) or None,
-            features=_of_features(trainer, metrics) or None,
+            blocks=block_means(reported) or None,
+            features=_of_features(trainer, metrics) | layer_means(reported) or None,
             data_wait=data_wait,
-            metrics=self._metrics(number, metrics) or None,
+            metrics=self._metrics(number, reported, empty=loss is None) or None,
         )
 
-    def _metrics(self, number: int, metrics: StepMetrics) -> dict[str, float]:
+    def _metrics(self, number: int, reported: Mapping[str, float], *, empty: bool) -> dict[str, float]:
         """What layers and the loss report of step `number`, and what the loss does of held-out data."""
-        found = {name: float(value) for name, value in metrics.report.items() if not is_of_experts(name)}
-        if not float(metrics.tokens):  # The loss has no metrics then.
+        found = {name: value for name, value in reported.items() if "." not in name}
+        if empty:  # The loss has no metrics then.
             found = {name: value for name, value in found.items() if not math.isnan(value)}
         if self.heldout_loss(number) is None:
             return found
@@ -128,7 +126,30 @@ def _of_features(trainer: Run, metrics: StepMetrics) -> dict[str, object]:
     return {name: value for values in each for name, value in values.items()}
 
 
-def _of_experts(trainer: Run, metrics: StepMetrics) -> dict[str, float]:
-    """The metrics of experts; nothing for a model without them."""
-    found = expert_metrics({name: float(value) for name, value in metrics.report.items()})
-    return found | {"sent_bytes": sent_bytes(trainer.layout)} if found else {}
+def block_means(report: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """The values `<block>.<value>` of each block that some layer has, averaged over tokens and layers.
+
+    Args:
+        report: The sums of a step, divided by the number of tokens.
+    """
+    values: dict[str, dict[str, float]] = {}
+    for name, value in report.items():
+        block, _, rest = name.partition(".")
+        if rest and "." not in rest:
+            values.setdefault(block, {})[rest] = value
+    return {
+        block: {name: value / tokens for name, value in reported.items()}
+        for block, reported in values.items()
+        if (tokens := reported.pop("tokens", 0.0))
+    }
+
+
+def layer_means(report: Mapping[str, float]) -> dict[str, dict[str, float]]:
+    """The values of single layers: `<block>_<value>` to the layer's index to the mean over tokens; zeros, which layers
+    without the block report, are left out."""
+    means: dict[str, dict[str, float]] = {}
+    for name, value in report.items():
+        of_layer, _, layer = name.rpartition(".")
+        if "." in of_layer and value:
+            means.setdefault(of_layer.replace(".", "_"), {})[layer] = value
+    return means

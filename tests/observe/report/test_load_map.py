@@ -1,28 +1,30 @@
-"""The heat map of experts' load, by layer and step; and their curves."""
+"""Heat maps by layer and step of what blocks and features record; and the curves of what blocks report."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
-from jaxpar.layers.experts.reports import ROUTED_TOKENS, layer_loads, layer_report
 from jaxpar.observe.report.curves import page_data, points
 from jaxpar.observe.report.load_map import MOST_COLUMNS, load_maps
 from jaxpar.observe.report.page import html_page
 from jaxpar.observe.report.run_record import RunRecord, read_runs
+from jaxpar.training.run.progress import block_means, layer_means
 from tests.observe.report.written_runs import write_run
 
-EXPERTS = {"load": 2.0, "entropy": 1.5, "dropped": 0.0, "overflows": 0.0, "auxiliary_loss": 0.01, "sent_bytes": 4e6}
-EXPERTS |= {"clusters": 0.4, "merged": 0.1}
+EXPERTS = {"load": 2.0, "entropy": 1.5, "dropped": 0.0, "clusters": 0.4}
 
 
-def test_loads_of_layers_are_means_over_tokens():
-    report = {ROUTED_TOKENS: 20.0, layer_report(0): 0.0, layer_report(1): 15.0, layer_report(2): 30.0}
-    assert layer_loads(report) == {"1": 1.5, "2": 3.0}
-    assert layer_loads({}) == {}
+def test_values_of_blocks_are_means_over_their_layers_and_values_of_layers_are_of_those_alone():
+    report = {"experts.tokens": 2.0, "experts.load": 4.5, "states.tokens": 0.0, "states.norm": 0.0, "other": 1.0}
+    report |= {"experts.load.0": 0.0, "experts.load.1": 1.5, "experts.load.2": 3.0}
+    assert block_means(report) == {"experts": {"load": 2.25}}
+    assert layer_means(report) == {"experts_load": {"1": 1.5, "2": 3.0}}
+    assert block_means({}) == layer_means({}) == {}
 
 
 def test_a_map_has_a_row_for_each_layer_and_the_mean_of_neighbouring_steps():
-    lines = [{"step": step, "expert_loads": {"1": 1.0, "10": 1.0 + step}} for step in range(2 * MOST_COLUMNS)]
+    lines = [{"step": step, "features": {"loads": {"1": 1.0, "10": 1.0 + step}}} for step in range(2 * MOST_COLUMNS)]
     [[found]] = load_maps(
         [RunRecord("a", Path("a"), metrics=[*lines]), RunRecord("b", Path("b"), metrics=[{"step": 1}])]
     ).values()
@@ -32,10 +34,18 @@ def test_a_map_has_a_row_for_each_layer_and_the_mean_of_neighbouring_steps():
 
 
 def test_the_page_shows_the_map_and_the_curves(tmp_path: Path):
-    write_run(tmp_path / "run", experts=EXPERTS, expert_loads={"0": 1.0, "1": 2.5})
+    write_run(
+        tmp_path / "run", blocks={"experts": EXPERTS, "mine": {"norm": 2.0}}, features={"loads": {"0": 1.0, "1": 2.5}}
+    )
     runs = read_runs([tmp_path / "run"])
     assert points(runs[0], "experts.entropy")[0][1] == 1.5
-    assert set(page_data(runs)["runs"][0]["series"]) >= {f"experts.{name}" for name in EXPERTS if name != "overflows"}
+    data: Any = page_data(runs)
+    titles = {name: chart["title"] for chart in data["charts"] for name in chart["series"]}
+    assert (
+        data["runs"][0]["series"].keys() >= {f"experts.{name}" for name in EXPERTS}
+        and titles["mine.norm"] == "mine: norm"
+    )
+    assert titles["experts.load"] == "Load of the fullest expert, relative to the mean"
     assert "layer 1, step 2: 2.50" in html_page(runs) and "cut off" not in html_page(runs)
 
 
@@ -44,4 +54,4 @@ def test_the_page_shows_what_features_record_of_layers(tmp_path: Path):
     write_run(tmp_path / "run", features=features)
     page = html_page(read_runs([tmp_path / "run"]))
     assert "layer 2, step 2: 1.25" in page and "matmul reach, by layer and step" in page
-    assert "fullest expert" not in page and "scales, by layer" not in page, "a list is no number of a layer"
+    assert "loads, by layer" not in page and "scales, by layer" not in page, "a list is no number of a layer"

@@ -139,16 +139,15 @@ def test_a_line_has_the_time_of_day_the_share_done_and_the_seconds_of_a_step(tmp
 
 
 def test_experts_have_a_column_for_their_load_and_a_line_under_the_heading() -> None:
-    found = {"load": 1.53, "entropy": 2.06, "auxiliary_loss": 0.0427, "dropped": 0.0, "sent_bytes": 3 * 2**20}
+    found = {"load": 1.53, "rank_load": 1.21, "entropy": 2.06, "dropped": 0.0}
     shown, screen = view()
-    shown.step(record(1, experts=found))
-    shown.step(record(2, experts=found | {"load": 1.48}))
-    shown.step(record(3, experts=found | {"clusters": 0.4, "merged": 0.1, "dropped": 0.25}, eval_loss=2.0))
+    shown.step(record(1, blocks={"experts": found}))
+    shown.step(record(2, blocks={"experts": found | {"load": 1.48}}))
+    shown.step(record(3, blocks={"experts": found | {"clusters": 0.4, "dropped": 0.25}}, eval_loss=2.0))
     title, first, under, second, third, last = text(screen).splitlines()
     assert "load" in title and "1.53" in first and "1.48" in second and "1.53" in third
-    for part in ("entropy 2.06", "auxiliary losses 0.0427", "0 dropped", "3.0 MiB sent"):
-        assert part in under and "dropped" not in second
-    assert "0.25 dropped" in last and "0.4 clusters, 0.1 merged" in last
+    assert "experts: rank load 1.21, entropy 2.06, dropped 0" in under and "dropped" not in second
+    assert "dropped 0.25, clusters 0.4" in last
 
 
 def test_a_devices_memory_stands_in_the_line_with_its_peak_and_what_there_is() -> None:

@@ -15,9 +15,9 @@ import pytest
 from jaxpar.config import Config, ParallelConfig
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
-from jaxpar.layers.experts.reports import expert_metrics
 from jaxpar.layout.checks.validate import validate
-from jaxpar.layout.expert_bytes import sent_bytes
+from jaxpar.layout.choices.experts import sent_bytes
+from jaxpar.training.run.progress import block_means
 from tests.covering import covering_rows
 from tests.given_weights import state_with
 from tests.nonzero_gradients import moved_weights, nonzero_gradients
@@ -252,7 +252,7 @@ def test_no_token_is_dropped_when_all_go_to_one_expert():
     run.step.gradients(even, run.batch(0))
     assert run.step.gradients._cache_size() == 1, "one program, whose memory is its own, for any routing"
     _, metrics = run.step.train(state, run.batch(0), run.step.arguments)
-    report = expert_metrics({name: float(value) for name, value in metrics.report.items()})
+    report = block_means({name: float(value) for name, value in metrics.report.items()})["experts"]
     assert report["dropped"] == 0 and report["overflows"] == 1 and report["load"] == pytest.approx(8)
     assert report["rank_load"] == pytest.approx(4)
 
@@ -265,7 +265,7 @@ def test_tokens_beyond_the_capacity_of_an_expert_are_dropped_and_counted():
     weights = run.by_layer(run.step.residency.initial_state().master)
     weights["layers"]["all"]["mlp"]["bias"][:, 3] = 100.0
     _, metrics = run.step.train(state_with(run.step, run.by_row(weights)), run.batch(0), run.step.arguments)
-    report = expert_metrics({name: float(value) for name, value in metrics.report.items()})
+    report = block_means({name: float(value) for name, value in metrics.report.items()})["experts"]
     assert report["dropped"] == pytest.approx(7 / 8) and report["load"] == pytest.approx(8)
 
 
@@ -312,7 +312,9 @@ def test_clusters_are_fewer_than_choices_and_counted_and_evaluations_send_each_t
     weights = run.step.residency.readable(state.master)
     sums, other = (float(one.step.evaluate(weights, one.batch(1))[0]["loss"]) for one in (run, exact))
     assert sums == pytest.approx(other, rel=1e-6)
-    assert sent_bytes(run.step.layout) == sent_bytes(exact.step.layout) / 2
+    (kind,) = run.step.layout.plan.experts
+    sent, all_sent = (sent_bytes(one.config, one.step.layout.plan, kind) for one in (run, exact))
+    assert sent == all_sent / 2
     _, metrics = run.step.train(state, run.batch(0), run.step.arguments)
-    report = expert_metrics({name: float(value) for name, value in metrics.report.items()})
+    report = block_means({name: float(value) for name, value in metrics.report.items()})["experts"]
     assert report["dropped"] == 0 and 0.3 < report["clusters"] <= 0.5 and report["merged"] > 0

@@ -14,7 +14,7 @@ import pytest
 from jaxpar.config import Config
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.matmul import MatmulOptions
-from jaxpar.layers.experts.reports import ROUTED_TOKENS
+from jaxpar.layers.experts.feed_forward import ROUTED_TOKENS
 from jaxpar.memory.disk_array import DiskArray
 from jaxpar.observe.writers.jsonl import read_metrics
 from jaxpar.runtime.batch import BatchPlacer
