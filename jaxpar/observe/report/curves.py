@@ -56,7 +56,7 @@ def page_data(runs: list[RunRecord]) -> dict[str, object]:
 
 
 def _charts_of_blocks(runs: Sequence[RunRecord]) -> list[Chart]:
-    """A chart for each value that blocks report: each block has a mapping in a line, beside the fields of the record."""
+    """A chart for each value that blocks report: each block has a mapping in a line beside the fields of the record."""
     known = {field.name for field in fields(StepRecord)}
     names = {
         f"{block}.{name}": None
