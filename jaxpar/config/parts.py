@@ -35,27 +35,6 @@ class NoOptions:
     """No settings."""
 
 
-_NONE, _ROUTERS = "jaxpar.config.parts:NoOptions", "jaxpar.config.mappings.routers"
-
-ROUTERS: dict[str, str] = {
-    "top_k_softmax": f"{_ROUTERS}:InGroups",
-    "softmax_top_k": f"{_ROUTERS}:Scaled",
-    "switch": f"{_ROUTERS}:Scaled",
-    "gshard": _NONE,
-    "noisy_top_k": _NONE,
-    "sigmoid": f"{_ROUTERS}:Biased",
-    "k_top_1": _NONE,
-    "hash": _NONE,
-    "sam": f"{_ROUTERS}:Groups",
-    "cosine": f"{_ROUTERS}:Cosine",
-    "dense_to_sparse": f"{_ROUTERS}:Annealed",
-    "base": _NONE,
-    "expert_choice": f"{_ROUTERS}:Forced",
-}
-"""The values of `model.experts.router`, each with the dataclass of its `router_options`; the routers themselves are in
-`jaxpar.layers.experts.routers.ROUTERS`."""
-
-
 @dataclass(frozen=True)
 class LossEntry:
     """An objective."""

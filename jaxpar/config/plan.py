@@ -286,6 +286,14 @@ class Plan:
         return replace(self, dtypes=replace(self.dtypes, weight_message=None), experts=experts)
 
 
+NAMED_BY = {
+    "attention": "attention.backend",
+    "products": "parallel.experts.backend",
+    "loss": "memory.loss_backend",
+    "matmul": "precision.matmul_options.backend",
+}
+"""By a part of a choice's path in a plan, the key that names what `auto` would take from records of kernels."""
+
 _RANGES: dict[str, tuple[int, int]] = {
     "virtual_stages": (1, LAYERS),
     "microbatches": (1, MICROBATCHES),

@@ -9,8 +9,9 @@ import pytest
 
 from jaxpar.config import Config, load_config
 from jaxpar.config.bounds import Bound, at_least
-from jaxpar.config.mappings.experts import Clustering, router_options
-from jaxpar.config.parts import OPTIMIZERS, ROUTERS, Optimizer
+from jaxpar.config.mappings.experts import Clustering
+from jaxpar.config.mappings.routers import ROUTERS
+from jaxpar.config.parts import OPTIMIZERS, Optimizer
 from jaxpar.config.reading.options import OPTIONS, record_of
 from jaxpar.config.reading.sections import SECTIONS
 from jaxpar.config.reading.typed import bound_of, field_types, type_names
@@ -32,7 +33,7 @@ def numeric_keys(record: type, prefix: str) -> dict[str, Bound | None]:
 
 def ranges() -> dict[str, Bound | None]:
     """Every numeric key, of the mappings that another key chooses by the name of the choice, with its range."""
-    mappings = [(f"model.experts.router_options of {name}", router_options(name)) for name in ROUTERS]
+    mappings = [(f"model.experts.router_options of {name}", options) for name, options in ROUTERS.items()]
     mappings += [(f"{OPTIONS} of {name}", record_of(name)) for name in OPTIMIZERS]
     mappings += [("model.experts.clusters", Clustering), *SECTIONS.items()]
     return {key: bound for prefix, record in mappings for key, bound in numeric_keys(record, prefix).items()}

@@ -6,7 +6,8 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from jaxpar.config.bounds import CAPACITY, SHARE, SLICES, WIDTH, at_least
-from jaxpar.config.parts import ROUTERS, MembersOf, implementation
+from jaxpar.config.mappings.routers import ROUTERS
+from jaxpar.config.parts import MembersOf
 
 
 @dataclass(frozen=True)
@@ -19,11 +20,6 @@ class Clustering:
     """Hashes in which tokens that are sent as one are equal, where there are enough rows."""
     residual: Annotated[float, SHARE] = 1.0
     """Factor of a token's difference from the mean that is sent for it."""
-
-
-def router_options(router: str) -> type:
-    """The dataclass of the options of a router."""
-    return implementation(ROUTERS[router])
 
 
 @dataclass(frozen=True)
@@ -41,7 +37,7 @@ class ExpertsConfig:
     router: Annotated[str, ROUTERS] = "top_k_softmax"
     """How experts are chosen and weighted: `docs/experts.md` has the table."""
     router_options: Annotated[
-        dict[str, object], MembersOf(lambda experts: router_options(experts.get("router", ExpertsConfig.router)))
+        dict[str, object], MembersOf(lambda experts: ROUTERS[experts.get("router", ExpertsConfig.router)])
     ] = field(default_factory=dict, hash=False)
     """Options of the router: `docs/experts.md` has those of each."""
     balance_loss: Annotated[float, at_least(0, 1e30)] = 0.01

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated
 
 from jaxpar.config.bounds import SHARE, WIDTH, at_least
+from jaxpar.config.parts import NoOptions
 
 
 @dataclass(frozen=True)
@@ -60,3 +61,22 @@ class Forced:
     """Leave to let a token's experts depend on later tokens."""
 
     force: bool = False
+
+
+ROUTERS: dict[str, type] = {
+    "top_k_softmax": InGroups,
+    "softmax_top_k": Scaled,
+    "switch": Scaled,
+    "gshard": NoOptions,
+    "noisy_top_k": NoOptions,
+    "sigmoid": Biased,
+    "k_top_1": NoOptions,
+    "hash": NoOptions,
+    "sam": Groups,
+    "cosine": Cosine,
+    "dense_to_sparse": Annealed,
+    "base": NoOptions,
+    "expert_choice": Forced,
+}
+"""The values of `model.experts.router`, each with its options; the routers are in
+`jaxpar.layers.experts.routers.ROUTERS`."""

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, replace
+from dataclasses import asdict, is_dataclass, replace
 from functools import reduce
 from typing import Any
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.mappings.experts import ExpertOptions
-from jaxpar.config.mappings.limits import LimitsConfig
-from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.config.mappings.overlap import OFF, OverlapConfig
-from jaxpar.config.mappings.quantized import QuantizedConfig
-from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.aliases import MOVED, REMOVED, known_elsewhere
 from jaxpar.config.reading.options import OPTIONS, with_all_options
@@ -25,12 +20,10 @@ SECTIONS: dict[str, type] = field_types(Config)
 """Section name to its dataclass, in the order of the schema."""
 
 NESTED: dict[str, type] = {
-    "model.rope": RopeConfig,
-    "parallel.overlap": OverlapConfig,
-    "parallel.quantized": QuantizedConfig,
-    "parallel.experts": ExpertOptions,
-    "precision.matmul_options": MatmulOptions,
-    "watch.limits": LimitsConfig,
+    f"{section}.{key}": annotation
+    for section, record in SECTIONS.items()
+    for key, annotation in field_types(record).items()
+    if is_dataclass(annotation) and isinstance(annotation, type)
 }
 """Sections within sections, whose keys are set one by one, to their dataclasses."""
 

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from jaxpar.interop.families.llama import EMBEDDING, EXPERTS, FEED_FORWARD, HEAD, NORM, NORMS, SILU, TIED
+from jaxpar.interop.families.llama import EMBEDDING, FEED_FORWARD, HEAD, NORM, NORMS, SILU, TIED
 from jaxpar.interop.mapping.deepseek_keys import DeepSeekExperts, LatentWidths
+from jaxpar.interop.mapping.expert_keys import EXPERTS
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.mapping.keys import Only, Same

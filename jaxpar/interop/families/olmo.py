@@ -6,7 +6,6 @@ from jaxpar.interop.families.llama import (
     ATTENTION,
     ATTENTION_BIAS,
     EMBEDDING,
-    EXPERTS,
     FEED_FORWARD,
     HEAD,
     NORM,
@@ -16,7 +15,7 @@ from jaxpar.interop.families.llama import (
     SIZES,
     TIED,
 )
-from jaxpar.interop.mapping.expert_keys import UNUSED, RoutedExperts
+from jaxpar.interop.mapping.expert_keys import EXPERTS, UNUSED, RoutedExperts
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.mapping.keys import Only, Same

@@ -6,7 +6,6 @@ from jaxpar.interop.families.llama import (
     ATTENTION,
     ATTENTION_BIAS,
     EMBEDDING,
-    EXPERTS,
     FEED_FORWARD,
     GROUPED_SIZES,
     HEAD,
@@ -18,7 +17,7 @@ from jaxpar.interop.families.llama import (
     TENSORS,
     TIED,
 )
-from jaxpar.interop.mapping.expert_keys import UNUSED, RoutedExperts
+from jaxpar.interop.mapping.expert_keys import EXPERTS, UNUSED, RoutedExperts
 from jaxpar.interop.mapping.family import Family
 from jaxpar.interop.mapping.keys import Only, Same
 from jaxpar.interop.mapping.layer_keys import Windows, all_local, from_max_window_layers

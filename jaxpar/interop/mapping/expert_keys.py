@@ -1,4 +1,4 @@
-"""The lines of a family's table about experts: which layers have them, how many, and how a router weights them."""
+"""The lines of a family's table about experts: tensors, which layers have them, how many, and weights of a router."""
 
 from __future__ import annotations
 

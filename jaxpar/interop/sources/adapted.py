@@ -137,12 +137,12 @@ class AdaptedWeights:
     def read_factors(
         self, weight: str, layers: Sequence[int], regions: tuple[Region, Region, Region]
     ) -> tuple[np.ndarray, np.ndarray]:
-        """A [layer, *experts, *inputs, rank] and B [layer, *experts, rank, *outputs] of a weight, for regions of its
-        experts, inputs and outputs."""
-        experts, inputs, outputs = regions
+        """A [layer, *stack, *inputs, rank] and B [layer, *stack, rank, *outputs] of a weight, for regions of the dims
+        that number its matrices in a layer, of its inputs and of its outputs."""
+        stack, inputs, outputs = regions
         rank = slice(0, self.rank)
         a, b = (f"{weight}_{name}" for name in FACTORS)
         return (
-            self.factors.read(a, layers, (*experts, *inputs, rank)),
-            self.factors.read(b, layers, (*experts, rank, *outputs)),
+            self.factors.read(a, layers, (*stack, *inputs, rank)),
+            self.factors.read(b, layers, (*stack, rank, *outputs)),
         )

@@ -11,7 +11,8 @@ import numpy as np
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxpar.config.mappings.experts import ExpertsConfig, router_options
+from jaxpar.config.mappings import routers as mappings
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.routers import Annealed, Biased, Forced, Groups, InGroups, Scaled
 from jaxpar.config.parts import NoOptions
 from jaxpar.config.reading.typed import record_from_plain
@@ -217,14 +218,14 @@ ROUTERS: dict[str, Router] = {
     "base": Router(base, None, ordered=True, per_token=1, by_row=False),
     "expert_choice": Router(expert_choice, None, ordered=True, all_experts=True, by_row=False),
 }
-"""By name; `jaxpar.config.parts.ROUTERS` lists the names.
+"""By name; `jaxpar.config.mappings.routers.ROUTERS` lists the names.
 `switch` is `softmax_top_k` of one expert (arXiv:2101.03961), and `cosine` of other logits (X-MoE, arXiv:2204.09179)."""
 
 
 @lru_cache(maxsize=1000)
 def options_of(experts: ExpertsConfig, key: str = "model.experts") -> Any:
     """`router_options` as the dataclass of the router; raises `UserError` for a wrong name or type."""
-    return record_from_plain(router_options(experts.router), experts.router_options, f"{key}.router_options")
+    return record_from_plain(mappings.ROUTERS[experts.router], experts.router_options, f"{key}.router_options")
 
 
 def groups_of(experts: ExpertsConfig) -> tuple[int, int]:

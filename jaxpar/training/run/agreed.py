@@ -10,18 +10,11 @@ from hashlib import sha256
 
 from jaxpar.checkpoint.processes import exchange
 from jaxpar.config import Config, UserError
-from jaxpar.config.plan import Plan
+from jaxpar.config.plan import NAMED_BY, Plan
 from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device
 from jaxpar.layout.choices.matmul import routed_choice, tiled_choice
 
-_NAMED_BY = {
-    "attention": "attention.backend",
-    "products": "parallel.experts.backend",
-    "loss": "memory.loss_backend",
-    "matmul": "precision.matmul_options.backend",
-}
-"""By a part of a choice's name, the key that names what `auto` would take from records."""
 _SHOWN = 3
 """Choices, and processes of a kind, that a sentence names."""
 
@@ -60,7 +53,7 @@ def agreed_plan(make: Callable[[], Plan], config: Config, device: Device) -> Pla
 
 def choices(plan: Plan, config: Config, device: Device) -> dict[str, object]:
     """The values that decide the programs of a run: the plan without its reasons, and the kernels of 8-bit products."""
-    matmuls = {"dense": tiled_choice(config, device), "experts": routed_choice(config, device, plan)}
+    matmuls = {"dense": tiled_choice(config, device), "routed": routed_choice(config, device, plan)}
     return {
         **dict(_leaves(asdict(plan))),
         **{f"matmul.{kind}": choice.name for kind, choice in matmuls.items() if choice is not None},
@@ -90,7 +83,7 @@ def _difference(hosts: Sequence[str], plans: Sequence[Mapping[str, object]]) -> 
         parts.append(f"plan.{key}: {', '.join(values)}")
     more = f"; and {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else ""
     sentence = f"{'; '.join(parts)}{more}: all processes must run one program"
-    named = [*dict.fromkeys(_NAMED_BY[part] for key in differ for part in key.split(".") if part in _NAMED_BY)]
+    named = [*dict.fromkeys(NAMED_BY[part] for key in differ for part in key.split(".") if part in NAMED_BY)]
     if not named:
         return f"{sentence}; name these in the configuration, or give all hosts the same memory, packages and files"
     return (

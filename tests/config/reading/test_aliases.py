@@ -9,8 +9,9 @@ from pathlib import Path
 import pytest
 
 from jaxpar.config import UserError, load_config
-from jaxpar.config.mappings.experts import Clustering, router_options
-from jaxpar.config.parts import OPTIMIZERS, ROUTERS
+from jaxpar.config.mappings.experts import Clustering
+from jaxpar.config.mappings.routers import ROUTERS
+from jaxpar.config.parts import OPTIMIZERS
 from jaxpar.config.reading.aliases import ALIASES, MOVED, REMOVED, known_elsewhere
 from jaxpar.config.reading.options import OPTIONS, record_of
 from jaxpar.config.reading.sections import SECTIONS, keys_of
@@ -63,7 +64,7 @@ def test_a_key_of_another_system_or_section_or_spelling_gets_its_hint(tmp_path: 
 
 def typed_keys() -> set[str]:
     """The keys of mappings whose members stand beside what reads them."""
-    options = {f"model.experts.router_options.{one.name}" for kind in ROUTERS for one in fields(router_options(kind))}
+    options = {f"model.experts.router_options.{one.name}" for kind in ROUTERS.values() for one in fields(kind)}
     options |= {f"{OPTIONS}.{one.name}" for name in OPTIMIZERS for one in fields(record_of(name))}
     return options | {f"model.experts.clusters.{one.name}" for one in fields(Clustering)}
 

@@ -14,7 +14,7 @@ import pytest
 from scipy.optimize import linear_sum_assignment
 
 from jaxpar.config.mappings.experts import ExpertsConfig
-from jaxpar.config.parts import ROUTERS as NAMES
+from jaxpar.config.mappings.routers import ROUTERS as NAMES
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.experts import routers
 from jaxpar.layers.experts.assignment import balanced, within_capacity
