@@ -36,22 +36,6 @@ FEED_FORWARD = (
     *_linear("mlp.down_proj", "mlp.down"),
 )
 NORMS = (
-    Tensor("model.layers.{layer}.self_attn.q_norm.weight", "layers.attention.query_norm", Form.VECTOR),
-    Tensor("model.layers.{layer}.self_attn.k_norm.weight", "layers.attention.key_norm", Form.VECTOR),
-)
-FEED_FORWARD = (
-    *_linear("mlp.gate_proj", "mlp.gate"),
-    *_linear("mlp.up_proj", "mlp.up"),
-    *_linear("mlp.down_proj", "mlp.down"),
-)
-EXPERTS = (
-    Tensor("model.layers.{layer}.mlp.gate.weight", "layers.mlp.router"),
-    Tensor("model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight", "layers.mlp.gate"),
-    Tensor("model.layers.{layer}.mlp.experts.{expert}.up_proj.weight", "layers.mlp.up"),
-    Tensor("model.layers.{layer}.mlp.experts.{expert}.down_proj.weight", "layers.mlp.down"),
-)
-"""A router and experts with tensors of their own, as most families have them."""
-NORMS = (
     Tensor("model.layers.{layer}.input_layernorm.weight", "layers.attention_norm.scale", Form.VECTOR),
     Tensor("model.layers.{layer}.post_attention_layernorm.weight", "layers.mlp_norm.scale", Form.VECTOR),
 )

@@ -7,7 +7,16 @@ from dataclasses import dataclass
 
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema import ModelConfig
+from jaxpar.interop.mapping.family import Tensor
 from jaxpar.interop.mapping.keys import HFConfig
+
+EXPERTS = (
+    Tensor("model.layers.{layer}.mlp.gate.weight", "layers.mlp.router"),
+    Tensor("model.layers.{layer}.mlp.experts.{expert}.gate_proj.weight", "layers.mlp.gate"),
+    Tensor("model.layers.{layer}.mlp.experts.{expert}.up_proj.weight", "layers.mlp.up"),
+    Tensor("model.layers.{layer}.mlp.experts.{expert}.down_proj.weight", "layers.mlp.down"),
+)
+"""A router and experts with tensors of their own, as most families have them."""
 
 NORMALISED, PLAIN = "top_k_softmax", "softmax_top_k"
 """Routers of a softmax: with weights that add up to 1 or, for `norm_topk_prob: false`, as they are."""
