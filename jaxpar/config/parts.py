@@ -73,7 +73,7 @@ class Optimizer:
 
     rule: str
     """`module:function` from a `jaxpar.optim.rule.RuleRequest` to the `Rule` of that weight."""
-    options: str = _NONE
+    options: str = "jaxpar.config.parts:NoOptions"
     """`module:name` of the dataclass of its `optimizer.options`."""
     matrix_rate: bool = False
     """Whether `optimizer.matrix_learning_rate` is that of the layers' matrices."""
