@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config.mappings.experts import ExpertsConfig
-from jaxpar.layers.experts.reports import LOAD, OVERFLOWS, RANK_LOAD
+from jaxpar.layers.experts.feed_forward import LOAD, OVERFLOWS, RANK_LOAD
 from tests.small_run import SmallRun, small
 
 STEPS = 3
