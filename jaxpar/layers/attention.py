@@ -48,7 +48,7 @@ class Attention(Block):
         projected = ("query", "key", "value")
         made, scaled = "attention_output", []
         if model.attention_sinks:
-            scaled = [Elementwise(SCALED, traffic=Traffic(2, 3, unfused=3, unfused_backward=6))]
+            scaled = [Elementwise(SCALED, traffic=Traffic(2, 3))]
         return Part(
             name="attention",
             weights=_weights(model),

@@ -24,7 +24,7 @@ def parameter_count(model: ModelConfig, padded: bool) -> int:
     head = () if model.tied else (vocabulary_matrix(model, "embed", "vocab"),)
     outside = (*input_class(model).declare(model).values(), *head)
     embed_and_head = sum(prod(spec.shape if padded else spec.unpadded_shape) for spec in outside)
-    return embed_and_head + _over_layers(model, layer_parameters) + NORMS[model.norm].declare(model).weights.size
+    return embed_and_head + _over_layers(model, layer_parameters) + NORMS[model.norm].declare(model).size
 
 
 def layer_parameters(model: ModelConfig) -> int:

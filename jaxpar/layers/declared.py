@@ -17,7 +17,18 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.adapters import OFF, Adapters, adapted
 from jaxpar.layers.block import Block
 from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
-from jaxpar.layers.declaration.part import RESIDUAL, Core, Elementwise, Layer, Matmuls, Norm, Operation, Part, Traffic
+from jaxpar.layers.declaration.part import (
+    NORM,
+    RESIDUAL,
+    Core,
+    Elementwise,
+    Layer,
+    Matmuls,
+    Operation,
+    Part,
+    Traffic,
+    Weights,
+)
 from jaxpar.layers.experts.declaration import declare as declare_experts
 from jaxpar.layers.experts.feed_forward import Experts
 from jaxpar.layers.feed_forward.base import HIDDEN, FeedForward
@@ -79,7 +90,7 @@ def declare_layer(model: ModelConfig) -> Layer:
     norm = NORMS[model.norm].declare(model)
     before, behind = PLACEMENTS[model.norm_placement]
     parts = (mixer_class(model).declare(model), declare_feed_forward(model))
-    norms: dict[str, Norm] = {}
+    norms: dict[str, Weights] = {}
     activations = [Activation(LAYER_INPUT, ("embed",), between=True)]
     operations: list[tuple[Part, Operation]] = []
     norm_pending = False
@@ -89,7 +100,7 @@ def declare_layer(model: ModelConfig) -> Layer:
         source = activations[-1].name
         if before or norm_pending:
             source = f"{part.name}_input"
-            operations.append((part, _between(source, norm, before, norm_pending)))
+            operations.append((part, _between(source, before + norm_pending, adds=norm_pending)))
             activations.append(Activation(source, ("embed",), between=True, cheap=True))
         *inside, last = part.operations
         assert isinstance(last, Matmuls)
@@ -102,15 +113,14 @@ def declare_layer(model: ModelConfig) -> Layer:
         activations += [Activation(name, ("embed",), between=True) for name in outputs]
         norm_pending = behind
     if norm_pending:
-        operations.append((parts[-1], _between("layer_output", norm, before=False, norm_pending=True)))
+        operations.append((parts[-1], _between("layer_output", norms=1, adds=True)))
     return Layer(parts, norms, tuple(activations), tuple(operations))
 
 
-def _between(output: str, norm: Norm, before: bool, norm_pending: bool) -> Elementwise:
+def _between(output: str, norms: int, adds: bool) -> Elementwise:
     """The operations that make a part's input: those left over by the part before, and the norm before this one."""
-    pieces = [norm.traffic] * (before + norm_pending) + [RESIDUAL] * norm_pending
-    traffic = Traffic(*map(sum, zip(*pieces, strict=True)))
-    return Elementwise(output, traffic, norms=before + norm_pending, adds=norm_pending)
+    pieces = [NORM] * norms + [RESIDUAL] * adds
+    return Elementwise(output, Traffic(*map(sum, zip(*pieces, strict=True))))
 
 
 def activation_names(model: ModelConfig) -> tuple[str, ...]:

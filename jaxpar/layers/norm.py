@@ -12,11 +12,9 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxpar.config.schema import ModelConfig
-from jaxpar.layers.declaration.part import Norm, Traffic, Weights, vector
+from jaxpar.layers.declaration.part import Weights, vector
 from jaxpar.layers.declaration.weights import declare_weights
 from jaxpar.mesh.collectives import sum_over_heads
-
-RMS_TRAFFIC = Traffic(2, 4, unfused=16, unfused_backward=28)
 
 
 def rms_normalize(
@@ -57,14 +55,14 @@ class FeatureNorm(nnx.Module, ABC):
 
     def __init__(self, model: ModelConfig):
         self.epsilon = model.norm_epsilon
-        declare_weights(self, self.declare(model).weights)
+        declare_weights(self, self.declare(model))
         self.scale: nnx.Param
         self.bias: nnx.Param
 
     @classmethod
-    @abstractmethod
-    def declare(cls, model: ModelConfig) -> Norm:
-        """Its weights and its memory traffic."""
+    def declare(cls, model: ModelConfig) -> Weights:
+        """Its weights."""
+        return Weights(scale=vector((model.embed,), ("norm",), init=cls.neutral))
 
     @staticmethod
     def factors(scale: Float[Array, "*dims"]) -> Float[Array, "*dims"]:
@@ -78,11 +76,6 @@ class FeatureNorm(nnx.Module, ABC):
 
 class RMSNorm(FeatureNorm):
     """Root-mean-square normalisation over the embedding."""
-
-    @classmethod
-    def declare(cls, model: ModelConfig) -> Norm:
-        """One kernel reads and writes once; unfused, the square, its mean, and two products each move all numbers."""
-        return Norm(Weights(scale=vector((model.embed,), ("norm",), init=cls.neutral)), RMS_TRAFFIC)
 
     def __call__(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch embed"]:
         return rms_normalize(x, self.factors(self.scale[...]), self.epsilon)
@@ -103,11 +96,8 @@ class LayerNorm(FeatureNorm):
     """Normalisation to mean 0 and variance 1 over the embedding, with scale and bias (arXiv:1607.06450)."""
 
     @classmethod
-    def declare(cls, model: ModelConfig) -> Norm:
-        """Software without fused norms has a single kernel for this one, in three passes."""
-        shape, axes = (model.embed,), ("norm",)
-        weights = Weights(scale=vector(shape, axes, init=cls.neutral), bias=vector(shape, axes))
-        return Norm(weights, Traffic(2, 4, unfused=6, unfused_backward=10))
+    def declare(cls, model: ModelConfig) -> Weights:
+        return Weights(super().declare(model), bias=vector((model.embed,), ("norm",)))
 
     def __call__(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch embed"]:
         y = x.astype(jnp.float32)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial, reduce
-from typing import Protocol, Self
+from typing import Any, Protocol, Self
 
 import jax
 from jaxtyping import Array, Bool, Int
@@ -34,23 +34,14 @@ class ZerosObserved(Protocol):
     def __call__(self, *layers: int) -> Observed: ...
 
 
-def for_each_use[O: Observed](zeros: O, uses: int) -> tuple[O, ...]:
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _for_each_use[O: Observed](zeros: O, uses: int) -> tuple[O, ...]:
     """`zeros` once for each use; their cotangents are joined (`Observed.joined_to`)."""
-    return _copies(uses, zeros)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _copies[O: Observed](uses: int, zeros: O) -> tuple[O, ...]:
     return (zeros,) * uses
 
 
-def _forward[O: Observed](uses: int, zeros: O) -> tuple[tuple[O, ...], None]:
-    return _copies(uses, zeros), None
-
-
-def _backward[O: Observed](uses: int, residuals: None, observed: tuple[O, ...]) -> tuple[O]:
-    del uses, residuals
-    return (reduce(lambda a, b: a.joined_to(b), observed),)
-
-
-_copies.defvjp(_forward, _backward)
+_for_each_use.defvjp(
+    lambda zeros, uses: ((zeros,) * uses, None),
+    lambda uses, _, observed: (reduce(lambda a, b: a.joined_to(b), observed),),
+)
+for_each_use: Any = _for_each_use  # type checkers do not see through `custom_vjp` of a partial

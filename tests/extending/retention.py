@@ -72,7 +72,7 @@ class Retention(Block):
             operations=(
                 Matmuls("retention_in", names, inward=True, outputs=MADE, by_head=True),
                 Recurrence(("retention_output",), flops=4 * model.heads * width * width),
-                Elementwise("retention_gated", traffic=Traffic(3, 5, unfused=8, unfused_backward=14)),
+                Elementwise("retention_gated", traffic=Traffic(3, 5)),
                 Matmuls("retention_out", ("output",), inward=False, input="retention_gated"),
             ),
         )

@@ -44,8 +44,6 @@ EPSILON = 1e-5
 class NormedTokens(TokenEmbedding):
     """Rows of the token table after a norm: a result that is not linear in them."""
 
-    linear_in_rows = False
-
     def __call__(self, batch: Mapping[str, jax.Array]) -> jax.Array:
         x = super().__call__(batch)
         return rms_normalize(x, jnp.ones(x.shape[-1], jnp.float32), EPSILON)

@@ -22,13 +22,10 @@ class Traffic(NamedTuple):
 
     forward: float
     backward: float
-    unfused: float
-    """Forward, as kernels of one operation each move them."""
-    unfused_backward: float
 
 
-RESIDUAL = Traffic(3, 3, 3, 3)
-"""Adding to the residual stream: two reads, one write."""
+RESIDUAL, NORM = Traffic(3, 3), Traffic(2, 4)
+"""Adding to the residual stream: two reads, one write. A norm of it: one kernel reads and writes once."""
 
 
 @dataclass(frozen=True)
@@ -63,10 +60,6 @@ class Elementwise:
     """The activation that it makes; for the last in a layer, which no backward needs, only a name."""
     traffic: Traffic | None = None
     """None if another operation's kernel does the work: recomputing it then costs nothing."""
-    norms: int = 0
-    """Norms of the residual stream in it."""
-    adds: bool = False
-    """Whether it adds to the residual stream."""
     sends_rows: bool = False
     """Whether rows are sent to the ranks of the matrices that a router chooses for them."""
 
@@ -104,14 +97,6 @@ class Weights(dict[str, ParamSpec]):
     def size(self) -> int:
         """Number of weights."""
         return sum(spec.size for spec in self.values())
-
-
-@dataclass(frozen=True)
-class Norm:
-    """A norm of the residual stream."""
-
-    weights: Weights
-    traffic: Traffic
 
 
 @dataclass(frozen=True)
@@ -195,8 +180,8 @@ class Layer:
     """All of a layer: its parts with their norms and the residual stream around them."""
 
     parts: tuple[Part, ...]
-    norms: Mapping[str, Norm]
-    """By name, as in a layer's weights."""
+    norms: Mapping[str, Weights]
+    """The weights of its norms, by name."""
     activations: tuple[Activation, ...]
     """In the order of the forward, the layer's input first."""
     operations: tuple[tuple[Part, Operation], ...]
@@ -205,9 +190,7 @@ class Layer:
     @property
     def weights(self) -> dict[str, Weights]:
         """By part and norm."""
-        return {part.name: part.weights for part in self.parts} | {
-            name: norm.weights for name, norm in self.norms.items()
-        }
+        return {part.name: part.weights for part in self.parts} | dict(self.norms)
 
     @cached_property
     def matrices(self) -> tuple[ParamSpec, ...]:

@@ -37,7 +37,7 @@ def declare(model: ModelConfig, feed_forward: type[FeedForward]) -> Part:
     inward = ("up", "gate") if gated else ("up",)
     routers = tuple(name for name in ("router", "noise") if name in (weights := _weights(model, experts, inward)))
     # Rows are read and written when they are sent; what sorts them by expert counts with the products.
-    sent = Elementwise(INPUT, traffic=Traffic(2, 2, unfused=2, unfused_backward=2), sends_rows=True)
+    sent = Elementwise(INPUT, traffic=Traffic(2, 2), sends_rows=True)
     hidden = Matmuls(IN, inward, inward=True, outputs=tuple(f"expert_{name}" for name in inward))
     activations = [Activation(INPUT, ("received", "embed")), *_hidden("expert", ROUTED, inward)]
     operations: list[Operation] = [hidden, sent, *_non_linear("expert", gated)]
@@ -72,8 +72,8 @@ def _hidden(of: str, dims: Dims, inward: tuple[str, ...]) -> list[Activation]:
 
 def _non_linear(of: str, gated: bool) -> list[Operation]:
     if not gated:
-        return [Elementwise(f"{of}_hidden", traffic=Traffic(2, 3, unfused=2, unfused_backward=3))]
-    hidden = Elementwise(f"{of}_hidden", traffic=Traffic(3, 5, unfused=5, unfused_backward=8))
+        return [Elementwise(f"{of}_hidden", traffic=Traffic(2, 3))]
+    hidden = Elementwise(f"{of}_hidden", traffic=Traffic(3, 5))
     return [Elementwise(f"{of}_activated"), hidden]
 
 

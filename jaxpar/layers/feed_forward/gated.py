@@ -41,7 +41,7 @@ class Gated(FeedForward):
                 Elementwise("mlp_activated"),
                 # Forward reads gate and up and writes their product; backward reads these and the gradient of the
                 # product, and writes those of both. Kernel by kernel the non-linearity is also written and read.
-                Elementwise("mlp_hidden", traffic=Traffic(3, 5, unfused=5, unfused_backward=8)),
+                Elementwise("mlp_hidden", traffic=Traffic(3, 5)),
                 OUT,
             ),
         )

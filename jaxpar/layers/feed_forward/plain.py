@@ -28,7 +28,7 @@ class Plain(FeedForward):
             activations=(Activation("mlp_up", HIDDEN), Activation("mlp_hidden", HIDDEN, cheap=True)),
             operations=(
                 Matmuls("mlp_in", ("up",), inward=True, outputs=("mlp_up",)),
-                Elementwise("mlp_hidden", traffic=Traffic(2, 3, unfused=2, unfused_backward=3)),
+                Elementwise("mlp_hidden", traffic=Traffic(2, 3)),
                 OUT,
             ),
         )

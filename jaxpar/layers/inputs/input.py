@@ -26,8 +26,6 @@ class Input(nnx.Module, ABC):
 
     fields: ClassVar[tuple[Field, ...]] = ()
     """The fields of a batch that it reads."""
-    linear_in_rows: ClassVar[bool] = False
-    """Whether its derivative does not depend on the rows that it looks up; a backward then looks none up."""
 
     def __init__(self, model: ModelConfig):
         declare_weights(self, self.declare(model))

@@ -20,7 +20,6 @@ class TokenEmbedding(Input):
     """Rows of a table by token, plus rows of a second table by position where positions are learned."""
 
     fields = (TOKENS, POSITIONS)
-    linear_in_rows = True
 
     def __init__(self, model: ModelConfig):
         super().__init__(model)

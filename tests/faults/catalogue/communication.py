@@ -16,7 +16,7 @@ COMMUNICATION = (
     Fault(
         name="gradients_of_other_ranks_rows_added_to_own_ones",
         description="Gradients of the rows that other ranks looked up are added to those that this rank looked up.",
-        file="jaxpar/model/tables.py",
+        file="jaxpar/model/embedding.py",
         old="rows, cotangent = join_ranks(rows, added[1]), scatter_rows(cotangent, added[1])",
         new="rows = jnp.concatenate([rows] * lax.axis_size(added[1])); cotangent = scatter_rows(cotangent, added[1])",
         caught_by=(EMBEDDING,),
@@ -24,9 +24,9 @@ COMMUNICATION = (
     Fault(
         name="rows_of_other_ranks_tokens",
         description="A rank gets its part of the rows of its own tokens from all ranks, in place of theirs.",
-        file="jaxpar/model/tables.py",
-        old="look_up(vary(weight), join_ranks(rows, added[1]))",
-        new="look_up(vary(weight), jnp.concatenate([rows] * lax.axis_size(added[1])))",
+        file="jaxpar/model/embedding.py",
+        old="look_up(vary(self.weight), join_ranks(self.indices, added[1]))",
+        new="look_up(vary(self.weight), jnp.concatenate([self.indices] * lax.axis_size(added[1])))",
         caught_by=(EMBEDDING,),
     ),
     Fault(

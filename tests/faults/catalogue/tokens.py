@@ -80,7 +80,7 @@ TOKENS = (
     Fault(
         name="tokens_of_other_ranks_looked_up",
         description="A rank looks up tokens whose embeddings other ranks hold.",
-        file="jaxpar/model/tables.py",
+        file="jaxpar/model/embedding.py",
         old="jnp.where((local >= 0) & (local < size), local, size)",
         new="local",
         caught_by=(parity(tensor=2, fsdp=4),),

@@ -19,10 +19,10 @@ UPDATE = (
     Fault(
         name="embedding_gradients_summed_in_half_precision",
         description="The gradients of an embedding's row are added up in compute dtype.",
-        file="jaxpar/model/tables.py",
+        file="jaxpar/model/embedding.py",
         old="cotangent = cotangent.astype(jnp.float32)",
-        new='cotangent = jnp.zeros(table.shape, cotangent.dtype).at[rows].add(cotangent, mode="drop"); '
-        "rows = jnp.arange(table.shape[0]); cotangent = cotangent.astype(jnp.float32)",
+        new='cotangent = jnp.zeros(shape, cotangent.dtype).at[rows].add(cotangent, mode="drop"); '
+        "rows = jnp.arange(shape[0]); cotangent = cotangent.astype(jnp.float32)",
         caught_by=(
             "tests/model/test_embedding.py::test_thousands_of_equal_tokens_all_count_in_bfloat16[5-split vocabulary]",
         ),
