@@ -8,7 +8,6 @@ from itertools import accumulate
 from math import prod
 from typing import NamedTuple
 
-from jaxpar.config.axes import DATA_AXES
 from jaxpar.config.checks.sizes import known
 from jaxpar.config.kinds import kind_models, layer_kinds
 from jaxpar.config.schema import Config, ModelConfig, ParallelConfig
@@ -188,12 +187,6 @@ def exempt(config: Config) -> list[Exempt]:
     if config.model.low_rank:
         found.append(Exempt("factors of model.low_rank", "products of two are not quantised"))
     return found
-
-
-def rank_tokens(config: Config) -> int:
-    """Tokens of a microbatch on a rank, the parts of the tensor ranks joined."""
-    ranks = known(config.parallel, *DATA_AXES, "context")
-    return config.data.batch_size * config.data.sequence_length // (ranks * config.parallel.microbatches)
 
 
 def rank_sides(parallel: ParallelConfig, part: Part, group: Matmuls, name: str) -> list[int]:

@@ -36,7 +36,7 @@ from jaxpar.model.head import Head, head_operands, head_part, vocab_axes, vocabu
 from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.model.programs import ops_of, wide_matrices
-from jaxpar.model.tiled_loss import HeadLoss, TokenLosses, tiled_scores
+from jaxpar.model.tiled_loss import FUSED, HeadLoss, TokenLosses, tiled_scores
 from jaxpar.runtime.batch import CARRIED, SEED, Field
 from jaxpar.runtime.objective import Objective
 from jaxpar.runtime.passes import Output
@@ -277,7 +277,7 @@ class DecoderStages:
         """
         x, table = head_operands(weights, accumulators, x, self.model, self.placements)
         head = HeadLoss(
-            self.model, self.vocab_axes, self.plan.loss_tiles.name, self.plan.loss.name,
+            self.model, self.vocab_axes, self.plan.loss_tiles.name, FUSED.get(self.plan.loss.name, ""),
             head_part(self.model) in accumulators, self.plan.loss_logits.name == "keep",
         )  # fmt: skip
         total, reported = self.objective.loss(TokenLosses(x, table, head), batch)

@@ -47,12 +47,14 @@ class HeadLoss(NamedTuple):
     """Mesh axes that split the vocabulary."""
     tiles: int = 1
     """Of tokens: only one of them has logits at a time."""
-    backend: str = "xla"
-    """`xla`, or a name in `FUSED`: a kernel, which uses no tiles."""
+    kernel: str = ""
+    """Implementation of a kernel, if any, that uses no tiles and stores no logits, but in the backward at most 256 MiB of their
+    gradients. It sends what `gather_sequence` of `x` and `scatter_sequence` of its gradient send, and three floats per
+    token over `axes`."""
     trained: bool = True
     """Whether the table has gradients."""
     keeps_logits: bool = False
-    """Whether the kernel keeps what its backward needs of the logits."""
+    """Whether the kernel saves 2 bytes of each logit for its backward."""
 
 
 class TokenLosses(NamedTuple):
@@ -65,39 +67,27 @@ class TokenLosses(NamedTuple):
     def cross_entropy(self, labels: Labels, weights: Mask) -> Sums:
         """The weighted sums over tokens: with z-loss and a derivative, and without."""
         weights = vary(weights, set(AXES) - set(self.head.axes))
-        if self.head.backend in FUSED:
-            return fused_cross_entropy(self.x, self.table, labels, weights, self.head, FUSED[self.head.backend])
-        return _tiled_cross_entropy(self.x, self.table, labels, weights, self.head)
+        if not self.head.kernel:
+            return _tiled_cross_entropy(self.x, self.table, labels, weights, self.head)
+        tokens, weights = self._by_kernel(labels), weights.reshape(-1)
+        total = jnp.sum(weights * tokens.loss)
+        return total + self.head.model.z_loss * jnp.sum(weights * tokens.lse**2), lax.stop_gradient(total)
 
     def log_probabilities(self, labels: Labels) -> Float[Array, "batch seq"]:
         """The log-probability of each label, without a derivative."""
         x, table = lax.stop_gradient((self.x, self.table))
-        if self.head.backend in FUSED:
-            return -_fused(x, table, labels, self.head, FUSED[self.head.backend]).loss.reshape(labels.shape)
-        return tiled_scores(x, table, labels, self.head)[0]
+        if not self.head.kernel:
+            return tiled_scores(x, table, labels, self.head)[0]
+        return -self._replace(x=x, table=table)._by_kernel(labels).loss.reshape(labels.shape)
 
-
-def fused_cross_entropy(
-    x: Parts, table: Table, labels: Labels, mask: Mask, head: HeadLoss, implementation: str
-) -> Sums:
-    """As `tiled_cross_entropy`, by `implementation` of the kernel.
-
-    Holds no logits, and in the backward at most 256 MiB of their gradients; where `head.keeps_logits`, 2 bytes of each
-    logit from the forward to the backward. Sends what `gather_sequence` of `x` and
-    `scatter_sequence` of its gradient send, and three floats per token over `axes`.
-    """
-    tokens, mask = _fused(x, table, labels, head, implementation), vary(mask.reshape(-1), set(AXES) - set(head.axes))
-    total = jnp.sum(mask * tokens.loss)
-    return total + head.model.z_loss * jnp.sum(mask * tokens.lse**2), lax.stop_gradient(total)
-
-
-def _fused(x: jax.Array, table: jax.Array, labels: jax.Array, head: HeadLoss, implementation: str) -> Any:
-    """Loss and log-sum-exp of each token, by `implementation` of the kernel."""
-    joined, model = gather_sequence(x), head.model
-    return fused_linear_cross_entropy(
-        joined.reshape(-1, joined.shape[-1]), table, labels.reshape(-1), softcap=model.logit_softcap, vocab=model.vocab,
-        axes=head.axes, vocab_first=model.tied, keep=head.keeps_logits, implementation=implementation,
-    )  # fmt: skip
+    def _by_kernel(self, labels: Labels) -> Any:
+        """Loss and log-sum-exp of each token."""
+        joined, model = gather_sequence(self.x), self.head.model
+        return fused_linear_cross_entropy(
+            joined.reshape(-1, joined.shape[-1]), self.table, labels.reshape(-1), softcap=model.logit_softcap,
+            vocab=model.vocab, axes=self.head.axes, vocab_first=model.tied, keep=self.head.keeps_logits,
+            implementation=self.head.kernel,
+        )  # fmt: skip
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(4,))

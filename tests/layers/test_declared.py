@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -214,3 +215,11 @@ def test_sinks_scale_attentions_output_in_a_kernel_of_their_own():
     assert scaled.forward.other - plain.forward.other == pytest.approx(device.bytes_seconds(more))
     assert scaled.backward.other > plain.backward.other
     assert cheap("attention_scaled") and not of_core("attention_scaled")
+
+
+def test_layers_read_nothing_of_the_run_or_the_data():
+    files = list((Path(__file__).parents[2] / "jaxpar" / "layers").rglob("*.py"))
+    read = [(path.name, node.attr) for path in files for node in ast.walk(ast.parse(path.read_text()))
+            if isinstance(node, ast.Attribute) and node.attr in ("run", "data")
+            and isinstance(node.value, ast.Name) and node.value.id == "config"]  # fmt: skip
+    assert len(files) > 30 and not read

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 from jaxpar.config import ModelConfig
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.collectives import reduce_sum
-from jaxpar.model.tiled_loss import HeadLoss, fused_cross_entropy, tiled_cross_entropy
+from jaxpar.model.tiled_loss import HeadLoss, TokenLosses
 from tests.gpu_compile import in_child
 from tests.traced import mesh_of, operations, sent_bytes
 
@@ -55,15 +55,14 @@ def in_tiles(model: ModelConfig, mesh: str, tiles: int | str, *, train: bool = T
     In place of a number of tiles an implementation of the kernel, or one and that it keeps logits.
     """
     axes, sizes = MESHES[mesh]
-    fused = isinstance(tiles, str)
-    function: Any = fused_cross_entropy if fused else tiled_cross_entropy
     kernel, _, kept = str(tiles).partition(", ")
-    settings = (HeadLoss(model, axes, keeps_logits=bool(kept)), kernel) if fused else (HeadLoss(model, axes, tiles),)
+    by_kernel = HeadLoss(model, axes, kernel=kernel, keeps_logits=bool(kept))
+    head = by_kernel if isinstance(tiles, str) else HeadLoss(model, axes, tiles)
     counted = [axis for axis in AXES if axis not in axes]
 
     def program(x: jax.Array, table: jax.Array, labels: jax.Array, mask: jax.Array) -> Any:
         def loss(x: jax.Array, table: jax.Array) -> tuple[jax.Array, jax.Array]:
-            return function(vary(x), vary(table), labels, mask, *settings)
+            return TokenLosses(vary(x), vary(table), head).cross_entropy(labels, mask)
 
         if not train:
             return tuple(reduce_sum(total, counted) for total in loss(x, table))

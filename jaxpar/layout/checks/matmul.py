@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxpar.config.axes import DATA_AXES
 from jaxpar.config.checks.sizes import known
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
@@ -12,7 +13,6 @@ from jaxpar.layers.matmul_formats import (
     group_names,
     quantised,
     rank_sides,
-    rank_tokens,
     routed_groups,
     tensor_names,
 )
@@ -21,6 +21,12 @@ from jaxpar.precision.recipe import TILES
 
 MULTIPLE = 16
 """The unit of the sizes of a quantized matmul: 16 bytes of a row (cuBLAS documentation, cublasLtMatmul)."""
+
+
+def rank_tokens(config: Config) -> int:
+    """Tokens of a microbatch on a rank, the parts of the tensor ranks joined."""
+    ranks = known(config.parallel, *DATA_AXES, "context")
+    return config.data.batch_size * config.data.sequence_length // (ranks * config.parallel.microbatches)
 
 
 def check_exceptions(config: Config) -> None:

@@ -6,8 +6,8 @@ from jaxpar.config.axes import AXES
 from jaxpar.config.schema import Config
 from jaxpar.config.validate import VOCAB, became_known
 from jaxpar.config.validate import validate as validate_keys
-from jaxpar.layers.experts.checks import check_expert_ranks, check_experts
 from jaxpar.layout.checks.adapters import check_adapters, check_targets
+from jaxpar.layout.checks.experts import check_expert_ranks, check_experts
 from jaxpar.layout.checks.matmul import check_exceptions, check_multiples
 from jaxpar.layout.checks.model import check_blocks, check_input, check_low_rank, check_parameters
 

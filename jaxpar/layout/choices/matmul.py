@@ -18,11 +18,11 @@ from jaxpar.layers.matmul_formats import (
     exempt,
     quantised,
     rank_sides,
-    rank_tokens,
     routed_groups,
     tensor_names,
     why_each_use,
 )
+from jaxpar.layout.checks.matmul import rank_tokens
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.pipeline import holds_chunks
 from jaxpar.layout.choices.reasons import why as why_of

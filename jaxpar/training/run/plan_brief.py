@@ -7,7 +7,7 @@ from collections.abc import Iterator, Sequence
 from jax.sharding import Mesh
 
 from jaxpar.layers.counting import parameter_count
-from jaxpar.layers.experts.checks import routers_without_gradient
+from jaxpar.layout.checks.experts import routers_without_gradient
 from jaxpar.layout.choices.attention import unused_blocks
 from jaxpar.layout.given_plan import PLANNED
 from jaxpar.layout.memory.device import own_memory
