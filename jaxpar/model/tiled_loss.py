@@ -48,9 +48,9 @@ class HeadLoss(NamedTuple):
     tiles: int = 1
     """Of tokens: only one of them has logits at a time."""
     kernel: str = ""
-    """Implementation of a kernel, if any, that uses no tiles and stores no logits, but in the backward at most 256 MiB of their
-    gradients. It sends what `gather_sequence` of `x` and `scatter_sequence` of its gradient send, and three floats per
-    token over `axes`."""
+    """Implementation of a kernel, if any. It uses no tiles and stores no logits, but in the backward at most 256 MiB of
+    their gradients. It sends what `gather_sequence` of `x` and `scatter_sequence` of its gradient send, and three
+    floats per token over `axes`."""
     trained: bool = True
     """Whether the table has gradients."""
     keeps_logits: bool = False
