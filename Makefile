@@ -74,7 +74,7 @@ imports: setup-test
 	@$(TEST_BIN)/lint-imports
 
 site: setup-test
-	@$(TEST_ENV) $(TEST_BIN)/sphinx-build --quiet --fail-on-warning --keep-going -c docs . build/site
+	@$(TEST_ENV) $(TEST_BIN)/sphinx-build --quiet --fresh-env --fail-on-warning --keep-going -c docs . build/site
 	@echo "build/site/index.html"
 
 dist: setup-test

@@ -6,6 +6,7 @@ A link or an anchor that leads nowhere is an error, and so is a page that `NAV` 
 from __future__ import annotations
 
 import os
+import re
 import sys
 from pathlib import Path
 
@@ -20,26 +21,31 @@ from jaxpar.compiler.quiet import quiet_imports  # noqa: E402
 quiet_imports()
 
 NAV = {
-    "Get started": ("install", "first-run", "data", "models", "clusters"),
+    "Get started": (
+        "install", "first-run", "Your text <data>", "Your model <models>", "Your cluster <clusters>",
+    ),
     "Guides": (
         "planner", "inspect", "cluster-files", "parallelism", "memory", "long-context", "pipelines", "experts", "fp8",
         "zeropp", "weights", "fine-tune", "conversations", "generate", "evaluation", "python", "checkpoints",
-        "operations", "warnings", "reports", "network", "extending",
+        "operations", "warnings", "reports", "network", "Extend jaxpar <extending>",
     ),
     "Reference": ("configuration", "commands", "api", "special-tokens", "glossary"),
     "How it works": (
-        "architecture", "memory-model", "overlap", "experts-exchange", "schedules", "kernels", "predictions",
+        "architecture", "Memory <memory-model>", "Overlap <overlap>", "experts-exchange", "schedules", "kernels",
+        "Predictions <predictions>",
     ),
-    "Results": ("benchmarks", "long-context-results"),
+    "Results": ("benchmarks", "Long context <long-context-results>"),
     "Decisions": ("decisions", "../ROADMAP", "../CHANGELOG"),
     "Contribute": ("../CONTRIBUTING", "testing", "../tests/README"),
 }  # fmt: skip
-"""Pages of docs/, without their ending, by heading of the navigation."""
+"""Pages of docs/, without their ending, by heading of the navigation; `Title <page>` shortens a title."""
 
 project = "jaxpar"
 html_title = "jaxpar"
 html_theme = "furo"
 html_copy_source = False
+html_static_path = ["static"]
+html_css_files = ["site.css"]
 root_doc = "README"
 include_patterns = ["*.md", "docs/*.md", "tests/README.md"]
 exclude_patterns = [".*", "build", "jaxpar", "runs"]
@@ -57,8 +63,8 @@ def add_navigation(app: Sphinx, page: str, source: list[str]) -> None:
     """Add the navigation to the first page, whose text on disk is that of the repository."""
     if page == root_doc:
         for caption, pages in NAV.items():
-            names = "\n".join(f"docs/{name}".replace("docs/../", "") for name in pages)
-            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{names}\n```\n"
+            lines = "\n".join(re.sub(r"([./\w-]+)(>?)$", r"/docs/\1\2", name) for name in pages)
+            source[0] += f"\n```{{toctree}}\n:hidden:\n:caption: {caption}\n\n{lines}\n```\n"
 
 
 def write_index(app: Sphinx, error: Exception | None) -> None:
