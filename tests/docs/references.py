@@ -23,6 +23,7 @@ ROOTS = ("", "jaxpar/", "tests/", "docs/", "pallas_kernels/", "pallas_kernels/at
 """Folders that a short path may be relative to."""
 EXCEPTIONS = (
     "checkpoints/", "pieces/", "state/", "tensorboard/", ".prepare/",  # written by a run or by the preparation of data
+    "build/", "dist/",  # what make writes
     "tokens/", "lib/",  # the user's data
     "run.yaml", "other.yaml",  # the user's configuration
     "utils.py",  # a name that CONTRIBUTING.md advises against
