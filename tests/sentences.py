@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import pairwise
 
 import pytest
 
@@ -29,6 +31,40 @@ def refused(
     assert printed.isprintable(), f"more than one printable line: {printed!r}"
     missing = [part for part in parts if part not in printed]
     assert not missing, f"{missing} not in: {printed}"
+
+
+def refusals(table: str, **shared: str) -> pytest.MarkDecorator:
+    """A table of refusals, each a case with `overrides` and `parts`, as in
+    `model.layers=3 | parallel.pipe=2 => model.layers: 3 | a multiple of 2`.
+
+    Left of the arrow stand overrides of a configuration, or the name of some that are `shared`, and right of it what
+    the refusal must name: the key, the value and the hint. A line that is indented by more than the first continues
+    the one before it.
+    """
+    cases = []
+    for row in _rows(table):
+        asked, parts = row.split("=> ")
+        overrides = _overrides(asked, shared)
+        cases.append(pytest.param(overrides, tuple(part.strip() for part in parts.split(" | ")), id=asked.strip()))
+    return pytest.mark.parametrize(("overrides", "parts"), cases)
+
+
+def named(table: str, **shared: str) -> dict[str, list[str]]:
+    """Overrides of configurations by name, one a line, as in `two ranks: parallel.fsdp=2 | parallel.zero=3`."""
+    return {name: _overrides(asked, shared) for name, asked in (row.split(": ", 1) for row in _rows(table))}
+
+
+def _overrides(text: str, shared: dict[str, str]) -> list[str]:
+    asked = [cell.strip() for cell in text.split(" | ")]
+    return [one for cell in asked for one in shared.get(cell, cell).split(" | ")]
+
+
+def _rows(table: str) -> Iterator[str]:
+    """Lines of a table, each with those that are indented by more than the first and continue it."""
+    lines = inspect.cleandoc(table).splitlines()
+    starts = [at for at, line in enumerate(lines) if line and not line.startswith(" ")]
+    for first, end in pairwise([*starts, len(lines)]):
+        yield " ".join(line.strip() for line in lines[first:end]).strip()
 
 
 def refused_by_command(status: int, out: str, errors: str, *parts: str) -> str:

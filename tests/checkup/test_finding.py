@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from jaxpar.checkup.finding import Finding, attempt, merged, worst
 
 NAMES = ["process 0 on a", "process 1 on b", "process 2 on c"]
@@ -16,27 +18,19 @@ def test_the_worst_of_findings():
     assert worst([GOOD, FULL, SLOW]) == "fail"
 
 
-def test_what_all_found_well_is_reported_once():
-    assert merged([[GOOD, DEVICES]] * 3, NAMES) == [GOOD, DEVICES]
-
-
-def test_what_one_process_found_worse_is_reported_with_its_name():
-    found = merged([[GOOD, DEVICES], [FULL, DEVICES], [GOOD, DEVICES]], NAMES)
-    assert [(finding.found, finding.where) for finding in found] == [("fast", ""), ("full", NAMES[1]), ("8", "")]
-
-
-def test_what_all_found_wrong_is_reported_once_and_without_a_name():
-    assert merged([[FULL, DEVICES]] * 3, NAMES) == [FULL, DEVICES]
-
-
-def test_what_only_process_0_found_wrong_has_its_name():
-    found = merged([[SLOW], [GOOD], [GOOD]], NAMES)
-    assert [(finding.found, finding.where) for finding in found] == [("slow", NAMES[0])]
-
-
-def test_a_check_that_only_another_process_made_is_reported():
-    found = merged([[DEVICES], [DEVICES, FULL], [DEVICES]], NAMES)
-    assert [(finding.found, finding.where) for finding in found] == [("8", ""), ("full", NAMES[1])]
+@pytest.mark.parametrize(
+    ("by_process", "reported"),
+    [
+        ([[GOOD, DEVICES]] * 3, [("fast", ""), ("8", "")]),
+        ([[GOOD, DEVICES], [FULL, DEVICES], [GOOD, DEVICES]], [("fast", ""), ("full", NAMES[1]), ("8", "")]),
+        ([[FULL, DEVICES]] * 3, [("full", ""), ("8", "")]),
+        ([[SLOW], [GOOD], [GOOD]], [("slow", NAMES[0])]),
+        ([[DEVICES], [DEVICES, FULL], [DEVICES]], [("8", ""), ("full", NAMES[1])]),
+    ],
+    ids=["all well", "one process worse", "all wrong", "only process 0 wrong", "a check of another process"],
+)
+def test_what_processes_found_is_one_report(by_process: list[list[Finding]], reported: list[tuple[str, str]]):
+    assert [(finding.found, finding.where) for finding in merged(by_process, NAMES)] == reported
 
 
 def test_an_error_inside_a_check_is_a_finding():

@@ -22,15 +22,9 @@ def test_the_output_of_nvidia_smi_is_read():
     assert read_gpus("NVIDIA GH200, 120GB, 570.1, [N/A], [N/A]\n") == [Gpu("NVIDIA GH200, 120GB", "570.1", 0, 0)]
 
 
-def test_a_machine_without_a_gpu_has_a_host_only():
-    assert list(findings([], 12)) == ["host"]
-
-
-def test_the_driver_and_its_gpus_are_reported():
+def test_the_driver_and_its_gpus_are_reported_and_one_too_old_for_the_plugin_is_wrong():
+    assert list(findings([], 12)) == ["host"], "a machine without a GPU"
     assert findings(read_gpus(LISTED), 12)["driver"].found == "550.90.07, 2 x NVIDIA H100 80GB HBM3"
-
-
-def test_a_driver_too_old_for_the_plugin_is_wrong():
     found = findings(read_gpus(LISTED), 13)["driver"]
     assert (found.status, found.found) == ("fail", "550.90.07, and CUDA 13 needs 580 or newer")
 

@@ -30,9 +30,6 @@ def test_a_version_out_of_its_range_is_named_with_the_command_that_mends_it(monk
     assert found.status == "fail"
     assert "jax is 0.10.0, and jaxpar needs " in found.found
     assert found.mend.startswith("pip install -c constraints.txt 'jax<0.13,>=0.11.2'")
-
-
-def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch):
     assert "numpy is missing" in findings(monkeypatch, jax="0.12.0")["packages"].found
 
 

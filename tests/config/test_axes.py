@@ -25,35 +25,19 @@ HINT = "parallel.fsdp to -1 and the others to 1"
 @pytest.mark.parametrize(
     ("parallel", "devices", "parts"),
     [
-        (
-            ParallelConfig(fsdp=8, tensor=2),
-            8,
-            ("parallel:", "(fsdp 8 x tensor 2)", "16 devices", "are 8", HINT),
-        ),
-        (ParallelConfig(fsdp=2), 1, ("parallel:", "(fsdp 2)", "2 devices", "is 1", HINT)),
-        (
-            ParallelConfig(fsdp=-1, tensor=16),
-            8,
-            ("parallel:", "(tensor 16)", "16 devices", "are 8", HINT),
-        ),
-        (
-            ParallelConfig(fsdp=-1, tensor=3),
-            8,
-            ("parallel.fsdp:", "-1", "(tensor 3)", "3 devices", "the 8 "),
-        ),
-        (
-            ParallelConfig(fsdp=4),
-            8,
-            ("parallel:", "(fsdp 4)", "4 of 8 devices", "parallel.fsdp, to -1"),
-        ),
-        (ParallelConfig(fsdp=-1, tensor=-1), 8, ("parallel:", "one axis", "-1", "fsdp and tensor")),
-        (ParallelConfig(fsdp=0), 8, ("parallel.fsdp:", "at least 1, or -1 for what remains", "got 0")),
-        (ParallelConfig(fsdp=-2), 8, ("parallel.fsdp:", "at least 1, or -1 for what remains", "got -2")),
+        ({"fsdp": 8, "tensor": 2}, 8, ("parallel:", "(fsdp 8 x tensor 2)", "16 devices", "are 8", HINT)),
+        ({"fsdp": 2}, 1, ("parallel:", "(fsdp 2)", "2 devices", "is 1", HINT)),
+        ({"fsdp": -1, "tensor": 16}, 8, ("parallel:", "(tensor 16)", "16 devices", "are 8", HINT)),
+        ({"fsdp": -1, "tensor": 3}, 8, ("parallel.fsdp:", "-1", "(tensor 3)", "3 devices", "the 8 ")),
+        ({"fsdp": 4}, 8, ("parallel:", "(fsdp 4)", "4 of 8 devices", "parallel.fsdp, to -1")),
+        ({"fsdp": -1, "tensor": -1}, 8, ("parallel:", "one axis", "-1", "fsdp and tensor")),
+        ({"fsdp": 0}, 8, ("parallel.fsdp:", "at least 1, or -1 for what remains", "got 0")),
+        ({"fsdp": -2}, 8, ("parallel.fsdp:", "at least 1, or -1 for what remains", "got -2")),
     ],
 )
 def test_a_mesh_that_does_not_fit_is_one_sentence(parallel, devices, parts):
     with refused(*parts):
-        resolve_axes(parallel, devices)
+        resolve_axes(ParallelConfig(**parallel), devices)
 
 
 def test_idle_devices_are_allowed_when_asked_for():

@@ -13,128 +13,69 @@ from jaxpar.layers.counting import matmul_parameters, parameter_count
 from jaxpar.layers.experts.routers import ROUTERS
 from jaxpar.layout.checks.validate import validate
 from jaxpar.planner.planning import planned_config
-from tests.sentences import refused
+from tests.sentences import refusals, refused
 
 GOOD = "model.experts={count: 8, per_token: 2}"
 
-REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
-    "no count": (["model.experts={per_token: 2}"], ("model.experts", "count")),
-    "unknown key": (["model.experts={count: 8, pertoken: 2}"], ("model.experts", "'pertoken'", " per_token?")),
-    "unknown router": (["model.experts={count: 8, router: sigmod}"], ("model.experts.router", "'sigmod'", " sigmoid?")),
-    "more than there are": (["model.experts={count: 2, per_token: 3}"], ("model.experts.per_token", "at most 2", "3")),
-    "noise needs one more": (
-        ["model.experts={count: 2, per_token: 2, router: noisy_top_k}"], ("model.experts.per_token", "at most 1", "2")
-    ),
-    "switch": (["model.experts={count: 8, per_token: 2, router: switch}"], ("model.experts.per_token", "switch", "1")),
-    "gshard": (["model.experts={count: 8, per_token: 1, router: gshard}"], ("model.experts.per_token", "gshard", "2")),
-    "prototypes": (
-        ["model.experts={count: 8, per_token: 3, router: k_top_1}"], ("model.experts.count", "8", "per_token (3)", "9")
-    ),
-    "groups that do not divide": (
-        ["model.experts={count: 8, router_options: {groups: 3, groups_per_token: 1}}"],
-        ("model.experts.count", "groups (3)"),
-    ),
-    "groups alone": (
-        ["model.experts={count: 8, router_options: {groups: 4}}"],
-        ("model.experts.router_options.groups_per_token", "null", "both"),
-    ),
-    "too few groups": (
-        ["model.experts={count: 8, per_token: 3, router_options: {groups: 4, groups_per_token: 1}}"],
-        ("model.experts.per_token", "at most 2"),
-    ),
-    "groups of a hash": (
-        ["model.experts={count: 8, router: hash, router_options: {groups: 4}}"],
-        ("model.experts.router_options", "'groups'"),
-    ),
-    "expert choice": (
-        ["model.experts={count: 8, router: expert_choice}"], ("model.experts.router", "expert_choice", "force: true")
-    ),
-    "an unused force": (["model.experts={count: 8, router_options: {force: true}}"], ("router_options", "'force'")),
-    "base": (["model.experts={count: 8, per_token: 2, router: base}"], ("model.experts.per_token", "base", "1")),
-    "sam without groups": (["model.experts={count: 8, router: sam}"], ("router_options", "groups", "missing")),
-    "sam of two groups": (
-        ["model.experts={count: 8, router: sam, router_options: {groups: 4, groups_per_token: 2}}"],
-        ("model.experts.router_options", "'groups_per_token'"),
-    ),
-    "an unused temperature": (
-        ["model.experts={count: 8, router: dense_to_sparse, router_options: {anneal_step: 5}}"],
-        ("model.experts.router_options", "'anneal_step'", " anneal_steps?"),
-    ),
-    "sequences of a hash": (
-        ["model.experts={count: 8, router: hash, sequence_loss: 0.1}"], ("model.experts.sequence_loss", "0.1", "hash")
-    ),
-    **{
-        f"a balance that {router} has already": (
-            [f"model.experts={{count: 8, per_token: 1, router: {router}, router_options: {more}, balance_loss: 0.1}}"],
-            ("model.experts.balance_loss", "0.1", router, "0.01"),
-        )
-        for router, more in (("hash", "{}"), ("base", "{}"), ("expert_choice", "{force: true}"))
-    },
-    "no capacity": (
-        ["model.experts={count: 8, capacity_factor: 0.0}"], ("model.experts.capacity_factor", "at least", "0")
-    ),
-    "routing of a dense model": (["data.routing=a"], ("data.routing", "a", "model.experts", "null")),
-    "an unused scale": (["model.experts={count: 8, router_options: {scale: 2.0}}"], ("router_options", "'scale'")),
-    "more rows than choices": (
-        ["model.experts={count: 8, clusters: {share: 1.5}}"], ("model.experts.clusters.share", "1.5", "at most 1")
-    ),
-    "hashes of nothing": (["model.experts={count: 8, clusters: {hashes: 3}}"], ("clusters", "share", "missing")),
-    "misspelt clusters": (
-        ["model.experts={count: 8, clusters: {share: 0.5, hash: 3}}"], ("model.experts.clusters", "'hash'", " hashes?")
-    ),
-    "an old key of routers": (["model.experts={count: 8, groups: 4}"], ("'groups'", "router_options")),
-    "an old key of clusters": (["model.experts={count: 8, compression: 0.5}"], ("'compression'", "clusters")),
-    "clusters of any number": (
-        ["model.experts={count: 8, router: dense_to_sparse, clusters: {share: 0.5}}"],
-        ("model.experts.clusters", "0.5", "dense_to_sparse", "{}"),
-    ),
-    "a negative loss": (["model.experts={count: 8, balance_loss: -1.0}"], ("model.experts.balance_loss", "0", "-1.0")),
-    "ranks": ([GOOD, "parallel.expert=3", "data.batch_size=24"], ("model.experts.count", "8", "parallel.expert (3)")),
-    "tensor ranks": (
-        ["model.experts={count: 8, width: 6}", "parallel.tensor=4"], ("model.experts.width", "6", "parallel.tensor (4)")
-    ),
-    "products of two": ([GOOD, "model.low_rank={query: 8}"], ("model.low_rank", "query", "{}")),
-    "tiles": ([GOOD, "memory.mlp_tiles=2"], ("memory.mlp_tiles", "2", "every layer", "1 or null")),
-    "an exchange without experts": (
-        ["parallel.experts.exchange=all_gather"], ("parallel.experts.exchange", "all_gather", "model.experts")
-    ),
-    "an imbalance without experts": (["parallel.experts.imbalance=1.5"], ("parallel.experts.imbalance", "1.5", "1.0")),
-    "less than the mean": ([GOOD, "parallel.experts.imbalance=0.9"], ("experts.imbalance", "at least 1", "0.9")),
-    "products without experts": (
-        ["parallel.experts.backend=mosaic"], ("parallel.experts.backend", "mosaic", "model.experts")
-    ),
-    "another kernel": ([GOOD, "parallel.experts.backend=mosiac"], ("parallel.experts.backend", "mosiac", "mosaic")),
-    "own rows without experts": (
-        ["parallel.experts.own_rows=first"], ("parallel.experts.own_rows", "first", "model.experts")
-    ),
-    "misspelt own rows": (
-        [GOOD, "parallel.experts.own_rows=frist"], ("parallel.experts.own_rows", "frist", "first")
-    ),
-    "slices without experts": (
-        ["parallel.experts.slices=2"], ("parallel.experts.slices", "2", "model.experts")
-    ),
-    "a wire without experts": (
-        ["parallel.quantized.tokens=float8_e4m3fn"],
-        ("parallel.quantized.tokens", "float8_e4m3fn", "model.experts", "null"),
-    ),
-    "another wire": (
-        [GOOD, "parallel.quantized.tokens=float8_e5m2"], ("parallel.quantized.tokens", "float8_e5m2", "float8_e4m3fn")
-    ),
-    "no slices": ([GOOD, "parallel.experts.slices=0"], ("parallel.experts.slices", "at least 1", "0")),
-    "a misspelt auto": (
-        [GOOD, "parallel.experts.slices=aut"], ("parallel.experts.slices", "auto", "'aut'")
-    ),
-    "ragged": ([GOOD, "parallel.experts.exchange=ragged"], ("parallel.experts.exchange", "ragged", "all_to_all")),
-    "little room": ([GOOD, "parallel.experts.capacity=0.5"], ("parallel.experts.capacity", "at least 1", "0.5")),
-    "in a kind": (
-        [GOOD, "model.kinds={a: {experts: 4}}", "model.pattern={unit: [a]}"], ("model.kinds.a.experts", "mapping", "4")
-    ),
-}  # fmt: skip
 
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_does_not_fit_is_one_sentence(name: str):
-    overrides, parts = REFUSED[name]
+@refusals(
+    """
+    model.experts={per_token: 2} => model.experts | count
+    model.experts={count: 8, pertoken: 2} => model.experts | 'pertoken' | per_token?
+    model.experts={count: 8, router: sigmod} => model.experts.router | 'sigmod' | sigmoid?
+    model.experts={count: 2, per_token: 3} => model.experts.per_token | at most 2 | 3
+    model.experts={count: 2, per_token: 2, router: noisy_top_k} => model.experts.per_token | at most 1 | 2
+    model.experts={count: 8, per_token: 2, router: switch} => model.experts.per_token | switch | 1
+    model.experts={count: 8, per_token: 1, router: gshard} => model.experts.per_token | gshard | 2
+    model.experts={count: 8, per_token: 3, router: k_top_1} => model.experts.count | 8 | per_token (3) | 9
+    model.experts={count: 8, router_options: {groups: 3, groups_per_token: 1}} => model.experts.count | groups (3)
+    model.experts={count: 8, router_options: {groups: 4}} => model.experts.router_options.groups_per_token | null | both
+    model.experts={count: 8, per_token: 3, router_options: {groups: 4, groups_per_token: 1}} =>
+        model.experts.per_token | at most 2
+    model.experts={count: 8, router: hash, router_options: {groups: 4}} => model.experts.router_options | 'groups'
+    model.experts={count: 8, router: expert_choice} => model.experts.router | expert_choice | force: true
+    model.experts={count: 8, router_options: {force: true}} => router_options | 'force'
+    model.experts={count: 8, per_token: 2, router: base} => model.experts.per_token | base | 1
+    model.experts={count: 8, router: sam} => router_options | groups | missing
+    model.experts={count: 8, router: sam, router_options: {groups: 4, groups_per_token: 2}} =>
+        model.experts.router_options | 'groups_per_token'
+    model.experts={count: 8, router: dense_to_sparse, router_options: {anneal_step: 5}} =>
+        model.experts.router_options | 'anneal_step' | anneal_steps?
+    model.experts={count: 8, router: hash, sequence_loss: 0.1} => model.experts.sequence_loss | 0.1 | hash
+    model.experts={count: 8, capacity_factor: 0.0} => model.experts.capacity_factor | at least | 0
+    data.routing=a => data.routing | a | model.experts | null
+    model.experts={count: 8, router_options: {scale: 2.0}} => router_options | 'scale'
+    model.experts={count: 8, clusters: {share: 1.5}} => model.experts.clusters.share | 1.5 | at most 1
+    model.experts={count: 8, clusters: {hashes: 3}} => clusters | share | missing
+    model.experts={count: 8, clusters: {share: 0.5, hash: 3}} => model.experts.clusters | 'hash' | hashes?
+    model.experts={count: 8, groups: 4} => 'groups' | router_options
+    model.experts={count: 8, compression: 0.5} => 'compression' | clusters
+    model.experts={count: 8, router: dense_to_sparse, clusters: {share: 0.5}} => model.experts.clusters | 0.5 |
+        dense_to_sparse | {}
+    model.experts={count: 8, balance_loss: -1.0} => model.experts.balance_loss | 0 | -1.0
+    GOOD | parallel.expert=3 | data.batch_size=24 => model.experts.count | 8 | parallel.expert (3)
+    model.experts={count: 8, width: 6} | parallel.tensor=4 => model.experts.width | 6 | parallel.tensor (4)
+    GOOD | model.low_rank={query: 8} => model.low_rank | query | {}
+    GOOD | memory.mlp_tiles=2 => memory.mlp_tiles | 2 | every layer | 1 or null
+    parallel.experts.exchange=all_gather => parallel.experts.exchange | all_gather | model.experts
+    parallel.experts.imbalance=1.5 => parallel.experts.imbalance | 1.5 | 1.0
+    GOOD | parallel.experts.imbalance=0.9 => experts.imbalance | at least 1 | 0.9
+    parallel.experts.backend=mosaic => parallel.experts.backend | mosaic | model.experts
+    GOOD | parallel.experts.backend=mosiac => parallel.experts.backend | mosiac | mosaic
+    parallel.experts.own_rows=first => parallel.experts.own_rows | first | model.experts
+    GOOD | parallel.experts.own_rows=frist => parallel.experts.own_rows | frist | first
+    parallel.experts.slices=2 => parallel.experts.slices | 2 | model.experts
+    parallel.quantized.tokens=float8_e4m3fn => parallel.quantized.tokens | float8_e4m3fn | model.experts | null
+    GOOD | parallel.quantized.tokens=float8_e5m2 => parallel.quantized.tokens | float8_e5m2 | float8_e4m3fn
+    GOOD | parallel.experts.slices=0 => parallel.experts.slices | at least 1 | 0
+    GOOD | parallel.experts.slices=aut => parallel.experts.slices | auto | 'aut'
+    GOOD | parallel.experts.exchange=ragged => parallel.experts.exchange | ragged | all_to_all
+    GOOD | parallel.experts.capacity=0.5 => parallel.experts.capacity | at least 1 | 0.5
+    GOOD | model.kinds={a: {experts: 4}} | model.pattern={unit: [a]} => model.kinds.a.experts | mapping | 4
+""",
+    GOOD=GOOD,
+)
+def test_what_does_not_fit_is_one_sentence(overrides: list[str], parts: tuple[str, ...]):
     with refused(*parts):
         validate(load_config(None, overrides))
 

@@ -22,7 +22,6 @@ from jaxpar.config.reading.yaml_text import parse_document, parse_value
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.checks.validate import validate
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
-from tests.sentences import refused
 
 TEXTS, DRAWN = 2500, 4500
 """Cases: texts with letters changed, and documents of drawn keys and values."""
@@ -40,23 +39,7 @@ PIECES = (
 
 NUMBERS = (0, 1, -1, 2, 3, 4, 6, 7, 8, 12, 16, 31, 64, 100, 1000, 4096, 2**31, 2**63, 10**30, 10**299)
 FRACTIONS = (0.0, 1.0, -1.0, 0.5, 0.1, 0.999, 1e-3, 1e-30, 1e-308, 5e-324, 1e30, 1.7e308, 2.0, 10.0, -0.0)
-WORDS = (
-    "",
-    "x",
-    "none",
-    "adamw",
-    "../up",
-    "/",
-    "a/b",
-    "~",
-    "null",
-    "1f1b",
-    "llama3-8b",
-    "a b",
-    "é",
-    "[1, 2]",
-    "x" * 300,
-)
+WORDS = ("", "x", "none", "adamw", "../up", "/", "a/b", "~", "null", "1f1b", "a b", "é", "[1, 2]", "x" * 300)
 OTHERS = (None, True, False, [], [1], [1, 2], [0, -1, 3], ["a"], {}, {"a": 1}, {"a": "b"}, {"a": {"b": 0.5}})
 
 
@@ -174,27 +157,12 @@ def repr_yaml(written: dict[str, dict[str, Any]]) -> bytes:
     return "".join(f"{section}: {json.dumps(keys)}\n" for section, keys in written.items()).encode()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "a: &a [x, x, x, x, x, x, x, x, x]\n"
-        + "".join(f"{n}: &{n} [{', '.join([f'*{p}'] * 9)}]\n" for p, n in pairwise("abcdefghi")),
-        "run: &r\n  name: *r\n",
-        "x: !!python/object/apply:os.getcwd []\n",
-    ],
-    ids=["a billion laughs", "itself", "python"],
-)
-def test_what_yaml_is_known_for_is_refused_at_once(tmp_path: Path, text: str):
-    (tmp_path / "run.yaml").write_text(text)
-    with pytest.raises(UserError) as refusal:
-        use(tmp_path / "run.yaml")
-    assert len(str(refusal.value)) < 1500
-
-
 NAMES = [f"n{number}" for number in range(40)]
 
 BOMBS = {
     "doubles": "n0: &n0 [x]\n" + "".join(f"{n}: &{n} [*{p}, *{p}]\n" for p, n in pairwise(NAMES)),
+    "a billion laughs": "a: &a [x, x, x, x, x, x, x, x, x]\n"
+    + "".join(f"{n}: &{n} [{', '.join([f'*{p}'] * 9)}]\n" for p, n in pairwise("abcdefghi")),
     "one value a thousand times": f"a: &a [{', '.join(['x'] * 1000)}]\nb: [{', '.join(['*a'] * 1000)}]\n",
     "values of mappings": "n0: &n0 {k: x}\n" + "".join(f"{n}: &{n} {{a: *{p}, b: *{p}}}\n" for p, n in pairwise(NAMES)),
 }
@@ -203,13 +171,9 @@ BOMBS = {
 @pytest.mark.parametrize("text", BOMBS.values(), ids=BOMBS.keys())
 def test_aliases_that_would_fill_the_memory_are_counted_and_not_written_out(text: str):
     for read in (lambda: parse_document(text, "run.yaml"), lambda: parse_value(text)):
-        with pytest.raises(UserError, match=r"100000 values|20 deep"):
+        with pytest.raises(UserError, match=r"100000 values|20 deep") as refusal:
             read()
-
-
-def test_a_value_that_is_part_of_itself_is_named():
-    with refused("run.yaml:2:", "*r"):
-        parse_document("run: &r\n  name: *r\n", "run.yaml")
+        assert len(str(refusal.value)) < 1500
 
 
 def test_an_alias_stands_for_its_value():

@@ -10,31 +10,33 @@ from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.layers.counting import matmul_parameters, parameter_count
 from jaxpar.layout.checks.validate import validate
 from jaxpar.model.flops import pair_flops
-from tests.sentences import refused
+from tests.sentences import refusals, refused
 from tests.small_run import small
 
 GOOD = ["model.kv_heads=null", "model.latent_attention={kv_rank: 16}"]
 KEY = "model.latent_attention"
 
-REFUSED: dict[str, tuple[list[str], tuple[str, ...]]] = {
-    "no rank": ([f"{KEY}={{query_rank: 8}}"], (KEY, "kv_rank")),
-    "unknown key": ([f"{KEY}={{kv_rank: 8, rope_dims: 8}}"], (KEY, "'rope_dims'", " rope_dim?")),
-    "of DeepSeek's names": (["model.kv_lora_rank=512"], ("model.kv_lora_rank", "latent_attention")),
-    "a rank of 0": ([f"{KEY}={{kv_rank: 0}}"], (f"{KEY}.kv_rank", "at least 1", "0")),
-    "a rank beyond all": ([f"{KEY}={{kv_rank: 8, query_rank: 1000000000000}}"], (f"{KEY}.query_rank", "at most")),
-    "an odd rotation": ([f"{KEY}={{kv_rank: 8, rope_dim: 7}}"], (f"{KEY}.rope_dim", "even", "7")),
-    "key heads": (["model.kv_heads=2", f"{KEY}={{kv_rank: 8}}"], ("model.kv_heads", "2", KEY, "null")),
-    "a width": ([*GOOD, "model.head_dim=64"], ("model.head_dim", "64", KEY, "null")),
-    "norms": ([*GOOD, "model.qk_norm=true"], ("model.qk_norm", "true", KEY, "false")),
-    "biases": ([*GOOD, "model.attention_bias=qkv"], ("model.attention_bias", "qkv", KEY, "false")),
-    "low rank": ([*GOOD, "model.low_rank={output: 4}"], ("model.low_rank.output", KEY)),
-    "LoRA": ([*GOOD, "lora.rank=4", "run.init_from=a"], ("lora.rank: 4", KEY, "null")),
-}  # fmt: skip
 
-
-@pytest.mark.parametrize("case", REFUSED)
-def test_what_latent_attention_does_not_have_is_refused(case: str):
-    overrides, parts = REFUSED[case]
+@refusals("""
+    model.latent_attention={query_rank: 8} => model.latent_attention | kv_rank
+    model.latent_attention={kv_rank: 8, rope_dims: 8} => model.latent_attention | 'rope_dims' | rope_dim?
+    model.kv_lora_rank=512 => model.kv_lora_rank | latent_attention
+    model.latent_attention={kv_rank: 0} => model.latent_attention.kv_rank | at least 1 | 0
+    model.latent_attention={kv_rank: 8, query_rank: 1000000000000} => model.latent_attention.query_rank | at most
+    model.latent_attention={kv_rank: 8, rope_dim: 7} => model.latent_attention.rope_dim | even | 7
+    model.kv_heads=2 | model.latent_attention={kv_rank: 8} => model.kv_heads | 2 | model.latent_attention | null
+    model.kv_heads=null | model.latent_attention={kv_rank: 16} | model.head_dim=64 => model.head_dim | 64 |
+        model.latent_attention | null
+    model.kv_heads=null | model.latent_attention={kv_rank: 16} | model.qk_norm=true => model.qk_norm | true |
+        model.latent_attention | false
+    model.kv_heads=null | model.latent_attention={kv_rank: 16} | model.attention_bias=qkv => model.attention_bias |
+        qkv | model.latent_attention | false
+    model.kv_heads=null | model.latent_attention={kv_rank: 16} | model.low_rank={output: 4} => model.low_rank.output |
+        model.latent_attention
+    model.kv_heads=null | model.latent_attention={kv_rank: 16} | lora.rank=4 | run.init_from=a => lora.rank: 4 |
+        model.latent_attention | null
+""")
+def test_what_latent_attention_does_not_have_is_refused(overrides: list[str], parts: tuple[str, ...]):
     with refused(*parts):
         validate(load_config(None, overrides))
 

@@ -19,7 +19,7 @@ from jaxpar.layers.matmul_formats import exempt, tensor_names
 from jaxpar.layout.checks.validate import validate
 from jaxpar.layout.choices.matmul import check_matmul_units, matmul_rows, routed_choice, tiled_choice
 from jaxpar.layout.make_plan import make_plan, resolve_config
-from tests.sentences import refused
+from tests.sentences import refusals, refused
 from tests.small_run import small
 
 HOPPER: Any = type(
@@ -31,92 +31,55 @@ model: {layers: 4, embed: 64, heads: 8, mlp: 128, vocab: 64}
 data: {source: synthetic, sequence_length: 64, batch_size: 8}
 """
 CURRENT = "precision.matmul=fp8_current"
-BLOCK = (
-    "precision.matmul=fp8_block",
-    "model.embed=128",
-    "model.mlp=256",
-    "model.head_dim=128",
-    "data.sequence_length=256",
-)
-
+BLOCK = "precision.matmul=fp8_block | model.embed=128 | model.mlp=256 | model.head_dim=128 | data.sequence_length=256"
 KERNEL = MatmulOptions(backend="mosaic")
 
-REFUSED = {
-    "tokens of a small tile": (
-        ["precision.matmul=mxfp8", "data.sequence_length=80", "data.batch_size=1"],
-        ("precision.matmul: mxfp8", "data.sequence_length: 80", "multiple of 32"),
-    ),
-    "tokens of a tile": (
-        [*BLOCK, "data.sequence_length=320"],
-        ("precision.matmul: fp8_block", "data.sequence_length: 320", "multiple of 128", "a recipe without tiles"),
-    ),
-    "tokens of a part": (
-        [*BLOCK, "parallel.tensor=2", "parallel.context=2"],
-        ("data.sequence_length: 256", "4 parts", "multiple of 512", "fewer ranks"),
-    ),
-    "striped tiles": (
-        [*BLOCK, "parallel.context=2", "parallel.context_order=striped"],
-        ("context_order: striped", "fp8_block", "zigzag or contiguous"),
-    ),
-    "blocks of a rank": (
-        [*BLOCK, "model.mlp=384", "parallel.tensor=2"],
-        ("multiples of 128", "128 x 192", "mlp_in", "precision.matmul: null"),
-    ),
-    "a kernel that no product takes": (
-        [CURRENT, "precision.matmul_options.backend=mosaic"],
-        ("precision.matmul_options.backend", "mosaic", "fp8_current", "fp8_block"),
-    ),
-    "cuDNN for experts": (
-        [CURRENT, "precision.matmul_options.backend=cudnn", "model.experts={count: 4}"],
-        ("precision.matmul_options.backend", "cudnn", "fp8_current"),
-    ),
-    "misspelt": (["precision.matmul=fp8_curent"], ("precision.matmul", "fp8_curent", "fp8_current")),
-    "float16": ([CURRENT, "precision.compute=float16"], ("precision.compute", "float16", "bfloat16")),
-    "no layers": (
-        [CURRENT, "precision.matmul_options={first_layers: 2, last_layers: 2}"],
-        ("first_layers 2", "last_layers 2", "4 layers", "fewer"),
-    ),
-    "negative": ([CURRENT, "precision.matmul_options={first_layers: -1}"], ("first_layers", "at least 0", "-1")),
-    "ring of tiles": (
-        ["precision.matmul=fp8_block", "parallel.tensor=2", "parallel.overlap.tensor=ring"],
-        ("overlap.tensor: ring", "fp8_block", "auto or plain"),
-    ),
-    "tiles": ([CURRENT, "memory.mlp_tiles=2"], ("memory.mlp_tiles: 2", "1 or null")),
-    "unknown part": (
-        [CURRENT, "precision.matmul_options={exclude: [atention_out]}"],
-        ("precision.matmul_options.exclude", "atention_out", "attention_out"),
-    ),
-    "no part": (
-        [CURRENT, "precision.matmul_options={exclude: [attention_in, attention_out, mlp_in, mlp_out]}"],
-        ("precision.matmul_options.exclude", "leave no matmul", "fewer"),
-    ),
-    "width": ([CURRENT, "model.mlp=120"], ("precision.matmul", "multiples of 16", "up", "64 x 120", "mlp_in")),
-    "width of a rank": (
-        [CURRENT, "model.mlp=144", "parallel.tensor=2"],
-        ("precision.matmul", "64 x 72", "parallel.tensor: 2", "precision.matmul: null"),
-    ),
-    "tokens": ([CURRENT, "data.sequence_length=34", "data.batch_size=1"], ("34 tokens", "multiple of 16", "null")),
-    "tokens of latent attention": (
-        [CURRENT, "parallel.tensor=8", "data.batch_size=1", "model.latent_attention={kv_rank: 48, rope_dim: 16}"],
-        ("attention_down", "8 with parallel.tensor: 8", "matmul_options.exclude"),
-    ),
-    "history without delay": ([CURRENT, "precision.matmul_options.history=4"], ("history: 4", "fp8_delayed")),
-    "exceptions without recipe": (
-        ["precision.matmul_options={exclude: [head, attention_out]}"],
-        (
-            "precision.matmul_options: {exclude: [head, attention_out], first_layers: 1, last_layers: 1, ",
-            "{exclude: [head, router, attention_out], first_layers: 1, last_layers: 1, ",
-        ),
-    ),
-    "history": (["precision.matmul=fp8_delayed", "precision.matmul_options.history=0"], ("history", "at least 1")),
-    "an older key": (["precision.matmul_except={first_layers: 2}"], ("matmul_except", "precision.matmul_options")),
-    "an older key of history": (["precision.matmul_history=2"], ("matmul_history", "precision.matmul_options.history")),
-}
 
-
-@pytest.mark.parametrize("name", REFUSED)
-def test_refusals_name_the_key_the_value_and_the_way_out(name: str, tmp_path: Path):
-    overrides, parts = REFUSED[name]
+@refusals(
+    """
+    precision.matmul=mxfp8 | data.sequence_length=80 | data.batch_size=1 => precision.matmul: mxfp8 |
+        data.sequence_length: 80 | multiple of 32
+    BLOCK | data.sequence_length=320 => precision.matmul: fp8_block | data.sequence_length: 320 | multiple of 128 |
+        a recipe without tiles
+    BLOCK | parallel.tensor=2 | parallel.context=2 => data.sequence_length: 256 | 4 parts | multiple of 512 |
+        fewer ranks
+    BLOCK | parallel.context=2 | parallel.context_order=striped => context_order: striped | fp8_block |
+        zigzag or contiguous
+    BLOCK | model.mlp=384 | parallel.tensor=2 => multiples of 128 | 128 x 192 | mlp_in | precision.matmul: null
+    CURRENT | precision.matmul_options.backend=mosaic => precision.matmul_options.backend | mosaic | fp8_current |
+        fp8_block
+    CURRENT | precision.matmul_options.backend=cudnn | model.experts={count: 4} => precision.matmul_options.backend |
+        cudnn | fp8_current
+    precision.matmul=fp8_curent => precision.matmul | fp8_curent | fp8_current
+    CURRENT | precision.compute=float16 => precision.compute | float16 | bfloat16
+    CURRENT | precision.matmul_options={first_layers: 2, last_layers: 2} => first_layers 2 | last_layers 2 | 4 layers |
+        fewer
+    CURRENT | precision.matmul_options={first_layers: -1} => first_layers | at least 0 | -1
+    precision.matmul=fp8_block | parallel.tensor=2 | parallel.overlap.tensor=ring => overlap.tensor: ring | fp8_block |
+        auto or plain
+    CURRENT | memory.mlp_tiles=2 => memory.mlp_tiles: 2 | 1 or null
+    CURRENT | precision.matmul_options={exclude: [atention_out]} => precision.matmul_options.exclude | atention_out |
+        attention_out
+    CURRENT | precision.matmul_options={exclude: [attention_in, attention_out, mlp_in, mlp_out]} =>
+        precision.matmul_options.exclude | leave no matmul | fewer
+    CURRENT | model.mlp=120 => precision.matmul | multiples of 16 | up | 64 x 120 | mlp_in
+    CURRENT | model.mlp=144 | parallel.tensor=2 => precision.matmul | 64 x 72 | parallel.tensor: 2 |
+        precision.matmul: null
+    CURRENT | data.sequence_length=34 | data.batch_size=1 => 34 tokens | multiple of 16 | null
+    CURRENT | parallel.tensor=8 | data.batch_size=1 | model.latent_attention={kv_rank: 48, rope_dim: 16} =>
+        attention_down | 8 with parallel.tensor: 8 | matmul_options.exclude
+    CURRENT | precision.matmul_options.history=4 => history: 4 | fp8_delayed
+    precision.matmul_options={exclude: [head, attention_out]} =>
+        precision.matmul_options: {exclude: [head, attention_out], first_layers: 1, last_layers: 1, |
+        {exclude: [head, router, attention_out], first_layers: 1, last_layers: 1,
+    precision.matmul=fp8_delayed | precision.matmul_options.history=0 => history | at least 1
+    precision.matmul_except={first_layers: 2} => matmul_except | precision.matmul_options
+    precision.matmul_history=2 => matmul_history | precision.matmul_options.history
+""",
+    BLOCK=BLOCK,
+    CURRENT=CURRENT,
+)
+def test_refusals_name_the_key_the_value_and_the_way_out(overrides: list[str], parts: tuple[str, ...], tmp_path: Path):
     path = tmp_path / "config.yaml"
     path.write_text(YAML, encoding="utf-8")
     with refused(*parts):

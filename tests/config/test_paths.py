@@ -1,4 +1,4 @@
-"""Paths and hosts that cannot be any are one sentence, before anything is read or written."""
+"""Paths and hosts that cannot be any, and URLs in place of paths, are one sentence before anything is opened."""
 
 from __future__ import annotations
 
@@ -6,91 +6,150 @@ from pathlib import Path
 
 import pytest
 
+from jaxpar import train
+from jaxpar.config import load_config
 from jaxpar.config.paths import is_host, user_path
+from jaxpar.config.reading.sections import SECTIONS
+from jaxpar.config.reading.typed import field_types
 from jaxpar.config.validate import validate
 from jaxpar.layout.choices.pipeline import table_text
 from jaxpar.prepare import main as prepare
 from tests.sentences import refused, refused_by_command
 from tests.small_run import small
 
-HOSTILE = {
-    "~nobody-here/x": ("'~nobody-here'", "not known", "in full"),
-    "~": (),
-    "a\0b": ("'a\\x00b'", "NUL", "UTF-8"),
-    "a\ud800b": ("'a\\ud800b'", "surrogate", "UTF-8"),
-    "\udcff": ("surrogate",),
-    "s3://a..b/x": ("'s3://a..b/x'", "is a URL", "mount"),
-    "gs://bucket": ("is a URL", "mount"),
-    "s3:/a/x": ("is a URL",),
-    "http//a": (),
-    "a:b/c": (),
-}
+READ = {
+    "run.init_from", "loss.reference", "data.path", "data.heldout_path", "data.routing", "distributed.secret_file",
+    "parallel.schedule",
+}  # fmt: skip
+WRITTEN = {"run.dir", "memory.offload_dir"}
+NO_PATHS = {"run.name", "run.profile", "run.wandb", "run.compile_cache", "model.preset", "distributed.coordinator"}
+"""Other keys with text; JAX reads and writes its cache of programs at URLs itself."""
+CHECKED = ("run.dir", "run.compile_cache", "data.path", "data.heldout_path", "data.sources", "memory.offload_dir",
+           "distributed.secret_file")  # fmt: skip
+"""Keys whose paths are opened as they are written."""
 
 
-@pytest.mark.parametrize(("path", "parts"), HOSTILE.items(), ids=ascii)
-def test_a_path_that_cannot_be_one_is_refused(path, parts):
-    if parts:
-        with refused("run.dir", *parts):
-            user_path(path, "run.dir")
-    else:
-        assert user_path(path, "run.dir") == Path(path).expanduser()
+@pytest.fixture(autouse=True)
+def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
 
 
-KEYS = ["run.dir", "run.compile_cache", "data.path", "data.heldout_path", "data.sources", "memory.offload_dir",
-        "distributed.secret_file"]  # fmt: skip
+def test_every_key_with_text_is_known_here():
+    texts = {
+        f"{section}.{key}"
+        for section, record in SECTIONS.items()
+        for key, annotation in field_types(record).items()
+        if annotation in (str, str | None)
+    }
+    assert texts == READ | WRITTEN | NO_PATHS
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_every_path_of_a_configuration_is_checked(key):
+@pytest.mark.parametrize(
+    ("path", "parts"),
+    [
+        ("~nobody-here/x", ("'~nobody-here'", "not known", "in full")),
+        ("a\0b", ("'a\\x00b'", "NUL", "UTF-8")),
+        ("a\ud800b", ("'a\\ud800b'", "surrogate", "UTF-8")),
+        ("\udcff", ("surrogate",)),
+        ("s3://a..b/x", ("'s3://a..b/x' is a URL", "mount")),
+        ("gs://bucket", ("is a URL", "mount")),
+        ("s3:/a/x", ("is a URL",)),
+        ("gs://mine/a/tokens", ("(gcsfuse) and write its path, as in /mnt/mine/a/tokens",)),
+        ("s3://mine/a/tokens", ("(mount-s3, which is Mountpoint for Amazon S3)",)),
+        ("abfss://mine/a", ("blobfuse2",)),
+        ("https://example.org/a.npy", ("'https://example.org/a.npy' is a URL", "expected a path")),
+        ("file:///data/tokens", ("'file:///data/tokens' is a URL", "expected the path '/data/tokens'")),
+        ("file://localhost/data/tokens", ("'file:///data/tokens' is a URL", "expected the path '/data/tokens'")),
+    ],
+    ids=ascii,
+)
+def test_a_path_that_cannot_be_one_is_refused_with_the_way_to_it(path: str, parts: tuple[str, ...]):
+    with refused("run.init_from", *parts):
+        user_path(path, "run.init_from")
+
+
+@pytest.mark.parametrize("path", ["~", "http//a", "a:b/c", "a:b", "x:/y", "../gs", "~/runs", "/mnt/bucket/runs"])
+def test_paths_pass(path: str):
+    assert user_path(path, "run.dir") == Path(path).expanduser()
+    validate(small(run={"dir": path, "compile_cache": "gs://mine/xla"}))
+
+
+@pytest.mark.parametrize("path", ["~nobody-here/x", "a\x1b[31m"])
+@pytest.mark.parametrize("key", CHECKED)
+def test_every_path_of_a_configuration_is_checked(key: str, path: str):
     section, name = key.split(".")
-    value = {"~nobody-here/x": 1.0} if name == "sources" else "~nobody-here/x"
-    with refused(key, "~nobody-here", "not known"):
-        validate(small(**{section: {name: value}}))
+    parts = ("~nobody-here", "not known") if "~" in path else ("a\\x1b[31m", "control characters")
+    with refused(key, *parts):
+        validate(small(**{section: {name: {path: 1.0} if name == "sources" else path}}))
 
 
-@pytest.mark.parametrize("key", KEYS)
-def test_no_path_has_control_characters(key):
-    section, name = key.split(".")
-    value = {"a\x1b[31m": 1.0} if name == "sources" else "a\x1b[31m"
-    with refused(key, "a\\x1b[31m", "control characters"):
-        validate(small(**{section: {name: value}}))
+@pytest.mark.parametrize("key", sorted(READ))
+def test_a_url_to_read_is_answered_with_how_to_mount_it(key: str):
+    with refused(f"{key}: 'gs://mine/a' is a URL", "/mnt/mine/a"):
+        validate(load_config(None, [f"{key}=gs://mine/a"]))
+
+
+def test_a_url_among_the_sources_is_named():
+    with refused("data.sources: 's3://mine/b' is a URL", "/mnt/mine/b"):
+        validate(load_config(None, ["data.source=tokens", "data.sources={/a: 0.5, 's3://mine/b': 0.5}"]))
+
+
+@pytest.mark.parametrize("key", sorted(WRITTEN))
+@pytest.mark.parametrize(
+    ("url", "hint"), [("gs://mine/runs", "file system that all hosts share"), ("file:///runs", "the path '/runs'")]
+)
+def test_a_url_to_write_to_is_refused_and_no_folder_is_made(
+    key: str, url: str, hint: str, elsewhere: Path, capfd: pytest.CaptureFixture[str]
+):
+    status = train.main(["--set", f"{key}={url}"])
+    refused_by_command(status, *capfd.readouterr(), f"{key}: '{url}' is a URL", hint)
+    assert not list(elsewhere.iterdir())
 
 
 @pytest.mark.parametrize("name", ["a\0", "\ud800", "a/b", "", "a\x1b[31mb"])
-def test_the_name_of_a_run_is_one_of_a_folder(name):
+def test_the_name_of_a_run_is_one_of_a_folder(name: str):
     with refused("run.name", "expected the name of one folder"):
         validate(small(run={"name": name}))
 
 
 @pytest.mark.parametrize("host", ["a..b", ".a", "x" * 64, "\ud800", "a\0b"])
-def test_a_host_that_cannot_be_one_is_refused(host):
+def test_a_host_that_cannot_be_one_is_refused(host: str):
     assert not is_host(host)
     with refused("distributed.coordinator", "host"):
         validate(small(distributed={"coordinator": f"{host}:1234", "processes": 2, "process_id": 0}))
 
 
 @pytest.mark.parametrize("host", ["localhost", "10.0.0.1", "[::1]", "::", "a-b.c_d.example", "x" * 63])
-def test_a_host_is_a_name_or_an_address(host):
+def test_a_host_is_a_name_or_an_address(host: str):
     assert is_host(host)
 
 
-FLAGS = [
-    ("--inspect", "~nobody-here"),
-    ("--verify", "a\0b"),
-    ("--input", "\udcff", "--out", "o", "--train-bpe", "260"),
-    ("--out", "s3://a..b/x", "--input", "*", "--train-bpe", "260"),
-    ("--tokenizer", "~nobody-here/x", "--input", "*", "--out", "o"),
-    ("--separator", "\udcff", "--input", "*", "--out", "o", "--train-bpe", "260"),
-    ("--text-key", "a\0", "--input", "*", "--out", "o", "--train-bpe", "260"),
-]
+INTO = ("--input", "*", "--out", "o", "--train-bpe", "260")
 
 
-@pytest.mark.parametrize("arguments", FLAGS, ids=lambda arguments: arguments[0])
-def test_every_path_of_prepare_is_checked(arguments, capfd, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "x.txt").write_text("x")
-    refused_by_command(prepare(arguments), *capfd.readouterr(), arguments[0])
-    assert [path.name for path in tmp_path.iterdir()] == ["x.txt"]
+@pytest.mark.parametrize(
+    ("arguments", "parts"),
+    [
+        (("--inspect", "~nobody-here"), ()),
+        (("--verify", "a\0b"), ()),
+        (("--input", "\udcff", "--out", "o", "--train-bpe", "260"), ()),
+        (("--tokenizer", "~nobody-here/x", *INTO[:4]), ()),
+        (("--separator", "\udcff", *INTO), ()),
+        (("--text-key", "a\0", *INTO), ()),
+        (("--input", "gs://mine/*.jsonl", "--out", "t"), ("'gs://mine/*.jsonl'", "gcsfuse")),
+        (("--out", "s3://mine/t", "--input", "a.txt"), ("'s3://mine/t'", "file system that all hosts share")),
+        (("--tokenizer", "gs://m/t.json", "--input", "a.txt", "--out", "t"), ("'gs://m/t.json'", "/mnt/")),
+        (("--inspect", "file:///data/t"), ("'file:///data/t'", "'/data/t'")),
+        (("--verify", "hf://datasets/x"), ("'hf://datasets/x'", "expected a path")),
+    ],
+)
+def test_every_path_of_prepare_is_checked(
+    arguments: tuple[str, ...], parts: tuple[str, ...], elsewhere: Path, capfd: pytest.CaptureFixture[str]
+):
+    (elsewhere / "a.txt").write_text("text")
+    refused_by_command(prepare(arguments), *capfd.readouterr(), arguments[0], *parts)
+    assert [path.name for path in elsewhere.iterdir()] == ["a.txt"]
 
 
 def test_the_path_of_a_table_is_checked():
@@ -98,9 +157,8 @@ def test_the_path_of_a_table_is_checked():
         table_text("~nobody-here/x.csv")
 
 
-def test_prepare_prints_no_control_characters_of_names(capfd, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "\x1b[31ma.txt").write_text("a text of some words")
+def test_prepare_prints_no_control_characters_of_names(elsewhere: Path, capfd: pytest.CaptureFixture[str]):
+    (elsewhere / "\x1b[31ma.txt").write_text("a text of some words")
     out = "o\x1b]0;t\x07"
     begin = ["--input", "*.txt", "--out", out, "--train-bpe", "260", "--heldout-fraction", "0", "--processes", "1"]
     for arguments in (begin, begin, ["--inspect", out], ["--verify", out]):

@@ -39,11 +39,8 @@ def plain() -> dict:
     return json.loads(json.dumps(asdict(PLAN)))
 
 
-def test_a_plan_survives_json():
+def test_a_plan_survives_json_and_can_be_a_key():
     assert read(plain()) == PLAN
-
-
-def test_a_plan_can_be_a_key():
     assert {PLAN: 1}[read(plain())] == 1
 
 
@@ -63,24 +60,13 @@ def test_axis_sizes_read_like_a_mapping_in_mesh_order():
         (("axes", "tenser"), 2, ("plan.axes:", "'tenser'", " tensor?")),
         (("attention", "all", "why"), "x", ("plan.attention.all:", "unknown key", "'why'")),
         (("zero",), 4, ("plan.zero:", "0, 1, 2 or 3", "got 4")),
-        (("axes", "fsdp"), 2**40, ("plan.axes.fsdp:", "at most 2^20", "got 1099511627776")),
         (("axes", "fsdp"), 2**20, ("plan.axes:", "at most 2^20", "1614807040 devices")),
         (("microbatches",), 10**400, ("plan.microbatches:", "at most 64 bits", f"got {10**76}...")),
-        (("microbatch_rows",), 10**18, ("plan.microbatch_rows:", "at most 2^24", f"got {10**18}")),
-        (("stage_layers",), [10**9], ("plan.stage_layers:", "at most 10000", "got 1000000000")),
-        (("zero",), True, ("plan.zero:", "0, 1, 2 or 3", "got true")),
         (("axes",), 8, ("plan.axes:", "a mapping", "got 8")),
-        (("axes", "fsdp"), 0, ("plan.axes.fsdp:", "at least 1", "got 0")),
-        (("axes", "fsdp"), 2.0, ("plan.axes.fsdp:", "a whole number", "got 2.0")),
         (("stage_layers",), 4, ("plan.stage_layers:", "a list", "got 4")),
         (("stage_layers",), [2, "3"], ("plan.stage_layers[1]:", "a whole number", "got '3'")),
         (("pipe_ends",), "first", ("plan.pipe_ends:", "last or shared", "got 'first'")),
-        (("microbatches",), 0, ("plan.microbatches:", "at least 1", "got 0")),
-        (
-            ("runs", 0, "activations", "query"),
-            "sav",
-            ("plan.runs[0].activations.query:", "save, recompute or offload", "got 'sav'", " save?"),
-        ),
+        (("runs", 0, "activations", "query"), "sav", ("activations.query:", "save, recompute", "'sav'", " save?")),
         (("attention", "all", "rejected", "cudnn"), None, ("plan.attention.all.rejected.cudnn:", "text", "got null")),
     ],
 )

@@ -2,265 +2,118 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Callable
-from dataclasses import replace
-
 import pytest
 
-from jaxpar.config import Config, load_config, resolve_axes
-from jaxpar.config import validate as validate_module
+from jaxpar.config import Config, load_config
 from jaxpar.config.checks.run import profile_steps
 from jaxpar.layout.checks.validate import validate
-from jaxpar.training.run.trainer import Trainer
-from tests.sentences import refused
-from tests.small_run import small
+from jaxpar.layout.make_plan import resolve_config
+from tests.sentences import refusals, refused
 
-DPO = ("loss.name=dpo", "run.init_from=a", "data.source=tokens", "data.path=a")
+DPO = "loss.name=dpo | run.init_from=a | data.source=tokens | data.path=a"
+LORA = "lora.rank=8 | run.init_from=a"
+SIX = "model.layers=6 | parallel.pipe=2"
 
 
 def test_the_defaults_are_valid():
     validate(Config())
 
 
-@pytest.mark.parametrize(
-    ("overrides", "parts"),
-    [
-        (
-            ["model.kv_heads=3"],
-            ("model.heads: 8", "model.kv_heads (3)", "6 or 9"),
-        ),
-        (
-            ["model.embed=100"],
-            ("model.embed: 100", "model.heads (8)", "96 or 104", "model.head_dim"),
-        ),
-        (
-            ["data.source=tokens", "data.path=a", "data.sources={b: 1, c: 2}"],
-            ("data.path: 'a'", "data.sources", "2 folders", "one of the two keys, and null"),
-        ),
-        (["lora.rank=8"], ("lora.rank: 8", "run.init_from is null", "lora.rank: null")),
-        (
-            ["lora.rank=8", "run.init_from=a", "lora.targets=[query, upp]"],
-            ("lora.targets: 'upp'", "no matrix", "did you mean up?"),
-        ),
-        (
-            ["lora.rank=8", "run.init_from=a", "lora.targets=[up, up]"],
-            ("lora.targets: up", "twice", "each matrix once"),
-        ),
-        (["lora.rank=8", "run.init_from=a", "lora.targets=[]"], ("lora.targets: []", "names of matrices, or null")),
-        (
-            ["lora.rank=8", "run.init_from=a", "memory.optimizer_offload=host"],
-            ("lora.rank: 8", "memory.optimizer_offload is host", "expected none"),
-        ),
-        (
-            ["lora.rank=8", "run.init_from=a", "model.low_rank={up: 4}"],
-            ("lora.rank: 8", "model.low_rank", "up", "one of the two keys"),
-        ),
-        (["model.low_rank={upp: 4}"], ("model.low_rank: 'upp'", "no matrix", "did you mean up?")),
-        (["model.low_rank={up: 500}"], ("model.low_rank.up:", "from 1 to 256", "got 500")),
-        (["model.low_rank={up: 0}"], ("model.low_rank.up:", "from 1 to 256", "got 0")),
-        (["loss.name=dpp"], ("loss.name: expected cross_entropy or dpo", "'dpp'", "did you mean dpo?")),
-        (["loss.name=dpo"], ("loss.name: dpo", "loss.reference and run.init_from are null")),
-        (["loss.name=dpo", "run.init_from=a"], ("loss.name: dpo", "data.source is stdlib", "data.source: tokens")),
-        ([*DPO, "loss.beta=0"], ("loss.beta: must be above 0", "0.0")),
-        ([*DPO, "loss.label_smoothing=0.5"], ("loss.label_smoothing:", "below 0.5", "got 0.5")),
-        ([*DPO, "data.packed=false"], ("data.packed: false", "expected true")),
-        ([*DPO, "data.sequence_length=3"], ("data.sequence_length: 3", "at least 4")),
-        ([*DPO, "model.z_loss=1e-4"], ("model.z_loss: 0.0001", "expected 0", "loss.name: dpo")),
-        (["loss.beta=0.2"], ("loss.beta: 0.2", "loss.name is cross_entropy", "loss.name: dpo")),
-        (["lora.alpha=8"], ("lora.alpha: 8.0", "lora.rank is null", "default, 16.0")),
-        (["model.head_dim=31"], ("model.head_dim:", "even width", "got 31")),
-        (
-            ["model.head_dim=30", "model.rope.partial=0.5"],
-            ("model.rope.partial: 0.5 of 30 dims", "is 15", "even"),
-        ),
-        (["model.rope.partial=1.5"], ("model.rope.partial", "above 0 and at most 1", "1.5")),
-        (
-            ["model.latent_attention={kv_rank: 8}", "model.rope.partial=0.5"],
-            ("model.rope.partial:", "model.latent_attention", "rope_dim", "expected 1"),
-        ),
-        (
-            ["model.rope.scaling=llama3", "model.rope.low_frequency=4"],
-            ("model.rope.low_frequency:", "less than model.rope.high_frequency (4.0)", "got 4.0"),
-        ),
-        (
-            ["model.rope.scaling=yarn", "model.rope.beta_slow=32"],
-            ("model.rope.beta_slow:", "less than model.rope.beta_fast (32.0)", "got 32.0"),
-        ),
-        (["model.rope.scaling=yarn", "model.rope.base=1"], ("model.rope.base:", "yarn", "more than 1", "got 1.0")),
-        (
-            ["model.position=learned", "model.max_positions=512"],
-            ("data.sequence_length: 1024", "learned positions, model.max_positions (512)"),
-        ),
-        (
-            ["parallel.schedule=1f1b"],
-            ("parallel.schedule: 1f1b", "parallel.pipe is 1"),
-        ),
-        (
-            ["parallel.secondary_shard=2", "parallel.zero=2", "parallel.fsdp=4"],
-            ("parallel.secondary_shard: 2", "parallel.zero is 2", "zero: 3", "or null"),
-        ),
-        (
-            ["parallel.secondary_shard=3", "parallel.fsdp=4"],
-            ("parallel.fsdp x expert x context: 4", "parallel.secondary_shard (3)", "3 or 6"),
-        ),
-        (
-            ["parallel.secondary_shard=4", "parallel.fsdp=4"],
-            ("parallel.secondary_shard: 4", "no more than 4 ranks", "fewer, or null"),
-        ),
-        (
-            ["parallel.overlap.shard_state_over_replicas=true", "parallel.fsdp=4"],
-            (
-                "parallel.overlap.shard_state_over_replicas: true",
-                "would not be used",
-                "parallel.replica is 1",
-                "or false",
-            ),
-        ),
-        (
-            ["parallel.overlap.shard_state_over_replicas=true", "parallel.replica=4", "parallel.zero=0"],
-            (
-                "parallel.overlap.shard_state_over_replicas: true",
-                "parallel.zero: 0 shards nothing",
-                "1, 2 or 3",
-                "or false",
-            ),
-        ),
-        (
-            [
-                "parallel.overlap.shard_state_over_replicas=true",
-                "parallel.replica=4",
-                "memory.optimizer_offload=host",
-                "memory.weights_offload=host",
-            ],
-            (
-                "parallel.overlap.shard_state_over_replicas: true",
-                "memory.weights_offload: host",
-                "expected none",
-                "or false",
-            ),
-        ),
-        (
-            ["parallel.quantized.weights=int8", "parallel.zero=0", "parallel.fsdp=4"],
-            ("parallel.quantized.weights: int8", "parallel.zero: 0", "or null"),
-        ),
-        (
-            ["parallel.virtual_stages=2"],
-            ("parallel.virtual_stages: 2", "parallel.pipe is 1"),
-        ),
-        (
-            ["parallel.stage_layers=[2, 4]"],
-            ("parallel.stage_layers: [2, 4]", "parallel.pipe is 1"),
-        ),
-        (
-            ["parallel.pipe_ends=shared"],
-            ("parallel.pipe_ends: shared", "parallel.pipe is 1"),
-        ),
-        (
-            ["parallel.pipe_ticks=branching"],
-            ("parallel.pipe_ticks: branching", "parallel.pipe is 1"),
-        ),
-        (
-            ["parallel.pipe=2", "parallel.pipe_ends=shared", "parallel.pipe_ticks=branching"],
-            ("parallel.pipe_ends: shared", "parallel.pipe_ticks: branching", "last, or uniform ticks"),
-        ),
-        (
-            ["model.layers=6", "parallel.pipe=2", "parallel.stage_layers=[2, 3]"],
-            ("parallel.stage_layers: [2, 3]", "5 layers", "model.layers is 6"),
-        ),
-        (
-            ["model.layers=6", "parallel.pipe=2", "parallel.stage_layers=[6, 0]"],
-            ("parallel.stage_layers:", "every chunk", "got [6, 0]"),
-        ),
-        (
-            ["model.layers=6", "parallel.pipe=2", "parallel.stage_layers=[]"],
-            ("parallel.stage_layers:", "every chunk", "got []"),
-        ),
-        (
-            ["model.layers=6", "parallel.pipe=8"],
-            ("parallel.pipe x virtual_stages: 8 x 1 chunks", "6 layers", "model.layers"),
-        ),
-        (
-            ["model.layers=6", "parallel.pipe=2", "parallel.virtual_stages=4", "parallel.schedule=interleaved"],
-            ("parallel.pipe x virtual_stages: 2 x 4 chunks", "6 layers", "model.layers"),
-        ),
-        (
-            ["model.layers=6", "model.vocab=64", "parallel.pipe=3", "parallel.pipe_ends=shared"],
-            (
-                "model.vocab (padded to a multiple of 128): 128",
-                "parallel.pipe x tensor (3)",
-                "126 or 129",
-                "model.vocab_multiple",
-            ),
-        ),
-        (
-            [
-                "model.layers=6",
-                "model.vocab_multiple=2",
-                "parallel.pipe=2",
-                "parallel.tensor=2",
-                "parallel.pipe_ends=shared",
-            ],
-            ("model.vocab_multiple: 2", "parallel.pipe x tensor (4)", "example 4"),
-        ),
-        (
-            ["parallel.tensor=3"],
-            ("model.heads: 8", "parallel.tensor (3)", "6 or 9"),
-        ),
-        (
-            ["model.heads=12", "model.kv_heads=6", "model.embed=384", "parallel.tensor=4"],
-            ("model.kv_heads:", "a multiple or a divisor of parallel.tensor (4)", "got 6"),
-        ),
-        (
-            ["model.mlp=1022", "parallel.tensor=4"],
-            ("model.mlp: 1022", "parallel.tensor (4)", "1020 or 1024"),
-        ),
-        (
-            ["model.vocab=61", "model.vocab_multiple=1", "parallel.tensor=2"],
-            ("model.vocab (padded to a multiple of 1): 61", "parallel.tensor (2)", "60 or 62", "model.vocab_multiple"),
-        ),
-        (
-            ["model.vocab_multiple=1", "parallel.tensor=2"],
-            ("model.vocab_multiple: 1", "parallel.tensor (2)", "example 2"),
-        ),
-        (
-            ["data.sequence_length=1020", "parallel.context=4", "parallel.tensor=2"],
-            ("data.sequence_length: 1020", "parallel.context x tensor (8)", "1016 or 1024"),
-        ),
-        (
-            ["parallel.replica=2", "parallel.fsdp=2", "parallel.expert=2", "parallel.microbatches=2"],
-            ("data.batch_size: 8", "parallel.replica x fsdp x expert x microbatches (16)", "example 16"),
-        ),
-        (["parallel.fsdp=-1", "parallel.tensor=-1"], ("parallel:", "one axis", "-1", "fsdp and tensor")),
-        (
-            ["optimizer.decay_steps=50"],
-            ("optimizer.warmup_steps: 100", "optimizer.decay_steps (50)"),
-        ),
-        (
-            ["optimizer.schedule=wsd", "optimizer.decay_steps=200", "optimizer.decay_fraction=0.6"],
-            ("optimizer.decay_fraction: 0.6 of 200 steps", "optimizer.decay_steps", "optimizer.warmup_steps (100)"),
-        ),
-        (
-            ["optimizer.schedule=wsd", "run.steps=120"],
-            ("optimizer.decay_fraction: 0.2 of 120 steps", "run.steps", "step 96", "optimizer.warmup_steps (100)"),
-        ),
-        (
-            ["model.kinds={a: {position: learned}, b: {}}", "model.pattern={unit: [a, b]}"],
-            ("model.kinds.a.position: learned", "model.position is rope", "same"),
-        ),
-        (
-            ["distributed.processes=2", "distributed.process_id=2"],
-            ("distributed.process_id:", "less than distributed.processes (2)", "got 2"),
-        ),
-        (
-            ["distributed.secret_file=''"],
-            ("distributed.secret_file:", "path of a file with the job's secret", "got an empty text"),
-        ),
-        (
-            ["distributed.coordinator=localhost"],
-            ("distributed.coordinator:", "host:port", "got 'localhost'"),
-        ),
-    ],
+@refusals(
+    """
+    model.kv_heads=3 => model.heads: 8 | model.kv_heads (3) | 6 or 9
+    model.embed=100 => model.embed: 100 | model.heads (8) | 96 or 104 | model.head_dim
+    data.source=tokens | data.path=a | data.sources={b: 1, c: 2} => data.path: 'a' | data.sources | 2 folders |
+        one of the two keys, and null
+    lora.rank=8 => lora.rank: 8 | run.init_from is null | lora.rank: null
+    LORA | lora.targets=[query, upp] => lora.targets: 'upp' | no matrix | did you mean up?
+    LORA | lora.targets=[up, up] => lora.targets: up | twice | each matrix once
+    LORA | lora.targets=[] => lora.targets: [] | names of matrices, or null
+    LORA | memory.optimizer_offload=host => lora.rank: 8 | memory.optimizer_offload is host | expected none
+    LORA | model.low_rank={up: 4} => lora.rank: 8 | model.low_rank | up | one of the two keys
+    model.low_rank={upp: 4} => model.low_rank: 'upp' | no matrix | did you mean up?
+    model.low_rank={up: 500} => model.low_rank.up: | from 1 to 256 | got 500
+    model.low_rank={up: 0} => model.low_rank.up: | from 1 to 256 | got 0
+    loss.name=dpp => loss.name: expected cross_entropy or dpo | 'dpp' | did you mean dpo?
+    loss.name=dpo => loss.name: dpo | loss.reference and run.init_from are null
+    loss.name=dpo | run.init_from=a => loss.name: dpo | data.source is stdlib | data.source: tokens
+    DPO | loss.beta=0 => loss.beta: must be above 0 | 0.0
+    DPO | loss.label_smoothing=0.5 => loss.label_smoothing: | below 0.5 | got 0.5
+    DPO | data.packed=false => data.packed: false | expected true
+    DPO | data.sequence_length=3 => data.sequence_length: 3 | at least 4
+    DPO | model.z_loss=1e-4 => model.z_loss: 0.0001 | expected 0 | loss.name: dpo
+    loss.beta=0.2 => loss.beta: 0.2 | loss.name is cross_entropy | loss.name: dpo
+    lora.alpha=8 => lora.alpha: 8.0 | lora.rank is null | default, 16.0
+    model.head_dim=31 => model.head_dim: | even width | got 31
+    model.head_dim=30 | model.rope.partial=0.5 => model.rope.partial: 0.5 of 30 dims | is 15 | even
+    model.rope.partial=1.5 => model.rope.partial | above 0 and at most 1 | 1.5
+    model.latent_attention={kv_rank: 8} | model.rope.partial=0.5 => model.rope.partial: | model.latent_attention |
+        rope_dim | expected 1
+    model.rope.scaling=llama3 | model.rope.low_frequency=4 => model.rope.low_frequency: |
+        less than model.rope.high_frequency (4.0) | got 4.0
+    model.rope.scaling=yarn | model.rope.beta_slow=32 => model.rope.beta_slow: | less than model.rope.beta_fast (32.0) |
+        got 32.0
+    model.rope.scaling=yarn | model.rope.base=1 => model.rope.base: | yarn | more than 1 | got 1.0
+    model.position=learned | model.max_positions=512 => data.sequence_length: 1024 |
+        learned positions, model.max_positions (512)
+    parallel.schedule=1f1b => parallel.schedule: 1f1b | parallel.pipe is 1
+    parallel.secondary_shard=2 | parallel.zero=2 | parallel.fsdp=4 => parallel.secondary_shard: 2 | parallel.zero is 2 |
+        zero: 3 | or null
+    parallel.secondary_shard=3 | parallel.fsdp=4 => parallel.fsdp x expert x context: 4 | parallel.secondary_shard (3) |
+        3 or 6
+    parallel.secondary_shard=4 | parallel.fsdp=4 => parallel.secondary_shard: 4 | no more than 4 ranks | fewer, or null
+    parallel.overlap.shard_state_over_replicas=true | parallel.fsdp=4 =>
+        parallel.overlap.shard_state_over_replicas: true | would not be used | parallel.replica is 1 | or false
+    parallel.overlap.shard_state_over_replicas=true | parallel.replica=4 | parallel.zero=0 =>
+        parallel.overlap.shard_state_over_replicas: true | parallel.zero: 0 shards nothing | 1, 2 or 3 | or false
+    parallel.overlap.shard_state_over_replicas=true | parallel.replica=4 | memory.optimizer_offload=host |
+        memory.weights_offload=host => parallel.overlap.shard_state_over_replicas: true | memory.weights_offload: host |
+        expected none | or false
+    parallel.quantized.weights=int8 | parallel.zero=0 | parallel.fsdp=4 => parallel.quantized.weights: int8 |
+        parallel.zero: 0 | or null
+    parallel.virtual_stages=2 => parallel.virtual_stages: 2 | parallel.pipe is 1
+    parallel.stage_layers=[2, 4] => parallel.stage_layers: [2, 4] | parallel.pipe is 1
+    parallel.pipe_ends=shared => parallel.pipe_ends: shared | parallel.pipe is 1
+    parallel.pipe_ticks=branching => parallel.pipe_ticks: branching | parallel.pipe is 1
+    parallel.pipe=2 | parallel.pipe_ends=shared | parallel.pipe_ticks=branching => parallel.pipe_ends: shared |
+        parallel.pipe_ticks: branching | last, or uniform ticks
+    SIX | parallel.stage_layers=[2, 3] => parallel.stage_layers: [2, 3] | 5 layers | model.layers is 6
+    SIX | parallel.stage_layers=[6, 0] => parallel.stage_layers: | every chunk | got [6, 0]
+    SIX | parallel.stage_layers=[] => parallel.stage_layers: | every chunk | got []
+    model.layers=6 | parallel.pipe=8 => parallel.pipe x virtual_stages: 8 x 1 chunks | 6 layers | model.layers
+    SIX | parallel.virtual_stages=4 | parallel.schedule=interleaved => parallel.pipe x virtual_stages: 2 x 4 chunks |
+        6 layers | model.layers
+    model.layers=6 | model.vocab=64 | parallel.pipe=3 | parallel.pipe_ends=shared =>
+        model.vocab (padded to a multiple of 128): 128 | parallel.pipe x tensor (3) | 126 or 129 | model.vocab_multiple
+    model.layers=6 | model.vocab_multiple=2 | parallel.pipe=2 | parallel.tensor=2 | parallel.pipe_ends=shared =>
+        model.vocab_multiple: 2 | parallel.pipe x tensor (4) | example 4
+    parallel.tensor=3 => model.heads: 8 | parallel.tensor (3) | 6 or 9
+    model.heads=12 | model.kv_heads=6 | model.embed=384 | parallel.tensor=4 => model.kv_heads: |
+        a multiple or a divisor of parallel.tensor (4) | got 6
+    model.mlp=1022 | parallel.tensor=4 => model.mlp: 1022 | parallel.tensor (4) | 1020 or 1024
+    model.vocab=61 | model.vocab_multiple=1 | parallel.tensor=2 => model.vocab (padded to a multiple of 1): 61 |
+        parallel.tensor (2) | 60 or 62 | model.vocab_multiple
+    model.vocab_multiple=1 | parallel.tensor=2 => model.vocab_multiple: 1 | parallel.tensor (2) | example 2
+    data.sequence_length=1020 | parallel.context=4 | parallel.tensor=2 => data.sequence_length: 1020 |
+        parallel.context x tensor (8) | 1016 or 1024
+    parallel.replica=2 | parallel.fsdp=2 | parallel.expert=2 | parallel.microbatches=2 => data.batch_size: 8 |
+        parallel.replica x fsdp x expert x microbatches (16) | example 16
+    parallel.fsdp=-1 | parallel.tensor=-1 => parallel: | one axis | -1 | fsdp and tensor
+    optimizer.decay_steps=50 => optimizer.warmup_steps: 100 | optimizer.decay_steps (50)
+    optimizer.schedule=wsd | optimizer.decay_steps=200 | optimizer.decay_fraction=0.6 =>
+        optimizer.decay_fraction: 0.6 of 200 steps | optimizer.decay_steps | optimizer.warmup_steps (100)
+    optimizer.schedule=wsd | run.steps=120 => optimizer.decay_fraction: 0.2 of 120 steps | run.steps | step 96 |
+        optimizer.warmup_steps (100)
+    model.kinds={a: {position: learned}, b: {}} | model.pattern={unit: [a, b]} => model.kinds.a.position: learned |
+        model.position is rope | same
+    distributed.processes=2 | distributed.process_id=2 => distributed.process_id: |
+        less than distributed.processes (2) | got 2
+    distributed.secret_file='' => distributed.secret_file: | path of a file with the job's secret | got an empty text
+    distributed.coordinator=localhost => distributed.coordinator: | host:port | got 'localhost'
+""",
+    DPO=DPO,
+    LORA=LORA,
+    SIX=SIX,
 )
 def test_keys_that_do_not_fit_together_are_one_sentence(overrides, parts):
     with refused(*parts):
@@ -291,31 +144,22 @@ def test_what_is_unusual_but_right_is_let_through(overrides):
     validate(load_config(None, overrides))
 
 
-def test_a_free_axis_is_checked_once_its_size_is_known():
-    config = load_config(None, ["parallel.tensor=-1", "data.batch_size=3"])
+@refusals("""
+    parallel.tensor=-1 => model.heads: 8 | not divisible by parallel.tensor
+    parallel.context=-1 | data.sequence_length=40 => data.sequence_length: 40 | parallel.context
+    parallel.fsdp=-1 => data.batch_size: 8 | parallel.replica x fsdp
+    parallel.pipe=-1 => parallel.pipe | 16 x 1 chunks | 4 layers
+    parallel.fsdp=-1 | parallel.secondary_shard=3 | data.batch_size=16 => parallel.secondary_shard (3) | 15 or 18
+    parallel.replica=-1 | parallel.fsdp=16 | data.batch_size=16 | parallel.overlap.shard_state_over_replicas=true =>
+        parallel.overlap.shard_state_over_replicas: true | parallel.replica is 1
+    parallel.tensor=-1 | model.heads=16 | model.kv_heads=16 | model.vocab=61 | model.vocab_multiple=1 =>
+        model.vocab (padded to a multiple of 1): 61 | parallel.tensor (16)
+""")
+def test_a_free_axis_is_checked_once_its_size_is_known(overrides: list[str], parts: tuple[str, ...]):
+    config = load_config(None, overrides)
     validate(config)
-    with refused("model.heads: 8", "not divisible by parallel.tensor"):
-        validate(replace(config, parallel=resolve_axes(config.parallel, 16)))
-
-
-def test_each_rule_is_run_once_on_the_way_to_a_plan(monkeypatch: pytest.MonkeyPatch):
-    ran: Counter[str] = Counter()
-
-    def counted(rule: Callable[[Config], None]) -> Callable[[Config], None]:
-        def run(config: Config) -> None:
-            ran[rule.__name__] += 1
-            rule(config)
-
-        return run
-
-    rules = validate_module._RULES
-    monkeypatch.setattr(validate_module, "_RULES", tuple((facts, counted(rule)) for facts, rule in rules))
-    Trainer(small(parallel={"fsdp": 8}))
-    assert ran == dict.fromkeys((rule.__name__ for _, rule in rules), 1)
-    ran.clear()
-    Trainer(small(parallel={"fsdp": 2, "tensor": -1}, model={"vocab": None}))
-    learnt = {"tensor": 1, "vocab": 1}
-    assert ran == {rule.__name__: 1 + sum(learnt.get(fact, 0) for fact in facts) for facts, rule in rules}
+    with refused(*parts):
+        resolve_config(config, 16)
 
 
 def test_the_known_axes_are_checked_beside_a_free_one():

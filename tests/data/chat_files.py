@@ -41,9 +41,17 @@ def write_chat(path: Path, lines: list[dict[str, Any]]) -> Path:
 
 def prepared_chat(out: Path, lines: list[dict[str, Any]], **changes: Any) -> TokenFolder:
     """A token folder at `out` with these conversations."""
-    source = write_chat(out.with_name(f"{out.name}-input.jsonl"), lines)
+    return reported_chat(out, lines, **changes)[0]
+
+
+def reported_chat(out: Path, lines: list[dict[str, Any]], **changes: Any) -> tuple[TokenFolder, str]:
+    """The same, and what the preparation prints. A template may be given by its text."""
+    source, console = write_chat(out.with_name(f"{out.name}-input.jsonl"), lines), quiet()
     given = {"format": "chat", "tokenizer": TOKENIZER, "heldout_fraction": 0.0} | changes
-    return prepare(options(out, source, **given), quiet())
+    if "{" in (given.get("chat_template") or ""):
+        (template := out.with_name(f"{out.name}.jinja")).write_text(given["chat_template"])
+        given["chat_template"] = str(template)
+    return prepare(options(out, source, **given), console), console.file.getvalue()
 
 
 def spelled(folder: TokenFolder, counted: bool = False) -> list[str]:
@@ -61,4 +69,5 @@ def spelled(folder: TokenFolder, counted: bool = False) -> list[str]:
     return found
 
 
-__all__ = ["END", "END_TURN", "MARKED", "TOKENIZER", "VOCAB", "prepared_chat", "spelled", "template", "turns"]
+__all__ = ["END", "END_TURN", "MARKED", "TOKENIZER", "VOCAB", "prepared_chat", "reported_chat", "spelled", "template",
+           "turns"]  # fmt: skip

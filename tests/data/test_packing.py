@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from jaxpar.data import shuffle
 from jaxpar.data.keyed_permutation import KeyedPermutation
-from jaxpar.data.packing import PackedRows, assemble
+from jaxpar.data.packing import PackedRows
 from jaxpar.data.randomness import permutation, random_bits
 from jaxpar.data.stream import TokenStream
 from tests.sentences import refused
@@ -109,35 +109,6 @@ def test_an_epoch_uses_every_token_at_most_once_and_drops_less_than_a_row(packed
     rows = PackedRows(stream_of(5, 1, 30, 7, 2), sequence_length=4, packed=packed, seed=3, shuffle=version)
     seen = np.concatenate([rows.row(example)["tokens"] for example in range(rows.rows_per_epoch)])
     assert len(np.unique(seen)) == len(seen) == 44
-
-
-def test_a_label_is_found_beyond_the_border_of_the_row():
-    rows = PackedRows(stream_of(12), sequence_length=4, packed=True, seed=0, shuffle=1)
-    by_first = {row["tokens"][0]: row for row in map(rows.row, range(3))}
-    assert by_first[100]["labels"].tolist() == [101, 102, 103, 104]
-    assert by_first[104]["labels"].tolist() == [105, 106, 107, 108]
-    assert by_first[108]["labels"].tolist() == [109, 110, 111, 0]
-    assert by_first[108]["mask"].tolist() == [1, 1, 1, 0]
-
-
-def test_packed_rows_predict_the_last_token_of_a_document_and_nothing_from_it():
-    row = assemble(
-        np.array([7, 8, 9, 1, 2, 3], np.uint16), np.array([4, 4, 4, 5, 5, 5]), sequence_length=5, packed=True
-    )
-    assert row["labels"].tolist() == [8, 9, 0, 2, 3]
-    assert row["mask"].tolist() == [1, 1, 0, 1, 1]
-    assert row["segments"].tolist() == [1, 1, 1, 2, 2]
-    assert row["positions"].tolist() == [0, 1, 2, 0, 1]
-
-
-def test_rows_that_are_not_packed_are_one_segment():
-    row = assemble(
-        np.array([7, 8, 9, 1, 2, 3], np.uint16), np.array([4, 4, 4, 5, 5, 5]), sequence_length=5, packed=False
-    )
-    assert row["labels"].tolist() == [8, 9, 1, 2, 3]
-    assert row["mask"].tolist() == [1] * 5
-    assert row["segments"].tolist() == [1] * 5
-    assert row["positions"].tolist() == row["indices"].tolist() == [0, 1, 2, 3, 4]
 
 
 def test_seeds_and_epochs_differ_in_the_order_of_documents_and_of_rows():

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import tracemalloc
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -53,25 +50,6 @@ def test_the_cache_of_blocks_is_bounded():
         order.places(0, place)
     parts = [len(block.stops) for block in order._blocks.values()]
     assert len(parts) > 1 and sum(parts) <= CACHED_PARTS
-
-
-PROGRAM = """
-import numpy as np
-from jaxpar.data.shuffle import BlockOrder
-from jaxpar.data.stream import TokenStream
-starts = np.arange(5000, dtype=np.int64) * 500
-order = BlockOrder(TokenStream(np.zeros(2_500_000, np.uint16), starts), 1024, 9)
-print([int(order.places(epoch, place)[0].sum()) for epoch in (0, 1) for place in (0, 5, 2000, 2440)])
-"""
-
-
-def test_every_process_has_the_same_order():
-    root = Path(__file__).parents[2]
-    found = {
-        subprocess.run([sys.executable, "-c", PROGRAM], cwd=root, capture_output=True, text=True, check=True).stdout
-        for _ in range(2)
-    }
-    assert len(found) == 1 and len(set(next(iter(found)).strip("[]\n").split(", "))) == 8
 
 
 def test_rows_of_an_epoch_are_spread_evenly():

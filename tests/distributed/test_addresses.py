@@ -18,13 +18,6 @@ from tests.patience import seconds
 HERE = socket.gethostname()
 
 
-@pytest.fixture
-def port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return free.getsockname()[1]
-
-
 def test_process_0_listens_at_the_address_of_the_coordinator_alone(port: int):
     """127.0.0.2 is an address of this host too."""
     messages: list[str] = []

@@ -43,8 +43,9 @@ def flags_after(monkeypatch: pytest.MonkeyPatch, before: str) -> list[str]:
     return devices.os.environ["XLA_FLAGS"].split()
 
 
-def test_a_run_on_gpus_has_the_flags_that_programs_are_compiled_with(monkeypatch: pytest.MonkeyPatch):
+def test_a_run_on_gpus_has_the_flags_and_the_memory_that_programs_are_compiled_with(monkeypatch: pytest.MonkeyPatch):
     assert flags_after(monkeypatch, "") == list(xla_flags())
+    assert os.environ[POOL_VARIABLES[0]] == str(POOL_FRACTION)
 
 
 @pytest.mark.parametrize(
@@ -138,11 +139,6 @@ def test_flags_that_come_too_late_are_one_sentence(before: str, flags: str, in_f
         assert all(flag in first for flag in (flags or xla_flags()[1], xla_flags()[0]))
 
 
-def test_xla_takes_as_much_memory_as_inspect_promises(monkeypatch: pytest.MonkeyPatch):
-    flags_after(monkeypatch, "")
-    assert devices.os.environ[POOL_VARIABLES[0]] == str(POOL_FRACTION)
-
-
 @pytest.mark.parametrize("name", POOL_VARIABLES)
 def test_the_users_share_of_memory_stays_alone(monkeypatch: pytest.MonkeyPatch, name: str):
     monkeypatch.setenv(name, "0.5")
@@ -151,31 +147,26 @@ def test_the_users_share_of_memory_stays_alone(monkeypatch: pytest.MonkeyPatch, 
     assert devices.os.environ[name] == "0.5"
 
 
-def test_xla_may_pin_most_of_the_hosts_memory(monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize(
+    ("variables", "processes", "pinned"),
+    [
+        ({}, 1, "1800"),
+        ({}, 4, "450"),
+        ({PINNED_VARIABLE: "7"}, 1, "7"),
+        ({"XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE": "true"}, 1, None),
+    ],
+    ids=["most of the host's memory", "shared by the processes of a host", "as the user lets it", "all at once"],
+)
+def test_xla_may_pin(monkeypatch: pytest.MonkeyPatch, variables: dict[str, str], processes: int, pinned: str | None):
     monkeypatch.setattr(host, "host_memory", lambda: 2000 * 2**30)
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    if processes > 1:
+        monkeypatch.setattr(devices, "host_gpus", lambda: 8)
+        monkeypatch.setattr(devices, "find_job", lambda *_: Job("a:1", 16, 0, local_devices=(0, 1)))
+        monkeypatch.setattr(devices.jax.distributed, "is_initialized", lambda: True)
     flags_after(monkeypatch, "")
-    assert os.environ[PINNED_VARIABLE] == "1800"
-
-
-def test_processes_of_a_host_share_what_may_be_pinned(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(host, "host_memory", lambda: 2000 * 2**30)
-    monkeypatch.setattr(devices, "host_gpus", lambda: 8)
-    monkeypatch.setattr(devices, "find_job", lambda *_: Job("a:1", 16, 0, local_devices=(0, 1)))
-    monkeypatch.setattr(devices.jax.distributed, "is_initialized", lambda: True)
-    flags_after(monkeypatch, "")
-    assert os.environ[PINNED_VARIABLE] == "450"
-
-
-def test_what_the_user_lets_xla_pin_stays(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv(PINNED_VARIABLE, "7")
-    flags_after(monkeypatch, "")
-    assert os.environ[PINNED_VARIABLE] == "7"
-
-
-def test_where_xla_pins_all_it_may_at_once_it_may_not_pin_more(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XLA_PJRT_GPU_HOST_MEMORY_PREALLOCATE", "true")
-    flags_after(monkeypatch, "")
-    assert PINNED_VARIABLE not in os.environ
+    assert os.environ.get(PINNED_VARIABLE) == pinned
 
 
 def device(process: int, platform: str = "gpu") -> Any:

@@ -80,29 +80,18 @@ def test_processes_of_one_job_agree_on_the_port_and_steps_of_it_do_not_share_one
 @pytest.mark.parametrize(
     ("nodes", "host"),
     [
-        ("node01", "node01"),
-        ("node[01-03,07]", "node01"),
-        ("node[07,01-03]", "node07"),
-        ("login,node[01-03]", "login"),
-        ("node1,node2", "node1"),
-        ("rack[1-2]node[0-3]", "rack1node0"),
-        ("gpu-a[100-163]-ib", "gpu-a100-ib"),
-        ("node[001]", "node001"),
-        ("a.b.example,c", "a.b.example"),
-        ("gpu-[a,b]", "gpu-a"),
+        ("node01", "node01"), ("node[01-03,07]", "node01"), ("node[07,01-03]", "node07"), ("node1,node2", "node1"),
+        ("login,node[01-03]", "login"), ("rack[1-2]node[0-3]", "rack1node0"), ("gpu-a[100-163]-ib", "gpu-a100-ib"),
+        ("node[001]", "node001"), ("a.b.example,c", "a.b.example"), ("gpu-[a,b]", "gpu-a"),
     ],
-)
+)  # fmt: skip
 def test_the_first_host_of_a_list_of_nodes(nodes: str, host: str):
     assert first_host(nodes) == host
 
 
-def test_a_variable_that_is_no_number_is_one_sentence():
-    environment = recorded("slurm-one-task-per-node") | {"SLURM_PROCID": "three"}
+def test_a_variable_that_is_no_number_or_missing_is_one_sentence():
     with refused("SLURM_PROCID", "a whole number"):
-        find_launch(environment)
-
-
-def test_a_variable_that_is_missing_is_one_sentence():
+        find_launch(recorded("slurm-one-task-per-node") | {"SLURM_PROCID": "three"})
     environment = recorded("open-mpi-5-one-machine")
     del environment["OMPI_COMM_WORLD_SIZE"]
     with refused("OMPI_COMM_WORLD_SIZE", "Open MPI"):

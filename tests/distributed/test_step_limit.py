@@ -14,25 +14,25 @@ def after(*seconds: float, fixed: float | None = None) -> StepLimit:
     return limit
 
 
-def test_while_the_pace_is_not_known_a_step_has_long():
-    assert all(after(*[0.1] * steps).in_step_s == UNKNOWN_S for steps in range(6))
+@pytest.mark.parametrize(
+    ("seconds", "limit"),
+    [
+        ([0.1] * 5, UNKNOWN_S),
+        ([0.1] * 6, LEAST_S),
+        ([1.0] * 3 + [20.0, 21.0, 300.0], 105),
+        ([300.0] * 3 + [0.1] * 3, LEAST_S),
+        ([0.1] * 30 + [30.0] * 11, 150),
+        ([500.0] * 6, 2500),
+    ],
+    ids=["pace not known", "short", "five times the median", "first steps do not count", "became longer", "long"],
+)
+def test_how_long_a_step_may_take(seconds: list[float], limit: float):
+    assert after(*seconds).in_step_s == limit
+    assert after(*seconds).in_pause_s == max(limit, UNKNOWN_S), "one that waits for another that saves has long"
 
 
-def test_short_steps_have_so_little_that_the_job_ends_within_a_minute():
-    assert after(*[0.1] * 6).in_step_s == LEAST_S <= 50
-
-
-def test_long_steps_have_five_times_their_median():
-    assert after(*[1.0] * 3, *[20.0, 21.0, 300.0]).in_step_s == 105
-    assert after(*[500.0] * 6).in_step_s == after(*[500.0] * 6).in_pause_s == 2500
-
-
-def test_the_first_steps_do_not_determine_the_limit_of_the_others():
-    assert after(300.0, 300.0, 300.0, *[0.1] * 3).in_step_s == LEAST_S
-
-
-def test_steps_that_became_longer_get_more():
-    assert after(*[0.1] * 30, *[30.0] * 11).in_step_s == 150
+def test_a_job_of_short_steps_ends_within_a_minute():
+    assert LEAST_S <= 50
 
 
 def test_the_first_steps_from_a_checkpoint_have_long_again():
@@ -43,10 +43,6 @@ def test_the_first_steps_from_a_checkpoint_have_long_again():
         given.append(limit.in_step_s)
         limit.took(0.1)
     assert given == [UNKNOWN_S] * 3 + [LEAST_S]
-
-
-def test_one_that_waits_for_another_that_saves_has_long():
-    assert after(*[0.1] * 20).in_pause_s == UNKNOWN_S
 
 
 @pytest.mark.parametrize("steps", [0, 3, 50])

@@ -196,10 +196,8 @@ def test_experts_that_sent_less_in_training_are_exported_like_others():
     assert preset.experts is not None
     trained = {"clusters": {"share": 0.5, "residual": 0.5}, "capacity_factor": 1.5, "sequence_loss": 0.1}
     model = replace(preset, experts=replace(preset.experts, **trained))
-    assert (
-        differences(model_of(HFConfig("config.json", config_of(family_for(preset), model, {}, length=4096)))[1], model)
-        == []
-    )
+    written = HFConfig("config.json", config_of(family_for(preset), model, {}, length=4096))
+    assert differences(model_of(written)[1], model) == []
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -311,9 +309,7 @@ def test_experts_that_differ_are_named_by_the_keys_in_which_they_do():
     assert model.experts is not None
     other = replace(model, experts=replace(model.experts, router="sigmoid", router_options={"scale": 2.5}))
     [found] = map(str, differences(model, other))
-    assert found == (
-        "model.experts.router (top_k_softmax, not sigmoid); model.experts.router_options ({}, not {scale: 2.5})"
-    )  # fmt: skip
+    assert "router (top_k_softmax, not sigmoid)" in found and "router_options ({}, not {scale: 2.5})" in found
     dense = replace(model, experts=None)
     text = "; ".join(map(str, differences(model, dense)))
     assert "model.experts ({count: 8, width: 14336}, not null)" in text and "ExpertsConfig" not in text

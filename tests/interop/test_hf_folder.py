@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 
 import ml_dtypes
@@ -21,6 +22,7 @@ from tests.interop.folders import copy_of, in_shards, rewrite, tensors
 from tests.sentences import refused
 
 UP = "model.layers.1.mlp.up_proj.weight"
+SECOND = "model-00002-of-00002.safetensors"
 
 
 @pytest.fixture
@@ -29,28 +31,40 @@ def llama(tmp_path: Path) -> Path:
     return copy_of("llama", tmp_path / "model")
 
 
-def test_a_tensor_that_is_missing(llama: Path):
-    rewrite(llama, {UP: None, "model.norm.weight": None})
-    with refused(str(llama), UP, "missing", "1 more"):
-        HFFolder(llama)
+def listing(folder: Path, **changed: str | None) -> None:
+    """The folder in shards, whose index lists some tensors in another file, or by None not at all."""
+    file = in_shards(folder) / "model.safetensors.index.json"
+    listed = json.loads(file.read_text())["weight_map"] | changed
+    file.write_text(json.dumps({"weight_map": {name: shard for name, shard in listed.items() if shard is not None}}))
 
 
-def test_a_tensor_too_many(llama: Path):
-    rewrite(llama, {"model.layers.2.mlp.up_proj.weight": np.zeros((48, 32), np.float32)})
-    with refused(str(llama), "model.layers.2.mlp.up_proj.weight", "not one of this model"):
-        HFFolder(llama)
+def cut(file: Path) -> None:
+    file.write_bytes(file.read_bytes()[:-4])
 
 
-def test_a_tensor_of_another_shape(llama: Path):
-    rewrite(llama, {UP: np.zeros((32, 48), np.float32)})
-    with refused("model.safetensors", UP, "[32, 48]", "[48, 32]"):
-        HFFolder(llama)
+WEIGHTS, EXTRA = "model.safetensors", "model.layers.2.mlp.up_proj.weight"
+BROKEN: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
+    "missing": (lambda at: rewrite(at, {UP: None, "model.norm.weight": None}), (UP, "missing", "1 more")),
+    "too many": (lambda at: rewrite(at, {EXTRA: np.zeros((48, 32), "f4")}), (EXTRA, "not one of this model")),
+    "shape": (lambda at: rewrite(at, {UP: np.zeros((32, 48), "f4")}), (WEIGHTS, UP, "[32, 48]", "[48, 32]")),
+    "float64": (lambda at: rewrite(at, {UP: np.zeros((48, 32))}), (WEIGHTS, UP, "dtype", "BF16")),
+    "int8": (lambda at: rewrite(at, {UP: np.zeros((48, 32), np.int8)}), (WEIGHTS, UP, "dtype", "BF16")),
+    "float8": (lambda at: rewrite(at, {UP: np.zeros((48, 32), ml_dtypes.float8_e4m3fn)}), (UP, "dtype", "BF16")),
+    "cut off": (lambda at: cut(at / WEIGHTS), (WEIGHTS, "no whole safetensors file")),
+    "a pickle": (lambda at: (at / WEIGHTS).rename(at / "pytorch_model.bin"), ("pytorch_model.bin", "pickle", WEIGHTS)),
+    "no weights": (lambda at: (at / WEIGHTS).unlink(), (WEIGHTS, "model.safetensors.index.json")),
+    "no shard": (lambda at: (in_shards(at) / SECOND).unlink(), (SECOND, "index.json", "missing")),
+    "an index of more": (lambda at: listing(at, extra=SECOND), (SECOND, "extra", "missing")),
+    "an index of less": (lambda at: listing(at, **{UP: None}), (UP, "does not list")),
+    "an index of files elsewhere": (lambda at: listing(at, **{UP: "../a.safetensors"}), ("index.json", "../a.safet")),
+}
 
 
-@pytest.mark.parametrize("dtype", [np.float64, np.int8, ml_dtypes.float8_e4m3fn])
-def test_a_tensor_of_another_dtype(llama: Path, dtype: type):
-    rewrite(llama, {UP: np.zeros((48, 32), dtype)})
-    with refused("model.safetensors", UP, "dtype", "BF16"):
+@pytest.mark.parametrize("case", BROKEN)
+def test_what_is_wrong_with_a_folder_is_named(llama: Path, case: str):
+    breaks, parts = BROKEN[case]
+    breaks(llama)
+    with refused(str(llama), *parts):
         HFFolder(llama)
 
 
@@ -70,40 +84,17 @@ def test_a_line_end_or_control_character_of_a_file_does_not_reach_the_screen(lla
     assert str(caught.value).isprintable() and "ok" in str(caught.value)
 
 
-def test_sizes_of_config_json_that_are_not_those_of_the_tensors(tmp_path: Path):
-    with refused("model.embed_tokens.weight", "[61, 32]", "[62, 32]"):
-        HFFolder(copy_of("llama", tmp_path / "model", vocab_size=62))
-
-
 @pytest.mark.parametrize(
     ("name", "key", "value"),
-    [("mixtral", "num_local_experts", 10**8), ("qwen3_moe", "num_local_experts", 2**31 - 1),
+    [("llama", "vocab_size", 62), ("mixtral", "num_local_experts", 10**8),
+     ("qwen3_moe", "num_local_experts", 2**31 - 1),
      ("llama", "num_hidden_layers", 10_000), ("llama", "vocab_size", 2**31 - 1),
      ("llama", "num_attention_heads", 2**24),
      ("gpt2", "n_positions", 2**31 - 1)],
 )  # fmt: skip
-def test_counts_that_the_files_do_not_have_are_refused_at_once(tmp_path: Path, name: str, key: str, value: int):
+def test_sizes_that_the_files_do_not_have_are_refused_at_once(tmp_path: Path, name: str, key: str, value: int):
     with refused(str(tmp_path / "model"), "config.json"):
         HFFolder(copy_of(name, tmp_path / "model", **{key: value}))
-
-
-def test_a_file_that_is_cut_off(llama: Path):
-    file = llama / "model.safetensors"
-    file.write_bytes(file.read_bytes()[:-4])
-    with refused("model.safetensors", "no whole safetensors file"):
-        HFFolder(llama)
-
-
-def test_pickles_are_not_read(llama: Path):
-    (llama / "model.safetensors").rename(llama / "pytorch_model.bin")
-    with refused("pytorch_model.bin", "pickle", "model.safetensors"):
-        HFFolder(llama)
-
-
-def test_a_folder_without_weights(llama: Path):
-    (llama / "model.safetensors").unlink()
-    with refused(str(llama), "model.safetensors", "model.safetensors.index.json"):
-        HFFolder(llama)
 
 
 def test_shards_hold_what_one_file_does(llama: Path):
@@ -112,27 +103,6 @@ def test_shards_hold_what_one_file_does(llama: Path):
     assert len(source.tensors) == len(wanted)
     for tensor in source.tensors:
         np.testing.assert_array_equal(source.tensor(tensor), wanted[tensor.name])
-
-
-def test_a_shard_that_is_missing(llama: Path):
-    (in_shards(llama) / "model-00002-of-00002.safetensors").unlink()
-    with refused("model-00002-of-00002.safetensors", "index.json", "missing"):
-        HFFolder(llama)
-
-
-def test_an_index_that_lists_another_tensor(llama: Path):
-    file = in_shards(llama) / "model.safetensors.index.json"
-    index = json.loads(file.read_text())
-    whole = dict(index["weight_map"])
-    file.write_text(json.dumps({"weight_map": {**whole, "extra": "model-00001-of-00002.safetensors"}}))
-    with refused("model-00001-of-00002.safetensors", "extra", "missing"):
-        HFFolder(llama)
-    file.write_text(json.dumps({"weight_map": {name: shard for name, shard in whole.items() if name != UP}}))
-    with refused(UP, "does not list"):
-        HFFolder(llama)
-    file.write_text(json.dumps({"weight_map": {**whole, UP: "../elsewhere.safetensors"}}))
-    with refused("index.json", "../elsewhere.safetensors"):
-        HFFolder(llama)
 
 
 def test_the_digest_is_of_each_row_of_a_small_matrix_and_of_each_element_of_a_vector(tmp_path: Path):

@@ -126,17 +126,9 @@ def test_nothing_permutes_in_the_branching_ticks_of_a_pipeline(strategy: str, pe
 @pytest.mark.parametrize(
     ("length", "parallel", "parts"),
     [
-        (
-            24,
-            {"context_strategy": "ring", "context_order": "zigzag"},
-            ("24 tokens", "16 or 32 would"),
-        ),
+        (24, {"context_strategy": "ring", "context_order": "zigzag"}, ("24 tokens", "16 or 32 would")),
         (8, {"context_strategy": "ring", "context_order": "zigzag"}, ("8 tokens", "; 16 would")),
-        (
-            64,
-            {"context_strategy": "ulysses", "context_order": "striped"},
-            ("expected auto or contiguous", "got striped"),
-        ),
+        (64, {"context_strategy": "ulysses", "context_order": "striped"}, ("auto or contiguous", "got striped")),
         (64, {"context_strategy": "usp", "ulysses": 3}, ("groups of 3", "do not divide parallel.context")),
     ],
 )

@@ -9,9 +9,9 @@ import jax
 import pytest
 
 from jaxpar.config.plan import Plan
+from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.layout.make_plan import make_plan, resolve_config
-from jaxpar.pipeline.schedules import SCHEDULES
-from tests.sentences import refused
+from tests.sentences import refusals, refused
 from tests.small_run import layout_of, small
 
 
@@ -20,64 +20,25 @@ def plan_of(layers: int = 8, **parallel: Any) -> Plan:
     return make_plan(resolve_config(config, layout_of(config.parallel)), jax.devices()[0])
 
 
-@pytest.mark.parametrize(
-    ("parallel", "parts"),
-    [
-        (
-            {"pipe": 2, "schedule": "zbh1"},
-            (
-                "parallel.schedule:",
-                "'zbh1'",
-                " zb-h1?",
-                ", ".join(SCHEDULES),
-            ),
-        ),
-        (
-            {"pipe": 4, "schedule": "breadth-first", "microbatches": 2},
-            ("parallel.schedule:", "breadth-first on 4 ranks", "at least 4 microbatches", "got 2"),
-        ),
-        (
-            {"pipe": 2, "schedule": "dualpipe-v", "microbatches": 3},
-            ("parallel.schedule:", "dualpipe-v on 2 ranks", "at least 4 microbatches", "got 3"),
-        ),
-        (
-            {"pipe": 4, "schedule": "interleaved", "microbatches": 6},
-            ("parallel.schedule:", "interleaved", "multiple of its 4 ranks", "got 6; 4 or 8 would do"),
-        ),
-        (
-            {"pipe": 4, "schedule": "zb-uniform", "virtual_stages": 2, "microbatches": 3},
-            ("parallel.schedule:", "zb-uniform", "multiple of its 4 ranks", "got 3; 4 would do"),
-        ),
-        (
-            {"pipe": 2, "schedule": "1f1b", "virtual_stages": 2},
-            ("parallel.schedule:", "1f1b", "exactly 1 virtual stages", "got 2"),
-        ),
-        (
-            {"pipe": 2, "schedule": "interleaved", "virtual_stages": 1},
-            ("parallel.schedule:", "interleaved", "at least 2 virtual stages", "got 1"),
-        ),
-        (
-            {"pipe": 2, "schedule": "zb-v", "virtual_stages": 3, "microbatches": 4},
-            ("parallel.schedule:", "zb-v", "exactly 2 virtual stages", "got 3"),
-        ),
-        ({"pipe": 2, "schedule": "one-stage"}, ("parallel.schedule:", "one-stage", "1 pipeline rank", "got 2")),
-        (
-            {"pipe": 8, "schedule": "interleaved", "microbatches": 8},
-            ("parallel.pipe x virtual_stages:", "16 chunks", "8 layers", "model.layers"),
-        ),
-        (
-            {"pipe": 2, "stage_layers": (2, 3, 3)},
-            ("parallel.stage_layers:", "[2, 3, 3]", "3 entries", "2 chunks", "parallel.pipe 2 x 1 virtual"),
-        ),
-        (
-            {"pipe": 2, "schedule": "zb-v", "microbatches": 4, "stage_layers": (4, 4)},
-            ("parallel.stage_layers:", "[4, 4]", "2 entries", "4 chunks", "parallel.pipe 2 x 2 virtual"),
-        ),
-    ],
-)
-def test_sizes_that_a_schedule_cannot_have_are_one_sentence(parallel: dict[str, Any], parts: tuple[str, ...]):
+@refusals("""
+    parallel.pipe=2 | parallel.schedule=zbh1 => parallel.schedule: | 'zbh1' | zb-h1? | one-stage, gpipe, 1f1b
+    parallel.pipe=4 | parallel.schedule=breadth-first | parallel.microbatches=2 => parallel.schedule: |
+        breadth-first on 4 ranks | at least 4 microbatches | got 2
+    parallel.pipe=4 | parallel.schedule=interleaved | parallel.microbatches=6 => parallel.schedule: | interleaved |
+        multiple of its 4 ranks | got 6; 4 or 8 would do
+    parallel.pipe=2 | parallel.schedule=1f1b | parallel.virtual_stages=2 => parallel.schedule: | 1f1b |
+        exactly 1 virtual stages | got 2
+    parallel.pipe=8 | parallel.schedule=interleaved | parallel.microbatches=8 => parallel.pipe x virtual_stages: |
+        16 chunks | 8 layers | model.layers
+    parallel.pipe=2 | parallel.stage_layers=[2, 3, 3] => parallel.stage_layers: | [2, 3, 3] | 3 entries | 2 chunks |
+        parallel.pipe 2 x 1 virtual
+    parallel.pipe=2 | parallel.schedule=zb-v | parallel.microbatches=4 | parallel.stage_layers=[4, 4] =>
+        parallel.stage_layers: | [4, 4] | 2 entries | 4 chunks | parallel.pipe 2 x 2 virtual
+""")
+def test_sizes_that_a_schedule_cannot_have_are_one_sentence(overrides: list[str], parts: tuple[str, ...]):
+    config = with_overrides(small(model={"layers": 8}, data={"batch_size": 24}), overrides)
     with refused(*parts):
-        plan_of(**parallel)
+        make_plan(resolve_config(config, layout_of(config.parallel)), jax.devices()[0])
 
 
 def test_a_table_that_is_missing_or_for_other_sizes_is_one_sentence(tmp_path: Path):

@@ -17,6 +17,8 @@ from tests.layout.test_layer_unroll import plan_of, plan_with
 from tests.sentences import refused
 from tests.small_run import small
 
+OFFLOADED = {"parallel": {"fsdp": 4}, "memory": {"remat": {"mlp_input": "offload"}}}
+
 
 @pytest.mark.parametrize(
     ("sections", "prefetch", "why"),
@@ -25,16 +27,8 @@ from tests.small_run import small
         ({"parallel": {"fsdp": 2, "context": 2}}, "parts", "attention sends"),
         ({"parallel": {"fsdp": 2, "context": 2, "overlap": {"weight_prefetch": "layer"}}}, "layer", "named by"),
         ({"parallel": {"fsdp": 4, "overlap": {"weight_prefetch": "parts"}}}, "parts", "named by"),
-        ({"parallel": {"fsdp": 4}, "memory": {"remat": {"mlp_input": "offload"}}}, "parts", "copies to and from"),
-        (
-            {
-                "parallel": {"fsdp": 4},
-                "memory": {"remat": {"mlp_input": "offload"}},
-                "precision": {"compute": "bfloat16", "matmul": "fp8_delayed"},
-            },
-            "layer",
-            "8 bits",
-        ),
+        (OFFLOADED, "parts", "copies to and from"),
+        (OFFLOADED | {"precision": {"compute": "bfloat16", "matmul": "fp8_delayed"}}, "layer", "8 bits"),
         ({"parallel": {"pipe": 2, "fsdp": 2, "microbatches": 2}}, "layer", "pipelines"),
         ({"parallel": {"fsdp": 2, "context": 2}, "model": {"experts": ExpertsConfig(4, 2, 16)}}, "layer", "router"),
         ({"parallel": {"fsdp": 4, "zero": 2}}, "layer", ""),

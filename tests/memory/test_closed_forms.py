@@ -74,11 +74,8 @@ def test_the_shape_of_a_configuration():
     config = Config(model=MODELS["llama3-8b"], data=DataConfig(sequence_length=8192))
     shape = layer_shape(config, AxisSizes(context=2, tensor=4), rows=3)
     assert (shape.tokens, shape.part_tokens) == (3 * 4096, 3 * 1024)
-    assert [shape.width(dims) for dims in (("heads", "head_dim"), ("kv_heads", "head_dim"), ("mlp",))] == [
-        1024,
-        256,
-        3584,
-    ]
+    widths = [shape.width(dims) for dims in (("heads", "head_dim"), ("kv_heads", "head_dim"), ("mlp",))]
+    assert widths == [1024, 256, 3584]
     assert activation_bytes(shape)["attention_lse"] == 3 * 4096 * 8 * 4
 
 

@@ -49,17 +49,10 @@ def predicted(row: dict[str, str], working: bool = True) -> tuple[float, float, 
     """
     number = {key: int(row[key]) for key in row if row[key].isdecimal()}
     shape = shape_of(
-        rows=number["micro_batch_seqs"],
-        sequence=number["seq_len"],
-        embed=number["d_model"],
-        heads=number["n_heads"],
-        kv_heads=number["n_kv_heads"],
-        head_dim=number["head_dim"],
-        mlp=number["d_ff"],
-        activation="swiglu" if number["gated_mlp"] else "gelu",
-        context=number["cp"],
-        tensor=number["tp"],
-    )
+        rows=number["micro_batch_seqs"], sequence=number["seq_len"], embed=number["d_model"], heads=number["n_heads"],
+        kv_heads=number["n_kv_heads"], head_dim=number["head_dim"], mlp=number["d_ff"], context=number["cp"],
+        tensor=number["tp"], activation="swiglu" if number["gated_mlp"] else "gelu",
+    )  # fmt: skip
     multiple = VOCAB_MULTIPLE * shape.tensor
     vocab_rows = -(-number["vocab"] // multiple) * multiple
     parameters = rank_parameters(shape, number["n_layers"] // number["pp"], vocab_rows)

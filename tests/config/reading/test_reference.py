@@ -23,12 +23,13 @@ def test_the_page_is_what_the_schema_would_write_today():
 
 
 def test_every_key_is_explained_on_the_page_and_in_the_help():
+    on_page, in_help = page(), help_text()
     for section in SECTIONS:
         explained = {entry.key: entry for entry in entries()[section]}
         assert list(explained) == [f"{section}.{key}" for key in keys_of(section)]
         for key, entry in explained.items():
             assert len(entry.meaning) > 10
-            assert f"`{key}`" in page() and f"  {key}={entry.default} " in help_text()
+            assert f"`{key}`" in on_page and f"  {key}={entry.default} " in in_help
 
 
 def test_the_names_of_all_activations_are_on_both_pages():

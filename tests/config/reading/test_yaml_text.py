@@ -78,6 +78,7 @@ def test_a_name_that_appears_twice_in_a_mapping_of_a_key_is_refused():
         ("run:\n  name: !!python/name:os.system x", "a.yaml:2: not valid YAML (tags"),
         ("run:\n  name: *nothing", "a.yaml:2: not valid YAML"),
         ("run: &a {name: *a}", "a.yaml:1: not valid YAML"),
+        ("run: &r\n  name: *r", "a.yaml:2: not valid YAML"),
         ("run:\n  name: \x00", "a.yaml:2: not valid YAML"),
         ("run:\n  name: " + "[" * 5000, "a.yaml:2: not valid YAML (nested more than 20 deep)"),
     ],

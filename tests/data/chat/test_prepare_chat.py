@@ -14,7 +14,7 @@ from jaxpar.data.document_rows import DocumentRows
 from jaxpar.data.prepare import prepare
 from jaxpar.data.tokens.token_folder import open_token_folder
 from jaxpar.data.tokens.token_index import INDEX
-from tests.data.chat_files import END, END_TURN, MARKED, VOCAB, prepared_chat, spelled, turns, write_chat
+from tests.data.chat_files import END, END_TURN, MARKED, VOCAB, prepared_chat, reported_chat, spelled, turns, write_chat
 from tests.data.folders import contents, options, prepared, quiet
 from tests.goldens.chat.generate import FOLDER, conversations
 from tests.sentences import refused
@@ -41,47 +41,35 @@ def test_the_assistants_turns_are_counted_with_their_end(tmp_path):
 
 
 def test_a_template_may_mark_what_is_counted(tmp_path):
-    (tmp_path / "marked.jinja").write_text(MARKED)
-    folder = prepared_chat(tmp_path / "out", [{"messages": TWO_TURNS}], chat_template=str(tmp_path / "marked.jinja"))
+    folder = prepared_chat(tmp_path / "out", [{"messages": TWO_TURNS}], chat_template=MARKED)
     assert spelled(folder, counted=True) == [f"lima.{END_TURN}nairobi.{END_TURN}"]
     assert spelled(folder)[0].startswith("system: be brief.<|im_end|>user: capital")
 
 
 def test_marks_that_leave_out_the_end_of_a_turn_are_reported(tmp_path):
-    source = write_chat(tmp_path / "a.jsonl", [{"messages": TWO_TURNS}])
-    for name, text in (("whole", MARKED), ("cut", MARKED.replace("<|im_end|>{% endg", "{% endg", 1))):
-        text = text.replace("{% endgeneration %}", "{% endgeneration %}<|im_end|>") if name == "cut" else text
-        (tmp_path / name).write_text(text)
-        console, given = quiet(), {"format": "chat", "tokenizer": FOLDER / "tokenizer.json"}
-        asked = options(
-            tmp_path / f"{name}-out", source, chat_template=str(tmp_path / name), heldout_fraction=0.0, **given
-        )
-        counted = spelled(prepare(asked, console), counted=True)
-        assert ("{% generation %} blocks leave out" in console.file.getvalue()) == (name == "cut")
-        assert counted == (["lima.nairobi."] if name == "cut" else [f"lima.{END_TURN}nairobi.{END_TURN}"])
+    cut = MARKED.replace("<|im_end|>{% endg", "{% endg", 1)
+    cut = cut.replace("{% endgeneration %}", "{% endgeneration %}<|im_end|>")
+    for name, template in (("whole", MARKED), ("cut", cut)):
+        folder, printed = reported_chat(tmp_path / name, [{"messages": TWO_TURNS}], chat_template=template)
+        assert ("{% generation %} blocks leave out" in printed) == (name == "cut")
+        said = ["lima.nairobi."] if name == "cut" else [f"lima.{END_TURN}nairobi.{END_TURN}"]
+        assert spelled(folder, counted=True) == said
 
 
 @pytest.mark.parametrize(
-    ("source", "text"),
+    ("source", "answer", "text"),
     [
-        ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", f"assistant: b\n{END}"),
-        ("{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}", f"assistant: b{END}"),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}", "b", f"assistant: b\n{END}"),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content }}{{ eos_token }}{% endfor %}", "b", f"assistant: b{END}"),
+        ("{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}", "\n b", f"assistant: b\n{END}"),
     ],
-    ids=["no end of a turn", "the end of a document ends a turn"],
+    ids=["no end of a turn", "the end of a document ends a turn", "a template that trims"],
 )
-def test_the_end_of_a_document_is_counted_where_it_ends_the_turn(tmp_path, source, text):
-    (tmp_path / "a.jinja").write_text(source)
-    folder = prepared_chat(tmp_path / "out", [{"messages": turns("a", "b")}], chat_template=str(tmp_path / "a.jinja"))
+def test_the_end_of_a_document_is_counted_where_it_ends_the_turn(tmp_path, source, answer, text):
+    folder = prepared_chat(tmp_path / "out", [{"messages": turns("a", answer)}], chat_template=source)
     # The template has no beginning of a turn for the prompt, so the role is a part of what the assistant says.
     assert spelled(folder, counted=True) == [text]
     assert spelled(folder)[0].count(END) == (2 if "eos" in source else 1)
-
-
-def test_the_end_is_counted_of_an_answer_that_the_template_trims(tmp_path):
-    trims = "{% for m in messages %}{{ m.role }}: {{ m.content | trim }}\n{% endfor %}"
-    (tmp_path / "a.jinja").write_text(trims)
-    folder = prepared_chat(tmp_path / "out", [{"messages": turns("a", "\n b")}], chat_template=f"{tmp_path}/a.jinja")
-    assert spelled(folder, counted=True) == [f"assistant: b\n{END}"]
 
 
 def test_a_value_that_is_nested_deeper_than_calls_of_python_is_rendered(tmp_path):
@@ -180,25 +168,18 @@ def test_a_conversation_that_cannot_be_used_is_named_with_its_line(tmp_path, lin
 
 def test_the_lengths_of_conversations_are_counted(tmp_path):
     questions = ["a" * 30, "a" * 90, "a" * 200]
-    source = write_chat(tmp_path / "a.jsonl", [{"messages": turns(one, "b")} for one in questions])
-    console, given = quiet(), {"format": "chat", "tokenizer": FOLDER / "tokenizer.json", "heldout_fraction": 0.0}
-    folder = prepare(options(tmp_path / "out", source, **given), console)
+    folder, text = reported_chat(tmp_path / "out", [{"messages": turns(one, "b")} for one in questions])
     sizes = folder.train.lengths - 1
-    text = console.file.getvalue()
     assert f"longest conversation takes {sizes.max()} tokens of a row (more than 64: 2, more than 128: 1)" in text
     assert "data.long_conversations" in text
-    console = quiet()
-    source = write_chat(tmp_path / "b.jsonl", [{"messages": turns("a" * 90, "b")}] * 2)
-    prepare(options(tmp_path / "alike", source, **given), console)
-    assert "(more than 64: 2)" in console.file.getvalue(), "also where all are"
+    _, text = reported_chat(tmp_path / "alike", [{"messages": turns("a" * 90, "b")}] * 2)
+    assert "(more than 64: 2)" in text, "also where all are"
 
 
 def test_the_templates_beginning_is_not_doubled_by_the_tokenizers(tmp_path):
     marked = FOLDER.parent / "evaluation/marked/tokenizer.json"
-    (tmp_path / "a.jinja").write_text(
-        "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
-    )
-    folder = prepared_chat(
-        tmp_path / "out", [{"messages": turns("a", "b")}], tokenizer=marked, chat_template=str(tmp_path / "a.jinja")
-    )
-    assert spelled(folder) == ["<bos>a<eos>b<eos>"]
+    begins = "{{ bos_token }}{% for m in messages %}{{ m.content }}{{ eos_token }}{% endfor %}"
+    line = {"messages": turns("a", "b")}
+    assert spelled(prepared_chat(tmp_path / "out", [line], tokenizer=marked, chat_template=begins)) == [
+        "<bos>a<eos>b<eos>"
+    ]

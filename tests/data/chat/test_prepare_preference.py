@@ -12,11 +12,11 @@ import pytest
 from jaxpar.config.schema import DataConfig
 from jaxpar.data import open_data
 from jaxpar.data.pairs import PairRows
-from jaxpar.data.prepare import prepare
+from jaxpar.data.tokens.digests import digest
 from jaxpar.data.tokens.token_folder import open_token_folder
 from jaxpar.data.tokens.token_index import INDEX
-from tests.data.chat_files import END, END_TURN, MARKED, TOKENIZER, prepared_chat, spelled, turns, write_chat
-from tests.data.folders import contents, options, quiet
+from tests.data.chat_files import END, END_TURN, MARKED, prepared_chat, reported_chat, spelled, turns
+from tests.data.folders import contents
 from tests.data.preference_files import pairs, prepared_pairs
 from tests.sentences import refused
 
@@ -48,12 +48,8 @@ def test_each_form_of_a_pair_has_the_same_documents(tmp_path: Path, line: dict[s
 
 @pytest.mark.parametrize("template", [None, MARKED], ids=["found", "marked"])
 def test_what_the_assistant_said_in_the_prompt_does_not_count(tmp_path: Path, template: str | None):
-    given = {}
-    if template is not None:
-        (tmp_path / "a.jinja").write_text(template)
-        given = {"chat_template": str(tmp_path / "a.jinja")}
     line = {"prompt": TWO_TURNS, "chosen": "nairobi.", "rejected": [*turns("x", "mombasa.")[1:], *turns("no?", "no.")]}
-    folder = prepared_pairs(tmp_path / "out", [line], **given)
+    folder = prepared_pairs(tmp_path / "out", [line], chat_template=template)
     assert spelled(folder, counted=True) == [f"nairobi.{END_TURN}", f"mombasa.{END_TURN}no.{END_TURN}"]
     assert all("lima." in text for text in spelled(folder))
 
@@ -79,26 +75,22 @@ def test_a_line_that_is_no_pair_is_named_with_the_reason(tmp_path: Path, line: d
 
 
 def test_marks_that_do_not_tell_the_prompts_answers_apart_are_refused(tmp_path: Path):
-    (tmp_path / "a.jinja").write_text(
-        "{% generation %}{{ messages | map(attribute='content') | join }}{% endgeneration %}"
-    )
+    joined = "{% generation %}{{ messages | map(attribute='content') | join }}{% endgeneration %}"
     line = {"prompt": TWO_TURNS, "chosen": "a", "rejected": "b"}
     with refused("marks 1 passages", "2 messages"):
-        prepared_pairs(tmp_path / "out", [line], chat_template=str(tmp_path / "a.jinja"))
+        prepared_pairs(tmp_path / "out", [line], chat_template=joined)
 
 
 def test_pairs_are_reported_and_held_out_whole_and_a_continued_preparation_has_the_same_bytes(tmp_path: Path):
-    source, console = write_chat(tmp_path / "a.jsonl", pairs() * 3), quiet()
-    given = {"format": "preference", "tokenizer": TOKENIZER, "heldout_fraction": 0.3, "shard_tokens": 400}
-    folder = prepare(options(tmp_path / "out", source, **given), console)
+    given = {"format": "preference", "heldout_fraction": 0.3, "shard_tokens": 400}
+    folder, text = reported_chat(tmp_path / "out", pairs() * 3, **given)
     assert folder.heldout is not None
     for stream in (folder.train, folder.heldout):
         assert len(stream.starts) % 2 == 0
-    text = console.file.getvalue()
     assert f"in {len(folder.train.starts) // 2} pairs to train on" in text and "loss.name=dpo" in text
     questions = [text.split("<|im_start|>assistant")[0] for text in spelled(folder)]
     assert questions[::2] == questions[1::2]
-    prepare(options(tmp_path / "again", source, **given | {"processes": 2}), quiet())
+    prepared_chat(tmp_path / "again", pairs() * 3, **given, processes=2)
     same, again = contents(tmp_path / "out"), contents(tmp_path / "again")
     assert {**same, "prepare.json": b""} == {**again, "prepare.json": b""}
 
@@ -108,8 +100,6 @@ def test_an_index_of_pairs_with_an_odd_number_of_documents_is_refused(tmp_path: 
     plain = json.loads((folder / INDEX).read_text())
     plain |= {"version": 3, "paired": True}
     del plain["digest"]
-    from jaxpar.data.tokens.digests import digest
-
     plain["digest"] = digest(json.dumps(plain, sort_keys=True).encode())
     (folder / INDEX).write_text(json.dumps(plain, indent=1, sort_keys=True) + "\n")
     with refused("1 document;", "even number"):

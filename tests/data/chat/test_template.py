@@ -26,6 +26,7 @@ def write(folder: Path, name: str, template: Any) -> None:
         {CHAT: "a"},
         {CHAT: [RAG, {"name": "default", "template": "a"}]},
         {CHAT: {"rag": "r", "default": "a"}},
+        {CHAT: [{"name": ["a"], "template": "b"}, {"name": {}}, "d", {"name": "default", "template": "a"}]},
         {"chat_template.json": "a"},
         {"chat_template.json": "b", CHAT: "a"},
         {"chat_template.jinja": "a", CHAT: [RAG, TOOLS], "chat_template.json": "b"},
@@ -63,7 +64,7 @@ def test_of_named_templates_without_a_usual_one_the_user_names_one(files: dict[s
 
 
 def test_what_is_no_template_is_refused_by_its_file(tmp_path: Path):
-    for template in (3, [], {}, [{"name": "default", "template": None}]):
+    for template in (3, [], {}, [{"name": "default", "template": None}], [{"name": {}, "template": "b"}, "c"]):
         write(tmp_path, CHAT, template)
-        with refused(CHAT, "chat_template", "expected a text"):
+        with refused(CHAT, "chat_template"):
             template_beside(tmp_path)

@@ -8,11 +8,9 @@ import pytest
 
 from jaxpar.data.chat.encoding import ChatEncoder
 from jaxpar.data.chat.template import ChatTemplate
-from jaxpar.data.prepare import prepare
 from jaxpar.data.tokens.tokenizer_file import load_tokenizer
-from tests.data.chat_files import END, END_TURN, MARKED, prepared_chat, spelled, turns, write_chat
-from tests.data.folders import options, prepared, quiet, write_tokenizer
-from tests.goldens.chat.generate import FOLDER
+from tests.data.chat_files import END, END_TURN, MARKED, prepared_chat, reported_chat, spelled, turns
+from tests.data.folders import prepared, write_tokenizer
 from tests.sentences import refused
 
 TWO_TURNS = turns("capital of peru?", "lima.", "and of kenya?", "nairobi.", system="be brief.")
@@ -26,9 +24,7 @@ def test_messages_that_are_not_to_be_trained_on_are_not_counted(tmp_path):
         {"messages": [*TWO_TURNS[:2], first | {"train": None}, TWO_TURNS[3] | {"weight": 0}, second]},
     ]
     plain = spelled(prepared_chat(tmp_path / "plain", [{"messages": TWO_TURNS}]))
-    marked = tmp_path / "marked.jinja"
-    marked.write_text(MARKED)
-    for name, template in (("found", None), ("marked", str(marked))):
+    for name, template in (("found", None), ("marked", MARKED)):
         folder = prepared_chat(tmp_path / name, lines, chat_template=template)
         last, one, both = f"nairobi.{END_TURN}", f"lima.{END_TURN}", f"lima.{END_TURN}nairobi.{END_TURN}"
         assert spelled(folder, counted=True) == [last, one, both]
@@ -62,9 +58,7 @@ ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 )
 def test_the_token_of_the_next_role_is_counted_where_it_ends_the_turn(tmp_path, source):
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json", more=ROLES)
-    (tmp_path / "glm.jinja").write_text(source)
-    given = {"tokenizer": tokenizer, "chat_template": str(tmp_path / "glm.jinja")}
-    folder = prepared_chat(tmp_path / "out", [{"messages": TWO_TURNS}], **given)
+    folder = prepared_chat(tmp_path / "out", [{"messages": TWO_TURNS}], tokenizer=tokenizer, chat_template=source)
     (counted,) = spelled(folder, counted=True)
     newline = "Ċ" if "'\n' }}" in source else ""
     assert counted == f"lima.{newline}<|user|>nairobi.{newline}{END}"
@@ -83,23 +77,17 @@ def test_the_token_of_the_next_role_is_counted_where_it_ends_the_turn(tmp_path, 
     ],
 )
 def test_a_turn_that_no_token_ends_is_reported(tmp_path, source, told):
-    (tmp_path / "a.jinja").write_text(source)
-    lines, console = write_chat(tmp_path / "a.jsonl", [{"messages": TWO_TURNS}]), quiet()
-    given = {"format": "chat", "tokenizer": FOLDER / "tokenizer.json", "heldout_fraction": 0.0}
-    prepare(options(tmp_path / "out", lines, chat_template=f"{tmp_path}/a.jinja", **given), console)
-    assert ("no special token between what the assistant says and the next" in console.file.getvalue()) == told
+    _, printed = reported_chat(tmp_path / "out", [{"messages": TWO_TURNS}], chat_template=source)
+    assert ("no special token between what the assistant says and the next" in printed) == told
 
 
 def test_markers_that_are_no_tokens_are_refused_of_a_template_that_is_chosen_and_reported_of_the_tokenizers(tmp_path):
-    source = write_chat(tmp_path / "a.jsonl", [{"messages": TWO_TURNS}])
-    bare, console = write_tokenizer(tmp_path / "bare" / "tokenizer.json"), quiet()
-    given = {"format": "chat", "tokenizer": bare, "heldout_fraction": 0.0}
+    bare, lines = write_tokenizer(tmp_path / "bare" / "tokenizer.json"), [{"messages": TWO_TURNS}]
     with refused("--chat-template 'chatml'", "'<|im_start|>', '<|im_end|>'", "--special-tokens"):
-        prepare(options(tmp_path / "out", source, chat_template="chatml", **given), quiet())
+        prepared_chat(tmp_path / "out", lines, tokenizer=bare, chat_template="chatml")
     plain = {"chat_template": GLM.replace("<|assistant|>\n", ""), "eos_token": END}
     (bare.parent / "tokenizer_config.json").write_text(json.dumps(plain))
-    prepare(options(tmp_path / "out", source, **given), console)
-    assert "writes <|user|>, <|assistant|> as text" in console.file.getvalue()
+    assert "writes <|user|>, <|assistant|> as text" in reported_chat(tmp_path / "out", lines, tokenizer=bare)[1]
 
 
 def test_a_trained_tokenizer_has_the_markers_of_a_template(tmp_path):

@@ -174,16 +174,16 @@ def test_text_of_a_column_that_is_not_utf_8_is_reported(tmp_path):
         assert [found.broken for found in read(tmp_path / "a.parquet")] == ["", "not UTF-8", ""]
 
 
-PATTERNS = {
-    "*.jsonl": ("*.jsonl", "matches no file", "notes.json, x.weird"),
-    "nowhere/*.txt": ("matches no file", "no folder", "/nowhere'"),
-    "note.json": ("note.json", "matches no file", "did you mean notes.json"),
-    "sub": ("is a folder", "expected files", "/sub/*.jsonl'"),
-    "x.weird": ("format", "/x.weird", "expected .txt, ", "--format text, lines"),
-}
-
-
-@pytest.mark.parametrize(("pattern", "parts"), PATTERNS.items())
+@pytest.mark.parametrize(
+    ("pattern", "parts"),
+    [
+        ("*.jsonl", ("*.jsonl", "matches no file", "notes.json, x.weird")),
+        ("nowhere/*.txt", ("matches no file", "no folder", "/nowhere'")),
+        ("note.json", ("note.json", "matches no file", "did you mean notes.json")),
+        ("sub", ("is a folder", "expected files", "/sub/*.jsonl'")),
+        ("x.weird", ("format", "/x.weird", "expected .txt, ", "--format text, lines")),
+    ],
+)
 def test_a_pattern_without_files_states_what_there_is(tmp_path, pattern, parts):
     (tmp_path / "notes.json").touch()
     (tmp_path / "x.weird").touch()

@@ -73,40 +73,19 @@ def test_tokens_are_not_kept_in_memory(tmp_path):
         tracemalloc.stop()
 
 
-def test_a_shard_that_is_truncated_while_it_is_in_use_is_named(folder):
-    """The bytes that a memory map no longer has would end this process with SIGBUS."""
-    train = open_token_folder(folder, key="data.path").train
-    path = folder / "train-00000.npy"
-    os.truncate(path, 200)
-    with refused(str(path), "was truncated", "has 200 bytes"):
-        train.tokens[: len(train)]
-
-
-def test_a_flipped_bit_in_any_file_is_named(made, folder):
+def test_any_file_that_is_flipped_cut_or_missing_is_named(made, folder):
     for name, raw in contents(made.path).items():
         if name == "prepare.json":
             continue
         for at in {0, 9, len(raw) // 2, len(raw) - 1}:
-            damaged = bytearray(raw)
-            damaged[at] ^= 4
-            (folder / name).write_bytes(damaged)
+            (folder / name).write_bytes(raw[:at] + bytes([raw[at] ^ 4]) + raw[at + 1 :])
             assert str(folder / name) in sentence_of(folder), (name, at)
-        (folder / name).write_bytes(raw)
-    open_token_folder(folder, key="data.path")
-
-
-def test_a_cut_or_missing_file_is_named(made, folder):
-    for name, raw in contents(made.path).items():
-        if name == "prepare.json":
-            continue
-        for kept in {0, len(raw) // 2, len(raw) - 1}:
-            (folder / name).write_bytes(raw[:kept])
-            printed = sentence_of(folder)
-            assert str(folder / name) in printed, (name, kept)
-            assert "bytes" in printed or "damaged" in printed
+            (folder / name).write_bytes(raw[:at])
+            assert str(folder / name) in sentence_of(folder), (name, at)
         (folder / name).unlink()
         assert name in sentence_of(folder)
         (folder / name).write_bytes(raw)
+    open_token_folder(folder, key="data.path")
 
 
 def test_swapped_files_are_named(made, folder):

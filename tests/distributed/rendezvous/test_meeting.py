@@ -7,21 +7,12 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
-import pytest
-
 from jaxpar.config import UserError
 from jaxpar.distributed.rendezvous.meeting import meet
 from tests.distributed.rendezvous.clients import call, hello
 from tests.patience import seconds
 
 LONG = seconds(20)
-
-
-@pytest.fixture
-def address() -> str:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        return f"127.0.0.1:{free.getsockname()[1]}"
 
 
 def outcome(*call: object) -> str:
@@ -61,11 +52,8 @@ def test_all_go_on_once_everybody_is_there_whoever_comes_first(address: str):
     assert time.monotonic() - began >= 0.6
 
 
-def test_a_single_process_joins_at_once(address: str):
+def test_a_single_process_joins_at_once_and_the_port_is_free_again(address: str):
     assert outcome(address, 1, 0, 5) == "met"
-
-
-def test_the_port_is_free_again_at_once(address: str):
     for _ in range(3):
         assert together(*[lambda i=i: outcome(address, 3, i, 20) for i in range(3)]) == ["met 1 2", "met 0", "met 0"]
         with socket.create_server(("127.0.0.1", int(address.split(":")[1]))):
@@ -95,8 +83,7 @@ def test_a_restarted_process_takes_its_own_place(address: str):
 
 
 def test_a_port_in_use_and_an_unknown_host_are_reported(address: str):
-    port = int(address.split(":")[1])
-    with socket.create_server(("", port)):
+    with socket.create_server(("", int(address.split(":")[1]))):
         assert outcome(address, 2, 0, 5) == "Address already in use"
     assert "'no-such-host.invalid'" in outcome("no-such-host.invalid:1234", 2, 1, 1)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -15,8 +16,6 @@ from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layout.choices.experts import expert_layouts
 from pallas_kernels.choice import UNVERIFIED
-from pallas_kernels.toolchain import versions
-from pallas_kernels.verified import Record, digest
 from tests.sentences import refused
 from tests.small_run import small
 
@@ -39,21 +38,8 @@ def run(backend: str = "auto", compute: str = "bfloat16", **model: Any) -> Confi
     return small(model=model, parallel=parallel, precision={"compute": compute})
 
 
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = "grouped_matmul/mosaic"
-    record = Record(kernel, H100.device_kind, 132, "2026-11-23", tuple(versions().items()), digest(kernel))
-    monkeypatch.setattr("pallas_kernels.verified.records", lambda: (record,))
-
-
-def test_auto_leaves_the_kernels_where_nobody_has_verified_them(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pallas_kernels.verified.records", lambda: ())
-    found = products(run(), H100)
-    assert found.name == "xla" and found.rejected["mosaic"] == UNVERIFIED
-
-
-@pytest.mark.usefixtures("recorded")
-def test_auto_takes_the_kernel_that_was_right_where_layers_can_run_it():
+def test_auto_takes_the_kernel_that_was_right_where_layers_can_run_it(verified: Callable[..., None]):
+    verified(H100, "grouped_matmul/mosaic")
     assert products(run(), H100).name == "mosaic"
     assert products(run(backend="xla"), H100).rejected["mosaic"] == "parallel.experts.backend names xla"
     assert "platform is cpu" in products(run(), CPU).rejected["mosaic"]
@@ -62,8 +48,10 @@ def test_auto_takes_the_kernel_that_was_right_where_layers_can_run_it():
     assert "128 x 48" in products(run(**KINDS), H100, "other").rejected["mosaic"]
 
 
-def test_a_kernel_that_is_named_runs_unverified_and_the_plan_states_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pallas_kernels.verified.records", lambda: ())
+def test_auto_leaves_a_kernel_that_nobody_has_verified_and_one_that_is_named_runs(verified: Callable[..., None]):
+    verified(H100)
+    found = products(run(), H100)
+    assert found.name == "xla" and found.rejected["mosaic"] == UNVERIFIED
     found = products(run(backend="mosaic"), H100)
     assert found.name == "mosaic" and found.reason == f"parallel.experts.backend names mosaic, though {UNVERIFIED}"
 

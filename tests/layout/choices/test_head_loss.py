@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +11,6 @@ import pytest
 from jaxpar.config import Config
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layout.choices.head_loss import choose_loss
-from pallas_kernels.toolchain import versions
-from pallas_kernels.verified import Record, digest
 from tests.sentences import refused
 from tests.small_run import small
 
@@ -23,21 +22,8 @@ def run(compute: str = "bfloat16", **memory: Any) -> Config:
     return small(memory=memory, precision={"compute": compute})
 
 
-@pytest.fixture
-def recorded(monkeypatch: pytest.MonkeyPatch) -> None:
-    kernel = "linear_cross_entropy/triton"
-    record = Record(kernel, H100.device_kind, 132, "2026-11-22", tuple(versions().items()), digest(kernel))
-    monkeypatch.setattr("pallas_kernels.verified.records", lambda: (record,))
-
-
-def test_auto_leaves_the_kernel_where_nobody_has_verified_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pallas_kernels.verified.records", lambda: ())
-    found = choose_loss(run(), H100)
-    assert found.name == "xla" and found.rejected == {"fused": "it has not been verified on such a device"}
-
-
-@pytest.mark.usefixtures("recorded")
-def test_auto_takes_the_kernel_where_it_was_right():
+def test_auto_takes_the_kernel_where_it_was_right(verified: Callable[..., None]):
+    verified(H100, "linear_cross_entropy/triton")
     assert choose_loss(run(), H100).name == "fused"
     assert choose_loss(run(), CPU).rejected == {"fused": "it needs an NVIDIA GPU, and the platform is cpu"}
     assert "not float32" in choose_loss(run("float32"), H100).rejected["fused"]
@@ -45,10 +31,12 @@ def test_auto_takes_the_kernel_where_it_was_right():
     assert choose_loss(run(loss_backend="xla"), H100).name == "xla"
 
 
-def test_a_kernel_that_is_named_runs_unverified_and_the_plan_states_it(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("pallas_kernels.verified.records", lambda: ())
+def test_auto_leaves_a_kernel_that_nobody_has_verified_and_one_that_is_named_runs(verified: Callable[..., None]):
+    verified(H100)
+    found = choose_loss(run(), H100)
+    assert found.name == "xla" and found.rejected == {"fused": "it has not been verified on such a device"}
     found = choose_loss(run(loss_backend="fused"), H100)
-    assert found.name == "fused" and "unverified on such a device" in found.reason
+    assert found.name == "fused" and "unverified on such a device" in found.reason, "the plan states it"
 
 
 @pytest.mark.parametrize(

@@ -19,6 +19,8 @@ from jaxpar.training.run.plan_table import _new_weights_row, _zero_words
 from tests.sentences import refused
 from tests.small_run import layout_of, small, with_overlap
 
+OVERLAPPED = {"overlap": {"replica_sums": "overlapped"}}
+
 
 class OnGpu:
     """A device, as the choice sees it."""
@@ -72,20 +74,10 @@ def test_sums_that_cannot_overlap_are_refused(parallel: dict[str, Any], why: str
 @pytest.mark.parametrize(
     ("parallel", "sections", "first", "why"),
     [
-        ({"overlap": {"replica_sums": "overlapped"}}, {}, True, "beside the one before"),
+        (OVERLAPPED, {}, True, "beside the one before"),
         ({"overlap": {"replica_sums": "after"}}, {}, False, "do not overlap"),
-        (
-            {"overlap": {"replica_sums": "overlapped"}},
-            {"memory": {"optimizer_offload": "host"}},
-            False,
-            "in host memory",
-        ),
-        (
-            {"overlap": {"replica_sums": "overlapped"}},
-            {"precision": {"matmul": "fp8_current"}},
-            False,
-            "become codes together",
-        ),
+        (OVERLAPPED, {"memory": {"optimizer_offload": "host"}}, False, "in host memory"),
+        (OVERLAPPED, {"precision": {"matmul": "fp8_current"}}, False, "become codes together"),
     ],
 )
 def test_new_weights_over_replicas_come_with_their_first_use_where_messages_overlap(

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import pytest
 
 from jaxpar.config import Config, load_config
 from jaxpar.config.plan import Choice, Plan
+from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.config.validate import validate
 from jaxpar.layers.declared import hidden_names
 from jaxpar.layout.choices.tiles import loss_tiles
 from jaxpar.layout.make_plan import make_plan, resolve_config
-from tests.sentences import refused
+from tests.sentences import refusals, refused
 from tests.small_run import layout_of, small
 
 
@@ -80,31 +79,18 @@ def test_a_small_run_has_one_tile_of_each():
     assert loss_tiles(llama()).reason == "a microbatch has 15.7 GiB of logits, at most 1 GiB at a time"
 
 
-@pytest.mark.parametrize(
-    ("memory", "parallel", "parts"),
-    [
-        ({"loss_tiles": 0}, {}, ("memory.loss_tiles:", "at least 1", "got 0")),
-        ({"mlp_tiles": -2}, {}, ("memory.mlp_tiles:", "at least 1", "got -2")),
-        (
-            {"loss_tiles": 257},
-            {},
-            ("memory.loss_tiles:", "at most as many as a device has tokens in a microbatch (256)", "got 257"),
-        ),
-        (
-            {"mlp_tiles": 9},
-            {"fsdp": 2, "context": 2, "tensor": 2, "microbatches": 4},
-            ("memory.mlp_tiles:", "at most as many as a device has tokens in a microbatch (8)", "got 9"),
-        ),
-        (
-            {"mlp_tiles": 2},
-            {"pipe": 2, "schedule": "zb-h1", "microbatches": 2},
-            ("memory.mlp_tiles:", "1 or null", "memory.mlp_tiles: 2", "parallel.schedule: zb-h1"),
-        ),
-    ],
-)
-def test_what_cannot_be_is_one_sentence(memory: dict[str, Any], parallel: dict[str, Any], parts: tuple[str, ...]):
+@refusals("""
+    memory.loss_tiles=0 => memory.loss_tiles: | at least 1 | got 0
+    memory.mlp_tiles=-2 => memory.mlp_tiles: | at least 1 | got -2
+    memory.loss_tiles=257 => memory.loss_tiles: | at most as many as a device has tokens in a microbatch (256) | got 257
+    memory.mlp_tiles=9 | parallel.fsdp=2 | parallel.context=2 | parallel.tensor=2 | parallel.microbatches=4 =>
+        memory.mlp_tiles: | at most as many as a device has tokens in a microbatch (8) | got 9
+    memory.mlp_tiles=2 | parallel.pipe=2 | parallel.schedule=zb-h1 | parallel.microbatches=2 => memory.mlp_tiles: |
+        1 or null | memory.mlp_tiles: 2 | parallel.schedule: zb-h1
+""")
+def test_what_cannot_be_is_one_sentence(overrides: list[str], parts: tuple[str, ...]):
     with refused(*parts):
-        plan_of(small(memory=memory, parallel=parallel))
+        plan_of(with_overrides(small(), overrides))
 
 
 def test_as_many_tiles_as_tokens_are_allowed_while_an_axis_is_not_known():

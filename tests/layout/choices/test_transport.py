@@ -52,14 +52,9 @@ def test_a_plan_cuts_messages_at_the_border_of_nodes(
             4,
             {},
             {"fsdp": 8, "secondary_shard": 2, "tensor": 4},
-            ("parallel.secondary_shard: 2", "parallel.tensor 4", "node of 4 devices", "expected null"),
+            ("secondary_shard: 2", "tensor 4", "node of 4 devices"),
         ),
-        (
-            4,
-            {},
-            {"fsdp": 12, "secondary_shard": 3},
-            ("parallel.secondary_shard: 3", "node of 4 devices", "for example 4"),
-        ),
+        (4, {}, {"fsdp": 12, "secondary_shard": 3}, ("secondary_shard: 3", "node of 4 devices", "for example 4")),
     ],
 )
 def test_what_nodes_do_not_divide_is_refused(
@@ -71,11 +66,7 @@ def test_what_nodes_do_not_divide_is_refused(
 
 @pytest.mark.parametrize(
     ("key", "value", "near"),
-    [
-        ("weights", "int16", "int8"),
-        ("weights", "float8_e4m3", "float8_e4m3fn"),
-        ("gradients", "bf16", "bfloat16"),
-    ],
+    [("weights", "int16", "int8"), ("weights", "float8_e4m3", "float8_e4m3fn"), ("gradients", "bf16", "bfloat16")],
 )
 def test_an_unknown_dtype_of_a_message_is_refused_with_the_nearest(key: str, value: str, near: str):
     with refused(f"parallel.quantized.{key}", repr(value), f"did you mean {near}?"):

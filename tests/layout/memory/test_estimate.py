@@ -15,7 +15,7 @@ from jaxpar.config import Config, load_config
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.config.plan import Choice, Plan
-from jaxpar.config.schema.model import Pattern
+from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.choices.pipeline import schedule_of
 from jaxpar.layout.memory.estimate import (
@@ -41,97 +41,63 @@ from jaxpar.pipeline.schedules import SCHEDULES, make_schedule
 from jaxpar.pipeline.tables import format_schedule
 from tests.compiler.inspected import assert_planned, inspected, wide
 from tests.planner.spaces import model_of
+from tests.sentences import named
 from tests.traced_bytes import traced_bytes
 
-KINDS = {
-    "kinds": {"local": {"window": 256, "mlp": 2048}, "global": {"norm_placement": "sandwich"}},
-    "pattern": Pattern(("local", "local", "global"), suffix=("local", "local")),
-}
+KINDS = (
+    "model.kinds={local: {window: 256, mlp: 2048}, global: {norm_placement: sandwich}}",
+    "model.pattern={unit: [local, local, global], suffix: [local, local]}",
+)
 """Of 8 layers; two halves have 3 local ones and a global one, in places that differ, and so 5 slots."""
 
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "ZeRO-3, two microbatches": {"parallel": {"fsdp": 8, "zero": 3, "microbatches": 2}},
-    "one microbatch, fewer key heads": {"parallel": {"fsdp": 4, "tensor": 2}, "model": {"kv_heads": 1}},
-    "HSDP with a gate, Lion in 8 bits": {
-        "parallel": {"replica": 2, "fsdp": 4, "zero": 2},
-        "model": {"activation": "swiglu", "tied": True},
-        "optimizer": {"name": "lion"},
-        "precision": {"compute": "bfloat16", "moments": "int8"},
-    },
-    "pipeline with chunks held whole": {
-        "parallel": {"pipe": 2, "fsdp": 4, "zero": 3, "schedule": "breadth-first", "virtual_stages": 2,
-                     "microbatches": 4},
-    },
-    "context and tensor, all recomputed": {
-        "parallel": {"context": 2, "tensor": 2, "fsdp": 2},
-        "memory": {"remat": "full"},
-        "optimizer": {"name": "muon", "ema": 0.99},
-    },
-    "state on the host": {"parallel": {"fsdp": 8, "zero": 1}, "memory": {"optimizer_offload": "host"}},
-    "state in files": {"parallel": {"fsdp": 8, "zero": 2, "microbatches": 2}, "memory": {"optimizer_offload": "file"}},
-    "state in files, one microbatch": {"parallel": {"fsdp": 8, "zero": 1}, "memory": {"optimizer_offload": "file"}},
-    "activations on the host, a split backward": {
-        "parallel": {"pipe": 4, "fsdp": 2, "zero": 1, "microbatches": 8, "schedule": "zb-v", "virtual_stages": 2},
-        "memory": {"remat": {"preset": "full", "layer_input": "offload"}},
-    },
-    "whole weights from the host": {
-        "parallel": {"fsdp": 8, "zero": 1},
-        "memory": {"optimizer_offload": "host"},
-        "optimizer": {"name": "adafactor", "weight_decay": 0.0},
-        "model": {"layers": 64, "mlp": 16384, "embed": 4096},
-    },
-    "layers on the host": {
-        "parallel": {"fsdp": 8, "zero": 3, "microbatches": 2},
-        "memory": {"optimizer_offload": "host", "weights_offload": "host"},
-    },
-    "state over replicas, Muon": {
-        "parallel": {"replica": 4, "fsdp": 2, "zero": 3, "overlap": {"shard_state_over_replicas": True}},
-        "optimizer": {"name": "muon", "ema": 0.99},
-    },
-    "state over replicas in files, dims that do not divide": {
-        "parallel": {"replica": 4, "fsdp": 2, "zero": 1, "overlap": {"shard_state_over_replicas": True}},
-        "model": {"embed": 1020, "heads": 6, "kv_heads": 2, "head_dim": 128},
-        "memory": {"optimizer_offload": "file"},
-    },
-    "state over replicas alone, on the host": {
-        "parallel": {"replica": 8, "zero": 1, "overlap": {"shard_state_over_replicas": True}},
-        "memory": {"optimizer_offload": "host"},
-    },
-    "products of two, Muon": {
-        "model": {"low_rank": {"query": 256, "key": 128, "output": 300, "gate": 200, "up": 384, "down": 384}},
-        "parallel": {"fsdp": 2, "tensor": 4, "zero": 3, "microbatches": 2},
-        "optimizer": {"name": "muon"},
-    },
-    "two kinds of layers": {"model": KINDS, "parallel": {"fsdp": 8, "zero": 3, "microbatches": 2}},
-    "two kinds in a pipeline, in other places of each stage": {
-        "model": KINDS, "parallel": {"pipe": 2, "fsdp": 4, "zero": 1, "microbatches": 4},
-    },
-    "two kinds in chunks held whole": {
-        "model": KINDS,
-        "parallel": {"pipe": 2, "fsdp": 4, "zero": 3, "schedule": "breadth-first", "virtual_stages": 2,
-                     "microbatches": 4},
-    },
-    "two kinds, on the host and a split backward": {
-        "model": KINDS,
-        "parallel": {"pipe": 2, "fsdp": 4, "zero": 1, "microbatches": 4, "schedule": "zb-uniform"},
-        "memory": {"remat": {"preset": "full", "layer_input": "offload"}},
-    },
-    "two kinds, state in files": {
-        "model": KINDS, "parallel": {"fsdp": 8, "zero": 1}, "memory": {"optimizer_offload": "file"},
-    },
-    "two kinds, whole weights from the host": {
-        "model": KINDS | {"mlp": 16384, "embed": 4096},
-        "parallel": {"fsdp": 8, "zero": 1},
-        "memory": {"optimizer_offload": "host"},
-        "optimizer": {"name": "adafactor", "weight_decay": 0.0},
-    },
-}  # fmt: skip
+LAYOUTS = named("""
+    ZeRO-3, two microbatches: parallel.fsdp=8 | parallel.zero=3 | parallel.microbatches=2
+    one microbatch, fewer key heads: parallel.fsdp=4 | parallel.tensor=2 | model.kv_heads=1
+    HSDP with a gate, Lion in 8 bits: parallel.replica=2 | parallel.fsdp=4 | parallel.zero=2 |
+        model.activation=swiglu | model.tied=true | optimizer.name=lion | precision.compute=bfloat16 |
+        precision.moments=int8
+    pipeline with chunks held whole: parallel.pipe=2 | parallel.fsdp=4 | parallel.zero=3 |
+        parallel.schedule=breadth-first | parallel.virtual_stages=2 | parallel.microbatches=4
+    context and tensor, all recomputed: parallel.context=2 | parallel.tensor=2 | parallel.fsdp=2 | memory.remat=full |
+        optimizer.name=muon | optimizer.ema=0.99
+    state on the host: parallel.fsdp=8 | parallel.zero=1 | memory.optimizer_offload=host
+    state in files: parallel.fsdp=8 | parallel.zero=2 | parallel.microbatches=2 | memory.optimizer_offload=file
+    state in files, one microbatch: parallel.fsdp=8 | parallel.zero=1 | memory.optimizer_offload=file
+    activations on the host, a split backward: parallel.pipe=4 | parallel.fsdp=2 | parallel.zero=1 |
+        parallel.microbatches=8 | parallel.schedule=zb-v | parallel.virtual_stages=2 |
+        memory.remat={preset: full, layer_input: offload}
+    whole weights from the host: parallel.fsdp=8 | parallel.zero=1 | memory.optimizer_offload=host |
+        optimizer.name=adafactor | optimizer.weight_decay=0.0 | model.layers=64 | model.mlp=16384 | model.embed=4096
+    layers on the host: parallel.fsdp=8 | parallel.zero=3 | parallel.microbatches=2 | memory.optimizer_offload=host |
+        memory.weights_offload=host
+    state over replicas, Muon: parallel.replica=4 | parallel.fsdp=2 | parallel.zero=3 |
+        parallel.overlap.shard_state_over_replicas=true | optimizer.name=muon | optimizer.ema=0.99
+    state over replicas in files, dims that do not divide: parallel.replica=4 | parallel.fsdp=2 | parallel.zero=1 |
+        parallel.overlap.shard_state_over_replicas=true | model.embed=1020 | model.heads=6 | model.kv_heads=2 |
+        model.head_dim=128 | memory.optimizer_offload=file
+    state over replicas alone, on the host: parallel.replica=8 | parallel.zero=1 |
+        parallel.overlap.shard_state_over_replicas=true | memory.optimizer_offload=host
+    products of two, Muon: model.low_rank={query: 256, key: 128, output: 300, gate: 200, up: 384, down: 384} |
+        parallel.fsdp=2 | parallel.tensor=4 | parallel.zero=3 | parallel.microbatches=2 | optimizer.name=muon
+    two kinds of layers: KINDS | parallel.fsdp=8 | parallel.zero=3 | parallel.microbatches=2
+    two kinds in a pipeline, in other places of each stage: KINDS | parallel.pipe=2 | parallel.fsdp=4 |
+        parallel.zero=1 | parallel.microbatches=4
+    two kinds in chunks held whole: KINDS | parallel.pipe=2 | parallel.fsdp=4 | parallel.zero=3 |
+        parallel.schedule=breadth-first | parallel.virtual_stages=2 | parallel.microbatches=4
+    two kinds, on the host and a split backward: KINDS | parallel.pipe=2 | parallel.fsdp=4 | parallel.zero=1 |
+        parallel.microbatches=4 | parallel.schedule=zb-uniform | memory.remat={preset: full, layer_input: offload}
+    two kinds, state in files: KINDS | parallel.fsdp=8 | parallel.zero=1 | memory.optimizer_offload=file
+    two kinds, whole weights from the host: KINDS | model.mlp=16384 | model.embed=4096 | parallel.fsdp=8 |
+        parallel.zero=1 | memory.optimizer_offload=host | optimizer.name=adafactor | optimizer.weight_decay=0.0
+""")
 
 
 def planned(name: str) -> tuple[Config, Plan]:
-    return plan_for(model_of(**LAYOUTS[name]), parse_cluster("h100:1x8"))
+    asked = [one for key in LAYOUTS[name] for one in (KINDS if key == "KINDS" else (key,))]
+    return plan_for(with_overrides(model_of(), asked), parse_cluster("h100:1x8"))
 
 
+@pytest.mark.matrix(quick=11, ci=11)
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_layers_keep_and_send_what_tracing_finds(name: str):
     config, plan = planned(name)

@@ -26,6 +26,7 @@ LAYOUTS = {
 }
 
 
+@pytest.mark.matrix(quick=10, ci=10)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("preset", CLOSED_FORMS)
 def test_a_chunk_keeps_what_the_closed_form_states(preset: str, layout: str):
@@ -47,6 +48,7 @@ EXPERTS = {
 }  # fmt: skip
 
 
+@pytest.mark.matrix(quick=("over four ranks", "all experts on every GPU"), ci=2)
 @pytest.mark.parametrize("layout", EXPERTS)
 def test_experts_keep_rows_as_they_arrive_and_no_copies_of_them(layout: str):
     """In the order of experts there are `per_token` rows of a token, which the receiving rank makes."""

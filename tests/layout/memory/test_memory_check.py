@@ -44,7 +44,7 @@ def test_a_state_larger_than_the_machine_is_one_sentence():
 
 def test_a_step_that_this_machine_cannot_hold_is_refused_before_it_is_compiled(monkeypatch: pytest.MonkeyPatch):
     """The README's command for 8 GPUs, on a machine of 56 GiB: making the trainer compiles nothing."""
-    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (56 * 2**30, 8))
+    in_memory(monkeypatch, 56 * 2**30, 8)
     with refused("parallel: the step needs about ", "for this machine's 8 devices", "there are 56.00 GiB") as raised:
         Trainer("configs/llama3_1b.yaml", overrides=["parallel.tensor=2"], devices=jax.devices()[:8])
     message = str(raised.value)
@@ -55,9 +55,9 @@ def test_a_step_that_this_machine_cannot_hold_is_refused_before_it_is_compiled(m
 def test_an_estimate_refuses_only_what_is_beyond_its_error(monkeypatch: pytest.MonkeyPatch):
     step = wide_step(memory={"remat": "none"})
     least = round(4 * estimate_of(step).device / ESTIMATE_TOO_HIGH)
-    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (least + 1, 4))
+    in_memory(monkeypatch, least + 1, 4)
     check_estimate_fits(step.layout, step.mesh)
-    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (least - 1, 4))
+    in_memory(monkeypatch, least - 1, 4)
     with refused("parallel: the step needs about ", size(4 * estimate_of(step).device, 2)):
         check_estimate_fits(step.layout, step.mesh)
     on_a_gpu(monkeypatch, 1000)
@@ -74,9 +74,9 @@ def test_devices_in_the_hosts_memory_hold_there_what_is_offloaded_too(
     offloaded = (estimate.host - PIECES * PIECE_BYTES) * counted  # pieces that pass are in the same memory already
     held = estimate.device + offloaded
     assert offloaded > estimate.device or not counted
-    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (round(4 * held / ESTIMATE_TOO_HIGH) + 1, 4))
+    in_memory(monkeypatch, round(4 * held / ESTIMATE_TOO_HIGH) + 1, 4)
     check_estimate_fits(step.layout, step.mesh)
-    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (round(4 * held / ESTIMATE_TOO_HIGH) - 1, 4))
+    in_memory(monkeypatch, round(4 * held / ESTIMATE_TOO_HIGH) - 1, 4)
     words = [f"{size(offloaded, 2)} of what is offloaded"] * counted
     with refused("parallel: the step needs about ", size(4 * held, 2), *words) as raised:
         check_estimate_fits(step.layout, step.mesh)
@@ -86,7 +86,7 @@ def test_devices_in_the_hosts_memory_hold_there_what_is_offloaded_too(
 def test_a_single_device_in_the_hosts_memory_holds_its_offloaded_state_there(monkeypatch: pytest.MonkeyPatch):
     step = SmallRun(small(memory={"optimizer_offload": "host"})).step
     layout, mesh = step.layout, step.mesh
-    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (state_bytes(layout) - 1, 1))
+    in_memory(monkeypatch, state_bytes(layout) - 1, 1)
     with refused("parallel: weights and optimizer state take", size(state_bytes(layout), 2)):
         check_state_fits(layout, mesh)
     monkeypatch.setattr(out_of_memory, "own_memory", lambda mesh: True)
@@ -107,9 +107,14 @@ def estimate_of(step: TrainStep) -> MemoryEstimate:
     return estimate_memory(step.layout.config, step.layout.plan)
 
 
+def in_memory(monkeypatch: pytest.MonkeyPatch, limit: int, devices: int) -> None:
+    """So many devices share `limit` bytes."""
+    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (limit, devices))
+
+
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     """The devices have `limit` bytes of their own each."""
-    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (limit, 1))
+    in_memory(monkeypatch, limit, 1)
     monkeypatch.setattr(out_of_memory, "own_memory", lambda mesh: True)
 
 
@@ -133,9 +138,9 @@ def test_virtual_devices_share_the_machines_memory(monkeypatch: pytest.MonkeyPat
     """What would fit one of them does not fit all: refused before anything is allocated."""
     step = wide_step(memory={"remat": "none"})
     needed = round(1.1 * estimate_of(step).device)
-    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (4 * needed, 4))
+    in_memory(monkeypatch, 4 * needed, 4)
     check_step_fits(step.layout, step.mesh, needed)
-    monkeypatch.setattr(out_of_memory, "memory_limit", lambda mesh: (4 * needed - 1, 4))
+    in_memory(monkeypatch, 4 * needed - 1, 4)
     total, limit = size(4 * needed, 2), size(4 * needed - 1, 2)
     with refused(f"{size(needed, 2)} per device", f"{total} for ", "4 devices", f" {limit};", "nearest that fits: "):
         check_step_fits(step.layout, step.mesh, needed)
@@ -218,16 +223,18 @@ def test_memory_that_runs_out_in_a_step_is_a_sentence(monkeypatch: pytest.Monkey
     assert "the nearest that fits: " in str(raised.value)
 
 
-def test_memory_that_runs_out_while_compiling_is_a_sentence():
-    step = SmallRun(small()).step
-    with refused("no room for 3.00 GiB more on a device", "the step needs about"), explained(step.layout, step.mesh):
-        raise exhausted()
-
-
 HOST_ERROR = (
     "RESOURCE_EXHAUSTED: Out of host memory while trying to allocate 3221225472 bytes with allocator xla_gpu_host_bfc "
     "on device 0."
 )
+
+
+def test_memory_that_runs_out_while_compiling_is_a_sentence_and_other_errors_of_xla_pass():
+    step = SmallRun(small()).step
+    with refused("no room for 3.00 GiB more on a device", "the step needs about"), explained(step.layout, step.mesh):
+        raise exhausted()
+    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), explained(step.layout, step.mesh):
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
 
 def test_host_memory_that_runs_out_is_distinguished_from_a_devices():
@@ -261,12 +268,6 @@ def test_a_batch_larger_than_the_machine_is_one_sentence(monkeypatch: pytest.Mon
     monkeypatch.setattr(out_of_memory, "host_memory", lambda: 1000)
     with refused("data.batch_size x sequence_length", "data.prefetch (3)", "1000 B", "fewer rows or tokens"):
         check_batch_fits(step.layout, step.mesh)
-
-
-def test_other_errors_of_xla_pass():
-    step = SmallRun(small()).step
-    with pytest.raises(jax.errors.JaxRuntimeError, match="INTERNAL"), explained(step.layout, step.mesh):
-        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
 
 def test_the_trainer_refuses_a_step_before_it_allocates(monkeypatch: pytest.MonkeyPatch):

@@ -40,13 +40,6 @@ def whole_run(shown: ConsoleView, folder: Path) -> None:
     shown.close()
 
 
-def test_without_a_terminal_there_are_only_plain_lines(tmp_path: Path) -> None:
-    shown, screen = view()
-    whole_run(shown, tmp_path)
-    printed = text(screen)
-    assert set(re.findall(r"[^ -~]", printed)) == {"\n"}
-
-
 def test_every_decision_and_its_reason_is_shown_when_asked_for(tmp_path: Path) -> None:
     screen = io.StringIO()
     ConsoleView(Console(file=screen, width=120), verbose=True).start(run_info(tmp_path))
@@ -59,6 +52,7 @@ def test_the_whole_run_is_reported(tmp_path: Path) -> None:
     shown, screen = view()
     whole_run(shown, tmp_path)
     printed = text(screen)
+    assert set(re.findall(r"[^ -~]", printed)) == {"\n"}, "without a terminal there are only plain lines"
     assert "as written" not in printed, "reasons are for --verbose"
     for part in ("fsdp 2 x tensor 4", "--verbose", "2.8765", "1.250", "3.00e-04", "81.2k", "10.2k", "41.2%",
                  "12.0 GiB", "1:15", "0.4000 below the bigram baseline of 2.3000", "saved checkpoints/20",
@@ -91,16 +85,11 @@ def test_work_before_the_first_step_is_one_line() -> None:
         assert text(screen).count("Computing") == 1
 
 
-def test_a_terminal_gets_a_progress_bar(tmp_path: Path) -> None:
-    shown, screen = view(terminal=True)
-    whole_run(shown, tmp_path)
-    assert "/20" in text(screen) and "\x1b[?25h" in text(screen)
-
-
-def test_a_run_that_fails_gives_the_cursor_back(tmp_path: Path) -> None:
+def test_a_terminal_gets_a_progress_bar_and_its_cursor_back_also_from_a_run_that_fails(tmp_path: Path) -> None:
     shown, screen = view(terminal=True)
     shown.start(run_info(tmp_path))
-    assert "\x1b[?25h" not in text(screen)
+    shown.step(record(1))
+    assert "/20" in text(screen) and "\x1b[?25h" not in text(screen)
     shown.close()
     assert "\x1b[?25h" in text(screen)
 

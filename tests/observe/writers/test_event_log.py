@@ -42,17 +42,12 @@ def test_every_event_has_its_time_its_name_and_the_step_before_it(tmp_path: Path
     assert abs((times[0] - began).total_seconds()) < 60
 
 
-def test_an_event_is_on_disk_before_the_next(tmp_path: Path) -> None:
+def test_an_event_is_on_disk_before_the_next_and_a_run_that_fails_is_closed_without_an_end(tmp_path: Path) -> None:
     log = EventLog()
-    log.start(run_info(tmp_path))
+    log.start(run_info(tmp_path, baseline_loss=float("nan")))
+    assert events(tmp_path)[0]["baseline_loss"] is None
     log.message("first")
     assert events(tmp_path)[-1]["text"] == "first"
-    log.close()
-
-
-def test_a_run_that_fails_is_closed_without_an_end(tmp_path: Path) -> None:
-    log = EventLog()
-    log.start(run_info(tmp_path))
     log.close()
     assert events(tmp_path)[-1] | {"time": ""} == {"time": "", "event": "close", "step": 0, "ended": False}
 
@@ -78,13 +73,6 @@ def test_a_run_that_has_nothing_to_do_leaves_no_trace(tmp_path: Path) -> None:
     log.message("already has its 20 steps")
     log.close()
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_baseline_that_is_not_finite_is_null(tmp_path: Path) -> None:
-    log = EventLog()
-    log.start(run_info(tmp_path, baseline_loss=float("nan")))
-    log.close()
-    assert events(tmp_path)[0]["baseline_loss"] is None
 
 
 def test_an_anomaly_stands_with_its_numbers_and_stays_when_the_run_goes_back(tmp_path: Path) -> None:

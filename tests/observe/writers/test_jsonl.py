@@ -33,14 +33,6 @@ def test_a_line_holds_the_record_and_leaves_out_what_is_not_known(tmp_path: Path
     assert "mfu" not in line
 
 
-def test_a_line_is_on_disk_before_the_next_step(tmp_path: Path) -> None:
-    writer = JsonLines()
-    writer.start(run_info(tmp_path))
-    writer.step(record(1))
-    assert steps_in(tmp_path) == [1]
-    writer.close()
-
-
 def test_a_restored_run_replaces_the_steps_after_its_checkpoint(tmp_path: Path) -> None:
     write(tmp_path, [10, 20, 30], loss=1.0)
     write(tmp_path, [30, 40], first_step=21, loss=2.0)
@@ -53,17 +45,12 @@ def test_a_run_that_goes_back_replaces_the_steps_after_the_checkpoint(tmp_path: 
     writer.start(run_info(tmp_path))
     for step in (1, 2, 3):
         writer.step(record(step, loss=1.0))
+        assert steps_in(tmp_path) == list(range(1, step + 1)), "a line is on disk before the next step"
     writer.rewound(1)
     assert steps_in(tmp_path) == [1]
     writer.step(record(2, loss=2.0))
     writer.close()
     assert [values["loss"] for values in read_metrics(tmp_path / "metrics.jsonl")] == [1.0, 2.0]
-
-
-def test_a_run_from_the_start_keeps_nothing_of_another(tmp_path: Path) -> None:
-    write(tmp_path, [10, 20])
-    write(tmp_path, [10])
-    assert steps_in(tmp_path) == [10]
 
 
 @pytest.mark.parametrize("kept", [1, 17, -1])
@@ -102,7 +89,9 @@ def test_a_loss_that_is_not_finite_is_null(tmp_path: Path) -> None:
     assert values["loss"] is None and values["grad_norm"] is None
 
 
-def test_nothing_but_the_metrics_is_left_in_the_folder(tmp_path: Path) -> None:
+def test_a_run_from_the_start_keeps_nothing_of_another_and_leaves_nothing_beside_the_metrics(tmp_path: Path) -> None:
     write(tmp_path, [10, 20])
+    write(tmp_path, [10])
+    assert steps_in(tmp_path) == [10]
     write(tmp_path, [20], first_step=11)
     assert [path.name for path in tmp_path.iterdir()] == ["metrics.jsonl"]

@@ -35,22 +35,15 @@ def test_each_curve_is_there_only_when_it_has_points() -> None:
     assert count(whole, grey) > count(alone, grey) + 500
 
 
-def test_a_short_run_has_whole_steps_on_its_axis(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_short_run_has_whole_steps_on_its_axis(monkeypatch: pytest.MonkeyPatch, steps: int) -> None:
     drawn: list[Figure] = []
     save = Figure.savefig
     monkeypatch.setattr(Figure, "savefig", lambda self, *args, **more: (drawn.append(self), save(self, *args, **more)))
-    draw(Curves("run", train=[(1, 3.0), (2, 2.0), (3, 1.5)]))
+    image = pixels(draw(Curves("run", train=[(step, 3.0 / step) for step in range(1, steps + 1)])))
     ticks = drawn[0].axes[0].get_xticks()
     assert len(ticks) > 1 and all(tick == round(tick) for tick in ticks)
-
-
-def test_a_run_of_one_step_has_a_point_at_a_whole_step(monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[Figure] = []
-    save = Figure.savefig
-    monkeypatch.setattr(Figure, "savefig", lambda self, *args, **more: (drawn.append(self), save(self, *args, **more)))
-    image = pixels(draw(Curves("run", train=[(1, 3.0)])))
-    assert list(drawn[0].axes[0].get_xticks()) == [0, 1, 2]
-    assert count(image[:600, 200:], (0x4C, 0x78, 0xA8)) > 30
+    assert count(image[:600, 200:], (0x4C, 0x78, 0xA8)) > 30, "one step is a point"
 
 
 def test_it_is_drawn_with_an_evaluation_and_at_the_end(tmp_path: Path) -> None:
@@ -94,20 +87,13 @@ def test_after_a_restore_the_picture_is_that_of_an_unbroken_run(tmp_path: Path) 
     assert broken == run(tmp_path / "c" / "run", [(1, list(range(1, 9))), (9, list(range(9, 13)))])
 
 
-def test_a_loss_that_is_not_finite_is_left_out() -> None:
-    plot = LossPlot()
-    plot.step(record(1, loss=float("nan")))
-    plot.step(record(2, loss=float("inf")))
-    plot.step(record(3, loss=2.0))
-    assert plot.curves.train == [(3, 2.0)]
-
-
 def test_steps_after_the_checkpoint_that_a_run_went_back_to_are_not_drawn(tmp_path: Path) -> None:
     plot = LossPlot()
     plot.start(run_info(tmp_path))
-    for step in (1, 2, 3):
-        plot.step(record(step))
-    plot.evaluation(3, 2.5, None)
+    for step, loss in ((1, float("nan")), (2, 2.0), (3, float("inf")), (4, 1.0)):
+        plot.step(record(step, loss=loss))
+    assert plot.curves.train == [(2, 2.0), (4, 1.0)], "a loss that is not finite is left out"
+    plot.evaluation(4, 2.5, None)
     plot.rewound(2)
-    assert [step for step, _ in plot.curves.train] == [1, 2]
+    assert plot.curves.train == [(2, 2.0)]
     assert plot.curves.validation == []

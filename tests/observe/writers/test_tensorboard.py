@@ -53,25 +53,14 @@ def test_scalars_of_steps_and_evaluations_are_written(tmp_path: Path) -> None:
     assert not any(tag.startswith("speed/mfu") for tag, step in written if step != 30)
 
 
-def test_a_restored_run_purges_the_steps_after_its_checkpoint(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("first_step", "rewound", "purged"), [(1, None, []), (21, None, [21]), (1, 20, [21])])
+def test_steps_after_the_checkpoint_are_purged(
+    tmp_path: Path, first_step: int, rewound: int | None, purged: list[int]
+) -> None:
     writer = TensorBoard()
-    writer.start(run_info(tmp_path, first_step=21))
+    writer.start(run_info(tmp_path, first_step=first_step))
+    if rewound is not None:
+        writer.step(record(30))
+        writer.rewound(rewound)
     writer.close()
-    starts = [event.step for event in events(tmp_path) if event.HasField("session_log")]
-    assert starts == [21]
-
-
-def test_a_fresh_run_purges_nothing(tmp_path: Path) -> None:
-    writer = TensorBoard()
-    writer.start(run_info(tmp_path))
-    writer.close()
-    assert not any(event.HasField("session_log") for event in events(tmp_path))
-
-
-def test_a_run_that_goes_back_purges_the_steps_after_the_checkpoint(tmp_path: Path) -> None:
-    writer = TensorBoard()
-    writer.start(run_info(tmp_path))
-    writer.step(record(30))
-    writer.rewound(20)
-    writer.close()
-    assert [event.step for event in events(tmp_path) if event.HasField("session_log")] == [21]
+    assert [event.step for event in events(tmp_path) if event.HasField("session_log")] == purged

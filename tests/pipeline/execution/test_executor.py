@@ -6,16 +6,12 @@ from collections import Counter
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
 
-from jaxpar.mesh.collectives import shift_stage
-from jaxpar.mesh.tracing import refuse_permutes
 from jaxpar.pipeline.schedules import SCHEDULES, Kind, make_schedule
 from tests.pipeline import toy
 from tests.pipeline.toy import ToyRun, plain
 from tests.same_bits import worst_difference
-from tests.sentences import refused
 from tests.traced import operations
 
 KEEP_NONE = jax.checkpoint_policies.save_only_these_names()
@@ -25,17 +21,11 @@ CASES: dict[str, tuple[str, dict[str, int], dict[str, Any]]] = {
     "three microbatches": ("one-stage", {"ranks": 1, "microbatches": 3}, {"layers": (2,)}),
     "gpipe": ("gpipe", {"ranks": 3, "microbatches": 4}, {"policy": KEEP_NONE}),
     "fewer microbatches than ranks": ("1f1b", {"ranks": 4, "microbatches": 3}, {"layers": (1, 2, 2, 1)}),
-    "interleaved, uneven": (
-        "interleaved",
-        {"ranks": 3, "microbatches": 6, "virtual_stages": 2},
-        {"layers": (2, 1, 1, 2, 1, 1), "fsdp": 2, "zero": 2},
-    ),
+    "interleaved, uneven": ("interleaved", {"ranks": 3, "microbatches": 6, "virtual_stages": 2},
+                            {"layers": (2, 1, 1, 2, 1, 1), "fsdp": 2, "zero": 2}),
     "breadth-first": ("breadth-first", {"ranks": 2, "microbatches": 3, "virtual_stages": 3}, {}),
-    "breadth-first, chunks held": (
-        "breadth-first",
-        {"ranks": 4, "microbatches": 5, "virtual_stages": 2},
-        {"fsdp": 2, "zero": 3, "hold": True, "layers": (1, 1, 2, 1, 1, 1, 2, 1)},
-    ),
+    "breadth-first, chunks held": ("breadth-first", {"ranks": 4, "microbatches": 5, "virtual_stages": 2},
+                                   {"fsdp": 2, "zero": 3, "hold": True, "layers": (1, 1, 2, 1, 1, 1, 2, 1)}),
     "zb-uniform": ("zb-uniform", {"ranks": 2, "microbatches": 4, "virtual_stages": 2}, {"fsdp": 2, "zero": 3}),
     "zb-h1, recomputing": ("zb-h1", {"ranks": 4, "microbatches": 7}, {"policy": KEEP_NONE}),
     "zb-v": ("zb-v", {"ranks": 3, "microbatches": 5}, {}),
@@ -43,7 +33,7 @@ CASES: dict[str, tuple[str, dict[str, int], dict[str, Any]]] = {
     "v-half": ("v-half", {"ranks": 4, "microbatches": 6}, {"fsdp": 2, "zero": 1}),
     "1f1b, branching": ("1f1b", {"ranks": 3, "microbatches": 5}, {"branching": True, "fsdp": 2, "zero": 3}),
     "zb-h1, branching": ("zb-h1", {"ranks": 2, "microbatches": 3}, {"branching": True, "policy": KEEP_NONE}),
-}
+}  # fmt: skip
 
 
 @pytest.mark.matrix(quick=("gpipe", "1f1b, branching", "zb-h1, recomputing"), ci=4)
@@ -62,10 +52,9 @@ def test_every_schedule_is_run():
     assert {name for name, _, _ in CASES.values()} == set(SCHEDULES)
 
 
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", ["gpipe", "interleaved", "zb-v"])
 def test_microbatches_are_loops_and_not_a_longer_program(name: str):
-    ranks = 1 if SCHEDULES[name].one_rank else 2
-    runs = [ToyRun(make_schedule(name, ranks=ranks, microbatches=m)) for m in (8, 16)]
+    runs = [ToyRun(make_schedule(name, ranks=2, microbatches=m)) for m in (8, 16)]
     few, many = (len(operations(run.function, *run.arguments)) for run in runs)
     assert few == many
 
@@ -124,12 +113,8 @@ def test_weights_are_gathered_and_gradients_scattered_once_a_step(zero: int):
 
 @pytest.mark.parametrize(
     ("name", "forward", "backward"),
-    [
-        ("gpipe", 8, 8),
-        ("1f1b", 9, 8),
-        ("interleaved", 17, 17),
-        ("zb-v", 10, 11),  # of 18 ticks each; what goes from chunk 1 to chunk 2 stays on its rank
-    ],
+    # zb-v has 18 ticks each; what goes from chunk 1 to chunk 2 stays on its rank
+    [("gpipe", 8, 8), ("1f1b", 9, 8), ("interleaved", 17, 17), ("zb-v", 10, 11)],
 )
 def test_ticks_send_only_in_the_ways_that_their_run_needs(name: str, forward: int, backward: int):
     """Where all ranks go forward nothing goes back, and what the first chunk makes backward goes nowhere."""
@@ -142,15 +127,3 @@ def test_a_program_for_another_number_of_ranks_is_not_run():
     run.program = ToyRun(make_schedule("one-stage", ranks=1, microbatches=2)).program
     with pytest.raises(AssertionError, match="1 ranks on a pipe axis of 2"):
         jax.make_jaxpr(run.function)(*run.arguments)
-
-
-def test_ranks_do_not_branch_around_a_permute():
-    run = ToyRun(make_schedule("1f1b", ranks=2, microbatches=2))
-
-    def in_a_loop(x: jax.Array) -> jax.Array:
-        return jax.lax.scan(lambda x, _: (shift_stage(x, 1, wrap=False), None), x, length=2)[0]
-
-    mapped = jax.shard_map(in_a_loop, mesh=run.mesh, in_specs=jax.P("pipe"), out_specs=jax.P("pipe"))
-    with refused("branching", "collective permutes", "over pipe"):
-        refuse_permutes(jax.make_jaxpr(mapped)(jnp.zeros(2)).jaxpr)
-    refuse_permutes(jax.make_jaxpr(jnp.sin)(jnp.zeros(2)).jaxpr)

@@ -161,10 +161,7 @@ def test_fractions_stay_exact():
     ("durations", "parts"),
     [
         (Durations(forward=[1, 2, 3]), ("forward", "3 entries", "2 chunks", "zb-h1")),
-        (
-            Durations(backward=1, weight=2),
-            ("weight", "backward", "got 2 of 1", "chunk 0"),
-        ),
+        (Durations(backward=1, weight=2), ("weight", "backward", "got 2 of 1", "chunk 0")),
         (Durations(forward=-1), ("forward", "negative", "got -1")),
         (Durations(transfer=-0.5), ("transfer", "negative", "got -0.5")),
     ],
