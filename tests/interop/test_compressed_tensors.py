@@ -91,8 +91,8 @@ def test_a_scale_is_the_least_power_of_two_by_which_a_matrix_fits_and_that_of_a_
     values = np.asarray([[largest, -largest / 3]], np.float32)
     codes, (scale,) = quantize(values)
     assert scale == scale_of(np.abs(values).max(), E4M3) and np.isfinite(codes.astype(np.float32)).all()
-    if largest > 1e-30 or not largest:
-        assert scale == (2.0 ** np.ceil(np.log2(np.float64(np.float32(largest)) / 448)) if largest else 1.0)
+    if 1e-30 < largest < 1e38:  # beyond these, scales have limits
+        assert scale == 2.0 ** np.ceil(np.log2(np.float64(np.float32(largest)) / 448))
     in_a_run = np.asarray(quantise(values, scale, E4M3)).astype(np.float32)
     np.testing.assert_array_equal(codes.astype(np.float32), in_a_run)
 
