@@ -1,7 +1,7 @@
 """Checks that what a page names exists: paths, names in modules, commands and configuration keys.
 
-`make site` checks links. Each check takes the text of a code span, or of a line of a code block, and a `Repository`, and yields what is wrong.
-Sources are read, never imported.
+`make site` checks links. Each check takes the text of a code span, or of a line of a code block, and a `Repository`,
+and yields what is wrong. Sources are read, never imported.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from tests.docs.pages import Page
 
 PACKAGES = "jaxpar|pallas_kernels|benchmarks|tests"
 EXCEPTIONS = (
-    "checkpoints/", "pieces/", "state/", "tensorboard/", ".prepare/",  # written by a run or by the preparation of data
+    "runs/", "checkpoints/", "pieces/", "state/", "tensorboard/", ".prepare/",  # written by a run
     "build/", "dist/",  # what make writes
     "tokens/", "lib/",  # the user's data
     "run.yaml", "other.yaml",  # the user's configuration
@@ -34,7 +34,7 @@ EXAMPLES = ("model.activation=gated_relu2", "optimizer.name=soap")
 OTHER_PROGRAMS = ("--gpus-per-node", "--gpus-per-task", "--requeue", "--signal", "--hostfile")
 """Flags of other programs (Slurm, Open MPI) that pages name without the program."""
 FILE_NAME = re.compile(r".*\.(py|md|csv|html|json|log|png|safetensors|txt|yaml)")
-PLACEHOLDER = re.compile(r"(NAME|FILE|FOLDER|[A-Z])(\.\w+)?|.*(\.\.\.|[<>{}$…]).*")
+PLACEHOLDER = re.compile(r"(NAME|FILE|FOLDER|COMMAND|[A-Z])(\.\w+)?|.*(\.\.\.|[<>{}$…]).*")
 """A word to be replaced by the reader: `FILE`, `<name>`, `$HOME`."""
 PYTHON = re.compile(r"(.*/)?python[\d.]*")
 ENDS_COMMAND = re.compile(r"\|\|?|&&?|;|[12]?>>?|<|\)")
@@ -182,11 +182,8 @@ def missing_commands(text: str, repository: Repository) -> Iterator[str]:
         files = (program,) if program.endswith(".py") else (f"{path}.py", f"{path}/__main__.py")
         file = next((file for file in files if file in repository.files), None)
         if file is None:
-            if (
-                not program.endswith(".py")
-                and not repository.unresolved(program)
-                and not re.search(r"\bNAME\b", program)
-            ):
+            placeholder = any(map(PLACEHOLDER.fullmatch, program.split(".")))
+            if not (program.endswith(".py") or placeholder or repository.unresolved(program)):
                 yield f"python -m {program}: there is no such module"
             continue
         flags = repository.parser_flags(program, arguments)
