@@ -122,7 +122,7 @@ class GenerationFunctions:
         for kind, row in stages.order.slots:
             weight = gather(weights[LAYERS][kind][row], stages.placements, part=(LAYERS, kind), unstacked=True)
             layer = with_weights(layers[kind], weight)
-            index = stages.loop.stack(kind).order.own(0)[row]
+            index = stages.loop.stacks[kind].order.own(0)[row]
             context = Context(index, tokens[kind], stages.attend[kind], train=False, rows=rows)
             x, after = layer.decode(x, None if cache is None else cache[kind][row], context)
             x, filled[kind][row] = vary(x), vary(after)

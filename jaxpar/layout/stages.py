@@ -19,7 +19,7 @@ from jaxpar.layout.step_layout import StepLayout
 from jaxpar.layout.weight_prefetch import gathered_before
 from jaxpar.memory.remat import LAYER_INPUT, remat_policy
 from jaxpar.model.decoder import DecoderStages
-from jaxpar.model.loop.layer_kind import Keep, keeps_by_kind
+from jaxpar.model.loop.layer_stack import Keep, keeps_by_kind
 from jaxpar.model.programs import program_of
 from jaxpar.stores.host_rows import HostRows
 from jaxpar.stores.quantized import Quantized

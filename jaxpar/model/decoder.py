@@ -33,8 +33,9 @@ from jaxpar.mesh.placements import Placements
 from jaxpar.model.embedding import Embedding
 from jaxpar.model.gathered_chunks import GatheredChunks, held
 from jaxpar.model.head import Head, head_operands, head_part, vocab_axes, vocabulary_logits
-from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
+from jaxpar.model.loop.layer_program import LayerProgram
+from jaxpar.model.loop.layer_stack import Keep, LayerStack
 from jaxpar.model.programs import ops_of, wide_matrices
 from jaxpar.model.tiled_loss import FUSED, HeadLoss, TokenLosses, tiled_scores
 from jaxpar.runtime.batch import CARRIED, SEED, Field
@@ -204,13 +205,15 @@ class DecoderStages:
         return self._loop(SummedEarly, self.placements)
 
     def _loop(self, store: type[Sharded], placements: Placements) -> LayerLoop:
-        names = {kind: tuple(name for name, _ in layers.blocks) for kind, layers in self._kinds.items()}
-        stores = {kind: store(kind, placements, self._wide_in(kind), names[kind]) for kind in self.order.stacks}
-        return LayerLoop(self._kinds, stores, self.order, self.plan.layer_unroll.name, self.gathers_before)
+        stacks = {kind: self._stack(kind, store, placements) for kind in self.order.stacks}
+        return LayerLoop(stacks, self.order, self.plan.layer_unroll.name, self.gathers_before)
 
-    @cached_property
-    def _kinds(self) -> dict[str, LayerKind]:
-        return {kind: self._kind(kind) for kind in self.order.stacks}
+    def _stack(self, kind: str, store: type[Sharded], placements: Placements) -> LayerStack:
+        layer, placed = self.prototype(kind), self.placements.weights[LAYERS][kind]
+        blocks = tuple((block.part.name, block.part.last) for block in layer.blocks)
+        wide = wide_matrices(self.config, layer.blocks, layer_specs(layer, self.config), placed, self.placements)
+        weights = store(kind, placements, wide, layer.names)
+        return LayerStack(kind, self._programs[kind], self.keeps[kind], self.order.stacks[kind], weights, blocks)
 
     def prototype(self, kind: str, program: Hashable = None) -> DecoderLayer:
         """A layer of a kind, as the plan has it run, with the ops of a program."""
@@ -218,12 +221,13 @@ class DecoderStages:
         ops = ops_of(self.config, plan, kind, program)
         return layer_of_kind(self.config, kind, plan.layer_of(kind), ops)
 
-    def _kind(self, kind: str) -> LayerKind:
-        """Layers with plain ops, and below it the other programs of some of them."""
-        variants = dict.fromkeys(keep.variant for keep in self.keeps[kind] if keep.variant is not None)
-        return replace(self._program(kind, None), variants={key: self._program(kind, key) for key in variants})
+    @cached_property
+    def _programs(self) -> dict[str, dict[Hashable, LayerProgram]]:
+        """The programs of the layers of each kind: with plain ops, and the others of some of them."""
+        keys = {kind: dict.fromkeys([None, *(keep.variant for keep in self.keeps[kind])]) for kind in self.order.stacks}
+        return {kind: {key: self._program(kind, key) for key in own} for kind, own in keys.items()}
 
-    def _program(self, kind: str, program: Hashable) -> LayerKind:
+    def _program(self, kind: str, program: Hashable) -> LayerProgram:
         prototype = self.prototype(kind, program)
         attend = self.attend[kind]
 
@@ -246,12 +250,7 @@ class DecoderStages:
         frozen = map_specs(lambda spec: not spec.trained, specs)
         frozen = frozen if any(jax.tree.leaves(frozen)) else None
         zeros = prototype.ops.zeros_observed if self.train else None
-        blocks = tuple((block.part.name, block.part.last) for block in prototype.blocks)
-        return LayerKind(apply, self.keeps[kind], linear, matrices, prototype.reports, frozen, zeros, blocks=blocks)
-
-    def _wide_in(self, kind: str) -> Nested[bool] | None:
-        layer, placed = self.prototype(kind), self.placements.weights[LAYERS][kind]
-        return wide_matrices(self.config, layer.blocks, layer_specs(layer, self.config), placed, self.placements)
+        return LayerProgram(apply, linear, matrices, frozen, zeros, prototype.reports)
 
     @cached_property
     def chunks(self) -> GatheredChunks:

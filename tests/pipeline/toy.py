@@ -23,8 +23,9 @@ from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, place
 from jaxpar.mesh.rules import compute_rules
 from jaxpar.model.gathered_chunks import GatheredChunks, held
-from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
+from jaxpar.model.loop.layer_program import LayerProgram
+from jaxpar.model.loop.layer_stack import Keep, LayerStack
 from jaxpar.pipeline.execution.executor import execute
 from jaxpar.pipeline.execution.inputs import Seeds
 from jaxpar.pipeline.execution.make_program import make_program
@@ -135,8 +136,9 @@ class ToyStages:
 
     def _loop(self, placements: Placements) -> LayerLoop:
         matrices = MATRICES if self.split_backward else None
-        kind = LayerKind(layer, self.keeps[ALL], linear, matrices)
-        return LayerLoop({ALL: kind}, {ALL: Sharded(ALL, placements)}, self.order)
+        programs, order = {None: LayerProgram(layer, linear, matrices)}, self.order.stacks[ALL]
+        stack = LayerStack(ALL, programs, self.keeps[ALL], order, Sharded(ALL, placements))
+        return LayerLoop({ALL: stack}, self.order)
 
     def loss(self, weights: Any, accumulators: Any, x: jax.Array, batch: Any) -> tuple[jax.Array, dict[str, jax.Array]]:
         del batch

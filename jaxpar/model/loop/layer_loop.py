@@ -17,9 +17,8 @@ What autodiff of a plain scan would get wrong, and this does not:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,13 +29,11 @@ from jaxpar.memory.buffers import at, entry_on_device, in_order, put, stacked
 from jaxpar.memory.streaming import to_host
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import PADDING, Chunk, Index, LayerOrder
-from jaxpar.mesh.parameters import Arrays, merge
-from jaxpar.model.loop.layer_kind import Keep, LayerKind
-from jaxpar.model.loop.layer_stack import LayerStack, Step, tie_to
+from jaxpar.mesh.parameters import Arrays
+from jaxpar.model.loop.layer_stack import Keep, LayerStack, Step, tie_to
 from jaxpar.model.loop.stash import Stash, Stashes, fetch, put_x, written
 from jaxpar.model.loop.walk import Site, walk
 from jaxpar.runtime.passes import Accumulator, Context, Cotangents, Report, Saved, Side, Valid
-from jaxpar.runtime.store import WeightStore
 from pallas_kernels.vjp_parts import residuals_of
 
 type Tokens = Mapping[str, Context]
@@ -45,14 +42,16 @@ type Tokens = Mapping[str, Context]
 type Stream = Float[Array, "batch part embed"]
 """The residual stream: a chunk's input or output."""
 
+type StepOf = Callable[[LayerStack, int, Keep], Step]
+"""(layers of a kind, the first row of those of a chunk that keep the same, what they keep) -> their work in a walk."""
+
 
 @dataclass(frozen=True, eq=False)
 class LayerLoop:
     """How to run the layers of one pipeline rank."""
 
-    kinds: Mapping[str, LayerKind]
-    stores: Mapping[str, WeightStore]
-    """The weights and gradients of each kind."""
+    stacks: Mapping[str, LayerStack]
+    """The layers of each kind."""
     order: LayerOrder
     """The order of the model's layers in the stacks, and the slots of a chunk."""
     unroll: int = 1
@@ -60,27 +59,14 @@ class LayerLoop:
     before: int | None = None
     """The index of the block of a layer before whose products the next first block must have its weights, if any."""
 
-    def __post_init__(self) -> None:
-        for kind, stack in self.order.stacks.items():
-            layers, rows = sum(keep.layers for keep in self.kinds[kind].keeps), stack.rows_per_chunk
-            assert layers == rows, f"what they keep is given for {layers} layers, and a chunk has {rows}"
-
-    def stack(self, kind: str) -> LayerStack:
-        """The operations of a loop on the stack of a kind."""
-        return LayerStack(kind, self.kinds[kind], self.order.stacks[kind], self.stores[kind])
-
     def by_stack(self, function: Callable[..., Arrays], *layers: Arrays) -> Arrays:
-        """`function(stack, ...)` of the part for each kind of `layers`, in their structure."""
-        result = layers[0]
-        for kind in self.kinds:
-            new = function(self.stack(kind), *(tree[kind] for tree in layers))
-            result = result | {kind: new}
-        return result
+        """`function(stack, ...)` of the part for each kind of `layers`."""
+        return {kind: function(stack, *(tree[kind] for tree in layers)) for kind, stack in self.stacks.items()}
 
     @property
     def reports(self) -> tuple[str, ...]:
         """Names of what layers report."""
-        return tuple(dict.fromkeys(name for kind in self.kinds.values() for name in kind.reports))
+        return tuple(self._no_metrics())
 
     # ---- buffers
 
@@ -92,40 +78,42 @@ class LayerLoop:
         """
         fills = lax.axis_size("pipe") == 1 and not self.order.padded
 
-        def empty(kind: str, keep: Keep) -> Stash:
-            stack = self.stack(kind)
-
+        def empty(stack: LayerStack, keep: Keep) -> Stash:
             def saved(weights: Arrays, x: Stream, tokens: Context) -> Stash:
                 arguments = stack.load_any(weights), x, vary(jnp.int32(0)), tokens
-                _, pullback = stack.kind.of(keep).derivative.vjp(keep.policy, *arguments)
+                _, pullback = stack.programs[keep.variant].vjp(keep.policy, *arguments)
                 return Stash(to_host(x) if keep.offload_inputs else x, residuals_of(pullback))
 
-            return stacked((slots, keep.layers), saved, weights[kind], x, tokens[kind], written=fills)
+            arguments = weights[stack.name], x, tokens[stack.name]
+            return stacked((slots, keep.layers), saved, *arguments, written=fills)
 
         with jax.named_scope("saved_activations"):
-            keeps = ((kind, place, keep) for kind, own in self.kinds.items() for place, keep in enumerate(own.keeps))
-            return {(kind, place): empty(kind, keep) for kind, place, keep in keeps}
+            return {
+                (kind, first): empty(stack, keep)
+                for kind, stack in self.stacks.items()
+                for first, keep in dict(stack.by_row).items()
+            }
 
     def side(self, weights: Arrays, x: Stream, tokens: Tokens, slots: int) -> Side:
         """Zeros, for shapes as in `stash`; `slots` are those of split backwards."""
         with jax.named_scope("kept_for_weights"):
-            taps = lambda kind: self.stack(kind).taps(slots, weights[kind], x, tokens[kind])
-            taps = {kind: taps(kind) for kind in self.kinds} if slots else None
-        programs = [program for kind in self.kinds.values() for program in (kind, *kind.variants.values())]
-        makers = [program.zeros_observed for program in programs if program.zeros_observed is not None]
+            taps = lambda stack, weights, tokens: stack.taps(slots, weights, x, tokens)
+            taps = self.by_stack(taps, weights, tokens) if slots else None
+        programs = [program for stack in self.stacks.values() for program in stack.programs.values()]
+        zeros = next((program.zeros_observed for program in programs if program.zeros_observed is not None), None)
         layers = sum(len(stack.layers) for stack in self.order.stacks.values())
-        return Side(self._no_metrics(), taps, vary(makers[0](layers)) if makers else None)
+        return Side(self._no_metrics(), taps, None if zeros is None else vary(zeros(layers)))
 
     def _no_metrics(self) -> Report:
-        return {name: vary(jnp.float32(0)) for name in self.reports}
+        return {name: vary(jnp.float32(0)) for stack in self.stacks.values() for name in stack.program.reports}
 
     def input_of(self, saved: Saved, chunk: Index) -> Stream:
         """The saved input of a chunk of this rank: that of its first layer."""
 
         def first(place: int) -> Stream:
             kind, row = self.order.slots[place]
-            keep = self.kinds[kind].keep_of(row)
-            return entry_on_device(saved.stashes[kind, keep].inputs, saved.slot, row - self.kinds[kind].firsts[keep])
+            first, _ = self.stacks[kind].by_row[row]
+            return entry_on_device(saved.stashes[kind, first].inputs, saved.slot, row - first)
 
         places = self.order.first_slots
         some, *others = sorted(set(places.ravel().tolist()))
@@ -140,15 +128,15 @@ class LayerLoop:
     def run(self, weights: Chunk, x: Stream, tokens: Tokens) -> Stream:
         """Forward through a chunk, saving nothing."""
 
-        def step_of(stack: LayerStack, keep: Keep, place: int) -> Step:
+        def step_of(stack: LayerStack, _: int, keep: Keep) -> Step:
             def step(w: Arrays, _: None, row: jax.Array, x: Stream) -> Stream:
                 number = stack.order.own(weights.chunk)[row]
-                y = stack.kind.of(keep).derivative.run(w, x, number, tokens[stack.name])[0]
+                y, _ = stack.programs[keep.variant].run(w, x, number, tokens[stack.name])
                 return stack.unless_padding(number, y, x)
 
             return Step(step)
 
-        return self._walk(weights, step_of, x, by=lambda keep: keep.variant)
+        return self._walk(weights, step_of, x, saves=False)
 
     def forward(
         self, weights: Chunk, x: Stream, tokens: Tokens, saved: Saved, side: Side, valid: Valid = True
@@ -160,22 +148,19 @@ class LayerLoop:
         with jax.named_scope("stored_weights"):
             layers = self.by_stack(lambda stack, own: stack.store.room(own), weights.stack)
 
-        def step_of(stack: LayerStack, keep: Keep, place: int) -> Step:
-            first = stack.kind.firsts[place]
-
+        def step_of(stack: LayerStack, first: int, keep: Keep) -> Step:
             def step(w: Arrays, stored: Arrays | None, row: jax.Array, carry: PyTree) -> PyTree:
                 x, stashes, reported, layers = carry
-                rows = stack.store.keep(layers[stack.name], stored, row)
-                layers = layers | {stack.name: rows}
+                layers = layers | {stack.name: stack.store.keep(layers[stack.name], stored, row)}
                 number = stack.order.own(weights.chunk)[row]
-                stash, at_row = stashes[stack.name, place], (saved.slot, row - first)
+                stash, at_row = stashes[stack.name, first], (saved.slot, row - first)
                 inputs, x = put_x(stash.inputs, x, *at_row)
-                derivative = stack.kind.of(keep).derivative
-                (y, report), pullback = derivative.vjp(keep.policy, w, x, number, tokens[stack.name])
+                program = stack.programs[keep.variant]
+                (y, report), pullback = program.vjp(keep.policy, w, x, number, tokens[stack.name])
                 with jax.named_scope("saved_activations"):
                     stash = Stash(inputs, put(stash.residuals, in_order(residuals_of(pullback)), *at_row))
-                stashes = {**stashes, (stack.name, place): stash}
                 new = {name: reported[name] + stack.unless_padding(number, own, 0) for name, own in report.items()}
+                stashes = {**stashes, (stack.name, first): stash}
                 return stack.unless_padding(number, y, x), stashes, {**reported, **new}, layers
 
             return Step(step)
@@ -195,31 +180,29 @@ class LayerLoop:
         Gradients of the chunk's weights are added up as `into` states; if the backward is split these are the gradients
         of all but the matrices, for which `into.taps_slot` of the taps fills.
         """
-        stack, dy = weights.stack, cotangents.y
-        for kind, store in self.stores.items():
-            own, dy = store.again(stack[kind], dy)
-            stack = stack | {kind: own}
-        weights = weights._replace(stack=stack)
+        layers, dy = weights.stack, cotangents.y
+        for kind, stack in self.stacks.items():
+            own, dy = stack.store.again(layers[kind], dy)
+            layers = layers | {kind: own}
+        weights = weights._replace(stack=layers)
 
-        def step_of(stack: LayerStack, keep: Keep, place: int) -> Step:
-            stash, first = saved.stashes[stack.name, place], stack.kind.firsts[place]
-            of_report = {name: vary(cotangents.reports.get(name, jnp.float32(0))) for name in stack.kind.reports}
+        def step_of(stack: LayerStack, first: int, keep: Keep) -> Step:
+            kind, program, stash = stack.name, stack.programs[keep.variant], saved.stashes[stack.name, first]
+            of_report = {name: vary(cotangents.reports.get(name, jnp.float32(0))) for name in program.reports}
 
             def step(w: Arrays, fetched: PyTree, row: jax.Array, carry: PyTree) -> PyTree:
                 dx, totals, taps, observed = carry
                 number = stack.order.own(weights.chunk)[row]
                 x, residuals = in_order(at(stash, saved.slot, row - first, instead=fetched))
-                derivative, own = stack.kind.of(keep).derivative, (w, x, number, tokens[stack.name])
-                total = totals[stack.name]
-                dw, through, new_taps, *_, new = derivative.pullback(keep.policy, residuals, *own)((dx, of_report))
-                total = stack.accumulate(total, dw, row, number, into)
+                pullback = program.pullback(keep.policy, residuals, w, x, number, tokens[kind])
+                dw, through, new_taps, *_, new = pullback((dx, of_report))
+                totals = totals | {kind: stack.accumulate(totals[kind], dw, row, number, into)}
                 if taps is not None:
                     with jax.named_scope("kept_for_weights"):
-                        taps = {**taps, stack.name: put(taps[stack.name], new_taps, into.taps_slot, row)}
-                if observed is not None and derivative.zeros_observed is not None:
+                        taps = taps | {kind: put(taps[kind], new_taps, into.taps_slot, row)}
+                if observed is not None and program.zeros_observed is not None:
                     observed = observed.with_layer(number, new, into.valid & (number != PADDING))
-                dx = stack.unless_padding(number, vary(through), dx)
-                return dx, totals | {stack.name: total}, taps, observed
+                return stack.unless_padding(number, vary(through), dx), totals, taps, observed
 
             return Step(step, lambda row: fetch(stash, saved.slot, row - first))
 
@@ -233,54 +216,36 @@ class LayerLoop:
         saved = side.taps
         assert saved is not None, "a backward was split"
 
-        def step_of(stack: LayerStack, keep: Keep, place: int) -> Step:
-            like = jax.eval_shape(stack.load_any, weights[stack.name])
-            zeros: Any = jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
-            linear = stack.kind.of(keep).linear
-            assert linear is not None, "a split backward needs the layer's groups of matmuls"
+        def step_of(stack: LayerStack, _: int, keep: Keep) -> Step:
+            kind, program = stack.name, stack.programs[keep.variant]
+            like = jax.eval_shape(stack.load_any, weights[kind])
 
             def step(_: Arrays, nothing: None, row: jax.Array, totals: Arrays) -> Arrays:
-                taps, number = at(saved[stack.name], into.taps_slot, row), stack.order.own(into.chunk.chunk)[row]
-
-                def groups(matrices: Arrays) -> Arrays:
-                    w = merge(zeros, matrices)
-                    return {name: linear(w, name, x, number, tokens[stack.name]) for name, (x, _) in taps.items()}
-
+                number = stack.order.own(into.chunk.chunk)[row]
                 with jax.named_scope("weight_gradients"):
-                    # Linear in the matrices, so at zero the gradient is what it is anywhere; no weight is gathered.
-                    pullback = jax.vjp(groups, stack.kind.derivative.halves(zeros)[1])[1]
-                    (dw,) = pullback({name: dy for name, (_, dy) in taps.items()})
-                total = stack.accumulate(totals[stack.name], dw, row, number, into)
-                return totals | {stack.name: total}
+                    dw = program.matrix_gradients(like, at(saved[kind], into.taps_slot, row), number, tokens[kind])
+                return totals | {kind: stack.accumulate(totals[kind], dw, row, number, into)}
 
             return Step(step, loads=False)
 
-        chunk = into.chunk._replace(stack=weights)
-        return self._walk(chunk, step_of, into.chunk.stack, by=lambda keep: keep.variant)
+        return self._walk(into.chunk._replace(stack=weights), step_of, into.chunk.stack, saves=False)
 
     def _walk[Carry](
-        self,
-        weights: Chunk,
-        step_of: Callable[[LayerStack, Keep, int], Step],
-        carry: Carry,
-        *,
-        reverse: bool = False,
-        by: Callable[[Keep], Hashable] | None = None,
+        self, weights: Chunk, step_of: StepOf, carry: Carry, *, reverse: bool = False, saves: bool = True
     ) -> Carry:
         """Run each layer of a chunk from the first to the last, or all from the last to the first.
 
-        `step_of(stack, keep, its number)` is what such layers do; what they do depends on `by` of a keep alone.
+        Without `saves`, the work of layers does not depend on what they keep.
         """
         sites = {}
 
         def site(kind: str, row: int) -> Site:
-            stack = self.stack(kind)
-            place, padded = stack.kind.keep_of(row), bool(stack.order.sometimes_padding[row])
-            keep = stack.kind.keeps[place]
-            key = kind, place if by is None else by(keep), padded
+            stack, padded = self.stacks[kind], bool(self.order.stacks[kind].sometimes_padding[row])
+            first, keep = stack.by_row[row]
+            key = kind, first if saves else keep.variant, padded
             if key not in sites:
-                step, tie = step_of(stack, keep, place), tie_to(stack.kind.blocks, self.before, backward=reverse)
-                sites[key] = stack.site(key, weights, stack.kind.firsts[place], padded, step, tie)
+                tie = tie_to(stack.blocks, self.before, backward=reverse)
+                sites[key] = stack.site(key, weights, first, padded, step_of(stack, first, keep), tie)
             return sites[key]
 
         slots = [(site(*slot), slot.row) for slot in self.order.slots]

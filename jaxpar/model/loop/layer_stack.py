@@ -1,10 +1,11 @@
-"""The stack of one kind of layers in a walk: its rows as sites, and rows that hold no layer."""
+"""The stack of one kind of layers in a walk: what its rows run and keep, and rows that hold no layer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
+from itertools import accumulate, groupby
 from typing import NamedTuple
 
 import jax
@@ -14,13 +15,42 @@ from jaxtyping import PyTree
 
 from jaxpar.memory.buffers import stacked
 from jaxpar.memory.streaming import on_host
-from jaxpar.mesh.layer_order import PADDING, Chunk, Index, StackOrder
+from jaxpar.mesh.layer_order import PADDING, Chunk, Index, Slot, StackOrder
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.mesh.tracing import permutes, traced
-from jaxpar.model.loop.layer_kind import LayerKind
+from jaxpar.model.loop.layer_program import LayerProgram, Policy
 from jaxpar.model.loop.walk import Site, Tie
 from jaxpar.runtime.passes import Accumulator
 from jaxpar.runtime.store import Stack, WeightStore
+
+
+class Keep(NamedTuple):
+    """What consecutive layers of a kind in a chunk keep between forward and backward."""
+
+    layers: int
+    """How many."""
+    policy: Policy | None = None
+    """Remat policy inside a layer, as for `jax.checkpoint`; None keeps every intermediate of autodiff."""
+    offload_inputs: bool = False
+    """Whether their inputs are offloaded to host memory."""
+    variant: Hashable = None
+    """Which of the kind's programs they run; None for the plain one."""
+
+
+def keeps_by_kind(
+    slots: Sequence[Slot], keeps: Iterable[Keep], variants: Mapping[str, Sequence[Hashable]]
+) -> dict[str, tuple[Keep, ...]]:
+    """Saved values of the rows of each kind, from those of a chunk's slots; equal neighbours in a stack are joined.
+
+    `variants` has those of each kind's rows.
+    """
+    each = (keep._replace(layers=1) for keep in keeps for _ in range(keep.layers))
+    rows: dict[str, list[Keep]] = {}
+    for slot, keep in zip(slots, each, strict=True):
+        rows.setdefault(slot.kind, []).append(keep._replace(variant=variants[slot.kind][slot.row]))
+    return {
+        kind: tuple(keep._replace(layers=len(list(same))) for keep, same in groupby(own)) for kind, own in rows.items()
+    }
 
 
 class Step(NamedTuple):
@@ -40,9 +70,30 @@ class LayerStack:
 
     name: str
     """The name of the kind."""
-    kind: LayerKind
+    programs: Mapping[Hashable, LayerProgram]
+    """What layers run, by `Keep.variant`: layers whose matmuls are quantised have other programs than the plain one,
+    over the same weights."""
+    keeps: tuple[Keep, ...]
+    """What the rows of a chunk keep, in row order."""
     order: StackOrder
     store: WeightStore
+    blocks: tuple[tuple[str, str], ...] = ()
+    """The name of each block among a layer's weights, and that of its last matrix."""
+
+    def __post_init__(self) -> None:
+        layers, rows = len(self.by_row), self.order.rows_per_chunk
+        assert layers == rows, f"what they keep is given for {layers} layers, and a chunk has {rows}"
+
+    @property
+    def program(self) -> LayerProgram:
+        """The plain program; all have the same weights, and split their backward alike."""
+        return self.programs[None]
+
+    @cached_property
+    def by_row(self) -> tuple[tuple[int, Keep], ...]:
+        """For each row of a chunk, the first of its neighbours that keep the same, and what that is."""
+        firsts = accumulate((keep.layers for keep in self.keeps[:-1]), initial=0)
+        return tuple((first, keep) for first, keep in zip(firsts, self.keeps, strict=True) for _ in range(keep.layers))
 
     def row(self, chunk: Chunk, row: Index) -> Index:
         """The index in the stack of a row of a chunk."""
@@ -54,7 +105,7 @@ class LayerStack:
 
     def taps(self, slots: int, weights: Stack, x: jax.Array, tokens: PyTree) -> Arrays:
         """Zeros for what split backwards of a chunk leave, [slot, row, ...], given shapes."""
-        taps = lambda weights, x, tokens: self.kind.derivative.zero_taps(self.load_any(weights), x, tokens)
+        taps = lambda weights, x, tokens: self.program.zero_taps(self.load_any(weights), x, tokens)
         return stacked((slots, self.order.rows_per_chunk), taps, weights, x, tokens)
 
     def accumulate(self, gradients: Stack, dw: Arrays, row: jax.Array, number: jax.Array, into: Accumulator) -> Stack:
@@ -83,8 +134,6 @@ class LayerStack:
     def unless_padding(self, number: jax.Array, y: jax.Array, x: jax.Array | int) -> jax.Array:
         """`y`, or `x` in a row that only pads the stack."""
         return jnp.where(number != PADDING, y, x) if self.order.padded else y
-
-    # ---- a site of a walk
 
     def site(self, key: Hashable, weights: Chunk, like: int, padded: bool, step: Step, tie: Tie | None) -> Site:
         """Rows of a chunk that take the same `step` with their weights, of which one is `like`; see `LayerLoop._walk`.

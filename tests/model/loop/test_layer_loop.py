@@ -22,8 +22,9 @@ from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, place
 from jaxpar.mesh.rules import compute_rules
-from jaxpar.model.loop.layer_kind import Keep, LayerKind
 from jaxpar.model.loop.layer_loop import LayerLoop
+from jaxpar.model.loop.layer_program import LayerProgram
+from jaxpar.model.loop.layer_stack import Keep, LayerStack
 from jaxpar.runtime.passes import Accumulator, Cotangents, Output, Saved
 from jaxpar.runtime.taps import Tap
 from jaxpar.stores.sharded import Sharded
@@ -101,9 +102,11 @@ def sharded(placements: Placements, *keeps: Keep) -> Any:
 
 def loop_of(placements: Placements, *keeps: Keep) -> LayerLoop:
     layers = sum(keep.layers for keep in keeps)
-    return LayerLoop(
-        {ALL: LayerKind(layer, keeps)}, {ALL: Sharded(ALL, placements)}, LayerOrder.of_chunks([0], [layers])
-    )
+    return loop_over(LayerProgram(layer), placements, LayerOrder.of_chunks([0], [layers]), *keeps)
+
+
+def loop_over(program: LayerProgram, placements: Placements, order: LayerOrder, *keeps: Keep) -> LayerLoop:
+    return LayerLoop({ALL: LayerStack(ALL, {None: program}, keeps, order.stacks[ALL], Sharded(ALL, placements))}, order)
 
 
 def placements_of(layers: int, zero: int) -> Placements:
@@ -146,7 +149,7 @@ def close(found: Any, wanted: Any) -> None:
     ],
 )
 def test_the_loop_equals_a_plain_one(layers: int, zero: int, policy: str):
-    assert loop_of(placements_of(layers, zero), Keep(layers)).stack(ALL).store.ahead == (zero == 3)
+    assert loop_of(placements_of(layers, zero), Keep(layers)).stacks[ALL].store.ahead == (zero == 3)
     equals_a_plain_loop(zero, Keep(layers, POLICIES[policy]))
 
 
@@ -182,8 +185,7 @@ def test_chunks_of_unlike_length_in_slots_of_their_own_equal_a_plain_loop(zero: 
 
     def program(master: Any, x: jax.Array, dy: jax.Array) -> Any:
         weights, tokens = to_storage(master, placements)["layers"], {ALL: vary(tokens_of(1))}
-        kinds = {ALL: LayerKind(layer, (Keep(order.layers_per_chunk),))}
-        loop = LayerLoop(kinds, {ALL: Sharded(ALL, placements)}, order)
+        loop = loop_over(LayerProgram(layer), placements, order, Keep(order.layers_per_chunk))
         gradients = zero_accumulators(weights, placements, part="layers")
         first, second = Chunk(weights, 0, 0), Chunk(weights, 1, 1)
         stash, side = loop.stash(weights, vary(x), tokens, 3), loop.side(weights, vary(x), tokens, 0)
@@ -324,8 +326,7 @@ def walks(rows: Rows, keep: Keep) -> tuple[Any, Any]:
 
     def program(master: Any, x: jax.Array) -> Any:
         matrices = {"up": True, "down": True, "scale": False}
-        kinds = {ALL: LayerKind(rows.apply, (keep,), rows.linear, matrices)}
-        loop = LayerLoop(kinds, {ALL: Sharded(ALL, placements)}, PADDED)
+        loop = loop_over(LayerProgram(rows.apply, rows.linear, matrices), placements, PADDED, keep)
         weights, tokens, x = to_storage(master, placements)["layers"], {ALL: vary(tokens_of(8))}, vary(x)
         chunk = Chunk(weights, 0, 0)
         stash, side = loop.stash(weights, x, tokens, 1), loop.side(weights, x, tokens, 1)

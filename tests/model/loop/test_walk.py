@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpar.model.loop.walk import Site, repeating, walk
+from jaxpar.model.loop.walk import Site, loops, walk
 from tests.traced import operations
 
 GEMMA = ("local",) * 5 + ("global",)
@@ -75,9 +75,9 @@ def test_nothing_is_fetched_in_vain(letters: str, unroll: int):
 def test_units_of_a_pattern_are_one_loop():
     known = {kind: sites(False)["abc"[place]] for place, kind in enumerate(("local", "global"))}
     own = [(known[kind], row) for row, kind in enumerate((GEMMA * 4) + ("local", "local"))]
-    units, rest = repeating(own)
-    assert [(run.site.key, len(run.rows)) for run in units.runs] == [("a", 5), ("b", 1)] and units.times == 4
-    assert [(run.site.key, len(run.rows)) for run in rest.runs] == [("a", 2)] and rest.times == 1
+    (units, rest), _ = loops(own)
+    assert [(run.parts[0].key, run.times) for run in units.parts] == [("a", 5), ("b", 1)] and units.times == 4
+    assert [(run.parts[0].key, run.times) for run in rest.parts] == [("a", 2)] and rest.times == 1
 
 
 def test_a_turn_has_as_many_slots_as_are_asked_for_where_the_next_ones_are_fetched():

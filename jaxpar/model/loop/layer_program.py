@@ -7,7 +7,8 @@ loops of a step, forward and backward, share one trace of it and one derivative.
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import cache, partial
+from dataclasses import dataclass
+from functools import cache, cached_property, partial
 from typing import Any
 
 import jax
@@ -17,7 +18,7 @@ from jaxpar.mesh.axes import vary
 from jaxpar.mesh.parameters import Arrays, Nested, merge, select
 from jaxpar.runtime.observed import ZerosObserved
 from jaxpar.runtime.passes import Context, Output
-from jaxpar.runtime.taps import recording, tapping
+from jaxpar.runtime.taps import Taps, recording, tapping
 from pallas_kernels.vjp_parts import set_arguments, set_residuals, vjp_without_arguments
 
 type Policy = Callable[..., Any]
@@ -27,23 +28,29 @@ type Apply = Callable[..., Output]
 is None where the backward is not split. The cotangents of the zeros are the statistics that the layer collects; None if
 it collects none."""
 
+type Linear = Callable[[Arrays, str, jax.Array, jax.Array, Context], Arrays]
+"""(weights, name of a group, its input, layer's number, tokens) -> outputs."""
 
-class LayerDerivative:
+
+@dataclass(frozen=True, eq=False)
+class LayerProgram:
     """`apply` and its pullbacks, differentiated with respect to all weights but the `matrices` and the `frozen`."""
 
-    def __init__(
-        self,
-        apply: Apply,
-        matrices: Nested[bool] | None,
-        frozen: Nested[bool] | None = None,
-        zeros_observed: ZerosObserved | None = None,
-    ):
-        assert matrices is None or frozen is None, "a backward is split where all weights have gradients"
-        self.apply, self.matrices, self.zeros_observed = apply, matrices, zeros_observed
-        self._fixed = matrices if frozen is None else frozen
-        self._function = cache(self._make_function)
-        self._groups = self._find_groups
-        self._vjp = cache(lambda policy: partial(self.vjp, policy))
+    apply: Apply
+    linear: Linear | None = None
+    """A layer's groups of matmuls. Needed if `matrices` is set."""
+    matrices: Nested[bool] | None = None
+    """Splits the backward: which weights (true or false, like a layer's weights) belong to the groups of `linear`, and
+    have their gradients from `matrix_gradients`. None makes the backward whole."""
+    frozen: Nested[bool] | None = None
+    """Which weights have no gradients; None gives all of them one."""
+    zeros_observed: ZerosObserved | None = None
+    """Zeros that `apply` takes for statistics of its backward; None if it collects none."""
+    reports: tuple[str, ...] = ()
+    """Names of what the layer reports."""
+
+    def __post_init__(self) -> None:
+        assert self.matrices is None or self.frozen is None, "a backward is split where all weights have gradients"
 
     def run(self, w: Arrays, x: jax.Array, number: jax.Array, tokens: Context) -> Output:
         """The layer's output and report alone."""
@@ -72,16 +79,25 @@ class LayerDerivative:
 
     def halves(self, w: Arrays) -> tuple[Arrays, Arrays]:
         """(weights that the backward differentiates, the others)."""
-        if self._fixed is None:
-            return w, {}
-        return select(w, self._fixed, False), select(w, self._fixed, True)
+        fixed = self.matrices if self.frozen is None else self.frozen
+        return (w, {}) if fixed is None else (select(w, fixed, False), select(w, fixed, True))
 
     def zero_taps(self, w: Arrays, x: jax.Array, tokens: Context) -> Arrays:
         """Zeros like the input and the outputs of each group of matmuls; nothing unless the backward is split."""
-        if self.matrices is None:
-            return {}
-        like = jax.eval_shape(self._groups, w, x, tokens)
-        return jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
+        return {} if self.matrices is None else _zeros(jax.eval_shape(self._groups, w, x, tokens))
+
+    def matrix_gradients(self, like: Arrays, taps: Taps, number: jax.Array, tokens: Context) -> Arrays:
+        """The gradients of the matrices, from what a split backward left in the `taps`: inputs and output gradients of
+        their groups. `like` are the shapes of the layer's weights."""
+        linear, zeros = self.linear, _zeros(like)
+        assert linear is not None, "a split backward needs the layer's groups of matmuls"
+
+        def groups(matrices: Arrays) -> Arrays:
+            return {name: linear(merge(zeros, matrices), name, x, number, tokens) for name, (x, _) in taps.items()}
+
+        # Linear in the matrices, so at zero the gradient is what it is anywhere; no weight is gathered.
+        _, pullback = jax.vjp(groups, self.halves(zeros)[1])
+        return pullback({name: dy for name, (_, dy) in taps.items()})[0]
 
     def _zeros(self) -> Any:
         """Zeros, whose cotangents are the layer's statistics; None if it collects none."""
@@ -92,17 +108,32 @@ class LayerDerivative:
         diff, fixed = self.halves(w)
         return diff, x, self.zero_taps(w, x, tokens), fixed, number, tokens, self._zeros()
 
-    def _find_groups(self, w: Arrays, x: jax.Array, tokens: Context) -> dict[str, tuple[Any, Any]]:
+    @cached_property
+    def _groups(self) -> Callable[..., Taps]:
         """The input and the outputs of each group of matmuls."""
-        found: dict[str, tuple[Any, Any]] = {}
-        self.apply(w, x, vary(jnp.int32(0)), tokens, recording(found), self._zeros())
-        return found
 
-    def _make_function(self, policy: Policy | None) -> Callable[..., Output]:
+        def groups(w: Arrays, x: jax.Array, tokens: Context) -> Taps:
+            found: dict[str, tuple[jax.Array, Any]] = {}
+            self.apply(w, x, vary(jnp.int32(0)), tokens, recording(found), self._zeros())
+            return found
+
+        return groups
+
+    @cached_property
+    def _vjp(self) -> Callable[[Policy | None], Callable[..., tuple[Output, Any]]]:
+        return cache(lambda policy: partial(self.vjp, policy))
+
+    @cached_property
+    def _function(self) -> Callable[[Policy | None], Callable[..., Output]]:
         def function(
             diff: Arrays, x: jax.Array, taps: Arrays, fixed: Arrays, number: jax.Array, tokens: Context, zeros: Any
         ) -> Output:
             return self.apply(merge(diff, fixed), x, number, tokens, tapping(taps) if taps else None, zeros)
 
         # Forward and recomputation are in different loops, so the compiler cannot merge them.
-        return function if policy is None else jax.checkpoint(function, policy=policy, prevent_cse=False)
+        checkpointed = lambda policy: jax.checkpoint(function, policy=policy, prevent_cse=False)
+        return cache(lambda policy: function if policy is None else checkpointed(policy))
+
+
+def _zeros(like: Arrays) -> Arrays:
+    return jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like)
