@@ -66,12 +66,12 @@ def decoder_specs(config: Config, order: LayerOrder) -> Specs:
 
     Below `layers` is a tree for each kind.
     """
-    specs, layers = with_frozen(specs_of(Decoder(config)), adapters_of(config)), {}
-    for kind, stack in order.stacks.items():
-        own = layer_specs(layer_of_kind(config, kind), config)
-        stacked = map_specs(lambda spec, rows=stack.rows: spec.stacked(rows), own)
-        layers = layers | {kind: stacked}
-    return specs | {LAYERS: layers}
+
+    def stacked(kind: str, rows: int) -> Nested[ParamSpec]:
+        return map_specs(lambda spec: spec.stacked(rows), layer_specs(layer_of_kind(config, kind), config))
+
+    specs = with_frozen(specs_of(Decoder(config)), adapters_of(config))
+    return specs | {LAYERS: {kind: stacked(kind, stack.rows) for kind, stack in order.stacks.items()}}
 
 
 def layer_of_kind(
@@ -141,22 +141,19 @@ class DecoderStages:
         if SEED in batch:
             plain = plain._replace(seed=vary(batch[SEED]))
         tables: dict[tuple[bytes, float], tuple[jax.Array, jax.Array]] = {}
-        models = {kind: kind_model(self.model, kind) for kind in self.order.stacks}
-        found = {kind: plain._replace(fields=self._declared(kind, batch)) for kind in models}
+        contexts = {}
         for kind in self.order.stacks:
-            if models[kind].position != "rope":
-                continue
-            own = frequencies(models[kind], rotary_dim(models[kind]))
-            table = own.tobytes(), rotary_magnitude(models[kind])
-            if table not in tables:
-                tables[table] = vary(rotary_tables(batch["positions"], own, table[1]))
-            cos, sin = tables[table]
-            found[kind] = found[kind]._replace(cos=cos, sin=sin)
-        return found
-
-    def _declared(self, kind: str, batch: Batch) -> dict[str, jax.Array]:
-        """The fields that layers of a kind declare, of those that the batch has."""
-        return {field.name: vary(batch[field.name]) for field in self.fields[kind] if field.name in batch}
+            model, declared = kind_model(self.model, kind), self.fields[kind]
+            fields = {field.name: vary(batch[field.name]) for field in declared if field.name in batch}
+            contexts[kind] = plain._replace(fields=fields)
+            if model.position == "rope":
+                angles, magnitude = frequencies(model, rotary_dim(model)), rotary_magnitude(model)
+                key = angles.tobytes(), magnitude
+                if key not in tables:
+                    tables[key] = vary(rotary_tables(batch["positions"], angles, magnitude))
+                cos, sin = tables[key]
+                contexts[kind] = contexts[kind]._replace(cos=cos, sin=sin)
+        return contexts
 
     @cached_property
     def fields(self) -> dict[str, tuple[Field, ...]]:
@@ -217,9 +214,8 @@ class DecoderStages:
 
     def prototype(self, kind: str, program: Hashable = None) -> DecoderLayer:
         """A layer of a kind, as the plan has it run, with the ops of a program."""
-        plan = self.plan
-        ops = ops_of(self.config, plan, kind, program)
-        return layer_of_kind(self.config, kind, plan.layer_of(kind), ops)
+        ops = ops_of(self.config, self.plan, kind, program)
+        return layer_of_kind(self.config, kind, self.plan.layer_of(kind), ops)
 
     @cached_property
     def _programs(self) -> dict[str, dict[Hashable, LayerProgram]]:
@@ -232,15 +228,9 @@ class DecoderStages:
         attend = self.attend[kind]
 
         def apply(
-            w: Arrays,
-            x: jax.Array,
-            number: jax.Array,
-            tokens: TokenContext,
-            tap: Tap | None,
-            zeros: Any = None,
+            w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap | None, zeros: Any = None
         ) -> Output:
-            layer: Any = with_weights(prototype, w)
-            return layer(x, number, tokens, attend, self.train, tap, zeros)
+            return with_weights(prototype, w)(x, number, tokens, attend, self.train, tap, zeros)
 
         def linear(w: Arrays, name: str, x: jax.Array, number: jax.Array, tokens: TokenContext) -> Any:
             return with_weights(prototype, w).linear(name, x, number, tokens)

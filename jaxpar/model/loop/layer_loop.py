@@ -59,7 +59,7 @@ class LayerLoop:
     before: int | None = None
     """The index of the block of a layer before whose products the next first block must have its weights, if any."""
 
-    def by_stack(self, function: Callable[..., Arrays], *layers: Arrays) -> Arrays:
+    def by_stack(self, function: Callable[..., Arrays], *layers: Mapping[str, PyTree]) -> Arrays:
         """`function(stack, ...)` of the part for each kind of `layers`."""
         return {kind: function(stack, *(tree[kind] for tree in layers)) for kind, stack in self.stacks.items()}
 
@@ -129,9 +129,9 @@ class LayerLoop:
         """Forward through a chunk, saving nothing."""
 
         def step_of(stack: LayerStack, _: int, keep: Keep) -> Step:
-            def step(w: Arrays, _: None, row: jax.Array, x: Stream) -> Stream:
+            def step(w: Arrays, nothing: None, row: jax.Array, x: Stream) -> Stream:
                 number = stack.order.own(weights.chunk)[row]
-                y, _ = stack.programs[keep.variant].run(w, x, number, tokens[stack.name])
+                y = stack.programs[keep.variant].run(w, x, number, tokens[stack.name])[0]
                 return stack.unless_padding(number, y, x)
 
             return Step(step)

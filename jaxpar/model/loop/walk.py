@@ -79,12 +79,13 @@ def walk[Carry](slots: Sequence[tuple[Site, int]], carry: Carry, unroll: int = 1
 def loops(slots: Sequence[tuple[Site, int]], unroll: int = 1) -> tuple[tuple[Loop, ...], Rows]:
     """Slots as loops over units of loops over sites, and their rows."""
     groups = [list(group) for _, group in groupby(slots, key=lambda slot: slot[0].key)]
-    runs = [(Loop((group[0][0],), len(group), unroll), [row for _, row in group]) for group in groups]
     parts, rows = [], []
-    for repeat in repeats([(run.parts[0].key, run.times) for run, _ in runs]):
-        turns = [runs[turn] for turn in repeat.turns]
-        parts.append(Loop(tuple(run for run, _ in turns[0]), repeat.times))
-        rows.append(tuple((_table([own for _, own in each]),) for each in zip(*turns, strict=True)))
+    for repeat in repeats([(group[0][0].key, len(group)) for group in groups]):
+        turns = [groups[turn] for turn in repeat.turns]
+        runs = tuple(Loop((group[0][0],), len(group), unroll) for group in turns[0])
+        parts.append(Loop(runs, repeat.times))
+        each = zip(*turns, strict=True)
+        rows.append(tuple((_table([[row for _, row in group] for group in same]),) for same in each))
     return tuple(parts), tuple(rows)
 
 

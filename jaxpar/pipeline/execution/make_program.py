@@ -26,6 +26,7 @@ from jaxpar.pipeline.execution.program import (
 )
 from jaxpar.pipeline.lockstep import branching_ticks
 from jaxpar.pipeline.table import Schedule, Tick
+from jaxpar.runtime.repeats import repeats
 
 
 def make_program(
@@ -218,22 +219,10 @@ def fold(runs: Sequence[Run]) -> Iterator[Loop]:
     Interleaved schedules alternate between ticks with and without the loss, as often as there are microbatches for it.
     """
     keys = [(run.kinds, run.head, run.ticks, run.completes, run.begins) for run in runs]
-    at = 0
-
-    def times(length: int) -> int:
-        """How often the pattern of so many runs comes, one right after the other."""
-        found = 1
-        while keys[at + found * length : at + (found + 1) * length] == keys[at : at + length]:
-            found += 1
-        return found
-
-    while at < len(runs):
-        each = [(length, times(length)) for length in range(1, MOST_RUNS + 1)]
-        length, repeats = max(each, key=lambda own: own[0] * own[1] if own[1] > 1 else 1)
-        folded = [runs[at + place : at + length * repeats : length] for place in range(length)]
-        together = [replace(same[0], arrivals=frozenset().union(*(run.arrivals for run in same))) for same in folded]
-        yield Loop(tuple(together), repeats)
-        at += length * repeats
+    for repeat in repeats(keys, MOST_RUNS):
+        each = zip(*(runs[turn] for turn in repeat.turns), strict=True)
+        arrivals = lambda same: frozenset().union(*(run.arrivals for run in same))
+        yield Loop(tuple(replace(same[0], arrivals=arrivals(same)) for same in each), repeat.times)
 
 
 @dataclass(frozen=True)
