@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, reduce
+from itertools import chain, count
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -125,28 +126,28 @@ class LayerOrder:
     @staticmethod
     def of_chunks(rank_of: Sequence[int], layers: Sequence[int]) -> LayerOrder:
         """Chunks of layers that are alike, in model order: the rank of each, and its number of layers."""
-        return LayerOrder.of_kinds(rank_of, [(ALL,) * count for count in layers])
+        return LayerOrder.of_kinds(rank_of, [(ALL,) * number for number in layers])
 
     @staticmethod
     def of_kinds(rank_of: Sequence[int], chunks: Sequence[Sequence[str]]) -> LayerOrder:
         """Chunks in model order: the rank of each, and the kinds of its layers."""
         program = common_sequence(chunks)
-        seen: Counter[str] = Counter()
-        slots = []
+        slots, rows_of = [], Counter[str]()
         for kind in program:
-            slots.append(Slot(kind, seen[kind]))
-            seen[kind] += 1
-        ranks = max(rank_of) + 1
-        rows: dict[str, list[list[np.ndarray]]] = {kind: [[] for _ in range(ranks)] for kind in _first_seen(chunks)}
-        number = 0
+            slots.append(Slot(kind, rows_of[kind]))
+            rows_of[kind] += 1
+        kinds_in_order = dict.fromkeys(chain.from_iterable(chunks))
+        stacks = {kind: [[] for _ in range(max(rank_of) + 1)] for kind in kinds_in_order}
+        numbers = count()
         for rank, kinds in zip(rank_of, chunks, strict=True):
-            own = {kind: np.full(seen[kind], PADDING) for kind in rows}
-            for place, kind in zip(_places(kinds, program), kinds, strict=True):
-                own[kind][slots[place].row] = number
-                number += 1
-            for kind, row in own.items():
-                rows[kind][rank].append(row)
-        return LayerOrder({kind: StackOrder(np.array(found)) for kind, found in rows.items()}, tuple(slots))
+            rows = {kind: np.full(rows_of[kind], PADDING) for kind in stacks}
+            following = iter(slots)
+            for kind in kinds:  # each layer takes the first slot of its kind after that of the layer before
+                slot = next(slot for slot in following if slot.kind == kind)
+                rows[kind][slot.row] = next(numbers)
+            for kind, row in rows.items():
+                stacks[kind][rank].append(row)
+        return LayerOrder({kind: StackOrder(np.array(ranks)) for kind, ranks in stacks.items()}, tuple(slots))
 
     @property
     def layers_per_chunk(self) -> int:
@@ -212,18 +213,3 @@ def _shortest_common(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:
         else:
             found, j = [*found, b[j]], j + 1
     return (*found, *a[i:], *b[j:])
-
-
-def _places(kinds: Sequence[str], program: Sequence[str]) -> list[int]:
-    """The slots that a chunk's layers take: each the first of its kind after that of the layer before."""
-    found, place = [], 0
-    for kind in kinds:
-        while program[place] != kind:
-            place += 1
-        found.append(place)
-        place += 1
-    return found
-
-
-def _first_seen(chunks: Sequence[Sequence[str]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(kind for kinds in chunks for kind in kinds))
