@@ -47,7 +47,7 @@ def execute(
     has besides; `gradients` are the zeros in gradient placement that gradients accumulate in.
     """
     given = Given(weights, weights[LAYERS], microbatches, seeds, shared or {})
-    executor, slots = _Executor(program, stages), program.slots
+    executor, slots, totals = _Executor(program, stages), program.slots, gradients[LAYERS]
     loop = stages.first_loop if program.runs and program.runs[0].begins else stages.loop
     x, tokens = executor.shapes(given)
     nothing = {name: jnp.float32(0) for name in stages.loss_reports}
@@ -56,23 +56,20 @@ def execute(
         side=loop.side(given.layers, x, tokens, slots["kept"]),
         gradients=gradients,
         reported=vary(nothing, set(AXES) - set(stages.vocab_axes)),
-        chunk_gradients=None,
         **buffers(slots, x),
     )
-    gathered = None
     if program.holds:
-        gathered = stages.chunks.zeros(given.layers, slots["weights"])
-        totals = stages.chunks.zeros(given.layers, slots["gradients"], gradients=True)
-        carry = carry._replace(chunk_gradients=totals)
+        carry = carry.with_layers(stages.chunks.zeros(given.layers, slots["gradients"], gradients=True))
+        given = given._replace(layers=stages.chunks.zeros(given.layers, slots["weights"]))
     for part in program.loops:
-        gathered, carry = executor.between(part.first, gathered, carry, given)
+        totals, carry, given = executor.between(part.first, totals, carry, given)
         if part.runs[0].begins:
             carry, given = executor.begin(part.runs[0], carry, given)
             continue
-        now = given._replace(layers=gathered) if program.holds else given
-        tick = lambda run, row, carry, now=now: executor.tick(run, row, carry, now)
+        tick = lambda run, row, carry, given=given: executor.tick(run, row, carry, given)
         carry = executor.loop_over(part, tick, carry)
-    _, carry = executor.between(program.ticks, gathered, carry, given)
+    totals, carry, _ = executor.between(program.ticks, totals, carry, given)
+    carry = carry.with_layers(totals) if program.holds else carry
     return carry.gradients, carry.reported, carry.side
 
 
@@ -125,16 +122,18 @@ class _Executor(Inputs):
         given = given._replace(weights=given.weights | {LAYERS: layers}, layers=layers)
         return self.tick(replace(run, kinds=run.kinds - {Kind.FORWARD}), row, carry, given), given
 
-    def between(self, tick: int, gathered: Arrays | None, carry: Carry, given: Given) -> tuple[Arrays | None, Carry]:
-        """Gather and scatter the chunks that are held before `tick`: (their weights, carry)."""
+    def between(self, tick: int, totals: Arrays, carry: Carry, given: Given) -> tuple[Arrays, Carry, Given]:
+        """(`totals` with the gradients of chunks that are complete before `tick`, the carry without them, what is given
+        with the weights of the chunks that are held from then on)."""
         for window in self.program.releases.get(tick, []):
             layers = carry.gradients[LAYERS]
-            totals, layers = self.stages.chunks.release(carry.chunk_gradients, window.slot, layers, window.chunk)
-            carry = carry.with_layers(layers)._replace(chunk_gradients=totals)
+            layers, totals = self.stages.chunks.release(layers, window.slot, totals, window.chunk)
+            carry = carry.with_layers(layers)
         for window in self.program.loads.get(tick, []):
-            layers = given.weights[LAYERS]
-            gathered = self.stages.chunks.load(gathered, window.slot, layers, window.chunk, carry.arrivals)
-        return gathered, carry
+            stored = given.weights[LAYERS]
+            layers = self.stages.chunks.load(given.layers, window.slot, stored, window.chunk, carry.arrivals)
+            given = given._replace(layers=layers)
+        return totals, carry, given
 
     # ---- one tick
 
@@ -166,7 +165,7 @@ class _Executor(Inputs):
     def _actions(self) -> dict[str, Act]:
         """The operations of a tick, each traced once where several runs of ticks use it."""
         actions: dict[str, Act] = {
-            "forward": self._forward,
+            "forward": lambda row, carry, given: self._forwarded(row, carry, given, self._loop)[:2],
             "loss": self._loss,
             "last loss": partial(self._loss, completes=True),
             "backward": self._backward,
@@ -193,9 +192,6 @@ class _Executor(Inputs):
         like, _ = program.like
         skip = lambda carry: (jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like), carry)
         return lax.cond(valid == 1, program, skip, carry)
-
-    def _forward(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry]:
-        return self._forwarded(row, carry, given, self._loop)[:2]
 
     def _forwarded(self, row: Row, carry: Carry, given: Given, loop: Any) -> tuple[jax.Array, Carry, Arrays]:
         """The output of a chunk, the carry, and the layers for later passes."""
@@ -232,23 +228,22 @@ class _Executor(Inputs):
         data = self.microbatch(given, row["b_microbatch"])
         valid = row["b_counts"] == 1
         assert given.seeds is not None, "a backward starts from the cotangent of the objective"
-        totals = carry.chunk_gradients if self.program.holds else carry.gradients[LAYERS]
         several = jax.tree.leaves(given.microbatches)[0].shape[0] > 1
         loop = self.stages.last_loop if completes else self._loop
-        dx, totals, side = loop.backward(
+        dx, layers, side = loop.backward(
             self._chunk(given.layers, row, "b", "weights"),
             Cotangents(row["b_dy"], given.seeds.reports),
             self.stages.token_context(data),
             Saved(carry.stash, row["b_slot"]),
             Accumulator(
-                self._chunk(totals, row, "b", "gradients"),
+                self._chunk(carry.gradients[LAYERS], row, "b", "gradients"),
                 valid,
                 fresh=row["b_microbatch"] == 0 if several else True,
                 taps_slot=row["b_kept"],
             ),
             carry.side,
         )
-        carry = carry._replace(chunk_gradients=totals) if self.program.holds else carry.with_layers(totals)
+        carry = carry.with_layers(layers)
         into_embedding = jnp.where(valid & (row["b_first"] == 1), dx, 0)
         first = self.first(row, given, "b")
         gradients = self.stages.embed_gradients(given.weights, first, into_embedding, carry.gradients)

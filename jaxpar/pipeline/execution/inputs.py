@@ -35,8 +35,7 @@ class Carry(NamedTuple):
     cotangents: jax.Array
     outputs: jax.Array
     gradients: Weights
-    chunk_gradients: Arrays | None
-    """Gradients of the chunks that are held, in schedules that hold some."""
+    """In gradient placement; of the layers, where chunks are held, the gradients of these."""
     reported: Reports
     """Sums of the reports of the loss."""
     side: PyTree
