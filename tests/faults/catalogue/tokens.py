@@ -39,8 +39,8 @@ TOKENS = (
         name="positions_from_the_ranks_first_token",
         description="Rotary positions start at 0 on every context rank.",
         file="jaxpar/model/decoder.py",
-        old='rotary_tables(batch["positions"], own, table[1])',
-        new='rotary_tables(batch["positions"] - batch["positions"][:, :1], own, table[1])',
+        old='rotary_tables(batch["positions"], angles, magnitude)',
+        new='rotary_tables(batch["positions"] - batch["positions"][:, :1], angles, magnitude)',
         caught_by=(parity(context=2, family="qwen3"),),
     ),
     Fault(
