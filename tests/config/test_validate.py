@@ -106,6 +106,8 @@ def test_the_defaults_are_valid():
         optimizer.warmup_steps (100)
     model.kinds={a: {position: learned}, b: {}} | model.pattern={unit: [a, b]} => model.kinds.a.position: learned |
         model.position is rope | same
+    model.kinds={all: {}, b: {}} | model.pattern={unit: [all, b]} => model.kinds.all: | a model without kinds |
+        expected another
     distributed.processes=2 | distributed.process_id=2 => distributed.process_id: |
         less than distributed.processes (2) | got 2
     distributed.secret_file='' => distributed.secret_file: | path of a file with the job's secret | got an empty text

@@ -36,7 +36,7 @@ class ModelConfig:
     """Number of decoder layers."""
     kinds: dict[str, dict[str, _Value | dict[str, _Value]]] = field(default_factory=dict, hash=False)
     """Kinds of layers by name, each with the keys of `model` in which it differs: `{local: {window: 512}, global: {}}`.
-    Empty means that all layers are alike."""
+    Empty means that all layers are of one kind, `all`."""
     pattern: Pattern | None = None
     """The kind of each layer: `{prefix: [...], unit: [...], suffix: [...]}`, lists of names of `model.kinds`; the
     unit repeats until there are `model.layers` layers. Null is for a model without kinds."""
