@@ -50,20 +50,19 @@ def make_program(
         ticks = branching_ticks(schedule.orders, schedule.chunks) if branching else schedule.ticks
     assert not completes or schedule.ranks == 1, "gradients of several ranks are complete in several ticks"
     assert not begins or schedule.chunks == 1, "several chunks are used first in several ticks"
-    return _Maker(schedule, ticks, hold, branching, completes, begins).make()
+    tables = _Tables(schedule, ticks, branching)
+    if hold:
+        tables.hold()
+    runs = tables.runs(completes, begins)
+    loops = (Loop((run,), 1) for run in runs) if hold else fold(runs)
+    return PipelineProgram(schedule, tables.rows, tables.counts, tuple(loops), tables.loads, tables.releases, branching)
 
 
-@dataclass(eq=False)
-class _Maker:
-    schedule: Schedule
-    ticks: Sequence[Tick]
-    hold: bool
-    branching: bool
-    completes: bool
-    begins: bool
+class _Tables:
+    """The rows of all ticks, the slots of the buffers, and the chunks that are held."""
 
-    def make(self) -> PipelineProgram:
-        schedule, ticks = self.schedule, self.ticks
+    def __init__(self, schedule: Schedule, ticks: Sequence[Tick], branching: bool):
+        self.schedule, self.ticks, self.branching = schedule, ticks, branching
         self.loads: dict[int, list[Window]] = {}
         self.releases: dict[int, list[Window]] = {}
         self.when = {a: t for t, tick in enumerate(ticks) for actions in tick for a in actions}
@@ -83,13 +82,8 @@ class _Maker:
                     self._write(tick, rank, action)
                 if not self.branching:
                     self._idle(tick, rank, present - {action.kind for action in actions})
-        if self.hold:
-            self._hold()
-        runs = self._runs()
-        loops = tuple(Loop((run,), 1) for run in runs) if self.hold else tuple(fold(runs))
-        return PipelineProgram(schedule, self.rows, self.counts, loops, self.loads, self.releases, self.branching)
 
-    def _hold(self) -> None:
+    def hold(self) -> None:
         """Slots for the chunks in use, over all ranks: gathered and scattered by all of them at once."""
         windows: dict[tuple[str, int], Lifetime] = {}
         # A forward that is repeated into the stash must find the weights that it was run with.
@@ -190,7 +184,8 @@ class _Maker:
         for field, value in (again | {"source": STASHED}).items():
             self.rows[f"f_{field}"][tick, rank] = value
 
-    def _runs(self) -> list[Run]:
+    def runs(self, completes: bool, begins: bool) -> list[Run]:
+        """Ticks in a row with the same signature."""
         cuts = sorted({*self.loads, *self.releases})
         ends = "b" if self.rows["b_counts"].any() else "f"
 
@@ -199,13 +194,13 @@ class _Maker:
             head = bool((self.rows[f"{ends}_last"][tick] & self.rows[f"{ends}_counts"][tick]).any())
             head |= self.branching and Kind.BACKWARD in kinds  # which costs no more: ranks branch around the loss too
             last = tick == len(self.ticks) - 1
-            return kinds, head, bisect_right(cuts, tick), self.completes and last, self.begins and tick == 0
+            return kinds, head, bisect_right(cuts, tick), completes and last, begins and tick == 0
 
         runs = []
-        for (kinds, head, _, completes, begins), group in groupby(range(len(self.ticks)), key=signature):
+        for (kinds, head, _, *first_or_last), group in groupby(range(len(self.ticks)), key=signature):
             numbers = list(group)
             arrivals = frozenset(name for name in ARRIVALS if (self.rows[name][numbers] != NOTHING).any())
-            runs.append(Run(kinds, head, numbers[0], len(numbers), arrivals, completes, begins))
+            runs.append(Run(kinds, head, numbers[0], len(numbers), arrivals, *first_or_last))
         return runs
 
 
