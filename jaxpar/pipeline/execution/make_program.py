@@ -85,30 +85,29 @@ class _Tables:
 
     def hold(self) -> None:
         """Slots for the chunks in use, over all ranks: gathered and scattered by all of them at once."""
-        windows: dict[tuple[str, int], Lifetime] = {}
         # A forward that is repeated into the stash must find the weights that it was run with.
         uses = {"f": (self.rows["f_counts"] == 1) | (self.rows["f_source"] == STASHED), "b": self.rows["b_counts"] == 1}
-        for kind, used in uses.items():
-            for chunk in range(self.schedule.virtual_stages):
-                ticks = np.flatnonzero((used & (self.rows[f"{kind}_chunk"] == chunk)).any(axis=1))
-                windows[kind, chunk] = Lifetime(int(ticks[0]), int(ticks[-1]))
-        backwards = {name: life for name, life in windows.items() if name[0] == "b"}
-        # A chunk whose backward begins before its forwards are over is gathered once, for both.
-        again = [chunk for _, chunk in backwards if windows["b", chunk].first <= windows["f", chunk].last]
-        for chunk in again:
-            windows["f", chunk] = Lifetime(windows["f", chunk].first, windows.pop(("b", chunk)).last)
-        for buffer, lives in (("weights", windows), ("gradients", backwards)):
+        used = lambda kind, chunk: uses[kind] & (self.rows[f"{kind}_chunk"] == chunk)
+        weights: dict[tuple[str, int], Lifetime] = {}
+        gradients: dict[tuple[str, int], Lifetime] = {}
+        for chunk in range(self.schedule.virtual_stages):
+            ticks = (np.flatnonzero(used(kind, chunk).any(axis=1)).tolist() for kind in "fb")
+            forward, backward = (Lifetime(each[0], each[-1]) for each in ticks)
+            gradients["b", chunk] = backward
+            if backward.first <= forward.last:  # its weights are gathered once, for both
+                weights["fb", chunk] = Lifetime(forward.first, backward.last)
+            else:
+                weights |= {("f", chunk): forward, ("b", chunk): backward}
+        for buffer, lives in (("weights", weights), ("gradients", gradients)):
             slots = assign_slots(lives)
-            if buffer == "weights":
-                slots |= {("b", chunk): slots["f", chunk] for chunk in again}
             self.counts[buffer] = slot_count(slots.values())
-            for (kind, chunk), slot in slots.items():
-                self.rows[f"{kind}_{buffer}"][uses[kind] & (self.rows[f"{kind}_chunk"] == chunk)] = slot
-                if buffer == "weights":
-                    if (kind, chunk) in lives:
-                        self.loads.setdefault(lives[kind, chunk].first, []).append(Window(chunk, slot))
-                else:
-                    self.releases.setdefault(lives[kind, chunk].last + 1, []).append(Window(chunk, slot))
+            for (kinds, chunk), slot in slots.items():
+                for kind in kinds:
+                    self.rows[f"{kind}_{buffer}"][used(kind, chunk)] = slot
+        for (kinds, chunk), slot in assign_slots(weights).items():
+            self.loads.setdefault(weights[kinds, chunk].first, []).append(Window(chunk, slot))
+        for (kinds, chunk), slot in assign_slots(gradients).items():
+            self.releases.setdefault(gradients[kinds, chunk].last + 1, []).append(Window(chunk, slot))
 
     def _note_lifetimes(self, action: Action) -> None:
         """The values that must be stored for `action`, from when they are made until `action` uses them."""
