@@ -77,15 +77,19 @@ def walk[Carry](slots: Sequence[tuple[Site, int]], carry: Carry, unroll: int = 1
 
 
 def loops(slots: Sequence[tuple[Site, int]], unroll: int = 1) -> tuple[tuple[Loop, ...], Rows]:
-    """Slots as loops over units of loops over sites, and their rows."""
+    """Slots as loops over sites, or over units of these, and their rows."""
     groups = [list(group) for _, group in groupby(slots, key=lambda slot: slot[0].key)]
     parts, rows = [], []
     for repeat in repeats([(group[0][0].key, len(group)) for group in groups]):
         turns = [groups[turn] for turn in repeat.turns]
         runs = tuple(Loop((group[0][0],), len(group), unroll) for group in turns[0])
-        parts.append(Loop(runs, repeat.times))
-        each = zip(*turns, strict=True)
-        rows.append(tuple((_table([[row for _, row in group] for group in same]),) for same in each))
+        tables = tuple((_table([[row for _, row in group] for group in same]),) for same in zip(*turns, strict=True))
+        if repeat.times == 1:
+            parts += runs
+            rows += jax.tree.map(lambda table: table[0], tables)
+        else:
+            parts.append(Loop(runs, repeat.times))
+            rows.append(tables)
     return tuple(parts), tuple(rows)
 
 
@@ -121,8 +125,6 @@ def _run[Carry](part: Part, rows: Rows, fetched: PyTree, after: Next, carry: Car
             coming, fetched = part.tie(coming, fetched)
         return coming, part.step(fetched, rows, carry)
     turn = lambda index: jax.tree.map(lambda a: a[index], rows)
-    if part.times == 1:
-        return _run_all(part.parts, turn(0), fetched, after, carry)
     if not part.fetches and (after is None or not after[0].fetches):
         body = lambda carry, rows: (_run_all(part.parts, rows, None, None, carry)[1], None)
         return None, lax.scan(body, carry, rows)[0]
@@ -132,8 +134,8 @@ def _run[Carry](part: Part, rows: Rows, fetched: PyTree, after: Next, carry: Car
         rows, following = now
         return _run_all(part.parts, rows, state[0], (site, following), state[1]), None
 
-    first_rows = jax.tree.leaves(rows)[0].reshape(part.times, -1)[:, 0]
     state = site.fetch(row) if fetched is None else fetched, carry
+    first_rows = jax.tree.leaves(rows)[0].reshape(part.times, -1)[:, 0]
     (fetched, carry), _ = lax.scan(ahead, state, (turn(slice(None, -1)), first_rows[1:]), unroll=part.unroll)
     return _run_all(part.parts, turn(-1), fetched, after, carry)
 
