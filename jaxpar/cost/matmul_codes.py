@@ -14,8 +14,6 @@ Scales of tiles are found in the same passes: 4 bytes for each of the two sides 
 matrices that are quantised with each use in the forward and again in the backward. Scales of `fp8_current`
 are known before an operand is quantised, which reads it once more (`FINDING`) and takes a message over all ranks.
 XLA joins a part of these passes to those that make an operand; `docs/fp8.md` compares them with compiled programs.
-Gradients of the outputs of a gated feed-forward's matmuls in are written as codes by what makes them, where their
-scales are known before: a byte in place of two, and two to transpose it (`BY_DERIVATIVE`).
 """
 
 from __future__ import annotations
@@ -25,8 +23,6 @@ from typing import NamedTuple
 
 FINDING = 2.0
 """Bytes of a number that is read to find the largest magnitude of its tensor before it is quantised."""
-BY_DERIVATIVE = 1.0
-"""Bytes of a number of a gradient that is made as a code, beyond those of making it in 16 bits."""
 MAGNITUDE = 4.0
 """Bytes of a largest magnitude in a message."""
 SCALE = 4.0
@@ -81,17 +77,11 @@ class MatmulCodes:
     them."""
     layers: int = 0
     """Of that model."""
-    by_derivative: tuple[str, ...] = ()
-    """Groups of matmuls whose outputs' gradients are made as codes."""
 
     @property
     def sent_bytes(self) -> float:
         """Bytes of a number that tensor ranks gather as a code, with its part of a scale."""
         return 1.0 if self.tile is None else 1.0 + SCALE / self.tile
-
-    def gradient(self, group: str) -> float:
-        """Bytes of the passes that make codes of a number of the gradient of a group's output."""
-        return BY_DERIVATIVE if group in self.by_derivative else self.passes.gradient
 
     def quantises(self, group: str) -> bool:
         """Whether a group of matmuls is quantised."""

@@ -34,9 +34,7 @@ class QuantisedTimes:
         forward = backward = 0.0
         for n, k in self.shape.joined(part, group):
             forward += passes.input * own * k + passes.weight * n * k
-            backward += (
-                passes.input_back * rows * k + passes.weight_back * n * k + codes.gradient(group.name) * rows * n
-            )
+            backward += passes.input_back * rows * k + passes.weight_back * n * k + passes.gradient * rows * n
             if codes.found:
                 backward += FINDING * (own * k + rows * n + (0 if codes.once else n * k))
         return forward, backward

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -58,8 +58,6 @@ class Block(nnx.Module, ABC):
     """Names of what it reports."""
     fields: tuple[Field, ...] = ()
     """The fields of a batch that it reads, as `TokenContext.fields`."""
-    elementwise: ClassVar[Mapping[str, Literal["input", "gradients"]]] = {}
-    """The groups of matmuls around its elementwise work, with the operand that this work or its derivative makes."""
     order: ClassVar[Literal["any", "contiguous"]] = "any"
     """The orders of a row's tokens over context ranks that it can take."""
     wide_gradients: ClassVar[bool] = False

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from itertools import product
-from typing import Any, Literal
+from typing import Any
 
 from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.mappings.experts import ExpertsConfig
@@ -41,11 +40,6 @@ PLACEMENTS = {"pre": (True, False), "post": (False, True), "sandwich": (True, Tr
 def feed_forward_class(model: ModelConfig) -> type[FeedForward]:
     """The feed-forward of a model whose layers are all alike, or that of each of its experts."""
     return implementation(FEED_FORWARDS[model.activation])
-
-
-def elementwise_groups(model: ModelConfig) -> Mapping[str, Literal["input", "gradients"]]:
-    """`Block.elementwise` of the feed-forward of a model whose layers are all alike; experts have none."""
-    return feed_forward_class(model).elementwise if model.experts is None else {}
 
 
 def mixer_class(model: ModelConfig) -> type[Any]:

@@ -55,7 +55,7 @@ class DecoderLayer(nnx.Module):
     def linear(self, name: str, x: jax.Array, index: Int[Array, ""], tokens: TokenContext) -> Any:
         """A group of matmuls with the collectives around it: linear in the layer's matrices, and in `x`. For a backward
         that computes the weights' gradients later."""
-        ops = self.ops.of_layer(index, tokens, None, split=True)
+        ops = self.ops.of_layer(index, tokens, None)
         (block,) = (one for one in self.blocks if name in [group.name for group in one.part.groups])
         return ops.run(block, name, x)
 
@@ -73,7 +73,7 @@ class DecoderLayer(nnx.Module):
 
         `observed` are zeros, whose cotangents are what the layer's matmuls observe.
         """
-        ops = self.ops.of_layer(index, tokens, observed, split=tap is not None)
+        ops = self.ops.of_layer(index, tokens, observed)
         if tap is not None:
             ops = Tapped(ops=ops, tap=tap)
         context, reports = Context(index, tokens, attend, train), {}

@@ -214,7 +214,7 @@ class DecoderStages:
 
     def prototype(self, kind: str, program: Hashable = None) -> DecoderLayer:
         """A layer of a kind, as the plan has it run, with the ops of a program."""
-        ops = ops_of(self.config, self.plan, kind, program)
+        ops = ops_of(self.plan, program)
         return layer_of_kind(self.config, kind, self.plan.layer_of(kind), ops)
 
     @cached_property

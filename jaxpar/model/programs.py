@@ -10,15 +10,13 @@ from collections.abc import Collection, Hashable, Iterable
 
 import jax.numpy as jnp
 
-from jaxpar.config.kinds import kind_model
 from jaxpar.config.plan import Plan
 from jaxpar.config.schema import Config
 from jaxpar.layers.adapters import why_frozen
 from jaxpar.layers.block import Block
-from jaxpar.layers.declared import declare_feed_forward, elementwise_groups
 from jaxpar.layers.matmul_formats import multiplied, quantised_groups
 from jaxpar.layers.ops.plain import Ops
-from jaxpar.layers.ops.quantised import quantised_ops
+from jaxpar.layers.ops.quantised import QuantisedOps
 from jaxpar.mesh.parameters import Nested, ParamSpec
 from jaxpar.mesh.placements import Placements, WeightPlacement
 from jaxpar.precision.recipe import TILES, QuantisedGroups
@@ -29,12 +27,10 @@ def program_of(config: Config, kind: str, layers: Collection[int]) -> Hashable:
     return quantised_groups(config, kind, layers)
 
 
-def ops_of(config: Config, plan: Plan, kind: str, program: Hashable) -> Ops:
-    """The ops of a program of the layers of a kind."""
-    if not isinstance(program, QuantisedGroups):
-        return Ops(plan.tensor_overlap)
-    model = kind_model(config.model, kind)
-    return quantised_ops(program, plan.tensor_overlap, declare_feed_forward(model), elementwise_groups(model))
+def ops_of(plan: Plan, program: Hashable) -> Ops:
+    """The ops of a program."""
+    overlap = plan.tensor_overlap
+    return QuantisedOps(overlap, groups=program) if isinstance(program, QuantisedGroups) else Ops(overlap)
 
 
 def wide_matrices(

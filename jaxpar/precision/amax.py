@@ -5,13 +5,12 @@ They leave the backward as cotangents of zeros, and accumulate over layers, micr
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int, PyTree
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.collectives import reduce_max
@@ -52,7 +51,6 @@ def amax_of_group(
     *,
     coded: bool,
     sizes: Int[Array, " groups"] | None = None,
-    by_derivative: bool = False,
 ) -> Amax | None:
     """The magnitudes of a group's input, weights and gradients of outputs on this rank, as a cotangent of `zeros`.
 
@@ -63,7 +61,6 @@ def amax_of_group(
         zeros: of the group; None where nothing observes it.
         coded: whether the weights are values of codes already, whose magnitudes are known: theirs are 0 here.
         sizes: rows of each group, where `x` and `dys` are rows of several; rows behind these are not read.
-        by_derivative: whether the magnitudes of `dys` are computed where these are made (`observing_gradients`).
     """
     if zeros is None:
         return None
@@ -71,50 +68,5 @@ def amax_of_group(
         there = (jnp.arange(len(x)) < sizes.sum())[:, None]
         x, *dys = (jnp.where(there, rows, 0) for rows in (x, *dys))
     of_weights = [jnp.float32(0) if coded else largest_of(w) for w in weights]
-    of_dys = [jnp.float32(0) if by_derivative else largest_of(dy) for dy in dys]
-    return Amax(_stacked((largest_of(x), *of_weights, *of_dys), zeros.values))
-
-
-def observing_gradients(
-    function: Callable[..., Float[Array, "..."]], zeros: Float[Array, " inputs"], *inputs: Float[Array, "..."]
-) -> Float[Array, "..."]:
-    """An elementwise `function` of `inputs`. The cotangent of `zeros` is the largest magnitude of the gradient of each
-    input on this rank.
-
-    The derivative computes these gradients twice, in float32 for their magnitudes. With one use each, XLA writes no
-    array of them: one kernel reads what the derivative needs, and makes their codes and magnitudes. A gradient with two
-    uses it writes, and reads again.
-    """
-    return _observing(function, *vary_alike((zeros, *inputs)))
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _observing(function: Callable[..., jax.Array], zeros: jax.Array, *inputs: jax.Array) -> jax.Array:
-    del zeros
-    return function(*inputs)
-
-
-def _observing_forward(
-    function: Callable[..., jax.Array], zeros: jax.Array, *inputs: jax.Array
-) -> tuple[jax.Array, tuple[PyTree, ...]]:
-    out, pullback = jax.vjp(function, *inputs)
-    return out, (pullback, zeros, inputs)
-
-
-def _observing_backward(
-    function: Callable[..., jax.Array], saved: tuple[PyTree, ...], d_out: jax.Array
-) -> tuple[jax.Array, ...]:
-    pullback, zeros, inputs = saved
-    wide = lambda x: x.astype(jnp.float32)
-    _, in_float32 = jax.vjp(function, *map(wide, inputs))
-    largest = map(largest_of, in_float32(wide(d_out)))
-    rounded = [amax.astype(x.dtype).astype(jnp.float32) for amax, x in zip(largest, inputs, strict=True)]
-    return _stacked(rounded, zeros), *pullback(d_out)
-
-
-_observing.defvjp(_observing_forward, _observing_backward)
-
-
-def _stacked(tensors: Sequence[jax.Array], like: jax.Array) -> jax.Array:
-    """The magnitudes of tensors as one cotangent of `like`."""
-    return vary(jnp.stack(vary_alike(tuple(tensors))), varying_axes(like))
+    tensors = vary_alike((largest_of(x), *of_weights, *map(largest_of, dys)))
+    return Amax(vary(jnp.stack(tensors), varying_axes(zeros.values)))

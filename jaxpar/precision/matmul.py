@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -61,10 +61,6 @@ class GroupScaling(NamedTuple):
     of_codes: Float[Array, " matrices"] | tuple[Float[Array, "inputs outputs"], ...] | None = None
     """Scales of the matrices, or of their squares, where these are values of codes already; then none are quantised,
     nor observed."""
-    elementwise: Literal["input", "gradients"] | None = None
-    """Which operands an elementwise derivative makes, that makes other operands too: their codes are written in one
-    order and transposed from there, where it would else run once more for those in the other order. Of `gradients` it
-    also finds the largest magnitudes (`jaxpar.precision.amax.observing_gradients`)."""
 
     @property
     def coded(self) -> bool:
@@ -108,7 +104,7 @@ def products(
         return tuple(map(scatter_sequence, found)) if scatters else found
     x, given, scales, zeros = scales_of_group(x, weights, scaling)
     exact, x, given, scales, zeros = vary_alike((scaling.exact, x, given, scales, zeros))
-    how = _How(scaling.recipe, gathers, scatters, scaling.coded, scaling.elementwise)
+    how = _How(scaling.recipe, gathers, scatters, scaling.coded)
     return _products(how, x, given, scales, zeros, exact)
 
 
@@ -151,18 +147,11 @@ class _How:
     """Whether the outputs are partial sums, of which each tensor rank keeps its part of the sequence."""
     coded: bool
     """Whether the weights are values of codes already."""
-    elementwise: str | None = None
-    """As of `GroupScaling`."""
 
     @property
     def tiles(self) -> Operands | None:
         """The operands where tiles of them have a scale."""
         return None if self.recipe.tiles is None else Operands(self.recipe, self.gathers)
-
-    def written(self, operand: str, codes: jax.Array) -> jax.Array:
-        """Codes of the input or of the gradients, which are written before they are transposed if an elementwise
-        derivative makes them."""
-        return lax.optimization_barrier(codes) if self.elementwise == operand else codes
 
     def before(self, x: jax.Array) -> jax.Array:
         """The input, or its codes, as it is multiplied."""
@@ -215,15 +204,14 @@ def _backward(how: _How, saved: tuple[PyTree[jax.Array], ...], dys: ArrayTuple) 
         if how.tiles is not None:
             dx, dws = how.tiles.gradients(x, weights, scales, dys)
             return how.after_backward(dx), dws, None
-        q = how.written("input", how.before(quantise(x, scales[0], E4M3)))
+        q = how.before(quantise(x, scales[0], E4M3))
         of_input, of_weights = [], []
         for n, (w, matrix, dy) in enumerate(zip(weights, codes_of(weights, scales, how.coded), dys, strict=True)):
             codes = quantise(dy, of_gradients[n], recipe.gradient)
-            codes = how.written("gradients", how.before_backward(codes))
+            codes = how.before_backward(codes)
             of_input.append(_input_gradient(codes, matrix, scales[1 + n] * of_gradients[n], x))
             of_weights.append(_weight_gradient(q, codes, scales[0] * of_gradients[n], w))
-        made = how.elementwise == "gradients"
-        amax = amax_of_group(x, weights, dys, zeros, coded=how.coded, by_derivative=made)
+        amax = amax_of_group(x, weights, dys, zeros, coded=how.coded)
         return how.after_backward(_sum(of_input)), tuple(of_weights), amax
 
     def exactly() -> tuple[jax.Array, tuple[jax.Array, ...], Amax | None]:

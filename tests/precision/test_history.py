@@ -12,13 +12,10 @@ import pytest
 
 from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.layers.matmul_formats import tensor_names
-from jaxpar.layers.ops import quantised as ops
-from jaxpar.model import programs
-from jaxpar.precision.amax import Amax, observing_gradients
+from jaxpar.precision.amax import Amax
 from jaxpar.precision.history import ScaleHistory, is_gradient, scales_of
 from jaxpar.precision.recipe import Recipe, recipe_of
 from jaxpar.runtime.carried import Outcome
-from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
 
 NAMES = ("mlp_in.input", "up", "up.gradient")
@@ -94,48 +91,6 @@ def test_what_a_step_saw_does_not_depend_on_the_layout():
         seen.append(history)
     np.testing.assert_allclose(seen[0], seen[1], rtol=0.1)
     assert "output" not in tensor_names(config)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("compute", ["float32", "bfloat16"])
-def test_a_derivative_that_finds_magnitudes_itself_changes_no_step(compute: str, monkeypatch: pytest.MonkeyPatch):
-    """The gradients of up and gate: with tensor ranks, shards and microbatches, all activations recomputed.
-
-    In bfloat16 it finds magnitudes before they are rounded. The second step has the same bits there because none of
-    these is at the border of a power of two, where its scale would be another one."""
-    config = small(
-        precision={"matmul": "fp8_delayed", "compute": compute, "matmul_options": MatmulOptions(history=2)},
-        model={"embed": 64, "mlp": 128, "head_dim": 16, "kv_heads": 2},
-        parallel={"fsdp": 2, "tensor": 2, "microbatches": 2}, memory={"remat": "full"},
-    )  # fmt: skip
-    calls: list[int] = []
-
-    def two_steps() -> tuple[Any, list[float], Any]:
-        run = SmallRun(config)
-        state, losses = run.step.residency.initial_state(), []
-        for step in range(2):
-            state, metrics = run.step.train(state, run.batch(step), run.step.arguments)
-            losses.append(float(metrics.loss))
-        return np.asarray(jax.device_get(state.carried["matmuls"])), losses, run.by_layer(state.master)
-
-    def counted(*given: Any) -> jax.Array:
-        calls.append(1)
-        return observing_gradients(*given)
-
-    monkeypatch.setattr(ops, "observing_gradients", counted)
-    history, losses, weights = two_steps()
-    assert calls and (history[:, 1] > 0).all()
-    calls.clear()
-    apart = lambda groups, overlap, *_: ops.QuantisedOps(overlap, groups=groups)
-    monkeypatch.setattr(programs, "quantised_ops", apart)
-    plain, plain_losses, plain_weights = two_steps()
-    assert not calls
-    np.testing.assert_allclose(history, plain, rtol=2.0**-7 if compute == "bfloat16" else 1e-6)
-    assert (history != plain).any() == (compute == "bfloat16"), "magnitudes of what is rounded, or not"
-    scales = (scales_of(own[1:], tensor_names(config), recipe_of(config.precision), 1) for own in (history, plain))
-    np.testing.assert_array_equal(*scales)
-    assert losses == plain_losses
-    assert_same_bits(weights, plain_weights)
 
 
 @pytest.mark.parametrize("bad", [np.inf, np.nan])

@@ -12,7 +12,7 @@ from jaxpar.layers.block import Block, Context
 from jaxpar.layers.declaration.low_rank import factored
 from jaxpar.layers.declaration.part import Matmuls, Part, Weights, matrix, vector
 from jaxpar.layers.declaration.weights import with_weights
-from jaxpar.layers.ops.plain import Matmul, Ops
+from jaxpar.layers.ops.plain import Ops
 from jaxpar.layers.tiles import over_tiles
 from jaxpar.mesh.parameters import Arrays, select
 from jaxpar.runtime.passes import Output
@@ -50,11 +50,8 @@ class FeedForward(Block):
         """The part, with weights as `hidden_weights` makes them."""
 
     @abstractmethod
-    def activate(self, matmul: Matmul, *hidden: jax.Array) -> Float[Array, "batch seq mlp"]:
-        """From the outputs of the matmuls in to the input of the one out: biases and the non-linearity, named.
-
-        `matmul` runs what is elementwise.
-        """
+    def activate(self, *hidden: jax.Array) -> Float[Array, "batch seq mlp"]:
+        """From the outputs of the matmuls in to the input of the one out: biases and the non-linearity, named."""
 
     def __call__(self, x: Float[Array, "batch part embed"], context: Context, ops: Ops) -> Output:
         """Both matmuls, and the bias of the second, which is added once the partial sums of the tensor ranks are
@@ -65,7 +62,7 @@ class FeedForward(Block):
 
     def _multiplied(self, x: jax.Array, ops: Ops) -> jax.Array:
         inward, outward = self.part.groups
-        hidden = self.activate(ops.matmul(inward.name), *ops.run(self, inward.name, x))
+        hidden = self.activate(*ops.run(self, inward.name, x))
         return ops.run(self, outward.name, hidden)
 
     def _in_tiles(self, x: Float[Array, "batch part embed"], ops: Ops) -> Float[Array, "batch part embed"]:

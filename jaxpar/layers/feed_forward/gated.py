@@ -13,7 +13,6 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.activations import Activation
 from jaxpar.layers.declaration.part import Elementwise, Matmuls, Part, Traffic
 from jaxpar.layers.feed_forward.base import HIDDEN, OUT, FeedForward, hidden_weights
-from jaxpar.layers.ops.plain import Matmul
 
 ALPHA, LIMIT = 1.702, 7.0
 """Constants of `ClampedSwiGLU`."""
@@ -21,8 +20,6 @@ ALPHA, LIMIT = 1.702, 7.0
 
 class Gated(FeedForward):
     """`non_linear` of the gate, times `factor` of up."""
-
-    elementwise = {"mlp_in": "gradients", "mlp_out": "input"}  # noqa: RUF012
 
     @staticmethod
     def declare(model: ModelConfig) -> Part:
@@ -56,17 +53,13 @@ class Gated(FeedForward):
         """What f(gate) is multiplied by."""
         return up
 
-    def activate(self, matmul: Matmul, *hidden: jax.Array) -> Float[Array, "batch seq mlp"]:
+    def activate(self, *hidden: jax.Array) -> Float[Array, "batch seq mlp"]:
         """f(gate) * factor(up), with their biases."""
         up, gate = hidden
         up = self.named(self.biased(up, "up"), "mlp_up")
         gate = self.named(self.biased(gate, "gate"), "mlp_gate")
-
-        def product(up: jax.Array, gate: jax.Array) -> jax.Array:
-            activated = self.named(self.non_linear(gate), "mlp_activated")
-            return self.named(activated * self.factor(up), "mlp_hidden")
-
-        return matmul.elementwise(product, up, gate)
+        activated = self.named(self.non_linear(gate), "mlp_activated")
+        return self.named(activated * self.factor(up), "mlp_hidden")
 
 
 class SwiGLU(Gated):

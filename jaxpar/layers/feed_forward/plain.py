@@ -13,7 +13,6 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.activations import Activation
 from jaxpar.layers.declaration.part import Elementwise, Matmuls, Part, Traffic
 from jaxpar.layers.feed_forward.base import HIDDEN, OUT, FeedForward, hidden_weights
-from jaxpar.layers.ops.plain import Matmul
 
 
 class Plain(FeedForward):
@@ -38,10 +37,10 @@ class Plain(FeedForward):
     def non_linear(up: jax.Array, /) -> jax.Array:
         """f."""
 
-    def activate(self, matmul: Matmul, *hidden: jax.Array) -> Float[Array, "batch seq mlp"]:
+    def activate(self, *hidden: jax.Array) -> Float[Array, "batch seq mlp"]:
         """f(up), with its bias."""
         up = self.named(self.biased(hidden[0], "up"), "mlp_up")
-        return matmul.elementwise(lambda up: self.named(self.non_linear(up), "mlp_hidden"), up)
+        return self.named(self.non_linear(up), "mlp_hidden")
 
 
 class GELU(Plain):

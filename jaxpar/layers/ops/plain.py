@@ -68,10 +68,6 @@ class Matmul:
             pairs.append((matrix.inside(product(x, matrix.factors[0])), matrix.factors[1]))
         return matmul_scatter([x for x, _ in pairs], [w for _, w in pairs], self.overlap)
 
-    def elementwise(self, function: Callable[..., jax.Array], *outputs: jax.Array) -> jax.Array:
-        """An elementwise function of the group's outputs, which another group of the block multiplies."""
-        return function(*outputs)
-
 
 @dataclass(frozen=True)
 class Grouped:
@@ -122,16 +118,15 @@ class Ops:
     zeros_observed: ClassVar[ZerosObserved | None] = None
     """Zeros for what the ops observe in the backward of training; None where that is nothing."""
 
-    def of_layer(self, index: Int[Array, ""], tokens: TokenContext, observed: Any, *, split: bool = False) -> Self:
+    def of_layer(self, index: Int[Array, ""], tokens: TokenContext, observed: Any) -> Self:
         """The ops of one layer.
 
         Args:
             index: the layer's number in the whole model.
             tokens: with what carried state and the weights' store give to layers.
             observed: zeros, whose cotangents are what the ops observe; None where nothing is.
-            split: whether weights' gradients are computed by a later action.
         """
-        del index, tokens, observed, split
+        del index, tokens, observed
         return self
 
     def matmul(self, group: str) -> Matmul:

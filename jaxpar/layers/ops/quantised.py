@@ -2,33 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Int
 
-from jaxpar.config.plan import TensorOverlap
 from jaxpar.layers.context import TokenContext
-from jaxpar.layers.declaration.part import Part
 from jaxpar.layers.ops.plain import Grouped, Matmul, Matrix, Ops, full_of, with_factors
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collective_matmul import PLAIN, gather_matmul, product
 from jaxpar.mesh.collectives import scatter_sequence
 from jaxpar.mesh.parameters import Arrays
-from jaxpar.precision.amax import Amax, observing_gradients, zero_amax
+from jaxpar.precision.amax import Amax, zero_amax
 from jaxpar.precision.grouped import grouped_products
 from jaxpar.precision.grouped_by_tensor import scales_of_experts
 from jaxpar.precision.matmul import SCALES, WEIGHT_SCALES, GroupScaling, products
 from jaxpar.precision.recipe import QuantisedGroups
 from jaxpar.precision.ring import ring_in, ring_out
 from jaxpar.runtime.observed import ZerosObserved
-
-type Elementwise = Mapping[str, Literal["input", "gradients"]]
-"""Groups of matmuls around elementwise work, with the operand that this work or its derivative makes."""
 
 EXACT = "exact"
 """Among the constants of experts' products: 1 in a layer whose products are not quantised."""
@@ -68,12 +63,6 @@ class QuantisedMatmul(Matmul):
             return ring_out(x, full, self.scaling, self.overlap.chunks)
         return products(x, [full], self.scaling, gathers=False, scatters=True)[0]
 
-    def elementwise(self, function: Callable[..., jax.Array], *outputs: jax.Array) -> jax.Array:
-        """Where the derivative makes the gradients of the outputs, it observes them."""
-        if self.scaling.elementwise is None or self.scaling.zeros is None:
-            return function(*outputs)
-        return observing_gradients(function, self.scaling.zeros.values[-len(outputs) :], *outputs)
-
     @property
     def _rings(self) -> bool:
         """Whether the sequence is exchanged in a ring. Where some pipeline ranks multiply exactly it is not: ranks in
@@ -104,13 +93,8 @@ class QuantisedOps(Ops):
     """The ops of the layers of a kind, and those of one of them."""
 
     groups: QuantisedGroups = field(kw_only=True)
-    elementwise: Elementwise = field(default_factory=dict)
-    """The groups around a block's elementwise work, with the operand that this work or its derivative makes, where both
-    are quantised with all their matrices and not in a ring."""
     layer: tuple[Int[Array, ""], TokenContext, Amax | None] | None = None
     """The layer's number, its tokens, and zeros for what is observed."""
-    split: bool = False
-    """Whether weights' gradients are computed by a later action."""
 
     @property
     def zeros_observed(self) -> ZerosObserved | None:  # pyright: ignore[reportIncompatibleVariableOverride]
@@ -118,9 +102,9 @@ class QuantisedOps(Ops):
         tensors = self.groups.tensors
         return (lambda *layers: zero_amax(*layers, tensors)) if self.groups.recipe.from_history else None
 
-    def of_layer(self, index: Int[Array, ""], tokens: TokenContext, observed: Any, *, split: bool = False) -> Ops:
+    def of_layer(self, index: Int[Array, ""], tokens: TokenContext, observed: Any) -> Ops:
         """Implements that of `Ops`."""
-        return replace(self, layer=(index, tokens, observed), split=split)
+        return replace(self, layer=(index, tokens, observed))
 
     def matmul(self, group: str) -> Matmul:
         """Implements that of `Ops`."""
@@ -143,29 +127,7 @@ class QuantisedOps(Ops):
     def _scaling(self, group: str) -> GroupScaling | None:
         assert self.layer is not None, "scales are those of a layer"
         index, tokens, observed = self.layer
-        scaling = _scaling_of(self.groups, group, index, tokens.carried, observed)
-        if scaling is None or self.split:
-            return scaling
-        # Scales that are computed from gradients need these in memory; branches read them there.
-        if scaling.scales is None or scaling.exact is not None:
-            return scaling
-        return scaling._replace(elementwise=self.elementwise.get(group))
-
-
-def quantised_ops(
-    groups: QuantisedGroups, overlap: Mapping[str, TensorOverlap], part: Part, elementwise: Elementwise
-) -> Ops:
-    """The ops of the layers of a kind.
-
-    Args:
-        groups: those that are quantised.
-        overlap: by group, how tensor ranks exchange the sequence.
-        part: the last one of these layers.
-        elementwise: as of `QuantisedOps`, of that part.
-    """
-    plain = all(overlap.get(name, PLAIN).algorithm.name == "plain" for name in elementwise)
-    fused = plain and groups.groups.get(part.groups[0].name) == part.groups[0].weights
-    return QuantisedOps(overlap, groups=groups, elementwise=elementwise if fused else {})
+        return _scaling_of(self.groups, group, index, tokens.carried, observed)
 
 
 def _scaling_of(

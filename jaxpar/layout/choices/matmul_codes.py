@@ -9,7 +9,6 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.cost.matmul_codes import DECODED_SQUARES, EACH_USE, OF_TILES, STORED, STORED_SQUARES, MatmulCodes, Passes
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.described import DescribedGPU
-from jaxpar.layers.declared import elementwise_groups
 from jaxpar.layers.matmul_formats import coded_rows, dense_groups, exact_layers, quantised, why_each_use
 from jaxpar.layout.choices.matmul import tiled_choice
 from jaxpar.precision.recipe import Recipe, recipe_of
@@ -48,7 +47,6 @@ def matmul_codes(
         stored=min(1.0, coded / max(1, last - first)) if once else 0.0,
         exact=(first, layers - last),
         layers=layers,
-        by_derivative=_by_derivative(config) if recipe.from_history else (),
     )
 
 
@@ -66,15 +64,6 @@ def _dense(config: Config) -> tuple[str, ...]:
     models = kind_models(config.model).values()
     each = ((quantised(config, model), group.name) for model in models for _, group in dense_groups(model))
     return tuple(dict.fromkeys(name for own, name in each if name in own))
-
-
-def _by_derivative(config: Config) -> tuple[str, ...]:
-    """The groups whose outputs' gradients are made as codes, but for rings, split backwards and rows of a pipeline with
-    an exception, which are not looked at."""
-    pairs = [(own, group) for own in kind_models(config.model).values() for _, group in dense_groups(own)]
-    made = [(own, group) for own, group in pairs if elementwise_groups(own).get(group.name) == "gradients"]
-    found = [group.name for own, group in made if quantised(config, own).get(group.name) == group.weights]
-    return tuple(dict.fromkeys(found))
 
 
 def _multiplies_codes(config: Config, gpu: GPU) -> bool:

@@ -131,23 +131,4 @@ PRECISION = (
         new="return Amax(self.values + other.values)",
         caught_by=(f"{AMAX}::test_of_several_uses_the_largest_magnitude_is_observed",),
     ),
-    Fault(
-        name="fp8_magnitude_of_the_other_gradient",
-        description="A derivative that finds magnitudes gives that of gate's gradient to up, and up's to gate.",
-        file="jaxpar/precision/amax.py",
-        old="map(largest_of, in_float32(wide(d_out)))",
-        new="map(largest_of, in_float32(wide(d_out))[::-1])",
-        caught_by=(
-            f"{AMAX}::test_magnitudes_of_gradients_that_elementwise_work_makes_are_those_of_float64"
-            "[float32-9.5367431640625e-07]",
-        ),
-    ),
-    Fault(
-        name="fp8_magnitudes_of_gradients_among_those_of_inputs",
-        description="What a derivative finds of the gradients of up and gate enters the history of others.",
-        file="jaxpar/layers/ops/quantised.py",
-        old="self.scaling.zeros.values[-len(outputs) :]",
-        new="self.scaling.zeros.values[: len(outputs)]",
-        caught_by=(f"{HISTORY}::test_a_derivative_that_finds_magnitudes_itself_changes_no_step[float32]",),
-    ),
 )
