@@ -20,7 +20,7 @@ from jaxtyping import Array, Float
 
 from jaxpar import train
 from jaxpar.layers.ops import quantised
-from jaxpar.precision import matmul
+from jaxpar.precision import dense
 
 
 def planted(
@@ -33,8 +33,8 @@ def planted(
 
 
 def products(magnitude: float, x: Any, weights: Any, *rest: Any, **named: Any) -> tuple[jax.Array, ...]:
-    """`jaxpar.precision.matmul.products` with the outlier."""
-    return matmul.products(*planted(magnitude, x, weights), *rest, **named)
+    """`jaxpar.precision.dense.products` with the outlier."""
+    return dense.products(*planted(magnitude, x, weights), *rest, **named)
 
 
 def main(arguments: Sequence[str]) -> int:

@@ -16,7 +16,7 @@ from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, added_dim, local_shape
 from jaxpar.precision.recipe import recipe_of
-from jaxpar.precision.squares import Squares, squares_of
+from jaxpar.precision.squares import FullMatrix, squares_of
 from jaxpar.precision.weight_codes import CodedMatrix
 
 
@@ -32,18 +32,16 @@ def coded_matrices(config: Config, plan: Plan, placements: Placements, order: La
         for part, group in (*dense_groups(model), *routed_groups(model)):
             for column, name in enumerate(groups.get(group.name, ()), start=first.get(group.name, 0) + 1):
                 path = (LAYERS, kind, part.name, name)
-                squares = _squares(config, plan, placements, path, part.weights[name].stacked(stack.rows))
-                found.append(CodedMatrix(path, column, rows, stack, kind, group.name, squares))
+                scaled = _scaled(config, plan, placements, path, part.weights[name].stacked(stack.rows))
+                found.append(CodedMatrix(path, column, rows, stack, kind, group.name, scaled))
     return tuple(found)
 
 
-def _squares(
-    config: Config, plan: Plan, placements: Placements, path: tuple[str, ...], spec: ParamSpec
-) -> Squares | None:
-    """The squares of a stacked matrix as its master weights are placed; None if a matrix has one scale."""
+def _scaled(config: Config, plan: Plan, placements: Placements, path: tuple[str, ...], spec: ParamSpec) -> FullMatrix:
+    """The parts of a stacked matrix with scales, as its master weights are placed."""
     recipe, sizes = recipe_of(config.precision), plan.axes
     if recipe is None or recipe.tiles is None:
-        return None
+        return FullMatrix()
     roles = placements.compute, placements.optimizer
     compute, optimizer = (_at(role.layout, path) for role in roles)
     added = added_dim(compute, optimizer)

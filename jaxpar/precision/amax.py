@@ -59,7 +59,7 @@ def amax_of_group(
         weights: the matrices.
         dys: the gradients of the outputs.
         zeros: of the group; None where nothing observes it.
-        coded: whether the weights are values of codes already, whose magnitudes are known: theirs are 0 here.
+        coded: whether the weights are quantised values, whose magnitudes are known: theirs are 0 here.
         sizes: rows of each group, where `x` and `dys` are rows of several; rows behind these are not read.
     """
     if zeros is None:

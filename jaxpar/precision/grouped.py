@@ -1,56 +1,60 @@
-"""Quantised products of routed experts, and those with a scale for each tile.
+"""Quantised products of routed experts, with scales of tensors, of rows or of tiles.
 
-Recipes with a scale for a tensor are in `jaxpar.precision.grouped_by_tensor`.
+**Scales of earlier steps** are one for each tensor of a layer: the rows of all experts, each stack of matrices, the
+gradients of each output.
 
-Rows are sorted by expert. For the output, and for the gradient of rows, a tile is numbers of one row, as in
-`jaxpar.precision.tiles`, so that a row has the same codes on every layout. The gradient of an expert's matrix sums over
-the expert's rows, and a tile is so many neighbouring ones of a column, counted from the expert's first: none has rows
-of two experts, and the last tile of an expert is filled up with zeros. Which rows are neighbours depends on the layout.
-Scales are powers of two, so that this moves only codes of numbers that are too small for the format's full precision,
-2^-14 of their tile's largest and less.
+**Current scaling** is by the tensor's own magnitude. A stack of matrices has one scale. Rows have one each: they come
+from everywhere, in slices and in rounds of the exchange, and no rank has seen all of them when the first is multiplied.
+A row's scale is that of its numbers, and so the same on every layout, in every slice and round. Tensor ranks have a
+part of the hidden activation and of its gradient, and find the maximum of each row together: 4 bytes a row. Gradients
+of matrices multiply what the quantised values stand for, in the compute dtype: a row's scale is no factor of a sum over
+rows.
 
-8-bit units sum along neighbouring bytes alone, so the kernel for the gradient of a matrix takes both operands
-transposed: XLA writes their codes in that order. Without kernels a product is of what the codes stand for, in the
-compute dtype, which has it exactly.
+**Tiles** are numbers of one row for the output and for the gradient of rows, so that a row has the same scales on every
+layout. The gradient of an expert's matrix sums over the expert's rows, and a tile is neighbouring ones of a column,
+counted from the expert's first: none has rows of two experts, and the last tile of an expert is filled up with zeros.
+Neighbours depend on the layout. Scales are powers of two, so that this moves only numbers that are too small for the
+format's full precision, 2^-14 of their tile's largest and less. 8-bit units sum along neighbouring bytes alone, so the
+kernel for the gradient of a matrix takes both operands transposed: XLA writes them in that order.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import NamedTuple
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jax.typing import DTypeLike
-from jaxtyping import Array, Float, Int, PyTree
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float, Int
 
-from jaxpar.precision.grouped_by_tensor import (
-    codes_times,
-    exact_gradients,
-    exact_products,
-    multiplied_by,
-)
-from jaxpar.precision.grouped_by_tensor import products as by_tensor
-from jaxpar.precision.matmul import GroupScaling
-from jaxpar.precision.recipe import E4M3, Recipe, Tiles
-from jaxpar.precision.tiles import Codes, Scales, in_tiles
+from jaxpar.mesh.rings import ArrayTuple, Asked
+from jaxpar.precision.matmul import SCALES, GroupScaling, Scales, quantised_products
+from jaxpar.precision.recipe import E4M3, Recipe
+from jaxpar.precision.scale import Codes, in_tiles, largest_over, max_over, scale_of
+from pallas_kernels.grouped_matmul import grouped_matmul
+from pallas_kernels.grouped_matmul import registry as exact
 from pallas_kernels.grouped_matmul.api import Static, request_of
 from pallas_kernels.grouped_matmul.blocks import row_blocks
-from pallas_kernels.grouped_matmul.registry import REGISTRY
-from pallas_kernels.grouped_tiled_matmul import grouped_tiled_weight_gradients
-from pallas_kernels.varying import vary_alike
+from pallas_kernels.grouped_tiled_matmul import REGISTRY, grouped_tiled_matmul, grouped_tiled_weight_gradients
+from pallas_kernels.tiled_matmul.reference import numbers
+
+EXPERT_AXES = ("expert", "tensor")
+"""Axes that split the matrices of a layer's experts, gathered from those of ZeRO."""
+TILE = 128
+"""Numbers for which the kernel takes a scale."""
 
 
-class Places(NamedTuple):
-    """Where rows of experts are, each expert's in whole tiles."""
+def scales_of_experts(weights: Sequence[Float[Array, "experts inputs outputs"]], scaling: GroupScaling) -> Scales:
+    """The scales that all rounds of a layer share: those of earlier steps, or of its matrices.
 
-    row: Int[Array, " places"]
-    """The row at each place; -1 is none."""
-    sizes: Int[Array, " experts"]
-    """Places of each expert, a multiple of a tile."""
+    Sends a maximum of one number for each matrix over the ranks of the experts, if these are not known yet.
+    """
+    if scaling.recipe.tiles is not None or scaling.scales.weights is not None:
+        return scaling.scales
+    return Scales(weights=checkpoint_name(scale_of(largest_over(weights, EXPERT_AXES), E4M3), SCALES))
 
 
 def grouped_products(
@@ -65,7 +69,8 @@ def grouped_products(
 ) -> tuple[Float[Array, "rows outputs"], ...]:
     """`x` times each of the matrices of its rows' experts, and gradients, quantised alike; 0 behind the last expert.
 
-    Sends nothing with scales of tiles or of earlier steps; else see `jaxpar.precision.grouped_by_tensor.products`.
+    Sends a maximum of each row over the tensor ranks that have parts of it, unless tiles have scales or these come
+    from earlier steps.
 
     Args:
         x: Rows in the order of the experts.
@@ -73,69 +78,111 @@ def grouped_products(
         sizes: Rows of each expert.
         scaling: Of the group; its scales are those of `scales_of_experts`.
         inward: Whether tensor ranks split the outputs of the matrices; else their inputs.
-        implementation: Of `pallas_kernels.grouped_matmul`, for what the codes stand for where no kernel multiplies
-            codes.
+        implementation: Of `pallas_kernels.grouped_matmul`, for what the quantised values stand for where no kernel
+            multiplies these.
         expected: Rows that are expected, as in `pallas_kernels.grouped_matmul.grouped_matmul`.
     """
-    name = REGISTRY.chosen(implementation, request_of(x, weights[0], None)).name
-    static = Static(name, expected, False)
-    if scaling.recipe.tiles is None:
-        return by_tensor(x, weights, sizes, scaling, static, inward=inward)
-    scales = scaling.scales if scaling.coded else None
-    arguments = x, tuple(weights), scales, sizes, scaling.exact
-    return _products(_How(scaling.recipe, static), *vary_alike(arguments))
+    name = exact.REGISTRY.chosen(implementation, request_of(x, weights[0], None)).name
+    form, scales = Experts(Static(name, expected, False), inward), scaling.scales
+    if scaling.recipe.tiles is None and scales.input is None:
+        (of_x,) = _scales_of_rows([lax.stop_gradient(x)], E4M3, split=not inward)
+        scaling = replace(scaling, scales=scales._replace(input=checkpoint_name(of_x, SCALES)))
+    return quantised_products(form, x, weights, scaling, sizes)
+
+
+def _scales_of_rows(each: Sequence[jax.Array], form: str, *, split: bool) -> list[Float[Array, " rows"]]:
+    """The scale of each row of some arrays, in one message if tensor ranks have parts of rows (`split`)."""
+    local = jnp.stack([jnp.max(jnp.abs(x), axis=1).astype(jnp.float32) for x in each])
+    return list(scale_of(max_over(local, ("tensor",) if split else (), each), form))
 
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
-class _How:
-    recipe: Recipe
+class Experts:
+    """Implements `Form` for rows that are sorted by expert, and stacks of matrices [experts, inputs, outputs]."""
+
     grouped: Static
+    inward: bool
+    """Whether tensor ranks split the outputs; else the inputs."""
 
-    @property
-    def tiles(self) -> Tiles:
-        assert self.recipe.tiles is not None, "it has scales of tiles"
-        return self.recipe.tiles
+    def exact(self, x: jax.Array, weights: ArrayTuple, sizes: Any) -> ArrayTuple:
+        """The outputs, not quantised."""
+        options: dict[str, Any] = {"implementation": self.grouped.name, "expected": self.grouped.expected}
+        return tuple(grouped_matmul(x, w, sizes, **options) for w in weights)
 
-    def rows(self, x: jax.Array, form: str) -> Codes:
-        """In tiles of numbers of one row."""
-        return in_tiles(x, (1, self.tiles.size), form)
+    def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
+        """The outputs."""
+        rows = _rows(scaling, x, scaling.scales.input, E4M3)
+        each = (_transposed(scaling.matrix(w, n, by_input=True)) for n, w in enumerate(weights))
+        return tuple(self._times(scaling.recipe, rows, matrices, sizes, x) for matrices in each)
 
-    def by_expert(self, x: jax.Array, places: Places, form: str) -> Codes:
-        """In tiles of neighbouring rows of one expert, each in whole tiles."""
-        return in_tiles(_filled(x, places), (self.tiles.size, 1), form)
+    def gradient_scales(self, dys: Sequence[jax.Array], recipe: Recipe) -> list[jax.Array] | None:
+        """One for each row."""
+        return None if recipe.tiles is not None else _scales_of_rows(dys, recipe.gradient, split=self.inward)
 
-    def weights(self, weights: Sequence[jax.Array], scales: Scales, *, by_input: bool) -> list[Codes]:
-        """Each [experts, inputs, outputs], in squares, or in tiles along the inputs or along the outputs; with `scales`
-        of squares they are values of codes."""
-        if scales is not None:
-            return [Codes(w.astype(E4M3), own) for w, own in zip(weights, scales, strict=True)]
-        return [self._weight(w, by_input) for w in weights]
+    def gradients(
+        self, asked: Asked, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, dys: list[jax.Array],
+        sizes: Any,
+    ) -> tuple[jax.Array, ArrayTuple]:  # fmt: skip
+        """All gradients."""
+        del asked
+        form, of_dy = scaling.recipe.gradient, scaling.scales.of_gradient
+        codes = [_rows(scaling, dy, of_dy(n), form) for n, dy in enumerate(dys)]
+        matrices = [scaling.matrix(w, n, by_input=False) for n, w in enumerate(weights)]
+        terms = [self._times(scaling.recipe, *pair, sizes, x) for pair in zip(codes, matrices, strict=True)]
+        if scaling.recipe.tiles is None:
+            rows = _numbers(_rows(scaling, x, scaling.scales.input, E4M3), x)
+            dws = [self.grouped.of_weights(rows, _numbers(dy, x), sizes) for dy in codes]
+        else:
+            tile = scaling.recipe.tiles.size
+            places, backend = in_full_tiles(sizes, len(x), tile), self._backend(scaling.recipe)
+            by_expert = lambda x, form: in_tiles(_filled(x, places), (tile, 1), form)
+            rows, each = by_expert(x, E4M3), (by_expert(dy, form) for dy in dys)
+            dws = [grouped_tiled_weight_gradients(*rows, *dy, places.sizes, x.dtype, **backend) for dy in each]
+        return sum(terms[1:], terms[0]), tuple(dws)
 
-    def _weight(self, w: jax.Array, by_input: bool) -> Codes:
-        return in_tiles(w, self._tile_of_weight(by_input), E4M3)
+    def _times(self, recipe: Recipe, rows: Codes, matrices: Codes, sizes: jax.Array, like: jax.Array) -> jax.Array:
+        """Rows [rows, inputs] times the matrices of their experts, [experts, outputs, inputs], in the dtype of `like`;
+        a scale of all is that of every tile."""
+        if recipe.tiles is None:
+            (m, inputs), (experts, outputs, _) = rows.values.shape, matrices.values.shape
+            full = inputs % TILE == 0 and outputs % TILE == 0
+            across, down = (inputs // TILE, outputs // TILE) if full else (1, 1)
+            rows = Codes(rows.values, jnp.broadcast_to(rows.scales, (m, across)))
+            matrices = Codes(matrices.values, jnp.broadcast_to(matrices.scales, (experts, down, across)))
+        return grouped_tiled_matmul(*rows, *matrices, sizes, like.dtype, **self._backend(recipe))
 
-    def times(self, rows: Codes, matrices: Codes, sizes: jax.Array, dtype: DTypeLike) -> jax.Array:
-        """[rows, outputs] of codes [rows, inputs] and those of matrices [experts, outputs, inputs]."""
-        return codes_times(self.recipe, self.grouped, rows, matrices, sizes, dtype)
-
-    def of_weights(self, rows: Codes, dy: Codes, sizes: jax.Array, dtype: DTypeLike) -> jax.Array:
-        """[experts, inputs, outputs] of the codes of rows [places, inputs] and of gradients [places, outputs]."""
-        return grouped_tiled_weight_gradients(*rows, *dy, sizes, dtype, **multiplied_by(self.recipe, self.grouped))
-
-    def _tile_of_weight(self, by_input: bool) -> tuple[int, int]:
-        size = self.tiles.size
-        return (size, size) if self.tiles.square else (size, 1) if by_input else (1, size)
-
-
-def _filled(x: jax.Array, places: Places) -> jax.Array:
-    """[places, columns], with zeros where there is no row."""
-    found = x.at[jnp.maximum(places.row, 0)].get(mode="promise_in_bounds")
-    return jnp.where((places.row >= 0)[:, None], found, 0)
+    def _backend(self, recipe: Recipe) -> dict[str, Any]:
+        """What multiplies, as arguments of `pallas_kernels.grouped_tiled_matmul`; cuDNN has no grouped product."""
+        name = recipe.backend if recipe.backend in REGISTRY.names else "auto"
+        return {"implementation": name, "numbers_by": self.grouped.name, "expected": self.grouped.expected}
 
 
-def in_whole_tiles(sizes: Int[Array, " experts"], rows: int, tile: int) -> Places:
-    """The places of so many rows: those of each expert from the first row of a tile on."""
+def _rows(scaling: GroupScaling, x: jax.Array, scale: jax.Array | None, form: str) -> Codes:
+    """Rows with a scale for all, each, or each tile of one."""
+    return scaling.quantised(x, None if scale is None else scale.reshape(-1, 1), form)
+
+
+def _numbers(codes: Codes, like: jax.Array) -> jax.Array:
+    """What rows with a scale for all or each stand for."""
+    return numbers(codes.values, jnp.broadcast_to(codes.scales, (len(codes.values), 1))).astype(like.dtype)
+
+
+def _transposed(codes: Codes) -> Codes:
+    return Codes(codes.values.mT, codes.scales.mT if codes.scales.ndim else codes.scales)
+
+
+class Places(NamedTuple):
+    """Where rows of experts are, each expert's in full tiles."""
+
+    row: Int[Array, " places"]
+    """The row at each place; -1 is none."""
+    sizes: Int[Array, " experts"]
+    """Places of each expert, a multiple of a tile."""
+
+
+def in_full_tiles(sizes: Int[Array, " experts"], rows: int, tile: int) -> Places:
+    """The places of `rows` rows: those of each expert from the first row of a tile on."""
     found = row_blocks(sizes, rows, tile)
     within = jnp.arange(tile, dtype=jnp.int32)
     row = jnp.where(within < found.high[:, None], found.start[:, None] + within, -1)
@@ -143,40 +190,7 @@ def in_whole_tiles(sizes: Int[Array, " experts"], rows: int, tile: int) -> Place
     return Places(row.ravel(), tile * jnp.sum(used, axis=0, dtype=jnp.int32))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _products(
-    how: _How, x: jax.Array, weights: tuple[jax.Array, ...], scales: Scales, sizes: jax.Array, exact: jax.Array | None
-) -> tuple[jax.Array, ...]:
-    def quantised() -> tuple[jax.Array, ...]:
-        rows = how.rows(x, E4M3)
-        each = (Codes(*(part.mT for part in own)) for own in how.weights(weights, scales, by_input=True))
-        return tuple(how.times(rows, matrices, sizes, x.dtype) for matrices in each)
-
-    exactly = lambda: exact_products(how.grouped, x, weights, sizes)
-    return quantised() if exact is None else lax.cond(exact, exactly, quantised)
-
-
-def _forward[*Saved](how: _How, *arguments: *Saved) -> tuple[tuple[jax.Array, ...], tuple[*Saved]]:
-    return _products(how, *arguments), arguments
-
-
-def _backward(how: _How, saved: tuple[PyTree[jax.Array], ...], dys: tuple[jax.Array, ...]) -> tuple[PyTree, ...]:
-    x, weights, scales, sizes, exact = saved
-
-    def quantised() -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        form = how.recipe.gradient
-        pairs = zip(dys, how.weights(weights, scales, by_input=False), strict=True)
-        terms = [how.times(how.rows(dy, form), matrix, sizes, x.dtype) for dy, matrix in pairs]
-        places = in_whole_tiles(sizes, len(x), how.tiles.size)
-        rows = how.by_expert(x, places, E4M3)
-        dws = [how.of_weights(rows, how.by_expert(dy, places, form), places.sizes, x.dtype) for dy in dys]
-        return sum(terms[1:], terms[0]), tuple(dws)
-
-    def exactly() -> tuple[jax.Array, tuple[jax.Array, ...]]:
-        return exact_gradients(how.grouped, x, weights, sizes, dys)
-
-    dx, dws = quantised() if exact is None else lax.cond(exact, exactly, quantised)
-    return dx, dws, None, None, None
-
-
-_products.defvjp(_forward, _backward)
+def _filled(x: jax.Array, places: Places) -> jax.Array:
+    """[places, columns], with zeros where there is no row."""
+    found = x.at[jnp.maximum(places.row, 0)].get(mode="promise_in_bounds")
+    return jnp.where((places.row >= 0)[:, None], found, 0)

@@ -24,6 +24,14 @@ class Tiles:
     square: bool
     """Whether weights are cut into squares of this side."""
 
+    def along(self, rows: bool) -> tuple[int, int]:
+        """Rows and columns of a tile of neighbours along the rows, or else along the columns."""
+        return (self.size, 1) if rows else (1, self.size)
+
+    def of_weight(self, rows: bool) -> tuple[int, int]:
+        """`along`, for a matrix."""
+        return (self.size, self.size) if self.square else self.along(rows)
+
 
 TILES = {"fp8_block": Tiles(128, square=True), "mxfp8": Tiles(32, square=False)}
 """By `precision.matmul`; the others have one scale for a tensor."""

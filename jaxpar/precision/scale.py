@@ -1,20 +1,45 @@
-"""Scales of codes of 8 bits: powers of two, so that scaling itself rounds nothing."""
+"""Quantised tensors: values of 8 bits and scales, which are powers of two, so that scaling itself rounds nothing."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Shaped
 
+from jaxpar.mesh.axes import varying_axes
+from jaxpar.mesh.collectives import reduce_max
 from jaxpar.precision.recipe import LARGEST
+from pallas_kernels.varying import vary_alike
 
 SMALLEST, MOST = -62, 62
 """Powers of two that scales may have: a product of two stays a normal float32."""
 
 
+class Codes(NamedTuple):
+    """A quantised tensor, or several."""
+
+    values: Shaped[Array, "... rows columns"]
+    scales: Float[Array, "..."]
+    """A scalar, or [..., row_tiles, column_tiles]."""
+
+
 def largest_of(x: Float[Array, "..."]) -> Float[Array, ""]:
     """The largest magnitude of this rank's part of a tensor."""
     return jnp.max(jnp.abs(x)).astype(jnp.float32)
+
+
+def largest_over(parts: Sequence[Array], axes: Sequence[str]) -> Float[Array, " tensors"]:
+    """The largest magnitude of each tensor over the ranks of `axes`, which hold parts of it."""
+    return max_over(jnp.stack([largest_of(x) for x in parts]), axes, parts)
+
+
+def max_over(local: Float[Array, "..."], axes: Sequence[str], like: Sequence[Array]) -> Float[Array, "..."]:
+    """The maximum over the ranks of those of `axes` over which `local` varies, typed as varying like `like`."""
+    split = [axis for axis in axes if axis in varying_axes(local) and lax.axis_size(axis) > 1]
+    return vary_alike((reduce_max(local, split) if split else local, *like))[0]
 
 
 def scale_of(largest: Float[Array, "..."], form: str) -> Float[Array, "..."]:
@@ -29,6 +54,14 @@ def scale_of(largest: Float[Array, "..."], form: str) -> Float[Array, "..."]:
 
 
 def quantise(x: Float[Array, "..."], scale: Float[Array, "..."], form: str) -> Shaped[Array, "..."]:
-    """Codes of `x` / `scale`, rounded to the nearest; what exceeds the format becomes its largest number."""
+    """Values of `x` / `scale`, rounded to the nearest; what exceeds the format becomes its largest number."""
     most = LARGEST[form]
     return jnp.clip(x.astype(jnp.float32) / scale, -most, most).astype(form)
+
+
+def in_tiles(x: Float[Array, "... rows columns"], tile: tuple[int, int], form: str) -> Codes:
+    """`x` quantised with a scale for each tile of `tile` rows and columns."""
+    rows, columns = x.shape[-2] // tile[0], x.shape[-1] // tile[1]
+    cut = x.astype(jnp.float32).reshape(*x.shape[:-2], rows, tile[0], columns, tile[1])
+    scales = scale_of(jnp.max(jnp.abs(cut), axis=(-3, -1)), form)
+    return Codes(quantise(cut, scales[..., :, None, :, None], form).reshape(x.shape), scales)

@@ -8,18 +8,17 @@ maximum of that array over these ranks has the squares of the whole matrix, the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from math import gcd, prod
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxpar.mesh.axes import vary, varying_axes
-from jaxpar.mesh.layer_order import PADDING, StackOrder
+from jaxpar.precision.scale import largest_of
 
 
 class Side(NamedTuple):
@@ -56,25 +55,49 @@ class Side(NamedTuple):
         """Where this rank's runs begin among those of all ranks."""
         return lax.axis_index(self.axes) * self.runs
 
-    def whole(self, found: Float[Array, "..."], dim: int) -> Float[Array, "..."]:
+    def joined(self, largest: Float[Array, "..."], dim: int) -> Float[Array, "..."]:
         """The largest of each square: [..., squares, ...] from [..., before, runs, ...]. 0 for runs of other ranks."""
         if self.axes:
-            shape = list(found.shape)
+            shape = list(largest.shape)
             shape[dim + 1] *= self.ranks
-            zeros = vary(jnp.zeros(shape, found.dtype), varying_axes(found))
-            found = lax.dynamic_update_slice_in_dim(zeros, found, self.first, dim + 1)
-        by_square = found.reshape(*found.shape[:dim], self.squares, -1, *found.shape[dim + 2 :])
+            zeros = vary(jnp.zeros(shape, largest.dtype), varying_axes(largest))
+            largest = lax.dynamic_update_slice_in_dim(zeros, largest, self.first, dim + 1)
+        by_square = largest.reshape(*largest.shape[:dim], self.squares, -1, *largest.shape[dim + 2 :])
         return by_square.max(dim + 1)
 
-    def own(self, scales: Float[Array, "..."], dim: int) -> Float[Array, "..."]:
+    def local(self, scales: Float[Array, "..."], dim: int) -> Float[Array, "..."]:
         """[..., before, runs, ...] of this rank from [..., squares, ...]."""
         each = jnp.repeat(scales, self.size // self.run, dim)
         each = each.reshape(*scales.shape[:dim], self.before, -1, *scales.shape[dim + 1 :])
         return lax.dynamic_slice_in_dim(each, self.first, self.runs, dim + 1) if self.axes else each
 
 
+class FullMatrix:
+    """The parts of a stack with scales, where each row has one."""
+
+    def axes(self, stack: jax.Array) -> tuple[str, ...]:
+        """The axes over which a row is cut."""
+        return tuple(varying_axes(stack) - {"pipe"})
+
+    def cut(self, matrices: Float[Array, "rows ..."]) -> Float[Array, "rows ..."]:
+        """The matrices, with a dim for each of `local`."""
+        return matrices
+
+    def largest(self, matrices: Float[Array, "rows ..."]) -> Float[Array, " rows"]:
+        """The largest magnitude of this rank's part of each row."""
+        return jax.vmap(largest_of)(matrices)
+
+    def joined(self, largest: Float[Array, " rows"]) -> Float[Array, " rows"]:
+        """`largest`, which is of one scale already."""
+        return largest
+
+    def local(self, scales: Float[Array, " rows"], dims: int) -> Float[Array, "rows ..."]:
+        """The scales of rows of `dims` dims."""
+        return scales.reshape(-1, *[1] * (dims - 1))
+
+
 @dataclass(frozen=True)
-class Squares:
+class Squares(FullMatrix):
     """The squares of a stack of matrices, of which a rank stores a part."""
 
     stack: int
@@ -82,9 +105,9 @@ class Squares:
     inputs: Side
     outputs: Side
 
-    @property
-    def axes(self) -> tuple[str, ...]:
-        """Over which a matrix is cut."""
+    def axes(self, stack: jax.Array) -> tuple[str, ...]:
+        """The axes over which a matrix is cut, beyond tensor parallelism."""
+        del stack
         return self.inputs.axes or self.outputs.axes
 
     def cut(self, matrices: Float[Array, "..."]) -> Float[Array, "..."]:
@@ -92,18 +115,19 @@ class Squares:
         sides = ((own.before, own.runs, own.run) for own in (self.inputs, self.outputs))
         return matrices.reshape(*matrices.shape[: self.stack], *(n for own in sides for n in own))
 
-    def largest_of_runs(self, matrices: Float[Array, "..."]) -> Float[Array, "..."]:
-        """The largest magnitudes of this rank's part, [*stack, before, runs, before, runs]."""
+    def largest(self, matrices: Float[Array, "..."]) -> Float[Array, "..."]:
+        """The largest magnitudes of this rank's runs, [*stack, before, runs, before, runs]."""
         return jnp.max(jnp.abs(self.cut(matrices)), axis=(-4, -1)).astype(jnp.float32)
 
-    def whole(self, found: Float[Array, "..."]) -> Float[Array, "*stack inputs outputs"]:
-        """Of each square of the whole matrices, the largest that this rank has `found` in its runs."""
-        return self.outputs.whole(self.inputs.whole(found, self.stack), self.stack + 1)
+    def joined(self, largest: Float[Array, "..."]) -> Float[Array, "*stack inputs outputs"]:
+        """The largest magnitude of each square of the full matrices, as far as this rank has its runs."""
+        return self.outputs.joined(self.inputs.joined(largest, self.stack), self.stack + 1)
 
-    def of_numbers(self, scales: Float[Array, "*stack inputs outputs"]) -> Float[Array, "..."]:
-        """The scales of the squares as `cut` has the numbers, with 1 in place of a run."""
-        own = self.inputs.own(self.outputs.own(scales, self.stack + 1), self.stack)
-        return own[..., :, :, None, :, :, None]
+    def local(self, scales: Float[Array, "*stack inputs outputs"], dims: int) -> Float[Array, "..."]:
+        """The scales of the squares as `cut` has the numbers of `dims` dims, with 1 in place of a run."""
+        del dims
+        each = self.inputs.local(self.outputs.local(scales, self.stack + 1), self.stack)
+        return each[..., :, :, None, :, :, None]
 
 
 def squares_of(
@@ -132,29 +156,3 @@ def squares_of(
         return Side(size, prod(shape[first:dim]), prod(shape[dim:end]), axes, ranks)
 
     return Squares(stack, side(stack, stack + inputs), side(stack + inputs, len(shape)))
-
-
-class SquareScales(NamedTuple):
-    """The scales of the codes of a kind's matrices, on a pipeline rank."""
-
-    row: Int[Array, " layers"]
-    """Of each layer of the model, its row in this rank's stack."""
-    groups: Mapping[str, tuple[Float[Array, "rows inputs outputs"], ...]]
-    """Of each group of matmuls, those of each matrix."""
-
-    def of_layer(self, group: str, layer: Int[Array, ""]) -> tuple[Float[Array, "inputs outputs"], ...] | None:
-        """Of the matrices of a group; None if they are quantised with each use."""
-        if group not in self.groups:
-            return None
-        row = self.row[layer]
-        return tuple(lax.dynamic_index_in_dim(own, row, keepdims=False) for own in self.groups[group])
-
-
-def rows_of_layers(order: StackOrder, layers: int) -> Int[Array, " layers"]:
-    """Inside the step's map: of each of the model's `layers` its row in this pipeline rank's stack, 0 for others."""
-    numbers = order.numbers.reshape(order.numbers.shape[0], -1)
-    rows = np.zeros((len(numbers), layers), np.int32)
-    for rank, own in enumerate(numbers):
-        held = np.flatnonzero(own != PADDING)
-        rows[rank, own[held]] = held
-    return jnp.asarray(rows)[lax.axis_index("pipe")]

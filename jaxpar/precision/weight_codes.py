@@ -9,17 +9,18 @@ the others: of a quantised layer they hold the codes' values, which that dtype h
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
-from itertools import accumulate
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.flatten_util import ravel_pytree
 from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
 
 from jaxpar.config.kinds import ALL
-from jaxpar.mesh.axes import vary, varying_axes
+from jaxpar.mesh.axes import vary
 from jaxpar.mesh.coded import coded_stack
 from jaxpar.mesh.collectives import reduce_max
 from jaxpar.mesh.layer_order import PADDING, StackOrder
@@ -27,8 +28,8 @@ from jaxpar.mesh.parameters import Weights
 from jaxpar.precision.amax import Amax
 from jaxpar.precision.matmul import WEIGHT_SCALES
 from jaxpar.precision.recipe import E4M3
-from jaxpar.precision.scale import largest_of, quantise, scale_of
-from jaxpar.precision.squares import Squares, SquareScales, rows_of_layers
+from jaxpar.precision.scale import quantise, scale_of
+from jaxpar.precision.squares import FullMatrix
 from jaxpar.runtime.carried import StepWeights
 from pallas_kernels.varying import vary_alike
 
@@ -48,42 +49,46 @@ class CodedMatrix:
     """Of its layers."""
     group: str = ""
     """Of its matmuls."""
-    squares: Squares | None = None
-    """What has a scale; None if that is the matrix."""
+    scaled: FullMatrix = field(default_factory=FullMatrix)
+    """The parts of a row that have a scale."""
 
     @property
     def coded(self) -> tuple[bool, ...]:
-        """Of each row of a rank's stack, whether it is stored as codes."""
-        return tuple(own is False for own in self.exact) * self.order.numbers.shape[1]
+        """For each row of a rank's stack, whether it is stored as quantised values."""
+        return tuple(exact is False for exact in self.exact) * self.order.numbers.shape[1]
 
     @property
     def numbers(self) -> Int[Array, " rows"]:
-        """Inside the step's map: of each row of this rank's stack the number of its layer."""
+        """Inside the step's map: for each row of this rank's stack the number of its layer."""
         numbers = self.order.numbers.reshape(self.order.numbers.shape[0], -1)
         return jnp.asarray(numbers, jnp.int32)[lax.axis_index("pipe")]
 
-    def largest(self, rows: Float[Array, "rows ..."]) -> Float[Array, "rows ..."]:
-        """The largest magnitude of each row on this rank, or of each run of a square."""
-        return jax.vmap(largest_of)(rows) if self.squares is None else self.squares.largest_of_runs(rows)
-
-    def cut(self, rows: Float[Array, "rows ..."]) -> Float[Array, "rows ..."]:
-        """Rows as `wide` has their scales."""
-        return rows if self.squares is None else self.squares.cut(rows)
-
-    def wide(self, scales: Float[Array, "rows ..."], dims: int) -> Float[Array, "rows ..."]:
-        """Scales of rows of so many dims, with a dim for each of the rows that are `cut`."""
-        return scales.reshape(-1, *[1] * (dims - 1)) if self.squares is None else self.squares.of_numbers(scales)
-
     def codes(self, rows: Float[Array, "rows ..."], wide: Float[Array, "rows ..."]) -> Shaped[Array, "rows ..."]:
-        """Codes of rows."""
-        return quantise(self.cut(rows), wide, E4M3).reshape(rows.shape)
+        """Rows quantised by their scales."""
+        return quantise(self.scaled.cut(rows), wide, E4M3).reshape(rows.shape)
 
     def either(
         self, rows: Float[Array, "rows ..."], wide: Float[Array, "rows ..."], exact: Bool[Array, " rows"], *, dtype: str
     ) -> Float[Array, "rows ..."]:
-        """Rows as they are where they are `exact`, and else the values of their codes."""
+        """Rows as they are where they are `exact`, and else their quantised values."""
         exact = exact.reshape(-1, *[1] * (rows.ndim - 1))
         return jnp.where(exact, rows, self.codes(rows, wide).astype(rows.dtype)).astype(dtype)
+
+
+class StackScales(NamedTuple):
+    """The scales of the quantised matrices of a kind, on a pipeline rank."""
+
+    row: Int[Array, " layers"]
+    """For each layer of the model its row in this rank's stack; 0 for others."""
+    groups: dict[str, tuple[Float[Array, "rows ..."], ...]]
+    """By group of matmuls, those of each matrix."""
+
+    def of_layer(self, group: str, layer: Int[Array, ""]) -> tuple[Float[Array, "..."], ...] | None:
+        """The scale of each matrix of a group, or those of its squares; None if they are quantised with each use."""
+        if group not in self.groups:
+            return None
+        row = self.row[layer]
+        return tuple(lax.dynamic_index_in_dim(scales, row, keepdims=False) for scales in self.groups[group])
 
 
 type ByRows = Callable[[Callable[..., jax.Array], jax.Array, tuple[jax.Array, ...], range], jax.Array]
@@ -119,34 +124,25 @@ def coded_weights(
     """
     stacks = {own.path: _at(weights, own.path) for own in matrices}
     found = _largest(stacks, matrices, by_rows)
-    of_codes, of_matrices = vary((jnp.zeros(shape, jnp.float32), jnp.zeros(shape, jnp.float32)))
-    of_squares: dict[str, dict[str, tuple[jax.Array, ...]]] = {}
+    magnitudes, by_kind = vary(jnp.zeros(shape, jnp.float32)), dict[str, StackScales]()
     for own in matrices:
         stack, largest, numbers = stacks[own.path], found[own.path], own.numbers
-        if scales is None:
-            scale = scale_of(largest, E4M3)
-        else:
-            scale = jnp.where(numbers == PADDING, 1.0, scales[numbers, own.column])
-        wide = own.wide(scale, stack.ndim)
-        exact = (numbers < exact_layers[0]) | (numbers >= exact_layers[1])
+        padding, exact = numbers == PADDING, (numbers < exact_layers[0]) | (numbers >= exact_layers[1])
+        scale = scale_of(largest, E4M3) if scales is None else jnp.where(padding, 1.0, scales[numbers, own.column])
+        wide = own.scaled.local(scale, stack.ndim)
         codes = partial(by_rows, own.codes, stack, (wide,))
         others = partial(by_rows, lambda w: w.astype(storage), stack, ())
         if None in own.exact:
             others = partial(by_rows, partial(own.either, dtype=storage), stack, (wide, exact))
         weights = _with(weights, own.path, coded_stack(own.coded, codes, others))
-        padding = numbers == PADDING
-        if own.squares is None:
-            of_codes = of_codes.at[numbers, own.column].max(vary(jnp.where(padding, 0, scale)))
-        else:
-            groups = of_squares.setdefault(own.kind, {})
-            groups[own.group] = (*groups.get(own.group, ()), scale)
+        if own.kind not in by_kind:
+            rows = jnp.zeros(shape[0], jnp.int32).at[jnp.where(padding, shape[0], numbers)]
+            by_kind[own.kind] = StackScales(rows.set(jnp.arange(len(numbers)), mode="drop"), {})
+        groups = by_kind[own.kind].groups
+        groups[own.group] = (*groups.get(own.group, ()), scale)
         largest = largest.max(tuple(range(1, largest.ndim)))
-        of_matrices = of_matrices.at[numbers, own.column].max(vary(jnp.where(padding | exact, 0, largest)))
-    orders = {own.kind: own.order for own in matrices}
-    by_kind = {
-        kind: SquareScales(rows_of_layers(orders[kind], shape[0]), groups) for kind, groups in of_squares.items()
-    }
-    return StepWeights(weights, {WEIGHT_SCALES: by_kind or of_codes}, Amax(of_matrices))
+        magnitudes = magnitudes.at[numbers, own.column].max(vary(jnp.where(padding | exact, 0, largest)))
+    return StepWeights(weights, {WEIGHT_SCALES: by_kind}, Amax(magnitudes))
 
 
 def _largest(
@@ -157,22 +153,16 @@ def _largest(
     Those over the same ranks are one message.
     """
     found: dict[tuple[str, ...], jax.Array] = {}
-    split: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
+    alike: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for own in matrices:
         stack = stacks[own.path]
-        largest = by_rows(own.largest, stack, (), range(stack.shape[0]))
-        found[own.path] = largest if own.squares is None else own.squares.whole(largest)
-        parts = varying_axes(stack) - {"pipe"} if own.squares is None else own.squares.axes
-        split.setdefault(tuple(sorted(parts)), []).append(own.path)
-    for axes, paths in split.items():
-        axes = [axis for axis in axes if lax.axis_size(axis) > 1]
-        if not axes:
-            continue
-        flat = vary_alike(tuple(found[path].reshape(-1) for path in paths))
-        joined = reduce_max(jnp.concatenate(flat), axes)
-        ends = list(accumulate(own.size for own in flat[:-1]))
-        parts = jnp.split(joined, ends)
-        found |= {path: own.reshape(found[path].shape) for path, own in zip(paths, parts, strict=True)}
+        found[own.path] = own.scaled.joined(by_rows(own.scaled.largest, stack, (), range(stack.shape[0])))
+        axes = tuple(axis for axis in sorted(own.scaled.axes(stack)) if lax.axis_size(axis) > 1)
+        alike.setdefault(axes, []).append(own.path)
+    for axes, paths in alike.items():
+        if axes:
+            joined, split = ravel_pytree(vary_alike([found[path] for path in paths]))
+            found |= dict(zip(paths, split(reduce_max(joined, axes)), strict=True))
     return found
 
 

@@ -19,7 +19,7 @@ from jaxpar.config import load_config
 from jaxpar.layers.ops import quantised
 from jaxpar.layers.ops.plain import Matrix
 from jaxpar.mesh.collective_matmul import PLAIN
-from jaxpar.precision import matmul
+from jaxpar.precision import dense, matmul
 from jaxpar.precision.recipe import Recipe
 
 
@@ -71,7 +71,7 @@ def test_an_outlier_is_planted_in_quantised_runs_alone(trained: list[Any], tmp_p
 def test_quantised_matmuls_read_the_outlier_and_matrices_that_do_not_see_it(monkeypatch: pytest.MonkeyPatch):
     layer = quantised.QuantisedMatmul(PLAIN, scaling=matmul.GroupScaling(Recipe()))
     read: list[Any] = []
-    monkeypatch.setattr(matmul, "products", lambda x, weights, *_, **__: read.append((x, *weights)))
+    monkeypatch.setattr(dense, "products", lambda x, weights, *_, **__: read.append((x, *weights)))
     monkeypatch.setattr(quantised, "products", quantised.products)
     monkeypatch.setattr(train, "main", lambda _: layer.local(jnp.ones((1, 2, 4)), [Matrix(jnp.ones((4, 3)))]) or 0)
     assert planted.main(["64"]) == 0

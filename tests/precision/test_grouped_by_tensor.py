@@ -13,10 +13,10 @@ from jax.sharding import PartitionSpec
 
 from jaxpar.mesh.mapped import mapped
 from jaxpar.precision.amax import Amax, zero_amax
-from jaxpar.precision.grouped import grouped_products
-from jaxpar.precision.grouped_by_tensor import scales_of_experts
-from jaxpar.precision.matmul import SCALES, GroupScaling
+from jaxpar.precision.grouped import grouped_products, scales_of_experts
+from jaxpar.precision.matmul import SCALES, GroupScaling, Scales
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, Recipe
+from tests.precision.test_amax import known
 from tests.precision.test_grouped import OUTPUTS, ROWS, SIZES, apart, drawn
 from tests.same_bits import assert_same_bits
 from tests.traced import mesh_of
@@ -59,14 +59,13 @@ def found_by(recipe: Recipe, exact: bool | None = None, coded: bool = False) -> 
     @jax.jit
     def run(x: jax.Array, w: jax.Array, dy: jax.Array) -> list[jax.Array]:
         branch = None if exact is None else jnp.bool_(exact)
-        scales = jnp.asarray(DELAYED) if recipe.from_history else None
+        scales = known(jnp.asarray(DELAYED)) if recipe.from_history else Scales()
         of_layer = scales_of_experts([w], GroupScaling(recipe, scales=scales))
-        assert of_layer is not None
         if coded:
-            w = (jnp.clip(w / of_layer[recipe.from_history * 1], -448, 448)).astype(E4M3).astype(jnp.float32)
+            w = (jnp.clip(w / of_layer.weights[0], -448, 448)).astype(E4M3).astype(jnp.float32)
 
         def product(x: jax.Array, w: jax.Array, zeros: Amax) -> jax.Array:
-            own = GroupScaling(recipe, branch, of_layer, zeros, of_layer if coded else None)
+            own = GroupScaling(recipe, branch, of_layer, zeros, coded)
             return grouped_products(x, [w], jnp.array(SIZES), own, inward=True, **OPTIONS)[0]
 
         y, pull = jax.vjp(product, x, w, zero_amax(3))

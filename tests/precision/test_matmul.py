@@ -14,16 +14,10 @@ from jax.sharding import PartitionSpec
 from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.mapped import mapped
-from jaxpar.precision.matmul import (
-    SCALES,
-    TOKEN_AXES,
-    GroupScaling,
-    largest_of,
-    largest_over,
-    products,
-)
+from jaxpar.precision.dense import TOKEN_AXES, products
+from jaxpar.precision.matmul import SCALES, GroupScaling
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, Recipe
-from jaxpar.precision.scale import quantise, scale_of
+from jaxpar.precision.scale import largest_of, largest_over, quantise, scale_of
 from tests.nonzero_gradients import nonzero_gradients
 from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small

@@ -15,9 +15,9 @@ from jax.sharding import PartitionSpec as P
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.mapped import mapped
 from jaxpar.precision.amax import Amax
-from jaxpar.precision.matmul import GroupScaling, products
+from jaxpar.precision.dense import products
+from jaxpar.precision.matmul import GroupScaling
 from jaxpar.precision.recipe import Recipe
-from jaxpar.precision.ring import ring_in, ring_out
 from tests.traced import SENT, group_size, mesh_of, operations
 
 BATCH, PART, EMBED, WIDTH = 2, 16, 8, 6
@@ -38,15 +38,10 @@ def block(chunks: int | None, x: jax.Array, *given: jax.Array) -> jax.Array:
     """In, something that differs from token to token, out; plain without `chunks`."""
     *weights, observed = given
     scaling = lambda group: GroupScaling(Recipe(), zeros=Amax(observed[group]))
-    if chunks is None:
-        q, up = products(x, weights[:2], scaling(slice(0, 5)), gathers=True)
-    else:
-        q, up = ring_in(x, weights[:2], scaling(slice(0, 5)), chunks)
+    q, up = products(x, weights[:2], scaling(slice(0, 5)), gathers=True, chunks=chunks)
     place = 1 + jnp.arange(q.shape[1]) / q.shape[1]
     h = jnp.tanh(q) * place[:, None].astype(q.dtype) + up[:, :, 0]
-    if chunks is None:
-        return products(h, weights[2:], scaling(slice(5, 8)), gathers=False, scatters=True)[0]
-    return ring_out(h, weights[2], scaling(slice(5, 8)), chunks)
+    return products(h, weights[2:], scaling(slice(5, 8)), gathers=False, scatters=True, chunks=chunks)[0]
 
 
 def derivatives(chunks: int | None, *given: jax.Array) -> tuple[jax.Array, ...]:

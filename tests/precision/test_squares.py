@@ -19,8 +19,8 @@ from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.mapped import mapped
 from jaxpar.precision.matmul import WEIGHT_SCALES
 from jaxpar.precision.recipe import E4M3, TILES, Recipe
+from jaxpar.precision.scale import in_tiles
 from jaxpar.precision.squares import squares_of
-from jaxpar.precision.tiles import in_tiles
 from jaxpar.precision.weight_codes import CodedMatrix, coded_weights
 from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small

@@ -13,9 +13,10 @@ from jax.sharding import PartitionSpec
 
 from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.mesh.mapped import mapped
-from jaxpar.precision.matmul import GroupScaling, products
+from jaxpar.precision.dense import products
+from jaxpar.precision.matmul import GroupScaling
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, TILES, Recipe
-from jaxpar.precision.tiles import in_tiles
+from jaxpar.precision.scale import in_tiles
 from pallas_kernels.tiled_matmul.reference import numbers
 from tests.nonzero_gradients import nonzero_gradients
 from tests.precision.test_matmul import STEP, apart

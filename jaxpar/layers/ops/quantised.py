@@ -16,17 +16,12 @@ from jaxpar.layers.ops.plain import Grouped, Matmul, Matrix, Ops, full_of, with_
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collective_matmul import PLAIN, gather_matmul, product
 from jaxpar.mesh.collectives import scatter_sequence
-from jaxpar.mesh.parameters import Arrays
 from jaxpar.precision.amax import Amax, zero_amax
-from jaxpar.precision.grouped import grouped_products
-from jaxpar.precision.grouped_by_tensor import scales_of_experts
-from jaxpar.precision.matmul import SCALES, WEIGHT_SCALES, GroupScaling, products
+from jaxpar.precision.dense import products
+from jaxpar.precision.grouped import grouped_products, scales_of_experts
+from jaxpar.precision.matmul import SCALES, WEIGHT_SCALES, GroupScaling, Scales
 from jaxpar.precision.recipe import QuantisedGroups
-from jaxpar.precision.ring import ring_in, ring_out
 from jaxpar.runtime.observed import ZerosObserved
-
-EXACT = "exact"
-"""Among the constants of experts' products: 1 in a layer whose products are not quantised."""
 
 
 @dataclass(frozen=True)
@@ -36,17 +31,16 @@ class QuantisedMatmul(Matmul):
     scaling: GroupScaling = field(kw_only=True)
 
     def gather(self, x: jax.Array, matrices: Sequence[Matrix]) -> tuple[jax.Array, ...]:
-        """Full matrices take codes, which are exchanged apart from the input of factors."""
+        """Full matrices multiply quantised values, which are exchanged apart from the input of factors."""
         firsts = [matrix.factors[0] for matrix in matrices if matrix.factors is not None]
         made = iter(gather_matmul(x, firsts, self.overlap) if firsts else ())
         full, scaling = [matrix for matrix in matrices if matrix.full is not None], self.scaling
-        if isinstance(scaling.of_codes, tuple):
-            pairs = zip(full, scaling.of_codes, strict=True)
-            scaling = scaling._replace(of_codes=tuple(_of_heads(matrix, scales) for matrix, scales in pairs))
+        if scaling.coded and scaling.recipe.tiles is not None:
+            pairs = zip(full, scaling.scales.weights, strict=True)
+            squares = tuple(_of_heads(matrix, scales) for matrix, scales in pairs)
+            scaling = replace(scaling, scales=Scales(weights=squares))
         weights = [w for matrix in full if (w := matrix.full) is not None]
-        if self._rings:
-            return with_factors(made, matrices, iter(ring_in(x, weights, scaling, self.overlap.chunks)))
-        return with_factors(made, matrices, iter(products(x, weights, scaling, gathers=True)))
+        return with_factors(made, matrices, iter(products(x, weights, scaling, gathers=True, chunks=self._chunks)))
 
     def local(self, x: jax.Array, matrices: Sequence[Matrix]) -> tuple[jax.Array, ...]:
         """Implements that of `Matmul`."""
@@ -59,32 +53,29 @@ class QuantisedMatmul(Matmul):
         if matrix.factors is not None:  # the sum of both is one message
             (y,) = products(x, [full], self.scaling, gathers=False)
             return scatter_sequence(y + product(matrix.inside(product(x, matrix.factors[0])), matrix.factors[1]))
-        if self._rings:
-            return ring_out(x, full, self.scaling, self.overlap.chunks)
-        return products(x, [full], self.scaling, gathers=False, scatters=True)[0]
+        return products(x, [full], self.scaling, gathers=False, scatters=True, chunks=self._chunks)[0]
 
     @property
-    def _rings(self) -> bool:
-        """Whether the sequence is exchanged in a ring. Where some pipeline ranks multiply exactly it is not: ranks in
-        different branches would meet in each other's permutes."""
-        return self.overlap.algorithm.name == "ring" and self.scaling.exact is None
+    def _chunks(self) -> int | None:
+        """Chunks of a ring in which the sequence is exchanged; None without one. Where some pipeline ranks multiply
+        exactly there is none: ranks in different branches would meet in each other's permutes."""
+        return self.overlap.chunks if self.overlap.algorithm.name == "ring" and self.scaling.exact is None else None
 
 
 @dataclass(frozen=True)
 class QuantisedGrouped(Grouped):
-    """The products of routed experts, quantised where a group has a scaling."""
-
-    scalings: Mapping[str, GroupScaling] = field(kw_only=True)
+    """The products of routed experts, quantised where `constants` have the scaling of a group."""
 
     def products(
         self, group: str, x: jax.Array, weights: Sequence[jax.Array], given: Any, **options: Any
     ) -> Sequence[jax.Array]:
         """Implements that of `Grouped`."""
-        scaling, (constants, observed) = self.scalings.get(group), given
-        if scaling is None:
+        constants, observed = given
+        if group not in constants:
             return super().products(group, x, weights, given, **options)
-        exact = constants[EXACT] > 0 if EXACT in constants else None
-        scaling = scaling._replace(exact=exact, scales=constants.get(f"{group}.{SCALES}"), zeros=observed.get(group))
+        scaling = constants[group]
+        exact = None if scaling.exact is None else scaling.exact > 0
+        scaling = replace(scaling, exact=exact, zeros=observed.get(group))
         return grouped_products(x, weights, options.pop("group_sizes"), scaling, **options)
 
 
@@ -114,50 +105,37 @@ class QuantisedOps(Ops):
     def grouped(self, matrices: Mapping[str, Sequence[jax.Array]]) -> Grouped:
         """Implements that of `Ops`."""
         scalings = {group: one for group in matrices if (one := self._scaling(group)) is not None}
-        constants: Arrays = {}
+        observed = {group: scaling.zeros for group, scaling in scalings.items() if scaling.zeros is not None}
+        constants: dict[str, Any] = {}
         for group, scaling in scalings.items():
             scales = scales_of_experts(matrices[group], scaling)
-            if scales is not None:
-                constants[f"{group}.{SCALES}"] = vary(scales)
-            if scaling.exact is not None:  # a number, because the loops make gradients of all that they are given
-                constants[EXACT] = vary(scaling.exact.astype(jnp.float32))
-        observed = {group: scaling.zeros for group, scaling in scalings.items() if scaling.zeros is not None}
-        return QuantisedGrouped(constants, observed, scalings=scalings)
+            # A number, because the loops make gradients of all that they are given.
+            exact = None if scaling.exact is None else scaling.exact.astype(jnp.float32)
+            constants[group] = vary(replace(scaling, exact=exact, scales=scales, zeros=None))
+        return QuantisedGrouped(constants, observed)
 
     def _scaling(self, group: str) -> GroupScaling | None:
+        """The scaling of a group in the layer; None if the group is not quantised."""
         assert self.layer is not None, "scales are those of a layer"
-        index, tokens, observed = self.layer
-        return _scaling_of(self.groups, group, index, tokens.carried, observed)
-
-
-def _scaling_of(
-    groups: QuantisedGroups, group: str, layer: Int[Array, ""], carried: Mapping[str, Any], zeros: Amax | None
-) -> GroupScaling | None:
-    """The scaling of a group of a layer; None if the group is not quantised.
-
-    Args:
-        groups: those that are.
-        group: its name.
-        layer: number of the layer in the model.
-        carried: what layers read of carried state, with `SCALES` and `WEIGHT_SCALES` where there are any.
-        zeros: of all tensors of the layer; None where nothing observes them.
-    """
-    if group not in groups.groups:
-        return None
-    exact = None
-    if groups.exact_layers is not None:
-        first, last = groups.exact_layers
-        exact = (layer < first) | (layer >= last)
-    matrices = len(groups.groups[group])
-    columns = slice(groups.first[group], groups.first[group] + 1 + 2 * matrices)
-    row = lambda table: lax.dynamic_index_in_dim(table, layer, keepdims=False)[columns]
-    scales, of_codes = carried.get(SCALES), carried.get(WEIGHT_SCALES)
-    if isinstance(of_codes, Mapping):
-        of_codes = of_codes[groups.kind].of_layer(group, layer) if groups.kind in of_codes else None
-    elif of_codes is not None:
-        of_codes = row(of_codes)[1 : 1 + matrices]
-    zeros = None if zeros is None else Amax(zeros.values[columns])
-    return GroupScaling(groups.recipe, exact, None if scales is None else row(scales), zeros, of_codes)
+        groups, (layer, tokens, zeros) = self.groups, self.layer
+        if group not in groups.groups:
+            return None
+        exact, scales = None, Scales()
+        if groups.exact_layers is not None:
+            first, last = groups.exact_layers
+            exact = (layer < first) | (layer >= last)
+        matrices = len(groups.groups[group])
+        columns = slice(groups.first[group], groups.first[group] + 1 + 2 * matrices)
+        stacks = tokens.carried.get(WEIGHT_SCALES, {}).get(groups.kind)
+        squares = None if stacks is None else stacks.of_layer(group, layer)
+        if SCALES in tokens.carried:
+            row = lax.dynamic_index_in_dim(tokens.carried[SCALES], layer, keepdims=False)[columns]
+            scales = Scales(row[0], row[1 : 1 + matrices], row[1 + matrices :])
+        elif squares is not None:
+            one = groups.recipe.tiles is None
+            scales = Scales(weights=jnp.concatenate([own.ravel() for own in squares]) if one else squares)
+        zeros = None if zeros is None else Amax(zeros.values[columns])
+        return GroupScaling(groups.recipe, exact, scales, zeros, coded=squares is not None)
 
 
 def _of_heads(matrix: Matrix, scales: jax.Array) -> jax.Array:

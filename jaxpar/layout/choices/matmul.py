@@ -27,7 +27,7 @@ from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.pipeline import holds_chunks
 from jaxpar.layout.choices.reasons import why as why_of
 from jaxpar.memory.layer_shape import ExpertCodes, layer_shapes
-from jaxpar.precision.grouped_by_tensor import TILE
+from jaxpar.precision.grouped import TILE
 from jaxpar.precision.history import is_gradient
 from jaxpar.precision.recipe import E4M3, E5M2, TILES, Recipe, recipe_of
 from jaxpar.units import operations

@@ -10,9 +10,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpar.precision.grouped import in_whole_tiles
+from jaxpar.precision.grouped import in_full_tiles
 from jaxpar.precision.recipe import E4M3, E5M2
-from jaxpar.precision.tiles import Codes, in_tiles
+from jaxpar.precision.scale import Codes, in_tiles
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, REGISTERS
 from pallas_kernels.grouped_tiled_matmul import REGISTRY, Request, grouped_tiled_weight_gradients
 from pallas_kernels.unsupported import Unsupported
@@ -47,7 +47,7 @@ def operands(case: Case) -> tuple[Codes, Codes, jax.Array]:
     """(rows, gradients, rows of each group with those that fill its last tile). Tiles and columns differ in size by
     powers of ten; what is behind the groups is no number."""
     draw, m = np.random.default_rng(1), sum(case.sizes) + case.room
-    places = in_whole_tiles(jnp.array(case.sizes), m, 128)
+    places = in_full_tiles(jnp.array(case.sizes), m, 128)
     row, used = np.asarray(places.row), int(places.sizes.sum())
 
     def codes(columns: int, form: str) -> Codes:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpar.precision.recipe import E4M3, E5M2
-from jaxpar.precision.tiles import Codes, in_tiles
+from jaxpar.precision.scale import Codes, in_tiles
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, REGISTERS
 from pallas_kernels.tiled_matmul import REGISTRY, Request, tiled_matmul
 from pallas_kernels.unsupported import Unsupported

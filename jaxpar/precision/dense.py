@@ -1,0 +1,224 @@
+"""Quantised products of a layer's matrices, with the exchange of the sequence between tensor ranks around them.
+
+`Whole` gathers the sequence before whole products and scatters it behind them; `Ring` passes parts from rank to rank
+beside the products of what has arrived (`jaxpar.mesh.collective_matmul`). Inputs on their way into a layer, and
+gradients of what leaves it, travel as quantised values with the scale of the whole tensor, so both have the same bits.
+On GPUs XLA makes a call of cuBLASLt of each product; on CPUs quantised values are multiplied in float32, so that a CPU
+computes the same numbers up to the order of sums.
+
+Tiles lie along the side that a product sums over. Inputs are quantised along their columns for the output and along
+tokens for the weight's gradient; gradients of outputs along columns for the input's gradient and along tokens for the
+weight's. Squares of a matrix are the same in both products.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.ad_checkpoint import checkpoint_name
+from jax.typing import DTypeLike
+from jaxtyping import Array, Float
+
+from jaxpar.mesh.axes import AXES
+from jaxpar.mesh.collective_matmul import (
+    GRADIENTS,
+    OUTPUTS,
+    gather_matmul,
+    gathered_gradients,
+    gathered_products,
+    matmul_scatter,
+    product,
+    scattered_gradients,
+    scattered_products,
+)
+from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
+from jaxpar.mesh.rings import ArrayTuple, Asked
+from jaxpar.precision.matmul import SCALES, GroupScaling, Scales, quantised_products
+from jaxpar.precision.recipe import E4M3, Recipe
+from jaxpar.precision.scale import Codes, largest_over, scale_of
+from pallas_kernels.tiled_matmul import tiled_matmul
+from pallas_kernels.varying import vary_alike
+
+TOKEN_AXES = tuple(axis for axis in AXES if axis != "pipe")
+"""Axes that split activations and their gradients: by row, by token, or by column."""
+
+
+def products(
+    x: Float[Array, "batch part *inputs"],
+    weights: Sequence[Float[Array, "..."]],
+    scaling: GroupScaling,
+    *,
+    gathers: bool,
+    scatters: bool = False,
+    chunks: int | None = None,
+) -> tuple[Float[Array, "batch seq ..."], ...]:
+    """`x`, or with `gathers` the sequence that it is joined to, times each matrix [*inputs, *outputs]; where it
+    `scatters`, this rank's part of the sequence of each product, summed over the tensor ranks.
+
+    Sends `gather_sequence` of quantised values, one byte a number; its backward again, and `scatter_sequence` of the
+    input's gradient in its own dtype. Scattered, the forward sends `scatter_sequence` of products in the dtype of `x`,
+    and the backward `gather_sequence` of quantised values; with tiles of gradients in their own dtype, because values
+    quantised along both sides are as many bytes. Without scales of earlier steps or tiles also a maximum of one number
+    for each tensor. With `chunks` of each rank's part the exchange is a ring.
+    """
+    scaling = _with_scales(x, weights, scaling)
+    form = Whole(gathers, scatters) if chunks is None else Ring(chunks, scatters)
+    return quantised_products(form, x, weights, scaling)
+
+
+def _with_scales(x: jax.Array, weights: Sequence[jax.Array], scaling: GroupScaling) -> GroupScaling:
+    """`scaling` with the scales of the input and the matrices, which are found here where a tensor has one."""
+    of_weights = scaling.scales.weights
+    if scaling.recipe.tiles is not None or scaling.scales.input is not None:
+        return scaling
+    x, weights = vary_alike((x, tuple(weights)))
+    of_x = scale_of(largest_over([x], TOKEN_AXES), E4M3)
+    if of_weights is None:
+        of_weights = scale_of(largest_over(weights, ("tensor",)), E4M3)
+    found = checkpoint_name(jnp.concatenate(vary_alike((of_x, jnp.asarray(of_weights), x))[:2]), SCALES)
+    return replace(scaling, scales=Scales(found[0], found[1:]))
+
+
+class Dense:
+    """The products of matrices that all tokens share."""
+
+    def gradient_scales(self, dys: Sequence[jax.Array], recipe: Recipe) -> Any:
+        """A scale for the gradient of each output, over all tokens."""
+        return None if recipe.tiles is not None else scale_of(largest_over(dys, TOKEN_AXES), recipe.gradient)
+
+
+# ---- whole products
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Whole(Dense):
+    """Implements `Form`: collectives before and after whole products."""
+
+    gathers: bool
+    """Whether the input is a rank's part of the sequence, which the tensor ranks join first."""
+    scatters: bool
+    """Whether the outputs are partial sums, of which each tensor rank keeps its part of the sequence."""
+
+    def exact(self, x: jax.Array, weights: ArrayTuple, sizes: Any) -> ArrayTuple:
+        """The outputs, not quantised."""
+        del sizes
+        if self.gathers:
+            return gather_matmul(x, weights)
+        return tuple(matmul_scatter([x], [w]) if self.scatters else product(x, w) for w in weights)
+
+    def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
+        """The outputs."""
+        del sizes
+        codes = _rows(scaling.quantised(_flat(x), scaling.scales.input, E4M3), joins=self.gathers)
+        found = []
+        for n, w in enumerate(weights):
+            matrix = scaling.matrix(_matrix(w, x), n, by_input=True)
+            y = _product(codes, matrix, (1, 0), x.dtype, OUTPUTS, scaling.recipe.backend)
+            y = y.reshape(x.shape[0], -1, *w.shape[x.ndim - 2 :])
+            found.append(scatter_sequence(y) if self.scatters else y)
+        return tuple(found)
+
+    def gradients(
+        self, asked: Asked, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, dys: list[jax.Array], sizes: Any
+    ) -> tuple[jax.Array, ArrayTuple]:
+        """All gradients."""
+        del asked, sizes
+        recipe, tiled = scaling.recipe, scaling.recipe.tiles is not None
+        inputs = _rows(scaling.quantised(_flat(x), scaling.scales.input, E4M3, by_row=True), joins=self.gathers)
+        terms, dws = [], []
+        for n, (w, dy) in enumerate(zip(weights, dys, strict=True)):
+            scale = scaling.scales.of_gradient(n)
+            dy = _flat(gather_sequence(dy) if self.scatters and tiled else dy)
+            codes = _rows(scaling.quantised(dy, scale, recipe.gradient), joins=self.scatters and not tiled)
+            by_row = _rows(scaling.quantised(dy, scale, recipe.gradient, by_row=True)) if tiled else codes
+            matrix = scaling.matrix(_matrix(w, x), n, by_input=False)
+            terms.append(_product(codes, matrix, (1, 1), x.dtype, GRADIENTS, recipe.backend))
+            dws.append(_product(inputs, by_row, (0, 0), w.dtype, GRADIENTS, recipe.backend).reshape(w.shape))
+        dx = sum(terms[1:], terms[0]).reshape(x.shape[0], -1, *x.shape[2:])
+        return scatter_sequence(dx) if self.gathers else dx, tuple(dws)
+
+
+def _product(
+    a: Codes, b: Codes, contracted: tuple[int, int], dtype: DTypeLike, precision: lax.Precision, backend: str
+) -> jax.Array:
+    """The product of two matrices over one dim of each, summed in float32."""
+    if a.scales.ndim:
+        left, right = (
+            codes if dim else Codes(*(x.T for x in codes)) for codes, dim in zip((a, b), contracted, strict=True)
+        )
+        return tiled_matmul(*left, *right, dtype, implementation=backend)
+    dims = (((contracted[0],), (contracted[1],)), ((), ()))
+    found = lax.dot_general(a.values, b.values, dims, precision, preferred_element_type=dtype)
+    return found * (a.scales * b.scales).astype(dtype)
+
+
+def _flat(x: jax.Array) -> jax.Array:
+    """[batch, seq, columns]."""
+    return x.reshape(*x.shape[:2], -1)
+
+
+def _rows(codes: Codes, *, joins: bool = False) -> Codes:
+    """[batch, seq, columns] as [batch * seq, columns], of the joined sequence if it `joins`. No tile has tokens of two
+    rows of the batch."""
+    one = lambda x: (y := gather_sequence(x) if joins else x).reshape(y.shape[0] * y.shape[1], -1)
+    return Codes(one(codes.values), one(codes.scales) if codes.scales.ndim else codes.scales)
+
+
+def _matrix(w: jax.Array, x: jax.Array) -> jax.Array:
+    """[inputs, outputs] of a matrix [*inputs, *outputs] of the input `x`."""
+    return w.reshape(_flat(x).shape[2], -1)
+
+
+# ---- rings
+
+
+@jax.tree_util.register_static
+@dataclass(frozen=True)
+class Ring(Dense):
+    """Implements `Form`: the sequence passes round, on its way in or, where it `scatters`, out."""
+
+    chunks: int
+    """Of a rank's part of the sequence."""
+    scatters: bool
+
+    def exact(self, x: jax.Array, weights: ArrayTuple, sizes: Any) -> ArrayTuple:
+        """No ring does."""
+        raise NotImplementedError("ranks in different branches would meet in each other's permutes")
+
+    def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
+        """The outputs."""
+        del sizes
+        codes = scaling.quantised(x, scaling.scales.input, E4M3)
+        matrices = [scaling.matrix(w, n, by_input=True) for n, w in enumerate(weights)]
+        values = [own.values for own in matrices]
+        if self.scatters:
+            found = (scattered_products(self.chunks, [codes.values], values, x.dtype),)
+        else:
+            found = gathered_products(self.chunks, codes.values, values, x.dtype)
+        return tuple(y * (codes.scales * own.scales).astype(x.dtype) for y, own in zip(found, matrices, strict=True))
+
+    def gradients(
+        self, asked: Asked, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, dys: list[jax.Array], sizes: Any
+    ) -> tuple[jax.Array | None, tuple[jax.Array | None, ...]]:
+        """The gradients that are asked for."""
+        del sizes
+        inputs = scaling.quantised(x, scaling.scales.input, E4M3)
+        matrices = [scaling.matrix(w, n, by_input=False) for n, w in enumerate(weights)]
+        form, of_dy = scaling.recipe.gradient, scaling.scales.of_gradient
+        each = [scaling.quantised(dy, of_dy(n), form) for n, dy in enumerate(dys)]
+        values, codes = [own.values for own in matrices], [own.values for own in each]
+        scales = [dy.scales * own.scales for dy, own in zip(each, matrices, strict=True)]
+        if self.scatters:
+            dxs, sums = scattered_gradients(self.chunks, asked, [inputs.values], values, codes[0], x.dtype)
+            dx = None if dxs is None else dxs[0] * scales[0].astype(x.dtype)
+        else:
+            dx, sums = gathered_gradients(self.chunks, asked, inputs.values, values, codes, x.dtype, scales)
+        pairs = zip(sums, asked.of(each), asked.of(weights), strict=True)
+        dws = [(total * (inputs.scales * dy.scales)).reshape(w.shape) for total, dy, w in pairs]
+        return dx, asked.gradients(dws, weights)
