@@ -25,9 +25,9 @@ PRECISION = (
     Fault(
         name="fp8_scale_of_one_ranks_part",
         description="The largest magnitude of a tensor is that of a rank's own part.",
-        file="jaxpar/precision/matmul.py",
-        old="reduce_max(own, split) if split else own",
-        new="own",
+        file="jaxpar/precision/scale.py",
+        old="reduce_max(local, split) if split else local",
+        new="local",
         caught_by=(f"{MATMUL}::test_a_split_tensor_has_the_largest_magnitude_of_the_whole[axes0-split0]",),
     ),
     Fault(
@@ -41,9 +41,9 @@ PRECISION = (
     Fault(
         name="fp8_gradient_without_its_scale",
         description="The gradient of an output becomes codes of e4m3 as it is.",
-        file="jaxpar/precision/matmul.py",
-        old="codes = quantise(dy, of_gradients[n], recipe.gradient)",
-        new="codes = quantise(dy, jnp.float32(1), E4M3)",
+        file="jaxpar/precision/dense.py",
+        old="codes = _rows(scaling.quantised(dy, scale, recipe.gradient), ",
+        new="codes = _rows(scaling.quantised(dy, jnp.float32(1), E4M3), ",
         caught_by=(f"{MATMUL}::test_each_product_is_within_its_formats_bound[1e-06]",),
     ),
     Fault(
@@ -61,8 +61,8 @@ PRECISION = (
         name="fp8_squares_of_one_ranks_part",
         description="The largest magnitude of a square is that of a rank's own part.",
         file="jaxpar/precision/weight_codes.py",
-        old="joined = reduce_max(jnp.concatenate(flat), axes)",
-        new="joined = jnp.concatenate(flat)",
+        old="split(reduce_max(joined, axes))",
+        new="split(joined)",
         caught_by=(f"{SQUARES}::test_codes_and_scales_on_ranks_are_those_of_the_whole_matrix[16 rows a rank]",),
     ),
     Fault(
@@ -81,25 +81,25 @@ PRECISION = (
         name="fp8_exact_layers_are_seen",
         description="Layers that are not quantised in a pipeline's chunk enter the history.",
         file="jaxpar/precision/matmul.py",
-        old="of_weights, jax.tree.map(jnp.zeros_like, zeros)",
-        new="of_weights, amax_of_group(x, weights, dys, zeros, coded=how.coded)",
+        old="*pullback(tuple(dys)), jax.tree.map(jnp.zeros_like, scaling.zeros)",
+        new="*pullback(tuple(dys)), amax_of_group(x, weights, dys, scaling.zeros, coded=scaling.coded)",
         caught_by=(f"{HISTORY}::test_what_a_step_saw_does_not_depend_on_the_layout",),
     ),
     Fault(
         name="fp8_tiles_with_scales_of_other_tokens",
         description="In the weight's gradient, tiles of inputs have the scales of other tokens.",
-        file="jaxpar/precision/tiles.py",
-        old="codes = self.inputs(x, by_token=True)",
-        new="codes = self.inputs(x, by_token=True)._replace(scales=self.inputs(x, by_token=True).scales[::-1])",
+        file="jaxpar/precision/dense.py",
+        old="        terms, dws = [], []\n",
+        new="        inputs, terms, dws = inputs._replace(scales=inputs.scales[::-1]), [], []\n",
         caught_by=(f"{TILES}::test_each_product_is_within_the_bound_of_its_tiles[fp8_block]",),
     ),
     Fault(
         name="fp8_experts_with_scales_of_other_experts",
         description="In the gradient of rows, codes of an expert's matrix have the scales of another expert.",
         file="jaxpar/precision/grouped.py",
-        old="terms = [how.times(how.rows(dy, form), matrix, sizes, x.dtype) for dy, matrix in pairs]",
-        new="""other = lambda codes: codes._replace(scales=codes.scales[::-1])
-        terms = [how.times(how.rows(dy, form), other(matrix), sizes, x.dtype) for dy, matrix in pairs]""",
+        old="matrices = [scaling.matrix(w, n, by_input=False) for n, w in enumerate(weights)]",
+        new="""matrices = [scaling.matrix(w, n, by_input=False) for n, w in enumerate(weights)]
+        matrices = [codes._replace(scales=codes.scales[::-1]) for codes in matrices]""",
         caught_by=(
             f"{GROUPED}::test_products_of_experts_are_those_of_the_numbers_that_the_codes_stand_for[fp8_block]",
         ),
@@ -115,9 +115,9 @@ PRECISION = (
     Fault(
         name="fp8_rows_scaled_by_a_part_of_them",
         description="Tensor ranks scale the rows of a routed expert each by its own part of them.",
-        file="jaxpar/precision/grouped_by_tensor.py",
-        old='reduce_max(own, ("tensor",))',
-        new="own",
+        file="jaxpar/precision/grouped.py",
+        old='("tensor",) if split else ()',
+        new="()",
         caught_by=(
             f"{BY_TENSOR}::test_scales_of_split_experts_are_those_of_the_whole[True]",
             f"{BY_TENSOR}::test_scales_of_split_experts_are_those_of_the_whole[False]",
