@@ -28,11 +28,8 @@ from jaxpar.mesh.axes import AXES
 from jaxpar.mesh.collective_matmul import (
     GRADIENTS,
     OUTPUTS,
-    gather_matmul,
     gathered_gradients,
     gathered_products,
-    matmul_scatter,
-    product,
     scattered_gradients,
     scattered_products,
 )
@@ -105,13 +102,6 @@ class Whole(Dense):
     scatters: bool
     """Whether the outputs are partial sums, of which each tensor rank keeps its part of the sequence."""
 
-    def exact(self, x: jax.Array, weights: ArrayTuple, sizes: Any) -> ArrayTuple:
-        """The outputs, not quantised."""
-        del sizes
-        if self.gathers:
-            return gather_matmul(x, weights)
-        return tuple(matmul_scatter([x], [w]) if self.scatters else product(x, w) for w in weights)
-
     def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
         """The outputs."""
         del sizes
@@ -148,12 +138,14 @@ def _product(
     a: Codes, b: Codes, contracted: tuple[int, int], dtype: DTypeLike, precision: lax.Precision, backend: str
 ) -> jax.Array:
     """The product of two matrices over one dim of each, summed in float32."""
-    if a.scales.ndim:
+    if a.tiled:
         left, right = (
             codes if dim else Codes(*(x.T for x in codes)) for codes, dim in zip((a, b), contracted, strict=True)
         )
         return tiled_matmul(*left, *right, dtype, implementation=backend)
     dims = (((contracted[0],), (contracted[1],)), ((), ()))
+    if a.values.dtype.itemsize > 1:  # nothing is quantised
+        return lax.dot_general(a.values, b.values.astype(a.values.dtype), dims, preferred_element_type=dtype)
     found = lax.dot_general(a.values, b.values, dims, precision, preferred_element_type=dtype)
     return found * (a.scales * b.scales).astype(dtype)
 
@@ -167,7 +159,7 @@ def _rows(codes: Codes, *, joins: bool = False) -> Codes:
     """[batch, seq, columns] as [batch * seq, columns], of the joined sequence if it `joins`. No tile has tokens of two
     rows of the batch."""
     one = lambda x: (y := gather_sequence(x) if joins else x).reshape(y.shape[0] * y.shape[1], -1)
-    return Codes(one(codes.values), one(codes.scales) if codes.scales.ndim else codes.scales)
+    return Codes(one(codes.values), one(codes.scales) if codes.tiled else codes.scales)
 
 
 def _matrix(w: jax.Array, x: jax.Array) -> jax.Array:
@@ -186,10 +178,6 @@ class Ring(Dense):
     chunks: int
     """Of a rank's part of the sequence."""
     scatters: bool
-
-    def exact(self, x: jax.Array, weights: ArrayTuple, sizes: Any) -> ArrayTuple:
-        """No ring does."""
-        raise NotImplementedError("ranks in different branches would meet in each other's permutes")
 
     def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
         """The outputs."""

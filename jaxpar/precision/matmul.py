@@ -75,8 +75,15 @@ class GroupScaling:
     coded: bool = field(default=False, metadata={"static": True})
     """Whether the matrices are quantised values already; then they are not quantised here, nor observed."""
 
+    @property
+    def exactly(self) -> GroupScaling:
+        """The same where nothing is quantised."""
+        return replace(self, recipe=Recipe(quantises=False))
+
     def quantised(self, x: jax.Array, scale: jax.Array | None, form: str, *, by_row: bool = False) -> Codes:
         """An input or gradient [..., rows, columns] with its scale, or in tiles along its rows or its columns."""
+        if not self.recipe.quantises:
+            return Codes(x, jnp.float32(1))
         if self.recipe.tiles is not None:
             return in_tiles(x, self.recipe.tiles.along(by_row), form)
         assert scale is not None, "a tensor has a scale"
@@ -84,6 +91,8 @@ class GroupScaling:
 
     def matrix(self, w: jax.Array, n: int, *, by_input: bool) -> Codes:
         """Matrix `n` of the group, [..., inputs, outputs]; in squares, or in tiles along its inputs or its outputs."""
+        if not self.recipe.quantises:
+            return Codes(w, jnp.float32(1))
         scale = self.scales.of_weight(n)
         if self.recipe.tiles is not None and not self.coded:
             return in_tiles(w, self.recipe.tiles.of_weight(by_input), E4M3)
@@ -93,10 +102,6 @@ class GroupScaling:
 
 class Form(Protocol):
     """How the products of a group are computed. A static argument."""
-
-    def exact(self, x: jax.Array, weights: ArrayTuple, sizes: Any) -> ArrayTuple:
-        """The outputs, not quantised."""
-        ...
 
     def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
         """The outputs."""
@@ -135,7 +140,7 @@ def quantised_products(
 @partial(jax.custom_vjp, nondiff_argnums=(0,))
 def _products(form: Form, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
     quantised = lambda: form.outputs(x, weights, scaling, sizes)
-    exactly = lambda: form.exact(x, weights, sizes)
+    exactly = lambda: form.outputs(x, weights, scaling.exactly, sizes)
     return quantised() if scaling.exact is None else lax.cond(scaling.exact, exactly, quantised)
 
 
@@ -159,8 +164,8 @@ def _backward(form: Form, saved: tuple[Any, ...], cotangents: tuple[Cotangent, .
         return *form.gradients(asked, x, weights, known, dys, sizes), amax
 
     def exactly() -> tuple[PyTree, ...]:
-        _, pullback = jax.vjp(lambda x, weights: form.exact(x, weights, sizes), x, weights)
-        return *pullback(tuple(dys)), jax.tree.map(jnp.zeros_like, scaling.zeros)
+        gradients = form.gradients(asked, x, weights, scaling.exactly, dys, sizes)
+        return *gradients, jax.tree.map(jnp.zeros_like, scaling.zeros)
 
     # Magnitudes come out of the branch: XLA for CPUs does not order the collectives of a branch with a maximum that
     # does not depend on it, and ranks that run them in different orders wait for each other.

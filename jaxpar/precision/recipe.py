@@ -46,6 +46,8 @@ class Recipe:
     """Whether scales come from earlier steps; else from the tensor itself."""
     tiles: Tiles | None = None
     """None if a tensor has one scale."""
+    quantises: bool = True
+    """Whether anything is quantised."""
     backend: str = "auto"
     """Which implementation of `pallas_kernels.tiled_matmul` multiplies tiles."""
 
@@ -63,7 +65,8 @@ def recipe_of(precision: PrecisionConfig) -> Recipe | None:
     """The recipe of a configuration; None where matmuls run in the compute dtype."""
     if precision.matmul is None:
         return None
-    return Recipe(precision.matmul == "fp8_delayed", TILES.get(precision.matmul), precision.matmul_options.backend)
+    tiles = TILES.get(precision.matmul)
+    return Recipe(precision.matmul == "fp8_delayed", tiles, backend=precision.matmul_options.backend)
 
 
 def in_compute_dtype(precision: PrecisionConfig) -> PrecisionConfig:

@@ -25,6 +25,11 @@ class Codes(NamedTuple):
     scales: Float[Array, "..."]
     """A scalar, or [..., row_tiles, column_tiles]."""
 
+    @property
+    def tiled(self) -> bool:
+        """Whether tiles have scales."""
+        return self.scales.ndim > 0
+
 
 def largest_of(x: Float[Array, "..."]) -> Float[Array, ""]:
     """The largest magnitude of this rank's part of a tensor."""

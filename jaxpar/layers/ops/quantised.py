@@ -35,8 +35,8 @@ class QuantisedMatmul(Matmul):
         firsts = [matrix.factors[0] for matrix in matrices if matrix.factors is not None]
         made = iter(gather_matmul(x, firsts, self.overlap) if firsts else ())
         full, scaling = [matrix for matrix in matrices if matrix.full is not None], self.scaling
-        if scaling.coded and scaling.recipe.tiles is not None:
-            pairs = zip(full, scaling.scales.weights, strict=True)
+        if isinstance(squares := scaling.scales.weights, tuple):
+            pairs = zip(full, squares, strict=True)
             squares = tuple(_of_heads(matrix, scales) for matrix, scales in pairs)
             scaling = replace(scaling, scales=Scales(weights=squares))
         weights = [w for matrix in full if (w := matrix.full) is not None]

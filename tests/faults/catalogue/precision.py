@@ -81,8 +81,8 @@ PRECISION = (
         name="fp8_exact_layers_are_seen",
         description="Layers that are not quantised in a pipeline's chunk enter the history.",
         file="jaxpar/precision/matmul.py",
-        old="*pullback(tuple(dys)), jax.tree.map(jnp.zeros_like, scaling.zeros)",
-        new="*pullback(tuple(dys)), amax_of_group(x, weights, dys, scaling.zeros, coded=scaling.coded)",
+        old="*gradients, jax.tree.map(jnp.zeros_like, scaling.zeros)",
+        new="*gradients, amax_of_group(x, weights, dys, scaling.zeros, coded=scaling.coded)",
         caught_by=(f"{HISTORY}::test_what_a_step_saw_does_not_depend_on_the_layout",),
     ),
     Fault(
