@@ -3,34 +3,17 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from itertools import accumulate
-from math import prod
-from typing import NamedTuple
 
-from jaxpar.config.checks.sizes import known
 from jaxpar.config.kinds import kind_models, layer_kinds
-from jaxpar.config.schema import Config, ModelConfig, ParallelConfig
-from jaxpar.layers.adapters import adapters_of, freeze
+from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.declaration.part import Matmuls, Part
 from jaxpar.layers.declared import declare_layer
-from jaxpar.precision.recipe import TILES, QuantisedGroups, group_tensors, recipe_of
-
-NEVER = {
-    "head": "its rounding would reach every logit, and it is a small share of the FLOPs",
-    "router": "its rounding would change which experts a token uses",
-}
-"""Products that are not quantised under any recipe, each with the reason."""
+from jaxpar.precision.recipe import QuantisedGroups, group_tensors, recipe_of
 
 ROUTER_GROUPS = ("routers", "router_projection")
 """Groups of matmuls of a router."""
-
-
-class Exempt(NamedTuple):
-    """Products that stay in the compute dtype."""
-
-    what: str
-    why: str
 
 
 def dense_groups(model: ModelConfig) -> Iterator[tuple[Part, Matmuls]]:
@@ -130,33 +113,6 @@ def exact_shares(config: Config) -> dict[str, float]:
     return {kind: exact[kind] / number for kind, number in Counter(kinds).items()}
 
 
-def coded_rows(config: Config, slots: Sequence[str]) -> Counter[str]:
-    """By kind of layers, the slots of a chunk in whose place no chunk has an exception: their quantised matrices are
-    stored as codes, where any are. `slots` are the kinds of a chunk's layers, in order."""
-    excepted = config.precision.matmul_options
-    return Counter(slots[excepted.first_layers : max(0, len(slots) - excepted.last_layers)])
-
-
-def why_each_use(recipe: str | None, optimizer_offload: str, weights_offload: str, holds: str | None) -> str | None:
-    """Why matrices are quantised with each use under `recipe`, and not once per step; None if they are not.
-
-    Args:
-        recipe: `precision.matmul`.
-        optimizer_offload: where the optimizer's state is.
-        weights_offload: where the weights of layers are.
-        holds: the schedule, if it gathers whole chunks that it holds for all microbatches.
-    """
-    if recipe in TILES and not TILES[recipe].square:
-        return f"{recipe} has other codes of a matrix for each of its two sides"
-    if optimizer_offload == "file":
-        return "a step reads copies of the weights, and their masters are on disk (memory.optimizer_offload)"
-    if weights_offload != "none":
-        return "layers are fetched from the host with each use (memory.weights_offload)"
-    if holds is not None:
-        return f"parallel.schedule: {holds} gathers chunks of layers in the compute dtype"
-    return None
-
-
 def quantised_groups(config: Config, kind: str, layers: Collection[int]) -> QuantisedGroups | None:
     """The quantised matmuls of the program of layers of a kind with such numbers; None where there are none."""
     recipe, groups = recipe_of(config.precision), quantised(config, kind_models(config.model)[kind])
@@ -165,35 +121,3 @@ def quantised_groups(config: Config, kind: str, layers: Collection[int]) -> Quan
         return None
     between = exact_layers(config) if exact is None else None
     return QuantisedGroups(recipe, groups, first_columns(config, groups), between, kind, len(tensor_names(config)))
-
-
-def exempt(config: Config) -> list[Exempt]:
-    """What stays in the compute dtype under the recipe of `config`, each with the reason."""
-    precision, models = config.precision, kind_models(config.model).values()
-    excepted, layers = precision.matmul_options, config.model.layers
-    found = [Exempt("head", NEVER["head"])]
-    if any(own.experts is not None for own in models):
-        found.append(Exempt("router", NEVER["router"]))
-    named = [name for name in group_names(config.model) if name in excepted.exclude]
-    found += [Exempt(name, "precision.matmul_options.exclude") for name in named]
-    first, last = exact_layers(config)
-    ends = [f"0 to {first - 1}"] if first else []
-    ends += [f"{last} to {layers - 1}"] if last < layers else []
-    if ends:
-        what = "first_layers and last_layers" if len(ends) == 2 else "first_layers" if first else "last_layers"
-        found.append(Exempt(f"layers {' and '.join(ends)}", f"precision.matmul_options: {what}"))
-    if freeze(adapters := adapters_of(config)):
-        found.append(Exempt("the adapters' factors", f"{adapters.rank} columns are too few to gain"))
-    if config.model.low_rank:
-        found.append(Exempt("factors of model.low_rank", "products of two are not quantised"))
-    return found
-
-
-def rank_sides(parallel: ParallelConfig, part: Part, group: Matmuls, name: str) -> list[int]:
-    """Inputs and outputs of a group's matrix on a rank; of routed experts, those of one."""
-    spec, tensor = part.weights[name], known(parallel, "tensor")
-    shape = spec.shape[spec.stack :]
-    sides = [prod(shape[: spec.inputs]), prod(shape[spec.inputs :])]
-    heads = spec.shape[spec.axes.index("kv_heads")] if "kv_heads" in spec.axes else tensor
-    sides[group.inward] //= 1 if group.between else min(tensor, heads)
-    return sides

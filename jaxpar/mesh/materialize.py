@@ -32,9 +32,9 @@ from jaxpar.mesh.placements import (
     one_message_each,
     unreduced_axes,
 )
-from jaxpar.mesh.quantized.agreed import agreed
 from jaxpar.mesh.quantized.transport import Transport
 from jaxpar.mesh.quantized.travel import (
+    agreed,
     gather_secondary,
     gather_shards,
     gather_stored,

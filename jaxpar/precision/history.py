@@ -40,13 +40,10 @@ def scales_of(history: History, tensors: Sequence[str], recipe: Recipe, tokens: 
     """The scales of a step. Where nothing has been seen they are 1, and of gradients about 1 / `tokens`, because the
     gradient of a mean over so many tokens has that magnitude."""
     largest = history.max(axis=0)
-    found = []
-    for place, name in enumerate(tensors):
-        form = recipe.gradient if is_gradient(name) else E4M3
-        first = 2.0 ** -round(math.log2(tokens)) if is_gradient(name) else 1.0
-        own = largest[:, place]
-        found.append(jnp.where(own > 0, scale_of(own, form), first))
-    return jnp.stack(found, axis=1)
+    gradients = np.array([is_gradient(name) for name in tensors])
+    first = np.where(gradients, 2.0 ** -round(math.log2(tokens)), 1.0).astype(np.float32)
+    scales = jnp.where(gradients, scale_of(largest, recipe.gradient), scale_of(largest, E4M3))
+    return jnp.where(largest > 0, scales, first)
 
 
 class MatmulStatistics(NamedTuple):

@@ -15,9 +15,9 @@ from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.config.schema.layout import ParallelConfig
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.described import DescribedGPU
-from jaxpar.layers.matmul_formats import exempt, tensor_names
+from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.layout.checks.validate import validate
-from jaxpar.layout.choices.matmul import check_matmul_units, matmul_rows, routed_choice, tiled_choice
+from jaxpar.layout.choices.matmul import check_matmul_units, exempt, matmul_rows, routed_choice, tiled_choice
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from tests.sentences import refusals, refused
 from tests.small_run import small

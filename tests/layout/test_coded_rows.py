@@ -8,7 +8,8 @@ import pytest
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.config.schema.model import Pattern
-from jaxpar.layers.matmul_formats import are_exact, coded_rows
+from jaxpar.layers.matmul_formats import are_exact
+from jaxpar.layout.choices.matmul_codes import coded_rows
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.step_layout import StepLayout
 from tests.small_run import small

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+from math import prod
+
 from jaxpar.config.axes import DATA_AXES
 from jaxpar.config.checks.sizes import known
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
-from jaxpar.config.schema import Config
+from jaxpar.config.schema import Config, ParallelConfig
+from jaxpar.layers.declaration.part import Matmuls, Part
 from jaxpar.layers.matmul_formats import (
-    NEVER,
     dense_groups,
     group_names,
     quantised,
-    rank_sides,
     routed_groups,
     tensor_names,
 )
@@ -23,10 +24,11 @@ MULTIPLE = 16
 """The unit of the sizes of a quantized matmul: 16 bytes of a row (cuBLAS documentation, cublasLtMatmul)."""
 
 
-def rank_tokens(config: Config) -> int:
-    """Tokens of a microbatch on a rank, the parts of the tensor ranks joined."""
-    ranks = known(config.parallel, *DATA_AXES, "context")
-    return config.data.batch_size * config.data.sequence_length // (ranks * config.parallel.microbatches)
+NEVER = {
+    "head": "its rounding would reach every logit, and it is a small share of the FLOPs",
+    "router": "its rounding would change which experts a token uses",
+}
+"""Products that are not quantised under any recipe, each with the reason."""
 
 
 def check_exceptions(config: Config) -> None:
@@ -95,3 +97,19 @@ def check_parts(config: Config, tile: int) -> None:
             f"{length} in {pieces} parts (parallel.context: {context}, parallel.tensor: {tensor}) leaves parts that "
             f"are no multiple of {tile}; expected a multiple of {pieces * tile}, fewer ranks, or a recipe without tiles"
         )
+
+
+def rank_tokens(config: Config) -> int:
+    """Tokens of a microbatch on a rank, the parts of the tensor ranks joined."""
+    ranks = known(config.parallel, *DATA_AXES, "context")
+    return config.data.batch_size * config.data.sequence_length // (ranks * config.parallel.microbatches)
+
+
+def rank_sides(parallel: ParallelConfig, part: Part, group: Matmuls, name: str) -> list[int]:
+    """Inputs and outputs of a group's matrix on a rank; of routed experts, those of one."""
+    spec, tensor = part.weights[name], known(parallel, "tensor")
+    shape = spec.shape[spec.stack :]
+    sides = [prod(shape[: spec.inputs]), prod(shape[spec.inputs :])]
+    heads = spec.shape[spec.axes.index("kv_heads")] if "kv_heads" in spec.axes else tensor
+    sides[group.inward] //= 1 if group.between else min(tensor, heads)
+    return sides

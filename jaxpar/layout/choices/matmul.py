@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from itertools import chain
 from math import gcd, prod
+from typing import NamedTuple
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.checks.sizes import known
@@ -12,17 +13,16 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Choice, Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import GPU
+from jaxpar.layers.adapters import adapters_of, freeze
 from jaxpar.layers.matmul_formats import (
     dense_groups,
     exact_layers,
-    exempt,
+    group_names,
     quantised,
-    rank_sides,
     routed_groups,
     tensor_names,
-    why_each_use,
 )
-from jaxpar.layout.checks.matmul import rank_tokens
+from jaxpar.layout.checks.matmul import NEVER, rank_sides, rank_tokens
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.pipeline import holds_chunks
 from jaxpar.layout.choices.reasons import why as why_of
@@ -190,6 +190,26 @@ def _routed_sides(config: Config) -> dict[str, list[int]]:
     return found
 
 
+def why_each_use(recipe: str | None, optimizer_offload: str, weights_offload: str, holds: str | None) -> str | None:
+    """Why matrices are quantised with each use under `recipe`, and not once per step; None if they are not.
+
+    Args:
+        recipe: `precision.matmul`.
+        optimizer_offload: where the optimizer's state is.
+        weights_offload: where the weights of layers are.
+        holds: the schedule, if it gathers whole chunks that it holds for all microbatches.
+    """
+    if recipe in TILES and not TILES[recipe].square:
+        return f"{recipe} has other codes of a matrix for each of its two sides"
+    if optimizer_offload == "file":
+        return "a step reads copies of the weights, and their masters are on disk (memory.optimizer_offload)"
+    if weights_offload != "none":
+        return "layers are fetched from the host with each use (memory.weights_offload)"
+    if holds is not None:
+        return f"parallel.schedule: {holds} gathers chunks of layers in the compute dtype"
+    return None
+
+
 def codes_once(plan: Plan) -> bool:
     """Whether quantised matrices become codes once per optimizer step, and are stored and gathered as these."""
     return plan.dtypes.matmul is not None and _why_each_use(plan) is None
@@ -248,3 +268,32 @@ def _scales(config: Config, recipe: Recipe) -> str:
         return f"a scale per tensor by the maximum of the last {config.precision.matmul_options.history} steps"
     of_rows = ", of each row of routed experts" if _routed_sides(config) else ""
     return f"a scale per tensor by the maximum of the tensor{of_rows}"
+
+
+class Exempt(NamedTuple):
+    """Products that stay in the compute dtype."""
+
+    what: str
+    why: str
+
+
+def exempt(config: Config) -> list[Exempt]:
+    """What stays in the compute dtype under the recipe of `config`, each with the reason."""
+    precision, models = config.precision, kind_models(config.model).values()
+    excepted, layers = precision.matmul_options, config.model.layers
+    found = [Exempt("head", NEVER["head"])]
+    if any(own.experts is not None for own in models):
+        found.append(Exempt("router", NEVER["router"]))
+    named = [name for name in group_names(config.model) if name in excepted.exclude]
+    found += [Exempt(name, "precision.matmul_options.exclude") for name in named]
+    first, last = exact_layers(config)
+    ends = [f"0 to {first - 1}"] if first else []
+    ends += [f"{last} to {layers - 1}"] if last < layers else []
+    if ends:
+        what = "first_layers and last_layers" if len(ends) == 2 else "first_layers" if first else "last_layers"
+        found.append(Exempt(f"layers {' and '.join(ends)}", f"precision.matmul_options: {what}"))
+    if freeze(adapters := adapters_of(config)):
+        found.append(Exempt("the adapters' factors", f"{adapters.rank} columns are too few to gain"))
+    if config.model.low_rank:
+        found.append(Exempt("factors of model.low_rank", "products of two are not quantised"))
+    return found

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from jaxpar.config import Config, UserError
@@ -9,8 +10,8 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.cost.matmul_codes import DECODED_SQUARES, EACH_USE, OF_TILES, STORED, STORED_SQUARES, MatmulCodes, Passes
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.described import DescribedGPU
-from jaxpar.layers.matmul_formats import coded_rows, dense_groups, exact_layers, quantised, why_each_use
-from jaxpar.layout.choices.matmul import tiled_choice
+from jaxpar.layers.matmul_formats import dense_groups, exact_layers, quantised
+from jaxpar.layout.choices.matmul import tiled_choice, why_each_use
 from jaxpar.precision.recipe import Recipe, recipe_of
 
 
@@ -48,6 +49,13 @@ def matmul_codes(
         exact=(first, layers - last),
         layers=layers,
     )
+
+
+def coded_rows(config: Config, slots: Sequence[str]) -> Counter[str]:
+    """By kind of layers, the slots of a chunk in whose place no chunk has an exception: their quantised matrices are
+    stored as codes, where any are. `slots` are the kinds of a chunk's layers, in order."""
+    excepted = config.precision.matmul_options
+    return Counter(slots[excepted.first_layers : max(0, len(slots) - excepted.last_layers)])
 
 
 def _passes(recipe: Recipe, *, once: bool, multiplied: bool) -> Passes:

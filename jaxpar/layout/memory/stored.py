@@ -9,7 +9,9 @@ from typing import NamedTuple
 
 from jaxpar.config import Config
 from jaxpar.config.kinds import kind_model
-from jaxpar.layers.matmul_formats import coded_rows, quantised, why_each_use
+from jaxpar.layers.matmul_formats import quantised
+from jaxpar.layout.choices.matmul import why_each_use
+from jaxpar.layout.choices.matmul_codes import coded_rows
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.weights import Ends, Part, Parts, Weight
 from jaxpar.memory.layer_shape import FLOAT32_BYTES, ITEM_BYTES

@@ -17,10 +17,11 @@ from math import prod
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.extend.core import Primitive
+from jax.interpreters import mlir
 from jaxtyping import Array, Float, Shaped
 
 from jaxpar.mesh.collectives import gather_weight, must_add_up, must_vary, reduce_sum, scatter_gradient
-from jaxpar.mesh.quantized.agreed import agreed
 from jaxpar.mesh.quantized.blocks import decode, encode
 from jaxpar.mesh.quantized.levels import Levels, RankGroups, levels_of
 from jaxpar.mesh.quantized.transport import Transport, WeightDtype
@@ -177,3 +178,22 @@ def _merged(x: Array, dim: int, dims: int) -> Array:
 def _joined(parts: Array, dim: int) -> Array:
     """[member, ...] one after the other along `dim` of a member's."""
     return _merged(jnp.moveaxis(parts, 0, dim), dim, 2)
+
+
+# ---- types
+
+_agreed = Primitive("agreed")
+_agreed.def_abstract_eval(
+    lambda x, *, axes: x.update(
+        manual_axis_type=x.manual_axis_type.update(varying=x.manual_axis_type.varying - frozenset(axes))
+    )
+)
+mlir.register_lowering(_agreed, lambda context, x, *, axes: [x])
+
+
+def agreed(x: Shaped[Array, "..."], axes: Sequence[str]) -> Shaped[Array, "..."]:
+    """`x`, typed as the same on all ranks of `axes`, which the caller guarantees. No data moves; no derivative.
+
+    `lax.all_gather(..., to="invarying")` gives this type, but not for groups of ranks.
+    """
+    return _agreed.bind(x, axes=tuple(axes))

@@ -64,7 +64,7 @@ def test_a_layer_has_so_many_passes_that_write_codes():
         (64, 32): 3, (448, 112): 1,  # inputs: with the norm, with SwiGLU; and the query's gradient
         (64, 64): 1, (16, 8): 1, (32, 16): 1,  # gradients of outputs
         (672, 336): 1,  # of up and gate, with SwiGLU's output
-        (112, 112): 3, (32, 32): 1, (8, 8): 1, (128, 64): 1,  # what gradients of matrices multiply, transposed
+        (224, 224): 1, (32, 32): 1, (8, 8): 1, (128, 64): 1,  # what gradients of matrices multiply, transposed
     }  # fmt: skip
     alone = [
         cost for cost in passes()
@@ -85,19 +85,6 @@ def test_swiglu_and_quantising_its_output_are_one_fusion():
         inside = {op.opcode for op in analysis().module.body(cost.op).ops}
         assert {"exponential", "multiply", "clamp", "convert"} <= inside, "SwiGLU and the cut-off at the largest code"
         assert cost.written_bytes == hidden and round(cost.read_bytes / hidden) == 4
-
-
-@pytest.mark.long
-def test_swiglus_derivative_writes_codes_and_magnitudes_and_no_gradient():
-    """It reads up, gate and the gradient of their product; gradients of up and gate are in no array but as codes."""
-    hidden = TOKENS * WIDTH
-    made = [("f8e4m3fn", hidden), *[("f8e5m2", hidden)] * 2]
-    found = [cost for cost in passes() if sorted(codes(cost.op)) == made]
-    assert len(found) == QUANTISED
-    for cost in found:
-        others = [leaf.elements for leaf in leaves(cost.op.shape) if not leaf.dtype.startswith("f8")]
-        assert others == [TOKENS] * 3, "the largest magnitudes of the rows of both gradients and of the output"
-        assert round(cost.read_bytes / hidden) == 6
 
 
 @pytest.mark.long

@@ -13,8 +13,8 @@ import pytest
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.config.schema.model import Pattern
-from jaxpar.layers.matmul_formats import exempt, tensor_names
-from jaxpar.layout.choices.matmul import codes_once
+from jaxpar.layers.matmul_formats import tensor_names
+from jaxpar.layout.choices.matmul import codes_once, exempt
 from jaxpar.layout.coded_matrices import coded_matrices
 from tests.nonzero_gradients import nonzero_gradients
 from tests.precision.test_matmul import apart

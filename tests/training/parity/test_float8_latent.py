@@ -10,7 +10,8 @@ import pytest
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.config.schema.model import Pattern
-from jaxpar.layers.matmul_formats import exempt, tensor_names
+from jaxpar.layers.matmul_formats import tensor_names
+from jaxpar.layout.choices.matmul import exempt
 from tests.nonzero_gradients import nonzero_gradients
 from tests.precision.test_matmul import apart
 from tests.small_run import SmallRun, small
