@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int
 
@@ -22,7 +23,7 @@ from jaxpar.precision.scale import largest_of
 
 
 class Side(NamedTuple):
-    """The inputs or the outputs of a matrix, as a rank stores them: of each of `before` numbers, a part of so many."""
+    """The inputs or the outputs of a matrix, as a rank stores them: a part of each of `before` numbers."""
 
     size: int
     """Of a square."""
@@ -31,7 +32,7 @@ class Side(NamedTuple):
     part: int
     """Product of this rank's part of that dim and of the dims after it."""
     axes: tuple[str, ...] = ()
-    """Over which it is cut; empty if it is whole."""
+    """Over which it is cut; empty if it is not."""
     ranks: int = 1
     """Of these axes."""
 
@@ -41,35 +42,16 @@ class Side(NamedTuple):
         return gcd(self.part, self.size)
 
     @property
-    def runs(self) -> int:
-        """Of one part."""
-        return self.part // self.run
-
-    @property
     def squares(self) -> int:
-        """Of the whole side."""
+        """Squares of all ranks' parts."""
         return self.before * self.part * self.ranks // self.size
 
     @property
-    def first(self) -> Int[Array, ""]:
-        """Where this rank's runs begin among those of all ranks."""
-        return lax.axis_index(self.axes) * self.runs
-
-    def joined(self, largest: Float[Array, "..."], dim: int) -> Float[Array, "..."]:
-        """The largest of each square: [..., squares, ...] from [..., before, runs, ...]. 0 for runs of other ranks."""
-        if self.axes:
-            shape = list(largest.shape)
-            shape[dim + 1] *= self.ranks
-            zeros = vary(jnp.zeros(shape, largest.dtype), varying_axes(largest))
-            largest = lax.dynamic_update_slice_in_dim(zeros, largest, self.first, dim + 1)
-        by_square = largest.reshape(*largest.shape[:dim], self.squares, -1, *largest.shape[dim + 2 :])
-        return by_square.max(dim + 1)
-
-    def local(self, scales: Float[Array, "..."], dim: int) -> Float[Array, "..."]:
-        """[..., before, runs, ...] of this rank from [..., squares, ...]."""
-        each = jnp.repeat(scales, self.size // self.run, dim)
-        each = each.reshape(*scales.shape[:dim], self.before, -1, *scales.shape[dim + 1 :])
-        return lax.dynamic_slice_in_dim(each, self.first, self.runs, dim + 1) if self.axes else each
+    def square(self) -> Int[Array, " runs"]:
+        """Inside the step's map: the index of the square of each run of this rank."""
+        rank = lax.axis_index(self.axes) if self.axes else 0
+        first = np.arange(self.before)[:, None] * self.ranks * self.part + np.arange(0, self.part, self.run)
+        return (jnp.asarray(first.ravel(), jnp.int32) + rank * self.part) // self.size
 
 
 class FullMatrix:
@@ -110,24 +92,28 @@ class Squares(FullMatrix):
         del stack
         return self.inputs.axes or self.outputs.axes
 
-    def cut(self, matrices: Float[Array, "..."]) -> Float[Array, "..."]:
-        """[*stack, before, runs, run, before, runs, run] of the inputs and of the outputs."""
-        sides = ((own.before, own.runs, own.run) for own in (self.inputs, self.outputs))
-        return matrices.reshape(*matrices.shape[: self.stack], *(n for own in sides for n in own))
+    def cut(self, matrices: Float[Array, "..."]) -> Float[Array, "*stack runs run runs run"]:
+        """The matrices with the runs of the inputs and of the outputs as dims."""
+        return matrices.reshape(*matrices.shape[: self.stack], -1, self.inputs.run, self._output_runs, self.outputs.run)
 
-    def largest(self, matrices: Float[Array, "..."]) -> Float[Array, "..."]:
-        """The largest magnitudes of this rank's runs, [*stack, before, runs, before, runs]."""
-        return jnp.max(jnp.abs(self.cut(matrices)), axis=(-4, -1)).astype(jnp.float32)
+    def largest(self, matrices: Float[Array, "..."]) -> Float[Array, "*stack runs runs"]:
+        """The largest magnitudes of this rank's runs."""
+        return jnp.max(jnp.abs(self.cut(matrices)), axis=(-3, -1)).astype(jnp.float32)
 
-    def joined(self, largest: Float[Array, "..."]) -> Float[Array, "*stack inputs outputs"]:
+    def joined(self, largest: Float[Array, "*stack runs runs"]) -> Float[Array, "*stack inputs outputs"]:
         """The largest magnitude of each square of the full matrices, as far as this rank has its runs."""
-        return self.outputs.joined(self.inputs.joined(largest, self.stack), self.stack + 1)
+        shape = *largest.shape[: self.stack], self.inputs.squares, self.outputs.squares
+        zeros = vary(jnp.zeros(shape, largest.dtype), varying_axes(largest))
+        return zeros.at[..., self.inputs.square[:, None], self.outputs.square].max(largest)
 
-    def local(self, scales: Float[Array, "*stack inputs outputs"], dims: int) -> Float[Array, "..."]:
-        """The scales of the squares as `cut` has the numbers of `dims` dims, with 1 in place of a run."""
+    def local(self, scales: Float[Array, "*stack inputs outputs"], dims: int) -> Float[Array, "*stack runs 1 runs 1"]:
+        """The scales of this rank's runs, as `cut` has the numbers of `dims` dims."""
         del dims
-        each = self.inputs.local(self.outputs.local(scales, self.stack + 1), self.stack)
-        return each[..., :, :, None, :, :, None]
+        return scales[..., self.inputs.square[:, None], self.outputs.square][..., :, None, :, None]
+
+    @property
+    def _output_runs(self) -> int:
+        return self.outputs.before * self.outputs.part // self.outputs.run
 
 
 def squares_of(
