@@ -148,6 +148,7 @@ def test_a_matrix_with_squares_is_quantised_once_per_step(microbatches: int):
     for equation, times in found:
         if equation.primitive.name == "convert_element_type" and equation.params["new_dtype"] == jnp.float8_e4m3fn:
             shape, dtype = equation.outvars[0].aval.shape, equation.invars[0].aval.dtype
-            if dtype == jnp.float32 and len(shape) in (4, 5):  # squares of a gathered matrix, of a part of a stack
+            # Squares, of a gathered matrix or of a part of a stack; a tile of tokens has one row or one column.
+            if dtype == jnp.float32 and len(shape) in (4, 5) and 1 not in (shape[-3], shape[-1]):
                 quantised[len(shape)] += times * prod(shape)
     assert quantised == {5: (4 * 128 * 256 + 3 * 128 * 256) / 2}
