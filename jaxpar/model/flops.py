@@ -58,8 +58,8 @@ def flops_per_step(model: ModelConfig, tokens: int, pairs: Pairs, vocab: int, ad
     """
     mixers = 0
     for kind, count in kind_counts(model).items():
-        own = kind_model(model, kind)
-        mixers += 3 * count * (pair_flops(own) * pairs.get(own.window, 0) + recurrence_flops(own) * tokens)
+        layer = kind_model(model, kind)
+        mixers += 3 * count * (pair_flops(layer) * pairs.get(layer.window, 0) + recurrence_flops(layer) * tokens)
     each = 4 if freeze(adapters) else 6
     matmuls = each * matmul_parameters(model, vocab) + 6 * factor_parameters(model, adapters)
     matmuls += each // 2 * input_class(model).flops(model)

@@ -18,7 +18,7 @@ def vocabulary_cross_entropy(
 ) -> tuple[Float[Array, "batch seq"], Float[Array, "batch seq"]]:
     """Negative log-likelihood of `labels` and log-sum-exp, in nats; the same on every rank of `axes`.
 
-    `labels` are ids of the whole vocabulary; rank r of `axes` holds columns [r * local_vocab, (r + 1) * local_vocab).
+    `labels` are ids of the full vocabulary; rank r of `axes` holds columns [r * local_vocab, (r + 1) * local_vocab).
     The derivative saves the logits and one number per token. Sends three floats per token (a maximum and two sums).
     Source: Megatron-LM (arXiv:1909.08053, section 3).
     """

@@ -5,7 +5,7 @@ Rafailov et al. 2023 (arXiv:2305.18290), equation 7, with the label smoothing of
     h = (log p(chosen) - log r(chosen)) - (log p(rejected) - log r(rejected))
     loss = -(1 - label_smoothing) log sigmoid(beta h) - label_smoothing log sigmoid(-beta h)
 
-p is the model and r the reference, and a document's log-probability is the sum of those of its tokens that count.
+p is the model and r the reference, and a document's log-probability is the sum of those of its tokens in the loss mask.
 
 The documents of a row are its pairs in turn: segment 1 is the first chosen document, segment 2 the first rejected one,
 segment 3 the second chosen one, and so on. The rest of the row is padding, segment 0.
@@ -62,16 +62,16 @@ class DirectPreference(Objective):
         ratios = reduce_sum(ratios, ("context",)).reshape(rows, room, 2)
 
         beta, smoothing = self._config.beta, self._config.label_smoothing
-        counts = jnp.arange(room) < batch["pairs"][:, None]
+        valid = jnp.arange(room) < batch["pairs"][:, None]
         margin = beta * (ratios[..., 0] - ratios[..., 1])
         loss = -(1 - smoothing) * jax.nn.log_sigmoid(margin) - smoothing * jax.nn.log_sigmoid(-margin)
         slope = beta * ((1 - smoothing) * jax.nn.sigmoid(-margin) - smoothing * jax.nn.sigmoid(margin))
 
         values = loss, beta * ratios[..., 0], beta * ratios[..., 1], margin, margin > 0
-        once = counts & (lax.axis_index("context") == 0)
-        sums = {name: jnp.where(once, own, 0.0).sum() for name, own in zip(("loss", *REWARDS), values, strict=True)}
+        once = valid & (lax.axis_index("context") == 0)
+        sums = {name: jnp.where(once, value, 0.0).sum() for name, value in zip(("loss", *REWARDS), values, strict=True)}
 
-        of_pair = jnp.where(counts, slope, 0.0)
+        of_pair = jnp.where(valid, slope, 0.0)
         of_document = jnp.stack([of_pair, -of_pair], axis=-1).reshape(rows, 2 * room)
         of_token = jnp.take_along_axis(of_document, document, axis=1, mode="fill", fill_value=0.0)
         return head.cross_entropy(batch["labels"], mask * of_token)[0], sums

@@ -37,13 +37,13 @@ def tapping(taps: Taps) -> Tap:
     return tap
 
 
-def recording(found: dict[str, tuple[jax.Array, Outputs]]) -> Tap:
-    """A tap that writes each group's input and outputs into `found`."""
+def recording(groups: dict[str, tuple[jax.Array, Outputs]]) -> Tap:
+    """A tap that writes each group's input and outputs into `groups`."""
 
     def tap(name: str, group: Group, x: jax.Array) -> Outputs:
         y = group(name, x)
-        assert name not in found, f"a layer has two groups of matmuls named {name!r}"
-        found[name] = x, y
+        assert name not in groups, f"a layer has two groups of matmuls named {name!r}"
+        groups[name] = x, y
         return y
 
     return tap
