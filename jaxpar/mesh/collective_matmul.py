@@ -37,7 +37,6 @@ from jaxpar.mesh.rings import (
     gather_and_scatter,
     gather_round,
     instantiated,
-    joined_chunks,
     rings_of,
     scatter_round,
 )
@@ -62,7 +61,8 @@ def gather_matmul(
     if overlap.algorithm.name == "plain":
         joined = gather_sequence(x)
         return tuple(product(joined, w) for w in weights)
-    return _gather_matmul(overlap.chunks, *vary_alike((x, tuple(weights))))
+    xs, matrices = vary_alike(((x,), tuple(weights)))
+    return _ring(True, overlap.chunks, xs, matrices)
 
 
 def matmul_scatter(
@@ -77,7 +77,9 @@ def matmul_scatter(
     must_vary(xs[0], ("tensor",), "matmul_scatter")
     if overlap.algorithm.name == "plain":
         return scatter_sequence(_sum([product(x, w) for x, w in zip(xs, weights, strict=True)]))
-    return _matmul_scatter(overlap.chunks, *vary_alike((tuple(xs), tuple(weights))))
+    inputs, matrices = vary_alike((tuple(xs), tuple(weights)))
+    summed: ArrayTuple = _ring(False, overlap.chunks, inputs, matrices)
+    return summed[0]
 
 
 def product(x: Shaped[Array, "batch seq *inputs"], w: Shaped[Array, "..."]) -> Shaped[Array, "batch seq *outputs"]:
@@ -129,14 +131,14 @@ def gathered_products(
 ) -> tuple[jax.Array, ...]:
     """The sequence that `x` is joined to times each of `weights`, as `dtype`."""
 
-    def visit(chunk: jax.Array, place: Place, state: None) -> tuple[None, list[jax.Array]]:
-        own = [_times(_rows(chunk), _matrix(w, x.ndim - 2), dtype) for w in weights]
-        shapes = [(*chunk.shape[:2], *w.shape[x.ndim - 2 :]) for w in weights]
-        return state, [y.reshape(shape) for y, shape in zip(own, shapes, strict=True)]
+    inputs = x.ndim - 2
 
-    _, parts = gather_round(rings_of(x.shape[1], chunks), x, visit, None)
-    length = x.shape[1] * lax.axis_size("tensor")
-    return tuple(joined_chunks([(place, each[n]) for place, each in parts], length) for n in range(len(weights)))
+    def visit(chunk: jax.Array, place: Place, state: None) -> tuple[None, list[jax.Array]]:
+        one = lambda w: _times(_rows(chunk), _matrix(w, inputs), dtype).reshape(*chunk.shape[:2], *w.shape[inputs:])
+        return state, list(map(one, weights))
+
+    _, ys = gather_round(rings_of(x.shape[1], chunks), x, visit, None)
+    return tuple(ys)
 
 
 def gathered_gradients(
@@ -159,7 +161,7 @@ def gathered_gradients(
     if not any(asked.weights):
         return scatter_round(rings, dys, dgrad), []
     if not asked.inputs:
-        visit = lambda chunk, place, sums: (wgrad(chunk, place.of(dys), sums), ())
+        visit = lambda chunk, place, sums: (wgrad(chunk, place.of(dys), sums), [])
         start: Sums = None
         sums, _ = gather_round(rings, x, visit, start)
         return None, sums or []
@@ -194,11 +196,8 @@ def scattered_gradients(
             sums = _weight_gradients([(x, chunk) for x in place.of(asked.of(xs))], sums)
         return sums, new if asked.inputs else []
 
-    sums, parts = gather_round(rings_of(dy.shape[1], chunks), dy, visit, None)
-    if not asked.inputs:
-        return None, sums or []
-    length = xs[0].shape[1]
-    return [joined_chunks([(place, each[n]) for place, each in parts], length) for n in range(len(xs))], sums or []
+    sums, dxs = gather_round(rings_of(dy.shape[1], chunks), dy, visit, None)
+    return dxs if asked.inputs else None, sums or []
 
 
 # ---- products of a chunk
@@ -242,63 +241,52 @@ def _input_gradient(
 
 def _weight_gradients(pairs: Sequence[tuple[jax.Array, jax.Array]], sums: Sums) -> list[jax.Array]:
     """Float32 gradients of weights, from (input, gradient of the output) of each, added to `sums` unless None."""
-    found: list[jax.Array] = []
-    for number, (x, dy) in enumerate(pairs):
-        if found:  # XLA would join the matmuls of one input, and then cannot add to the sums in them
-            x, found[-1] = lax.optimization_barrier((x, found[-1]))
+    gradients: list[jax.Array] = []
+    for index, (x, dy) in enumerate(pairs):
+        if gradients:  # XLA would join the matmuls of one input, and then cannot add to the sums in them
+            x, gradients[-1] = lax.optimization_barrier((x, gradients[-1]))
         precision = GRADIENTS if x.dtype.itemsize == 1 else None
         new = lax.dot_general(x, dy, (((0, 1), (0, 1)), ((), ())), precision, preferred_element_type=jnp.float32)
-        found.append(new if sums is None else sums[number] + new)
-    return found
+        gradients.append(new if sums is None else sums[index] + new)
+    return gradients
 
 
 # ---- derivatives
 
-type _Saved[Inputs] = tuple[Asked, Inputs, ArrayTuple]
+
+@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _ring(gathers: bool, chunks: int, xs: ArrayTuple, weights: ArrayTuple) -> ArrayTuple:
+    """The products of the sequence that one input is joined to, or the part of the sum of the products of several."""
+    narrow, dtype = _narrow(weights, xs), xs[0].dtype
+    if gathers:
+        return gathered_products(chunks, xs[0], narrow, dtype)
+    return (scattered_products(chunks, xs, narrow, dtype),)
 
 
-def _narrow(weights: Sequence[jax.Array], x: jax.Array) -> list[jax.Array]:
+def _narrow(weights: Sequence[jax.Array], xs: Sequence[jax.Array]) -> list[jax.Array]:
     """Matrices as they are multiplied: see `product`."""
-    return [w.astype(x.dtype) for w in weights]
+    return [w.astype(xs[0].dtype) for w in weights]
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gather_matmul(chunks: int, x: jax.Array, weights: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
-    return gathered_products(chunks, x, _narrow(weights, x), x.dtype)
+type _Saved = tuple[Asked, ArrayTuple, ArrayTuple]
 
 
-def _gather_matmul_forward(chunks: int, x: jax.Array, weights: ArrayTuple) -> tuple[ArrayTuple, _Saved[jax.Array]]:
-    asked, x, weights = asked_of(x, weights)
-    return _gather_matmul(chunks, x, weights), (asked, x, weights)
-
-
-def _gather_matmul_backward(
-    chunks: int, saved: _Saved[jax.Array], dys: tuple[Cotangent, ...]
-) -> tuple[PyTree[jax.Array], ...]:
-    asked, x, weights = saved
-    each = [instantiated(dy, x) for dy in dys]
-    dx, sums = gathered_gradients(chunks, asked, x, _narrow(weights, x), each, x.dtype)
-    return dx, asked.gradients(sums, weights)
-
-
-_gather_matmul.defvjp(_gather_matmul_forward, _gather_matmul_backward, symbolic_zeros=True)
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _matmul_scatter(chunks: int, xs: tuple[jax.Array, ...], weights: tuple[jax.Array, ...]) -> jax.Array:
-    return scattered_products(chunks, xs, _narrow(weights, xs[0]), xs[0].dtype)
-
-
-def _matmul_scatter_forward(chunks: int, xs: ArrayTuple, weights: ArrayTuple) -> tuple[jax.Array, _Saved[ArrayTuple]]:
+def _ring_forward(gathers: bool, chunks: int, xs: ArrayTuple, weights: ArrayTuple) -> tuple[ArrayTuple, _Saved]:
     asked, xs, weights = asked_of(xs, weights)
-    return _matmul_scatter(chunks, xs, weights), (asked, xs, weights)
+    return _ring(gathers, chunks, xs, weights), (asked, xs, weights)
 
 
-def _matmul_scatter_backward(chunks: int, saved: _Saved[ArrayTuple], dy: Cotangent) -> tuple[PyTree[jax.Array], ...]:
+def _ring_backward(
+    gathers: bool, chunks: int, saved: _Saved, dys: tuple[Cotangent, ...]
+) -> tuple[PyTree[jax.Array], ...]:
     asked, xs, weights = saved
-    x = xs[0]
-    dxs, sums = scattered_gradients(chunks, asked, xs, _narrow(weights, x), instantiated(dy, x), x.dtype)
+    narrow, dtype, each = _narrow(weights, xs), xs[0].dtype, [instantiated(dy, xs[0]) for dy in dys]
+    if gathers:
+        dx, sums = gathered_gradients(chunks, asked, xs[0], narrow, each, dtype)
+        dxs = None if dx is None else [dx]
+    else:
+        dxs, sums = scattered_gradients(chunks, asked, xs, narrow, each[0], dtype)
     return None if dxs is None else tuple(dxs), asked.gradients(sums, weights)
 
 
-_matmul_scatter.defvjp(_matmul_scatter_forward, _matmul_scatter_backward, symbolic_zeros=True)
+_ring.defvjp(_ring_forward, _ring_backward, symbolic_zeros=True)

@@ -18,7 +18,8 @@ from jax.custom_derivatives import SymbolicZero
 from pallas_kernels.varying import vary_over, varying_axes
 
 type ArrayTuple = tuple[jax.Array, ...]
-type Sums = list[jax.Array] | None
+type ArrayList = list[jax.Array]
+type Sums = ArrayList | None
 """Sums so far; None before the first addend."""
 
 type Cotangent = jax.Array | SymbolicZero
@@ -31,7 +32,7 @@ class Place(NamedTuple):
     first: jax.Array
     tokens: int
 
-    def of(self, xs: Sequence[jax.Array]) -> list[jax.Array]:
+    def of(self, xs: Sequence[jax.Array]) -> ArrayList:
         """The chunk of each array of the whole sequence."""
         return [lax.dynamic_slice_in_dim(x, self.first, self.tokens, axis=1) for x in xs]
 
@@ -69,10 +70,11 @@ def rings_of(part: int, chunks: int) -> list[Ring]:
     return [Ring(chunk, part // chunks, part, -1 if chunk % 2 else 1) for chunk in range(chunks)]
 
 
-def gather_round[State, Result](
-    rings: list[Ring], x: jax.Array, visit: Callable[[jax.Array, Place, State], tuple[State, Result]], state: State
-) -> tuple[State, list[tuple[Place, Result]]]:
-    """The chunks of `x` pass round, and `visit(chunk, its place, state)` gives (state, result) beside each send."""
+def gather_round[State](
+    rings: list[Ring], x: jax.Array, visit: Callable[[jax.Array, Place, State], tuple[State, ArrayList]], state: State
+) -> tuple[State, ArrayList]:
+    """The chunks of `x` pass round, and `visit(chunk, its place, state)` gives (state, results) beside each send; each
+    of the results is joined for the whole sequence."""
     held, results = [ring.own(x) for ring in rings], []
     for left in reversed(range(lax.axis_size("tensor"))):
         for ring in rings:
@@ -81,8 +83,18 @@ def gather_round[State, Result](
             if left:
                 held[ring.chunk] = ring.send(chunk, "gather_sequence")
                 held, state, result = lax.optimization_barrier((held, state, result))
-            results.append((place, result))
-    return state, results
+            results.append([(place, own) for own in result])
+    length = x.shape[1] * lax.axis_size("tensor")
+    return state, [_joined(parts, length) for parts in zip(*results, strict=True)]
+
+
+def _joined(parts: Sequence[tuple[Place, jax.Array]], length: int) -> jax.Array:
+    """Chunks of the whole sequence as one array."""
+    like = parts[0][1]
+    joined = vary_over(lax.empty((like.shape[0], length, *like.shape[2:]), like.dtype), varying_axes(like))
+    for place, chunk in parts:
+        joined = lax.dynamic_update_slice_in_dim(joined, chunk, place.first, axis=1)
+    return joined
 
 
 def scatter_round(rings: list[Ring], xs: list[jax.Array], products: Callable[..., jax.Array]) -> jax.Array:
@@ -106,23 +118,13 @@ def scatter_round(rings: list[Ring], xs: list[jax.Array], products: Callable[...
             if later or sending is None:  # no product is computed before what is sent beside it can be sent
                 new, xs = lax.optimization_barrier((new, xs))
             sums[ring.chunk], sending = new, ring if left else None
-    return joined_part(rings, sums)
+    return _own_part(rings, sums)
 
 
-def joined_part(rings: list[Ring], chunks: list[Any]) -> jax.Array:
+def _own_part(rings: list[Ring], chunks: list[Any]) -> jax.Array:
     """A rank's part of the sequence from its chunks [batch * tokens, embed]."""
-    return jnp.concatenate(
-        [chunk.reshape(-1, ring.tokens, chunk.shape[-1]) for ring, chunk in zip(rings, chunks, strict=True)], axis=1
-    )
-
-
-def joined_chunks(parts: list[tuple[Place, jax.Array]], length: int) -> jax.Array:
-    """Chunks of the whole sequence as one array."""
-    like = parts[0][1]
-    whole = vary_over(lax.empty((like.shape[0], length, *like.shape[2:]), like.dtype), varying_axes(like))
-    for place, chunk in parts:
-        whole = lax.dynamic_update_slice_in_dim(whole, chunk, place.first, axis=1)
-    return whole
+    each = zip(rings, chunks, strict=True)
+    return jnp.concatenate([chunk.reshape(-1, ring.tokens, chunk.shape[-1]) for ring, chunk in each], axis=1)
 
 
 def gather_and_scatter[T](
@@ -137,18 +139,18 @@ def gather_and_scatter[T](
     totals: list[Any] = [None] * len(rings)
     before = [ring.behind(0).of(dys) for ring in rings]
     for left in reversed(range(lax.axis_size("tensor"))):
-        for number, ring in enumerate(rings):
-            chunk, of_chunk, before[number] = held[number], before[number], ring.behind(-left).of(dys)
-            new = dgrad(before[number], totals[number])
+        for ring in rings:
+            chunk, of_chunk, before[ring.chunk] = held[ring.chunk], before[ring.chunk], ring.behind(-left).of(dys)
+            new = dgrad(before[ring.chunk], totals[ring.chunk])
             if left:
-                held[number] = ring.send(chunk, "gather_sequence")
+                held[ring.chunk] = ring.send(chunk, "gather_sequence")
                 held, new, of_chunk = lax.optimization_barrier((held, new, of_chunk))
             sums = wgrad(chunk, of_chunk, sums)
             if left:
                 new = ring.send(new, "scatter_sequence")
                 new, held, sums, before, dys = lax.optimization_barrier((new, held, sums, before, dys))
-            totals[number] = new
-    return joined_part(rings, totals), sums
+            totals[ring.chunk] = new
+    return _own_part(rings, totals), sums
 
 
 # ---- derivatives
@@ -166,12 +168,10 @@ class Asked:
         """Those of the weights, or of what belongs to each, that have gradients."""
         return [own for own, asked in zip(weights, self.weights, strict=True) if asked]
 
-    def gradients(self, sums: list[jax.Array] | None, weights: Sequence[jax.Array]) -> tuple[jax.Array | None, ...]:
+    def gradients(self, sums: Sums, weights: Sequence[jax.Array]) -> tuple[jax.Array | None, ...]:
         """Cotangents of all weights, from the sums for those that have gradients."""
-        each = iter(sums or ())
-        return tuple(
-            next(each).astype(w.dtype) if asked else None for w, asked in zip(weights, self.weights, strict=True)
-        )
+        each, pairs = iter(sums or ()), zip(weights, self.weights, strict=True)
+        return tuple(next(each).astype(w.dtype) if asked else None for w, asked in pairs)
 
 
 def asked_of[Inputs, Weights](inputs: Inputs, weights: Weights) -> tuple[Asked, Inputs, Weights]:

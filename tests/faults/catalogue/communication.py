@@ -33,7 +33,7 @@ COMMUNICATION = (
         name="dropped_sum_of_partial_outputs",
         description="Tensor ranks keep their own partial sum of a block's output.",
         file="jaxpar/mesh/collectives.py",
-        old='return lax.psum_scatter(x, "tensor", scatter_dimension=1, tiled=True)',
+        old='return _scatter(x, ("tensor",), 1, "scatter_sequence")',
         new='part = x.shape[1] // lax.axis_size("tensor"); '
         'return lax.dynamic_slice_in_dim(x, lax.axis_index("tensor") * part, part, 1)',
         caught_by=(parity(tensor=2, fsdp=4),),
