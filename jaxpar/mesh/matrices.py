@@ -18,24 +18,26 @@ from jaxtyping import Array, Float
 
 from jaxpar.mesh.axes import assert_varies_over
 from jaxpar.mesh.rules import axes_of_dim, mesh_axes_of
+from pallas_kernels.varying import vary_over
 
 
-def gather_matrices(x: Float[Array, " layers *shard"], layout: PartitionSpec) -> Float[Array, " share *whole"]:
+def gather_matrices(x: Float[Array, "*shard"], layout: PartitionSpec, stack: int = 1) -> Float[Array, " share *whole"]:
     """Whole matrices for this rank's share of the layers, inside `shard_map`.
 
-    `x` is a shard of a stacked weight laid out as `layout`, and varies over exactly the axes of `layout`, as does the
-    result. With a group of n ranks, share = ceil(layers / n): rank i of the group holds layers i * share and on; places
-    past the last layer hold zeros.
+    `x` is a shard, laid out as `layout`, of a weight whose first `stack` dims (`STACKS`) number matrices, below called
+    layers. It varies over exactly the axes of `layout`, as does the result. With a group of n ranks, share =
+    ceil(layers / n): rank i of the group holds layers i * share and on, and zeros past the last layer.
 
     One all-to-all over the group. Sends `share * m * (n - 1) / n` bytes with m the bytes of one whole matrix, which is
     `x * (n - 1) / n` where n divides the layers.
     """
     assert_varies_over(x, mesh_axes_of(layout), f"a shard laid out as {layout}")
-    axes = [axes_of_dim(layout, dim) for dim in range(1, x.ndim)]
+    x, shard = x.reshape(-1, *x.shape[stack:]), x.shape[stack:]
+    axes = [axes_of_dim(layout, stack + dim) for dim in range(len(shard))]
     group = sum(axes, ())
     if not group:
         return x
-    sizes, shard = [_size(dim) for dim in axes], x.shape[1:]
+    sizes = [_size(dim) for dim in axes]
     share = -(-x.shape[0] // prod(sizes))
     with jax.named_scope("gather_matrices"):
         x = jnp.pad(x, [(0, share * prod(sizes) - x.shape[0]), *[(0, 0)] * len(shard)])
@@ -47,44 +49,17 @@ def gather_matrices(x: Float[Array, " layers *shard"], layout: PartitionSpec) ->
 
 
 def scatter_matrices(
-    matrices: Float[Array, " share *whole"], layout: PartitionSpec, layers: int
-) -> Float[Array, " layers *shard"]:
-    """The inverse of `gather_matrices`: results for this rank's layers become its shard of every layer.
-
-    `layers` is the number of layers in the shard, without padding. Sends as many bytes as `gather_matrices`.
-    """
-    assert_varies_over(matrices, mesh_axes_of(layout), f"matrices of a weight laid out as {layout}")
-    axes = [axes_of_dim(layout, dim) for dim in range(1, matrices.ndim)]
-    group = sum(axes, ())
-    if not group:
-        return matrices
-    sizes, share = [_size(dim) for dim in axes], matrices.shape[0]
-    shard = [whole // size for size, whole in zip(sizes, matrices.shape[1:], strict=True)]
-    with jax.named_scope("scatter_matrices"):
-        split = [n for pair in zip(sizes, shard, strict=True) for n in pair]
-        order = [*range(1, len(split), 2), 0, *range(2, len(split) + 1, 2)]
-        x = matrices.reshape(share, *split).transpose(order).reshape(prod(sizes), share, *shard)
-        x = lax.all_to_all(x, group, split_axis=0, concat_axis=0)
-        return x.reshape(-1, *shard)[:layers]
-
-
-def gather_stack(x: Float[Array, "*shard"], layout: PartitionSpec, stack: int) -> Float[Array, " share *whole"]:
-    """`gather_matrices` of a shard whose first `stack` dims (`STACKS`) number matrices."""
-    return gather_matrices(x.reshape(-1, *x.shape[stack:]), _flat(layout, stack))
-
-
-def scatter_stack(
     matrices: Float[Array, " share *whole"], layout: PartitionSpec, stack: tuple[int, ...]
 ) -> Float[Array, "*shard"]:
-    """The inverse of `gather_stack`; `stack` are the sizes of the first dims of the shard."""
-    shards = scatter_matrices(matrices, _flat(layout, len(stack)), prod(stack))
-    return shards.reshape(*stack, *shards.shape[1:])
+    """The inverse of `gather_matrices`: results for this rank's layers become its shard of every layer.
 
-
-def _flat(layout: PartitionSpec, stack: int) -> PartitionSpec:
-    """`layout` with its first dims as one, of which the ranks of the axes that split them have their own part."""
-    own = tuple(axis for dim in range(stack) for axis in axes_of_dim(layout, dim))
-    return PartitionSpec(own or None, *layout[stack:])
+    `stack` are the sizes of the first dims of the shard, without padding. Sends as many bytes as `gather_matrices`.
+    """
+    dims = enumerate(matrices.shape[1:], len(stack))
+    shape = (*stack, *(size // _size(axes_of_dim(layout, dim)) for dim, size in dims))
+    like = vary_over(jnp.zeros(shape, matrices.dtype), mesh_axes_of(layout))
+    # The transpose of an exchange, which only moves numbers, is its inverse.
+    return jax.linear_transpose(lambda x: gather_matrices(x, layout, len(stack)), like)(matrices)[0]
 
 
 def _size(axes: tuple[str, ...]) -> int:

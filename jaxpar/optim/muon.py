@@ -10,7 +10,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
 from jaxpar.config.mappings.optimizers import MuonOptions
-from jaxpar.mesh.matrices import gather_stack, scatter_stack
+from jaxpar.mesh.matrices import gather_matrices, scatter_matrices
 from jaxpar.optim.adamw import adamw
 from jaxpar.optim.rule import Rule, RuleRequest
 
@@ -61,10 +61,10 @@ def muon(request: RuleRequest) -> Rule:
         share = arguments.options["momentum"].value
         momentum = share * state["mu"] + gradient
         update = gradient + share * momentum
-        full = gather_stack(update.astype(dtype), layout, spec.stack)
+        full = gather_matrices(update.astype(dtype), layout, spec.stack)
         assert full.shape[1:] == shape, f"matrices of {full.shape[1:]} where {spec} was declared"
         matrices = newton_schulz(full.reshape(-1, inputs, outputs), iterations, dtype)
-        back = scatter_stack(matrices.reshape(full.shape).astype(dtype), layout, update.shape[: spec.stack])
+        back = scatter_matrices(matrices.reshape(full.shape).astype(dtype), layout, update.shape[: spec.stack])
         return scale * back.astype(jnp.float32), {"mu": momentum}
 
     small, large = sorted((inputs, outputs))

@@ -15,7 +15,7 @@ from jax import lax
 from jaxpar.config import UserError
 from jaxpar.config.mappings.optimizers import AdamWOptions
 from jaxpar.config.parts import OPTIMIZERS, Optimizer
-from jaxpar.mesh.matrices import gather_stack, scatter_stack
+from jaxpar.mesh.matrices import gather_matrices, scatter_matrices
 from jaxpar.optim.adamw import adamw
 from jaxpar.optim.rule import ArraySpec, Rule, RuleRequest
 
@@ -65,7 +65,7 @@ def soap(request: RuleRequest) -> Rule:
         beta1, beta2, decay = (arguments.options[name] for name in ("beta1", "beta2", "gram_decay"))
         local = state | {"mu": beta1.mean(state["mu"], gradient), "gradient": gradient}
         layouts = {name: array.partition(request.layout) for name, array in arrays.items()}
-        whole = {name: gather_stack(x, layouts.get(name, request.layout), stack) for name, x in local.items()}
+        whole = {name: gather_matrices(x, layouts.get(name, request.layout), stack) for name, x in local.items()}
         matrices = {name: x.reshape(-1, rows, columns) for name, x in whole.items() if name in ("gradient", "mu", "nu")}
         g = matrices["gradient"]
 
@@ -83,7 +83,7 @@ def soap(request: RuleRequest) -> Rule:
         new = {"nu": nu, "left_gram": left, "right_gram": right, "left_basis": ql, "right_basis": qr}
 
         def back(name, x):
-            return scatter_stack(x.reshape(whole[name].shape), layouts[name], gradient.shape[:stack])
+            return scatter_matrices(x.reshape(whole[name].shape), layouts[name], gradient.shape[:stack])
 
         return back("mu", update), {name: back(name, x) for name, x in new.items()} | {"mu": local["mu"]}
 

@@ -49,7 +49,7 @@ def exchanged(mesh):
 
     def there_and_back(shards):
         gathered = {name: gather_matrices(x, layouts[name]) for name, x in shards.items()}
-        back = {name: scatter_matrices(x, layouts[name], shards[name].shape[0]) for name, x in gathered.items()}
+        back = {name: scatter_matrices(x, layouts[name], shards[name].shape[:1]) for name, x in gathered.items()}
         return gathered, back
 
     run = jax.shard_map(there_and_back, mesh=mesh, in_specs=(layouts,), out_specs=(joined, layouts))
@@ -98,7 +98,7 @@ def test_the_program_moves_the_bytes_of_the_formula(name, mesh):
     shape, layout = CASES[name]
 
     def there_and_back(x):
-        return scatter_matrices(gather_matrices(x, layout), layout, x.shape[0])
+        return scatter_matrices(gather_matrices(x, layout), layout, x.shape[:1])
 
     exchange = jax.jit(jax.shard_map(there_and_back, mesh=mesh, in_specs=layout, out_specs=layout))
     program = exchange.lower(weight(shape)).as_text()

@@ -36,9 +36,13 @@ class InitialWeight:
     """Shapes, dtypes and shardings of the weight and of what its rule keeps."""
     update: WeightUpdate
 
+    @property
+    def _leaf(self) -> Any:
+        return jax.tree_util.tree_leaves_with_path(self.layout.trained)[self.index]
+
     def rows(self, layers: Int[Array, " rows"], seed: UInt[Array, ""]) -> WeightState:
         """The values; of a stacked weight, the rows of these layers."""
-        path, spec = jax.tree_util.tree_leaves_with_path(self.layout.trained)[self.index]
+        path, spec = self._leaf
         name = jax.tree_util.keystr(without_kind(path))
         master = initial_weight(name, spec, seed, layers)
         return WeightState(master, self.update.optimizer.init(master))
@@ -46,7 +50,7 @@ class InitialWeight:
     @property
     def layers(self) -> Int[np.ndarray, "ranks rows"]:
         """The layers of the rows that each pipeline rank has of a stacked weight; empty for other weights."""
-        path, spec = jax.tree_util.tree_leaves_with_path(self.layout.trained)[self.index]
+        path, spec = self._leaf
         pipe = self.layout.plan.axes.pipe
         numbers = self.layout.order.stack_at(path).numbers if is_stacked(spec) else np.zeros((pipe, 0))
         return numbers.reshape(pipe, -1).astype(np.int32)
@@ -69,18 +73,18 @@ class InitialWeight:
             yield first, made(jnp.asarray(layers[:, first : first + rows].ravel()), seed)
 
 
-def initial_state(
+def weight_by_weight(
     layout: StepLayout,
     mesh: Mesh,
     updates: Sequence[WeightUpdate],
+    stored: Callable[[InitialWeight, UInt[Array, ""]], Any],
     arguments: StepArguments,
-    stored: Callable[[InitialWeight], Any],
 ) -> TrainState:
     """The state; `stored` makes a weight and its moments where they are to be."""
     like, places = layout.abstract_state(mesh), layout.state_shardings(mesh)
     rest = lambda arguments: layout.initial_state(arguments)._replace(master=None, optimizer=None)
     state = jax.jit(rest, out_shardings=places._replace(master=None, optimizer=None))(arguments)
     each = zip(weight_states(like.master, like.optimizer), updates, strict=True)
-    states = [stored(InitialWeight(layout, index, *own)) for index, own in enumerate(each)]
+    states = [stored(InitialWeight(layout, index, *own), arguments.seed) for index, own in enumerate(each)]
     joined = join_weights(states, like)
     return state._replace(master=joined.master, optimizer=joined.optimizer)

@@ -19,7 +19,7 @@ from jaxpar.memory.disk_array import copied
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
-from jaxpar.mesh.parameters import Specs, Weights
+from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.optim.norm import squares
 from jaxpar.optim.optimizer import AVERAGE
@@ -31,7 +31,7 @@ class OnDevice:
     """Storage of master weights and moments between steps, and their transfer to the device and back.
 
     Here all of the state is on the device, and the update is part of the compiled step; other residencies are
-    subclasses. `marked`, `opened`, `reduced`, `squares`, `whole` and `updated` run inside the step's map, on the parts
+    subclasses. The functions up to `updated` run inside the step's map, on the parts
     of one device; the others outside.
     """
 
@@ -60,14 +60,24 @@ class OnDevice:
     def opened(self, master: Weights, *, layers_later: bool = False) -> tuple[Weights, Weights]:
         """Weights in storage placement, from the weights passed to the step, with the frozen ones among them, and zeros
         in gradient placement for those that are trained; a `CodedStack` is on the device. With `layers_later`, layers
-        stay in optimizer placement."""
-        now = {part: weights for part, weights in master.items() if not (layers_later and part == LAYERS)}
-        return master | to_storage(now, self.layout.placements), self._accumulators(self.layout.trained)
+        stay in optimizer placement; layers in host memory stay as they are."""
+        stay = layers_later or self.layers_on_host
+        moved = self.here({part: weights for part, weights in master.items() if not (stay and part == LAYERS)})
+        return master | to_storage(moved, self.layout.placements), self.accumulators()
 
-    def _accumulators(self, trained: Specs) -> Weights:
-        """Zeros for the trained weights of parts of the model."""
+    @property
+    def layers_on_host(self) -> bool:
+        """Whether layers are fetched from host memory with each use (`memory.weights_offload`)."""
+        return self.layout.plan.weights_offload == "host"
+
+    def here(self, master: Weights) -> Weights:
+        """Master weights on the device."""
+        return master
+
+    def accumulators(self) -> Weights:
+        """Zeros in gradient placement for all trained weights."""
         zeros = lambda part, weights: zero_accumulators(weights, self.layout.placements, part=part)
-        return {part: zeros(part, weights) for part, weights in trained.items()}
+        return {part: zeros(part, weights) for part, weights in self.layout.trained.items()}
 
     def reduced(self, accumulated: Weights, scale: Float[Array, ""]) -> Weights:
         """The accumulators of a step in optimizer placement, divided by the loss scale."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, UInt
 
 from jaxpar.interop.sources.source import ReadPart
 from jaxpar.layout.state import TrainState, WeightState, weight_states
@@ -30,7 +30,7 @@ from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.optim.optimizer import AVERAGE
-from jaxpar.training.residency.initial import InitialWeight, initial_state
+from jaxpar.training.residency.initial import InitialWeight, weight_by_weight
 from jaxpar.training.residency.on_device import OnDevice
 from jaxpar.training.residency.weight_update import Measure, UpdateFacts, WeightUpdate
 
@@ -64,19 +64,18 @@ class OnDisk(OnDevice):
 
     # ---- state
 
-    def compile_initial(self) -> None:
-        """Nothing: each weight has a program of its own."""
+    @cached_property
+    def _initial(self) -> Any:
+        return partial(weight_by_weight, self.layout, self.mesh, self.updates, self._stored)
+
+    def _stored(self, weight: InitialWeight, seed: UInt[Array, ""]) -> Any:
+        arrays = jax.tree.map(lambda like: DiskArray(self.folder, like), weight.like)
+        for first, piece in weight.pieces(seed):
+            _write(arrays, first, piece)
+        return arrays
 
     def initial_state(self) -> TrainState:
-        arguments = self.layout.arguments
-
-        def stored(weight: InitialWeight) -> Any:
-            arrays = jax.tree.map(lambda like: DiskArray(self.folder, like), weight.like)
-            for first, piece in weight.pieces(arguments.seed):
-                jax.tree.map(lambda array, rows, first=first: array.write(first, rows), arrays, piece)
-            return arrays
-
-        return self.adopted(initial_state(self.layout, self.mesh, self.updates, arguments, stored))
+        return self.adopted(super().initial_state())
 
     def adopted(self, state: TrainState) -> TrainState:
         """`state` with master weights and moments in files, new ones for those that are in memory."""
@@ -189,7 +188,7 @@ class OnDisk(OnDevice):
             return new
 
         read = lambda piece: _read(weights[piece.weight], piece)
-        write = lambda done: _write(weights[done[0].weight], *done)
+        write = lambda done: _write(weights[done[0].weight], done[0].first, done[1])
         for array in arrays:
             array.halfway = True
         with ThreadPoolExecutor(1, "read-state") as reader, ThreadPoolExecutor(1, "write-state") as writer:
@@ -247,5 +246,5 @@ def _read(weight: WeightState, piece: Piece) -> Any:
     return jax.tree.map(lambda leaf: leaf.read(piece.first, piece.rows), weight)
 
 
-def _write(weight: WeightState, piece: Piece, new: WeightState) -> None:
-    jax.tree.map(lambda leaf, rows: leaf.write(piece.first, rows), weight, new)
+def _write(weight: WeightState, first: int, new: WeightState) -> None:
+    jax.tree.map(lambda leaf, rows: leaf.write(first, rows), weight, new)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from typing import Any
 
 import jax
@@ -26,11 +26,11 @@ from jaxpar.mesh.axes import vary
 from jaxpar.mesh.coded import is_coded_stack
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.mapped import mapped
-from jaxpar.mesh.materialize import reduced_gradient, to_storage
-from jaxpar.mesh.parameters import Arrays, Nested, Specs, Weights
+from jaxpar.mesh.materialize import reduced_gradient
+from jaxpar.mesh.parameters import Arrays, Nested, Weights
 from jaxpar.mesh.placements import WeightPlacement
 from jaxpar.optim.norm import squares
-from jaxpar.training.residency.initial import InitialWeight, initial_state
+from jaxpar.training.residency.initial import InitialWeight, weight_by_weight
 from jaxpar.training.residency.on_device import OnDevice
 from jaxpar.training.residency.weight_update import UpdateFacts
 
@@ -49,34 +49,28 @@ class OnHost(OnDevice):
         mark = lambda a, streams: to_host(a) if streams and not on_host(a) else a
         return jax.tree.map(mark, master, self._streams)
 
-    def opened(self, master: Weights, *, layers_later: bool = False) -> tuple[Weights, Weights]:
-        assert not layers_later, "master weights in host memory are cast on the device all at once"
+    def here(self, master: Weights) -> Weights:
+        """Master weights on the device, in storage dtype, without a copy of all in master dtype there."""
         dtype = self.layout.placements.storage.dtype
-        moves = {part: weights for part, weights in master.items() if not (part == LAYERS and self._layers_on_host)}
         fetch = lambda weight: fetched_rows(weight, dtype, rows_of_piece(weight))
-        opened = lambda a, streams: fetch(a) if streams and not is_coded_stack(a) else a
+        one = lambda a, streams: fetch(a) if streams and not is_coded_stack(a) else a
         with jax.named_scope("stored_weights"):
-            there = jax.tree.map(opened, moves, {part: self._streams[part] for part in moves}, is_leaf=is_coded_stack)
-        weights = master | to_storage(there, self.layout.placements)
-        if not self._layers_on_host:
-            return weights, self._accumulators(self.layout.trained)
-        trained = dict(self.layout.trained)
-        layers = trained.pop(LAYERS)
-        return weights, self._accumulators(trained) | self._host_accumulators({LAYERS: layers})
+            streams = {part: self._streams[part] for part in master}
+            return jax.tree.map(one, master, streams, is_leaf=is_coded_stack)
 
-    @property
-    def _layers_on_host(self) -> bool:
-        return self.layout.plan.weights_offload == "host"
-
-    def _host_accumulators(self, trained: Specs) -> Weights:
-        """Uninitialized buffers: the first gradients do not read them."""
-        like, structure = jax.tree.flatten(jax.eval_shape(lambda: self._accumulators(trained)))
+    def accumulators(self) -> Weights:
+        """Zeros, or uninitialized buffers for layers in host memory: the first gradients do not read them."""
+        zeros = super().accumulators()
+        if not self.layers_on_host:
+            return zeros
+        like, structure = jax.tree.flatten(zeros[LAYERS])
         with jax.named_scope("gradients"):
             # XLA only allocates them, and weights of one shape once, to copy from, unless they differ.
-            return structure.unflatten([to_host(vary(jnp.full(a.shape, n, a.dtype))) for n, a in enumerate(like)])
+            layers = [to_host(vary(jnp.full(a.shape, n, a.dtype))) for n, a in enumerate(like)]
+        return zeros | {LAYERS: structure.unflatten(layers)}
 
     def reduced(self, accumulated: Weights, scale: Float[Array, ""]) -> Weights:
-        if not self._layers_on_host:
+        if not self.layers_on_host:
             return super().reduced(accumulated, scale)
         others = {part: own for part, own in accumulated.items() if part != LAYERS}
         return super().reduced(others, scale) | {LAYERS: self._host_gradients(accumulated[LAYERS], scale)}
@@ -116,8 +110,7 @@ class OnHost(OnDevice):
 
     @cached_property
     def _initial(self) -> Any:
-        stored = lambda weight: self.stored(weight, self.layout.arguments.seed)
-        return lambda arguments: initial_state(self.layout, self.mesh, self.updates, arguments, stored)
+        return partial(weight_by_weight, self.layout, self.mesh, self.updates, self.stored)
 
     def stored(self, weight: InitialWeight, seed: UInt[Array, ""]) -> Any:
         """A weight and its moments before the first step, where they are to be."""

@@ -98,7 +98,7 @@ def test_every_collective_of_the_mesh_is_known():
         name
         for source in (collectives, matrices)
         for name, value in inspect.getmembers(source, inspect.isfunction)
-        if value.__module__ == source.__name__ and f'named_scope("{name}")' in inspect.getsource(value)
+        if value.__module__ == source.__name__ and f'"{name}"' in inspect.getsource(value)
     }
     assert len(scopes) >= 9
     assert scopes <= set(DUALS)
