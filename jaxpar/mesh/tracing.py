@@ -1,66 +1,16 @@
-"""Programs (jaxprs) that are traced once and used many times.
+"""What a program (jaxpr) consists of, and what it may not where ranks branch.
 
-Tracing a layer takes Python tens of milliseconds, and a pipeline's step uses each layer in every run of its ticks,
-forward and backward. What has been traced is repeated equation by equation, which is several times faster, and keeps
-the names and source lines of where it was traced.
+Tracing a layer takes Python tens of milliseconds. `jax.jit(function, inline=True)` traces it once for each combination
+of types of its arguments, and repeats it equation by equation, with the names and source lines of where it was traced.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator
 
-import jax
-from jax.core import Tracer
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, jaxpr_as_fun, jaxprs_in_params
-from jaxtyping import PyTree
+from jax.extend.core import Jaxpr, JaxprEqn, jaxprs_in_params
 
 from jaxpar.config.errors import UserError
-
-
-@dataclass(frozen=True, eq=False)
-class Program:
-    """A traced function, to be called with arguments of the types that it was traced with."""
-
-    closed: ClosedJaxpr
-    like: PyTree[jax.ShapeDtypeStruct]
-    """Shapes and dtypes of its result."""
-
-    def __call__(self, *arguments: PyTree) -> PyTree:
-        """The function's result for `arguments`."""
-        results = jaxpr_as_fun(self.closed)(*jax.tree.leaves(arguments))
-        return jax.tree.unflatten(jax.tree.structure(self.like), results)
-
-
-def traced(function: Callable[..., PyTree], *arguments: PyTree) -> Program:
-    """`function` as a program, for arguments like these."""
-    return Program(*jax.make_jaxpr(function, return_shape=True)(*arguments))
-
-
-class TracedOnce:
-    """A function that is traced once for each combination of types of its arguments, trees of arrays.
-
-    It must not read arrays of an enclosing trace other than its arguments: they would not be the same the next time.
-    """
-
-    def __init__(self, function: Callable[..., PyTree]):
-        self._function = function
-        self._programs: dict[object, Program] = {}
-
-    def program(self, *arguments: PyTree) -> Program:
-        """The function as a program, for arguments like these."""
-        leaves, structure = jax.tree.flatten(arguments)
-        types = structure, tuple(map(jax.typeof, leaves))
-        if types not in self._programs:
-            program = traced(self._function, *arguments)
-            outer = [const for const in program.closed.consts if isinstance(const, Tracer)]
-            assert not outer, f"{self._function} reads arrays other than its arguments: {outer}"
-            self._programs[types] = program
-        return self._programs[types]
-
-    def __call__(self, *arguments: PyTree) -> PyTree:
-        """The function's result for `arguments`."""
-        return self.program(*arguments)(*arguments)
 
 
 def equations(program: Jaxpr) -> Iterator[JaxprEqn]:

@@ -17,7 +17,7 @@ from jaxpar.memory.buffers import stacked
 from jaxpar.memory.streaming import on_host
 from jaxpar.mesh.layer_order import PADDING, Chunk, Index, Slot, StackOrder
 from jaxpar.mesh.parameters import Arrays
-from jaxpar.mesh.tracing import permutes, traced
+from jaxpar.mesh.tracing import permutes
 from jaxpar.model.loop.layer_program import LayerProgram, Policy
 from jaxpar.model.loop.walk import Site, Tie
 from jaxpar.runtime.passes import Accumulator
@@ -126,10 +126,10 @@ class LayerStack:
         through a branch. On a GPU the host waits for what a branch depends on, so rows that hold a layer in every chunk
         do not use this.
         """
-        program = traced(act, carry)
-        if permutes(program.closed.jaxpr) or any(map(on_host, jax.tree.leaves(carry))):
-            return program(carry)
-        return lax.cond(self.order.own(chunk)[row] != PADDING, program, lambda carry: carry, carry)
+        act = jax.jit(act, inline=True)
+        if permutes(jax.make_jaxpr(act)(carry).jaxpr) or any(map(on_host, jax.tree.leaves(carry))):
+            return act(carry)
+        return lax.cond(self.order.own(chunk)[row] != PADDING, act, lambda carry: carry, carry)
 
     def unless_padding(self, number: jax.Array, y: jax.Array, x: jax.Array | int) -> jax.Array:
         """`y`, or `x` in a row that only pads the stack."""

@@ -21,7 +21,7 @@ from jaxtyping import PyTree
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.layer_order import LAYERS, Chunk
 from jaxpar.mesh.parameters import Arrays, Weights
-from jaxpar.mesh.tracing import TracedOnce, refuse_permutes, traced
+from jaxpar.mesh.tracing import refuse_permutes
 from jaxpar.pipeline.actions import Kind
 from jaxpar.pipeline.execution.inputs import Carry, Given, Inputs, Reports, Row, Seeds, at, buffers, put
 from jaxpar.pipeline.execution.program import PipelineProgram, Run
@@ -163,7 +163,7 @@ class _Executor(Inputs):
 
     @cached_property
     def _actions(self) -> dict[str, Act]:
-        """The operations of a tick, each traced once where several runs of ticks use it."""
+        """The operations of a tick, each traced once for all runs of ticks."""
         actions: dict[str, Act] = {
             "forward": lambda row, carry, given: self._forwarded(row, carry, given, self._loop)[:2],
             "loss": self._loss,
@@ -172,7 +172,7 @@ class _Executor(Inputs):
             "last backward": partial(self._backward, completes=True),
             "weight": self._weight,
         }
-        return {name: TracedOnce(act) for name, act in actions.items()} if len(self.program.runs) > 1 else actions
+        return {name: jax.jit(act, inline=True) for name, act in actions.items()}
 
     def _act(self, valid: jax.Array, name: str, row: Row, carry: Carry, given: Given) -> tuple[PyTree, Carry]:
         """(value, carry) of an action.
@@ -187,11 +187,11 @@ class _Executor(Inputs):
             value, after = action(row, carry, given)
             return vary(value), after
 
-        program = traced(act, carry)
-        refuse_permutes(program.closed.jaxpr)
-        like, _ = program.like
+        act = jax.jit(act, inline=True)
+        program, (like, _) = jax.make_jaxpr(act, return_shape=True)(carry)
+        refuse_permutes(program.jaxpr)
         skip = lambda carry: (jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like), carry)
-        return lax.cond(valid == 1, program, skip, carry)
+        return lax.cond(valid == 1, act, skip, carry)
 
     def _forwarded(self, row: Row, carry: Carry, given: Given, loop: Any) -> tuple[jax.Array, Carry, Arrays]:
         """The output of a chunk, the carry, and the layers for later passes."""
