@@ -1,6 +1,7 @@
 """Registries of what the configuration can name: layer parts, objectives, optimizers and data sources.
 
-An implementation is named as `module:name`, and imported when it is first used.
+An implementation is named as `module:name`, and imported when it is first used: a run without a feature imports nothing
+of it.
 """
 
 from __future__ import annotations
@@ -33,6 +34,18 @@ FEED_FORWARDS: dict[str, str] = {
 @dataclass(frozen=True)
 class NoOptions:
     """No settings."""
+
+
+FEATURES: dict[str, str] = {
+    "experts": "jaxpar.layers.experts.feed_forward:Experts",
+    "low_rank_factors": "jaxpar.layers.adapters:LowRank",
+    "quantised_groups": "jaxpar.layers.matmul_formats:quantised_groups",
+    "quantised_ops": "jaxpar.layers.ops.quantised:QuantisedOps",
+    "quantised_store": "jaxpar.layout.quantised_matmuls:store_of",
+    "quantised_state": "jaxpar.layout.quantised_matmuls:carried",
+}
+"""The parts of features that a step takes where its configuration asks for them: the block of `model.experts`, the
+`Adaptation` of `lora`, and the programs, ops, store and carried state of `precision.matmul`."""
 
 
 @dataclass(frozen=True)
@@ -127,6 +140,11 @@ class MembersOf:
 
     record: Callable[[Mapping[str, Any]], type | None]
     """From the fields of that record, where they are written, to the dataclass of the members; None leaves them."""
+
+
+def feature(name: str) -> Any:
+    """An entry of `FEATURES`."""
+    return implementation(FEATURES[name])
 
 
 @cache

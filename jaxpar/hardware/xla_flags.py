@@ -20,6 +20,8 @@ from jaxpar.hardware.catalogue import GPU
 ESTIMATOR = "xla_gpu_analytical_latency_estimator_options"
 OVERLAP_LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
 """Collectives that XLA may have in flight at a time; 1 unless a flag allows more."""
+MEMORY_PERCENT = "xla_gpu_memory_limit_slop_factor"
+"""The percentage of a device's memory that XLA counts with."""
 COMMON = (
     # Collectives start early and end late, with independent work between. Off by default.
     "--xla_gpu_enable_latency_hiding_scheduler=true",

@@ -13,6 +13,7 @@ from math import prod
 
 from jaxpar.config.schema import Config
 from jaxpar.config.schema.model import LoraConfig
+from jaxpar.layers.declaration.adaptation import Adaptation
 from jaxpar.layers.declaration.low_rank import factor_pair
 from jaxpar.layers.declaration.part import Part, Term, Weights
 from jaxpar.mesh.parameters import Nested, ParamSpec
@@ -25,6 +26,19 @@ FACTORS = ("lora_a", "lora_b")
 """Suffixes of the names of the factors A and B of a matrix: `query_lora_a` and `query_lora_b` of `query`."""
 
 
+class LowRank(Adaptation):
+    """Factors beside frozen matrices."""
+
+    def __init__(self, lora: LoraConfig):
+        self.lora, self.frozen_by = lora, f"lora.rank: {lora.rank}"
+
+    def part(self, part: Part) -> Part:
+        return adapted(part, self.lora)
+
+    def specs(self, specs: Nested[ParamSpec]) -> Nested[ParamSpec]:
+        return with_frozen(specs, self.lora)
+
+
 def adapters_of(config: Config) -> Adapters:
     """The adapters of a configuration."""
     return config.lora
@@ -33,11 +47,6 @@ def adapters_of(config: Config) -> Adapters:
 def freeze(adapters: Adapters) -> bool:
     """Whether the weights of the model are frozen."""
     return adapters.rank is not None
-
-
-def why_frozen(config: Config) -> str | None:
-    """The key and value by which the weights of the model are frozen; None if they are trained."""
-    return f"lora.rank: {config.lora.rank}" if freeze(config.lora) else None
 
 
 def adapted(part: Part, lora: Adapters) -> Part:

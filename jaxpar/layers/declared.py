@@ -10,12 +10,12 @@ from typing import Any
 from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
-from jaxpar.config.parts import FEED_FORWARDS, MIXERS, implementation
+from jaxpar.config.parts import FEATURES, FEED_FORWARDS, MIXERS, feature, implementation
 from jaxpar.config.plan import UNTILED, LayerLayout
 from jaxpar.config.schema import ModelConfig
-from jaxpar.layers.adapters import OFF, Adapters, adapted
 from jaxpar.layers.block import Block
 from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
+from jaxpar.layers.declaration.adaptation import ALL_TRAINED, Adaptation
 from jaxpar.layers.declaration.part import (
     NORM,
     RESIDUAL,
@@ -28,8 +28,6 @@ from jaxpar.layers.declaration.part import (
     Traffic,
     Weights,
 )
-from jaxpar.layers.experts.declaration import declare as declare_experts
-from jaxpar.layers.experts.feed_forward import Experts
 from jaxpar.layers.feed_forward.base import HIDDEN, FeedForward
 from jaxpar.layers.norm import NORMS
 
@@ -47,25 +45,29 @@ def mixer_class(model: ModelConfig) -> type[Any]:
     return implementation(MIXERS[model.mixer if model.latent_attention is None else "latent_attention"])
 
 
-def blocks_of(model: ModelConfig, adapters: Adapters = OFF, layout: LayerLayout = UNTILED) -> tuple[Block, ...]:
+def blocks_of(
+    model: ModelConfig, adaptation: Adaptation = ALL_TRAINED, layout: LayerLayout = UNTILED
+) -> tuple[Block, ...]:
     """The blocks of a layer of a model whose layers are all alike.
 
     Args:
         model: its configuration.
-        adapters: what is trained beside frozen weights, if anything.
+        adaptation: the weights that are trained.
         layout: how it is computed.
     """
     mixer, feed_forward = mixer_class(model), feed_forward_class(model)
-    part = adapted(declare_feed_forward(model), adapters)
-    dense = model.experts is None
-    mlp = feed_forward(model, part, layout.mlp_tiles) if dense else Experts(model, feed_forward, part, layout.experts)
-    return mixer(model, adapted(mixer.declare(model), adapters)), mlp
+    part = adaptation.part(declare_feed_forward(model))
+    if model.experts is None:
+        mlp = feed_forward(model, part, layout.mlp_tiles)
+    else:
+        mlp = feature("experts")(model, feed_forward, part, layout.experts)
+    return mixer(model, adaptation.part(mixer.declare(model))), mlp
 
 
 def declare_feed_forward(model: ModelConfig) -> Part:
     """The feed-forward of a model whose layers are all alike, or its experts."""
     feed_forward = feed_forward_class(model)
-    return feed_forward.declare(model) if model.experts is None else declare_experts(model, feed_forward)
+    return feed_forward.declare(model) if model.experts is None else feature("experts").declare(model, feed_forward)
 
 
 def attends(model: ModelConfig) -> bool:
@@ -138,7 +140,8 @@ def known_activations() -> dict[str, Activation]:
 
 @lru_cache(maxsize=8)
 def _known(feed_forwards: tuple[str, ...], mixers: tuple[str, ...]) -> dict[str, Activation]:
-    experts = [ExpertsConfig(count=4, shared=1, router=router) for router in ("noisy_top_k", "cosine")]
+    routers = ("noisy_top_k", "cosine") if "experts" in FEATURES else ()
+    experts = [ExpertsConfig(count=4, shared=1, router=router) for router in routers]
     options: list[dict[str, Any]] = [
         *({"activation": name, "experts": routed} for name in feed_forwards for routed in (None, *experts)),
         *({"mixer": name} for name in mixers if name != "latent_attention"),

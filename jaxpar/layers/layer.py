@@ -11,10 +11,10 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxpar.config.plan import UNTILED, LayerLayout
 from jaxpar.config.schema import Config
-from jaxpar.layers.adapters import adapters_of
 from jaxpar.layers.block import Attend, Block, Context
 from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.activations import name_activation
+from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.layers.declared import PLACEMENTS, blocks_of, declare_layer
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.norm import NORMS
@@ -35,7 +35,7 @@ class DecoderLayer(nnx.Module):
         model, norm = config.model, NORMS[config.model.norm]
         self.activations = declare_layer(model).activations
         self.norms_before, self.norms_behind = PLACEMENTS[model.norm_placement]
-        blocks = blocks_of(model, adapters_of(config), layout)
+        blocks = blocks_of(model, adaptation_of(config), layout)
         self.names = tuple(block.part.name for block in blocks)
         for name, block in zip(self.names, blocks, strict=True):
             setattr(self, name, block)

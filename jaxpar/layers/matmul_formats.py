@@ -12,33 +12,17 @@ from jaxpar.layers.declaration.part import Matmuls, Part
 from jaxpar.layers.declared import declare_layer
 from jaxpar.precision.recipe import QuantisedGroups, group_tensors, recipe_of
 
-ROUTER_GROUPS = ("routers", "router_projection")
-"""Groups of matmuls of a router."""
-
 
 def dense_groups(model: ModelConfig) -> Iterator[tuple[Part, Matmuls]]:
     """The groups of matmuls of the layers of `model`, a model of one kind, but those of routed experts and routers."""
     for part in declare_layer(model).parts:
-        yield from ((part, group) for group in _dense(part))
+        yield from ((part, group) for group in part.dense_groups)
 
 
 def routed_groups(model: ModelConfig) -> Iterator[tuple[Part, Matmuls]]:
     """The groups of matmuls of the routed experts of `model`, a model of one kind."""
     for part in declare_layer(model).parts:
-        yield from ((part, group) for group in part.groups if _is_routed(part, group))
-
-
-def multiplied(part: Part) -> set[str]:
-    """The weights of a part that its dense groups of matmuls multiply with: not those of routed experts and routers."""
-    return {name for group in _dense(part) for name in part.factors_of(*group.weights)}
-
-
-def _dense(part: Part) -> Iterator[Matmuls]:
-    yield from (group for group in part.groups if group.name not in ROUTER_GROUPS and not _is_routed(part, group))
-
-
-def _is_routed(part: Part, group: Matmuls) -> bool:
-    return any(part.weights[name].routed for name in part.factors_of(*group.weights))
+        yield from ((part, group) for group in part.groups if part.is_routed(group))
 
 
 def group_names(model: ModelConfig) -> tuple[str, ...]:

@@ -17,7 +17,6 @@ from jaxpar.config.plan import Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.layout.memory.estimate import estimate_memory, offloaded_bytes
 
-MEMORY_PERCENT = "xla_gpu_memory_limit_slop_factor"
 OWN_PERCENT = 95
 """XLA's default."""
 

@@ -11,10 +11,10 @@ from jaxpar.attention.balance import run_length
 from jaxpar.config import Config, ModelConfig
 from jaxpar.config.counting import attention_scale
 from jaxpar.config.kinds import kind_models
+from jaxpar.config.parts import feature
 from jaxpar.config.plan import Plan
 from jaxpar.layers.block import Attend
 from jaxpar.layers.context import TokenContext
-from jaxpar.layout.choices.matmul import codes_once
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.layout.weight_prefetch import gathered_before
 from jaxpar.memory.remat import LAYER_INPUT, remat_policy
@@ -22,7 +22,6 @@ from jaxpar.model.decoder import DecoderStages
 from jaxpar.model.loop.layer_stack import Keep, keeps_by_kind
 from jaxpar.model.programs import program_of
 from jaxpar.stores.host_rows import HostRows
-from jaxpar.stores.quantized import Quantized
 from jaxpar.stores.sharded import Sharded
 from pallas_kernels.attention import Settings
 from pallas_kernels.masks import Mask
@@ -66,6 +65,13 @@ def _attend(config: Config, plan: Plan, model: ModelConfig, backend: str) -> Att
     return attention
 
 
+def _store_of(plan: Plan) -> type[Sharded]:
+    """Where the layers' weights are in a step."""
+    if plan.weights_offload == "host":
+        return HostRows
+    return Sharded if plan.dtypes.matmul is None else feature("quantised_store")(plan)
+
+
 def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
     """The parts of the model of a plan; without `train` there is no dropout."""
     config, plan = layout.config, layout.plan
@@ -87,7 +93,7 @@ def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
         train=train,
         order=layout.order,
         split_backward=layout.schedule.splits_backward,
-        store=HostRows if plan.weights_offload == "host" else Quantized if codes_once(plan) else Sharded,
+        store=_store_of(plan),
         gathers_before=gathered_before(plan),
         objective=layout.objective,
     )

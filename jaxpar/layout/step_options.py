@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from jax.sharding import Mesh
 
 from jaxpar.config.plan import Plan
-from jaxpar.hardware.xla_flags import OVERLAP_LIMIT, flag_name
-from jaxpar.layout.host_buffers import MEMORY_PERCENT
+from jaxpar.hardware.xla_flags import MEMORY_PERCENT, OVERLAP_LIMIT, flag_name
 from jaxpar.layout.joining import GATHERS, SCATTERS
 from jaxpar.layout.merging import MERGED
 

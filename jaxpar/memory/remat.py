@@ -12,9 +12,9 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.plan import LayerRun
 from jaxpar.config.spelling import did_you_mean, one_of
 from jaxpar.hardware.host import PINNED
-from jaxpar.layers.declaration.activations import ALWAYS_SAVED, LAYER_INPUT
+from jaxpar.layers.declaration.activations import LAYER_INPUT
 from jaxpar.layers.declared import known_activations
-from jaxpar.precision.matmul import SCALES
+from jaxpar.runtime.passes import ALWAYS_SAVED
 
 type Treatment = Literal["save", "recompute", "offload"]
 
@@ -161,7 +161,7 @@ def remat_policy(treatments: Mapping[str, str]) -> Callable[..., Any]:
     """
     inside = {name: treatment for name, treatment in treatments.items() if name != LAYER_INPUT}
     return jax.checkpoint_policies.save_and_offload_only_these_names(
-        names_which_can_be_saved=[SCALES, ALWAYS_SAVED, *(name for name, one in inside.items() if one == "save")],
+        names_which_can_be_saved=[ALWAYS_SAVED, *(name for name, one in inside.items() if one == "save")],
         names_which_can_be_offloaded=[name for name, treatment in inside.items() if treatment == "offload"],
         offload_src="device",
         offload_dst=PINNED,

@@ -15,9 +15,9 @@ from jaxpar.config.counting import rotary_dim
 from jaxpar.config.kinds import kind_model
 from jaxpar.config.plan import UNTILED, LayerLayout, Plan
 from jaxpar.config.schema import Config, ModelConfig
-from jaxpar.layers.adapters import adapters_of, with_frozen
 from jaxpar.layers.block import Attend
 from jaxpar.layers.context import TokenContext
+from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.layers.declaration.weights import specs_of, with_weights
 from jaxpar.layers.inputs.input import input_class
 from jaxpar.layers.layer import PLAIN_OPS, DecoderLayer
@@ -42,7 +42,7 @@ from jaxpar.runtime.batch import CARRIED, SEED, Field
 from jaxpar.runtime.objective import Objective
 from jaxpar.runtime.passes import Output
 from jaxpar.runtime.taps import Tap
-from jaxpar.stores.early_sums import SummedEarly
+from jaxpar.stores.early_sums import with_early_sums
 from jaxpar.stores.first_use import FirstUse
 from jaxpar.stores.sharded import Sharded
 
@@ -70,7 +70,7 @@ def decoder_specs(config: Config, order: LayerOrder) -> Specs:
     def stacked(kind: str, rows: int) -> Nested[ParamSpec]:
         return map_specs(lambda spec: spec.stacked(rows), layer_specs(layer_of_kind(config, kind), config))
 
-    specs = with_frozen(specs_of(Decoder(config)), adapters_of(config))
+    specs = adaptation_of(config).specs(specs_of(Decoder(config)))
     return specs | {LAYERS: {kind: stacked(kind, stack.rows) for kind, stack in order.stacks.items()}}
 
 
@@ -87,7 +87,7 @@ def layer_of_kind(
 
 def layer_specs(layer: DecoderLayer, config: Config) -> Nested[ParamSpec]:
     """The specs of a layer."""
-    return with_frozen(specs_of(layer), adapters_of(config))
+    return adaptation_of(config).specs(specs_of(layer))
 
 
 def _computed_apart(layer: DecoderLayer, specs: Nested[ParamSpec]) -> Nested[bool]:
@@ -199,7 +199,7 @@ class DecoderStages:
     @cached_property
     def last_loop(self) -> LayerLoop:
         """The layers in their last pass, in which gradients that are complete are summed."""
-        return self._loop(SummedEarly, self.placements)
+        return self._loop(with_early_sums(self.store), self.placements)
 
     def _loop(self, store: type[Sharded], placements: Placements) -> LayerLoop:
         stacks = {kind: self._stack(kind, store, placements) for kind in self.order.stacks}

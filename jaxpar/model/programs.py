@@ -10,27 +10,31 @@ from collections.abc import Collection, Hashable, Iterable
 
 import jax.numpy as jnp
 
+from jaxpar.config.mappings.matmul import OF_TILES
+from jaxpar.config.parts import feature
 from jaxpar.config.plan import Plan
 from jaxpar.config.schema import Config
-from jaxpar.layers.adapters import why_frozen
 from jaxpar.layers.block import Block
-from jaxpar.layers.matmul_formats import multiplied, quantised_groups
+from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.layers.ops.plain import Ops
-from jaxpar.layers.ops.quantised import QuantisedOps
 from jaxpar.mesh.parameters import Nested, ParamSpec
 from jaxpar.mesh.placements import Placements, WeightPlacement
-from jaxpar.precision.recipe import TILES, QuantisedGroups
 
 
 def program_of(config: Config, kind: str, layers: Collection[int]) -> Hashable:
     """The program of layers of a kind with such numbers in the model, which share a row of a chunk."""
-    return quantised_groups(config, kind, layers)
+    return None if config.precision.matmul is None else feature("quantised_groups")(config, kind, layers)
 
 
 def ops_of(plan: Plan, program: Hashable) -> Ops:
     """The ops of a program."""
     overlap = plan.tensor_overlap
-    return QuantisedOps(overlap, groups=program) if isinstance(program, QuantisedGroups) else Ops(overlap)
+    return Ops(overlap) if program is None else feature("quantised_ops")(overlap, groups=program)
+
+
+def _multiplied(block: Block) -> set[str]:
+    """The weights of a block that its dense groups of matmuls multiply with."""
+    return {name for group in block.part.dense_groups for name in block.part.factors_of(*group.weights)}
 
 
 def wide_matrices(
@@ -44,9 +48,9 @@ def wide_matrices(
     where that is wider than compute. Products of tiles make theirs in compute dtype, and of matrices with adapters
     nothing accumulates."""
     compute, gradient = (jnp.dtype(role.dtype) for role in (placements.compute, placements.gradient))
-    if gradient.itemsize <= compute.itemsize or config.precision.matmul in TILES or why_frozen(config):
+    if gradient.itemsize <= compute.itemsize or config.precision.matmul in OF_TILES or adaptation_of(config).frozen_by:
         return None
-    wide = {block.part.name: multiplied(block.part) for block in blocks if block.wide_gradients}
+    wide = {block.part.name: _multiplied(block) for block in blocks if block.wide_gradients}
 
     def of_part(name: str, weights: Nested[ParamSpec], placed: Nested[WeightPlacement]) -> Nested[bool]:
         return {key: key in wide.get(name, ()) and placed[key].transport.gradient is None for key in weights}

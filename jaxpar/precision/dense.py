@@ -35,9 +35,10 @@ from jaxpar.mesh.collective_matmul import (
 )
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
 from jaxpar.mesh.rings import ArrayTuple, Asked
-from jaxpar.precision.matmul import SCALES, GroupScaling, Scales, quantised_products
+from jaxpar.precision.matmul import GroupScaling, Scales, quantised_products
 from jaxpar.precision.recipe import E4M3, Recipe
 from jaxpar.precision.scale import Codes, largest_over, scale_of
+from jaxpar.runtime.passes import ALWAYS_SAVED
 from pallas_kernels.tiled_matmul import tiled_matmul
 from pallas_kernels.varying import vary_alike
 
@@ -77,7 +78,7 @@ def _with_scales(x: jax.Array, weights: Sequence[jax.Array], scaling: GroupScali
     of_x = scale_of(largest_over([x], TOKEN_AXES), E4M3)
     if of_weights is None:
         of_weights = scale_of(largest_over(weights, ("tensor",)), E4M3)
-    found = checkpoint_name(jnp.concatenate(vary_alike((of_x, jnp.asarray(of_weights), x))[:2]), SCALES)
+    found = checkpoint_name(jnp.concatenate(vary_alike((of_x, jnp.asarray(of_weights), x))[:2]), ALWAYS_SAVED)
     return replace(scaling, scales=Scales(found[0], found[1:]))
 
 

@@ -31,9 +31,10 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
 from jaxpar.mesh.rings import ArrayTuple, Asked
-from jaxpar.precision.matmul import SCALES, GroupScaling, Scales, quantised_products
+from jaxpar.precision.matmul import GroupScaling, Scales, quantised_products
 from jaxpar.precision.recipe import E4M3, Recipe
 from jaxpar.precision.scale import Codes, in_tiles, largest_over, max_over, scale_of
+from jaxpar.runtime.passes import ALWAYS_SAVED
 from pallas_kernels.grouped_matmul import registry as exact
 from pallas_kernels.grouped_matmul.api import Static, request_of
 from pallas_kernels.grouped_matmul.blocks import row_blocks
@@ -53,7 +54,7 @@ def scales_of_experts(weights: Sequence[Float[Array, "experts inputs outputs"]],
     """
     if scaling.recipe.tiles is not None or scaling.scales.weights is not None:
         return scaling.scales
-    return Scales(weights=checkpoint_name(scale_of(largest_over(weights, EXPERT_AXES), E4M3), SCALES))
+    return Scales(weights=checkpoint_name(scale_of(largest_over(weights, EXPERT_AXES), E4M3), ALWAYS_SAVED))
 
 
 def grouped_products(
@@ -85,7 +86,7 @@ def grouped_products(
     form, scales = Experts(Static(name, expected, False), inward), scaling.scales
     if scaling.recipe.tiles is None and scales.input is None:
         (of_x,) = _scales_of_rows([lax.stop_gradient(x)], E4M3, split=not inward)
-        scaling = replace(scaling, scales=scales._replace(input=checkpoint_name(of_x, SCALES)))
+        scaling = replace(scaling, scales=scales._replace(input=checkpoint_name(of_x, ALWAYS_SAVED)))
     return quantised_products(form, x, weights, scaling, sizes)
 
 

@@ -32,8 +32,7 @@ from jaxpar.precision.scale import Codes, in_tiles, quantise
 from pallas_kernels.varying import vary_alike
 
 SCALES = "matmul_scales"
-"""The name of the scales of a group, which every remat policy saves; and among what layers read of carried state the
-scales of earlier steps, [layers, tensors]."""
+"""Among what layers read of carried state the scales of earlier steps, [layers, tensors]."""
 WEIGHT_SCALES = "weight_scales"
 """Among what layers read of carried state the scales of matrices that are quantised once a step: by kind of layers,
 `StackScales`."""

@@ -13,10 +13,10 @@ from jaxpar.mesh.parameters import Arrays, Nested
 from jaxpar.mesh.placements import WeightPlacement
 from jaxpar.runtime.passes import Accumulator
 from jaxpar.runtime.store import Stack
-from jaxpar.stores.quantized import Quantized
+from jaxpar.stores.sharded import Sharded
 
 
-class SummedEarly(Quantized):
+class SummedEarly(Sharded):
     """A store whose rows are complete as soon as a layer has gone backward."""
 
     def add(self, gradients: Stack, new: Arrays, row: Index, into: Accumulator) -> Stack:
@@ -56,3 +56,8 @@ class SummedEarly(Quantized):
         gradients = jax.tree.map(one, gradients, summed, complete, self._placed(gradients))
         gradients, of_first = lax.optimization_barrier((gradients, dw.get(first, {})))
         return gradients, dw | {name: tied for name, tied in ((last, of_last), (first, of_first)) if name in dw}
+
+
+def with_early_sums(store: type[Sharded]) -> type[Sharded]:
+    """A store of the weights of `store`, whose rows are complete as soon as a layer has gone backward."""
+    return SummedEarly if store is Sharded else type(f"{store.__name__}SummedEarly", (SummedEarly, store), {})

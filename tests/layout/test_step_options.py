@@ -13,8 +13,8 @@ from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.described import DescribedGPU
-from jaxpar.hardware.xla_flags import OVERLAP_LIMIT
-from jaxpar.layout.host_buffers import MEMORY_PERCENT, OWN_PERCENT, with_host_buffers
+from jaxpar.hardware.xla_flags import MEMORY_PERCENT, OVERLAP_LIMIT
+from jaxpar.layout.host_buffers import OWN_PERCENT, with_host_buffers
 from jaxpar.layout.joining import GATHERS, SCATTERS
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.layout.merging import MERGED

@@ -20,8 +20,9 @@ from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.sources.full_matrices import full_matrix_model
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.open_source import Model
+from jaxpar.layers.declaration.part import ROUTER_GROUPS
 from jaxpar.layers.declared import declare_layer
-from jaxpar.layers.matmul_formats import ROUTER_GROUPS, is_exact, quantised
+from jaxpar.layers.matmul_formats import is_exact, quantised
 from jaxpar.precision.recipe import E4M3, LARGEST
 from jaxpar.precision.scale import MOST, SMALLEST
 

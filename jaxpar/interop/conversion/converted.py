@@ -22,9 +22,10 @@ from jaxpar.config.schema import Config
 from jaxpar.interop.conversion.export import GENERATION
 from jaxpar.interop.conversion.new_folder import copy_beside
 from jaxpar.interop.conversion.tokenizer_files import copy_tokenizer
+from jaxpar.interop.mapping.form import ReadPart
 from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder
 from jaxpar.interop.sources.saved_weights import HF_FILES
-from jaxpar.interop.sources.source import Origin, ReadPart, WeightSource, read_part
+from jaxpar.interop.sources.source import Origin, WeightSource, read_part
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.parameters import ROUTED, ParamSpec
 from jaxpar.model.decoder import decoder_specs

@@ -25,6 +25,10 @@ type ReadTensor = Callable[[Region], np.ndarray]
 """Part of a tensor in a file -> its values."""
 
 
+type ReadPart = Callable[[Region], np.ndarray]
+"""Part of a leaf of a tree of weights -> its values."""
+
+
 class Form(Enum):
     """The order of the two groups of dims in a tensor."""
 

@@ -15,7 +15,7 @@ from jaxpar.interop.sources.adapted import AdaptedWeights
 from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder
 from jaxpar.interop.sources.saved_weights import SavedWeights
 from jaxpar.interop.sources.source import Origin
-from jaxpar.layers.adapters import why_frozen
+from jaxpar.layers.declaration.adaptation import adaptation_of
 
 EXPECTED = (
     "expected a folder in Hugging Face's format (config.json and .safetensors files), of a run, of a checkpoint, or "
@@ -59,7 +59,7 @@ def open_source(path: str | Path, key: str) -> Model:
 
 def _with_base(saved: SavedWeights) -> SavedWeights | AdaptedWeights:
     """A checkpoint's weights, merged with the adapted model if the checkpoint has only factors."""
-    if why_frozen(saved.config) is None:
+    if adaptation_of(saved.config).frozen_by is None:
         return saved
     require(saved.location, saved.facts, [BASE])
     return AdaptedWeights(saved, open_source(saved.facts[BASE]["path"], f"{saved.location}: the model that it adapts"))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -16,7 +16,7 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import named
 from jaxpar.interop.config_json import Difference, differences
 from jaxpar.interop.mapping.family import Family
-from jaxpar.interop.mapping.form import Region
+from jaxpar.interop.mapping.form import ReadPart, Region
 from jaxpar.interop.mapping.weight_names import weight_name, weight_specs
 from jaxpar.mesh.layer_order import LAYERS, PADDING, LayerOrder
 from jaxpar.mesh.parameters import ParamSpec
@@ -29,10 +29,6 @@ SHAPES = (
 """Keys of the model section that decide which weights there are, and their shapes."""
 MEANING = ("norm",)
 """Keys whose values give weights of the same shapes another meaning."""
-
-
-type ReadPart = Callable[[Region], np.ndarray]
-"""Part of a leaf of a tree of weights -> its values."""
 
 
 @dataclass(frozen=True)

@@ -10,8 +10,6 @@ from jax.ad_checkpoint import checkpoint_name
 
 LAYER_INPUT = "layer_input"
 """The activation that the others are recomputed from: saved or offloaded, never recomputed. The layer loop keeps it."""
-ALWAYS_SAVED = "always_saved"
-"""The name of small numbers that every policy saves: if they came out otherwise again, rows would move."""
 
 
 type Dims = tuple[str, ...]

@@ -16,6 +16,9 @@ from typing import Any, NamedTuple
 from jaxpar.layers.declaration.activations import Activation, Dims
 from jaxpar.mesh.parameters import ParamSpec
 
+ROUTER_GROUPS = ("routers", "router_projection")
+"""Groups of matmuls of a router."""
+
 
 class Traffic(NamedTuple):
     """Numbers that elementwise work reads and writes for each number of its output."""
@@ -147,6 +150,15 @@ class Part:
     def routed(self) -> bool:
         """Whether a router chooses among some of its matrices."""
         return any(spec.routed for spec in self.matrices)
+
+    def is_routed(self, group: Matmuls) -> bool:
+        """Whether a router chooses among the matrices of one of its groups."""
+        return any(self.weights[name].routed for name in self.factors_of(*group.weights))
+
+    @property
+    def dense_groups(self) -> tuple[Matmuls, ...]:
+        """Its groups but those of routers and of matrices among which these choose."""
+        return tuple(one for one in self.groups if one.name not in ROUTER_GROUPS and not self.is_routed(one))
 
     def active_size(self, spec: ParamSpec) -> int:
         """Elements of a matrix that a token is multiplied with."""

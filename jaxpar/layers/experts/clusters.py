@@ -19,10 +19,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.config.mappings.experts import Clustering, ExpertsConfig
 from jaxpar.config.reading.typed import record_from_plain
-from jaxpar.layers.declaration.activations import ALWAYS_SAVED
 from jaxpar.layers.experts.routing import NO_EXPERT, Routing
 from jaxpar.layers.experts.rows import NONE, collect, spread
-from jaxpar.runtime.passes import Report
+from jaxpar.runtime.passes import ALWAYS_SAVED, Report
 
 
 @lru_cache(maxsize=1000)

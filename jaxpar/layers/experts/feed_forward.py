@@ -71,6 +71,7 @@ class Experts(Block):
     """`sum_i w_i expert_i(x) + shared(x)` over the experts i that the router chooses for a token."""
 
     wide_gradients = True
+    declare = staticmethod(declare)
 
     def __init__(
         self,

@@ -21,7 +21,7 @@ from jaxpar.cost.hardware_model import nearest_hardware
 from jaxpar.cost.messages import network_of
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.layers.adapters import why_frozen
+from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.units import seconds
 
 
@@ -73,7 +73,7 @@ def _nothing_sent(config: Config, axes: AxisSizes) -> str | None:
         return "no rank has a part of the embedding or of its gradient (parallel.zero 2 or 3, over several ranks)"
     if axes.pipe > 1:
         return "a pipeline gathers the embedding once a step"
-    if zero == 2 and (why := why_frozen(config)):
+    if zero == 2 and (why := adaptation_of(config).frozen_by):
         return f"each rank has the embedding whole (parallel.zero is 2), and it is frozen ({why})"
     return None
 
@@ -94,7 +94,7 @@ def _impossible(config: Config, axes: AxisSizes) -> str | None:
 def _seconds(config: Config, axes: AxisSizes, rows: int, cluster: Cluster) -> tuple[float, float]:
     """Seconds of a microbatch's messages: rows exchanged, and the table gathered and its gradient scattered."""
     model, precision = config.model, config.precision
-    forward, trained = config.parallel.zero == 3, not why_frozen(config)
+    forward, trained = config.parallel.zero == 3, not adaptation_of(config).frozen_by
     compute, gradient = (jnp.dtype(dtype).itemsize for dtype in (precision.compute, precision.gradient))
     storage = jnp.dtype(precision.storage or precision.compute).itemsize
     ring = network_of(cluster, nearest_hardware(cluster.gpu)).ring(axes.shards, axes.tensor)

@@ -14,7 +14,7 @@ from jaxpar.config.paths import user_path
 from jaxpar.config.plan import Plan
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.spelling import quoted
-from jaxpar.layers.adapters import why_frozen
+from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.layout.choices.replica_sums import gathers_with_first_use
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.pipeline.errors import ScheduleError
@@ -49,7 +49,7 @@ def choose_schedule(config: Config) -> Schedule:
 
 def whole_backward(config: Config) -> str | None:
     """Why no schedule may split the backward; None if one may."""
-    if why := why_frozen(config):
+    if why := adaptation_of(config).frozen_by:
         return f"under {why} these are frozen"
     if config.model.low_rank:
         names = ", ".join(config.model.low_rank)

@@ -19,7 +19,7 @@ from jax import lax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Float, Int, UInt
 
-from jaxpar.interop.sources.source import ReadPart
+from jaxpar.interop.mapping.form import ReadPart
 from jaxpar.layout.state import TrainState, WeightState, weight_states
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import shardings

@@ -7,7 +7,7 @@ from dataclasses import asdict
 import jax
 import pytest
 
-from jaxpar.precision.loss_scale import INITIAL
+from jaxpar.runtime.loss_scale import INITIAL
 from tests.given_weights import state_with
 from tests.reference import decoder64
 from tests.reference.small import random_weights

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from jaxpar.config import PrecisionConfig
-from jaxpar.precision import loss_scale
-from jaxpar.precision.loss_scale import LossScale, loss_scaling
+from jaxpar.runtime import loss_scale
 from jaxpar.runtime.carried import Outcome
+from jaxpar.runtime.loss_scale import LossScale, loss_scaling
 from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
 

@@ -1,0 +1,43 @@
+"""The parts of a step that `precision.matmul` adds: the store of the weights, and the state that steps hand on."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from jaxpar.config import Config
+from jaxpar.config.plan import Plan
+from jaxpar.layers.matmul_formats import exact_layers, tensor_names
+from jaxpar.layout.choices.matmul import codes_once
+from jaxpar.layout.coded_matrices import coded_matrices
+from jaxpar.memory.streaming import of_rows
+from jaxpar.mesh.layer_order import LayerOrder
+from jaxpar.mesh.placements import Placements
+from jaxpar.precision.history import QuantisedMatmuls, ScaleHistory
+from jaxpar.precision.recipe import recipe_of
+from jaxpar.precision.weight_codes import coded_weights
+from jaxpar.runtime.carried import Carried
+from jaxpar.stores.quantized import Quantized
+from jaxpar.stores.sharded import Sharded
+
+
+def store_of(plan: Plan) -> type[Sharded]:
+    """The store of the layers' weights."""
+    return Quantized if codes_once(plan) else Sharded
+
+
+def carried(config: Config, plan: Plan, placements: Placements, order: LayerOrder) -> Carried[Any]:
+    """The scales of earlier steps, and matrices quantised once a step."""
+    recipe = recipe_of(config.precision)
+    assert recipe is not None, "quantised matmuls"
+    names, layers = tensor_names(config), config.model.layers
+    codes = None
+    if codes_once(plan):
+        codes = partial(
+            coded_weights, matrices=coded_matrices(config, plan, placements, order), exact_layers=exact_layers(config),
+            shape=(layers, len(names)), storage=placements.storage.dtype, by_rows=of_rows,
+        )  # fmt: skip
+    if not recipe.from_history:
+        return QuantisedMatmuls(codes)
+    tokens = config.data.batch_size * config.data.sequence_length
+    return ScaleHistory(codes, recipe, names, layers, config.precision.matmul_options.history, tokens)
