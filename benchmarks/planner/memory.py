@@ -1,11 +1,9 @@
 """The planner's memory against what XLA's GPU compiler allocates, on layouts of real models that no GPU is needed for.
 
     python -m benchmarks.planner.memory
-    python -m benchmarks.planner.memory --write
 
 Each layout is compiled for its cluster (half a minute on two idle cores, remembered in the compiler's cache), and what
-a step takes of a device (arguments, output, temporaries) is put beside the planner's closed form. `--write` renews the
-table in docs/predictions.md.
+a step takes of a device (arguments, output, temporaries) is printed beside the planner's closed form.
 """
 
 from __future__ import annotations
@@ -19,14 +17,12 @@ from pathlib import Path
 from jaxpar.cli import Parser, command
 from jaxpar.compiler.compile import DEFAULT_CACHE, compile_step, plan_for
 from jaxpar.compiler.report import Analysis, make_report
-from jaxpar.config import UserError, load_config
+from jaxpar.config import load_config
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.units import GIB, percent
 
 ROOT = Path(__file__).parents[2]
-PAGE = ROOT / "docs" / "predictions.md"
-BEGIN, END = "<!-- benchmarks.planner.memory: begin -->", "<!-- benchmarks.planner.memory: end -->"
 
 
 @dataclass(frozen=True)
@@ -94,37 +90,17 @@ def row(case: Case, predicted: float, allocated: float) -> str:
     return f"| {case.file} | {layout} | {case.cluster} | {predicted:.1f} | {allocated:.1f} | {ratio:.3f} |"
 
 
-def with_table(page: str, lines: Sequence[str], marks: tuple[str, str] = (BEGIN, END)) -> str:
-    """The page with these lines between its marks. Raises `UserError` where it has not one pair of them."""
-    before, begin, rest = page.partition(marks[0])
-    old, end, after = rest.partition(marks[1])
-    if not (begin and end) or begin in old + after or end in before + after:
-        raise UserError(f"{PAGE.name}: expected {marks[0]} and, after it, {marks[1]}, each once")
-    return "\n".join([before + begin, "", *lines, "", end + after])
-
-
 @command()
 def main(arguments: Sequence[str]) -> None:
     """Command line; the exit code is 2 for a user error."""
-    parser = Parser("benchmarks.planner.memory", __doc__)
-    parser.add_argument("--write", action="store_true", help=f"renew the table in {PAGE.name}")
-    options = parser.parse_args(arguments)
-    lines = [
-        "| configuration | layout | cluster | predicted, GiB | XLA, GiB | ratio |",
-        "|---|---|---|---|---|---|",
-    ]
+    Parser("benchmarks.planner.memory", __doc__).parse_args(arguments)
+    print("| configuration | layout | cluster | predicted, GiB | XLA, GiB | ratio |\n|---|---|---|---|---|---|")
     errors = []
-    if options.write:
-        with_table(PAGE.read_text(), [])  # fails on a page without marks before all the compiles
     for case in CASES:
         predicted, allocated = compared(case)
         errors.append(abs(predicted / allocated - 1))
-        lines.append(row(case, predicted, allocated))
-        print(lines[-1], flush=True)
-    summary = f"The median error is {percent(statistics.median(errors))}, the worst {percent(max(errors))}."
-    print(summary)
-    if options.write:
-        PAGE.write_text(with_table(PAGE.read_text(), [*lines, "", summary]))
+        print(row(case, predicted, allocated), flush=True)
+    print(f"The median error is {percent(statistics.median(errors))}, the worst {percent(max(errors))}.")
 
 
 if __name__ == "__main__":

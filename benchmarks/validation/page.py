@@ -6,16 +6,18 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
+from pathlib import Path
 from statistics import fmean, median
 
-from benchmarks.planner.memory import PAGE, with_table
 from benchmarks.validation.collectives import collectives_table
 from benchmarks.validation.leave_out import LeftOut, by_source, left_out, mean_of, spread_of
 from benchmarks.validation.published import FILES, Refused, Run, read_runs
+from jaxpar.config import UserError
 from jaxpar.cost.hardware_model import AMPERE, HOPPER
 from jaxpar.planner.step_time.interval import RESIDUALS, Spread
 from jaxpar.units import percent
 
+PAGE = Path(__file__).parents[2] / "docs" / "predictions.md"
 MARKS = "<!-- benchmarks.validation: begin -->", "<!-- benchmarks.validation: end -->"
 """The marks between which the page has the tables."""
 NAIVE = "one MFU per GPU", "after a run"
@@ -45,8 +47,17 @@ def validation(*, write: bool = False) -> list[str]:
         written_by = "python -m benchmarks.validation --write"
         text = json.dumps({"written_by": written_by, "inputs": inputs(), "spread": rounded}, indent=2)
         RESIDUALS.write_text(text + "\n")
-        PAGE.write_text(with_table(PAGE.read_text(), lines, MARKS))
+        PAGE.write_text(with_table(PAGE.read_text(), lines))
     return [*lines, *refusals(refused), "", *collectives_table()]
+
+
+def with_table(page: str, lines: Sequence[str]) -> str:
+    """The page with these lines between its marks. Raises `UserError` where it has not one pair of them."""
+    before, begin, rest = page.partition(MARKS[0])
+    old, end, after = rest.partition(MARKS[1])
+    if not (begin and end) or begin in old + after or end in before + after:
+        raise UserError(f"{PAGE.name}: expected {MARKS[0]} and, after it, {MARKS[1]}, each once")
+    return "\n".join([before + begin, "", *lines, "", end + after])
 
 
 def sources_table(found: Mapping[str, LeftOut]) -> list[str]:

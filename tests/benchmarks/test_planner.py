@@ -1,4 +1,4 @@
-"""The table of the planner's memory has its place in docs/predictions.md, and is put there."""
+"""The table of predictions is put into docs/predictions.md, and shipped configurations are priced."""
 
 from __future__ import annotations
 
@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.planner.memory import BEGIN, END, PAGE, with_table
 from benchmarks.planner.shipped import compared, first_choice, shipped, table
+from benchmarks.validation.page import MARKS, PAGE, with_table
 from jaxpar.config import config_to_yaml
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.planner.layout import Layout
@@ -17,6 +17,8 @@ from jaxpar.planner.step_time.update import update_of
 from jaxpar.units import GIB
 from tests.sentences import refused
 from tests.small_run import small
+
+BEGIN, END = MARKS
 
 
 def test_the_table_is_put_between_the_marks_of_the_page_and_again_there():
