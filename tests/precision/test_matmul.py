@@ -15,9 +15,10 @@ from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.mapped import mapped
 from jaxpar.precision.dense import TOKEN_AXES, products
-from jaxpar.precision.matmul import SCALES, GroupScaling
+from jaxpar.precision.matmul import GroupScaling
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, Recipe
 from jaxpar.precision.scale import largest_of, largest_over, quantise, scale_of
+from jaxpar.runtime.passes import ALWAYS_SAVED
 from tests.nonzero_gradients import nonzero_gradients
 from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
@@ -101,7 +102,7 @@ def test_a_recomputed_product_has_the_scales_and_the_bits_of_the_first():
             (x,) = products(jnp.sin(x), [w], GroupScaling(CURRENT), gathers=False)
         return jnp.sum(x * x)
 
-    policy = jax.checkpoint_policies.save_only_these_names(SCALES)
+    policy = jax.checkpoint_policies.save_only_these_names(ALWAYS_SAVED)
     plain, again = (jax.value_and_grad(own, (0, 1, 2)) for own in (block, jax.checkpoint(block, policy=policy)))
     assert_same_bits(jax.jit(again)(x, first, second), jax.jit(plain)(x, first, second))
     # Forward of two operands each, backward of each output's gradient.

@@ -19,7 +19,7 @@ from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.data import batch_rows, open_data
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.build import build_mesh
-from jaxpar.training.step.batches import BatchPlacer
+from jaxpar.runtime.batch import BatchPlacer
 from jaxpar.training.step.train_step import TrainStep
 
 
@@ -28,7 +28,7 @@ def losses_of(plain: Mapping[str, Any]) -> list[float]:
     config, plan = config_from_dict(plain["config"]), record_from_plain(Plan, plain["plan"], "plan")
     data = open_data(config.data, vocab=config.model.vocab, seed=config.run.seed)
     step = TrainStep(StepLayout(config, plan), build_mesh(plan.axes, jax.devices()[: plan.axes.devices]))
-    place = BatchPlacer(step.layout, step.mesh)
+    place = BatchPlacer(step.layout.batch, step.mesh)
     state, losses = step.residency.initial_state(), []
     for number in range(2):
         batch = place(batch_rows(data.train, number, config.data.batch_size, place.rows))
