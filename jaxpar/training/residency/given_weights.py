@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh, NamedSharding
 
-from jaxpar.interop.sources.source import ReadPart, WeightSource, read_part
+from jaxpar.interop.mapping.form import ReadPart
+from jaxpar.interop.sources.source import WeightSource, read_part
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.mesh.parameters import ModelTree, ParamSpec, Specs, Weights

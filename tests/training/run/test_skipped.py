@@ -13,7 +13,7 @@ import pytest
 
 from jaxpar.config import Config
 from jaxpar.observe.writers.jsonl import JsonLines
-from jaxpar.precision import loss_scale
+from jaxpar.runtime import loss_scale
 from jaxpar.train import main
 from jaxpar.training.errors import TrainingError
 from tests.same_bits import assert_same_bits
