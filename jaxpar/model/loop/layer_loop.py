@@ -66,7 +66,7 @@ class LayerLoop:
     @property
     def reports(self) -> tuple[str, ...]:
         """Names of what layers report."""
-        return tuple(self._no_metrics())
+        return tuple(dict.fromkeys(name for stack in self.stacks.values() for name in stack.program.reports))
 
     # ---- buffers
 
@@ -105,7 +105,7 @@ class LayerLoop:
         return Side(self._no_metrics(), taps, None if zeros is None else vary(zeros(layers)))
 
     def _no_metrics(self) -> Report:
-        return {name: vary(jnp.float32(0)) for stack in self.stacks.values() for name in stack.program.reports}
+        return {name: vary(jnp.float32(0)) for name in self.reports}
 
     def input_of(self, saved: Saved, chunk: Index) -> Stream:
         """The saved input of a chunk of this rank: that of its first layer."""
