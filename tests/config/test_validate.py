@@ -161,7 +161,7 @@ def test_a_free_axis_is_checked_once_its_size_is_known(overrides: list[str], par
     config = load_config(None, overrides)
     validate(config)
     with refused(*parts):
-        resolve_config(config, 16)
+        resolve_config(config, 16, validated=True)
 
 
 def test_the_known_axes_are_checked_beside_a_free_one():
