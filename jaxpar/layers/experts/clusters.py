@@ -7,9 +7,10 @@ Clusters are those of a rank's tokens; evaluation and generation send each token
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from math import ceil
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -56,8 +57,6 @@ class Clusters(NamedTuple):
 
     order: Int[Array, " assignments"]
     """The assignment at each place, or `NONE` of those that do not count."""
-    token: Int[Array, " assignments"]
-    """Its token."""
     place: Int[Array, "tokens chosen"]
     """Where each assignment stands in that order, or `NONE`."""
     cluster: Int[Array, " assignments"]
@@ -68,7 +67,12 @@ class Clusters(NamedTuple):
     expert: Int[Array, " clusters"]
     """The expert of each cluster, or `NO_EXPERT`."""
     merged: Int[Array, ""]
-    """Buckets of equal hashes that have no cluster of their own, because there are no places left."""
+    """Buckets of equal hashes that share a cluster with others, because there are no places left."""
+
+    @property
+    def tokens(self) -> Int[Array, " assignments"]:
+        """The token of each assignment, or `NONE`."""
+        return self.order // self.place.shape[1]
 
 
 def cluster_room(experts: ExpertsConfig, share: float, tokens: int, slices: int) -> int:
@@ -77,13 +81,9 @@ def cluster_room(experts: ExpertsConfig, share: float, tokens: int, slices: int)
     return slices * ceil(min(choices, max(experts.count, share * choices)) / slices)
 
 
-class Send(Protocol):
-    """The experts of rows with their exchange: (rows, routing, which rows are valid) -> (results, assignments that this
-    rank has handled, rounds)."""
-
-    def __call__(
-        self, x: jax.Array, routing: Routing, counts: jax.Array, experts: ExpertsConfig
-    ) -> tuple[jax.Array, jax.Array, jax.Array]: ...
+type Send = Callable[[jax.Array, Routing, jax.Array, ExpertsConfig], tuple[jax.Array, jax.Array, jax.Array]]
+"""The experts of rows with their exchange: (rows, routing, which rows are valid, experts as the exchange sees them) ->
+(results, assignments that this rank has handled, rounds)."""
 
 
 def clustered(
@@ -106,10 +106,11 @@ def clustered(
     centroids = centroids_of(clusters, x)
     rows, valid = interleaved(centroids, slices), indices[:, 0] != NO_EXPERT
     results, handled, rounds = send(rows, of_one, valid, as_sent(experts)[0])
-    y = restored(clusters, x, routing.weights, centroids, joined(results, slices), clustering.residual)
+    results = interleaved(results, room // slices)
+    y = restored(clusters, x, routing.weights, centroids, results, clustering.residual)
     number_of = lambda there: jnp.sum(there).astype(jnp.float32)
     sent = number_of(clusters.expert != NO_EXPERT)
-    handled = handled + number_of(clusters.token >= 0) - sent
+    handled = handled + number_of(clusters.order >= 0) - sent
     return y, handled, rounds, {CLUSTERS: sent, MERGED: clusters.merged.astype(jnp.float32)}
 
 
@@ -168,7 +169,6 @@ def clusters_of(
     end = jnp.where(jnp.arange(room) + 1 < begins_cluster.sum(), jnp.append(first[1:], 0), number)
     return Clusters(
         jnp.where(there, order, NONE),
-        jnp.where(there, order // chosen, NONE),
         jnp.where(real, jnp.argsort(order).reshape(tokens, chosen), NONE),
         cluster,
         jnp.where(used, end - 1, NONE),
@@ -180,7 +180,7 @@ def clusters_of(
 
 def centroids_of(clusters: Clusters, x: Float[Array, "tokens embed"]) -> Float[Array, "clusters embed"]:
     """The mean of the tokens of each cluster."""
-    rows = spread(x, clusters.token, clusters.place).astype(jnp.float32)
+    rows = spread(x, clusters.tokens, clusters.place).astype(jnp.float32)
     sums = _sums(rows, clusters.cluster, clusters.last)
     return (sums / jnp.maximum(clusters.size, 1)[:, None]).astype(x.dtype)
 
@@ -197,19 +197,15 @@ def restored(
     for the centroids c."""
     moved = results.astype(jnp.float32) - residual * centroids.astype(jnp.float32)
     weights = spread(gates.reshape(-1, 1), clusters.order, clusters.place.reshape(-1, 1))
-    moved = collect(weights * _members(moved, clusters.cluster, clusters.last), clusters.token, clusters.place)
+    moved = collect(weights * _members(moved, clusters.cluster, clusters.last), clusters.tokens, clusters.place)
     own = jnp.where(clusters.place >= 0, gates, 0).sum(axis=1, keepdims=True) * x.astype(jnp.float32)
     return (moved + residual * own).astype(x.dtype)
 
 
 def interleaved(x: Array, slices: int) -> Array:
-    """Rows dealt out to slices in turn, so that each has rows of all experts."""
+    """Rows dealt out to slices in turn, so that each has rows of all experts; of `len(x) // slices` it is the
+    inverse."""
     return x.reshape(-1, slices, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
-
-
-def joined(x: Array, slices: int) -> Array:
-    """The inverse of `interleaved`."""
-    return x.reshape(slices, -1, *x.shape[1:]).swapaxes(0, 1).reshape(x.shape)
 
 
 # ---- sums over clusters and back, each the derivative of the other one

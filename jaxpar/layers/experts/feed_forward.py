@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jax.flatten_util import ravel_pytree
+from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.plan import ExpertLayout
@@ -19,21 +20,21 @@ from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.part import Part
 from jaxpar.layers.dropout import draws
 from jaxpar.layers.experts import clusters
-from jaxpar.layers.experts.assignment import TOKEN_AXES, TokenOrder, within_capacity
+from jaxpar.layers.experts.assignment import within_capacity
 from jaxpar.layers.experts.clusters import clustered
 from jaxpar.layers.experts.declaration import IN, OUT, declare
 from jaxpar.layers.experts.exchange import EXCHANGES
 from jaxpar.layers.experts.losses import sequence_loss, share, z_loss
-from jaxpar.layers.experts.rounds import Operands, Shared, exchanged, lists_of
+from jaxpar.layers.experts.rounds import Operands, exchanged, lists_of
 from jaxpar.layers.experts.routers import ROUTERS, entropy, options_of
-from jaxpar.layers.experts.routing import NO_EXPERT, RouterState, Routing, Sums
+from jaxpar.layers.experts.routing import NO_EXPERT, TOKEN_AXES, RouterState, Routing, Sums, TokenOrder
 from jaxpar.layers.experts.rows import expert_of_row, rows_of_experts
 from jaxpar.layers.feed_forward.base import FeedForward
 from jaxpar.layers.ops.plain import Grouped, Ops
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.runtime.batch import TOKENS, UPDATES, Field
-from jaxpar.runtime.passes import AUXILIARY_LOSS, Output, Report
+from jaxpar.runtime.passes import AUXILIARY_LOSS, Output
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.varying import vary_alike
 
@@ -55,18 +56,6 @@ ROUTING = "routing"
 [row, token, layer, choice], and `NO_EXPERT` where there is none. Layers without experts have a place too."""
 
 
-def choices_of(experts: ExpertsConfig) -> int:
-    """The columns of a layer's routing."""
-    return experts.count if ROUTERS[experts.router].all_experts else experts.per_token
-
-
-def fields_of(experts: ExpertsConfig, layers: int) -> tuple[Field, ...]:
-    """The fields of a batch that experts read, in a model of `layers` layers."""
-    kind, dims = ROUTERS[experts.router], (layers, choices_of(experts))
-    routing = Field(ROUTING, dims=dims, limits=(NO_EXPERT, experts.count - 1), optional=True)
-    return (routing, *([TOKENS] if kind.ids else []), *([UPDATES] if kind.anneals else []))
-
-
 class Experts(Block):
     """`sum_i w_i expert_i(x) + shared(x)` over the experts i that the router chooses for a token."""
 
@@ -86,35 +75,35 @@ class Experts(Block):
         names = (AUXILIARY_LOSS, ROUTED_TOKENS, LOAD, RANK_LOAD, ENTROPY, DROPPED, OVERFLOWS)
         of_clusters = clusters.REPORTS if model.experts.clusters else ()
         self.reports = (*names, *of_clusters, *(f"{LOAD}.{layer}" for layer in range(model.layers)))
-        self.feed_forward, self.router_kind = feed_forward, ROUTERS[model.experts.router]
-        self.fields, self.options = fields_of(model.experts, model.layers), options_of(model.experts)
-        self.layers = model.layers
+        self.feed_forward, self.layers = feed_forward, model.layers
+        self.kind, self.options = ROUTERS[model.experts.router], options_of(model.experts)
+        self.choices = model.experts.count if self.kind.all_experts else model.experts.per_token
+        limits = (NO_EXPERT, model.experts.count - 1)
+        routing = Field(ROUTING, dims=(model.layers, self.choices), limits=limits, optional=True)
+        self.fields = (routing, *([TOKENS] if self.kind.ids else []), *([UPDATES] if self.kind.anneals else []))
 
     def __call__(self, x: Float[Array, "batch part embed"], context: Context, ops: Ops) -> Output:
-        """The sum, and the report. Tokens that pad rows are sent to no expert and count in no statistic."""
-        number, tokens, train = context.index, context.tokens, context.train
-        flat = x.reshape(-1, x.shape[-1])
-        counts = sequence_part(tokens.segments).ravel() > 0
+        """The sum, and the report. Tokens that pad rows are sent to no expert and are in no statistic."""
+        tokens = context.tokens
+        flat, valid = x.reshape(-1, x.shape[-1]), sequence_part(tokens.segments).ravel() > 0
         logits = self._router_logits(flat)
-        state = self._state(flat, number, tokens, train)._replace(train=train, counts=counts)
-        routing = self.router_kind.route(logits, state, self.experts, self.options)
-        report = self._report(logits, routing, counts.astype(jnp.float32).reshape(x.shape[:2]))
-        kept = self._without_dropped(routing, counts, tokens, train)
-        every = lambda flat: self._shared(flat.reshape(x.shape), ops).reshape(flat.shape)
-        shared = every if self.experts.shared else None
-        if self.experts.clusters and train:
+        routing = self.kind.route(logits, self._state(flat, valid, context), self.experts, self.options)
+        report = self._report(logits, routing, valid.astype(jnp.float32).reshape(x.shape[:2]))
+        sent = self._within_capacity(routing, valid, tokens) if context.train else routing
+        shared = None
+        if self.experts.shared:
+            shared = lambda flat: self._shared(flat.reshape(x.shape), ops).reshape(flat.shape)
+        if self.experts.clusters and context.train:
             send, slices = partial(self._exchanged, ops), self.layout.slices.name
-            y, handled, rounds, more = clustered(send, self.experts, slices, number, flat, kept, counts)
+            y, handled, rounds, more = clustered(send, self.experts, slices, context.index, flat, sent, valid)
             y = y if shared is None else y + shared(flat)
+            report |= more
         else:
-            y, handled, rounds = self._exchanged(ops, flat, kept, counts, self.experts, shared)
-            more = {}
-        chosen = jnp.sum(counts[:, None] & (routing.indices != NO_EXPERT)).astype(jnp.float32)
-        of_layers = {f"{LOAD}.{one}": jnp.where(number == one, report[LOAD], 0.0) for one in range(self.layers)}
-        overflows = report[ROUTED_TOKENS] * (rounds > 1)
-        return y.reshape(x.shape), {
-            **report, DROPPED: chosen - handled, OVERFLOWS: overflows, **more, **of_layers
-        }  # fmt: skip
+            y, handled, rounds = self._exchanged(ops, flat, sent, valid, self.experts, shared)
+        chosen = jnp.sum(valid[:, None] & (routing.indices != NO_EXPERT)).astype(jnp.float32)
+        report |= {DROPPED: chosen - handled, OVERFLOWS: report[ROUTED_TOKENS] * (rounds > 1)}
+        loads = {f"{LOAD}.{one}": jnp.where(context.index == one, report[LOAD], 0.0) for one in range(self.layers)}
+        return y.reshape(x.shape), report | loads
 
     # ---- routing
 
@@ -128,76 +117,69 @@ class Experts(Block):
 
     def _router_logits(self, x: Float[Array, "tokens embed"]) -> Float[Array, "tokens experts"]:
         """The logits; of a router that learns nothing, a scalar."""
-        if not self.router_kind.learned:
+        if not self.kind.learned:
             return jnp.zeros(())
-        if not self.router_kind.cosine:
+        if not self.kind.cosine:
             return self._logits(x, "router")
-        projected = jnp.matmul(
-            x.astype(jnp.float32), self.weight("projection").astype(jnp.float32), precision="highest"
-        )
+        projection, router = (self.weight(name).astype(jnp.float32) for name in ("projection", "router"))
+        projected = jnp.matmul(x.astype(jnp.float32), projection, precision="highest")
         unit = lambda a, axis: a * lax.rsqrt(jnp.sum(jnp.square(a), axis, keepdims=True) + 1e-12)
-        tokens = unit(self.named(projected, "router_projected"), 1)
-        experts = unit(self.weight("router").astype(jnp.float32), 0)
+        tokens, experts = unit(self.named(projected, "router_projected"), 1), unit(router, 0)
         temperature = FIRST_TEMPERATURE * jnp.exp(self.weight("temperature").astype(jnp.float32))
         return self.named(jnp.matmul(tokens, experts, precision="highest") / temperature, "router_logits")
 
-    def _state(self, x: jax.Array, number: jax.Array, tokens: TokenContext, train: bool) -> RouterState:
-        kind, state = self.router_kind, RouterState()
-        if kind.bias:
-            state = state._replace(bias=lax.stop_gradient(self.weight("bias").astype(jnp.float32)))
-        if kind.noise:
-            state = state._replace(noise=self._logits(x, "noise"))
+    def _state(self, x: Float[Array, "tokens embed"], valid: Bool[Array, " tokens"], context: Context) -> RouterState:
+        kind, tokens, train = self.kind, context.tokens, context.train
+        replay, drawn = tokens.fields.get(ROUTING), None
+        if replay is not None:
+            replay = sequence_part(lax.dynamic_index_in_dim(replay, context.index, axis=2, keepdims=False))
+            replay = replay[..., : self.choices].reshape(-1, self.choices)
         if kind.draw is not None and train:
             assert tokens.seed is not None, "training has a seed"
-            site, indices = NOISE_SITE + number, sequence_part(tokens.indices)
+            site, indices = NOISE_SITE + context.index, sequence_part(tokens.indices)
             drawn = draws(kind.draw, self.experts.count, tokens.seed, site, tokens.examples, indices)
-            state = state._replace(drawn=drawn.reshape(-1, self.experts.count))
-        if kind.anneals and train:
-            state = state._replace(step=tokens.fields[UPDATES.name].astype(jnp.float32))
-        routed = tokens.fields.get(ROUTING)
-        if kind.ordered and routed is None:
-            state = state._replace(order=TokenOrder.of(tokens))
-        if routed is not None:
-            own = lax.dynamic_index_in_dim(routed, number, axis=2, keepdims=False)
-            choices = choices_of(self.experts)
-            state = state._replace(given=sequence_part(own)[..., :choices].reshape(-1, choices))
-        if kind.ids:
-            state = state._replace(ids=sequence_part(tokens.fields[TOKENS.name]).ravel())
-        return state
+            drawn = drawn.reshape(-1, self.experts.count)
+        return RouterState(
+            bias=lax.stop_gradient(self.weight("bias").astype(jnp.float32)) if kind.bias else None,
+            noise=self._logits(x, "noise") if kind.noise else None,
+            drawn=drawn,
+            ids=sequence_part(tokens.fields[TOKENS.name]).ravel() if kind.ids else None,
+            train=train,
+            counts=valid,
+            order=TokenOrder.of(tokens) if kind.ordered and replay is None else None,
+            replay=replay,
+            step=tokens.fields[UPDATES.name].astype(jnp.float32) if kind.anneals and train else None,
+        )
 
-    def _without_dropped(self, routing: Routing, counts: jax.Array, tokens: TokenContext, train: bool) -> Routing:
+    def _within_capacity(self, routing: Routing, valid: Bool[Array, " tokens"], tokens: TokenContext) -> Routing:
         """`routing` without the assignments beyond the capacity of an expert, of all ranks' tokens in order."""
         factor = self.experts.capacity_factor
-        if factor is None or not train:
+        if factor is None:
             return routing
         order = TokenOrder.of(tokens)
-        kept = within_capacity(order.whole(routing.indices), order.whole(counts), self.experts.count, factor)
-        return routing._replace(indices=jnp.where(order.own(kept), routing.indices, NO_EXPERT))
+        inside = within_capacity(order.whole(routing.indices), order.whole(valid), self.experts.count, factor)
+        return routing._replace(indices=jnp.where(order.own(inside), routing.indices, NO_EXPERT))
 
-    def _report(self, logits: jax.Array, routing: Routing, of_rows: Float[Array, "batch part"]) -> Report:
-        """This rank's share of the losses and of the statistics over the microbatch. `of_rows` is 1 for tokens that
-        count."""
-        counts = of_rows.ravel()
+    def _report(
+        self, logits: jax.Array, routing: Routing, counts: Float[Array, "batch part"]
+    ) -> dict[str, Float[Array, ""]]:
+        """This rank's share of the losses and of the statistics over the microbatch. `counts` is 1 for tokens that do
+        not pad a row."""
+        of_rows, counts = counts, counts.ravel()
         chosen = routing.indices[:, :, None] == jnp.arange(self.experts.count)
         of_expert = jnp.sum(jnp.where(chosen, counts[:, None, None], 0.0), axis=(0, 1))
-        own = Sums(
-            counts.sum(),
-            lax.stop_gradient(of_expert),
-            {name: counts @ values for name, values in routing.statistics.items()},
-        )
-        leaves, tree = jax.tree.flatten(own)
-        packed = reduce_sum(lax.stop_gradient(jnp.concatenate([leaf.ravel() for leaf in leaves])), TOKEN_AXES)
-        ends = [sum(leaf.size for leaf in leaves[: place + 1]) for place in range(len(leaves) - 1)]
-        parts = [part.reshape(leaf.shape) for part, leaf in zip(jnp.split(packed, ends), leaves, strict=True)]
-        whole, ranks = tree.unflatten(parts), lax.axis_size(TOKEN_AXES)
+        statistics = {name: counts @ values for name, values in routing.statistics.items()}
+        own = Sums(counts.sum(), lax.stop_gradient(of_expert), statistics)
+        packed, unpack = ravel_pytree(own)
+        whole, ranks = unpack(reduce_sum(lax.stop_gradient(packed), TOKEN_AXES)), lax.axis_size(TOKEN_AXES)
         total = self.experts.z_loss * z_loss(logits, counts) if self.experts.z_loss else 0 * own.tokens
-        if self.router_kind.loss is not None and self.experts.balance_loss:
-            total += self.experts.balance_loss * whole.tokens * share(self.router_kind.loss, own, whole, ranks)
+        if self.kind.loss is not None and self.experts.balance_loss:
+            total += self.experts.balance_loss * whole.tokens * share(self.kind.loss, own, whole, ranks)
         if self.experts.sequence_loss:
             rows = lambda a: a.reshape(*of_rows.shape, -1)
             probabilities = rows(routing.statistics["probabilities"])
             total += self.experts.sequence_loss * sequence_loss(rows(routing.indices), probabilities, of_rows)
-        if self.router_kind.bias:
+        if self.kind.bias:
             # Zero, with the counts as its derivative: they are summed over ranks and microbatches like any gradient.
             bias = self.weight("bias").astype(jnp.float32)
             total += jnp.sum((bias - lax.stop_gradient(bias)) * own.counts)
@@ -218,16 +200,16 @@ class Experts(Block):
         ops: Ops,
         x: Float[Array, "tokens embed"],
         routing: Routing,
-        counts: jax.Array,
+        valid: jax.Array,
         experts: ExpertsConfig,
-        shared: Shared | None = None,
+        shared: Callable[[jax.Array], jax.Array] | None = None,
     ) -> tuple[Float[Array, "tokens embed"], Float[Array, ""], Int[Array, ""]]:
         """(the sums over the experts of each row, `shared` included, assignments that this rank has handled, rounds of
         the exchange)."""
         layout = self.layout
         slices = layout.slices.name
         exchange = EXCHANGES[layout.exchange.name](experts, len(x) // slices, layout)
-        lists = lists_of(exchange, slices, routing.indices, counts)
+        lists = lists_of(exchange, slices, routing.indices, valid)
         weights = {name: self.weight(name) for name, spec in self.part.weights.items() if spec.routed}
         grouped = ops.grouped({group: [weights[name] for name in names] for group, names in self._matrices.items()})
         weights |= grouped.constants
@@ -235,8 +217,7 @@ class Experts(Block):
         products = partial(self._products, grouped)
         operands = Operands(weights, grouped.observed)
         y, handled, rounds = exchanged(exchange, products, operands, x, gates, lists, shared)
-        # After an all-gather, each tensor rank handles the rows of all of them.
-        return y, handled / lax.axis_size("tensor") if layout.exchange.name == "all_gather" else handled, rounds
+        return y, handled / exchange.copies, rounds
 
     @property
     def _matrices(self) -> Mapping[str, Sequence[str]]:
@@ -255,14 +236,13 @@ class Experts(Block):
         w = operands.weights
         biased = "down_bias" in w
         even = 1 / min(self.layout.capacity, lax.axis_size("expert"))  # the share of the room that is used
-        options = {"implementation": self.layout.products.name, "expected": round(len(rows) * even)}
-        # Kernels are for wider matrices than factors.
-        of_rows = options | {"group_sizes": sizes}
-        narrow = partial(grouped_matmul, **(of_rows | {"implementation": "xla"}))
+        options = {"expected": round(len(rows) * even), "group_sizes": sizes}
+        narrow = partial(grouped_matmul, implementation="xla", **options)  # kernels are for wider matrices than factors
+        options |= {"implementation": self.layout.products.name}
 
         def times(group: str, x: jax.Array) -> list[jax.Array]:
             names = self._matrices[group]
-            ys = grouped.products(group, x, [w[name] for name in names], operands, inward=group == IN, **of_rows)
+            ys = grouped.products(group, x, [w[name] for name in names], operands, inward=group == IN, **options)
             return [self._with_term(narrow, x, name, w, y) for name, y in zip(names, ys, strict=True)]
 
         made = dict(zip(self._matrices[IN], times(IN, rows), strict=True))

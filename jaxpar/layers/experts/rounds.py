@@ -19,13 +19,14 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxpar.layers.experts.assignment import TOKEN_AXES
-from jaxpar.layers.experts.exchange import Exchange, OwnRows
+from jaxpar.layers.experts.exchange import Exchange
 from jaxpar.layers.experts.messages import FURTHER_ROUNDS
+from jaxpar.layers.experts.routing import TOKEN_AXES
 from jaxpar.layers.experts.rows import Lists, Places, Window, collect, rounds_of, spread, window_of
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import reduce_max
 from jaxpar.mesh.parameters import Arrays
+from jaxpar.mesh.quantized.tokens import sent
 from jaxpar.runtime.observed import Observed, for_each_use
 
 INPUT = "expert_input"
@@ -92,7 +93,7 @@ def exchanged(
         places = places._replace(take=places.take[:, : -exchange.room], weights=places.weights[:, : -exchange.room])
     first = Round(to_send, places)
     each = [jax.tree.map(lambda leaf: leaf[number], first) for number in range(slices)]  # noqa: B023
-    own = None if apart is None else partial(_own, products, of_own, apart)
+    own = None if apart is None else partial(_local, exchange, products, of_own, apart)
     ys, beside, needed = _first_rounds(
         exchange, products, of_slices, x, each, rounds_needed(exchange, lists), shared, own
     )
@@ -121,9 +122,9 @@ def _computed(products: Products, w: Operands, places: Places, rows: jax.Array) 
     return _multiplied(products, w, places, spread(rows, places.take, places.back))
 
 
-def _own(products: Products, w: Operands, own: OwnRows, x: jax.Array) -> jax.Array:
+def _local(exchange: Exchange, products: Products, w: Operands, places: Places, x: jax.Array) -> jax.Array:
     """For each token the sum of the results of its experts on this rank, without a message."""
-    return _multiplied(products, w, own.places, own.of(x))
+    return _multiplied(products, w, places, sent(exchange.dtype, spread, x, places.take, places.back))
 
 
 def _multiplied(products: Products, w: Operands, places: Places, rows: jax.Array) -> jax.Array:

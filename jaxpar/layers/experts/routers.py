@@ -97,7 +97,7 @@ def k_top_1(logits: Logits, state: RouterState, experts: ExpertsConfig, options:
     groups = logits.reshape(len(logits), experts.per_token, -1)
     probabilities = jax.nn.softmax(groups)
     within = largest(groups, 1)[..., 0]
-    indices = within + jnp.arange(experts.per_token) * groups.shape[-1] if state.given is None else state.given
+    indices = within + jnp.arange(experts.per_token) * groups.shape[-1] if state.replay is None else state.replay
     flat = probabilities.reshape(logits.shape)
     return Routing(indices, chosen(flat, indices), {"probabilities": flat / experts.per_token})
 
@@ -110,7 +110,7 @@ def hashed(logits: Logits, state: RouterState, experts: ExpertsConfig, options: 
     assert state.ids is not None, "a hash is one of tokens"
     first = _mixed(state.ids) % np.uint32(experts.count)
     indices = (first[:, None].astype(jnp.int32) + jnp.arange(experts.per_token)) % experts.count
-    indices = indices if state.given is None else state.given
+    indices = indices if state.replay is None else state.replay
     weights = jnp.full(indices.shape, 1 / experts.per_token, jnp.float32)
     return Routing(indices, weights, {})
 
@@ -142,15 +142,15 @@ def dense_to_sparse(logits: Logits, state: RouterState, experts: ExpertsConfig, 
     gates = jax.nn.softmax((logits + state.drawn) / temperature)
     best = ones_at(largest(gates, experts.per_token), experts.count).sum(1) > 0
     used = best | (lax.stop_gradient(gates) >= options.threshold)
-    if state.given is not None:
-        return Routing(state.given, chosen(gates, state.given), {"probabilities": gates})
+    if state.replay is not None:
+        return Routing(state.replay, chosen(gates, state.replay), {"probabilities": gates})
     return Routing(_used(used), gates, {"probabilities": gates})
 
 
 def base(logits: Logits, state: RouterState, experts: ExpertsConfig, options: NoOptions) -> Routing:
     """In training every expert gets equally many tokens of the microbatch, such that the sum of their logits is the
     largest; else a token's largest logit is chosen. The weight is its sigmoid (BASE layers, arXiv:2103.16716)."""
-    if state.train and state.given is None:
+    if state.train and state.replay is None:
         assert state.order is not None and state.counts is not None, "an assignment is one of all tokens"
         indices = state.order.own(balanced(state.order.whole(logits), state.order.whole(state.counts)))[:, None]
     else:
@@ -162,8 +162,8 @@ def expert_choice(logits: Logits, state: RouterState, experts: ExpertsConfig, op
     """Each expert takes the tokens of the microbatch with its largest probabilities, k/E of them, and the probabilities
     are the weights (arXiv:2202.09368, section 3.2)."""
     probabilities = jax.nn.softmax(logits)
-    if state.given is not None:
-        return Routing(state.given, chosen(probabilities, state.given), {})
+    if state.replay is not None:
+        return Routing(state.replay, chosen(probabilities, state.replay), {})
     assert state.order is not None and state.counts is not None, "a choice is one among all tokens"
     all_counts = state.order.whole(state.counts)
     used = state.order.own(chosen_by_experts(state.order.whole(probabilities), all_counts, experts.per_token))

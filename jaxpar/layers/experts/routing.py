@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Bool, Float, Int, Shaped
 
 from jaxpar.config.mappings.experts import ExpertsConfig
+from jaxpar.layers.context import TokenContext, sequence_part
+from jaxpar.mesh.collectives import join_ranks
 
 type Logits = Float[Array, "tokens experts"]
 
@@ -18,16 +21,35 @@ NO_EXPERT = -1
 """Stands for an expert in `Routing.indices` where a token uses fewer than there is room for."""
 
 
-class Order(Protocol):
-    """The order of the tokens of all ranks: `jaxpar.layers.experts.assignment.TokenOrder`."""
+TOKEN_AXES = ("replica", "fsdp", "expert", "context", "tensor")
+"""Axes whose ranks have different tokens of a microbatch."""
+
+
+class TokenOrder(NamedTuple):
+    """The order by example, and by index in it: the same on every rank, and on every layout."""
+
+    order: Int[Array, " all_tokens"]
+    """The index of the token at each position, among the tokens of all ranks in the order of ranks."""
+    places: Int[Array, " tokens"]
+    """The place of each token of this rank."""
+
+    @classmethod
+    def of(cls, tokens: TokenContext) -> Self:
+        """The order of the tokens of a microbatch."""
+        indices = sequence_part(tokens.indices)
+        examples = jnp.broadcast_to(tokens.examples[:, None], indices.shape)
+        keys = join_ranks(jnp.stack([examples.ravel(), indices.ravel()], axis=1), TOKEN_AXES)
+        order = jnp.lexsort((keys[:, 1], keys[:, 0]))
+        first = lax.axis_index(TOKEN_AXES) * indices.size
+        return cls(order, lax.dynamic_slice_in_dim(jnp.argsort(order), first, indices.size))
 
     def whole(self, x: Shaped[Array, " tokens *rest"]) -> Shaped[Array, " all_tokens *rest"]:
-        """`x` of the tokens of all ranks, in order."""
-        ...
+        """`x` of the tokens of all ranks, in order, without a derivative."""
+        return join_ranks(lax.stop_gradient(x), TOKEN_AXES)[self.order]
 
     def own(self, x: Shaped[Array, " all_tokens *rest"]) -> Shaped[Array, " tokens *rest"]:
-        """This rank's part of `x`."""
-        ...
+        """This rank's part of `x`, which is in order."""
+        return x[self.places]
 
 
 class RouterState(NamedTuple):
@@ -45,9 +67,9 @@ class RouterState(NamedTuple):
     """Whether this is training."""
     counts: Bool[Array, " tokens"] | None = None
     """Which tokens count; the others pad rows."""
-    order: Order | None = None
+    order: TokenOrder | None = None
     """The tokens of all ranks."""
-    given: Int[Array, "tokens chosen"] | None = None
+    replay: Int[Array, "tokens chosen"] | None = None
     """Experts to use in place of those that the router would choose, as in `Routing.indices`."""
     step: Float[Array, ""] | None = None
     """Updates of the weights so far: the number of the step, from 0, without steps that changed nothing."""
@@ -120,8 +142,8 @@ def ones_at(indices: Int[Array, "tokens chosen"], experts: int) -> Float[Array, 
 
 
 def selected(state: RouterState, values: Logits, number: int) -> Int[Array, "tokens number"]:
-    """The experts that are given, or those with the largest values."""
-    return largest(values, number) if state.given is None else state.given
+    """The experts to replay, or those with the largest values."""
+    return largest(values, number) if state.replay is None else state.replay
 
 
 def largest(values: Logits, number: int) -> Int[Array, "tokens number"]:

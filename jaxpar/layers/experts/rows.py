@@ -214,6 +214,67 @@ def by_expert(
     return Places(take, back, own[:, 0], sizes)
 
 
+def by_expert_of_tokens(window: Window, gates: Float[Array, "tokens chosen"], each: int) -> Places:
+    """The only list of a window in the order of `each` experts, on the rank that has the tokens: these are the sources
+    of the places."""
+    at = jnp.maximum(window.slots[:, 0], 0)
+    key = jnp.where(window.slots[:, 0] >= 0, window.expert[at], each)
+    order = jnp.argsort(key, stable=True)
+    place = jnp.where(key < each, jnp.argsort(order), NONE)
+    taken = jnp.where(key[order] < each, order, NONE)[: window.assignments.size]
+    weights = spread(gates.reshape(-1, 1), taken, place[:, None])[:, 0]
+    sizes = jnp.sum(key[:, None] == jnp.arange(each), axis=0)
+    return Places(taken // gates.shape[1], place.reshape(gates.shape), weights, sizes)
+
+
+def places_of_list(
+    window: Window,
+    gates: Float[Array, "slices tokens chosen"],
+    number: Int[Array, ""],
+    lists: int,
+    rows: int,
+    each: int,
+) -> Places:
+    """Where one list is multiplied on the rank that has its tokens, of all slices of a stack together.
+
+    Args:
+        window: The assignments that the first round takes, stacked by slice.
+        gates: Weights of the choices.
+        number: The list, of `lists`.
+        lists: Lists of a window.
+        rows: Rows of a list in a round.
+        each: Experts of the list's rank.
+
+    Returns:
+        Places whose sources are the tokens, slice by slice, and not rows.
+    """
+    slices, tokens, chosen = gates.shape
+
+    def of_slice(window: Window, gates: jax.Array) -> tuple[jax.Array, ...]:
+        weights = spread(gates.reshape(-1, 1), window.assignments, window.slots)[:, 0]
+        values = (x.reshape(lists, -1)[number] for x in (window.expert, window.row, weights, window.tokens))
+        row_of_token = jnp.where(window.back // rows == number, window.back % rows, NONE).max(axis=1)
+        return *values, row_of_token
+
+    expert, row, weights, token, row_of = jax.vmap(of_slice)(window, gates)
+    sorted_rows = by_expert(expert, row, weights, rows, each, min(chosen, each))
+    slice_of = jnp.arange(slices)[:, None]
+    sources = jnp.where(token >= 0, slice_of * tokens + token, NONE).ravel()
+    places = jnp.where(row_of >= 0, slice_of * rows + row_of, NONE).reshape(-1, 1)
+    take = jnp.where(sorted_rows.take >= 0, sources[sorted_rows.take], NONE)
+    return sorted_rows._replace(take=take, back=jnp.where(places >= 0, sorted_rows.back[places[:, 0]], NONE))
+
+
+def without_list(window: Window, number: Int[Array, ""], lists: int, rows: int) -> Window:
+    """The window of a slice without the assignments of one list, whose room stays empty."""
+
+    def others(x: jax.Array) -> jax.Array:
+        return jnp.where(jnp.arange(lists)[:, None] == number, NONE, x.reshape(lists, -1)).ravel()
+
+    back = jnp.where(window.back // rows == number, NONE, window.back)
+    return window._replace(tokens=others(window.tokens), back=back, expert=others(window.expert))
+
+
 def _repeats(list: Int[Array, "tokens chosen"]) -> Bool[Array, "tokens chosen"]:
     """Whether an earlier assignment of the token is in the same list."""
     return jnp.tril(list[:, :, None] == list[:, None, :], -1).any(axis=2)

@@ -65,7 +65,7 @@ EXPERTS = (
     Fault(
         name="own_rows_sent_as_well",
         description="What a rank computes of its own tokens while the first slice is sent is in that slice, too.",
-        file="jaxpar/layers/experts/exchange.py",
+        file="jaxpar/layers/experts/rows.py",
         old="tokens=others(window.tokens), back=back, expert=others(window.expert)",
         new="tokens=window.tokens, expert=window.expert",
         caught_by=(OWN_FIRST,),

@@ -20,7 +20,6 @@ from jaxpar.layers.experts.clusters import (
     dimensions_of,
     hashes_of,
     interleaved,
-    joined,
     restored,
 )
 from jaxpar.layers.experts.messages import rows_sent
@@ -127,5 +126,5 @@ def test_room_and_bytes_are_a_share_of_the_choices():
     for exchange, factor in (("all_to_all", 0.5), ("all_gather", 0.5)):
         assert rows_sent(exchange, experts, 1.5, 4, 2) == pytest.approx(factor * rows_sent(exchange, one, 1.5, 4, 2))
     x = jnp.arange(12)
-    np.testing.assert_array_equal(joined(interleaved(x, 3), 3), x)
+    np.testing.assert_array_equal(interleaved(interleaved(x, 3), 4), x)
     assert interleaved(x, 3)[:4].tolist() == [0, 3, 6, 9]

@@ -14,7 +14,6 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema import ModelConfig
-from jaxpar.layers.experts.exchange import own_places, without_own
 from jaxpar.layers.experts.messages import (
     exchange_of,
     messages_of,
@@ -24,7 +23,16 @@ from jaxpar.layers.experts.messages import (
     row_room,
     rows_sent,
 )
-from jaxpar.layers.experts.rows import by_expert, by_rank, collect, rounds_of, spread, window_of
+from jaxpar.layers.experts.rows import (
+    by_expert,
+    by_rank,
+    collect,
+    places_of_list,
+    rounds_of,
+    spread,
+    window_of,
+    without_list,
+)
 from jaxpar.memory.layer_shape import LayerShape
 from pallas_kernels.grouped_matmul.mosaic import times_weights
 
@@ -94,8 +102,8 @@ def test_own_rows_apart_and_those_that_are_sent_have_each_assignment_once(name: 
     gates = np.random.default_rng(2).random(experts.shape, np.float32)
     taken = 0
     for rank in range(RANKS):
-        places = jax.device_get(own_places(window, jnp.asarray(gates), jnp.int32(rank), RANKS, ROWS, EACH))
-        hide = partial(without_own, rank=jnp.int32(rank), ranks=RANKS, rows=ROWS)
+        places = jax.device_get(places_of_list(window, jnp.asarray(gates), jnp.int32(rank), RANKS, ROWS, EACH))
+        hide = partial(without_list, number=jnp.int32(rank), lists=RANKS, rows=ROWS)
         sent = jax.device_get(jax.vmap(hide)(window))
         mine = [
             (experts[s, t, j] % EACH, 5 * s + t, gates[s, t, j])
