@@ -51,7 +51,7 @@ UPDATE = (
         file="jaxpar/training/residency/weight_update.py",
         old="jnp.where(facts.applies, a, b)",
         new="a",
-        caught_by=("tests/precision/test_loss_scale.py::test_a_step_that_overflows_is_skipped_until_the_scale_fits",),
+        caught_by=("tests/runtime/test_loss_scale.py::test_a_step_that_overflows_is_skipped_until_the_scale_fits",),
     ),
     Fault(
         name="empty_step_applied",
