@@ -45,7 +45,7 @@ TESTS = (
     "tests/pipeline/execution/test_executor.py::test_each_tick_multiplies_what_its_actions_multiply_and_no_more",
     "tests/pipeline/execution/test_executor.py::"
     "test_chunks_that_are_held_are_gathered_twice_and_scattered_once_in_a_batch",
-    "tests/pipeline/execution/test_slots.py",
+    "tests/pipeline/execution/test_program.py",
 )
 
 
