@@ -45,7 +45,7 @@ FEATURES: dict[str, str] = {
     "quantised_state": "jaxpar.layout.quantised_matmuls:carried",
 }
 """The parts of features that a step takes where its configuration asks for them: the block of `model.experts`, the
-`Adaptation` of `lora`, and the programs, ops, store and carried state of `precision.matmul`."""
+`Adaptation` of frozen weights, and the programs, ops, store and carried state of `precision.matmul`."""
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layers.matmul_formats import exact_shares
 from jaxpar.layout.choices.attention import backends_on, strategy_on
-from jaxpar.layout.choices.matmul import expert_codes
+from jaxpar.layout.choices.matmul import grouped_codes
 from jaxpar.layout.choices.matmul_codes import matmul_codes
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, holds, order_of_chunks
 from jaxpar.memory.costs import LayerCosts
@@ -36,10 +36,10 @@ def costs_of_kinds(config: Config, cluster: Cluster, *, unknown: bool = False) -
         [slot.kind for slot in slots], schedule.chunks, config.memory.weights_offload,
     )  # fmt: skip
     runs = {} if unknown else backends_on(config, cluster.gpu, strategy)
-    experts, exact = expert_codes(config, DescribedGPU.of(cluster.gpu)), exact_shares(config)
+    grouped, exact = grouped_codes(config, DescribedGPU.of(cluster.gpu)), exact_shares(config)
     return {
         kind: layer_costs(
-            replace(shape, codes=experts), cluster, strategy, codes=codes, exact=exact[kind],
+            replace(shape, codes=grouped), cluster, strategy, codes=codes, exact=exact[kind],
             magnitude_ranks=axes.devices // axes.pipe, attention=runs.get(kind),
         )
         for kind, shape in layer_shapes(config, axes, rows).items()

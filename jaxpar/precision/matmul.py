@@ -4,7 +4,7 @@ A tensor becomes 8-bit values and scales (`jaxpar.precision.scale`). Three produ
 such operands and summed in float32: the output, of input and weight (both `E4M3`); the input's gradient, of the
 output's gradient (`Recipe.gradient`) and the weight; the weight's gradient, of the input and the output's gradient. A
 `Form` computes them: with the sequence gathered and scattered around whole products, or as rings
-(`jaxpar.precision.dense`), or for rows of routed experts (`jaxpar.precision.grouped`).
+(`jaxpar.precision.dense`), or for groups of rows (`jaxpar.precision.grouped`).
 
 **Scales do not depend on the layout.** A largest magnitude is taken over all ranks that hold a part of the tensor: rows
 and tokens of the microbatch, columns of tensor ranks. `fp8_current` does so in each product, with a message of a few

@@ -27,7 +27,7 @@ from jaxpar.layers.experts.declaration import width_of
 from jaxpar.layers.experts.exchange import EXCHANGES
 from jaxpar.layers.experts.messages import exchange_of, row_bytes_of_ways, rows_sent
 from jaxpar.layout.choices.hardware import hardware_of
-from jaxpar.layout.choices.matmul import expert_codes
+from jaxpar.layout.choices.matmul import grouped_codes
 from jaxpar.memory.layer_shape import ITEM_BYTES, LayerShape, layer_shapes
 from jaxpar.mesh.quantized.levels import split_by_nodes
 from jaxpar.units import count, seconds, size
@@ -238,7 +238,7 @@ def _timed(
     """The exchange, and what it runs on."""
     hardware = nearest_hardware(cluster.gpu)
     on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
-    return ExpertExchange(replace(shape, codes=expert_codes(config, device)), config.parallel.experts.own_rows), on
+    return ExpertExchange(replace(shape, codes=grouped_codes(config, device)), config.parallel.experts.own_rows), on
 
 
 def _why_exchanged(exchange: str, slices: int, tensor: int) -> str | None:

@@ -165,7 +165,7 @@ def _largest_routed(config: Config, plan: Plan, sides: Mapping[str, list[int]]) 
     return rows, experts, outputs, inputs
 
 
-def expert_codes(config: Config, device: Device) -> ExpertCodes:
+def grouped_codes(config: Config, device: Device) -> ExpertCodes:
     """How routed experts are multiplied in FP8 on such a device; where a kernel is named that does not run there, as
     without it."""
     groups = tuple(_routed_sides(config))

@@ -21,7 +21,7 @@ from jaxpar.layers.matmul_formats import exact_shares
 from jaxpar.layout.choices.attention import backends_on, scratch_on
 from jaxpar.layout.choices.embedding import embedding_messages
 from jaxpar.layout.choices.experts import loops_on
-from jaxpar.layout.choices.matmul import expert_codes
+from jaxpar.layout.choices.matmul import grouped_codes
 from jaxpar.layout.choices.matmul_codes import matmul_codes
 from jaxpar.layout.choices.pipeline import holds
 from jaxpar.layout.choices.replica_sums import only_after
@@ -188,7 +188,7 @@ class ActivationPlanner:
         if key not in self.known:
             config = self.model.config
             own = replace(config, parallel=replace(config.parallel, tensor=self.group.tensor))
-            self.known[key] = expert_codes(own, DescribedGPU.of(self.cluster.gpu))
+            self.known[key] = grouped_codes(own, DescribedGPU.of(self.cluster.gpu))
         return self.known[key]
 
     @property
