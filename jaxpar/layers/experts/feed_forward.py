@@ -24,10 +24,20 @@ from jaxpar.layers.experts.assignment import within_capacity
 from jaxpar.layers.experts.clusters import clustered
 from jaxpar.layers.experts.declaration import IN, OUT, declare
 from jaxpar.layers.experts.exchange import EXCHANGES
-from jaxpar.layers.experts.losses import sequence_loss, share, z_loss
-from jaxpar.layers.experts.rounds import Operands, exchanged, lists_of
+from jaxpar.layers.experts.products import Operands
+from jaxpar.layers.experts.rounds import exchanged, lists_of
 from jaxpar.layers.experts.routers import ROUTERS, entropy, options_of
-from jaxpar.layers.experts.routing import NO_EXPERT, TOKEN_AXES, RouterState, Routing, Sums, TokenOrder
+from jaxpar.layers.experts.routing import (
+    NO_EXPERT,
+    TOKEN_AXES,
+    RouterState,
+    Routing,
+    Sums,
+    TokenOrder,
+    sequence_loss,
+    share,
+    z_loss,
+)
 from jaxpar.layers.experts.rows import expert_of_row, rows_of_experts
 from jaxpar.layers.feed_forward.base import FeedForward
 from jaxpar.layers.ops.plain import Grouped, Ops

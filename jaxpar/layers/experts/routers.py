@@ -17,16 +17,19 @@ from jaxpar.config.mappings.routers import Annealed, Biased, Forced, Groups, InG
 from jaxpar.config.parts import NoOptions
 from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.layers.experts.assignment import balanced, chosen_by_experts
-from jaxpar.layers.experts.losses import balance_loss, gshard_loss, importance_and_load_loss, sam_loss
 from jaxpar.layers.experts.routing import (
     NO_EXPERT,
     Logits,
     Router,
     RouterState,
     Routing,
+    balance_loss,
     chosen,
+    gshard_loss,
+    importance_and_load_loss,
     largest,
     ones_at,
+    sam_loss,
     selected,
 )
 

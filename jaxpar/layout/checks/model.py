@@ -16,6 +16,7 @@ from jaxpar.layers.declared import declare_layer, feed_forward_class, mixer_clas
 from jaxpar.layers.feed_forward.gated import Gated
 from jaxpar.layers.feed_forward.plain import Plain
 from jaxpar.layers.inputs.input import TIED, input_class, refuse_without_batches
+from jaxpar.layout.checks.experts import check_expert_ranks, check_experts
 
 
 def check_known(key: str, name: str, known: Collection[str], noun: str) -> None:
@@ -45,16 +46,22 @@ def check_input(config: Config) -> None:
         refuse_without_batches(model, f"a sample (evaluation.sample_tokens: {config.evaluation.sample_tokens})")
 
 
-def check_blocks(model: ModelConfig) -> None:
-    """Refuse models that a mixer does not support, and experts of a feed-forward without the non-linearity that they
-    compute."""
-    for layer in kind_models(model).values():
+def check_blocks(config: Config) -> None:
+    """Refuse models that a mixer or a router does not support, and experts of a feed-forward without the non-linearity
+    that they compute."""
+    check_experts(config)
+    for layer in kind_models(config.model).values():
         mixer_class(layer).check(layer)
         if layer.experts is not None and not issubclass(feed_forward_class(layer), (Gated, Plain)):
             raise UserError(
                 f"model.activation: {layer.activation} is no subclass of {Gated.__name__} or {Plain.__name__}, whose "
                 "non-linearity experts compute; expected one that is, or model.experts: null"
             )
+
+
+def check_ranks(config: Config) -> None:
+    """Refuse experts that the ranks of the layout do not divide."""
+    check_expert_ranks(config)
 
 
 def check_low_rank(model: ModelConfig) -> None:

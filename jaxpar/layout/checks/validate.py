@@ -7,9 +7,8 @@ from jaxpar.config.schema import Config
 from jaxpar.config.validate import VOCAB, became_known
 from jaxpar.config.validate import validate as validate_keys
 from jaxpar.layout.checks.adapters import check_adapters, check_targets
-from jaxpar.layout.checks.experts import check_expert_ranks, check_experts
 from jaxpar.layout.checks.matmul import check_exceptions, check_multiples
-from jaxpar.layout.checks.model import check_blocks, check_input, check_low_rank, check_parameters
+from jaxpar.layout.checks.model import check_blocks, check_input, check_low_rank, check_parameters, check_ranks
 
 
 def validate(config: Config, since: Config | None = None) -> None:
@@ -21,9 +20,8 @@ def validate(config: Config, since: Config | None = None) -> None:
     validate_keys(config, since)
     if since is None:
         check_adapters(config)
-        check_experts(config)
+        check_blocks(config)
         check_input(config)
-        check_blocks(config.model)
         check_low_rank(config.model)
     if since is None or VOCAB in became_known(since, config):
         check_parameters(config.model)
@@ -31,5 +29,5 @@ def validate(config: Config, since: Config | None = None) -> None:
         check_targets(config)
         check_exceptions(config)
     if since is None or not became_known(since, config).isdisjoint(AXES):
-        check_expert_ranks(config)
+        check_ranks(config)
         check_multiples(config)

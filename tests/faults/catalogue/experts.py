@@ -22,7 +22,7 @@ EXPERTS = (
     Fault(
         name="results_combined_in_the_order_they_were_computed",
         description="Rows are sent back in the order of the experts, and not in that in which they came.",
-        file="jaxpar/layers/experts/rounds.py",
+        file="jaxpar/layers/experts/products.py",
         old="collect(found, places.take, places.back)",
         new="collect(found, places.take, jnp.arange(len(places.back))[:, None])",
         caught_by=(f"{FLOAT64}[top_k_softmax]",),
@@ -30,7 +30,7 @@ EXPERTS = (
     Fault(
         name="balance_loss_counted_per_rank",
         description="Every rank reports the balance loss of the whole microbatch as its share.",
-        file="jaxpar/layers/experts/losses.py",
+        file="jaxpar/layers/experts/routing.py",
         old="jnp.sum(slopes[name] * (part - lax.stop_gradient(part)))",
         new='jnp.sum(slopes[name] * (part - lax.stop_gradient(part))) * lax.axis_size("expert")',
         caught_by=(f"{FLOAT64}[top_k_softmax]",),

@@ -14,9 +14,8 @@ from jaxtyping import Bool, Float64
 from scipy.special import ndtr
 
 from jaxpar.config.mappings.experts import ExpertsConfig
-from jaxpar.layers.experts.losses import share
 from jaxpar.layers.experts.routers import ROUTERS, options_of
-from jaxpar.layers.experts.routing import RouterState
+from jaxpar.layers.experts.routing import RouterState, share
 from tests.layers.experts.test_routers import ALONE, COUNT, COUNTS, FACTORS, LOGITS, TOKENS, dense, sums_of
 
 DRAW = np.random.default_rng(1)

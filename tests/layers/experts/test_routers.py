@@ -18,9 +18,8 @@ from jaxpar.config.mappings.routers import ROUTERS as NAMES
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.experts import routers
 from jaxpar.layers.experts.assignment import balanced, within_capacity
-from jaxpar.layers.experts.losses import share, z_loss
 from jaxpar.layers.experts.routers import ROUTERS, entropy
-from jaxpar.layers.experts.routing import NO_EXPERT, RouterState, Routing, Sums, ones_at
+from jaxpar.layers.experts.routing import NO_EXPERT, RouterState, Routing, Sums, ones_at, share, z_loss
 from jaxpar.layout.checks.experts import routers_without_gradient
 from tests.reference import experts64
 
