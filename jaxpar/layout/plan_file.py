@@ -10,6 +10,7 @@ from typing import Any
 from jaxpar.config import Config, UserError, config_from_dict, config_to_dict
 from jaxpar.config.bounds import LAYERS, spell_limit
 from jaxpar.config.checks.values import check_values
+from jaxpar.config.kinds import check_kinds
 from jaxpar.config.plan import PLAN_VERSION, Plan, check_plan_version
 from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
@@ -108,6 +109,7 @@ def read(path: Path) -> PlanFile:
     try:
         config, plan = config_from_dict(plain["config"]), record_from_plain(Plan, plain["plan"], "plan")
         check_values(config)
+        check_kinds(config.model)
     except UserError as error:
         raise UserError(f"{label}: {error}") from None
     return PlanFile(config, plan, plain["cluster"], plain["predicted"])
