@@ -31,7 +31,7 @@ def planned(cluster: str, head_dim: int = 64, **model: Any) -> tuple[Any, Any]:
         model=model, parallel={"fsdp": 8}, attention={"backend": "auto"}, data={"packed": False, "batch_size": 16}
     )
     config, plan = plan_for(config, parse_cluster(cluster))
-    assert plan.attention["all"].name == "cudnn"
+    assert "cudnn" in {choice.name for choice in plan.attention.values()}
     return config, plan
 
 
