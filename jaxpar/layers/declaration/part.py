@@ -192,6 +192,7 @@ class Layer:
     """All of a layer: its parts with their norms and the residual stream around them."""
 
     parts: tuple[Part, ...]
+    """The mixer and the feed-forward."""
     norms: Mapping[str, Weights]
     """The weights of its norms, by name."""
     activations: tuple[Activation, ...]
@@ -219,9 +220,10 @@ class Layer:
         """Whether a router chooses among some of its matrices."""
         return any(part.routed for part in self.parts)
 
-    def part(self, name: str) -> Part:
-        """One of its parts."""
-        return next(part for part in self.parts if part.name == name)
+    @property
+    def feed_forward(self) -> Part:
+        """The part behind the mixer, whatever its name."""
+        return self.parts[-1]
 
 
 def made_by(operation: Operation) -> tuple[str, ...]:

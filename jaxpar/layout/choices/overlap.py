@@ -33,6 +33,11 @@ class _Group(NamedTuple):
     part: Part
     group: Matmuls
 
+    @property
+    def tiled(self) -> bool:
+        """Whether it is computed tile by tile where the feed-forward is."""
+        return self.part.name == self.shape.layer.feed_forward.name
+
 
 def tensor_overlap(
     config: Config, device: Device, cluster: Cluster | None, rows: int, mlp_tiles: int
@@ -55,7 +60,7 @@ def tensor_overlap(
         return {}
     axes, found = AxisSizes(tensor=parallel.tensor, context=parallel.context), {}
     for name, groups in _groups(config, axes, rows).items():
-        tiles = mlp_tiles if groups[0].part.name == "mlp" else 1
+        tiles = mlp_tiles if groups[0].tiled else 1
         if parallel.overlap.tensor == "plain":
             found[name] = _plain("named by parallel.overlap.tensor")
         elif parallel.overlap.tensor == "auto" and (why := _plain_because(config, device, cluster)):
@@ -67,17 +72,17 @@ def tensor_overlap(
 
 def check_overlap(plan: Plan, config: Config) -> None:
     """Raise `UserError` if the groups or chunks of a plan do not fit the model, the mesh or the pipeline."""
-    names = _groups(config, AxisSizes(), 1)
+    declared = _groups(config, AxisSizes(), 1)
     for name, own in plan.tensor_overlap.items():
-        if name not in names:
+        if name not in declared:
             raise UserError(
-                f"plan.tensor_overlap: {quoted(name)} is no group of matmuls of a layer{did_you_mean(name, names)}"
+                f"plan.tensor_overlap: {quoted(name)} is no group of matmuls of a layer{did_you_mean(name, declared)}"
             )
         if own.algorithm.name not in ("plain", "ring"):
             raise UserError(f"plan.tensor_overlap.{name}: expected plain or ring, got {shown(own.algorithm.name)}")
         if own.algorithm.name == "ring":
             _refuse_branching(config, f"plan.tensor_overlap.{name}", "plain")
-            part = _part(config, plan.mlp_tiles.name if name.startswith("mlp") else 1)
+            part = _part(config, plan.mlp_tiles.name if declared[name][0].tiled else 1)
             if part % own.chunks:
                 raise UserError(
                     f"plan.tensor_overlap.{name}: {own.chunks} chunks do not divide the {part} tokens of a tensor rank"

@@ -61,10 +61,10 @@ def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -
         return Choice(1, "a tile would have scales of its own (precision.matmul)")
     if splits_backward:
         return Choice(1, "the schedule keeps hidden activations from B to W")
-    dense = [own for own in kind_models(model).values() if not declare_layer(own).part("mlp").routed]
+    dense = [own for own in kind_models(model).values() if not declare_layer(own).feed_forward.routed]
     if not dense:
         return Choice(1, "routed feed-forwards are not computed in tiles")
-    first = {declare_layer(own).part("mlp").groups[0].outputs[0] for own in dense}
+    first = {declare_layer(own).feed_forward.groups[0].outputs[0] for own in dense}
     if not all(run.activations[name] == "recompute" for run in runs for name in first):
         return Choice(1, "memory.remat keeps hidden activations")
     bytes_of = max(_hidden_bytes(config, own) for own in dense)
@@ -77,7 +77,7 @@ def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -
 def _hidden_bytes(config: Config, model: ModelConfig) -> int:
     """Bytes that the matmuls of a layer's feed-forward make and read inside it, of a microbatch on one device."""
     shape = LayerShape(model, rows=1, sequence=1)
-    numbers = inside_numbers(shape, declare_layer(model).part("mlp"))
+    numbers = inside_numbers(shape, declare_layer(model).feed_forward)
     return ITEM_BYTES[config.precision.compute] * numbers * head_tokens(config) // config.parallel.tensor
 
 

@@ -13,7 +13,8 @@ import jax
 from jaxpar.config import Config
 from jaxpar.config.axes import ROUTED_AXES
 from jaxpar.config.counting import kv_heads
-from jaxpar.config.kinds import kind_counts
+from jaxpar.config.kinds import kind_counts, kind_models
+from jaxpar.layers.declared import declare_layer
 from jaxpar.memory.layer_shape import FLOAT32_BYTES
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.parameters import Nested, ParamSpec, Specs
@@ -49,8 +50,8 @@ class Weight(NamedTuple):
     """Whether it is split over `ROUTED_AXES`, and not sharded over them."""
     sent_in_codes: bool = False
     """Whether its gradient may travel quantised."""
-    block: str = ""
-    """The name of the block or the norm that has it, for the layers' weights."""
+    feed_forward: bool = False
+    """Whether it is one of the block behind a layer's mixer."""
 
     def local(self, sharded: bool) -> int:
         """One or the other."""
@@ -93,9 +94,9 @@ class Part(NamedTuple):
 
     @property
     def halves(self) -> tuple[list[Weight], list[Weight]]:
-        """The weights of a layer outside the block `mlp` and inside it. Norms are among either; none is the largest."""
-        feed_forward = [weight for weight in self.weights if weight.block.startswith("mlp")]
-        return [weight for weight in self.weights if not weight.block.startswith("mlp")], feed_forward
+        """The weights of a layer without its feed-forward, and those of that; norms are among the first."""
+        feed_forward = [weight for weight in self.weights if weight.feed_forward]
+        return [weight for weight in self.weights if not weight.feed_forward], feed_forward
 
     @staticmethod
     def of(weights: Iterable[Weight]) -> Part:
@@ -157,6 +158,12 @@ class Weights:
         return tuple(kind_counts(self.config.model))
 
     @cached_property
+    def _feed_forwards(self) -> frozenset[tuple[str, ...]]:
+        """Where the specs have the weights of the blocks behind mixers."""
+        kinds = kind_models(self.config.model).items()
+        return frozenset((LAYERS, kind, declare_layer(own).feed_forward.name) for kind, own in kinds)
+
+    @cached_property
     def _parts(self) -> dict[_Ranks, Parts]:
         return {}
 
@@ -210,7 +217,7 @@ class Weights:
             spec.trained,
             bool(spec.routed),
             may_be_quantised(spec),
-            *below[:1],
+            (*path, *below)[:3] in self._feed_forwards,
         )
 
     def _state_bytes(self, spec: ParamSpec, local: Mapping[str, int]) -> float:
