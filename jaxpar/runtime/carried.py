@@ -27,6 +27,10 @@ class Outcome(NamedTuple):
 
     finite: Bool[Array, ""]
     """Whether the update is applied."""
+    loss: Float[Array, ""]
+    """The loss of the step. NaN where there is no unmasked token."""
+    grad_norm: Float[Array, ""]
+    """Global norm of the gradient before clipping."""
     observed: PyTree[Array]
     """Statistics that the layers collected in their backward, over microbatches and ranks."""
 

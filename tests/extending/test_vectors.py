@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -30,7 +29,6 @@ from tests.small_run import SmallRun, small
 from tests.training.parity.one_device import assert_close
 from tests.training.runs import fit, losses, run_config
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one device": {},
     "fsdp": {"fsdp": 2, "zero": 3, "microbatches": 2},
@@ -173,8 +171,3 @@ def test_what_needs_tokens_is_refused_by_one_sentence():
         family_for(run.config.model)
     with refused("model.input", "vectros", "vectors"):
         load_config(None, ["model.input=vectros"])
-
-
-def test_the_page_has_the_input_as_it_is():
-    (block,) = re.findall(r"```python\n(class Vectors.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    assert block in Path(vectors.__file__).read_text(encoding="utf-8")

@@ -19,6 +19,8 @@ from jaxpar.runtime.carried import Outcome
 from tests.small_run import SmallRun, small
 
 NAMES = ("mlp_in.input", "up", "up.gradient")
+ONE = jnp.float32(1)
+"""The loss and the gradient norm of a step."""
 
 
 class Simulated:
@@ -54,7 +56,7 @@ def test_twenty_steps_equal_a_simulation():
         np.testing.assert_array_equal(delayed.scales(history), np.asarray(wanted, np.float32))
         seen = np.exp(draw.normal(0, 6, (layers, len(NAMES)))).astype(np.float32)
         finite = step not in (5, 11)
-        history = delayed.next(history, Outcome(jnp.bool_(finite), Amax(jnp.asarray(seen))))
+        history = delayed.next(history, Outcome(jnp.bool_(finite), ONE, ONE, Amax(jnp.asarray(seen))))
         for layer in range(layers):
             for place, name in enumerate(NAMES):
                 if finite:
@@ -99,4 +101,4 @@ def test_a_magnitude_that_is_not_finite_does_not_enter(bad: float):
     delayed = ScaleHistory(None, Recipe(from_history=True), ("up",), layers=1, steps=2, tokens=1)
     observed = Amax(jnp.full((1, 1), bad, jnp.float32))
     assert not delayed.accepts(observed)
-    assert not np.asarray(delayed.next(delayed.init(), Outcome(jnp.bool_(False), observed))).any()
+    assert not np.asarray(delayed.next(delayed.init(), Outcome(jnp.bool_(False), ONE, ONE, observed))).any()

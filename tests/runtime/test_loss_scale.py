@@ -15,6 +15,8 @@ from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
 
 HALF = PrecisionConfig(compute="float16")
+ONE = jnp.float32(1)
+"""The loss and the gradient norm of a step."""
 
 
 @pytest.fixture(autouse=True)
@@ -29,7 +31,7 @@ def after(outcomes: list[bool], start: float = 1024.0) -> list[float]:
     scaling = loss_scaling(HALF)
     assert scaling is not None
     for finite in outcomes:
-        scale = scaling.next(scale, Outcome(jnp.asarray(finite), None))
+        scale = scaling.next(scale, Outcome(jnp.asarray(finite), ONE, ONE, None))
         values.append(float(scale.value))
     return values
 

@@ -129,7 +129,7 @@ class StepFunctions:
         for kind in self.layout.carried.values():
             finite = finite & kind.accepts(observed)
         applies, idle = finite & ~empty, finite & empty
-        outcome = Outcome(finite, observed)
+        outcome = Outcome(finite, loss, norm, observed)
         carried = {name: kind.next(state.carried[name], outcome) for name, kind in self.layout.carried.items()}
         carried = where(idle, state.carried, carried)
         skipped = jnp.where(finite, 0, state.skipped_in_row + 1)
