@@ -29,8 +29,8 @@ def files() -> Iterator[str]:
 
 
 def parser_flags(module: str, words: Sequence[str]) -> list[str] | None:
-    """Flags that the parser of a command of jaxpar accepts, or that of the examples in `tests/extending`, which take the
-    arguments of `jaxpar.train`. No command imports JAX before it parses its arguments."""
+    """Flags that the parser of a command of jaxpar accepts; the examples in `tests/extending` take the arguments of
+    `jaxpar.train`. No command imports JAX before it parses its arguments."""
     module = re.sub(r"tests\.extending\.\w+", "jaxpar.train", module)
     if not re.fullmatch(r"jaxpar\.\w+", module):
         return None
