@@ -63,7 +63,7 @@ def kernel_request(request: AttentionRequest) -> Request:
 
 
 def choose_backend(name: str, request: AttentionRequest, key: str = "attention.backend", kind: str = ALL) -> Choice:
-    """The implementation called `name`, as the value of `key`, in layers of `kind` where kinds have names.
+    """The implementation called `name`, as the value of `key`, in the layers of a kind.
 
     Raises:
         UserError: If there is no such backend, or it does not support the request (the reasons are repeated).

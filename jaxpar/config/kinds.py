@@ -27,6 +27,11 @@ ALL = "all"
 """The kind of all layers of a model that declares none."""
 
 
+def of_kind(kind: str) -> str:
+    """A clause that names a kind, for the user: nothing where the model declares none."""
+    return "" if kind == ALL else f" of kind {kind}"
+
+
 def layer_kinds(model: ModelConfig) -> tuple[str, ...]:
     """The kind of each layer, in the order of the model."""
     pattern = model.pattern

@@ -29,17 +29,10 @@ class CodedStack:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the whole stack."""
+        """The shape of the full stack."""
         some = self.others if self.codes is None else self.codes
         assert some is not None, "a stack has rows"
         return (len(self.coded), *some.shape[1:])
-
-    def map(
-        self, of_codes: Callable[[jax.Array], jax.Array], of_others: Callable[[jax.Array], jax.Array]
-    ) -> CodedStack:
-        """The stack with a function of each of the two arrays in its place."""
-        codes = None if self.codes is None else of_codes(self.codes)
-        return CodedStack(codes, None if self.others is None else of_others(self.others), self.coded)
 
     def row(self, index: Index, coded: bool) -> jax.Array:
         """A row of the stack, which is `coded` or not."""

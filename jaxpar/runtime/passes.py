@@ -40,7 +40,7 @@ class Saved(NamedTuple):
     """Where a pass saves what its backward needs."""
 
     stashes: Mapping[tuple[str, int], PyTree]
-    """Buffers of rows that keep the same, by kind of layers and number."""
+    """Buffers of rows that keep the same, by kind of layers and the first of these rows."""
     slot: Index
     """In all of them."""
 

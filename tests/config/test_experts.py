@@ -35,6 +35,7 @@ GOOD = "model.experts={count: 8, per_token: 2}"
     model.experts={count: 8, router: hash, router_options: {groups: 4}} => model.experts.router_options | 'groups'
     model.experts={count: 8, router: expert_choice} => model.experts.router | expert_choice | force: true
     model.experts={count: 8, router_options: {force: true}} => router_options | 'force'
+    model.experts={count: 8, router_options: null} => model.experts.router_options | null | {}
     model.experts={count: 8, per_token: 2, router: base} => model.experts.per_token | base | 1
     model.experts={count: 8, router: sam} => router_options | groups | missing
     model.experts={count: 8, router: sam, router_options: {groups: 4, groups_per_token: 2}} =>

@@ -35,7 +35,7 @@ def largest_written() -> int:
     functions, weights, state, _ = programs.parts(ROWS, 0, LENGTH)
     specs: Any = functions.layout.specs
     layers = [map_specs(lambda spec: spec.shape[1:], specs["layers"]["all"])] * 3
-    shapes = {**map_specs(lambda spec: spec.shape, specs), "layers": layers}
+    shapes = {**map_specs(lambda spec: spec.shape, specs), "layers": {"all": layers}}
     places: Any = (ROWS, 4, LENGTH, EMBED // 8)
     cached = KeyValues(places, places)
     number: Any = (ROWS,)
@@ -44,7 +44,7 @@ def largest_written() -> int:
     def abstract(shapes: Any, layouts: Any) -> Any:
         dtype = lambda shape: jnp.int32 if len(shape) == 1 and shape[0] == ROWS else jnp.bfloat16
         array = lambda shape, where: jax.ShapeDtypeStruct(shape, dtype(shape), sharding=where)
-        leaf = lambda x: isinstance(x, tuple) and all(isinstance(size, int) for size in x)
+        leaf = lambda x: isinstance(x, tuple) and x != () and all(isinstance(size, int) for size in x)
         return jax.tree.map(array, shapes, shardings(mesh, layouts), is_leaf=leaf)
 
     inputs = abstract(shapes, weights), abstract(rows, state), jax.ShapeDtypeStruct((), jnp.uint32)

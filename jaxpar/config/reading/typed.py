@@ -187,7 +187,7 @@ def _fits(value: object, annotation: Any) -> bool:
 
 def _near_miss(value: object, annotation: Any) -> str:
     members: tuple[Any, ...] = get_args(annotation) if get_origin(annotation) in (Union, UnionType) else (annotation,)
-    if value is None and get_origin(annotation) is dict:
+    if value is None and get_origin(plain_type(annotation)) is dict:
         return "; did you mean {}?"
     if isinstance(value, list):
         firsts = [next(iter(field_types(member).items())) for member in members if _is_record(member)]

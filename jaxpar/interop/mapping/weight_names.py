@@ -18,7 +18,7 @@ LAYER_PREFIX = f"{LAYERS}."
 """Prefix of the names of layers' weights, such as `layers.mlp.up`."""
 
 
-def weight_specs(model: ModelConfig, kind: str = ALL) -> dict[str, ParamSpec]:
+def weight_specs(model: ModelConfig, kind: str) -> dict[str, ParamSpec]:
     """The spec of each weight by name: those of one layer of a kind, and those outside layers.
 
     The vocabulary is not padded.

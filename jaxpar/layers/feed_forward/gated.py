@@ -37,7 +37,7 @@ class Gated(FeedForward):
                 Matmuls("mlp_in", ("up", "gate"), inward=True, outputs=("mlp_up", "mlp_gate")),
                 Elementwise("mlp_activated"),
                 # Forward reads gate and up and writes their product; backward reads these and the gradient of the
-                # product, and writes those of both. Kernel by kernel the non-linearity is also written and read.
+                # product, and writes those of both.
                 Elementwise("mlp_hidden", traffic=Traffic(3, 5)),
                 OUT,
             ),

@@ -1,4 +1,4 @@
-"""Checks of quantized matmuls that need the layers' matrices. All raise `UserError`."""
+"""Checks of quantised matmuls that need the layers' matrices. All raise `UserError`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxpar.layout.checks.model import check_known
 from jaxpar.precision.recipe import TILES
 
 MULTIPLE = 16
-"""The unit of the sizes of a quantized matmul: 16 bytes of a row (cuBLAS documentation, cublasLtMatmul)."""
+"""The unit of the sizes of a quantised matmul: 16 bytes of a row (cuBLAS documentation, cublasLtMatmul)."""
 
 
 NEVER = {

@@ -8,7 +8,7 @@ from typing import Any
 
 from jaxpar.attention.choosing import choose_kernel
 from jaxpar.config import Config, UserError
-from jaxpar.config.kinds import kind_models
+from jaxpar.config.kinds import kind_models, of_kind
 from jaxpar.config.plan import AxisSizes, Choice, ExpertLayout, Plan
 from jaxpar.config.reading.typed import shown
 from jaxpar.config.schema.layout import expert_options
@@ -91,7 +91,7 @@ def expert_rows(config: Config, plan: Plan) -> list[tuple[str, str, str]]:
         shared = f" and {experts.shared} shared" if experts.shared else ""
         used = f"a token is multiplied with {count(matmul_parameters(model, model.vocab or 0))} weights of the model"
         words = f"router {experts.router}; {experts.count // axes.expert} per device; {used}"
-        rows.append((f"experts of kind {kind}", f"{experts.count}, {experts.per_token} per token{shared}", words))
+        rows.append((f"experts{of_kind(kind)}", f"{experts.count}, {experts.per_token} per token{shared}", words))
         if axes.expert > 1:
             chosen, each = plan.experts[kind], size(round(sent_bytes(config, plan, kind)))
             rounded = f" in {chosen.sent_dtype} to experts" if chosen.sent_dtype else ""
@@ -99,7 +99,7 @@ def expert_rows(config: Config, plan: Plan) -> list[tuple[str, str, str]]:
                 f"a device sends {each} for a layer in a step{rounded}; room for {chosen.capacity:g} times an even "
                 "share, and further rounds where it is exceeded"
             )
-            rows.append((f"exchanged tokens of kind {kind}", plan.dtypes.compute, words))
+            rows.append((f"exchanged tokens{of_kind(kind)}", plan.dtypes.compute, words))
     return rows
 
 

@@ -64,11 +64,6 @@ def gather_secondary(
     return _joined(parts, dim)
 
 
-def secondary_parts(axes: Sequence[str], transport: Transport) -> int:
-    """Shards that a rank's part of a secondary shard consists of."""
-    return _around_secondary(axes, transport).nodes if transport.secondary > 1 else 1
-
-
 def _around_secondary(axes: Sequence[str], transport: Transport) -> Levels:
     ranks = prod(lax.axis_size(axis) for axis in axes)
     assert ranks % transport.secondary == 0, f"secondary shards of {transport.secondary} among {ranks} ranks"

@@ -167,7 +167,7 @@ type _Fetched = tuple[Arrays, PyTree]
 
 def tie_to(blocks: Sequence[tuple[str, str]], before: int | None, *, backward: bool) -> Tie | None:
     """Ties the weights of the next layer's first block to those of a block `before` whose products they must have
-    arrived: to its last matrix alone, or in a forward to all of a later block. `blocks` as in `LayerKind`."""
+    arrived: to its last matrix alone, or in a forward to all of a later block. `blocks` as in `LayerStack`."""
     if before is None:
         return None
     (first, _), (block, last) = blocks[0], blocks[before]

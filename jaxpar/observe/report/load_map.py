@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from jaxpar.observe.metrics import least_of
 from jaxpar.observe.report.run_record import RunRecord, number
 
 MOST_COLUMNS = 120
@@ -45,10 +46,10 @@ def _map(run: RunRecord, key: str) -> LoadMap | None:
     width = -(-len(lines) // MOST_COLUMNS)
     columns = [lines[first : first + width] for first in range(0, len(lines), width)]
     means = [[_mean(column, layer) for column in columns] for layer in layers]
-    values = [value for row in means for value in row if value is not None]
-    least, most = min(values, default=0.0), max(values, default=0.0)
+    least = least_of(key)
+    most = max((value for row in means for value in row if value is not None), default=least)
     share = lambda value: (value - least) / (most - least) if most > least else 0.0
-    written = lambda value: (0.0, "") if value is None else (share(value), f"{value:.2f}")
+    written = lambda value: (0.0, "") if value is None else (max(0.0, share(value)), f"{value:.2f}")
     rows = [[written(value) for value in row] for row in means]
     spans = [str(one[0][0]) if len(one) == 1 else f"{one[0][0]} to {one[-1][0]}" for one in columns]
     return LoadMap(run.label, key, layers, spans, rows, f"{least:.2f}", f"{most:.2f}")

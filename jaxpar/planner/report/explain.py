@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from jaxpar.config.kinds import of_kind
 from jaxpar.config.reading.sections import config_difference
 from jaxpar.config.spelling import printable
 from jaxpar.layout.plan_file import PlanFile, read
@@ -40,7 +41,7 @@ def print_explanation(path: Path, console: Console) -> None:
         *[("stages", line) for line in _stages(file)],
         *([("nodes", f"start processes on them in this order: {' '.join(map(str, order))}")] if order else []),
         ("ZeRO", f"stage {plan.zero}"),
-        *[(f"attention {kind}", f"{choice.name}: {choice.reason}") for kind, choice in plan.attention.items()],
+        *[(f"attention{of_kind(kind)}", f"{choice.name}: {choice.reason}") for kind, choice in plan.attention.items()],
         ("context", f"{plan.context_strategy.name}: {plan.context_strategy.reason}"),
         *[("experts", line) for line in words.exchanges(plan, file.config.parallel)],
         *[(plural(run.layers, "layer"), words.activations(run.activations)) for run in plan.runs],

@@ -10,8 +10,9 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
+from jaxpar.config.kinds import ALL
 from jaxpar.memory.streaming import DEVICE
-from jaxpar.mesh.layer_order import LayerOrder
+from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.parameters import Weights
 
 MOST_NAMED = 4
@@ -87,8 +88,8 @@ def _ranges(layers: Sequence[int]) -> str:
 
 
 def _short(names: Mapping[str, object] | Sequence[str]) -> list[str]:
-    """Names of layers' weights, as `layers/local/mlp/up`, without the layers' kind."""
-    return list(dict.fromkeys(name.split("/", 2)[2] for name in names))
+    """Names of layers' weights as `local/mlp/up`; as `mlp/up` where the model declares no kinds."""
+    return [name.removeprefix(f"{LAYERS}/").removeprefix(f"{ALL}/") for name in names]
 
 
 def _some(names: Sequence[str]) -> str:

@@ -59,7 +59,8 @@ def _values(section: str, key: str, annotation: Any) -> st.SearchStrategy:
         return st.one_of([_values(section, key, member) for member in get_args(annotation)])
     beside, annotation = beside_type(annotation), plain_type(annotation)
     if isinstance(beside, Bound):
-        return _PLAIN[annotation].filter(lambda number: beside.refusal(number) is None)
+        near = annotation(next(number for number in (1, 0.25, 2, 128, 1000) if beside.refusal(number) is None))
+        return _PLAIN[annotation].map(lambda number: near if beside.refusal(number) else number)
     if isinstance(beside, MembersOf):
         return st.just({})
     if beside is not None:

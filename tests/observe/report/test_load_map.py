@@ -29,8 +29,16 @@ def test_a_map_has_a_row_for_each_layer_and_the_mean_of_neighbouring_steps():
         [RunRecord("a", Path("a"), metrics=[*lines]), RunRecord("b", Path("b"), metrics=[{"step": 1}])]
     ).values()
     assert found.layers == [1, 10] and len(found.steps) == MOST_COLUMNS and found.steps[1] == "2 to 3"
-    assert found.rows[0][1] == (0.0, "1.00") and found.rows[1][1][1] == "3.50"
+    assert found.rows[0][1][1] == "1.00" and found.rows[1][1][1] == "3.50"
     assert found.rows[1][-1][0] == 1.0 and found.most == found.rows[1][-1][1]
+
+
+def test_the_palest_color_is_the_same_in_every_run():
+    """1 of loads, as many tokens as every other expert; 0 of other numbers: the maps of two runs can be compared."""
+    lines = [{"step": 1, "features": {name: {"1": 1.5, "2": 2.0} for name in ("experts_load", "matmul_reach")}}]
+    maps = load_maps([RunRecord("a", Path("a"), metrics=lines)])
+    assert [found.least for [found] in maps.values()] == ["1.00", "0.00"]
+    assert [found.rows[0][0][0] for [found] in maps.values()] == [0.5, 0.75]
 
 
 def test_the_page_shows_the_map_and_the_curves(tmp_path: Path):
