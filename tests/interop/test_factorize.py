@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpar.config.kinds import layer_kinds
+from jaxpar.config.kinds import ALL, layer_kinds
 from jaxpar.convert import main
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
 from jaxpar.interop.sources.hf_folder import HFFolder
@@ -86,7 +86,7 @@ def test_no_product_of_the_rank_is_nearer(
 
 def test_a_share_bounds_the_weights_of_every_matrix(tmp_path: Path):
     found = factorize(FOLDER / "llama", tmp_path / "out", "--share", 0.4)
-    whole = weight_specs(HFFolder(FOLDER / "llama").model)
+    whole = weight_specs(HFFolder(FOLDER / "llama").model, ALL)
     for weight in (name for name in whole if name.rpartition(".")[2] in found.model.low_rank):
         size = sum(layers_of(found, f"{weight}_{end}")[0].size for end in "ab")
         of_a_rank = size / found.model.low_rank[weight.rpartition(".")[2]]
