@@ -77,19 +77,15 @@ def walk[Carry](slots: Sequence[tuple[Site, int]], carry: Carry, unroll: int = 1
 
 
 def loops(slots: Sequence[tuple[Site, int]], unroll: int = 1) -> tuple[tuple[Loop, ...], Rows]:
-    """Slots as loops over sites, or over units of these, and their rows."""
+    """Slots as loops over units of loops over sites, and their rows."""
     groups = [list(group) for _, group in groupby(slots, key=lambda slot: slot[0].key)]
     parts, rows = [], []
     for repeat in repeats([(group[0][0].key, len(group)) for group in groups]):
         turns = [groups[turn] for turn in repeat.turns]
         runs = tuple(Loop((group[0][0],), len(group), unroll) for group in turns[0])
         tables = tuple((_table([[row for _, row in group] for group in same]),) for same in zip(*turns, strict=True))
-        if repeat.times == 1:
-            parts += runs
-            rows += jax.tree.map(lambda table: table[0], tables)
-        else:
-            parts.append(Loop(runs, repeat.times))
-            rows.append(tables)
+        parts.append(Loop(runs, repeat.times))
+        rows.append(tables)
     return tuple(parts), tuple(rows)
 
 
@@ -125,6 +121,8 @@ def _run[Carry](part: Part, rows: Rows, fetched: PyTree, after: Next, carry: Car
             coming, fetched = part.tie(coming, fetched)
         return coming, part.step(fetched, rows, carry)
     turn = lambda index: jax.tree.map(lambda a: a[index], rows)
+    if part.times == 1 and isinstance(part.parts[0], Loop):  # rows that are cut before cost XLA a layer's weights
+        return _run_all(part.parts, turn(0), fetched, after, carry)
     if not part.fetches and (after is None or not after[0].fetches):
         body = lambda carry, rows: (_run_all(part.parts, rows, None, None, carry)[1], None)
         return None, lax.scan(body, carry, rows)[0]
