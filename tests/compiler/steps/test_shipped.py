@@ -50,6 +50,8 @@ def test_a_step_waits_for_what_was_reached(
     assert not [
         row for row in report.exposures if row.synchronous and row.count > 20 and "gather_weight" in row.collectives
     ]
+    if (file, overrides) == ("llama3_70b", ()):  # in bfloat16 the shards, and two layers that are gathered
+        assert report.classes["weights"] <= 1.01 * 2 * (70_553_706_496 / 256 + 2 * 855_638_016)
 
 
 @pytest.mark.long
