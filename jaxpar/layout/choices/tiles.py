@@ -61,13 +61,13 @@ def mlp_tiles(config: Config, runs: Sequence[LayerRun], splits_backward: bool) -
         return Choice(1, "a tile would have scales of its own (precision.matmul)")
     if splits_backward:
         return Choice(1, "the schedule keeps hidden activations from B to W")
-    dense = [own for own in kind_models(model).values() if not declare_layer(own).feed_forward.routed]
+    dense = [layer for layer in kind_models(model).values() if not declare_layer(layer).feed_forward.routed]
     if not dense:
         return Choice(1, "routed feed-forwards are not computed in tiles")
-    first = {declare_layer(own).feed_forward.groups[0].outputs[0] for own in dense}
+    first = {declare_layer(layer).feed_forward.groups[0].outputs[0] for layer in dense}
     if not all(run.activations[name] == "recompute" for run in runs for name in first):
         return Choice(1, "memory.remat keeps hidden activations")
-    bytes_of = max(_hidden_bytes(config, own) for own in dense)
+    bytes_of = max(_hidden_bytes(config, layer) for layer in dense)
     hidden = f"a layer has {size(bytes_of)} of hidden activations"
     if bytes_of <= GIB:
         return Choice(1, hidden)

@@ -161,7 +161,7 @@ class Weights:
     def _feed_forwards(self) -> frozenset[tuple[str, ...]]:
         """Where the specs have the weights of the blocks behind mixers."""
         kinds = kind_models(self.config.model).items()
-        return frozenset((LAYERS, kind, declare_layer(own).feed_forward.name) for kind, own in kinds)
+        return frozenset((LAYERS, kind, declare_layer(layer).feed_forward.name) for kind, layer in kinds)
 
     @cached_property
     def _parts(self) -> dict[_Ranks, Parts]:
