@@ -57,7 +57,9 @@ def test_what_no_verified_kernel_computes_goes_to_plain_jax_with_the_reason(chan
     assert choice.name == "xla" and reason in choice.rejected["cudnn"]
     with refused("attention.backend", "'cudnn'", "does not support") as error:
         choose_backend("cudnn", request)
-    assert choice.rejected["cudnn"] in str(error.value)
+    assert choice.rejected["cudnn"] in str(error.value) and "kind" not in str(error.value), "the model declares none"
+    with refused("attention.backend", "'cudnn'", "the layers of kind local"):
+        choose_backend("cudnn", request, kind="local")
 
 
 def test_a_named_backend_is_chosen_though_another_is_preferred() -> None:

@@ -13,6 +13,7 @@ from jaxpar.config import Config
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.plan import Choice, ExpertLayout, Plan
 from jaxpar.config.schema.model import Pattern
+from jaxpar.layout.choices.experts import expert_rows
 from jaxpar.layout.given_plan import check_plan
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.stages import stages_of
@@ -42,6 +43,16 @@ def test_a_plan_decides_for_each_kind_of_layers_with_experts() -> None:
     assert "all_gather" in plan.experts["routed"].exchange.reason
     assert planned("all_gather")[1].experts["routed"].exchange.name == "all_gather"
     assert make_plan(resolve_config(small(parallel={"fsdp": 8}), 8), jax.devices()[0]).experts == {}
+
+
+def test_rows_of_the_plan_name_a_kind_where_the_model_declares_kinds() -> None:
+    assert [name for name, _, _ in expert_rows(*planned())] == [
+        "experts of kind routed",
+        "exchanged tokens of kind routed",
+    ]
+    config = resolve_config(small(model={"experts": KINDS["experts"]}, parallel={"expert": 4, "tensor": 2}), 8)
+    rows = expert_rows(config, make_plan(config, jax.devices()[0], 8))
+    assert [name for name, _, _ in rows] == ["experts", "exchanged tokens"]
 
 
 @pytest.mark.parametrize("exchange", ["all_to_all", "all_gather"])
