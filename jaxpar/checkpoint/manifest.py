@@ -3,8 +3,7 @@
 Orbax returns flipped bytes without an error, so checkpoints are verified here. A folder without a manifest is
 half-written by definition. A file that the manifest does not list is none of the checkpoint's: `view` hides it.
 
-The manifest's version covers its fields and how digests are computed (`digests.py`). Version 1 had no step; both
-versions are read.
+The manifest's version covers its fields and how digests are computed (`digests.py`).
 """
 
 from __future__ import annotations
@@ -33,8 +32,8 @@ VERSION = 2
 class Manifest(NamedTuple):
     """The contents of a manifest."""
 
-    step: int | None
-    """The step of the checkpoint; None in a manifest of version 1."""
+    step: int
+    """The step of the checkpoint."""
     files: dict[str, Entry]
     """Entries by file name, relative to the checkpoint's folder."""
     text: bytes
@@ -86,7 +85,7 @@ def read(folder: Path) -> Manifest:
     except OSError as error:
         raise Damage(f"its {MANIFEST} cannot be read ({reason(error)})") from error
     content = decode(raw)
-    if content.step is not None and step_name(content.step) != folder.name:
+    if step_name(content.step) != folder.name:
         raise Damage(
             f"its {MANIFEST} is that of step {content.step}, and the folder is named {quoted(folder.name)}; expected "
             f"{step_name(content.step)}"
@@ -183,17 +182,13 @@ def _verify_size(folder: Path, name: str, size: int) -> None:
         raise Damage(f"{name} has {status.st_size} bytes instead of {size}")
 
 
-def encode(files: Mapping[str, Entry], step: int | None) -> bytes:
-    """The manifest's text: of version 1 where `step` is None.
-
-    It carries its own digest, and there is exactly one text for given contents.
-    """
+def encode(files: Mapping[str, Entry], step: int) -> bytes:
+    """The manifest's text. It has a digest of itself, and there is exactly one text for the same contents."""
     body: dict[str, object] = {
-        "version": 1 if step is None else VERSION,
+        "version": VERSION,
+        "step": step,
         "files": {name: {"size": entry.size, "digest": entry.digest} for name, entry in files.items()},
     }
-    if step is not None:
-        body["step"] = step
     plain = json.dumps(body, sort_keys=True).encode()
     body["digest"] = hashlib.blake2b(plain, digest_size=32).hexdigest()
     return (json.dumps(body, indent=1, sort_keys=True) + "\n").encode()
@@ -210,13 +205,13 @@ def decode(raw: bytes) -> Manifest:
         body = json.loads(raw)
         version = body["version"]
         files = {name: Entry(entry["size"], entry["digest"]) for name, entry in body["files"].items()}
-        step = None if version == 1 else body.get("step", 0)
+        step = body.get("step", 0)
         # The text is a function of the contents, so writing it again finds any changed byte, blanks included.
-        exact = type(step) in (int, type(None)) and encode(files, step) == raw
+        exact = type(step) is int and encode(files, step) == raw
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
         raise corrupt from None
-    if version not in (1, VERSION) and json.dumps(version).isdigit():
-        raise Damage(f"its {MANIFEST} has version {version}, and this release reads versions 1 to {VERSION}")
+    if version != VERSION and json.dumps(version).isdigit():
+        raise Damage(f"its {MANIFEST} has version {version}, and this release reads version {VERSION}")
     if not exact:
         raise corrupt
     return Manifest(step, files, raw)

@@ -85,11 +85,6 @@ def logits_seconds(shape: LayerShape, vocab: int, cluster: Cluster) -> float:
     return head_time(_case(shape, "allgather"), vocab, *_on(cluster, None))[0].matmul
 
 
-def head_flops(shape: LayerShape, vocab: int) -> float:
-    """FLOPs of the output head, forward, for one microbatch: shared by the tensor ranks."""
-    return 2.0 * shape.tokens * shape.embed * vocab / shape.tensor
-
-
 def operation_flops(shape: LayerShape) -> dict[str, float]:
     """Multiplications and additions of the forward's operations that have matmuls, by name as in `LayerTime`."""
     found: dict[str, float] = {}

@@ -64,7 +64,7 @@ class WeightPlacement:
     storage: PartitionSpec
     gradient: PartitionSpec
     optimizer: PartitionSpec
-    """That of `storage` for a frozen weight."""
+    """The placement between steps; that of `storage` for a frozen weight."""
     transport: Transport
     """How the weight and its gradient travel from one to the other."""
 

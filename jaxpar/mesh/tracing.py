@@ -1,4 +1,4 @@
-"""What a program (jaxpr) consists of, and what it may not where ranks branch.
+"""The operations of a program (jaxpr), and those that it may not have where ranks branch.
 
 Tracing a layer takes Python tens of milliseconds. `jax.jit(function, inline=True)` traces it once for each combination
 of types of its arguments, and repeats it equation by equation, with the names and source lines of where it was traced.

@@ -199,7 +199,7 @@ def _tiles(x: Parts, tiles: int, *of_tokens: Shaped[Array, "batch seq"]) -> tupl
 
 
 def _parted(tiles: Shaped[Array, "tile tile_tokens"], shape: tuple[int, ...]) -> Shaped[Array, "batch seq"]:
-    """What belongs to the tokens of tiles, in the order of the sequence, where `shape` is [batch, part]."""
+    """The values of the tokens of tiles, in the order of the sequence, where `shape` is [batch, part]."""
     ranks, (batch, part) = lax.axis_size("tensor"), shape
     of_rank = tiles.reshape(len(tiles), ranks, -1).transpose(1, 0, 2).reshape(ranks, -1)[:, : batch * part]
     return of_rank.reshape(ranks, batch, part).transpose(1, 0, 2).reshape(batch, ranks * part)

@@ -177,7 +177,7 @@ class Ring(Dense):
     """Implements `Form`: the sequence passes round, on its way in or, where it `scatters`, out."""
 
     chunks: int
-    """Of a rank's part of the sequence."""
+    """Chunks of a rank's part of the sequence."""
     scatters: bool
 
     def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:

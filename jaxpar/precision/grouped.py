@@ -154,7 +154,7 @@ class Experts:
         return grouped_tiled_matmul(*rows, *matrices, sizes, like.dtype, **self._backend(recipe))
 
     def _backend(self, recipe: Recipe) -> dict[str, Any]:
-        """What multiplies, as arguments of `pallas_kernels.grouped_tiled_matmul`; cuDNN has no grouped product."""
+        """The backend, as arguments of `pallas_kernels.grouped_tiled_matmul`; cuDNN has no grouped product."""
         name = recipe.backend if recipe.backend in REGISTRY.names else "auto"
         return {"implementation": name, "numbers_by": self.grouped.name, "expected": self.grouped.expected}
 
@@ -165,7 +165,7 @@ def _rows(scaling: GroupScaling, x: jax.Array, scale: jax.Array | None, form: st
 
 
 def _numbers(codes: Codes, like: jax.Array) -> jax.Array:
-    """What rows with a scale for all or each stand for."""
+    """The numbers that rows with a scale for all or each stand for."""
     return numbers(codes.values, jnp.broadcast_to(codes.scales, (len(codes.values), 1))).astype(like.dtype)
 
 

@@ -75,11 +75,12 @@ def test_a_manifest_of_another_form_is_corrupt(folder, text):
         manifest.read(folder)
 
 
-def test_a_manifest_of_a_later_release_reports_it(folder):
+@pytest.mark.parametrize("version", [1, 3])
+def test_a_manifest_of_another_version_reports_it(folder, version):
     seal(folder)
     path = folder / manifest.MANIFEST
-    path.write_text(json.dumps({**json.loads(path.read_text()), "version": 3}))
-    with refused("manifest.json", "version 3", "versions 1 to 2", error=Damage):
+    path.write_text(json.dumps({**json.loads(path.read_text()), "version": version}))
+    with refused("manifest.json", f"version {version}", "version 2", error=Damage):
         manifest.read(folder)
 
 
@@ -125,31 +126,6 @@ def test_a_step_that_is_no_number_is_corrupt(folder, step):
     path.write_bytes(manifest.encode({"facts.json": digests.Entry(3, "")}, step))
     with refused("manifest.json", "corrupt", error=Damage):
         manifest.read(folder)
-
-
-FIRST_VERSION = """{
- "digest": "5630e2fad8d25ffd56fb5e6a1562e399f91702ef6c68e6c3f625c0df570b0f80",
- "files": {
-  "facts.json": {
-   "digest": "9054f2e73a4e3e9668c9a6802f6477530b1a3247c74423c33f76195ff0e88d0c",
-   "size": 3
-  }
- },
- "version": 1
-}
-"""
-
-
-def test_a_manifest_of_the_first_version_is_read(folder):
-    """It has no step, so the folder may have any name."""
-    (folder / manifest.MANIFEST).write_text(FIRST_VERSION)
-    (folder / "facts.json").write_bytes(b"{}\n")
-    read = manifest.read(folder)
-    assert (read.step, list(read.files)) == (None, ["facts.json"])
-    manifest.verify(folder)
-    (folder / "facts.json").write_bytes(b"[]\n")
-    with refused("facts.json", "corrupt", "manifest.json", error=Damage):
-        manifest.verify(folder)
 
 
 def test_the_processes_of_a_job_share_the_bytes_of_a_checkpoint_evenly():

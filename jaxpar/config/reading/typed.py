@@ -36,7 +36,7 @@ def field_types(record: type) -> dict[str, Any]:
 
 
 def beside_type(annotation: Any) -> Any:
-    """What stands beside a type in `Annotated`: a registry of names, a `Bound` or a `MembersOf`; None without it."""
+    """The annotation beside a type in `Annotated`: a registry of names, a `Bound` or a `MembersOf`; None without it."""
     return get_args(annotation)[1] if get_origin(annotation) is Annotated else None
 
 

@@ -61,8 +61,8 @@ class Exchange(ABC):
         """Where the rows that this rank receives are multiplied, and with which weights, for each slice of a stack."""
 
     def apart(self, window: Window, gates: Float[Array, "slices tokens chosen"]) -> tuple[Window, Places | None]:
-        """What is sent of a stack of slices, and where this rank multiplies its tokens of all slices for its experts;
-        None where these are sent like the others."""
+        """The part of a stack of slices that is sent, and where this rank multiplies its tokens of all slices for its
+        experts; None where these are sent like the others."""
         del gates
         return window, None
 

@@ -29,7 +29,7 @@ class _Turn(NamedTuple):
     round: jax.Array
 
     def of(self, tree: Any) -> Any:
-        """What belongs to the slice."""
+        """The part of `tree` that belongs to the slice."""
         return jax.tree.map(lambda leaf: lax.dynamic_index_in_dim(leaf, self.slice, keepdims=False), tree)
 
     def add(self, whole: jax.Array, part: jax.Array) -> jax.Array:
@@ -113,7 +113,7 @@ def summed_with_later(
     gates: Float[Array, "tokens chosen"],
     lists: Lists,
 ) -> tuple[Arrays, jax.Array, jax.Array, Later]:
-    """What the first rounds take: (weights, `x`, `gates`), unchanged, and what leads to `with_rest`.
+    """(weights, `x`, `gates`) of the first rounds, unchanged, and zeros that lead to `with_rest`.
 
     Backward, gradients of the rounds after the first are added to theirs in place. With a sum of their own, XLA would
     fill buffers like all matrices with zeros, copy them into the loop and add them, also where the loop does not run.

@@ -19,7 +19,7 @@ INPUT = "expert_input"
 
 
 class Operands(NamedTuple):
-    """What rows are multiplied by."""
+    """The operands of the products of rows."""
 
     weights: Arrays
     """With what else the products need to know of the layer, as numbers."""

@@ -278,7 +278,7 @@ class Exempt(NamedTuple):
 
 
 def exempt(config: Config) -> list[Exempt]:
-    """What stays in the compute dtype under the recipe of `config`, each with the reason."""
+    """Groups and layers that stay in the compute dtype under the recipe of `config`, each with the reason."""
     precision, models = config.precision, kind_models(config.model).values()
     excepted, layers = precision.matmul_options, config.model.layers
     found = [Exempt("head", NEVER["head"])]

@@ -18,7 +18,7 @@ from jaxpar.layers.declared import declare_layer
 from jaxpar.memory.layer_shape import FLOAT32_BYTES
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.parameters import Nested, ParamSpec, Specs
-from jaxpar.mesh.placements import SHARD_ORDER, may_be_quantised
+from jaxpar.mesh.placements import SHARD_ORDER
 from jaxpar.mesh.rules import compute_rules
 from jaxpar.model.decoder import decoder_specs
 from jaxpar.optim.optimizer import rule_of
@@ -48,8 +48,6 @@ class Weight(NamedTuple):
     """Whether it has gradients, moments and a master copy."""
     routed: bool
     """Whether it is split over `ROUTED_AXES`, and not sharded over them."""
-    sent_in_codes: bool = False
-    """Whether its gradient may travel quantised."""
     feed_forward: bool = False
     """Whether it is one of the block behind a layer's mixer."""
 
@@ -216,8 +214,7 @@ class Weights:
             spec.trained and self._rule(spec).granularity == "matrix",
             spec.trained,
             bool(spec.routed),
-            may_be_quantised(spec),
-            (*path, *below)[:3] in self._feed_forwards,
+            feed_forward=(*path, *below)[:3] in self._feed_forwards,
         )
 
     def _state_bytes(self, spec: ParamSpec, local: Mapping[str, int]) -> float:

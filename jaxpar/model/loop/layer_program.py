@@ -43,7 +43,7 @@ class LayerProgram:
     """Splits the backward: which weights (true or false, like a layer's weights) belong to the groups of `linear`, and
     have their gradients from `matrix_gradients`. None makes the backward whole."""
     frozen: Nested[bool] | None = None
-    """Which weights have no gradients; None gives all of them one."""
+    """Weights that have no gradients; None gives all of them one."""
     zeros_observed: ZerosObserved | None = None
     """Zeros that `apply` takes for statistics of its backward; None if it collects none."""
     reports: tuple[str, ...] = ()

@@ -25,16 +25,16 @@ from jaxpar.runtime.store import Stack, WeightStore
 
 
 class Keep(NamedTuple):
-    """What consecutive layers of a kind in a chunk keep between forward and backward."""
+    """Settings of neighbouring layers of a kind in a chunk: what they keep between forward and backward."""
 
     layers: int
-    """How many."""
+    """Number of these layers."""
     policy: Policy | None = None
     """Remat policy inside a layer, as for `jax.checkpoint`; None keeps every intermediate of autodiff."""
     offload_inputs: bool = False
     """Whether their inputs are offloaded to host memory."""
     variant: Hashable = None
-    """Which of the kind's programs they run; None for the plain one."""
+    """The one of the kind's programs that they run; None for the plain one."""
 
 
 def keeps_by_kind(
@@ -71,10 +71,10 @@ class LayerStack:
     name: str
     """The name of the kind."""
     programs: Mapping[Hashable, LayerProgram]
-    """What layers run, by `Keep.variant`: layers whose matmuls are quantised have other programs than the plain one,
-    over the same weights."""
+    """The programs of layers, by `Keep.variant`: layers whose matmuls are quantised have others, over the same
+    weights."""
     keeps: tuple[Keep, ...]
-    """What the rows of a chunk keep, in row order."""
+    """The settings of the rows of a chunk, in row order."""
     order: StackOrder
     store: WeightStore
     blocks: tuple[tuple[str, str], ...] = ()

@@ -39,8 +39,8 @@ def test_weights_that_are_not_finite_are_named():
         ),
         (
             {"layers/local/mlp/up": [1], "layers/global/mlp/up": [2], "embedding/tokens": None},
-            "not the gradient of local/mlp/up, global/mlp/up in layers 1 to 2 and of embedding/tokens; the backward pass "
-            "comes from the last layer, so it began in layer 2 (global/mlp/up)",
+            "not the gradient of local/mlp/up, global/mlp/up in layers 1 to 2 and of embedding/tokens; the backward "
+            "pass comes from the last layer, so it began in layer 2 (global/mlp/up)",
         ),
         ({"embedding/tokens": None}, "not the gradient of embedding/tokens; it began in the embedding"),
         (
