@@ -21,7 +21,7 @@ help:
 	@echo "make train [CONFIG=configs/quickstart.yaml] [ARGS='--set optimizer.name=muon']   train a model"
 	@echo "make test [ARGS=tests/mesh]        the tests, without the long ones: some minutes"
 	@echo "make test-ci                       the long ones, and rows of matrices drawn by the commit"
-	@echo "make test-all                      every test: an hour, before a release"
+	@echo "make test-all                      every test: hours, before a release"
 	@echo "make test-faults                   every seeded fault turns its tests red: hours"
 	@echo "make lint format types imports     ruff, ruff format, pyright, the import layers"
 	@echo "make site                           the pages as a site, in build/site/index.html; every link is checked"

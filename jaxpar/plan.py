@@ -82,7 +82,7 @@ def _plan(arguments: Sequence[str]) -> None:
 def _parser() -> Parser:
     what = "Find the best layout of a model for a cluster that need not be present, and write plan.json."
     parser = Parser("jaxpar.plan", what, EXAMPLES, COMMANDS)
-    parser.add_config("YAML file; its parallel section is ignored", required=True)
+    parser.add_config("YAML file; of parallel only experts, quantized and some of overlap are read", required=True)
     parser.add_cluster()
     add = parser.add_argument
     words = "fix a choice, as in tensor=8, schedule=1f1b, remat=full, offload=none; may be given many times"
@@ -119,8 +119,8 @@ def _add_plan(parser: Parser) -> None:
 
 def _compare(arguments: Sequence[str]) -> None:
     parser = Parser("jaxpar.plan compare", "Print two plans side by side.")
-    parser.add_argument("first", metavar="A.json", type=Path)
-    parser.add_argument("second", metavar="B.json", type=Path)
+    parser.add_argument("first", metavar="A.json", type=Path, help="a plan.json")
+    parser.add_argument("second", metavar="B.json", type=Path, help="another one")
     options = parser.parse_args(arguments)
     _load()
     from jaxpar.planner.planning import screen
@@ -134,7 +134,7 @@ def _budget(arguments: Sequence[str]) -> None:
         "jaxpar.plan budget",
         "Days and costs of a training run against the number of GPUs, with the best layout at each.",
     )
-    parser.add_config("YAML file; its parallel section is ignored", required=True)
+    parser.add_config("YAML file; of parallel only experts, quantized and some of overlap are read", required=True)
     parser.add_cluster("the kind of host, as in h100:1x8; its number of hosts is ignored")
     parser.add_json()
     add = parser.add_argument
@@ -203,7 +203,7 @@ def _place(arguments: Sequence[str]) -> None:
     _add_plan(parser)
     words = "MB/s between nodes, row sends to column; by default the file that the cluster's YAML names"
     parser.add_argument("--bandwidth", metavar="CSV", type=Path, help=words)
-    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="of the search (default 0)")
     parser.add_json()
     options = parser.parse_args(arguments)
     _load()

@@ -21,9 +21,10 @@ HEADER = """\
 For looking up an option. `jaxpar NAME` and `python -m jaxpar.NAME` are the same, and `--help` shows the same
 options with examples:
 
-    python -m jaxpar plan --help
+    python -m jaxpar.plan --help
 
-A command ends with exit status 0, or 2 and one sentence where an argument, a key or a file is wrong.
+A command ends with exit status 0, with 1 where a run, a check or a program fails, or with 2 and one sentence where
+an argument, a key or a file is wrong.
 [configuration.md](configuration.md) lists the keys that `--set` takes.
 """
 
@@ -37,7 +38,8 @@ class ParserMade(Exception):
 
 @cache
 def parser_of(module: str, word: str = "--help") -> argparse.ArgumentParser | None:
-    """The parser that a command of jaxpar builds if its first argument is `word`, which may be a subcommand."""
+    """The parser that a command of jaxpar builds if its first argument is `word`, which may be a subcommand; None
+    of a module that is no command."""
 
     def parse_args(parser: argparse.ArgumentParser, *_: object) -> NoReturn:
         raise ParserMade(parser)

@@ -1,4 +1,5 @@
-"""Registries of what the configuration can name: layer parts, objectives, optimizers and data sources.
+"""Registries of what the configuration can name: layer parts, objectives, optimizers and data sources; and the
+features that a step takes.
 
 An implementation is named as `module:name`, and imported when it is first used: a run without a feature imports nothing
 of it.

@@ -36,7 +36,7 @@ class LowRank(Adaptation):
         return adapted(part, self.lora)
 
     def specs(self, specs: Nested[ParamSpec]) -> Nested[ParamSpec]:
-        return with_frozen(specs, self.lora)
+        return with_frozen(specs)
 
 
 def adapters_of(config: Config) -> Adapters:
@@ -79,12 +79,10 @@ def factors_of(part: Part, lora: Adapters) -> list[ParamSpec]:
     return [weights[factor] for name in targets_of(part, lora) for factor in _names(name)]
 
 
-def with_frozen(specs: Nested[ParamSpec], lora: Adapters) -> Nested[ParamSpec]:
-    """`specs` with all but factors frozen if `lora` is on, else with all trained."""
+def with_frozen(specs: Nested[ParamSpec]) -> Nested[ParamSpec]:
+    """`specs` with all but factors frozen."""
     return {
-        name: with_frozen(spec, lora)
-        if isinstance(spec, dict)
-        else replace(spec, trained=not freeze(lora) or name.endswith(FACTORS))
+        name: with_frozen(spec) if isinstance(spec, dict) else replace(spec, trained=name.endswith(FACTORS))
         for name, spec in specs.items()
     }
 

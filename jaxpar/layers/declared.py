@@ -140,7 +140,7 @@ def known_activations() -> dict[str, Activation]:
 
 @lru_cache(maxsize=8)
 def _known(feed_forwards: tuple[str, ...], mixers: tuple[str, ...]) -> dict[str, Activation]:
-    routers = ("noisy_top_k", "cosine") if "experts" in FEATURES else ()
+    routers = ("noisy_top_k", "cosine") if "experts" in FEATURES else ()  # a tree may come without them
     experts = [ExpertsConfig(count=4, shared=1, router=router) for router in routers]
     options: list[dict[str, Any]] = [
         *({"activation": name, "experts": routed} for name in feed_forwards for routed in (None, *experts)),

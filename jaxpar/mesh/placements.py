@@ -153,7 +153,7 @@ def _transport(spec: ParamSpec, rules: Rules, sizes: AxisSizes, transport: Trans
     claimed = {axis for name in spec.axes for axis in getattr(rules, name)}
     secondary = secondary_ranks(transport.secondary, dict(sizes), claimed)
     assert secondary is not None, "neighbours that are whole ranks of an axis"
-    early = tuple(axis for axis in transport.early if axis in _summed_early(spec, *roles))
+    early = tuple(axis for axis in transport.early if axis in _summed_early(spec, roles))
     scattered = added_dim(roles[2], roles[3]) if early else None
     return replace(
         transport if may_be_quantised(spec) else transport.exact,
@@ -164,11 +164,10 @@ def _transport(spec: ParamSpec, rules: Rules, sizes: AxisSizes, transport: Trans
     )
 
 
-def _summed_early(
-    spec: ParamSpec, compute: PartitionSpec, _: PartitionSpec, gradient: PartitionSpec, optimizer: PartitionSpec
-) -> tuple[str, ...]:
+def _summed_early(spec: ParamSpec, roles: _Roles) -> tuple[str, ...]:
     """Axes over which a matrix is summed once a step, and keeps its shape or is scattered over these alone; of others
     the messages are small."""
+    compute, _, gradient, optimizer = roles
     if len(spec.shape) - ("layers" in spec.axes) < 2:
         return ()
     if pending := added_dim(gradient, optimizer):

@@ -60,4 +60,4 @@ class SummedEarly(Sharded):
 
 def with_early_sums(store: type[Sharded]) -> type[Sharded]:
     """A store of the weights of `store`, whose rows are complete as soon as a layer has gone backward."""
-    return SummedEarly if store is Sharded else type(f"{store.__name__}SummedEarly", (SummedEarly, store), {})
+    return type(f"{store.__name__}SummedEarly", (SummedEarly, store), {})

@@ -26,11 +26,6 @@ class Tile:
     stages: int
     """Depth of the pipeline of loads."""
 
-    @property
-    def shared_bytes(self) -> int:
-        """Shared memory of the pipelined loads, of 2-byte numbers."""
-        return 2 * self.stages * self.embed * (self.tokens + self.vocab)
-
 
 @dataclass(frozen=True)
 class Head:

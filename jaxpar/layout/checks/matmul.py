@@ -17,6 +17,7 @@ from jaxpar.layers.matmul_formats import (
     routed_groups,
     tensor_names,
 )
+from jaxpar.layout.checks.experts import check_expert_ranks
 from jaxpar.layout.checks.model import check_known
 from jaxpar.precision.recipe import TILES
 
@@ -43,6 +44,12 @@ def check_exceptions(config: Config) -> None:
             f"precision.matmul_options.exclude: {', '.join(parts)} leave no matmul to precision.matmul: {recipe}; "
             "expected fewer, or precision.matmul: null"
         )
+
+
+def check_ranks(config: Config) -> None:
+    """Refuse experts and quantised matmuls that the ranks of the layout do not divide."""
+    check_expert_ranks(config)
+    check_multiples(config)
 
 
 def check_multiples(config: Config) -> None:

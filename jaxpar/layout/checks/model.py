@@ -16,7 +16,7 @@ from jaxpar.layers.declared import declare_layer, feed_forward_class, mixer_clas
 from jaxpar.layers.feed_forward.gated import Gated
 from jaxpar.layers.feed_forward.plain import Plain
 from jaxpar.layers.inputs.input import TIED, input_class, refuse_without_batches
-from jaxpar.layout.checks.experts import check_expert_ranks, check_experts
+from jaxpar.layout.checks.experts import check_experts
 
 
 def check_known(key: str, name: str, known: Collection[str], noun: str) -> None:
@@ -57,11 +57,6 @@ def check_blocks(config: Config) -> None:
                 f"model.activation: {layer.activation} is no subclass of {Gated.__name__} or {Plain.__name__}, whose "
                 "non-linearity experts compute; expected one that is, or model.experts: null"
             )
-
-
-def check_ranks(config: Config) -> None:
-    """Refuse experts that the ranks of the layout do not divide."""
-    check_expert_ranks(config)
 
 
 def check_low_rank(model: ModelConfig) -> None:

@@ -7,8 +7,8 @@ from jaxpar.config.schema import Config
 from jaxpar.config.validate import VOCAB, became_known
 from jaxpar.config.validate import validate as validate_keys
 from jaxpar.layout.checks.adapters import check_adapters, check_targets
-from jaxpar.layout.checks.matmul import check_exceptions, check_multiples
-from jaxpar.layout.checks.model import check_blocks, check_input, check_low_rank, check_parameters, check_ranks
+from jaxpar.layout.checks.matmul import check_exceptions, check_ranks
+from jaxpar.layout.checks.model import check_blocks, check_input, check_low_rank, check_parameters
 
 
 def validate(config: Config, since: Config | None = None) -> None:
@@ -30,4 +30,3 @@ def validate(config: Config, since: Config | None = None) -> None:
         check_exceptions(config)
     if since is None or not became_known(since, config).isdisjoint(AXES):
         check_ranks(config)
-        check_multiples(config)

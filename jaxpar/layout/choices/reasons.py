@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import fields, is_dataclass
 from typing import Any
 
+from jaxpar.config.kinds import ALL
 from jaxpar.config.plan import Choice
 from jaxpar.config.reading.typed import spell
 from pallas_kernels.choice import NEEDS_GPU
@@ -18,7 +19,11 @@ def choice_rows(record: Any, name: str = "") -> list[tuple[str, str, str]]:
         record = {field.name.replace("_", " "): getattr(record, field.name) for field in fields(record)}
     if not isinstance(record, dict):
         return []
-    return [row for key, part in record.items() for row in choice_rows(part, f"{name} {key}".strip())]
+    return [
+        row
+        for key, part in record.items()
+        for row in choice_rows(part, name if key == ALL else f"{name} {key}".strip())
+    ]
 
 
 def why(choice: Choice[Any]) -> str:

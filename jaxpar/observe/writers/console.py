@@ -100,7 +100,8 @@ class ConsoleView(Listener):
         self._line("".join(f"{value:>{width}}" for _, width, value in columns))
         if self._lines_since_header == 0 or record.eval_loss is not None:
             for block, reported in (record.blocks or {}).items():
-                self._line(f"{'':>16}  {block}: {_without_columns(block, reported)}", "dim")
+                if values := _without_columns(block, reported):
+                    self._line(f"{'':>16}  {block}: {values}", "dim")
         self._lines_since_header += 1
         if record.metrics is not None and f"eval_{ACCURACY}" in record.metrics:
             accuracy, margin = (record.metrics[f"eval_{name}"] for name in (ACCURACY, MARGIN))

@@ -22,13 +22,9 @@ def chunk_kinds(model: ModelConfig, lengths: tuple[int, ...]) -> tuple[Kinds, ..
     return tuple(tuple(islice(kinds, length)) for length in lengths)
 
 
+@lru_cache(maxsize=10_000)
 def chunk_slots(model: ModelConfig, lengths: tuple[int, ...]) -> Kinds:
     """The kind of each slot of a chunk; where chunks differ, some slots are padding."""
-    return _slots(model, lengths)
-
-
-@lru_cache(maxsize=10_000)
-def _slots(model: ModelConfig, lengths: tuple[int, ...]) -> Kinds:
     return common_sequence(chunk_kinds(model, lengths))
 
 
@@ -40,7 +36,7 @@ def chunk_lengths(model: ModelConfig, layout: Layout) -> tuple[int, ...]:
 
 def kinds_of_slots(model: ModelConfig, layout: Layout) -> Kinds:
     """The kind of each slot of a chunk of a layout; nothing where all layers are alike."""
-    return () if model.pattern is None else _slots(model, chunk_lengths(model, layout))
+    return () if model.pattern is None else chunk_slots(model, chunk_lengths(model, layout))
 
 
 GATHERED = "ZeRO-3 gathers the weights of every row"
