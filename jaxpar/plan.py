@@ -82,7 +82,7 @@ def _plan(arguments: Sequence[str]) -> None:
 def _parser() -> Parser:
     what = "Find the best layout of a model for a cluster that need not be present, and write plan.json."
     parser = Parser("jaxpar.plan", what, EXAMPLES, COMMANDS)
-    parser.add_config("YAML file; of parallel only experts, quantized and some of overlap are read", required=True)
+    parser.add_config("YAML file; keys of parallel that the planner chooses are ignored", required=True)
     parser.add_cluster()
     add = parser.add_argument
     words = "fix a choice, as in tensor=8, schedule=1f1b, remat=full, offload=none; may be given many times"
@@ -134,7 +134,7 @@ def _budget(arguments: Sequence[str]) -> None:
         "jaxpar.plan budget",
         "Days and costs of a training run against the number of GPUs, with the best layout at each.",
     )
-    parser.add_config("YAML file; of parallel only experts, quantized and some of overlap are read", required=True)
+    parser.add_config("YAML file; keys of parallel that the planner chooses are ignored", required=True)
     parser.add_cluster("the kind of host, as in h100:1x8; its number of hosts is ignored")
     parser.add_json()
     add = parser.add_argument
