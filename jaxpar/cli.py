@@ -1,4 +1,4 @@
-"""What all commands have in common: their parser, shared arguments and types, and how they end."""
+"""The common parts of all commands: their parser, shared arguments and types, and how they end."""
 
 from __future__ import annotations
 

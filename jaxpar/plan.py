@@ -228,7 +228,7 @@ COMMANDS = {
     "calibrate": _calibrate,
     "place": _place,
 }
-"""What follows `python -m jaxpar.plan`, in place of options."""
+"""Subcommands of `python -m jaxpar.plan`, in place of options."""
 
 
 if __name__ == "__main__":

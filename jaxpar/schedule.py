@@ -27,7 +27,7 @@ MOST_ACTIONS = 200_000
 """More would take minutes, and could not be read."""
 SIZES = ("stages", "microbatches", "virtual")
 WORK = {"forward": 1, "backward": 2, "weight": None, "head": 0, "transfer": 0, "stash": 0, "kept": 0, "sent": 0}
-"""What a rank does with a microbatch, and what is taken where neither arguments nor a configuration set it."""
+"""Times of a rank's work on a microbatch that are taken where neither arguments nor a configuration set it."""
 
 OUTPUTS = {
     ".svg": "a picture", ".json": "a trace for ui.perfetto.dev",

@@ -1,4 +1,4 @@
-"""What the user writes and the `Plan` record. Nothing in this package imports JAX or looks at a device."""
+"""The user's configuration and the `Plan` record. Nothing in this package imports JAX or looks at a device."""
 
 from jaxpar.config.axes import resolve_axes, virtual_devices_needed
 from jaxpar.config.errors import UserError

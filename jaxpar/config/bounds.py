@@ -19,7 +19,7 @@ class Bound:
     """The largest number; most of these limits are only sanity checks, far above what any run has used."""
 
     def refusal(self, value: float) -> str | None:
-        """What is expected of a value out of range."""
+        """The end of an error about a value out of range; None for a value within it."""
         if not self.holds(value):
             return f"must be {self.words}"
         return f"must be at most {spell_limit(self.most)}" if value > self.most else None

@@ -29,7 +29,7 @@ FEED_FORWARDS: dict[str, str] = {
     "gelu": "jaxpar.layers.feed_forward.plain:GELU",
     "relu2": "jaxpar.layers.feed_forward.plain:SquaredReLU",
 }
-"""What `model.activation` can be."""
+"""Values of `model.activation`."""
 
 
 @dataclass(frozen=True)
@@ -131,7 +131,7 @@ DATA_SOURCES: dict[str, DataSource] = {
     ),
     "synthetic": DataSource("jaxpar.data.synthetic:open_synthetic"),
 }
-"""What `data.source` can be."""
+"""Values of `data.source`."""
 
 
 @dataclass(frozen=True)

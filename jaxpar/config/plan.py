@@ -180,7 +180,7 @@ class LayerRun:
     layers: int
     """How many."""
     activations: dict[str, Literal["save", "recompute", "offload"]] = field(hash=False)
-    """What happens to each named activation between forward and backward."""
+    """Treatment of each named activation between forward and backward."""
 
     def __post_init__(self) -> None:
         _check_range("plan.runs: layers", self.layers, 0, LAYERS)
@@ -193,7 +193,7 @@ class Plan:
     axes: AxisSizes
     """The mesh."""
     zero: Literal[0, 1, 2, 3]
-    """What is sharded over fsdp, expert and context: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
+    """State sharded over fsdp, expert and context: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
     schedule: str
     """The pipeline schedule, or the path of its table; `one-stage` without a pipeline."""
     virtual_stages: int
@@ -209,9 +209,9 @@ class Plan:
     microbatch_rows: int
     """Rows per device and microbatch."""
     remat: str
-    """What `runs` came from: a preset, or a description of what the user wrote."""
+    """Origin of `runs`: a preset, or a description of what the user wrote."""
     runs: tuple[LayerRun, ...]
-    """What the layers of a chunk keep, in layer order; it is the same for all chunks."""
+    """Remat of the layers of a chunk, in layer order; it is the same for all chunks."""
     dtypes: Dtypes
     """A dtype per role."""
     attention: dict[str, Choice[str]] = field(hash=False)
@@ -259,7 +259,7 @@ class Plan:
     loss_tiles: Choice[int] = Choice(1)
     """Tiles of a microbatch's tokens in which XLA computes the head and the loss."""
     loss_logits: Choice[Literal["recompute", "keep"] | None] = Choice(None)
-    """What the kernel of the loss does with logits; null where XLA computes it, whose tiles need them only once."""
+    """Treatment of logits by the kernel of the loss; null where XLA computes it, whose tiles need them only once."""
     mlp_tiles: Choice[int] = Choice(1)
     """Tiles of a microbatch's tokens in which the feed-forward of a layer is computed."""
     optimizer_offload: Literal["none", "host", "file"] = "none"

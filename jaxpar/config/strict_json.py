@@ -14,7 +14,7 @@ def strict_json(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def json_text(value: Any, *, indent: int | None = None, sort_keys: bool = False) -> str:
-    """What a command prints or writes as JSON of a value."""
+    """Strict JSON of a value, as commands print and write it."""
     return json.dumps(_strict(value), indent=indent, sort_keys=sort_keys, allow_nan=False)
 
 

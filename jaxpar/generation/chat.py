@@ -14,7 +14,7 @@ from jaxpar.generation.text import Screen, Stop
 
 
 class Answer(NamedTuple):
-    """What the model answered."""
+    """The model's answer."""
 
     text: str
     continuation: Continuation

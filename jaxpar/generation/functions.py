@@ -49,7 +49,7 @@ class Rows(NamedTuple):
     numbers: Int[Array, " batch"]
     """A number for each row, which its draws depend on."""
     seen: Bool[Array, "batch vocab"] | None
-    """Which tokens each row has; None without a repetition penalty."""
+    """Tokens that each row has; None without a repetition penalty."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,7 +129,7 @@ class GenerationFunctions:
         return x, filled
 
     def _seen(self, batch: Batch, lengths: Int[Array, " batch"]) -> Bool[Array, "batch vocab"]:
-        """Which tokens the prompts have."""
+        """Tokens that the prompts have."""
         tokens, indices = gather_context(batch["tokens"]), gather_context(batch["indices"])
         vocab = padded_vocab(self.layout.config.model)
         columns = jnp.where(indices < lengths[:, None], tokens, vocab)

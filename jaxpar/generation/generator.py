@@ -27,12 +27,12 @@ from jaxpar.units import plural
 
 @dataclass(frozen=True)
 class Continuation:
-    """What was generated after one prompt."""
+    """Tokens generated after one prompt."""
 
     tokens: Int[np.ndarray, " tokens"]
     """Without the prompt, and without the token that ended it."""
     log_probabilities: np.ndarray
-    """Of `tokens`, in nats, by the model itself: at temperature 1 and without filters."""
+    """Log-probabilities of `tokens`, in nats, by the model itself: at temperature 1 and without filters."""
     ended: bool
     """Whether the model, or the caller, ended it; else the limit of tokens did."""
 

@@ -32,7 +32,7 @@ class PlacedModel:
     """A model whose weights are on a mesh."""
 
     config: Config
-    """Of the model, with a mesh whose axes are filled in."""
+    """Configuration of the model, with a mesh whose axes are filled in."""
     mesh: Mesh
     weights: Weights
     """In the storage placement of `generation_layout`."""

@@ -1,4 +1,4 @@
-"""Which token follows: temperature, top-k, top-p, min-p and a repetition penalty on the logits of whole rows."""
+"""Choice of the next token: temperature, top-k, top-p, min-p and a repetition penalty on the logits of whole rows."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ class Drawn(NamedTuple):
 
     token: Int[Array, " batch"]
     log_probability: Float[Array, " batch"]
-    """Of the token, in nats, by the model itself: at temperature 1 and without filters."""
+    """Log-probability of the token, in nats, by the model itself: at temperature 1 and without filters."""
 
 
 def draw(

@@ -41,7 +41,7 @@ SCORED = (*FORWARD, LABELS)
 
 @dataclass(frozen=True)
 class TokenScores:
-    """Of the tokens of a row but the first, each after all tokens before it."""
+    """Scores of the tokens of a row but the first, each after all tokens before it."""
 
     log_probabilities: Float[np.ndarray, " tokens"]
     """In nats."""

@@ -30,7 +30,7 @@ PARTS = (1, 2, 4, 8, 16, 32)
 def auto_runs(
     config: Config, plan: Plan, costs: Mapping[str, LayerCosts], usable_bytes: int, host_limit: int | None
 ) -> tuple[LayerRun, ...]:
-    """What the slots of a chunk keep under `auto`, given the costs of a layer of each kind: the cheapest choice
+    """Remat of the slots of a chunk under `auto`, given the costs of a layer of each kind: the cheapest choice
     that fits into `usable_bytes` of a device.
 
     Host memory is used only if nothing fits without it, since its cost in time is known only for an idle link; where

@@ -15,7 +15,7 @@ from jaxpar.runtime.loss_scale import loss_scaling
 
 
 class CarriedRequest(NamedTuple):
-    """What an entry of the registry decides by."""
+    """Facts by which an entry of the registry decides whether its state is carried."""
 
     config: Config
     plan: Plan

@@ -124,7 +124,7 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
 
 
 def _named(plan: Plan, overlap: OverlapConfig) -> list[tuple[str, Any, Any, str]]:
-    """Of `_sizes`, the values that a configuration names where it could leave the choice to the plan."""
+    """The values among `_sizes` that a configuration names where it could leave the choice to the plan."""
     asked = {key: getattr(overlap, key) for key in NAMED}
     named = [(key, getattr(plan, key).name, own) for key, own in asked.items() if own != "auto"]
     named.append(("collectives_at_once", plan.collectives_at_once, overlap.collectives_at_once))

@@ -1,4 +1,4 @@
-"""Which of a layer's messages XLA joins into one: fewer messages start less often, more of them hide behind compute.
+"""Messages of a layer that XLA joins into one: fewer messages start less often, more of them hide behind compute.
 
 XLA joins gathers (and reduce-scatters) that do not depend on each other up to a number of bytes that is the same for
 all programs. On many ranks all gradients of a layer are below it. Joined, they leave when the last of them is known,

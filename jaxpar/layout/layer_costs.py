@@ -1,4 +1,4 @@
-"""What the layers of a configuration can keep, and the costs of not keeping it, at the speeds of its own recipe."""
+"""Activations that the layers of a configuration can save, and the cost of recomputing each at its recipe's speeds."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from jaxpar.memory.layer_shape import layer_shapes
 
 
 def costs_of_kinds(config: Config, cluster: Cluster, *, unknown: bool = False) -> dict[str, LayerCosts]:
-    """Of a layer of each kind of the resolved `config` on `cluster`, for one microbatch on one device.
+    """Costs of a layer of each kind of the resolved `config` on `cluster`, for one microbatch on one device.
 
     Where layers are quantised, a product that runs again takes its time with the passes that make its codes; in the
     exceptions that of `precision.compute`. Attention takes the time of the backend that runs, and on `unknown`

@@ -229,7 +229,7 @@ def _logits_seconds(config: Config, axes: AxisSizes, rows: int, cluster: Cluster
 def _partly_offloaded(
     config: Config, runs: Sequence[LayerRun], costs: Sequence[LayerCosts], *, known: bool
 ) -> tuple[LayerRun, ...]:
-    """What layers keep, with `memory.offload_fraction` of it in host memory; `costs` has those of each slot of a chunk.
+    """Remat of each layer, with `memory.offload_fraction` in host memory; `costs` has those of each slot of a chunk.
 
     Raises `UserError` if a link of `known` speed cannot hide the copies.
     """

@@ -21,7 +21,7 @@ from jaxpar.config.strict_json import json_text
 
 @dataclass(frozen=True)
 class Stage:
-    """Which hosts hold stages, where hosts are of several kinds."""
+    """Hosts of one kind and the stages on them, where a cluster has several kinds."""
 
     group: str
     gpu: str
@@ -51,7 +51,7 @@ LARGEST_NUMBER = 1e30
 
 @dataclass(frozen=True)
 class PlanFile:
-    """What `plan.json` holds."""
+    """Contents of `plan.json`."""
 
     config: Config
     plan: Plan

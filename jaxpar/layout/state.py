@@ -30,7 +30,7 @@ class TrainState(NamedTuple):
     skipped_in_row: Int[Array, ""]
     """Steps skipped since the last applied one, because loss or gradient was not finite."""
     carried: dict[str, Any]
-    """What features hand on from step to step, by `jaxpar.runtime.carried.Carried.name`."""
+    """State that features carry from step to step, by `jaxpar.runtime.carried.Carried.name`."""
 
 
 def state_layout(
@@ -57,7 +57,7 @@ def all_weights(state: TrainState) -> Weights:
 
 
 def without_frozen(state: TrainState) -> TrainState:
-    """What a checkpoint has of a state."""
+    """The part of a state that a checkpoint saves: all but frozen weights."""
     return state._replace(frozen={})
 
 

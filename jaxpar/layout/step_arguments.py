@@ -12,7 +12,7 @@ from jaxpar.optim.arguments import OptimizerArguments, optimizer_arguments
 
 
 class StepArguments(NamedTuple):
-    """What a step reads besides state and batch, and the initial state is made from. The same on every device."""
+    """Scalars that a step reads besides state and batch, and the initial state is made from; alike on every device."""
 
     optimizer: OptimizerArguments
     seed: UInt[Array, ""]

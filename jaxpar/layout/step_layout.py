@@ -60,12 +60,12 @@ class StepLayout:
 
     @cached_property
     def trained(self) -> Specs:
-        """Those of the trained weights."""
+        """Specs of the trained weights."""
         return select(self.specs, self._trains, True)
 
     @cached_property
     def frozen(self) -> Specs:
-        """Those of the frozen weights."""
+        """Specs of the frozen weights."""
         return select(self.specs, self._trains, False)
 
     @cached_property

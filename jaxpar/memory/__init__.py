@@ -1,1 +1,1 @@
-"""What happens to activations between forward and backward."""
+"""Activations between forward and backward: saved, offloaded or recomputed."""

@@ -32,7 +32,7 @@ from jaxpar.memory.remat import PRESETS, remat_map
 
 
 def preset_bytes(preset: str, shape: LayerShape) -> int:
-    """What a layer saves under a preset of `memory.remat`."""
+    """Bytes that a layer saves under a preset of `memory.remat`."""
     sizes = activation_bytes(shape)
     return sum(sizes[name] for name, treatment in remat_map(preset, sizes).items() if treatment == "save")
 

@@ -1,4 +1,4 @@
-"""What a layer can keep, and the cost of not keeping it: plain data, which `jaxpar.cost.recomputation` makes."""
+"""Activations that a layer can save, and the cost of recomputing each; `jaxpar.cost.recomputation` makes them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Recomputation:
 
 @dataclass(frozen=True)
 class LayerCosts:
-    """What a layer can keep and the cost of not keeping it, for one microbatch on one device."""
+    """Activations that a layer can save and the cost of recomputing each, for one microbatch on one device."""
 
     sizes: Mapping[str, int]
     """Bytes of each activation, in the order in which a layer makes them."""

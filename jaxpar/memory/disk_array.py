@@ -32,7 +32,7 @@ STALE_S = 3600.0
 """Age from which a file that still has its name is of a process that was killed."""
 
 type _Place = tuple[tuple[int, int], ...]
-"""Which part of the whole array: first and last index along each dim."""
+"""A part of the global array: first and last index along each dim."""
 
 type Region = tuple[slice, ...]
 """The same as slices."""
@@ -58,7 +58,7 @@ class DiskArray:
         self.sharding = NamedSharding(like.sharding.mesh, like.sharding.spec)
         self.local_shape = self.sharding.shard_shape(self.shape)
         self.on_device: jax.Array | None = None
-        """What the next step reads of it, in another dtype; None where it reads nothing."""
+        """The copy in another dtype that the next step reads; None where it reads nothing."""
         self.halfway = False
         """Whether an update of the state that it belongs to has begun and not ended."""
         self._place_of = {
@@ -95,7 +95,7 @@ class DiskArray:
             yield _region(place), part
 
     def own_parts(self) -> Iterator[tuple[Region, np.ndarray]]:
-        """Those of `parts` that this process saves: replicas are saved by one process only."""
+        """The parts among `parts` that this process saves: replicas are saved by one process only."""
         owners: dict[_Place, Device] = {}
         for device, index in self.sharding.devices_indices_map(self.shape).items():
             place = _place(index, self.shape)

@@ -228,7 +228,7 @@ class LayerShape:
         return self.matrix(first)[0] / self.embed if first.axes[0] == "latent" else 1.0
 
     def numbers(self, activation: Activation) -> int:
-        """Of an activation."""
+        """Elements of an activation."""
         for dim, rows in ((ROUTED, self.routed_rows), (RECEIVED, self.received_rows)):
             if dim in activation.dims:
                 return rows * self.width(other for other in activation.dims if other != dim)

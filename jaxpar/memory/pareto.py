@@ -107,7 +107,7 @@ def cheapest(
     host_budget_bytes: int = 0,
     points: Sequence[Point] | None = None,
 ) -> list[tuple[int, dict[str, Treatment]]]:
-    """What the layers of a chunk keep so that a stash unit fits its budgets at the least time.
+    """Remat of the layers of a chunk so that a stash unit fits its budgets at the least time.
 
     Args:
         costs: of one layer; the chunk's layers are alike.

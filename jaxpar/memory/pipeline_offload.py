@@ -93,7 +93,7 @@ class HiddenFraction:
     fraction: float
     """The largest alpha that is hidden in all phases, at most 1."""
     phase: str | None
-    """Which of `bounds` limits it; None if everything can be hidden."""
+    """The name in `bounds` that limits it; None if everything can be hidden."""
     bounds: dict[str, float]
     """The largest alpha of each phase, above 1 where there is room to spare."""
 

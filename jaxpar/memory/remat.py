@@ -69,7 +69,7 @@ def remat_name(remat: Written | Sequence[Mapping[str, str | int]]) -> str:
 def layer_runs(
     remat: Written | Sequence[Mapping[str, str | int]], activations: Iterable[str], layers: int
 ) -> tuple[LayerRun, ...]:
-    """What `memory.remat` does with each of `activations` in a chunk of so many layers; equal neighbours are joined.
+    """Treatment of each of `activations` by `memory.remat` in a chunk of so many layers; equal neighbours are joined.
 
     A list has maps for some of the layers each; layers without one are treated by `gemm_last`.
 
@@ -106,7 +106,7 @@ def joined(runs: Iterable[LayerRun]) -> tuple[LayerRun, ...]:
 
 
 def runs_by_kind(runs: Sequence[LayerRun], slots: Sequence[str]) -> dict[str, tuple[LayerRun, ...]]:
-    """What the layers of each kind keep, in a chunk with slots of these kinds; equal neighbours of a kind are joined.
+    """Remat of the layers of each kind, in a chunk with slots of these kinds; equal neighbours of a kind are joined.
 
     Args:
         runs: of all slots, in their order.
@@ -122,7 +122,7 @@ def runs_by_kind(runs: Sequence[LayerRun], slots: Sequence[str]) -> dict[str, tu
 
 
 def remat_map(remat: Written, activations: Iterable[str], key: str = "memory.remat") -> dict[str, Treatment]:
-    """What a preset or a map of the user's does with each of `activations`.
+    """Treatment of each of `activations` by a preset or a map of the user's.
 
     A map gives treatments by name; names that it leaves out are treated by its `preset`, or by `gemm_last`. A
     name that only other models' layers have is ignored.

@@ -46,7 +46,7 @@ class Suggestion:
 
 @dataclass(frozen=True)
 class Sweep:
-    """What a sweep measured."""
+    """Measurements of a sweep."""
 
     rates: list[float]
     """`optimizer.learning_rate` of each step; `matrix_learning_rate`, where used, keeps its proportion to it."""

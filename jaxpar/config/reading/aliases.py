@@ -1,4 +1,4 @@
-"""What other systems call a setting, so that an error about a key copied from one of them suggests the right key.
+"""Names of a setting in other systems, so that an error about a key copied from one of them suggests the right key.
 
 Names from Hugging Face's `config.json` and `TrainingArguments`, torchtitan, MaxText, Megatron-LM and nanochat; several
 share some of them. They are compared in lower case, with `-` and `.` as `_`.

@@ -160,7 +160,7 @@ def checked_members(record: type, plain: object, key: str) -> dict[str, Any]:
 
 
 def _choices(annotation: Any) -> list[Any]:
-    """What a `Literal` or a registry allows; nothing for other annotations."""
+    """Values that a `Literal` or a registry allows; none for other annotations."""
     annotation = plain_type(annotation)
     match get_origin(annotation), get_args(annotation):
         case origin, choices if origin is Literal:

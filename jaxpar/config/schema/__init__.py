@@ -1,4 +1,4 @@
-"""What the user writes: one frozen dataclass per section of the YAML file, and `Config` of all.
+"""The user's configuration: one frozen dataclass per section of the YAML file, and `Config` of all.
 
 The string under a field is its documentation: `docs/configuration.md` and `--help` are made from it.
 Nothing here imports JAX, reads a file or looks at a device; checks across fields are in `jaxpar.config.validate`.

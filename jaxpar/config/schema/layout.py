@@ -32,7 +32,7 @@ class ParallelConfig:
     tensor: Annotated[int, AXIS] = 1
     """Tensor parallelism, with sequence parallelism between the matmuls."""
     zero: Literal[0, 1, 2, 3] = 3
-    """What is sharded over fsdp, expert and context: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
+    """State sharded over fsdp, expert and context: 0 nothing, 1 optimizer state, 2 also gradients, 3 also weights."""
     microbatches: Annotated[int, at_least(1, MICROBATCHES)] = 1
     """Parts into which the batch of a step is split; gradients accumulate over them."""
     schedule: str = "auto"
@@ -53,7 +53,7 @@ class ParallelConfig:
     """How attention sees the other ranks' keys and values: `allgather` gathers them, `ring` passes them from rank to
     rank, `ulysses` exchanges sequence for heads, `usp` does both (`docs/long-context.md`)."""
     context_order: Literal["auto", "contiguous", "zigzag", "striped"] = "auto"
-    """Which tokens of a row a context rank holds: one contiguous part; two parts, one from each end (`zigzag`); or
+    """Tokens of a row that a context rank holds: one contiguous part; two parts, one from each end (`zigzag`); or
     every n-th token of n ranks (`striped`). The latter two balance the work of a causal mask."""
     secondary_shard: Annotated[int, at_least(2, RANKS)] | None = None
     """Neighbouring ranks of fsdp x expert x context, in one node, that hold a second copy of the weights among them
@@ -115,7 +115,7 @@ class PrecisionConfig:
 
 @dataclass(frozen=True)
 class MemoryConfig:
-    """What happens to activations between forward and backward."""
+    """Activations between forward and backward: saved, offloaded or recomputed."""
 
     remat: (
         Literal["none", "full", "selective", "gemm_last", "auto"]
@@ -155,7 +155,7 @@ class MemoryConfig:
     """Head and loss: `xla` computes them in tiles, whose gradients it computes while it has their logits; `fused` uses
     the kernel of `pallas_kernels`. `auto` takes the kernel on GPUs for which a record shows that it was verified."""
     loss_logits: Literal["auto", "recompute", "keep"] = "auto"
-    """What the kernel of the loss does with logits: `recompute` stores none and computes them twice; `keep` stores an
+    """Treatment of logits by the kernel of the loss: `recompute` stores none and computes them twice; `keep` stores an
     exponential of each in 16 bits from the loss to its gradient, a fourth matmul less. `auto` keeps them where the
     estimate of the step's memory has room for them, and recomputes them where layers have more use for it."""
     mlp_tiles: Annotated[int, at_least(1)] | None = None
@@ -167,7 +167,7 @@ class MemoryConfig:
 
 @dataclass(frozen=True)
 class AttentionConfig:
-    """Which implementation computes attention."""
+    """The implementation of attention, and its blocks."""
 
     backend: Literal["auto", "flash", "mosaic", "mosaic_deterministic", "triton", "cudnn", "xla"] = "auto"
     """`xla` is plain JAX, for every mask, dtype and platform; `cudnn` is cuDNN's; `mosaic`, `mosaic_deterministic` and

@@ -11,7 +11,7 @@ from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES, OPTIMIZERS
 
 @dataclass(frozen=True)
 class LossConfig:
-    """What a step minimizes."""
+    """The objective that a step minimizes."""
 
     name: Annotated[str, OBJECTIVES] = "cross_entropy"
     """`cross_entropy` of each token that counts, or direct preference optimization (`dpo`, arXiv:2305.18290) of pairs

@@ -125,7 +125,7 @@ def check_attention(plan: Plan, config: Config, device: Device, node_devices: in
 
 
 def unused_blocks(plan: Plan, config: AttentionConfig) -> list[str]:
-    """Of `attention.query_block` and `kv_block`, those that were set though no layer's attention has blocks."""
+    """Keys among `attention.query_block` and `kv_block` that were set though no layer's attention has blocks."""
     if any(choice.name == "xla" for choice in plan.attention.values()):
         return []
     set_here = [key for key in ("query_block", "kv_block") if getattr(config, key) is not None]

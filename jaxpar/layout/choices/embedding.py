@@ -1,4 +1,4 @@
-"""What ranks that share the embedding send: its table and the table's gradient, or the rows of their tokens.
+"""Messages of ranks that share the embedding: its table and the table's gradient, or the rows of their tokens.
 
 The table is stored in parts of each row (`jaxpar.mesh.placements.SHARD_ORDER`). To look up tokens, a rank may gather
 the table. Or it gets the ids of all ranks' tokens, looks up its part of their rows, and the ranks exchange these; in

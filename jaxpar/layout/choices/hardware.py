@@ -1,4 +1,4 @@
-"""What the requests to kernels state of a device."""
+"""Facts of a device that requests to kernels state."""
 
 from __future__ import annotations
 

@@ -60,7 +60,7 @@ def check_matmul_units(config: Config, device: Device) -> None:
 
 
 def tiled_choice(config: Config, device: Device, *, laid_out: bool = True) -> Choice | None:
-    """What multiplies codes with scales of tiles; None where there are none.
+    """The implementation that multiplies operands with a scale per tile; None where there are none.
 
     Args:
         config: whose matmuls are meant.
@@ -100,13 +100,13 @@ def _dense_products(config: Config) -> Iterator[tuple[int, int, int]]:
 
 
 def _elements(product: tuple[int, int, int]) -> int:
-    """Of the largest array of a product; its gradients have the same arrays."""
+    """Elements of the largest array of a product; its gradients have the same arrays."""
     m, n, k = product
     return max(m * n, m * k, n * k)
 
 
 def multiplies(config: Config, device: Device) -> str:
-    """What multiplies in the dense matmuls of layers: `cublas` or the name of an implementation for tiles, on GPUs; on
+    """Implementation of the dense matmuls of layers: `cublas` or the name of an implementation for tiles, on GPUs; on
     CPUs and without `precision.matmul` XLA does."""
     tiled = tiled_choice(config, device)
     if tiled is not None:
@@ -115,7 +115,7 @@ def multiplies(config: Config, device: Device) -> str:
 
 
 def routed_choice(config: Config, device: Device, plan: Plan | None = None) -> Choice | None:
-    """What multiplies codes of routed experts; None where none are quantised.
+    """The implementation that multiplies quantized operands of routed experts; None where none are quantized.
 
     Args:
         config: whose experts are meant.
@@ -260,7 +260,7 @@ def matmul_rows(
 
 
 def _scales(config: Config, recipe: Recipe) -> str:
-    """What has a scale, and from where it comes."""
+    """A phrase that says which elements share a scale, and where the scale comes from."""
     if recipe.tiles is not None:
         size = recipe.tiles.size
         return f"a scale for {size} numbers" + (f", of weights for {size} x {size}" if recipe.tiles.square else "")

@@ -17,7 +17,7 @@ from jaxpar.units import GIB, size
 
 
 def without_hidden(runs: Sequence[LayerRun], mlp_tiles: int) -> tuple[LayerRun, ...]:
-    """What layers keep if the feed-forward is in tiles: none of the activations inside it.
+    """Remat of layers whose feed-forward is in tiles: they save none of the activations inside it.
 
     Raises `UserError` if one of these is to be offloaded.
     """

@@ -1,4 +1,4 @@
-"""What the memory of a layout depends on, apart from what layers keep and the slots of the pipeline."""
+"""Facts of a layout that its memory depends on, apart from what layers keep and the slots of the pipeline."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxpar.mesh.quantized.transport import secondary_ranks
 
 
 class Case(NamedTuple):
-    """What memory depends on, apart from what layers keep and the slots of the pipeline."""
+    """Facts that memory depends on, apart from what layers keep and the slots of the pipeline."""
 
     pipe: int
     shards: int
@@ -36,7 +36,7 @@ class Case(NamedTuple):
     loss_tiles: int | None = None
     """Tiles of a microbatch's tokens in the head; None for the number that the configuration gives."""
     loss_logits: str | None = None
-    """What the kernel of the loss does with logits: `recompute` or `keep`; None where XLA computes it in tiles."""
+    """Treatment of logits by the kernel of the loss: `recompute` or `keep`; None where XLA computes it in tiles."""
     routed: int = 1
     """Ranks among `shards` that split the matrices among which a router chooses."""
     scratch: int = 0

@@ -14,7 +14,7 @@ from jaxpar.hardware.host import PINNED_VARIABLE, host_memory, pinned_limit
 
 
 def needed_bytes(compiled: jax.stages.Compiled) -> int | None:
-    """What a compiled program needs per device: arguments, temporaries and output; None if XLA does not report it."""
+    """Bytes a compiled program needs per device: arguments, temporaries and output; None if XLA does not report it."""
     analysis = compiled.memory_analysis()
     if analysis is None:
         return None
@@ -50,12 +50,12 @@ def host_share() -> int:
 
 
 def own_host_share() -> int:
-    """What this process may pin of the machine's memory for each of its devices."""
+    """Bytes that this process may pin of the machine's memory for each of its devices."""
     return pinnable_bytes() // jax.local_device_count()
 
 
 def pinnable_bytes() -> int:
-    """What this process may pin of the machine's memory for its devices; virtual CPU devices have no such limit."""
+    """Bytes this process may pin of the machine's memory for its devices; virtual CPU devices have no such limit."""
     cpu = jax.local_devices()[0].platform == "cpu"
     return host_memory() if cpu else min(host_memory(), pinned_limit(os.environ))
 
@@ -67,13 +67,13 @@ def host_limit(config: Config, devices: int) -> int:
 
 
 def limit_words(config: Config) -> str:
-    """What sets `host_limit`."""
+    """The origin of `host_limit`."""
     if config.memory.host_limit is not None:
         return "memory.host_limit leaves"
     return "this machine has" if pinnable_bytes() == host_memory() else f"{PINNED_VARIABLE} leaves this process"
 
 
 def _own_limit(device: Device) -> int | None:
-    """What a program may take of a device with memory of its own, as the device reports it."""
+    """Bytes that a program may take of a device with memory of its own, as the device reports it."""
     statistics = device.memory_stats()
     return statistics["bytes_limit"] if statistics and "bytes_limit" in statistics else None

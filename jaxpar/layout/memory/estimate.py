@@ -1,4 +1,4 @@
-"""What a step takes of a device's memory, by class, in closed form: before anything is compiled, allocated or traced.
+"""Memory that a step takes of a device, by class, in closed form: before anything is compiled, allocated or traced.
 
 Weights come from their declarations and the rules of `mesh.placements`, kept activations from a layer's shape, slots of
 the pipeline's buffers from its program, or in a search from formulas (docs/predictions.md compares the sums with the
@@ -111,7 +111,7 @@ def offloaded_bytes(config: Config, plan: Plan) -> int:
 
 
 def chunk_bytes(config: Config, plan: Plan) -> ChunkBytes:
-    """What the chunks of a plan keep and send; a chunk of fewer layers is padded, and keeps as much."""
+    """Bytes that the chunks of a plan save and send; a chunk of fewer layers is padded, and keeps as much."""
     model, case = MemoryModel(_as_planned(config, plan)), case_of(config, plan)
     fixed = model.fixed(case)
     splits = schedule_of(plan).splits_backward
@@ -119,12 +119,12 @@ def chunk_bytes(config: Config, plan: Plan) -> ChunkBytes:
 
 
 def kept_for_weights(config: Config, plan: Plan) -> int:
-    """What a chunk keeps of a microbatch until the weights' gradients, where a schedule splits the backward."""
+    """Bytes that a chunk saves of a microbatch until the weights' gradients, where a schedule splits the backward."""
     return MemoryModel(_as_planned(config, plan)).fixed(case_of(config, plan)).for_weights
 
 
 def case_of(config: Config, plan: Plan) -> Case:
-    """What the memory of a plan depends on, apart from what its layers keep and its schedule."""
+    """Facts of a plan that its memory depends on, apart from what its layers keep and its schedule."""
     axes = plan.axes
     return Case(
         axes.pipe, axes.shards, axes.context, axes.tensor, plan.microbatch_rows,
@@ -182,9 +182,9 @@ class Units(NamedTuple):
     kept: int
     """Both, as they are without tiles."""
     back: int
-    """What is saved by the layer that saves least, without tiles: so much the next layer of a turn has read."""
+    """Bytes saved by the layer that saves least, without tiles: so much the next layer of a turn has read."""
     transit: int
-    """What is offloaded by the layer that offloads most."""
+    """Bytes offloaded by the layer that offloads most."""
     again: int
     """In a layer's backward: all that it makes and the cotangents of that, its feed-forward in tiles, less what the
     layer that saves the least saves."""
@@ -198,7 +198,7 @@ class MemoryModel:
 
     @cached_property
     def weights(self) -> Weights:
-        """Of the model."""
+        """Weights of the model."""
         return Weights(self.config)
 
     @cached_property
@@ -206,7 +206,7 @@ class MemoryModel:
         return {}
 
     def units(self, case: Case, runs: Sequence[LayerRun], tiles: int = 1) -> Units:
-        """What layers with these `runs` keep, with their feed-forward in so many tiles.
+        """Bytes that layers with these `runs` save, with their feed-forward in so many tiles.
 
         `runs` must not have what a feed-forward in tiles does not keep.
         """
@@ -282,7 +282,7 @@ class MemoryModel:
         return replace(self.config, parallel=parallel)
 
     def fixed(self, case: Case) -> Fixed:
-        """What a case takes independently of what its layers keep."""
+        """Bytes that a case takes whatever its layers save."""
         if case not in self._known:
             self._known[case] = fixed_bytes(
                 self.config, self.weights, case, self.shapes(case), case.loss_tiles or self.loss_tiles(case)
@@ -298,7 +298,7 @@ class MemoryModel:
 
 
 def _units(sizes: Mapping[str, int], runs: Sequence[LayerRun], tiles: int) -> Units:
-    """What the layers of one kind in a chunk keep and make."""
+    """Bytes that the layers of one kind in a chunk save and make."""
     made = {name: size // (tiles if name in hidden_names() else 1) for name, size in sizes.items()}
     least = lambda of: min(sum(n for name, n in of.items() if run.activations[name] == "save") for run in runs)
     in_transit = (sum(n for name, n in sizes.items() if run.activations[name] == "offload") for run in runs)

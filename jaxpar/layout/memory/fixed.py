@@ -1,4 +1,4 @@
-"""What a case takes of a device independently of what its layers keep: weights, gradients, state and temporaries."""
+"""Memory of a device that a case takes whatever its layers save: weights, gradients, state and temporaries."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ class Fixed(NamedTuple):
     chunk_gradients: int
     """Its gradients."""
     for_weights: int
-    """What a split backward of a chunk keeps for W."""
+    """Bytes that a split backward of a chunk saves for W."""
     between: int
     """The residual stream, as it is sent from rank to rank."""
     batch: int
@@ -173,7 +173,7 @@ class _Counted:
 
     @property
     def _layer_weights(self) -> list[Weight]:
-        """Of one layer of each kind."""
+        """Weights of one layer of each kind."""
         return [weight for own in self.parts.layers.values() for weight in own.weights]
 
     @property
@@ -185,7 +185,7 @@ class _Counted:
 
     @property
     def _largest_gradient(self) -> int:
-        """Of a layer's weights, as they accumulate."""
+        """Bytes of the gradients of a layer's weights, as they accumulate."""
         return self._widths.gradient * max(map(self.stored.reduced, self._layer_weights))
 
     def _in_head(self, weights: Ends, gradients: Ends) -> tuple[Work, int, bool]:
@@ -257,7 +257,7 @@ class _Counted:
         )
 
     def _of_experts(self) -> int:
-        """What the backward of experts takes besides their activations; found in programs of four layers.
+        """Bytes that the backward of experts takes besides their activations; read from programs of four layers.
 
         Rows in the order of experts are recomputed, and XLA's loops over blocks of rows copy their arguments to have
         room for a block more: these rows, and the gradients of what they are multiplied to. (Kernels do not; it counts
@@ -268,8 +268,8 @@ class _Counted:
         return max((self._of_experts_in(shape) + self._of_codes_in(shape) for shape in routed), default=0)
 
     def _of_codes_in(self, shape: LayerShape) -> int:
-        """What the codes of routed experts stand for, where they are quantised: rows and gradients in the order of the
-        tiles that gradients of matrices sum over, and once more those of a product in the order of rows."""
+        """Bytes of quantized operands of routed experts, where they are quantized: rows and gradients in the order of
+        the tiles that gradients of matrices sum over, and once more those of a product in the order of rows."""
         groups = quantised(self.config, shape.model)
         if not any(group.name in groups for _, group in routed_groups(shape.model)):
             return 0

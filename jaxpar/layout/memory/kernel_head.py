@@ -1,4 +1,4 @@
-"""What the kernel of head and loss takes of a device while the loss is differentiated."""
+"""Memory of a device that the kernel of head and loss takes while the loss is differentiated."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What to change in a plan that does not fit: the first change of settings that fits, in order of usual cost."""
+"""Advice for a plan that does not fit: the first change of settings that fits, in order of usual cost."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Fit(NamedTuple):
 
 
 class Search(NamedTuple):
-    """What was found."""
+    """Result of a search for changes that fit."""
 
     nearest: Fit | None
     """None if nothing that was tried fits."""

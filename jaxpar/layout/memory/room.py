@@ -19,13 +19,13 @@ class Room:
     """A device's memory and its use, apart from what layers keep between forward and backward."""
 
     usable_bytes: int
-    """What a program may take of the device."""
+    """Bytes that a program may take of the device."""
     parts: Mapping[str, int]
     """Bytes by class (`estimate.MemoryEstimate`)."""
     units: int
     """Microbatches times chunks that are kept at the same time: the slots of the stash."""
     host_bytes: int = 0
-    """What master weights and moments take of the host's memory, for one device."""
+    """Bytes of host memory that master weights and moments take, for one device."""
 
     @property
     def used_bytes(self) -> int:
@@ -34,16 +34,16 @@ class Room:
 
     @property
     def left_bytes(self) -> int:
-        """What is left for activations; below 0 where the rest alone does not fit."""
+        """Bytes left for activations; below 0 where the rest alone does not fit."""
         return self.usable_bytes - self.used_bytes
 
     @property
     def unit_bytes(self) -> int:
-        """What one microbatch may keep in one chunk."""
+        """Bytes that one microbatch may save in one chunk."""
         return self.left_bytes // self.units
 
     def host_unit_bytes(self, limit: int | None) -> int:
-        """What one microbatch may keep in host memory in one chunk, with `limit` bytes for a device."""
+        """Bytes that one microbatch may keep in host memory in one chunk, with `limit` bytes for a device."""
         return NO_LIMIT if limit is None else max(0, limit - self.host_bytes) // self.units
 
 

@@ -23,7 +23,7 @@ class StackState(NamedTuple):
 
     @property
     def bytes(self) -> float:
-        """Of all rows."""
+        """Bytes of all rows."""
         return self.row * self.rows
 
 
@@ -36,7 +36,7 @@ class StateBytes:
     sharded: bool
     """Whether ZeRO splits it."""
     rows: Mapping[str, int]
-    """Of each kind's stack on a device."""
+    """Rows of each kind's stack on a device."""
 
     def stored_bytes(self, place: str, resident: Collection[str] = ()) -> tuple[int, int, int]:
         """Bytes that stay on the device, of buffers there, and in the host's memory; for state on disk the latter are

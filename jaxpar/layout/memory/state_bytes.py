@@ -31,7 +31,7 @@ def offloaded_state_bytes(layout: StepLayout, *, master_alone: bool = False) -> 
 
 
 def bytes_of(leaves: list[jax.ShapeDtypeStruct]) -> int:
-    """Of arrays, on one device."""
+    """Bytes of arrays, on one device."""
     return sum(prod(leaf.sharding.shard_shape(leaf.shape)) * leaf.dtype.itemsize for leaf in leaves)
 
 

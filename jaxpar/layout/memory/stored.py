@@ -36,12 +36,12 @@ class StoredBytes:
 
     @cached_property
     def rows(self) -> dict[str, int]:
-        """Of each kind's stack on a device."""
+        """Rows of each kind's stack on a device."""
         return self.case.local_rows
 
     @cached_property
     def widths(self) -> Widths:
-        """Of what is stored."""
+        """Bytes of an element that is stored."""
         precision = self.config.precision
         storage = precision.storage or precision.compute
         return Widths(*(ITEM_BYTES[dtype] for dtype in (precision.compute, storage, precision.gradient)))
@@ -54,7 +54,7 @@ class StoredBytes:
 
     @cached_property
     def weights(self) -> Ends:
-        """What is made of the master weights."""
+        """Bytes of the copies that are made of the master weights."""
         width = self.widths.storage
         case, precision = self.case, self.config.precision
         sharded = case.zero >= 3

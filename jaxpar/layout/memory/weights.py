@@ -41,7 +41,7 @@ class Weight(NamedTuple):
     state: float
     """Bytes of master weight, moments and average, split like `updated`."""
     whole_state: float
-    """Those split like `compute`."""
+    """Elements that are split like `compute`."""
     matrices: bool
     """Whether its rule sees matrices."""
     trained: bool
@@ -66,7 +66,7 @@ class Elements(NamedTuple):
 
     @staticmethod
     def of(weights: Iterable[Weight], trained: bool) -> Elements:
-        """Of those of `weights` that are trained, or of the others."""
+        """Elements of those `weights` that are trained, or of the others."""
         own = [one for one in weights if one.trained == trained]
         return Elements(sum(one.compute for one in own), sum(one.sharded for one in own))
 
@@ -80,11 +80,11 @@ class Part(NamedTuple):
     sharded: int
     """Split over `SHARD_AXES` too."""
     trained: Elements
-    """Those of trained weights."""
+    """Elements of trained weights."""
     frozen: Elements
-    """Those of the others."""
+    """Elements of frozen weights."""
     updated: int
-    """Those of trained weights, split like their state where that is sharded."""
+    """Elements of trained weights, split like their state where that is sharded."""
     state: float
     """Bytes of master weights and moments if those are split like `updated`."""
     whole_state: float
@@ -118,7 +118,7 @@ class Parts(NamedTuple):
     ends: dict[str, Part]
     """Embedding, head and the norm before it, by name."""
     layers: dict[str, Part]
-    """Of one layer of each kind."""
+    """Weights of one layer of each kind."""
 
 
 class Ends(NamedTuple):

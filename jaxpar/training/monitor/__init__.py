@@ -1,1 +1,1 @@
-"""What watches a run for anomalies: losses that are not finite, spikes, stragglers."""
+"""Monitors of a run: losses that are not finite, spikes, stragglers."""

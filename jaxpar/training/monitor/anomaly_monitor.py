@@ -72,7 +72,7 @@ class AnomalyMonitor:
         """Last step up to which the processes were compared."""
 
     def facts(self) -> dict[str, object]:
-        """What a checkpoint keeps for `restore`."""
+        """State that a checkpoint saves for `restore`."""
         return {"losses": self._losses.losses, "rollbacks": self._rollbacks}
 
     def restore(self, facts: dict[str, Any]) -> None:

@@ -48,7 +48,7 @@ def broken_weights(weights: Weights) -> list[str]:
 
 
 def describe(broken: Broken, *, loss_is_finite: bool, weights: Sequence[str], tied: bool) -> str:
-    """What follows "Step 12: " in a sentence about a step that is not finite."""
+    """The words after "Step 12: " in a sentence about a step that is not finite."""
     if weights:
         return f"the loss is not finite, because the weights are not: {_some(weights)}"
     if not loss_is_finite:

@@ -98,7 +98,7 @@ class OnDisk(OnDevice):
         return {"weights, of files": [leaf.on_device for leaf in jax.tree.leaves(state.master)]}
 
     def readable(self, weights: Weights) -> Weights:
-        """What is on the device, or fetched temporarily."""
+        """Weights that are on the device, or fetched temporarily."""
         return jax.tree.map(lambda leaf: self.fetched(leaf) if leaf.on_device is None else leaf.on_device, weights)
 
     def with_weights(self, state: TrainState, weights: Any) -> TrainState:

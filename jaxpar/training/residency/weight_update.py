@@ -28,13 +28,13 @@ class UpdateFacts(NamedTuple):
     """Facts of the whole step that the update of each weight needs."""
 
     norm: Float[Array, ""]
-    """Of the gradient, before clipping."""
+    """Norm of the gradient, before clipping."""
     applies: Bool[Array, ""]
     """Whether there is an update at all."""
     applied: Int[Array, ""]
     """Updates before this one."""
     arguments: OptimizerArguments
-    """Those of this step."""
+    """Scalars of this step."""
 
 
 class Measured(NamedTuple):

@@ -21,14 +21,14 @@ type Prompt = str | Sequence[int]
 
 @dataclass(frozen=True)
 class Generated:
-    """What a model adds to a prompt."""
+    """Text that a model adds to a prompt."""
 
     text: str | None
     """Without the prompt; None where the data has no text."""
     tokens: Int[np.ndarray, " tokens"]
     """Without the prompt, and without the token that ended it."""
     log_probabilities: np.ndarray
-    """Of `tokens`, in nats, by the model itself: at temperature 1 and without filters."""
+    """Log-probabilities of `tokens`, in nats, by the model itself: at temperature 1 and without filters."""
     ended: bool
     """Whether the end of a document or a stop string ended it; else the limit of tokens did."""
 

@@ -81,7 +81,7 @@ class _Loop:
         self.clock = SaveClock(self.config.checkpoint.every_minutes)
         self.baseline: float | None = None
         self.compiled: set[str] = set()
-        """What this process has compiled so far."""
+        """Programs that this process has compiled so far."""
 
     def run(self) -> Summary:
         try:

@@ -32,7 +32,7 @@ from jaxpar.units import plural, size
 EXHAUSTED = "RESOURCE_EXHAUSTED"
 """How XLA's out-of-memory message begins."""
 OF_THE_HOST = re.compile(r"host memory|xla_gpu_host_bfc")
-"""What it contains where pinned host memory ran out."""
+"""Words of the error where pinned host memory ran out."""
 ESTIMATE_TOO_HIGH = 1.25
 """How many times what XLA allocates an estimate may be: a step is refused by its estimate only beyond that
 (docs/memory-model.md has its errors)."""

@@ -117,7 +117,7 @@ def _message_row(layout: StepLayout) -> list[tuple[str, str, str]]:
 
 
 def _expert_copies(layout: StepLayout) -> list[str]:
-    """What of a secondary shard the weights of experts have, where it is not that of other weights."""
+    """A phrase for the secondary shard of the weights of experts, where it is not that of other weights."""
     plan = layout.plan
     ranks = secondary_ranks(plan.secondary_shard, dict(plan.axes), ROUTED_AXES)
     routed = any(own.experts is not None for own in kind_models(layout.config.model).values())
@@ -166,7 +166,7 @@ def _objective_row(layout: StepLayout) -> list[tuple[str, str, str]]:
 
 
 def _kept_words(plan: Plan) -> str:
-    """Which activations the layers keep."""
+    """A phrase for the activations that layers save."""
     kept = [sum(treatment != "recompute" for treatment in run.activations.values()) for run in plan.runs]
     if len(plan.runs) == 1:
         return f"keeps {kept[0]} of {len(plan.runs[0].activations)} named activations of a layer"
@@ -246,7 +246,7 @@ def _pipeline_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
 
 
 def crossings(mesh: Mesh) -> str:
-    """Which axes have neighbours in different processes, in a job of several."""
+    """A phrase for the axes with neighbours in different processes, in a job of several."""
     devices = mesh.devices
     owner = np.vectorize(lambda device: device.process_index)(devices)
     if owner.min() == owner.max():
@@ -266,7 +266,7 @@ def _bytes(layout: StepLayout, specs: Specs, role: Placement) -> str:
 
 
 def _zero_words(layout: StepLayout) -> str:
-    """What is sharded, and which matrices are not because none of their dims divides."""
+    """A phrase for the state that is sharded, and the matrices that are not because none of their dims divides."""
     axes, words = layout.plan.axes, ZERO_WORDS[layout.plan.zero]
     if layout.plan.zero and prod(axes[axis] for axis in SHARD_AXES) > 1:
         words += _whole(layout, SHARD_AXES, "whole")
@@ -277,7 +277,7 @@ def _zero_words(layout: StepLayout) -> str:
 
 
 def _whole(layout: StepLayout, split: tuple[str, ...], how: str) -> str:
-    """Which matrices are `how` because they have no dim that divides by the axes `split`; nothing if there is none."""
+    """A phrase for the matrices that are `how` because no dim divides by the axes `split`; empty if there is none."""
     axes, found = layout.plan.axes, []
     compute, optimizer = layout.placements.compute.layout, layout.placements.optimizer.layout
 

@@ -1,4 +1,4 @@
-"""What the steps of a run add up to: tokens, losses and model FLOPs, and the record of a logged step."""
+"""Sums over the steps of a run: tokens, losses and model FLOPs, and the record of a logged step."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class Progress:
         """Pairs of the steps since the last record."""
 
     def facts(self) -> dict[str, object]:
-        """What a checkpoint keeps for `restore`."""
+        """State that a checkpoint saves for `restore`."""
         step, loss = self._evaluated or (None, None)
         facts = {"tokens": self.tokens, "skipped": self.skipped, "empty": self.empty, "loss": self.loss}
         return strict_json({**facts, "eval_step": step, "eval_loss": loss})
@@ -111,7 +111,7 @@ class Progress:
         )
 
     def _metrics(self, number: int, reported: Mapping[str, float], *, empty: bool) -> dict[str, float]:
-        """What layers and the loss report of step `number`, and what the loss does of held-out data."""
+        """Reports of layers and loss at step `number`, and of the loss on held-out data."""
         found = {name: value for name, value in reported.items() if "." not in name}
         if empty:  # The loss has no metrics then.
             found = {name: value for name, value in found.items() if not math.isnan(value)}

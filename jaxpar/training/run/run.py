@@ -240,7 +240,7 @@ class Run:
         return heldout_metrics(self.config, self.functions, self.evaluated_weights(), self.data, self.placer)
 
     def evaluated_weights(self) -> Weights:
-        """What is evaluated and sampled from: the weights, or their moving average under `evaluation.ema`.
+        """Weights that are evaluated and sampled from: the weights, or their moving average under `evaluation.ema`.
 
         An average on disk is read with each call: once for a whole evaluation or sample.
         """

@@ -1,4 +1,4 @@
-"""What asks a run to stop: SIGTERM, which job schedulers send some time before they kill a process, and Ctrl-C."""
+"""Signals that ask a run to stop: SIGTERM, which job schedulers send before they kill a process, and Ctrl-C."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Termination:
         self._alone = jax.process_count() == 1
         self._asked = False
         self.by = "SIGTERM"
-        """What asked, as far as this process knows."""
+        """The signal that asked, as far as this process knows."""
 
     def asked(self) -> bool:
         """Whether to stop after the step just taken.

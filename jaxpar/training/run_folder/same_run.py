@@ -1,4 +1,4 @@
-"""Which changes of its configuration leave a run the same run."""
+"""Changes of its configuration that leave a run the same run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a step does on one device: forward, backward, norm; and evaluation. Runs inside the step's map."""
+"""A step on one device: forward, backward, norm; and evaluation. Runs inside the step's map."""
 
 from __future__ import annotations
 
