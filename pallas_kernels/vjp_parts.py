@@ -1,4 +1,4 @@
-"""Parts of a pullback of `jax.vjp`: the only module that uses the parts of JAX's VJP objects.
+"""Derivatives in JAX, and parts of a pullback of `jax.vjp`: the only module that uses the parts of JAX's VJP objects.
 
 A pullback holds two lists of arrays: values of arguments that the backward reads (`args_res`), and residuals that the
 forward computed (`opaque_residuals`). JAX describes `args_res`, `saveable_args` and `in_nzs` in the docstring of
@@ -13,6 +13,12 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
+
+
+def custom_vjp[R](*static: int) -> Callable[[Callable[..., R]], jax.custom_vjp[R]]:
+    """`jax.custom_vjp` whose arguments `static`, by index, have no derivative; type checkers see what it returns, which
+    they do not of a `partial`."""
+    return lambda function: jax.custom_vjp(function, nondiff_argnums=static)  # pyright: ignore[reportReturnType]
 
 
 def vjp_without_arguments(

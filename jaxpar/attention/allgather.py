@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from functools import partial
-from typing import Any
 
 import jax
 from jaxtyping import Array, Float
@@ -17,6 +15,7 @@ from pallas_kernels.attention import Settings, name_results, output_products
 from pallas_kernels.attention.derivative import Results
 from pallas_kernels.attention.registry import Implementation
 from pallas_kernels.varying import vary_alike
+from pallas_kernels.vjp_parts import custom_vjp
 
 
 def allgather(
@@ -36,8 +35,7 @@ def allgather(
     """
     # Every rank sees all keys, in any order, so the layout does not matter.
     static = how.backend, replace(how.settings, results="inputs")  # the log-sum-exp is not needed: nothing is merged
-    function: Any = _attend  # which type checkers do not see through `custom_vjp` of a partial
-    out, lse = function(static, *vary_alike((q, k, v, row)))
+    out, lse = _attend(static, *vary_alike((q, k, v, row)))
     return with_sinks(out, lse, sinks)
 
 
@@ -62,7 +60,7 @@ def _backward(static: _Static, residuals: tuple, cotangents: Results) -> tuple:
     return dq.astype(q.dtype), scatter_context(dk.astype(k.dtype)), scatter_context(dv.astype(v.dtype)), None
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(0)
 def _attend(static: _Static, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> Results:
     return _forward(static, q, k, v, row)[0]
 

@@ -9,9 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from math import ceil
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -27,6 +25,7 @@ from pallas_kernels.attention.derivative import Results
 from pallas_kernels.attention.registry import Implementation
 from pallas_kernels.masks import Mask
 from pallas_kernels.varying import vary_alike
+from pallas_kernels.vjp_parts import custom_vjp
 
 type Pair = tuple[jax.Array, jax.Array]
 """Keys and values, or the gradients of both."""
@@ -51,8 +50,7 @@ def ring(
     size, part = lax.axis_size("context") // layout.ulysses, q.shape[1]
     steps = ring_steps(settings.mask, layout.order, part, size)
     static = _Ring(backend, settings, layout.ulysses, size, steps, wraps=layout.order != "contiguous")
-    function: Any = _attend  # which type checkers do not see through `custom_vjp` of a partial
-    out, lse = function(static, *vary_alike((q, k, v, row)))
+    out, lse = _attend(static, *vary_alike((q, k, v, row)))
     return with_sinks(out, lse, sinks)
 
 
@@ -204,7 +202,7 @@ def _add[Tree](a: Tree, b: Tree) -> Tree:
     return jax.tree.map(jnp.add, a, b)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(0)
 def _attend(ring: _Ring, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> Results:
     return _forward(ring, q, k, v, row)[0]
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -13,6 +12,7 @@ from jaxtyping import Array, Float, Shaped
 
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.parameters import Arrays
+from pallas_kernels.vjp_parts import custom_vjp
 
 type Block = Callable[[Arrays, Arrays, jax.Array], jax.Array]
 """A function of each token alone: (trained weights, frozen ones, x [1, tokens, embed]) -> [1, tokens, embed]."""
@@ -43,8 +43,8 @@ def scan_tiles(
     return lax.scan(step, carry, tiles, unroll=jax.tree.leaves(tiles)[0].shape[0] <= unrolled)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 4))
-def _over_tiles(
+@custom_vjp(0, 4)
+def over_tiles(
     block: Block, weights: Arrays, frozen: Arrays, x: Float[Array, "tokens embed"], tiles: int
 ) -> Float[Array, "tokens embed"]:
     """`block` of all tokens, tile by tile: its intermediates exist for one tile at a time.
@@ -82,5 +82,4 @@ def _backward(block: Block, tiles: int, residuals: _Residuals, dy: jax.Array) ->
     return jax.tree.map(lambda a, w: a.astype(w.dtype), total, weights), None, from_tiles(dx, len(x))
 
 
-_over_tiles.defvjp(_forward, _backward)
-over_tiles: Any = _over_tiles  # type checkers do not see through `custom_vjp` of a partial
+over_tiles.defvjp(_forward, _backward)

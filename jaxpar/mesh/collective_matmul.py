@@ -16,7 +16,6 @@ partial sums of all ranks then exist whole. The derivatives are rings, too:
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from math import prod
 
 import jax
@@ -41,6 +40,7 @@ from jaxpar.mesh.rings import (
     scatter_round,
 )
 from pallas_kernels.varying import vary_alike
+from pallas_kernels.vjp_parts import custom_vjp
 
 PLAIN = TensorOverlap()
 """Collectives before and after whole matmuls."""
@@ -254,7 +254,7 @@ def _weight_gradients(pairs: Sequence[tuple[jax.Array, jax.Array]], sums: Sums) 
 # ---- derivatives
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@custom_vjp(0, 1)
 def _ring(gathers: bool, chunks: int, xs: ArrayTuple, weights: ArrayTuple) -> ArrayTuple:
     """The products of the sequence that one input is joined to, or the part of the sum of the products of several."""
     narrow, dtype = _narrow(weights, xs), xs[0].dtype

@@ -9,7 +9,6 @@ varying type would make them wrong.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 
 import jax
 from jax import lax
@@ -17,6 +16,7 @@ from jaxtyping import Array, Shaped
 
 from jaxpar.mesh.axes import ROUTED_AXIS, varying_axes
 from pallas_kernels.varying import vary_over
+from pallas_kernels.vjp_parts import custom_vjp
 
 TOKEN_RANKS = (ROUTED_AXIS, "tensor")
 """Axes over which tokens are joined for matrices that lie on some of their ranks."""
@@ -178,7 +178,7 @@ def sum_over_heads(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
     return _sum_for_each(x, "tensor", "sum_over_heads")
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1, 2))
+@custom_vjp(1, 2)
 def _sum_for_each(x: Shaped[Array, "..."], axis: str, collective: str) -> Shaped[Array, "..."]:
     """The sum over `axis`, which each rank uses differently; so the derivative is the sum of the ranks' gradients."""
     must_vary(x, (axis,), collective)

@@ -41,6 +41,7 @@ from jaxpar.mesh.quantized.travel import (
     reduce_shards,
     scatter_shards,
 )
+from pallas_kernels.vjp_parts import custom_vjp
 
 type Part = str | tuple[str, ...]
 """A part of the model, or of a part: the path of its weights in the tree of the placements."""
@@ -110,7 +111,7 @@ def materialize(weights: Arrays, accumulators: Arrays, placements: Placements, *
     return _materialize((placements, part), weights, accumulators)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(0)
 def _materialize(static: tuple[Placements, str], weights: Arrays, accumulators: Arrays) -> Arrays:
     del accumulators
     return gather(weights, static[0], part=static[1])

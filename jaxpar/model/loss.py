@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxpar.mesh.collectives import reduce_max, reduce_sum
+from pallas_kernels.vjp_parts import custom_vjp
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
+@custom_vjp(2)
 def vocabulary_cross_entropy(
     logits: Float[Array, "batch seq local_vocab"], labels: Int[Array, "batch seq"], axes: tuple[str, ...]
 ) -> tuple[Float[Array, "batch seq"], Float[Array, "batch seq"]]:

@@ -7,7 +7,6 @@ linear cross-entropy (arXiv:2410.10989).
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -22,8 +21,7 @@ from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
 from jaxpar.model.head import bound_logits, project, project_gradients
 from jaxpar.model.loss import likeliest, vocabulary_cross_entropy
 from pallas_kernels import fused_linear_cross_entropy
-
-_cross_entropy: Any = vocabulary_cross_entropy  # which type checkers do not see through `custom_vjp` of a partial
+from pallas_kernels.vjp_parts import custom_vjp
 
 FUSED = {"fused": "triton"}
 """Implementation of `pallas_kernels.fused_linear_cross_entropy` by the name of a plan's loss."""
@@ -68,7 +66,7 @@ class TokenLosses(NamedTuple):
         """The weighted sums over tokens: with z-loss and a derivative, and without."""
         weights = vary(weights, set(AXES) - set(self.head.axes))
         if not self.head.kernel:
-            return _tiled_cross_entropy(self.x, self.table, labels, weights, self.head)
+            return tiled_cross_entropy(self.x, self.table, labels, weights, self.head)
         tokens, weights = self._by_kernel(labels), weights.reshape(-1)
         total = jnp.sum(weights * tokens.loss)
         return total + self.head.model.z_loss * jnp.sum(weights * tokens.lse**2), lax.stop_gradient(total)
@@ -90,7 +88,7 @@ class TokenLosses(NamedTuple):
         )  # fmt: skip
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(4,))
+@custom_vjp(4)
 def tiled_cross_entropy(x: Parts, table: Table, labels: Labels, mask: Mask, head: HeadLoss) -> Sums:
     """Sums over the tokens of `mask`: (nll + z_loss * lse^2, which has a derivative; nll, which has none), in nats.
 
@@ -122,7 +120,7 @@ def tiled_scores(
         part, labels = tile
         logits = project(gather_sequence(part[None]), table, head.model)
         logits = bound_logits(logits, head.model, head.axes)
-        nll, _lse = _cross_entropy(logits, labels, head.axes)
+        nll, _lse = vocabulary_cross_entropy(logits, labels, head.axes)
         return None, (-nll[0], (likeliest(logits, head.axes) == labels)[0].astype(jnp.int32))
 
     _, (scores, firsts) = scan_tiles(step, None, _tiles(x, head.tiles, labels))
@@ -164,13 +162,12 @@ def _backward(
 
 
 tiled_cross_entropy.defvjp(_forward, _backward)
-_tiled_cross_entropy: Any = tiled_cross_entropy  # type checkers do not see through `custom_vjp` of a partial
 
 
 def _sums(logits: jax.Array, labels: jax.Array, mask: jax.Array, head: HeadLoss) -> Sums:
     """The sums over one tile."""
     model, axes = head.model, head.axes
-    nll, lse = _cross_entropy(bound_logits(logits, model, axes), labels, axes)
+    nll, lse = vocabulary_cross_entropy(bound_logits(logits, model, axes), labels, axes)
     total = jnp.sum(mask * nll)
     return (total + model.z_loss * jnp.sum(mask * lse**2) if model.z_loss > 0 else total), total
 

@@ -17,7 +17,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -30,6 +29,7 @@ from jaxpar.precision.amax import Amax, amax_of_group
 from jaxpar.precision.recipe import E4M3, Recipe
 from jaxpar.precision.scale import Codes, in_tiles, quantise
 from pallas_kernels.varying import vary_alike
+from pallas_kernels.vjp_parts import custom_vjp
 
 SCALES = "matmul_scales"
 """Among what layers read of carried state the scales of earlier steps, [layers, tensors]."""
@@ -136,7 +136,7 @@ def quantised_products(
     return _products(form, *vary_alike((x, tuple(weights), scaling, sizes)))
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(0)
 def _products(form: Form, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
     quantised = lambda: form.outputs(x, weights, scaling, sizes)
     exactly = lambda: form.outputs(x, weights, scaling.exactly, sizes)

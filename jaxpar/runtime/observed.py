@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from functools import partial, reduce
-from typing import Any, Protocol, Self
+from functools import reduce
+from typing import Protocol, Self
 
-import jax
 from jaxtyping import Array, Bool, Int
+
+from pallas_kernels.vjp_parts import custom_vjp
 
 
 class Observed(Protocol):
@@ -34,14 +35,13 @@ class ZerosObserved(Protocol):
     def __call__(self, *layers: int) -> Observed: ...
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(1,))
-def _for_each_use[O: Observed](zeros: O, uses: int) -> tuple[O, ...]:
+@custom_vjp(1)
+def for_each_use[O: Observed](zeros: O, uses: int) -> tuple[O, ...]:
     """`zeros` once for each use; their cotangents are joined (`Observed.joined_to`)."""
     return (zeros,) * uses
 
 
-_for_each_use.defvjp(
+for_each_use.defvjp(
     lambda zeros, uses: ((zeros,) * uses, None),
     lambda uses, _, observed: (reduce(lambda a, b: a.joined_to(b), observed),),
 )
-for_each_use: Any = _for_each_use  # type checkers do not see through `custom_vjp` of a partial

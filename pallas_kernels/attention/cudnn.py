@@ -28,7 +28,7 @@ from pallas_kernels.attention.request import Request
 from pallas_kernels.choice import NEEDS_GPU
 from pallas_kernels.masks import Mask
 from pallas_kernels.varying import vary_alike
-from pallas_kernels.vjp_parts import residuals_of, set_arguments, set_residuals, vjp_without_arguments
+from pallas_kernels.vjp_parts import custom_vjp, residuals_of, set_arguments, set_residuals, vjp_without_arguments
 
 VARIES = "its gradients are the same bits in every run only with --xla_gpu_deterministic_ops=true in XLA_FLAGS"
 
@@ -131,7 +131,7 @@ def _fused(settings: _Settings, q: jax.Array, k: jax.Array, v: jax.Array) -> jax
     )
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(0)
 def _attention(settings: _Settings, q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
     return narrowed(_fused(settings, q, k, widened(v, q)), v)
 

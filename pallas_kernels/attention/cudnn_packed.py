@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import partial
 from importlib import import_module
 from typing import Any, NamedTuple
 
@@ -27,6 +26,7 @@ from pallas_kernels.attention.derivative import name_results
 from pallas_kernels.attention.packed_room import FEWEST, SCRATCH, Room, Shape
 from pallas_kernels.attention.request import Request
 from pallas_kernels.varying import vary_alike, vary_over, varying_axes
+from pallas_kernels.vjp_parts import custom_vjp
 
 MODULE = "jax._src.cudnn.fused_attention_stablehlo"
 CALLS = "calls_of_packed_attention"
@@ -143,7 +143,7 @@ def _shape(q: jax.Array, k: jax.Array) -> Shape:
     return Shape(batch, queries, heads, k.shape[2], width)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(0)
 def _attend(static: Static, q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> jax.Array:
     return _forward(static, q, k, v, segments)[0]
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +17,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.attention.settings import Settings, Tokens
 from pallas_kernels.varying import vary_alike
+from pallas_kernels.vjp_parts import custom_vjp
 
 SAVED_NAMES = ("attention_output", "attention_lse")
 """`checkpoint_name`s of the two results that the derivative keeps."""
@@ -64,7 +64,7 @@ def _backward(static: _Static, residuals: tuple, cotangents: Results) -> tuple:
     return *(gradient.astype(x.dtype) for gradient, x in zip(gradients, (q, k, v), strict=True)), None
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0,))
+@custom_vjp(0)
 def _attend(static: _Static, q: jax.Array, k: jax.Array, v: jax.Array, tokens: Tokens) -> Results:
     return _forward(static, q, k, v, tokens)[0]
 

@@ -20,6 +20,7 @@ from jaxpar.layers.experts.products import Operands, Products, computed, sliced
 from jaxpar.layers.experts.rows import Lists, Window, window_of
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.parameters import Arrays
+from pallas_kernels.vjp_parts import custom_vjp
 
 
 class _Turn(NamedTuple):
@@ -61,7 +62,7 @@ class Later(NamedTuple):
     """A whole number: cotangents of integers do not exist."""
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@custom_vjp(0, 1)
 def with_rest(
     exchange: Exchange,
     products: Products,
@@ -89,9 +90,8 @@ def with_rest(
 
 
 def _rest_forward(exchange: Exchange, products: Products, *arguments: Any) -> tuple[Any, jax.Array]:
-    rest: Any = with_rest
     *_, rounds, _ = arguments
-    return rest(exchange, products, *arguments), rounds
+    return with_rest(exchange, products, *arguments), rounds
 
 
 def _rest_backward(exchange: Exchange, products: Products, rounds: jax.Array, cotangents: Any) -> tuple[Any, ...]:
@@ -104,7 +104,7 @@ def _rest_backward(exchange: Exchange, products: Products, rounds: jax.Array, co
 with_rest.defvjp(_rest_forward, _rest_backward)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+@custom_vjp(0, 1)
 def summed_with_later(
     exchange: Exchange,
     products: Products,
@@ -124,8 +124,7 @@ def summed_with_later(
 
 
 def _summed_forward(exchange: Exchange, products: Products, *arguments: Any) -> tuple[Any, tuple[Any, ...]]:
-    first: Any = summed_with_later
-    return first(exchange, products, *arguments), arguments
+    return summed_with_later(exchange, products, *arguments), arguments
 
 
 def _summed_backward(exchange: Exchange, products: Products, kept: tuple[Any, ...], cotangents: Any) -> tuple[Any, ...]:

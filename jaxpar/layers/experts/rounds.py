@@ -61,8 +61,7 @@ def exchanged(
     *of_slices, of_own, of_rest = _for_each_use(w, slices + 2)
     given, later = (of_rest, x, gates), None
     if lists.place[0].size > exchange.room or len(lists.place[0]) > exchange.rows:
-        summed: Any = summed_with_later  # which type checkers do not see through `custom_vjp` of a partial
-        weights, x, gates, later = summed(exchange, products, *given, lists)
+        weights, x, gates, later = summed_with_later(exchange, products, *given, lists)
         *of_slices, of_own = (own._replace(weights=weights) for own in (*of_slices, of_own))
     gates_of = sliced(slices, gates)
     window = jax.vmap(lambda own: window_of(own, 0, exchange.room, exchange.rows))(lists)
@@ -80,8 +79,7 @@ def exchanged(
     y = jnp.stack(ys)
     handled = jnp.sum(window.assignments >= 0).astype(jnp.float32)
     if later is not None:
-        rest: Any = with_rest
-        y, handled = rest(exchange, products, y, handled, *given, lists, rounds, later)
+        y, handled = with_rest(exchange, products, y, handled, *given, lists, rounds, later)
     y = y.reshape(x.shape)
     return y if beside is None else y + beside, handled, rounds
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +14,7 @@ from jaxpar.mesh.collectives import exchange_tokens, must_vary
 from jaxpar.mesh.quantized.blocks import decode, encode
 from jaxpar.mesh.quantized.levels import levels_of
 from pallas_kernels.varying import vary_alike
+from pallas_kernels.vjp_parts import custom_vjp
 
 
 def exchange_tokens_by_node(x: Shaped[Array, "rows ..."], node_devices: int) -> Shaped[Array, "rows ..."]:
@@ -50,7 +50,7 @@ def sent(
     return _in_codes(dtype, send, len(x), x, *places)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(0, 1, 2))
+@custom_vjp(0, 1, 2)
 def _in_codes(dtype: str, send: Callable[..., jax.Array], tokens: int, x: jax.Array, *places: jax.Array) -> jax.Array:
     del tokens
     return decode(send(encode(x, dtype), *places), x.shape[1], dtype).astype(x.dtype)
