@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int, PyTree
 
+from jaxpar.config.errors import UserError
 from jaxpar.config.plan import UNTILED, LayerLayout
 from jaxpar.config.schema import Config
 from jaxpar.layers.block import Attend, Block, Context
@@ -18,7 +19,7 @@ from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.layers.declared import PLACEMENTS, blocks_of, declare_layer
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.norm import NORMS
-from jaxpar.layers.ops.plain import Ops, Tapped
+from jaxpar.layers.ops.plain import Ops
 from jaxpar.runtime.batch import Field, union
 from jaxpar.runtime.observed import Observed
 from jaxpar.runtime.passes import Output
@@ -44,7 +45,7 @@ class DecoderLayer(nnx.Module):
             if self.norms_behind:
                 setattr(self, f"post_{name}_norm", norm(model))
         self.ops, self.dropout = ops, model.dropout
-        self.reports: tuple[str, ...] = tuple(name for block in self.blocks for name in block.reports)
+        self.reports = _checked_reports([name for block in self.blocks for name in block.reports])
         self.fields: tuple[Field, ...] = union(*(block.fields for block in self.blocks))
 
     @property
@@ -55,7 +56,7 @@ class DecoderLayer(nnx.Module):
     def linear(self, name: str, x: jax.Array, index: Int[Array, ""], tokens: TokenContext) -> Any:
         """A group of matmuls with the collectives around it: linear in the layer's matrices, and in `x`. For a backward
         that computes the weights' gradients later."""
-        ops = self.ops.of_layer(index, tokens, None)
+        ops = self.ops.of_layer(index, tokens)
         (block,) = (one for one in self.blocks if name in [group.name for group in one.part.groups])
         return ops.run(block, name, x)
 
@@ -73,9 +74,7 @@ class DecoderLayer(nnx.Module):
 
         `observed` are zeros, whose cotangents are what the layer's matmuls observe.
         """
-        ops = self.ops.of_layer(index, tokens, observed)
-        if tap is not None:
-            ops = Tapped(ops=ops, tap=tap)
+        ops = self.ops.of_layer(index, tokens, observed, tap)
         context, reports = Context(index, tokens, attend, train), {}
 
         def run(block: Block, h: jax.Array) -> jax.Array:
@@ -89,7 +88,7 @@ class DecoderLayer(nnx.Module):
         self, x: Float[Array, "batch part embed"], caches: Mapping[str, PyTree] | None, context: Context
     ) -> tuple[jax.Array, dict[str, PyTree]]:
         """The residual stream in generation, and the cache of each block; see `Block.decode`."""
-        ops, after = self.ops.of_layer(context.index, context.tokens, None), {}
+        ops, after = self.ops.of_layer(context.index, context.tokens), {}
 
         def run(block: Block, h: jax.Array) -> jax.Array:
             name = block.part.name
@@ -121,3 +120,15 @@ class DecoderLayer(nnx.Module):
         assert tokens.seed is not None, "training has a seed"
         indices = sequence_part(tokens.indices)
         return dropout(x, self.dropout, seed=tokens.seed, site=site, examples=tokens.examples, indices=indices)
+
+
+def _checked_reports(names: Sequence[str]) -> tuple[str, ...]:
+    """The names of what blocks report. Raises `UserError` for a mean over the tokens of a block that reports none."""
+    for name in names:
+        block, _, value = name.partition(".")
+        if value and "." not in value and f"{block}.tokens" not in names:
+            raise UserError(
+                f"the report {name} is a mean over the tokens of {block}, which reports no {block}.tokens; expected it "
+                f"in `reports` of the block, or a name without a dot, which is a mean over the tokens of the batch"
+            )
+    return tuple(names)

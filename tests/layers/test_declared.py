@@ -33,6 +33,7 @@ from jaxpar.layers.counting import layer_parameters, parameter_count
 from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declaration.weights import specs_of, with_weights
 from jaxpar.layers.declared import PLACEMENTS, activation_names, declare_layer, known_activations
+from jaxpar.layers.feed_forward.gated import SwiGLU
 from jaxpar.layers.layer import DecoderLayer
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.rope import frequencies, rotary_tables
@@ -223,3 +224,13 @@ def test_layers_read_nothing_of_the_run_or_the_data():
             if isinstance(node, ast.Attribute) and node.attr in ("run", "data")
             and isinstance(node.value, ast.Name) and node.value.id == "config"]  # fmt: skip
     assert len(files) > 30 and not read
+
+
+def test_a_mean_over_the_tokens_of_a_block_needs_their_number(monkeypatch: pytest.MonkeyPatch):
+    """Without it nothing divides the sum, and the value would be lost."""
+    config = Config(model=model_of())
+    monkeypatch.setattr(SwiGLU, "reports", ("mlp.size", "spread", "mlp.load.0"))
+    with refused("mlp.size", "mlp.tokens"):
+        DecoderLayer(config)
+    monkeypatch.setattr(SwiGLU, "reports", ("mlp.size", "spread", "mlp.load.0", "mlp.tokens"))
+    assert DecoderLayer(config).reports == SwiGLU.reports

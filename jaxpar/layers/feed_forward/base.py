@@ -74,7 +74,7 @@ class FeedForward(Block):
         latter.
         """
         # A tile would have scales of its own, and a split backward keeps hidden activations of all tokens.
-        assert type(ops) is Ops, "tiles multiply plain arrays in one backward"
+        assert type(ops) is Ops and ops.tap is None, "tiles multiply plain arrays in one backward"
 
         def block(weights: Arrays, frozen: Arrays, x: jax.Array) -> jax.Array:
             return with_weights(self, weights | frozen)._multiplied(x, ops)

@@ -2,13 +2,13 @@
 
 `Ops` runs a group of a block; `Matmul` has the products of one group, with the exchange of the sequence between tensor
 ranks around them. Both are the plain ones here, of arrays in their dtype; `jaxpar.layers.ops.quantised` has those that
-quantise. `Tapped` splits a backward (`jaxpar.runtime.taps`). A layer's ops are made where the plan is read.
+quantise. A tap splits a backward (`jaxpar.runtime.taps`). A layer's ops are made where the plan is read.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import reduce
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
@@ -114,20 +114,25 @@ class Ops:
 
     overlap: Mapping[str, TensorOverlap] = field(default_factory=dict)
     """By group, how tensor ranks exchange the sequence; others take `PLAIN`."""
+    tap: Tap | None = field(default=None, kw_only=True)
+    """Called in place of each group, in a layer whose backward is split."""
 
     zeros_observed: ClassVar[ZerosObserved | None] = None
     """Zeros for what the ops observe in the backward of training; None where that is nothing."""
 
-    def of_layer(self, index: Int[Array, ""], tokens: TokenContext, observed: Any) -> Self:
+    def of_layer(
+        self, index: Int[Array, ""], tokens: TokenContext, observed: Any = None, tap: Tap | None = None
+    ) -> Self:
         """The ops of one layer.
 
         Args:
-            index: the layer's number in the whole model.
+            index: the layer's index in the model.
             tokens: with what carried state and the weights' store give to layers.
             observed: zeros, whose cotangents are what the ops observe; None where nothing is.
+            tap: splits the backward; None does not.
         """
         del index, tokens, observed
-        return self
+        return replace(self, tap=tap)
 
     def matmul(self, group: str) -> Matmul:
         """The products of a group."""
@@ -140,27 +145,8 @@ class Ops:
 
     def run(self, block: Projects, group: str, x: jax.Array) -> Any:
         """The outputs of a group of a block."""
-        return block.project(group, x, self.matmul(group))
-
-
-@dataclass(frozen=True)
-class Tapped(Ops):
-    """The ops of a layer, whose groups are called through a tap."""
-
-    ops: Ops = field(kw_only=True)
-    tap: Tap = field(kw_only=True)
-
-    def matmul(self, group: str) -> Matmul:
-        """The products of `ops`."""
-        return self.ops.matmul(group)
-
-    def grouped(self, matrices: Mapping[str, Sequence[jax.Array]]) -> Grouped:
-        """The products of `ops`."""
-        return self.ops.grouped(matrices)
-
-    def run(self, block: Projects, group: str, x: jax.Array) -> Any:
-        """Through the tap."""
-        return self.tap(group, lambda name, x: self.ops.run(block, name, x), x)
+        project = lambda name, x: block.project(name, x, self.matmul(name))
+        return project(group, x) if self.tap is None else self.tap(group, project, x)
 
 
 def matrix_of(part: Part, name: str, weight: Callable[[str], jax.Array]) -> Matrix:

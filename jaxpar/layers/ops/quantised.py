@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -22,6 +22,7 @@ from jaxpar.precision.grouped import grouped_products, scales_of_experts
 from jaxpar.precision.matmul import SCALES, WEIGHT_SCALES, GroupScaling, Scales
 from jaxpar.precision.recipe import QuantisedGroups
 from jaxpar.runtime.observed import ZerosObserved
+from jaxpar.runtime.taps import Tap
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,11 @@ class QuantisedOps(Ops):
         tensors = self.groups.tensors
         return (lambda *layers: zero_amax(*layers, tensors)) if self.groups.recipe.from_history else None
 
-    def of_layer(self, index: Int[Array, ""], tokens: TokenContext, observed: Any) -> Ops:
+    def of_layer(
+        self, index: Int[Array, ""], tokens: TokenContext, observed: Any = None, tap: Tap | None = None
+    ) -> Self:
         """Implements that of `Ops`."""
-        return replace(self, layer=(index, tokens, observed))
+        return replace(self, layer=(index, tokens, observed), tap=tap)
 
     def matmul(self, group: str) -> Matmul:
         """Implements that of `Ops`."""
