@@ -51,8 +51,8 @@ def _train(file: Path | None, plan: Path | None, overrides: Sequence[str], verbo
         chosen = given.plan
     elif config.parallel.auto:
         config, chosen = _plan_here(config)
+    from jaxpar.observe.writers.default import default_listeners
     from jaxpar.training.errors import TrainingError
-    from jaxpar.training.run.listeners import default_listeners
     from jaxpar.training.run.trainer import Trainer
 
     try:

@@ -20,6 +20,9 @@ from jaxpar.hardware.catalogue import GPU
 ESTIMATOR = "xla_gpu_analytical_latency_estimator_options"
 OVERLAP_LIMIT = "xla_gpu_experimental_parallel_collective_overlap_limit"
 """Collectives that XLA may have in flight at a time; 1 unless a flag allows more."""
+GATHERS = "xla_gpu_all_gather_combine_threshold_bytes"
+SCATTERS = "xla_gpu_reduce_scatter_combine_threshold_bytes"
+MERGED = "xla_gpu_dot_merger_threshold_mb"
 MEMORY_PERCENT = "xla_gpu_memory_limit_slop_factor"
 """The percentage of a device's memory that XLA counts with."""
 COMMON = (

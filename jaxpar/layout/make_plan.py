@@ -16,7 +16,7 @@ from jaxpar.distributed.devices import Device, cluster_of
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.layers.declared import activation_names, hidden_names
-from jaxpar.layout.auto_remat import auto_runs, lost_seconds
+from jaxpar.layout.auto_remat import auto_runs, costs_of_kinds, lost_seconds
 from jaxpar.layout.checks.validate import validate
 from jaxpar.layout.choices.attention import attention_plan
 from jaxpar.layout.choices.embedding import embedding_messages
@@ -28,13 +28,10 @@ from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_
 from jaxpar.layout.choices.replica_sums import replica_sums, state_over_replicas
 from jaxpar.layout.choices.tiles import head_columns, loss_tiles, mlp_tiles, without_hidden
 from jaxpar.layout.choices.transport import check_transport
-from jaxpar.layout.host_buffers import with_host_buffers
-from jaxpar.layout.joining import with_joined_messages
-from jaxpar.layout.layer_costs import costs_of_kinds
+from jaxpar.layout.compiler_choices import with_host_buffers, with_joined_messages, with_merged_matmuls
 from jaxpar.layout.layer_unroll import layer_unroll, with_room_for_turns
 from jaxpar.layout.loss_logits import asked_logits, kept_beside_layers, kept_where_they_fit
 from jaxpar.layout.memory.device import host_share, own_host_share, usable_bytes
-from jaxpar.layout.merging import with_merged_matmuls
 from jaxpar.layout.resident_state import with_resident_state
 from jaxpar.layout.weight_prefetch import weight_prefetch
 from jaxpar.memory.costs import LayerCosts

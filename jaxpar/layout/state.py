@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
+from jaxpar.config import Config
+from jaxpar.config.parts import feature
+from jaxpar.config.plan import Plan
+from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.parameters import Partitions, Weights, merge
+from jaxpar.mesh.placements import Placements
 from jaxpar.optim.optimizer import Optimizer, OptimizerState, by_name, by_weight
 from jaxpar.runtime.carried import REPLICATED, Carried
+from jaxpar.runtime.loss_scale import loss_scaling
 
 
 class TrainState(NamedTuple):
@@ -80,3 +86,26 @@ def join_weights(states: list[WeightState], like: TrainState) -> TrainState:
     structure = jax.tree.structure(like.master)
     master = structure.unflatten([state.master for state in states])
     return like._replace(master=master, optimizer=by_name([state.optimizer for state in states], structure))
+
+
+class CarriedRequest(NamedTuple):
+    """Facts by which an entry of the registry decides whether its state is carried."""
+
+    config: Config
+    plan: Plan
+    placements: Placements
+    order: LayerOrder
+
+
+CARRIED: list[Callable[[CarriedRequest], Carried[Any] | None]] = [
+    lambda request: loss_scaling(request.config.precision),
+    lambda request: feature("quantised_state")(*request) if request.config.precision.matmul else None,
+]
+"""One function for each feature; it returns None where a run does not have it. Others append theirs."""
+
+
+def carried_of(request: CarriedRequest) -> dict[str, Carried[Any]]:
+    """The carried state of a run, by name."""
+    kinds = [kind for make in CARRIED if (kind := make(request)) is not None]
+    assert len({kind.name for kind in kinds}) == len(kinds), "carried state has names of its own"
+    return {kind.name: kind for kind in kinds}

@@ -16,10 +16,17 @@ from jaxpar.config.parts import OBJECTIVES, implementation
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.host import PINNED
 from jaxpar.layers.inputs.input import input_class
-from jaxpar.layout.carried import CarriedRequest, carried_of
 from jaxpar.layout.choices.pipeline import layer_order, pipeline_program, schedule_of
 from jaxpar.layout.choices.transport import transport_of
-from jaxpar.layout.state import TrainState, initial_state, join_weights, state_layout, weight_states
+from jaxpar.layout.state import (
+    CarriedRequest,
+    TrainState,
+    carried_of,
+    initial_state,
+    join_weights,
+    state_layout,
+    weight_states,
+)
 from jaxpar.layout.step_arguments import StepArguments, step_arguments
 from jaxpar.mesh.build import abstract_mesh
 from jaxpar.mesh.layer_order import LayerOrder

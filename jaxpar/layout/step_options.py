@@ -8,9 +8,7 @@ from collections.abc import Mapping
 from jax.sharding import Mesh
 
 from jaxpar.config.plan import Plan
-from jaxpar.hardware.xla_flags import MEMORY_PERCENT, OVERLAP_LIMIT, flag_name
-from jaxpar.layout.joining import GATHERS, SCATTERS
-from jaxpar.layout.merging import MERGED
+from jaxpar.hardware.xla_flags import GATHERS, MEMORY_PERCENT, MERGED, OVERLAP_LIMIT, SCATTERS, flag_name
 
 CPU_OPTIONS = {"xla_backend_optimization_level": 1}
 """Options of a run's programs on CPUs. Under LLVM's level 3, XLA's default, the program of the initial weights compiles

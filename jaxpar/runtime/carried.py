@@ -1,6 +1,6 @@
 """State that a step hands on to the next one, beside weights and moments.
 
-A feature with such state subclasses `Carried` and is listed in `jaxpar.layout.carried`. The step calls every entry in
+A feature with such state subclasses `Carried` and is listed in `jaxpar.layout.state`. The step calls every entry in
 turn and names none of them; a checkpoint saves each under its name.
 """
 

@@ -13,7 +13,7 @@ import sys
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxpar.layout.carried import CARRIED, CarriedRequest
+from jaxpar.layout.state import CARRIED, CarriedRequest
 from jaxpar.runtime.carried import Carried, Outcome
 
 DECAY = 0.98

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxpar.layout.carried import CARRIED
+from jaxpar.layout.state import CARRIED
 from tests.extending import averages
 from tests.small_run import SmallRun, small
 from tests.training.runs import fit, run_config
@@ -22,7 +22,7 @@ SPLIT: dict[str, Any] = {"fsdp": 2, "context": 2, "tensor": 2}
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """The entry of the registry, for the time of a test."""
-    monkeypatch.setattr("jaxpar.layout.carried.CARRIED", [*CARRIED, averages.averages])
+    monkeypatch.setattr("jaxpar.layout.state.CARRIED", [*CARRIED, averages.averages])
 
 
 def expected(values: list[float]) -> list[float]:

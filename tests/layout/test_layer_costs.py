@@ -11,7 +11,7 @@ from jaxpar.compiler.compile import plan_for
 from jaxpar.config import load_config
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.layers.declaration.activations import LAYER_INPUT
-from jaxpar.layout.layer_costs import costs_of_kinds
+from jaxpar.layout.auto_remat import costs_of_kinds
 from jaxpar.layout.make_plan import resolve_config
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.pareto import cheapest, point_of

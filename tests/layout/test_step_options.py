@@ -13,11 +13,9 @@ from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.described import DescribedGPU
-from jaxpar.hardware.xla_flags import MEMORY_PERCENT, OVERLAP_LIMIT
-from jaxpar.layout.host_buffers import OWN_PERCENT, with_host_buffers
-from jaxpar.layout.joining import GATHERS, SCATTERS
+from jaxpar.hardware.xla_flags import GATHERS, MEMORY_PERCENT, MERGED, OVERLAP_LIMIT, SCATTERS
+from jaxpar.layout.compiler_choices import OWN_PERCENT, with_host_buffers
 from jaxpar.layout.memory.estimate import estimate_memory
-from jaxpar.layout.merging import MERGED
 from jaxpar.layout.step_options import CPU_OPTIONS, step_options
 from tests.small_run import small
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from jaxpar.checkpoint import Checkpointer
-from jaxpar.layout.carried import CARRIED
+from jaxpar.layout.state import CARRIED
 from jaxpar.runtime.carried import Carried, Outcome
 from jaxpar.training.run_folder.saves import read_state
 from tests.small_run import SmallRun, small
@@ -49,7 +49,7 @@ def two_steps() -> tuple[SmallRun, Any, list[Any]]:
 
 def test_registered_state_moves_with_the_step_and_is_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     _, plain, without = two_steps()
-    monkeypatch.setattr("jaxpar.layout.carried.CARRIED", [*CARRIED, lambda request: AppliedSteps()])
+    monkeypatch.setattr("jaxpar.layout.state.CARRIED", [*CARRIED, lambda request: AppliedSteps()])
     run, state, metrics = two_steps()
     assert float(state.carried["applied_steps"]) == 2
     assert [float(own.carried["applied_steps"]) for own in metrics] == [0, 10]

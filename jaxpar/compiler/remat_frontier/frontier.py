@@ -18,9 +18,8 @@ from jaxpar.cost.recomputation import head_seconds
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.layers.declared import activation_names
-from jaxpar.layout.auto_remat import ESTIMATED, IN_TRANSIT, cheapest_runs
+from jaxpar.layout.auto_remat import ESTIMATED, IN_TRANSIT, cheapest_runs, costs_of_kinds
 from jaxpar.layout.choices.pipeline import layer_order, schedule_of
-from jaxpar.layout.layer_costs import costs_of_kinds
 from jaxpar.layout.memory.room import Room, memory_room
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.layer_shape import layer_shapes

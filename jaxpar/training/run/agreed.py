@@ -8,12 +8,15 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 
+from jaxpar.attention.backends import kernel_request
 from jaxpar.checkpoint.processes import exchange
 from jaxpar.config import Config, UserError
 from jaxpar.config.plan import NAMED_BY, Plan
 from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device
+from jaxpar.layout.choices.attention import attention_requests
 from jaxpar.layout.choices.matmul import routed_choice, tiled_choice
+from pallas_kernels.attention import comparison
 
 _SHOWN = 3
 """Choices, and processes of a kind, that a sentence names."""
@@ -101,3 +104,30 @@ def _processes(some: Sequence[int], hosts: Sequence[str]) -> str:
     names = [f"process {process} ({hosts[process]})" for process in some[:_SHOWN]]
     more = f" and {len(some) - _SHOWN} more" if len(some) > _SHOWN else ""
     return (", " if more else " and ").join(names) + more
+
+
+def compared_plan(make: Callable[[], Plan], config: Config, devices: Sequence[Device]) -> Plan:
+    """The plan that `make` makes, once attention that needs it was compared with plain XLA.
+
+    Where that is not right on any device of the job, it is made anew, without it; `make` may raise then. All processes
+    have the same plan before any of them compares, so that all of them do or none.
+    """
+    plan = agreed_plan(make, config, devices[0])
+    requests = [kernel_request(request) for request in attention_requests(config, devices[0], plan.runs).values()]
+    names = [choice.name for choice in plan.attention.values()]
+    open_ = [
+        request
+        for name, request in zip(names, requests, strict=True)
+        if name == "cudnn" and request.mask.segmented and not comparison.compared(request)
+    ]
+    if not open_ or devices[0].platform != "gpu":
+        return plan
+    liveness.at("comparing attention with plain XLA", busy=True)
+    wrong = False
+    for request in open_:
+        if comparison.compared(request):  # of another kind of layers
+            continue
+        reasons = [reason for reason in exchange(comparison.compare(request) or "") if reason]
+        comparison.settle(request, reasons[0] if reasons else None)
+        wrong |= bool(reasons)
+    return agreed_plan(make, config, devices[0]) if wrong else plan

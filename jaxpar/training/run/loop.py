@@ -30,8 +30,7 @@ from jaxpar.training.run.plan_table import plan_rows
 from jaxpar.training.run.progress import Progress
 from jaxpar.training.run.run import Run
 from jaxpar.training.run.sampling import sample_heldout
-from jaxpar.training.run.save_clock import SaveClock
-from jaxpar.training.run.saving import checkpoint_facts
+from jaxpar.training.run.saving import SaveClock, checkpoint_facts
 from jaxpar.training.run.termination import Termination, termination
 from jaxpar.training.run_folder.folder import RunFolder
 from jaxpar.training.run_folder.saves import Saves

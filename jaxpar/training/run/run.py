@@ -38,8 +38,8 @@ from jaxpar.optim.optimizer import AVERAGE
 from jaxpar.runtime.batch import BatchPlacer
 from jaxpar.training.residency.given_weights import begun_from
 from jaxpar.training.residency.saved_state import SavedState
-from jaxpar.training.run.compared import compared_plan
-from jaxpar.training.run.heldout import baseline, evaluates, heldout_metrics
+from jaxpar.training.run.agreed import compared_plan
+from jaxpar.training.run.batches import baseline, evaluates, heldout_metrics, placed_batches
 from jaxpar.training.run.out_of_memory import (
     check_batch_fits,
     check_estimate_fits,
@@ -47,9 +47,7 @@ from jaxpar.training.run.out_of_memory import (
     check_step_fits,
     explained,
 )
-from jaxpar.training.run.placed_batches import placed_batches
-from jaxpar.training.run.reference import check_pairs, provide_reference
-from jaxpar.training.run.source_models import SourceModels
+from jaxpar.training.run.reference import SourceModels, check_pairs, provide_reference
 from jaxpar.training.step.forward_backward import StepMetrics
 from jaxpar.training.step.train_step import TrainStep
 

@@ -16,11 +16,11 @@ from jaxpar.distributed.devices import Device
 from jaxpar.generation.sampling import Sampling
 from jaxpar.layout.state import TrainState
 from jaxpar.observe.events import Listener, Summary
+from jaxpar.observe.writers.default import default_listeners
+from jaxpar.training.named_weights import NamedWeights
 from jaxpar.training.run.attention_maps import attention_weights
 from jaxpar.training.run.continuing import Generated, Prompt, check_stop, continued, encoded, generator_of
-from jaxpar.training.run.listeners import default_listeners
 from jaxpar.training.run.loop import fit
-from jaxpar.training.run.named_weights import NamedWeights
 from jaxpar.training.run.plan_table import plan_rows
 from jaxpar.training.run.progress import Progress
 from jaxpar.training.run.restored import config_of_checkpoint, find_checkpoint, folder_of_run, restore

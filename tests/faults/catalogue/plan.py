@@ -16,7 +16,7 @@ PLAN = (
     Fault(
         name="small_matmuls_not_merged",
         description="Matmuls are merged only where none of a layer fills the GPU, not where one does not.",
-        file="jaxpar/layout/merging.py",
+        file="jaxpar/layout/compiler_choices.py",
         old="if min(jax.tree.leaves(shares)) >= FILLED",
         new="if max(jax.tree.leaves(shares)) >= FILLED",
         caught_by=(

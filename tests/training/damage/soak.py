@@ -20,7 +20,7 @@ from pathlib import Path
 import jax
 
 from jaxpar.observe.events import Listener
-from jaxpar.training.run.listeners import default_listeners
+from jaxpar.observe.writers.default import default_listeners
 from jaxpar.training.run.trainer import Trainer
 from tests.training.runs import run_config
 

@@ -7,7 +7,7 @@ import sys
 import jax
 
 from jaxpar.train import main
-from jaxpar.training.run.save_clock import SaveClock
+from jaxpar.training.run.saving import SaveClock
 
 _decide = SaveClock._decide
 

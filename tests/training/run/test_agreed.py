@@ -15,7 +15,7 @@ from jaxpar.config.plan import Choice, Plan
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layout.make_plan import make_plan, resolve_config
-from jaxpar.training.run import agreed, compared
+from jaxpar.training.run import agreed
 from pallas_kernels.attention import comparison
 from tests.sentences import refused_by_command
 from tests.small_run import small
@@ -47,12 +47,11 @@ def plans(makes: Sequence[Callable[[], Plan]], config: Config, monkeypatch: pyte
     def process(number: int) -> Plan | str:
         this.process = number
         try:
-            return compared.compared_plan(makes[number], config, [HOPPER])
+            return agreed.compared_plan(makes[number], config, [HOPPER])
         except UserError as error:
             return str(error)
 
-    for module in (agreed, compared):
-        monkeypatch.setattr(module, "exchange", exchange)
+    monkeypatch.setattr(agreed, "exchange", exchange)
     monkeypatch.setattr(agreed.socket, "gethostname", lambda: HOSTS[this.process])
     with ThreadPoolExecutor(len(makes)) as pool:
         return list(pool.map(process, range(len(makes))))

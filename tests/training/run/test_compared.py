@@ -12,7 +12,7 @@ from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layout.given_plan import check_plan
 from jaxpar.layout.make_plan import make_plan, resolve_config
-from jaxpar.training.run.compared import compared_plan
+from jaxpar.training.run.agreed import compared_plan
 from pallas_kernels.attention import comparison
 from tests.sentences import refused
 from tests.small_run import small

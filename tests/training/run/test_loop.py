@@ -20,7 +20,7 @@ from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.observe.events import Listener, StepRecord
 from jaxpar.observe.writers.jsonl import JsonLines
 from jaxpar.observe.writers.summary import SummaryFile
-from jaxpar.training.run.placed_batches import placed_batches
+from jaxpar.training.run.batches import placed_batches
 from jaxpar.training.run.run import Run
 from jaxpar.training.step.forward_backward import StepMetrics
 from tests.same_bits import assert_same_bits

@@ -12,8 +12,8 @@ import pytest
 
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.layout.plan_file import PlanFile, read
+from jaxpar.observe.writers.default import default_listeners
 from jaxpar.observe.writers.jsonl import read_metrics
-from jaxpar.training.run.listeners import default_listeners
 from jaxpar.training.run.trainer import Trainer
 from jaxpar.training.run_folder.folder import RunFolder
 from tests.sentences import refused
