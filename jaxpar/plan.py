@@ -106,8 +106,8 @@ def _explain(arguments: Sequence[str]) -> None:
     _add_plan(parser)
     options = parser.parse_args(arguments)
     _load()
-    from jaxpar.planner.planning import screen
     from jaxpar.planner.report.explain import print_explanation
+    from jaxpar.planner.report.screen import screen
 
     print_explanation(options.plan, screen())
 
@@ -123,8 +123,8 @@ def _compare(arguments: Sequence[str]) -> None:
     parser.add_argument("second", metavar="B.json", type=Path, help="another one")
     options = parser.parse_args(arguments)
     _load()
-    from jaxpar.planner.planning import screen
     from jaxpar.planner.report.explain import print_comparison
+    from jaxpar.planner.report.screen import screen
 
     print_comparison(options.first, options.second, screen())
 

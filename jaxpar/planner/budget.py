@@ -11,9 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from jaxpar.config import UserError, load_config
 from jaxpar.config.strict_json import json_text
@@ -22,9 +20,10 @@ from jaxpar.hardware.power import capped, power_of
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.plan_file import LARGEST_NUMBER
 from jaxpar.planner.failures import GPU_HOURS, RESTART_MINUTES, START_UP, STRAGGLERS
-from jaxpar.planner.planning import gpu_numbers, hosts_of_one_kind, planned_config, screen
+from jaxpar.planner.planning import gpu_numbers, hosts_of_one_kind, planned_config
 from jaxpar.planner.prices import read_prices
-from jaxpar.planner.report.columns import INTERVAL
+from jaxpar.planner.report import words
+from jaxpar.planner.report.screen import print_lines, screen, table
 from jaxpar.planner.run_cost import FLOPS, Cost, Run, optimal
 from jaxpar.units import count, percent
 
@@ -114,34 +113,46 @@ def print_budget(
 ) -> None:
     """The tables, and where their numbers are from."""
     name = run.config.run.name
-    table = _table(f"{name}: {count(run.tokens)} tokens, {run.prices.words}")
     buys = () if run.days is None else (f"best size in {run.days:g} days", "its tokens")
-    for head in ("GPUs", "days", INTERVAL, "cost", "tokens/s", "MFU", *buys, "layout"):
-        table.add_column(head, justify="left" if head == "layout" else "right")
+    steps = table(
+        ("GPUs", "days", words.INTERVAL, "cost", "tokens/s", "MFU", *buys, "layout"), ("layout",),
+        f"{name}: {count(run.tokens)} tokens, {run.prices.words(run.cluster.gpu)}",
+    )  # fmt: skip
+    in_all = table(
+        ("GPUs", "stragglers", "interrupted every", "starts in", "save every", "trains", "days", words.INTERVAL, "cost",
+         "per million tokens", "kWh"), (), "With stragglers and failures",
+    )  # fmt: skip
+    between = lambda days: "-" if days is None else "{:,.1f} to {:,.1f}".format(*days)
     for one in costs:
-        best_size = () if one.optimal is None else (count(one.optimal[name]) for name in ("parameters", "tokens"))
-        table.add_row(
-            f"{one.gpus:,}", f"{one.days:,.1f}", _between(one.steps_interval), f"{one.price:,.0f}",
-            f"{one.tokens_per_s:,.0f}", percent(one.mfu), *best_size, one.layout,
+        sizes = () if one.optimal is None else map(count, one.optimal.values())
+        steps.add_row(
+            f"{one.gpus:,}", f"{one.days:,.1f}", between(one.steps_interval), f"{one.price:,.0f}",
+            f"{one.tokens_per_s:,.0f}", percent(one.mfu), *sizes, one.layout,
         )  # fmt: skip
-    console.print(table)
-    console.print(_in_all(costs))
-    lines = [*_sources(run), *(f"{gpus:,} GPUs are left out: {reason}" for gpus, reason in without.items())]
+        lost = one.failures
+        in_all.add_row(
+            f"{one.gpus:,}", f"+{one.stragglers['days']:,.1f} days", f"{lost['mtbf_hours']:,.1f} h",
+            f"{lost['start_seconds'] / 60:,.0f} min", f"{lost['checkpoint_minutes']:,.0f} min",
+            percent(lost["training_share"]), f"{one.total['days']:,.1f}", between(one.days_interval),
+            f"{one.total['price']:,.0f}", f"{one.price_per_million_tokens:.3g}",
+            "-" if one.kwh is None else f"{one.kwh:,.0f}",
+        )  # fmt: skip
+    console.print(steps)
+    console.print(in_all)
+    print_lines(console, *_sources(run), *(f"{gpus:,} GPUs are left out: {why}" for gpus, why in without.items()))
     if run.days is not None:
-        lines.append(f"Sizes assume the MFU of {name}; plan the size that you choose to see its own.")
-    lines.append(
+        print_lines(console, f"Sizes assume the MFU of {name}; plan the size that you choose to see its own.")
+    print_lines(
+        console,
         f"The compute of {count(run.tokens)} tokens is optimal for {count(best['parameters'])} parameters on "
-        f"{count(best['tokens'])} tokens (20 per parameter)."
+        f"{count(best['tokens'])} tokens (20 per parameter).",
     )
-    for line in lines:
-        console.print(line, highlight=False, soft_wrap=True)
 
 
 def _sources(run: Run) -> list[str]:
     """Where the numbers of the tables are from."""
-    source = (
-        "3,079 jobs at ByteDance, arXiv:2505.05713, section 4.1" if run.stragglers == STRAGGLERS else "--stragglers"
-    )
+    usual = run.stragglers == STRAGGLERS
+    source = "3,079 jobs at ByteDance, arXiv:2505.05713, section 4.1" if usual else "--stragglers"
     return [
         f"Stragglers take {percent(run.stragglers)} of the time in all ({source}); steps have a part of it, waiting "
         "for the slowest host, and the rest is added.",
@@ -150,34 +161,3 @@ def _sources(run: Run) -> list[str]:
         "(NCCL in arXiv:2510.20171), and saves 0.12 GB/s (2 TB/s for 16,384); checkpoints are at the interval that "
         "loses least (Young, Daly). Energy is of the GPUs alone, at their largest power.",
     ]  # fmt: skip
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-
-
-def _between(days: tuple[float, float] | None) -> str:
-    """An interval of days; nothing on CPUs."""
-    return "-" if days is None else "{:,.1f} to {:,.1f}".format(*days)
-
-
-def _in_all(costs: Sequence[Cost]) -> Table:
-    """What stragglers and failures add."""
-    table = _table("With stragglers and failures")
-    heads = (
-        "GPUs", "stragglers", "interrupted every", "starts in", "save every", "trains", "days", INTERVAL, "cost",
-        "per million tokens", "kWh",
-    )  # fmt: skip
-    for name in heads:
-        table.add_column(name, justify="right")
-    for one in costs:
-        lost = one.failures
-        between = _between(one.days_interval)
-        table.add_row(
-            f"{one.gpus:,}", f"+{one.stragglers['days']:,.1f} days", f"{lost['mtbf_hours']:,.1f} h",
-            f"{lost['start_seconds'] / 60:,.0f} min", f"{lost['checkpoint_minutes']:,.0f} min",
-            percent(lost["training_share"]), f"{one.total['days']:,.1f}", between, f"{one.total['price']:,.0f}",
-            f"{one.price_per_million_tokens:.3g}",
-            "-" if one.kwh is None else f"{one.kwh:,.0f}",
-        )  # fmt: skip
-    return table

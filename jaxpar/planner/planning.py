@@ -8,8 +8,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
-from rich.console import Console
-
 from jaxpar.compiler.compile import DEFAULT_CACHE, with_known_vocab
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.schema import ParallelConfig
@@ -25,9 +23,9 @@ from jaxpar.planner.machine import is_cpu, named_cluster
 from jaxpar.planner.placement.measured import PLACED, measured
 from jaxpar.planner.profile import read_profile
 from jaxpar.planner.report import words
-from jaxpar.planner.report.document import planned_file
 from jaxpar.planner.report.measured import asked_of, measured_words
 from jaxpar.planner.report.page import write_page
+from jaxpar.planner.report.screen import print_lines, screen
 from jaxpar.planner.report.text import print_plans
 from jaxpar.planner.search.avoid import parse_avoided
 from jaxpar.planner.search.candidate import Planned
@@ -36,12 +34,8 @@ from jaxpar.planner.search.idle import on_fewer_hosts
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.search.stage_groups import check_stages
-from jaxpar.planner.step_time.interval import Spread
 from jaxpar.planner.verified import Verified, check_verifiable, print_verified, verify
 from jaxpar.units import count, plain, seconds
-
-PLAIN_WIDTH = 160
-"""Columns of the output where there is no terminal: those of the widest table."""
 
 
 @dataclass(frozen=True)
@@ -73,62 +67,59 @@ class Planning:
         if self.profile is not None:
             hardware, cluster, profile = read_profile(self.profile, cluster)
         anchors = read_anchors(self.measured, cluster, hardware) if self.measured else None
-        fixed = parse_fixed(list(self.fixed))
-        avoided = parse_avoided(self.avoided)
+        fixed, avoided = parse_fixed(list(self.fixed)), parse_avoided(self.avoided)
         check_stages(cluster, fixed)
         nodes = measured(cluster, hardware)
-        search = Search(Space(config, cluster if nodes is None else nodes.cluster, fixed, avoided), hardware=hardware)
-        search, plans, idle = best_with_idle_hosts(search, self.top if nodes is None else max(self.top, PLACED))
-        placed = len(plans)
+        space = Space(config, cluster if nodes is None else nodes.cluster, fixed, avoided)
+        number = self.top if nodes is None else max(self.top, PLACED)
+        search, plans, idle = best_with_idle_hosts(Search(space, hardware=hardware), number)
+        factor, placed = 1.0 if anchors is None else anchors.spread.factor, len(plans)
         if nodes is not None:
             plans = nodes.ranked(plans, search.timer)[: self.top]
         if anchors is not None:
-            plans = [anchored(one, anchors.spread) for one in plans]
-        console = screen()
-        verified: list[Verified] = []
-        if self.verify:
-            report_progress = (
-                (lambda _: None) if self.as_json else lambda text: console.print(text, highlight=False, style="dim")
-            )
-            verified = verify(plans, search.reached, self.timeout_s, DEFAULT_CACHE, report_progress)
-            plans = [one.planned for one in verified]
-            if not self.as_json:
-                print_verified(verified, console)
-        plan_file.write(self.output, planned_file(plans[0], self.cluster))
+            plans = [one.on(anchors.spread) for one in plans]
+        plans, verified = self._verified(plans, search)
+        plan_file.write(self.output, plans[0].file(self.cluster))
         if self.page is not None:
-            factor = 1.0 if anchors is None else anchors.spread.factor
-            write_page(self.page, plans, [one.slower(factor) for one in search.evaluated], search.timer)
+            write_page(self.page, plans, [one.slower(factor) for one in search.evaluated])
         if self.as_json:
-            found = [planned_file(planned, self.cluster).to_dict() for planned in plans]
+            found = [one.file(self.cluster).to_dict() for one in plans]
             for file, one in zip(found, verified, strict=False):
                 file["predicted"]["verified"] = one.to_dict()
             print(json_text(found, indent=2))
             return
-        print_plans(plans, search.effort, console)
-        if idle is not None:
-            console.print(idle, highlight=False, soft_wrap=True)
+        print_plans(plans, search.effort, screen())
+        measured_times = []
         if self.profile is not None and profile is not None:
             asked = asked_of(search.timer, plans[0].candidate.layout)
-            for line in measured_words(self.profile, profile, asked):
-                console.print(line, highlight=False, soft_wrap=True)
-        if anchors is not None:
-            console.print(anchors.line, highlight=False, soft_wrap=True)
-        if stages := words.stages(plans[0], search.timer):
-            console.print("Stages", style="bold")
-            console.print("\n".join(f"  {line}" for line in stages), highlight=False, soft_wrap=True)
+            measured_times = measured_words(self.profile, profile, asked)
+        print_lines(screen(), *filter(None, [idle]), *measured_times, *([] if anchors is None else [anchors.line]))
+        if lines := words.stages(plans[0], search.timer):
+            print_lines(screen(), *lines, title="Stages")
         if nodes is not None:
-            console.print("Nodes", style="bold")
-            console.print(
-                "\n".join(f"  {line}" for line in nodes.words(plans[0], placed)), highlight=False, soft_wrap=True
-            )
+            print_lines(screen(), *nodes.words(plans[0], placed), title="Nodes")
         if self.show_model:
             note = borrowed(cluster.gpu) if hardware is None else None
-            print_model(search.reached, console, note)
-        console.print(f"Wrote {self.output}; run it with python -m jaxpar.train --plan {self.output}", soft_wrap=True)
-        if self.page is not None:
-            console.print(f"Page: {self.page}", soft_wrap=True, highlight=False)
-        if not (self.verify or is_cpu(cluster)):
-            console.print(f"Check it against the compiled program: {self.verifying}", soft_wrap=True, highlight=False)
+            print_lines(screen(), *model_lines(search.reached, note), title="What a GPU reaches")
+        self._print_written(cluster)
+
+    def _verified(self, plans: list[Planned], search: Search) -> tuple[list[Planned], list[Verified]]:
+        """The plans in the order of their programs, and what these take; as they are where nothing is compiled."""
+        if not self.verify:
+            return plans, []
+        report_progress = lambda text: None if self.as_json else print_lines(screen(), text, style="dim")
+        verified = verify(plans, search.reached, self.timeout_s, DEFAULT_CACHE, report_progress)
+        if not self.as_json:
+            print_verified(verified, screen())
+        return [one.planned for one in verified], verified
+
+    def _print_written(self, cluster: Cluster) -> None:
+        """What to do next."""
+        lines = [f"Wrote {self.output}; run it with python -m jaxpar.train --plan {self.output}"]
+        lines += [] if self.page is None else [f"Page: {self.page}"]
+        checks = not (self.verify or is_cpu(cluster))
+        lines += [f"Check it against the compiled program: {self.verifying}"] if checks else []
+        print_lines(screen(), *lines)
 
     @property
     def verifying(self) -> str:
@@ -163,11 +154,6 @@ def best_with_idle_hosts(search: Search, number: int) -> tuple[Search, list[Plan
     all_hosts = f"all take {seconds(best)} a step" if plans else f"on all of them, {why}"
     idle = cluster.hosts - other.cluster.hosts
     return other, found, f"{idle} of {cluster.hosts} hosts are left idle: {all_hosts}"
-
-
-def anchored(planned: Planned, spread: Spread) -> Planned:
-    """A plan with the times of a system of which runs were measured."""
-    return replace(planned, candidate=planned.candidate.slower(spread.factor), spread=spread)
 
 
 def planned_config(config: Config) -> Config:
@@ -208,21 +194,13 @@ def hosts_of_one_kind(text: str) -> Cluster:
     return cluster
 
 
-def print_model(model: HardwareModel, console: Console, note: str | None = None) -> None:
-    """Every parameter of the time model; below them the GPU that they were fitted for, where it is another."""
-    console.print("What a GPU reaches", style="bold")
+def model_lines(model: HardwareModel, note: str | None = None) -> list[str]:
+    """Every parameter of the time model, and a note about the GPU that they were fitted for, where it is another."""
+    lines = []
     for name, value, unit, meaning in described(model):
-        own = {"s": seconds, "1/s": count}.get(unit, plain)
-        shown, _, scaled = own(value).partition(" ")
-        console.print(f"  {name:<24}{shown:>12} {scaled or unit:<32} {meaning}", highlight=False, soft_wrap=True)
-    if note is not None:
-        console.print(f"  {note}", highlight=False, soft_wrap=True)
-
-
-def screen() -> Console:
-    """The terminal, or plain text of a fixed width."""
-    console = Console(markup=False)
-    return console if console.is_terminal else Console(width=PLAIN_WIDTH, markup=False)
+        shown, _, scaled = {"s": seconds, "1/s": count}.get(unit, plain)(value).partition(" ")
+        lines.append(f"{name:<24}{shown:>12} {scaled or unit:<32} {meaning}")
+    return [*lines, *filter(None, [note])]
 
 
 def gpu_numbers(text: str) -> tuple[int, int]:

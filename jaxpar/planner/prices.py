@@ -13,7 +13,7 @@ from jaxpar.layout.plan_file import LARGEST_NUMBER
 
 
 @dataclass(frozen=True)
-class PriceFile:
+class Prices:
     """The keys of a file of prices; money in any currency."""
 
     gpu_hour: dict[str, float] = field(default_factory=dict)
@@ -23,24 +23,14 @@ class PriceFile:
     overhead: float = 1.0
     """Energy of the site for each kWh of its GPUs: hosts, network, cooling."""
 
-
-@dataclass(frozen=True)
-class Prices:
-    """What a GPU of the cluster costs."""
-
-    gpu_hour: float
-    kwh: float = 0.0
-    overhead: float = 1.0
-
-    @property
-    def words(self) -> str:
+    def words(self, gpu: GPU) -> str:
         """`2.5 a GPU-hour, 0.12 a kWh (1.25 for each of the GPUs)`."""
         energy = f", {self.kwh:g} a kWh ({self.overhead:g} for each of the GPUs)" if self.kwh else ""
-        return f"{self.gpu_hour:g} a GPU-hour{energy}"
+        return f"{self.gpu_hour[gpu.short]:g} a GPU-hour{energy}"
 
-    def of(self, gpu_hours: float, kwh: float | None) -> float:
-        """GPU-hours, and the energy of GPUs where it is known."""
-        return self.gpu_hour * gpu_hours + self.kwh * self.overhead * (kwh or 0.0)
+    def of(self, gpu: GPU, hours: float, kwh: float | None) -> float:
+        """Hours of a GPU, and the energy of GPUs where it is known."""
+        return self.gpu_hour[gpu.short] * hours + self.kwh * self.overhead * (kwh or 0.0)
 
 
 def read_prices(text: str, gpu: GPU) -> Prices:
@@ -59,9 +49,9 @@ def read_prices(text: str, gpu: GPU) -> Prices:
                 f"--price {quoted(text)}: expected the price of a GPU-hour above 0, at most {LARGEST_NUMBER:g}, or a "
                 ".yaml file of prices"
             )
-        return Prices(number)
+        return Prices({gpu.short: number})
     path = Path(text)
-    written, lines = read_record(PriceFile, path)
+    written, lines = read_record(Prices, path)
     place = lambda key: f"{named(path)}:{lines[key]}: {key}"
     known = [one.short for one in GPUS]
     for name, price in written.gpu_hour.items():
@@ -75,4 +65,4 @@ def read_prices(text: str, gpu: GPU) -> Prices:
         raise UserError(f"{place('overhead')}: expected a number from 1 to 10, got {written.overhead:g}")
     if gpu.short not in written.gpu_hour:
         raise UserError(f"{named(path)}: gpu_hour: the price of {gpu.short} is missing")
-    return Prices(written.gpu_hour[gpu.short], written.kwh, written.overhead)
+    return written

@@ -13,9 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from jaxpar.compiler.compile import compile_step
 from jaxpar.compiler.report import Analysis, make_report
@@ -25,7 +23,7 @@ from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.report import words
-from jaxpar.planner.report.columns import INTERVAL
+from jaxpar.planner.report.screen import print_lines, table
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.units import percent, plural, seconds, size
 
@@ -111,7 +109,7 @@ class Verified:
             "verdict": self.verdict,
             "allocated_bytes": self.planned.candidate.memory.device,
             "predicted_step_time_s": self.predicted.candidate.seconds,
-            "predicted_interval_s": interval_of(self.predicted),
+            "predicted_interval_s": self.predicted.interval,
             "predicted_peak_bytes": self.predicted.candidate.memory.device,
             "seconds_by_class": {
                 name: {"predicted": before, "compiled": after}
@@ -119,11 +117,6 @@ class Verified:
             },
             "notes": list(self.notes),
         }
-
-
-def interval_of(planned: Planned) -> list[float] | None:
-    """The least and the greatest step in four of five cases; None where that is not known."""
-    return None if planned.spread is None else list(planned.spread.interval(planned.candidate.seconds))
 
 
 def check_verifiable(cluster: Cluster) -> None:
@@ -227,29 +220,26 @@ def ranked(results: Iterable[Verified]) -> list[Verified]:
 def print_verified(results: Sequence[Verified], console: Console) -> None:
     """The compiler's results beside the prediction, and a verdict for each plan."""
     names = [words.axes(one.planned.candidate.layout) for one in results]
-    table = _table("Predicted, and as XLA compiles it", "", *(head for name in names for head in (name, "compiled")))
+    made = table(
+        ("", *(head for name in names for head in (name, "compiled"))), ("",), "Predicted, and as XLA compiles it"
+    )
     pair = lambda show, of: [show(of(planned)) for one in results for planned in (one.predicted, one.planned)]
-    table.add_row("memory", *pair(size, lambda planned: planned.candidate.memory.device))
+    made.add_row("memory", *pair(size, lambda planned: planned.candidate.memory.device))
     for name in CLASSES:
         pairs = [part for one in results for part in one.seconds_by_class[name]]
         if any(pairs):
-            table.add_row(name, *map(seconds, pairs))
-    table.add_section()
-    table.add_row("step", *pair(seconds, lambda planned: planned.candidate.seconds))
-    table.add_row(INTERVAL, *pair(lambda ends: "-" if ends is None else " to ".join(map(seconds, ends)), interval_of))
-    console.print(table)
-    write = lambda text: console.print(f"  {text}", highlight=False, soft_wrap=True)
-    for name, one in zip(names, results, strict=True):
-        fits = "fits" if one.fits else "does not fit"
-        write(f"{name}, {plural(one.planned.candidate.layout.microbatch, 'row')}: {fits}; {one.verdict}")
+            made.add_row(name, *map(seconds, pairs))
+    made.add_section()
+    made.add_row("step", *pair(seconds, lambda planned: planned.candidate.seconds))
+    interval = lambda ends: "-" if ends is None else " to ".join(map(seconds, ends))
+    made.add_row(words.INTERVAL, *pair(interval, lambda planned: planned.interval))
+    console.print(made)
+    lines = [
+        f"{name}, {plural(one.planned.candidate.layout.microbatch, 'row')}: {'fits' if one.fits else 'does not fit'}; "
+        f"{one.verdict}"
+        for name, one in zip(names, results, strict=True)
+    ]
     if not results[0].fits:
-        write("none of these fits: raise --top, or hold less with --fix")
-    for note in dict.fromkeys(note for one in results for note in one.notes):
-        write(note)
-
-
-def _table(title: str, *heads: str) -> Table:
-    table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    for place, head in enumerate(heads):
-        table.add_column(head, justify="right" if place else "left")
-    return table
+        lines.append("none of these fits: raise --top, or hold less with --fix")
+    notes = dict.fromkeys(note for one in results for note in one.notes)
+    print_lines(console, *(f"  {line}" for line in (*lines, *notes)))

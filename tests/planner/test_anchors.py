@@ -16,8 +16,6 @@ from jaxpar.observe.environment import ENVIRONMENT_FILE
 from jaxpar.observe.events import Summary
 from jaxpar.observe.writers.summary import SUMMARY_FILE
 from jaxpar.planner.anchors import read_anchors
-from jaxpar.planner.planning import anchored
-from jaxpar.planner.report.document import planned_file
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.step_time.interval import PUBLISHED
 from tests.planner.spaces import model_of, search_of
@@ -39,7 +37,7 @@ def run(folder: Path, planned: Planned, slower: float, **devices: Any) -> Path:
     found = {"platform": "gpu", "kind": "NVIDIA H100 80GB HBM3", "count": cluster.devices}
     found |= {"per_host": cluster.gpus_per_host} | devices
     (folder / ENVIRONMENT_FILE).write_text(json.dumps({"devices": found}))
-    plan_file.write(folder / "plan.json", planned_file(planned, cluster.name))
+    plan_file.write(folder / "plan.json", planned.file(cluster.name))
     return folder
 
 
@@ -47,7 +45,7 @@ def test_a_measured_run_moves_times_towards_it_and_narrows_the_interval(tmp_path
     found = read_anchors([run(tmp_path / "a", planned, 1.2)], planned.cluster)
     assert "1 measured run took 20.0% more time than predicted" in found.line, "its plan is timed as it was"
     assert 1.03 < found.spread.factor < 1.2
-    after = anchored(planned, found.spread)
+    after = planned.on(found.spread)
     assert after.candidate.seconds == pytest.approx(found.spread.factor * planned.candidate.seconds)
     assert sum(after.candidate.time.breakdown.values()) == pytest.approx(after.candidate.seconds)
     assert after.spread is not None and planned.spread is not None

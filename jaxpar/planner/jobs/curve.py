@@ -114,7 +114,7 @@ def planned_curve(config: Config, cluster: Cluster) -> tuple[Curve, dict[int, st
         found, spread = planned.candidate, planned.spread
         lost = reliability(gpus, parameters)
         rate = found.time.tokens_per_s_per_gpu * gpus * lost.share
-        points[gpus] = Point(rate, lost.save + lost.start, words.whole(found.layout))
+        points[gpus] = Point(rate, lost.save + lost.start, words.in_one_line(found.layout))
     if not points:
         raise UserError(f"no number of GPUs has a layout; on {gpus}: {without[gpus]}")
     return curve_of(points, spread), without

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 
 from jaxpar.planner.jobs.job import Job
@@ -13,10 +14,10 @@ def first_in_first_out(now: float, active: Sequence[Active], gpus: int) -> Mappi
     """Each job gets what it asked for, in the order of arrival; the first that does not fit holds up all behind it."""
     shares: dict[str, int] = {}
     for one in active:
-        number = one.held or one.job.curve.within(min(one.job.asked, gpus))
-        if number > gpus - sum(shares.values()):
+        share = one.held or one.job.curve.within(min(one.job.asked, gpus))
+        if share > gpus - sum(shares.values()):
             break
-        shares[one.job.name] = number
+        shares[one.job.name] = share
     return shares
 
 
@@ -24,9 +25,9 @@ def equal_shares(now: float, active: Sequence[Active], gpus: int) -> Mapping[str
     """Each job gets the same number, as far as its curve has it; what is left goes to the first that can use it."""
     shares: dict[str, int] = {}
     for one in active:
-        number = one.job.curve.within(gpus // len(active)) or one.job.curve.least
-        if number <= gpus - sum(shares.values()):
-            shares[one.job.name] = number
+        share = one.job.curve.within(gpus // len(active)) or one.job.curve.least
+        if share <= gpus - sum(shares.values()):
+            shares[one.job.name] = share
     for one in active:
         if one.job.name in shares:
             others = sum(shares.values()) - shares[one.job.name]
@@ -51,7 +52,7 @@ def _minimum_shares(now: float, active: Sequence[Active], gpus: int) -> dict[str
     due = [(one.job.deadline, one) for one in active if one.job.deadline is not None]
     for deadline, one in sorted(due, key=lambda pair: (pair[0], -pair[1].job.priority)):
         free = gpus - sum(shares.values())
-        enough = [number for number in one.job.curve.points if one.finish(now, number) <= deadline and number <= free]
+        enough = [share for share in one.job.curve.points if one.finish(now, share) <= deadline and share <= free]
         if enough:
             shares[one.job.name] = enough[0]
     return shares
@@ -62,19 +63,19 @@ def _shared(now: float, active: Sequence[Active], gpus: int, shares: dict[str, i
     while True:
         free = gpus - sum(shares.values())
         steps = [
-            (_gain(one, shares.get(one.job.name, 0), number), one.job.name, number)
+            (_gain(one, shares.get(one.job.name, 0), share), one.job.name, share)
             for one in active
-            for number in one.job.curve.points
-            if 0 < number - shares.get(one.job.name, 0) <= free
+            for share in one.job.curve.points
+            if 0 < share - shares.get(one.job.name, 0) <= free
         ]
         if not steps:
             break
-        _, name, number = max(steps, key=lambda step: step[0])
-        shares[name] = number
+        _, name, share = max(steps, key=lambda step: step[0])
+        shares[name] = share
     for one in active:  # a change that does not pay for its pause
-        number, name = shares.get(one.job.name, 0), one.job.name
-        fits = one.held and sum(shares.values()) - number + one.held <= gpus
-        if number != one.held and fits and one.finish(now, one.held) <= one.finish(now, number):
+        share, name = shares.get(one.job.name, 0), one.job.name
+        fits = one.held and sum(shares.values()) - share + one.held <= gpus
+        if share != one.held and fits and one.finish(now, one.held) <= one.finish(now, share):
             shares[name] = one.held
     return shares
 
@@ -95,3 +96,37 @@ def outcomes(jobs: Sequence[Job], gpus: int) -> dict[str, Outcome]:
     """What each policy gives, the best first: least priority of late jobs, then least mean time."""
     found = {name: simulate(jobs, gpus, policy) for name, policy in POLICIES.items()}
     return dict(sorted(found.items(), key=lambda item: item[1].score))
+
+
+@dataclass(frozen=True)
+class Expected:
+    """What a policy gives as predicted, and with all speeds at either end of their intervals."""
+
+    outcome: Outcome
+    ends: Sequence[Outcome]
+    """Fast and slow; none where speeds have no interval."""
+
+    def interval(self, of: Callable[[Outcome], float]) -> tuple[float, float] | None:
+        """The least and greatest of a time; None where speeds have no interval. The predicted one is between them, even
+        where a policy finishes a job later because others are faster."""
+        times = [of(one) for one in (self.outcome, *self.ends)]
+        return (min(times), max(times)) if self.ends else None
+
+    def finished(self, job: str) -> tuple[float, float] | None:
+        """Of a job."""
+        return self.interval(lambda one: one.finished[job])
+
+
+def expected(found: Mapping[str, Outcome], gpus: int) -> dict[str, Expected]:
+    """Each policy's outcome, and what it would do with jobs that are all faster, or all slower, as far as an interval
+    goes. Jobs of a cluster share the larger part of how far they are from predictions."""
+    made = {}
+    for name, one in found.items():
+        spreads = [job.curve.spread for job in one.jobs]
+        factors = [(1.0,) * 2 if spread is None else spread.interval(1.0) for spread in spreads]
+        ends = [
+            [replace(job, curve=job.curve.faster(1 / own[end])) for job, own in zip(one.jobs, factors, strict=True)]
+            for end in ((0, 1) if None not in spreads else ())
+        ]
+        made[name] = Expected(one, [simulate(jobs, gpus, POLICIES[name]) for jobs in ends])
+    return made

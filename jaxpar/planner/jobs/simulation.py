@@ -51,6 +51,10 @@ class Outcome:
     finished: Mapping[str, float] = field(default_factory=dict)
     """Seconds from now, by job."""
 
+    def by_job(self) -> list[tuple[Job, Span]]:
+        """The spans of each job."""
+        return [(job, span) for job in self.jobs for span in self.spans if span.job == job.name]
+
     @property
     def makespan(self) -> float:
         """Seconds until the last job has finished."""

@@ -2,55 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
-from jaxpar.config.spelling import printable, spaced
+from jaxpar.config.spelling import spaced
 from jaxpar.hardware.cluster import HOST_MEMORY
 from jaxpar.layout.choices.pipeline import schedule_of
 from jaxpar.pipeline.timing.in_flight import lockstep_peaks
 from jaxpar.planner.report import words
-from jaxpar.planner.report.columns import NUMBERS, columns
+from jaxpar.planner.report.screen import print_lines, table
 from jaxpar.planner.search.candidate import Effort, Planned
-from jaxpar.units import percent, plural, seconds, size
+from jaxpar.units import plural, size
 
 
 def print_plans(plans: Sequence[Planned], effort: Effort, console: Console) -> None:
     """Print the result of a search."""
-    best = plans[0]
+    best, lines = plans[0], partial(print_lines, console)
     data = best.config.data
-    console.print(
-        f"{printable(best.config.run.name)} on {printable(best.cluster.name)}: {plural(data.batch_size, 'row')} of "
-        f"{plural(data.sequence_length, 'token')}",
-        style="bold", highlight=False, soft_wrap=True,
-    )  # fmt: skip
-    console.print(best.cluster.describe(), highlight=False, soft_wrap=True)
-    console.print(
+    rows = f"{plural(data.batch_size, 'row')} of {plural(data.sequence_length, 'token')}"
+    lines(f"{best.config.run.name} on {best.cluster.name}: {rows}", style="bold")
+    lines(*best.cluster.describe().splitlines())
+    lines(
         f"{plural(effort.groups, 'mesh')}, {plural(effort.simulated, 'schedule')} simulated, "
         f"{plural(effort.timed, 'layout')} timed, {plural(effort.too_large, 'choice')} ruled out by memory",
-        highlight=False, soft_wrap=True, style="dim",
-    )  # fmt: skip
-    console.print(plan_table(plans))
-    for line in words.meanings(plans):
-        console.print(line, highlight=False, soft_wrap=True, style="dim")
-    if marked := words.without_evidence(plans):
-        console.print(marked, highlight=False, soft_wrap=True)
+        style="dim",
+    )
+    cells = [
+        words.columns(one.candidate, index, data.batch_size, one.spread).values() for index, one in enumerate(plans, 1)
+    ]
+    heads = words.columns(best.candidate, 1, data.batch_size, best.spread)
+    made = table(heads, words.LEFT)
+    for row in cells:
+        made.add_row(*row)
+    console.print(made)
+    lines(*words.meanings(plans), style="dim")
+    lines(*filter(None, [words.without_evidence(plans)]))
     if best.spread is not None:
-        console.print(words.certainty(plans, best.spread), highlight=False, soft_wrap=True)
+        lines(words.certainty(plans, best.spread))
     if best.candidate.memory.host:
-        console.print(host_words(best), highlight=False, soft_wrap=True)
-    for line in words.exchanges(best.plan, best.config.parallel):
-        console.print(f"Experts: {line}", highlight=False, soft_wrap=True)
-    print_steps(best, console)
-    print_best(best, console)
+        lines(host_words(best))
+    lines(*(f"Experts: {line}" for line in words.exchanges(best.plan, best.config.parallel)))
+    lines(*steps(best), title="Three steps")
+    found = best.candidate
+    lines(*words.parts(found.time.breakdown, found.seconds), title="Where the time goes")
+    lines(*memory(best), title="Memory of a GPU")
     if len(plans) > 1:
-        console.print("Nearest alternatives", style="bold")
-        for other in plans[1:]:
-            text = words.difference(best.candidate, other.candidate)
-            console.print(f"  {words.axes(other.candidate.layout)}: {text}", highlight=False, soft_wrap=True)
+        others = [one.candidate for one in plans[1:]]
+        differences = (f"{words.axes(one.layout)}: {words.difference(found, one)}" for one in others)
+        lines(*differences, title="Nearest alternatives")
 
 
 def host_words(best: Planned) -> str:
@@ -63,82 +64,33 @@ def host_words(best: Planned) -> str:
     return f"On the host: {size(best.candidate.memory.host)} of the {size(limit)} that each GPU may use ({source})"
 
 
-def plan_table(plans: Sequence[Planned]) -> Table:
-    """The plans as a table, best first."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
-    rows = [columns(one.candidate, place, one.config.data.batch_size, one.spread) for place, one in enumerate(plans, 1)]
-    for name in rows[0]:
-        table.add_column(name, justify="right" if name in NUMBERS else "left")
-    for row in rows:
-        table.add_row(*row.values())
-    return table
-
-
-def print_steps(best: Planned, console: Console) -> None:
-    """Print the three steps of the Ultra-Scale Playbook (Hugging Face, 2025), with the decision in each."""
-    layout, memory, config = best.candidate.layout, best.candidate.memory, best.config
+def steps(best: Planned) -> list[str]:
+    """The three steps of the Ultra-Scale Playbook (Hugging Face, 2025), with the decision in each."""
+    layout, memory, data = best.candidate.layout, best.candidate.memory, best.config.data
     shards = layout.fsdp * layout.expert * layout.context
-    split = [
-        *([f"tensor {layout.tensor}"] if layout.tensor > 1 else []),
-        *([f"pipe {layout.pipe}"] if layout.pipe > 1 else []),
-        *([f"expert {layout.expert}"] if layout.expert > 1 else []),
-        *([f"context {layout.context}"] if layout.context > 1 else []),
-        *([f"ZeRO-{layout.zero} over {shards} ranks"] if layout.zero and shards > 1 else []),
+    split = [f"{axis} {n}" for axis in ("tensor", "pipe", "expert", "context") if (n := getattr(layout, axis)) > 1]
+    split += [f"ZeRO-{layout.zero} over {shards} ranks"] if layout.zero and shards > 1 else []
+    on_host = "" if words.host(layout) == "-" else f", on the host: {words.host(layout)}"
+    batch = words.batch(layout.data, layout.microbatch, best.plan.microbatches)
+    pipeline = words.schedule(layout) if layout.pipe > 1 else "no pipeline"
+    return [
+        f"1. Fit the model: {', '.join(split) or 'one GPU holds it'}; remat {words.remat(layout)}{on_host}: "
+        f"{size(memory.device)} of {size(best.usable)}",
+        f"2. Reach the batch: {batch} = {plural(data.batch_size, 'row')} "
+        f"({data.batch_size * data.sequence_length:,} tokens)",
+        f"3. Raise the throughput: {pipeline}; largest loss: {words.limit(best)}",
     ]
-    rows = config.data.batch_size
-    console.print("Three steps", style="bold")
-    for place, (what, text) in enumerate(
-        (
-            (
-                "Fit the model",
-                f"{', '.join(split) or 'one GPU holds it'}; remat {words.remat(layout)}"
-                f"{', on the host: ' + words.host(layout) if words.host(layout) != '-' else ''}: "
-                f"{size(memory.device)} of {size(best.usable)}",
-            ),
-            (
-                "Reach the batch",
-                f"{plural(layout.data, 'data rank')} x {plural(layout.microbatch, 'row')} x "
-                f"{plural(best.plan.microbatches, 'microbatch')} = "
-                f"{plural(rows, 'row')} ({rows * config.data.sequence_length:,} tokens)",
-            ),
-            (
-                "Raise the throughput",
-                f"{words.schedule(layout) if layout.pipe > 1 else 'no pipeline'}; largest loss: {words.limit(best)}",
-            ),
-        ),
-        1,
-    ):
-        console.print(f"  {place}. {what}: {text}", highlight=False, soft_wrap=True)
 
 
-def print_parts(breakdown: Mapping[str, float], step: float, console: Console) -> None:
-    """Print the seconds of the parts of a step, the longest first; a millionth of it is what sums round to."""
-    for name, spent in sorted(breakdown.items(), key=lambda item: -item[1]):
-        if spent > 1e-6 * step:
-            meaning = words.MEANINGS.get(name, printable(name))
-            console.print(
-                f"  {printable(name):<14}{seconds(spent):>9} {percent(spent, step):>6}  {meaning}",
-                highlight=False,
-                soft_wrap=True,
-            )
-
-
-def print_best(best: Planned, console: Console) -> None:
-    """Print the time and the memory of one layout by part."""
-    found = best.candidate
-    console.print("Where the time goes", style="bold")
-    print_parts(found.time.breakdown, found.seconds, console)
-    console.print("Memory of a GPU", style="bold")
-    for name, amount in found.memory._asdict().items():
-        if amount:
-            console.print(
-                f"  {spaced(name):<18}{size(amount):>10}{'  (pinned, on the host)' if name == 'host' else ''}",
-                highlight=False, soft_wrap=True,
-            )  # fmt: skip
-    if found.layout.pipe > 1:
-        filled = [str(peak.in_flight) for peak in lockstep_peaks(schedule_of(best.plan))]
-        console.print(
-            f"  the same on every pipe rank, since all run one program; (microbatch, chunk) pairs in flight by rank: "
-            f"{', '.join(filled)}",
-            highlight=False, soft_wrap=True,
-        )  # fmt: skip
+def memory(best: Planned) -> list[str]:
+    """The memory of one layout by part."""
+    parts = {name: amount for name, amount in best.candidate.memory._asdict().items() if amount}
+    pinned = lambda name: f"  ({words.MEMORY_MEANINGS[name]})" if name in words.MEMORY_MEANINGS else ""
+    lines = [f"{spaced(name):<18}{size(amount):>10}{pinned(name)}" for name, amount in parts.items()]
+    if best.candidate.layout.pipe > 1:
+        filled = ", ".join(str(peak.in_flight) for peak in lockstep_peaks(schedule_of(best.plan)))
+        lines.append(
+            "the same on every pipe rank, since all run one program; (microbatch, chunk) pairs in flight by rank: "
+            f"{filled}"
+        )
+    return lines

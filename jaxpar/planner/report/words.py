@@ -11,8 +11,9 @@ from jaxpar.config.axes import AXES
 from jaxpar.config.kinds import of_kind
 from jaxpar.config.plan import Plan
 from jaxpar.config.schema import ParallelConfig
-from jaxpar.config.spelling import one_of
+from jaxpar.config.spelling import one_of, printable
 from jaxpar.memory.remat import nearest_preset
+from jaxpar.pages.render import Cell
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.search.avoid import never_measured
 from jaxpar.planner.search.candidate import Candidate, Planned
@@ -31,42 +32,89 @@ REMAT = {
 
 MARK = "*"
 """Beside the mesh of a layout with a mechanism that no measured run has used."""
+INTERVAL = "80%"
+"""The column of the interval that holds four of five measured steps."""
+LEFT = ("mesh", "schedule", "context", "remat", "host")
+"""Columns that are aligned left."""
 
-MEANINGS = {
-    "matmuls": "matrix products",
-    "attention": "attention kernels",
-    "other": "norms, activations, residuals, logits: memory traffic",
-    "recomputation": "recomputing activations in the backward",
-    "tensor": "waiting for messages over tensor",
-    "context": "waiting for messages over context",
-    "exchange": "waiting for tokens on their way to experts and back",
-    "scales": "waiting for the largest magnitudes of FP8 operands",
-    "data": "waiting for messages over replica, fsdp and expert",
-    "offload": "waiting for copies to and from the host",
-    "bubble": "waiting for other pipeline ranks (their loss included)",
-    "slices": "copies of a pipeline's weights and gradients from and into their stacks",
-    "stragglers": "waiting for the slowest host",
-    "optimizer": "updating weights",
-}
-"""What each part of a step's time is."""
+PARTS = {
+    "matmuls": (
+        "matrix products",
+        "it computes most of the time: larger matrices (less tensor parallelism) or a faster GPU would help",
+    ),
+    "attention": ("attention kernels", "rows are long; only shorter rows or a sliding window would reduce attention"),
+    "other": (
+        "norms, activations, residuals, logits: memory traffic",
+        "memory traffic between matmuls; higher memory bandwidth would help",
+    ),
+    "recomputation": (
+        "recomputing activations in the backward", "memory: with more of it, less would be recomputed"
+    ),
+    "tensor": ("waiting for messages over tensor", "the link between tensor ranks"),
+    "context": ("waiting for messages over context", "the link between context ranks"),
+    "exchange": (
+        "waiting for tokens on their way to experts and back",
+        "the link between expert ranks: fewer of them, or less room (parallel.experts.capacity), send less",
+    ),
+    "scales": (
+        "waiting for the largest magnitudes of FP8 operands",
+        "a message over all ranks for each group of matmuls: precision.matmul: fp8_delayed has none",
+    ),
+    "data": (
+        "waiting for messages over replica, fsdp and expert",
+        "the network between data ranks: a larger batch would hide or share it",
+    ),
+    "offload": ("waiting for copies to and from the host", "the link to the host's memory"),
+    "bubble": (
+        "waiting for other pipeline ranks (their loss included)",
+        "the pipeline: more microbatches (a larger batch) would fill it",
+    ),
+    "slices": ("copies of a pipeline's weights and gradients from and into their stacks", "ZeRO-3, or fewer ticks"),
+    "stragglers": ("waiting for the slowest host", "the number of hosts"),
+    "optimizer": ("updating weights", "the bandwidth of the memory that holds the optimizer's state"),
+}  # fmt: skip
+"""Each part of a step's time: what it is; and what causes it, or would reduce it."""
 
-CURES = {
-    "matmuls": "it computes most of the time: larger matrices (less tensor parallelism) or a faster GPU would help",
-    "attention": "rows are long; only shorter rows or a sliding window would reduce attention",
-    "other": "memory traffic between matmuls; higher memory bandwidth would help",
-    "recomputation": "memory: with more of it, less would be recomputed",
-    "tensor": "the link between tensor ranks",
-    "context": "the link between context ranks",
-    "exchange": "the link between expert ranks: fewer of them, or less room (parallel.experts.capacity), send less",
-    "scales": "a message over all ranks for each group of matmuls: precision.matmul: fp8_delayed has none",
-    "data": "the network between data ranks: a larger batch would hide or share it",
-    "bubble": "the pipeline: more microbatches (a larger batch) would fill it",
-    "offload": "the link to the host's memory",
-    "slices": "ZeRO-3, or fewer ticks",
-    "stragglers": "the number of hosts",
-    "optimizer": "the bandwidth of the memory that holds the optimizer's state",
-}
-"""What causes each part, and what would reduce it."""
+
+MEANINGS = {name: what for name, (what, _) in PARTS.items()}
+MEMORY_MEANINGS = {"host": "pinned, on the host"}
+
+
+def columns(found: Candidate, index: int | None, batch: int, spread: Spread | None) -> dict[str, Cell]:
+    """The cells of a layout by the heads of their columns, for the terminal and for pages.
+
+    Args:
+        found: the layout.
+        index: among the plans; None for others.
+        batch: rows of a step.
+        spread: of measured steps around predicted ones; None leaves the interval out.
+    """
+    layout, time = found.layout, found.time
+    number = lambda value: Cell(str(value), order=value)
+    interval = {}
+    if spread is not None:
+        interval[INTERVAL] = Cell(between(spread, found.seconds), order=spread.interval(found.seconds)[0])
+    return {
+        "": Cell("", order=None) if index is None else number(index),
+        "mesh": Cell(axes(layout) + (f" {MARK}" if never_measured(layout) else "")),
+        "rows": number(layout.microbatch),
+        "µb": number(layout.microbatches(batch)),
+        "schedule": Cell(schedule(layout)),
+        "ZeRO": number(layout.zero),
+        "context": Cell(layout.context_strategy if layout.context > 1 else "-"),
+        "remat": Cell(remat(layout)),
+        "host": Cell(host(layout)),
+        "step": Cell(seconds(found.seconds), order=found.seconds),
+        **interval,
+        "tokens/s/GPU": Cell(f"{time.tokens_per_s_per_gpu:,.0f}", order=time.tokens_per_s_per_gpu),
+        "MFU": Cell(percent(time.mfu), order=time.mfu),
+        "memory": Cell(size(found.memory.device), order=found.memory.device),
+    }
+
+
+def between(spread: Spread, step: float) -> str:
+    """The interval of a step that is predicted to take so long."""
+    return " to ".join(map(seconds, spread.interval(step)))
 
 
 def axes(layout: Layout) -> str:
@@ -83,18 +131,8 @@ def schedule(layout: Layout) -> str:
     return f"{layout.schedule}{chunks}{', shared ends' if layout.shared_ends else ''}"
 
 
-def without_evidence(plans: Sequence[Planned]) -> str | None:
-    """What the marks in a table of plans mean; None where none has one."""
-    names = sorted({name for one in plans for name in never_measured(one.candidate.layout)})
-    if not names and plans[0].plan.experts:
-        return "Intervals are those of dense models: two runs with experts were compared (docs/predictions.md)."
-    if not names:
-        return None
-    return f"{MARK} never measured: no published run used {one_of(names)}; --avoid {names[0]} leaves it out."
-
-
-def whole(layout: Layout) -> str:
-    """Everything in a line: `pipe 2 x tensor 4, 1f1b, ZeRO-1, remat full, optimizer on the host`."""
+def in_one_line(layout: Layout) -> str:
+    """`pipe 2 x tensor 4, 1f1b, ZeRO-1, remat full, optimizer on the host`."""
     parts = [
         axes(layout),
         *([schedule(layout)] if layout.pipe > 1 else []),
@@ -119,6 +157,24 @@ def remat(layout: Layout) -> str:
     return ", ".join(names)
 
 
+def activations(treatments: Mapping[str, str]) -> str:
+    """What happens to the activations of some layers: the nearest preset, and what differs from it."""
+    preset, changed = nearest_preset(treatments)
+    but = f"; but {', '.join(f'{name}: {own}' for name, own in changed.items())}" if changed else ""
+    return f"remat {preset}: {REMAT[preset]}{but}"
+
+
+def batch(ranks: int, rows: int, microbatches: int) -> str:
+    """`4 data ranks x 2 rows x 8 microbatches`."""
+    return f"{plural(ranks, 'data rank')} x {plural(rows, 'row')} x {plural(microbatches, 'microbatch')}"
+
+
+def host(layout: Layout) -> str:
+    """What is stored on the host."""
+    words = [f"{percent(layout.offload_fraction, digits=0)} of activations"] if layout.offload_fraction else []
+    return ", ".join([*words, *(["optimizer"] if layout.optimizer_offload else [])]) or "-"
+
+
 def meanings(plans: Sequence[Planned]) -> list[str]:
     """A sentence for each word of a table of plans that is not of every day."""
     layouts = [one.candidate.layout for one in plans]
@@ -135,53 +191,14 @@ def meanings(plans: Sequence[Planned]) -> list[str]:
     return found
 
 
-def activations(treatments: Mapping[str, str]) -> str:
-    """What happens to the activations of some layers: the nearest preset, and what differs from it."""
-    preset, changed = nearest_preset(treatments)
-    but = f"; but {', '.join(f'{name}: {own}' for name, own in changed.items())}" if changed else ""
-    return f"remat {preset}: {REMAT[preset]}{but}"
-
-
-def host(layout: Layout) -> str:
-    """What is stored on the host."""
-    words = [f"{percent(layout.offload_fraction, digits=0)} of activations"] if layout.offload_fraction else []
-    return ", ".join([*words, *(["optimizer"] if layout.optimizer_offload else [])]) or "-"
-
-
-def stages(planned: Planned, timer: StepTimer) -> list[str]:
-    """On heterogeneous clusters: which hosts hold which stages, and the time that other stage lengths would take."""
-    cluster, layout = planned.cluster, planned.candidate.layout
-    if not cluster.is_heterogeneous:
-        return []
-    if layout.pipe == 1:
-        return [f"no pipeline: all GPUs wait for the slowest ones ({cluster.gpu.name}) and the slowest network"]
-    lines = [str(one) for one in stages_by_group(cluster, layout.pipe, ranks_of(layout), planned.plan.stage_layers)]
-    own = timer.step(layout)  # predicted like the other lengths, without the changes by `--verify` and by placement
-    if layout.stage_layers is not None:
-        equal = timer.step(replace(layout, stage_layers=None))
-        longer = percent(equal.seconds / own.seconds - 1)
-        lines.append(f"lengths follow the speed of the GPUs: equal stages would take {longer} more time")
-    elif timer.padded(layout) and (free := replace(timer, padding=False).in_proportion(layout)) is not None:
-        lengths, step = free
-        if step.seconds < 0.99 * own.seconds:
-            held = [
-                str(one).rpartition(", ")[2] for one in stages_by_group(cluster, layout.pipe, ranks_of(layout), lengths)
-            ]
-            lines.append(
-                f"equal, since padding rows of shorter chunks take time: {timer.why_padded(layout)}; if they took "
-                f"none, {' and '.join(held)} would take {percent(1 - step.seconds / own.seconds)} less time"
-            )
-    return lines
-
-
-def limit(planned: Planned) -> str:
-    """The largest loss of time of a layout, its cause, and the memory that is left."""
-    found = planned.candidate
-    losses = {name: value for name, value in found.time.breakdown.items() if name not in ("matmuls", "attention")}
-    worst = max(losses, key=losses.__getitem__)
-    room = planned.usable - found.memory.device
-    text = f"{MEANINGS[worst]}, {percent(losses[worst], found.seconds)} of the step ({CURES[worst]})."
-    return f"{text} {size(room)} of the {size(planned.usable)} that may be planned for on a GPU are left."
+def without_evidence(plans: Sequence[Planned]) -> str | None:
+    """What the marks in a table of plans mean; None where none has one."""
+    names = sorted({name for one in plans for name in never_measured(one.candidate.layout)})
+    if not names and plans[0].plan.experts:
+        return "Intervals are those of dense models: two runs with experts were compared (docs/predictions.md)."
+    if not names:
+        return None
+    return f"{MARK} never measured: no published run used {one_of(names)}; --avoid {names[0]} leaves it out."
 
 
 def certainty(plans: Sequence[Planned], spread: Spread) -> str:
@@ -218,10 +235,47 @@ def exchanges(plan: Plan, parallel: ParallelConfig) -> list[str]:
     ] + slower
 
 
+def stages(planned: Planned, timer: StepTimer) -> list[str]:
+    """On heterogeneous clusters: which hosts hold which stages, and why they are as long as they are."""
+    cluster, layout = planned.cluster, planned.candidate.layout
+    if not cluster.is_heterogeneous:
+        return []
+    if layout.pipe == 1:
+        return [f"no pipeline: all GPUs wait for the slowest ones ({cluster.gpu.name}) and the slowest network"]
+    lines = [str(one) for one in stages_by_group(cluster, layout.pipe, ranks_of(layout), planned.plan.stage_layers)]
+    if layout.stage_layers is not None:  # predicted alike, without the changes by `--verify` and by placement
+        own, equal = (timer.step(one).seconds for one in (layout, replace(layout, stage_layers=None)))
+        longer = percent(equal / own - 1)
+        lines.append(f"lengths follow the speed of the GPUs: equal stages would take {longer} more time")
+    elif (why := timer.why_padded(layout)) is not None:
+        lines.append(f"equal, since padding rows of shorter chunks take time: {why}")
+    return lines
+
+
+def limit(planned: Planned) -> str:
+    """The largest loss of time of a layout, its cause, and the memory that is left."""
+    found = planned.candidate
+    losses = {name: value for name, value in found.time.breakdown.items() if name not in ("matmuls", "attention")}
+    worst = max(losses, key=losses.__getitem__)
+    what, cause = PARTS[worst]
+    room = f"{size(planned.usable - found.memory.device)} of the {size(planned.usable)}"
+    text = f"{what}, {percent(losses[worst], found.seconds)} of the step ({cause})."
+    return f"{text} {room} that may be planned for on a GPU are left."
+
+
 def difference(best: Candidate, other: Candidate) -> str:
     """How much slower another layout is, and where it loses the time."""
     lost = {name: other.time.breakdown.get(name, 0.0) - value for name, value in best.time.breakdown.items()}
     worst = max(lost, key=lost.__getitem__)
     slower = other.seconds / best.seconds - 1
-    more = f"{seconds(lost[worst])} more of {MEANINGS[worst]}" if lost[worst] > 0 else "about the same"
+    more = f"{seconds(lost[worst])} more of {PARTS[worst][0]}" if lost[worst] > 0 else "about the same"
     return f"{percent(slower)} slower: {more}"
+
+
+def parts(breakdown: Mapping[str, float], step: float) -> list[str]:
+    """The seconds of the parts of a step, the longest first; a millionth of it is what sums round to."""
+    return [
+        f"{printable(name):<14}{seconds(spent):>9} {percent(spent, step):>6}  {MEANINGS.get(name, printable(name))}"
+        for name, spent in sorted(breakdown.items(), key=lambda item: -item[1])
+        if spent > 1e-6 * step
+    ]

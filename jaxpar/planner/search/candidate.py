@@ -9,7 +9,10 @@ from jaxpar.config import Config
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layout.memory.estimate import MemoryEstimate
+from jaxpar.layout.plan_file import PlanFile
 from jaxpar.planner.layout import Layout
+from jaxpar.planner.search.avoid import never_measured
+from jaxpar.planner.search.stage_groups import ranks_of, stages_by_group
 from jaxpar.planner.step_time.interval import PUBLISHED, Spread
 from jaxpar.planner.step_time.model import StepTime
 
@@ -58,6 +61,39 @@ class Planned:
     """Seconds of a step with nodes in the order of their numbers."""
     spread: Spread | None = PUBLISHED
     """How far measured steps are from predicted ones; None on CPUs, whose numbers are nominal."""
+
+    def on(self, spread: Spread) -> Planned:
+        """The same plan on a system of which runs were measured."""
+        return replace(self, candidate=self.candidate.slower(spread.factor), spread=spread)
+
+    @property
+    def interval(self) -> list[float] | None:
+        """The least and the greatest step in four of five cases; None where that is not known."""
+        return None if self.spread is None else list(self.spread.interval(self.candidate.seconds))
+
+    def file(self, cluster: str) -> PlanFile:
+        """The plan as `plan.json` holds it, with what is predicted; `cluster` is where it is for, as the user wrote."""
+        time, memory, layout = self.candidate.time, self.candidate.memory, self.candidate.layout
+        stages = stages_by_group(self.cluster, self.plan.axes.pipe, ranks_of(layout), self.plan.stage_layers)
+        predicted = {
+            "step_time_s": time.seconds,
+            "interval_s": self.interval,
+            "tokens_per_s_per_gpu": time.tokens_per_s_per_gpu,
+            "mfu": time.mfu,
+            "peak_bytes": memory.device,
+            "host_bytes": memory.host,
+            "usable_bytes": self.usable,
+            "breakdown": dict(time.breakdown),
+            "memory": {name: size for name, size in memory._asdict().items() if name != "host"},
+            "never_measured": never_measured(layout),
+            "node_order": self.order,
+            "hosts": self.cluster.hosts,
+            "stages": [
+                {"group": one.group.name, "gpu": one.group.gpu.name, "first": one.first, "layers": one.layers}
+                for one in stages
+            ],
+        }
+        return PlanFile(self.config, self.plan, cluster, predicted)
 
 
 @dataclass

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from jaxpar.planner.planning import screen
-from jaxpar.planner.report.text import print_parts
+from jaxpar.planner.report import words
+from jaxpar.planner.report.screen import print_lines, screen
 
 
 def test_names_of_a_file_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]):
-    print_parts({"[/x]": 2.0, "[red]a\x1b[2J": 1.0}, 3.0, screen())
+    print_lines(screen(), *words.parts({"[/x]": 2.0, "[red]a\x1b[2J": 1.0}, 3.0))
     first, second = capsys.readouterr().out.splitlines()
     assert first.split()[0] == "[/x]" and second.split()[0] == r"[red]a\x1b[2J"

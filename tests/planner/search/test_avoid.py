@@ -5,7 +5,6 @@ from __future__ import annotations
 from jaxpar.config import Config
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.planner.report import words
-from jaxpar.planner.report.document import planned_file
 from jaxpar.planner.search.avoid import AVOIDABLE, NEVER_MEASURED, OPTIMIZER, never_measured, parse_avoided
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
@@ -35,7 +34,7 @@ def test_what_is_avoided_is_in_no_layout():
 
 def test_a_layout_without_evidence_is_marked_on_the_screen_and_in_the_file():
     planned = best(parse_cluster("h100:1x4"), pipe="2", schedule="zb-h1", pipe_ends="last")
-    assert planned_file(planned, "h100:1x4").predicted["never_measured"] == ["zb-h1"]
+    assert planned.file("h100:1x4").predicted["never_measured"] == ["zb-h1"]
     text = words.without_evidence([planned])
     assert text is not None and "zb-h1" in text and "--avoid zb-h1" in text
 

@@ -16,9 +16,8 @@ from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.layout import plan_file
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import cluster_at_hand
-from jaxpar.planner.planning import screen
-from jaxpar.planner.report.document import planned_file
 from jaxpar.planner.report.explain import print_explanation
+from jaxpar.planner.report.screen import screen
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.search import Candidate, Search
 from jaxpar.planner.search.space import Space
@@ -140,7 +139,7 @@ def test_train_refuses_hosts_in_another_order(
     (tmp_path / "two.yaml").write_text(f"gpus_per_host: 2\ngroups: {groups}\n")
     config = model_of(model={"layers": 4, "activation": "gelu"}, data={"batch_size": 8})
     planned = Search(Space(config, parse_cluster(str(tmp_path / "two.yaml")), {"pipe": "2"})).best(1)[0]
-    plan_file.write(tmp_path / "plan.json", planned_file(replace(planned, order=(0, 1)), "two"))
+    plan_file.write(tmp_path / "plan.json", replace(planned, order=(0, 1)).file("two"))
     print_explanation(tmp_path / "plan.json", screen())
     assert "nodes      start processes on them in this order: 0 1" in capsys.readouterr().out
     monkeypatch.setattr(devices, "prepare_devices", lambda *_: None)
