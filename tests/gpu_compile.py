@@ -44,8 +44,7 @@ def compile_for_gpu(function: Any, *arguments: Any) -> Any:
 
     Without the machine code: for those who look at the program and its memory.
     """
-    from jaxpar.compiler.no_machine_code import options_without_machine_code
-    from jaxpar.compiler.wheels import cuda_release, toolkit
+    from jaxpar.compiler.wheels import cuda_release, options_without_machine_code, toolkit
 
     lowered = function.trace(*arguments).lower(lowering_platforms=("cuda",))
     with tempfile.TemporaryDirectory() as folder:

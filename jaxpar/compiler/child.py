@@ -9,29 +9,20 @@ import json
 import re
 import sys
 import time
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
-from jaxpar.compiler.no_machine_code import options_without_machine_code
-from jaxpar.compiler.wheels import cuda_release, toolkit
+from jaxpar.compiler.compilation import MemoryNumbers
+from jaxpar.compiler.wheels import cuda_release, options_without_machine_code, toolkit
 from jaxpar.config.errors import UserError
 from jaxpar.hardware.host import PINNED
 
 DUMPS = {"buffer_assignment": "-buffer-assignment.txt", "live_ranges": "-live-range.txt"}
 """The XLA dumps that are kept, and how their names end."""
 
-_MEMORY = {
-    "argument": "argument_size_in_bytes",
-    "output": "output_size_in_bytes",
-    "alias": "alias_size_in_bytes",
-    "temp": "temp_size_in_bytes",
-    "peak": "peak_memory_in_bytes",
-    "total_allocation": "total_allocation_bytes",
-    "host_argument": "host_argument_size_in_bytes",
-    "host_output": "host_output_size_in_bytes",
-    "host_alias": "host_alias_size_in_bytes",
-    "host_temp": "host_temp_size_in_bytes",
-}
+_MEMORY = {"peak": "peak_memory_in_bytes", "total_allocation": "total_allocation_bytes"}
+"""XLA's names of numbers of memory that are not called `..._size_in_bytes`."""
 
 
 def compile_request(request: dict[str, Any], folder: Path) -> dict[str, Any]:
@@ -81,7 +72,10 @@ def compile_request(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     return {
         "inputs": inputs,
         "program": compiled.as_text(),
-        "memory": {name: int(getattr(memory, key)) for name, key in _MEMORY.items()},
+        "memory": {
+            name: int(getattr(memory, _MEMORY.get(name, f"{name}_size_in_bytes")))
+            for name in (field.name for field in fields(MemoryNumbers))
+        },
         "compile_seconds": seconds,
     }
 

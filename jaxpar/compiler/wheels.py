@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+import os
+import shlex
 from functools import cache
 from importlib.metadata import PackageNotFoundError, files, version
 from pathlib import Path
@@ -15,6 +17,16 @@ from jaxpar.config.install import install_command
 INSTALL = install_command("compile")
 CUDA_RELEASES = ("12", "13")
 """CUDA releases with a JAX plugin; the first that is installed is used."""
+
+_STUB = """#!/bin/sh
+# Writes empty machine code; XLA chooses by the version of the real one.
+if [ "$1" = --version ]; then exec {ptxas} --version; fi
+while [ $# -gt 0 ]; do
+    if [ "$1" = -o ]; then : > "$2"; fi
+    shift
+done
+"""
+"""A ptxas that assembles nothing."""
 
 
 def cuda_release() -> str:
@@ -51,6 +63,30 @@ def toolkit(release: str) -> Path | None:
     found = (Path(str(file.locate())) for file in files(_ptxas(release)) or () if file.match("bin/ptxas"))
     ptxas = next((file for file in found if file.exists()), None)
     return None if ptxas is None else ptxas.absolute().parents[1]
+
+
+def options_without_machine_code(toolkit: Path | None, folder: Path) -> dict[str, str | int]:
+    """Compiler options that skip machine code, which is half of the time of a compile and is not read.
+
+    XLA optimizes every kernel with LLVM and assembles it with ptxas, in a process per kernel, after the program, its
+    memory and its schedule are final. `folder`, which is created, stands in for the CUDA `toolkit`; its ptxas returns
+    at once. Empty where no toolkit is found, or programs in `folder` may not be executed.
+    """
+    if toolkit is None:
+        return {}
+    (folder / "bin").mkdir(parents=True)
+    for part in toolkit.iterdir():
+        if part.name != "bin":
+            (folder / part.name).symlink_to(part)
+    for program in (toolkit / "bin").iterdir():
+        if program.name != "ptxas":
+            (folder / "bin" / program.name).symlink_to(program)
+    stub = folder / "bin" / "ptxas"
+    stub.write_text(_STUB.format(ptxas=shlex.quote(str(toolkit / "bin" / "ptxas"))))
+    stub.chmod(0o755)
+    if not os.access(stub, os.X_OK):
+        return {}
+    return {"xla_backend_optimization_level": 0, "xla_gpu_cuda_data_dir": str(folder)}
 
 
 def versions(release: str) -> dict[str, str]:

@@ -41,8 +41,7 @@ def sum_and_product(file: str) -> str:
     import jax.numpy as jnp
     from jax.sharding import SingleDeviceSharding
 
-    from jaxpar.compiler.no_machine_code import options_without_machine_code
-    from jaxpar.compiler.wheels import cuda_release, toolkit
+    from jaxpar.compiler.wheels import cuda_release, options_without_machine_code, toolkit
 
     place = SingleDeviceSharding(h100s("1x1x1")[0])
     x, w = (jax.ShapeDtypeStruct(shape, jnp.bfloat16, sharding=place) for shape in ((4096, 1024), (1024, 2048)))

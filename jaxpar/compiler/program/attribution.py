@@ -9,34 +9,21 @@ from jaxpar.compiler.program.costs.slices import moved_bytes
 from jaxpar.compiler.program.hlo.groups import Groups, groups_of
 from jaxpar.compiler.program.hlo.records import Frame, Module, Op, ProgramError, leaves, shape_bytes
 from jaxpar.compiler.program.loops import Executions
-from jaxpar.compiler.program.recomputation import recomputed
-from jaxpar.compiler.program.scopes import combined_names, innermost, segments
+from jaxpar.compiler.program.scopes import combined_names, recomputed, scopes
 from jaxpar.compiler.program.transfers import Transfer, to_host, transfers
 
-DUALS = {
-    "gather_sequence": "scatter_sequence",
-    "scatter_sequence": "gather_sequence",
-    "gather_context": "scatter_context",
-    "scatter_context": "gather_context",
-    "shift_context": "shift_context",
-    "exchange_tokens": "exchange_tokens",
-    "gather_tokens": "scatter_tokens",
-    "scatter_tokens": "gather_tokens",
-    "join_ranks": "join_ranks",
-    "exchange_heads": "exchange_sequence",
-    "exchange_sequence": "exchange_heads",
-    "gather_rows": "scatter_rows",
-    "scatter_rows": "gather_rows",
-    "gather_weight": "scatter_gradient",
-    "scatter_gradient": "gather_weight",
-    "gather_matrices": "scatter_matrices",
-    "scatter_matrices": "gather_matrices",
-    "shift_stage": "shift_stage",
-    "sum_over_stages": "sum_over_stages",
-    "sum_over_heads": "sum_over_heads",
-    "reduce_sum": "reduce_sum",
-    "reduce_max": "reduce_max",
-}
+_PAIRS = (
+    ("gather_sequence", "scatter_sequence"),
+    ("gather_context", "scatter_context"),
+    ("gather_tokens", "scatter_tokens"),
+    ("gather_rows", "scatter_rows"),
+    ("gather_weight", "scatter_gradient"),
+    ("gather_matrices", "scatter_matrices"),
+    ("exchange_heads", "exchange_sequence"),
+)
+_SELF_DUAL = ("shift_context", "exchange_tokens", "join_ranks", "shift_stage", "sum_over_stages", "sum_over_heads",
+              "reduce_sum", "reduce_max")  # fmt: skip
+DUALS = dict(_PAIRS) | {dual: name for name, dual in _PAIRS} | {name: name for name in _SELF_DUAL}
 """The collectives, and the name of the derivative of each."""
 
 PLACELESS = ("jaxpar/mesh/", "jaxpar/layers/block.py", "jaxpar/layers/ops/", "jaxpar/model/loop/stash.py")
@@ -179,19 +166,14 @@ def collective_of(op_name: str, opcode: str) -> str | None:
     all-to-all, which is its own inverse, the name shows whether it is transposed.
     """
     transposed = "transpose(" in op_name and not recomputed(op_name)
-    for segment in reversed(segments(op_name)):
-        name = innermost(segment)
-        if name not in DUALS:
-            continue
-        gathers, scatters = name.startswith("gather"), name.startswith("scatter")
-        if name == "scatter_gradient" and opcode == "all-to-all":
-            turned = False  # a quantised reduction, which a derivative asks for by itself
-        elif opcode == "all-to-all":
-            turned = transposed
-        else:
-            turned = (gathers and opcode in _SCATTERS) or (scatters and opcode in _GATHERS)
-        return DUALS[name] if turned else name
-    return None
+    name = next((name for name in reversed(scopes(op_name)) if name in DUALS), None)
+    if name is None:
+        return None
+    if opcode == "all-to-all":  # a quantised reduction is asked for by a derivative itself
+        turned = transposed and name != "scatter_gradient"
+    else:
+        turned = opcode in {"gather": _SCATTERS, "scatter": _GATHERS}.get(name.partition("_")[0], ())
+    return DUALS[name] if turned else name
 
 
 def _asked_by(op: Op) -> list[str | None]:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from jaxpar.compiler.program.hlo.opcodes import wrapped_opcode
 from jaxpar.compiler.program.hlo.records import Computation, Module, Op, ProgramError
-from jaxpar.compiler.program.recomputation import repeated_by_xla, runs_again
-from jaxpar.compiler.program.scopes import innermost, segments
+from jaxpar.compiler.program.scopes import recomputed, scopes
 from jaxpar.layers.experts.messages import FURTHER_ROUNDS
 from pallas_kernels.attention.cudnn_packed import CALLS
 from pallas_kernels.grouped_matmul.work import expected_blocks
+
+_COPY = re.compile(r"\.remat\d*\b")
 
 
 @dataclass(frozen=True)
@@ -47,10 +49,9 @@ def trip_count(op: Op) -> int:
     except KeyError:
         if CALLS in op.op_name:
             return 1
-        scopes = [innermost(name) for name in segments(op.op_name)]
-        if FURTHER_ROUNDS in scopes:
+        if FURTHER_ROUNDS in (path := scopes(op.op_name)):
             return 0
-        if (blocks := expected_blocks(scopes)) is not None:
+        if (blocks := expected_blocks(path)) is not None:
             return blocks
         place = f", made at {op.source.file}:{op.source.line}" if op.source else ""
         raise ProgramError(f"XLA does not know how often {op.name} loops{place}", line=op.line) from None
@@ -79,6 +80,31 @@ def controlled(module: Module, op: Op) -> list[tuple[Computation, float]]:
     else:
         names = []
     return [(module.computations[name], count) for name, count in names]
+
+
+def runs_again(op: Op, repeated: frozenset[str]) -> bool:
+    """Whether the op repeats work, by its name and scopes; `repeated` are the names of `repeated_by_xla`.
+
+    The body of a loop or a branch may have the names of another call of the same code; see `Executions.again`.
+    """
+    return recomputed(op.op_name) or op.name in repeated
+
+
+def repeated_by_xla(module: Module) -> frozenset[str]:
+    """Names of the ops with which XLA itself repeats another op of the program, to save memory.
+
+    A copy alone is no repetition: where nothing but copies uses an op, XLA deletes the op, and has only moved it.
+    """
+    seen = {name for computation in module.computations.values() for name in computation.by_name}
+    repeats: set[str] = set()
+    for computation in module.computations.values():
+        for op in computation.ops:
+            if suffix := _COPY.search(op.name):
+                original = op.name[: suffix.start()]
+                if original in seen:
+                    repeats.add(op.name)
+                seen.add(original)
+    return frozenset(repeats)
 
 
 def executions(module: Module) -> Executions:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import re
 
+RECOMPUTED = ("rematted_computation", "recompute")
+"""Scopes of work that runs a second time: JAX's, and one for kernels that recompute inside their derivative."""
+
 _WRAPPER = re.compile(r"\w+\((.*)\)$")
 
 
@@ -17,6 +20,16 @@ def innermost(segment: str) -> str:
     while match := _WRAPPER.match(segment):
         segment = match[1]
     return segment
+
+
+def scopes(op_name: str) -> list[str]:
+    """All scopes of the path without JAX's wrappers, outermost first."""
+    return [innermost(segment) for segment in segments(op_name)]
+
+
+def recomputed(op_name: str) -> bool:
+    """Whether JAX's scopes mark this as recomputed for the backward pass."""
+    return not set(RECOMPUTED).isdisjoint(scopes(op_name))
 
 
 def combined_names(op_name: str) -> list[str]:

@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence, Set
-from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, field, replace
 from itertools import groupby
-from typing import Any
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.kinds import kind_counts
-from jaxpar.config.plan import Plan
 from jaxpar.cost.hardware_model import borrowed
 from jaxpar.cost.recomputation import head_seconds
 from jaxpar.hardware.cluster import Cluster
@@ -102,30 +99,19 @@ class RematFrontier:
         """Whether some choice fits."""
         return self.cheapest is not None or self.cheapest_with_host is not None
 
-    @property
-    def least_bytes(self) -> int:
-        """The least bytes of all units in flight without host memory."""
-        return self.points[0].total_bytes
 
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, for JSON."""
-        return asdict(self)
-
-
-def hull(points: tuple[FrontierPoint, ...]) -> tuple[FrontierPoint, ...]:
+def hull(points: Sequence[FrontierPoint]) -> tuple[FrontierPoint, ...]:
     """The lower convex hull of a frontier: chunks with layers of two of its neighbours reach what lies between them."""
     corners: list[FrontierPoint] = []
     for point in points:
-        while len(corners) > 1 and _above(corners[-2], corners[-1], point):
+        while len(corners) > 1:
+            left, middle = corners[-2:]
+            rise = (point.seconds - left.seconds) * (middle.total_bytes - left.total_bytes)
+            if (middle.seconds - left.seconds) * (point.total_bytes - left.total_bytes) < rise:
+                break
             corners.pop()
         corners.append(point)
     return tuple(corners)
-
-
-def _above(left: FrontierPoint, middle: FrontierPoint, right: FrontierPoint) -> bool:
-    """Whether `middle` lies on the line from `left` to `right`, or above it."""
-    rise = (right.seconds - left.seconds) * (middle.total_bytes - left.total_bytes)
-    return (middle.seconds - left.seconds) * (right.total_bytes - left.total_bytes) >= rise
 
 
 def make_frontier(config: Config, cluster: Cluster, name: str) -> RematFrontier:
@@ -133,147 +119,124 @@ def make_frontier(config: Config, cluster: Cluster, name: str) -> RematFrontier:
 
     Raises `UserError` where the configuration is wrong or does not divide over the cluster.
     """
-    asked = replace(config, memory=replace(config.memory, remat=DEFAULT, offload_fraction=0.0))
-    config, plan = plan_for(asked, cluster)
+    config, plan = plan_for(without_remat(config), cluster)
     room = memory_room(config, plan, int(ESTIMATED * pool_bytes(cluster.device_bytes)))
-    return _Maker(config, plan, cluster, room).make(name)
+    costs, axes, layers = costs_of_kinds(config, cluster), plan.axes, sum(plan.stage_layers)
+    slots = tuple(slot.kind for slot in layer_order(plan, config.model).slots)
+    shape = next(iter(layer_shapes(config, axes, plan.microbatch_rows).values()))
+    head = head_seconds(shape, padded_vocab(config.model), cluster) / layers
+    host_bytes = room.host_unit_bytes(cluster.host_limit(config.memory.host_limit))
+    layers_of, per_step = kind_counts(config.model), plan.microbatches * layers / axes.pipe
+    each = {kind: cost.forward_seconds + cost.backward_seconds for kind, cost in costs.items()}
+    step_seconds = (_mean(each, layers_of) + head) * per_step
+    chunk = _Chunk(room, costs, slots, layers_of, bool(config.model.kinds), host_bytes, per_step, step_seconds)
+    frontier, host_frontier = (alike_frontiers(costs, slots, layers_of, host_bytes=host) for host in (0, NO_LIMIT))
+    presets = {preset: {kind: remat_map(preset, cost.sizes) for kind, cost in costs.items()} for preset in PRESETS}
+    best = {chunk.sums(points) for points in frontier}
+
+    def alike(points: Mapping[str, Point], *, named: bool) -> FrontierPoint:
+        by_kind = {kind: point.named(costs[kind]) for kind, point in points.items()}
+        names = (preset for preset, treatments in presets.items() if named and by_kind == treatments)
+        return chunk.point([by_kind[kind] for kind in slots], best, next(names, ""))
+
+    tiles, why = config.memory.mlp_tiles or 1, borrowed(cluster.gpu)
+    recomputed = f"memory.mlp_tiles: {tiles} always recomputes the feed-forward's hidden activations"
+    names = activation_names(config.model)
+    return RematFrontier(
+        config=name,
+        cluster=cluster.name,
+        gpu=cluster.gpu.name,
+        gpus_per_host=cluster.gpus_per_host,
+        axes=dict(axes),
+        layers=len(slots),
+        chunks=plan.virtual_stages,
+        microbatches=plan.microbatches,
+        microbatch_rows=plan.microbatch_rows,
+        units=room.units,
+        units_of_ranks=tuple(simulate(schedule_of(plan)).peak_in_flight),
+        usable_bytes=room.usable_bytes,
+        parts=dict(room.parts),
+        room_bytes=room.left_bytes,
+        step_seconds=step_seconds,
+        points=tuple(alike(points, named=True) for points in frontier),
+        host_points=tuple(alike(points, named=False) for points in host_frontier),
+        presets=tuple(
+            chunk.point([treatments[kind] for kind in slots], best, preset) for preset, treatments in presets.items()
+        ),
+        cheapest=chunk.cheapest(best, 0, names),
+        cheapest_with_host=chunk.cheapest(best, host_bytes, names),
+        notes=(*([recomputed] if tiles > 1 else []), *([f"times: {why}"] if why is not None else [])),
+    )
+
+
+def without_remat(config: Config) -> Config:
+    """`config` with the default of `memory.remat`, which a frontier ignores."""
+    return replace(config, memory=replace(config.memory, remat=DEFAULT, offload_fraction=0.0))
+
+
+def _mean(values: Mapping[str, float], layers: Mapping[str, int]) -> float:
+    """Mean over layers of a value of each kind."""
+    return sum(layers[kind] * value for kind, value in values.items()) / sum(layers.values())
 
 
 @dataclass(frozen=True)
-class _Maker:
-    config: Config
-    plan: Plan
-    cluster: Cluster
+class _Chunk:
+    """The layers of a chunk and their costs."""
+
     room: Room
+    costs: Mapping[str, LayerCosts]
+    """Costs of a layer of each kind."""
+    slots: tuple[str, ...]
+    """The kind of each slot."""
+    layers: Mapping[str, int]
+    """Layers of each kind in the model."""
+    kinds: bool
+    """Whether the model declares kinds of layers."""
+    host_bytes: int
+    """Host memory of a microbatch."""
+    per_step: float
+    """Layers that a device runs in a step, on average over the pipe ranks."""
+    step_seconds: float
 
-    @cached_property
-    def costs(self) -> dict[str, LayerCosts]:
-        """Costs of a layer of each kind."""
-        return costs_of_kinds(self.config, self.cluster)
-
-    @cached_property
-    def counts(self) -> dict[str, int]:
-        """Layers of each kind."""
-        return kind_counts(self.config.model)
-
-    @cached_property
-    def slots(self) -> tuple[str, ...]:
-        """The kind of each slot of a chunk."""
-        return tuple(slot.kind for slot in layer_order(self.plan, self.config.model).slots)
-
-    def make(self, name: str) -> RematFrontier:
-        frontier, host_frontier = (
-            alike_frontiers(self.costs, self.slots, self.counts, host_bytes=host) for host in (0, NO_LIMIT)
-        )
-        places = {self._sums(each) for each in frontier}
-        named = lambda each: {kind: point.named(self.costs[kind]) for kind, point in each.items()}
-        alike = lambda own, name="": self._point([own[kind] for kind in self.slots], name, places)
-        presets = {
-            preset: {kind: remat_map(preset, costs.sizes) for kind, costs in self.costs.items()} for preset in PRESETS
-        }
-        return RematFrontier(
-            config=name,
-            cluster=self.cluster.name,
-            gpu=self.cluster.gpu.name,
-            gpus_per_host=self.cluster.gpus_per_host,
-            axes=dict(self.plan.axes),
-            layers=len(self.slots),
-            chunks=self.plan.virtual_stages,
-            microbatches=self.plan.microbatches,
-            microbatch_rows=self.plan.microbatch_rows,
-            units=self.room.units,
-            units_of_ranks=tuple(simulate(schedule_of(self.plan)).peak_in_flight),
-            usable_bytes=self.room.usable_bytes,
-            parts=dict(self.room.parts),
-            room_bytes=self.room.left_bytes,
-            step_seconds=self._step_seconds,
-            points=tuple(alike(named(each), _name_of(named(each), presets)) for each in frontier),
-            host_points=tuple(alike(named(each)) for each in host_frontier),
-            presets=tuple(alike(own, preset) for preset, own in presets.items()),
-            cheapest=self._cheapest(places, 0),
-            cheapest_with_host=self._cheapest(places, self._host_bytes),
-            notes=self._notes,
-        )
-
-    def _cheapest(self, places: Set[tuple[int, int]], host_bytes: int) -> FrontierPoint | None:
-        names = activation_names(self.config.model)
+    def cheapest(self, best: Set[tuple[int, int]], host_bytes: int, names: Sequence[str]) -> FrontierPoint | None:
+        """The choice with the least time that fits; None where nothing fits."""
         try:
             runs = cheapest_runs(self.room, self.costs, self.slots, host_bytes, names)
         except NothingFits:
             return None
         each = (run.activations for run in runs for _ in range(run.layers))
-        own: list[Treatments] = [
+        treated: list[Treatments] = [
             {name: treatments[name] for name in self.costs[kind].sizes}
             for kind, treatments in zip(self.slots, each, strict=True)
         ]
-        return self._point(own, "", places)
+        return self.point(treated, best)
 
-    def _point(self, each: Sequence[Treatments], name: str, places: Set[tuple[int, int]]) -> FrontierPoint:
-        """A choice for each slot; `places` are the bytes and times of the frontier's, of a chunk."""
-        runs = [(own, len(list(group))) for own, group in groupby(zip(self.slots, each, strict=True))]
-        found = [(kind, layers, point_of(self.costs[kind], own)) for (kind, own), layers in runs]
-        chunk = sum(layers * point.device_bytes for _, layers, point in found)
-        host = sum(layers * point.host_bytes for _, layers, point in found)
-        seconds = self._mean([(kind, layers, point.seconds) for kind, layers, point in found])
-        by_kind = {kind: own for (kind, own), _ in runs}
-        alike = all(own == by_kind[kind] for (kind, own), _ in runs)
-        per_step = seconds * self._layers_per_step
-        total = chunk * self.room.units
-        on_their_way = IN_TRANSIT * max(point.host_bytes for _, _, point in found)
-        place = self._sums({kind: point for kind, _, point in found})
+    def point(self, each: Sequence[Treatments], best: Set[tuple[int, int]], name: str = "") -> FrontierPoint:
+        """A choice for each slot; `best` are the `sums` of the frontier."""
+        slots = list(zip(self.slots, each, strict=True))
+        points = [point_of(self.costs[kind], own) for kind, own in slots]
+        device, host = sum(point.device_bytes for point in points), sum(point.host_bytes for point in points)
+        of_kind = {kind: [p for (k, _), p in zip(slots, points, strict=True) if k == kind] for kind in self.layers}
+        means = {kind: sum(point.seconds for point in own) / len(own) for kind, own in of_kind.items()}
+        seconds, total = _mean(means, self.layers) * self.per_step, device * self.room.units
+        by_kind = dict(slots)
+        alike = all(own == by_kind[kind] for kind, own in slots)
+        in_transit = IN_TRANSIT * max(point.host_bytes for point in points)
         plain = lambda own: {key: str(value) for key, value in own.items()}
         return FrontierPoint(
             name=name,
-            layer_bytes=chunk / len(self.slots),
+            layer_bytes=device / len(slots),
             total_bytes=total,
             host_bytes=host * self.room.units,
-            seconds=per_step,
-            time_share=per_step / self._step_seconds,
-            fits=total + on_their_way <= self.room.left_bytes and host <= self._host_bytes,
-            on_front=alike and not host and place in places,
-            runs=tuple((sum(1 for _ in group), plain(own)) for own, group in groupby(each)),
-            kinds={kind: plain(own) for kind, own in by_kind.items()} if self.config.model.kinds else {},
+            seconds=seconds,
+            time_share=seconds / self.step_seconds,
+            fits=total + in_transit <= self.room.left_bytes and host <= self.host_bytes,
+            on_front=alike and not host and self.sums({kind: own[-1] for kind, own in of_kind.items()}) in best,
+            runs=tuple((len(list(group)), plain(own)) for own, group in groupby(each)),
+            kinds={kind: plain(own) for kind, own in by_kind.items()} if self.kinds else {},
         )
 
-    def _sums(self, each: Mapping[str, Point]) -> tuple[int, int]:
-        """Device bytes of a chunk with these choices, and picoseconds of all layers."""
+    def sums(self, each: Mapping[str, Point]) -> tuple[int, int]:
+        """Device bytes of a chunk with these choices, and picoseconds of all layers of the model."""
         device = sum(each[kind].device_bytes for kind in self.slots)
-        return device, sum(layers * each[kind].picoseconds for kind, layers in self.counts.items())
-
-    def _mean(self, runs: Sequence[tuple[str, int, float]]) -> float:
-        """Mean over the model's layers, from (kind, slots, value of a layer); padding slots do not count."""
-        counts = self.counts
-        sums = {kind: sum(slots * own for of, slots, own in runs if of == kind) for kind in counts}
-        means = {kind: own / self.slots.count(kind) for kind, own in sums.items()}
-        first, *others = means.values()
-        return sum(counts[kind] * own for kind, own in means.items()) / sum(counts.values()) if others else first
-
-    @property
-    def _host_bytes(self) -> int:
-        return self.room.host_unit_bytes(self.cluster.host_limit(self.config.memory.host_limit))
-
-    @property
-    def _notes(self) -> tuple[str, ...]:
-        tiles, notes = self.config.memory.mlp_tiles or 1, []
-        if tiles > 1:
-            notes.append(f"memory.mlp_tiles: {tiles} always recomputes the feed-forward's hidden activations")
-        if (why := borrowed(self.cluster.gpu)) is not None:
-            notes.append(f"times: {why}")
-        return tuple(notes)
-
-    @property
-    def _layers_per_step(self) -> float:
-        """Layers that a device runs in a step, on average over the pipe ranks."""
-        return self.plan.microbatches * sum(self.plan.stage_layers) / self.plan.axes.pipe
-
-    @cached_property
-    def _step_seconds(self) -> float:
-        shape = next(iter(layer_shapes(self.config, self.plan.axes, self.plan.microbatch_rows).values()))
-        head = head_seconds(shape, padded_vocab(self.config.model), self.cluster) / sum(self.plan.stage_layers)
-        each = [(kind, self.slots.count(kind), own.forward_seconds + own.backward_seconds)
-                for kind, own in self.costs.items()]  # fmt: skip
-        return (self._mean(each) + head) * self._layers_per_step
-
-
-def _name_of(own: Mapping[str, Treatments], presets: Mapping[str, Mapping[str, Treatments]]) -> str:
-    return next((name for name, of_preset in presets.items() if own == of_preset), "")
+        return device, sum(layers * each[kind].picoseconds for kind, layers in self.layers.items())

@@ -56,7 +56,7 @@ def memory_timeline(analysis: Analysis, columns: int = 300) -> MemoryTimeline:
     for name, body in zip(("forward layers", "backward layers"), layer_loops(analysis), strict=False):
         if inside := [place for place, op in enumerate(order) if op in body.by_name]:
             loops.append((name, inside[0], inside[-1]))
-    classes = {name: tuple(one[name] for one in each) for name in each[0]}
+    classes = {name: tuple(one[name] for one in each) for name in CLASS_COLORS}
     return MemoryTimeline(
         tuple(places), len(order), classes, peak, tuple(loops), tuple(order[place] for place in places)
     )
@@ -72,38 +72,22 @@ def memory_picture(timeline: MemoryTimeline, capacity: int) -> dict[str, Any]:
     areas, below = [], [0] * len(timeline.places)
     for name, color in CLASS_COLORS.items():
         above = [low + count for low, count in zip(below, timeline.classes[name], strict=True)]
-        edges = ([f"{x(p)},{y(v)}" for p, v in zip(timeline.places, edge, strict=True)] for edge in (above, below))
-        front, back = edges
+        front, back = (
+            [f"{x(p)},{y(v)}" for p, v in zip(timeline.places, edge, strict=True)] for edge in (above, below)
+        )
         areas.append((color, " ".join(front + back[::-1])))
         below = above
-    return {
-        "width": WIDTH,
-        "height": HEIGHT,
-        "left": LEFT,
-        "right": WIDTH - RIGHT,
-        "top": top,
-        "bottom": bottom,
-        "loops": [(x(a), round(x(b) - x(a), 1), (x(a) + x(b)) / 2, name) for name, a, b in timeline.loops],
-        "areas": areas,
-        "ticks": [(y(mark), size(mark).replace(".0 ", " ")) for mark in byte_ticks(highest, 6)],
-        "capacity": y(capacity) if capacity < highest else None,
-        "fits": f"what fits: {size(capacity)}",
-        "peak": x(timeline.peak),
-        "highest": y(most),
-        "peak_text": f"peak {size(most)}",
-        "colors": {spaced(name): color for name, color in CLASS_COLORS.items()},
-    }
+    return dict(
+        width=WIDTH, height=HEIGHT, left=LEFT, right=WIDTH - RIGHT, top=top, bottom=bottom, areas=areas,
+        loops=[(x(a), round(x(b) - x(a), 1), (x(a) + x(b)) / 2, name) for name, a, b in timeline.loops],
+        ticks=[(y(mark), size(mark).replace(".0 ", " ")) for mark in byte_ticks(highest, 6)],
+        capacity=y(capacity) if capacity < highest else None, fits=f"what fits: {size(capacity)}",
+        peak=x(timeline.peak), highest=y(most), peak_text=f"peak {size(most)}",
+        colors={spaced(name): color for name, color in CLASS_COLORS.items()},
+    )  # fmt: skip
 
 
 def pointer_data(timeline: MemoryTimeline) -> dict[str, Any]:
     """Values that the page's script needs to say what is under the pointer."""
-    return {
-        "width": WIDTH,
-        "left": LEFT,
-        "right": RIGHT,
-        "length": timeline.length,
-        "places": timeline.places,
-        "ops": timeline.ops,
-        "classes": {name: timeline.classes[name] for name in CLASS_COLORS},
-        "peak": max(timeline.totals, default=0),
-    }
+    shown = {name: getattr(timeline, name) for name in ("length", "places", "ops", "classes")}
+    return {"width": WIDTH, "left": LEFT, "right": RIGHT, "peak": max(timeline.totals, default=0), **shown}

@@ -7,7 +7,7 @@ from jaxpar.compiler.report.layer_picture import STYLE, TEMPLATE, Program, pictu
 from jaxpar.compiler.report.layer_schedule import layer_schedules, turn_words
 from jaxpar.compiler.report.memory_picture import memory_picture, memory_timeline, pointer_data
 from jaxpar.compiler.report.record import Report
-from jaxpar.compiler.report.tables import PEAKS, memory_table, mesh_words, tables, verdict
+from jaxpar.compiler.report.tables import PEAKS, mesh_words, tables, verdict
 from jaxpar.pages.render import page, render
 from jaxpar.units import operations, percent, seconds, size
 
@@ -24,11 +24,10 @@ def html_page(analysis: Analysis, report: Report) -> str:
         scripts=["compiler/report/page.js"],
         data={"timeline": pointer_data(timeline)},
         report=report,
-        mesh=mesh_words(report),
+        mesh=mesh_words(report.axes),
         verdict=verdict(report),
         cards=_cards(report),
         memory=memory_picture(timeline, report.device_bytes - report.reserve_bytes),
-        classes=memory_table(report).table,
         turn=turn,
         layers=render(TEMPLATE, alone=False, **picture) if picture else None,
         colors=picture["colors"] if picture else {},

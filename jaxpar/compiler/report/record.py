@@ -5,8 +5,6 @@ from __future__ import annotations
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from jaxpar.config.strict_json import json_text
-
 
 @dataclass(frozen=True)
 class Collective:
@@ -160,7 +158,3 @@ class Report:
     def to_dict(self) -> dict[str, Any]:
         """Plain containers."""
         return asdict(self) | {"step_seconds": self.step_seconds, "exposed_fraction": self.exposed_fraction}
-
-    def to_json(self) -> str:
-        """JSON text."""
-        return json_text(self.to_dict(), indent=2)

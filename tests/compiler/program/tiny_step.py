@@ -80,8 +80,7 @@ def compile_into(folder: Path) -> None:
     lowered = run.trace(weights, x).lower(lowering_platforms=("cuda",))
     _write(lowered.compile(), folder)
     # Imported here: above, lines would move that recorded programs name.
-    from jaxpar.compiler.no_machine_code import options_without_machine_code
-    from jaxpar.compiler.wheels import cuda_release, toolkit
+    from jaxpar.compiler.wheels import cuda_release, options_without_machine_code, toolkit
 
     options = options_without_machine_code(toolkit(cuda_release()), folder / "toolkit")
     _write(lowered.compile(compiler_options=options), folder / "without_machine_code")

@@ -9,8 +9,7 @@ from math import prod
 from typing import Any
 
 from jaxpar.compiler.program.hlo.records import ArrayShape, Module, Op, ProgramError, leaves
-from jaxpar.compiler.program.recomputation import recomputed
-from jaxpar.compiler.program.scopes import innermost, segments
+from jaxpar.compiler.program.scopes import recomputed, scopes
 from pallas_kernels.attention.work import Work
 from pallas_kernels.grouped_matmul.work import expected_rows
 
@@ -144,7 +143,7 @@ def _attention(op: Op) -> Product:
 
 def _attention_work(op: Op) -> Work | None:
     """The products that an attention kernel of `pallas_kernels` declares; None for another kernel."""
-    return next((work for name in segments(op.op_name) if (work := Work.named(innermost(name))) is not None), None)
+    return next((work for name in scopes(op.op_name) if (work := Work.named(name)) is not None), None)
 
 
 def _attention_kernel(op: Op, work: Work, one_backward: bool) -> Product:
@@ -173,7 +172,7 @@ def _head_loss(op: Op) -> Product:
 def _grouped(op: Op) -> Product:
     """Rows times the matrices of their groups, or the gradients of these: of as many rows as are expected."""
     left, out = _array(op, 0), next(leaves(op.shape))
-    stated = (expected_rows(innermost(name)) for name in segments(op.op_name))
+    stated = map(expected_rows, scopes(op.op_name))
     rows = next((rows for rows in stated if rows is not None), left.dims[0])
     return _product(op, 2.0 * rows * (out.dims[1] if len(out.dims) == 3 else left.dims[1]) * out.dims[-1])
 

@@ -10,7 +10,7 @@ from jaxpar.compiler.program.costs.slices import Slices
 from jaxpar.compiler.program.hlo.opcodes import CONTROL, ELEMENTWISE, FREE, REDUCTIONS, wrapped_opcode
 from jaxpar.compiler.program.hlo.records import Frame, Module, Op, leaves
 from jaxpar.compiler.program.loops import Executions
-from jaxpar.compiler.program.recomputation import recomputed
+from jaxpar.compiler.program.scopes import recomputed
 from jaxpar.compiler.program.transfers import inner_op, pairs, transfers
 
 ATTENTION_SOURCES = ("pallas_kernels/attention/", "jaxpar/attention/")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 import numpy as np
 
@@ -105,47 +106,35 @@ def _iota(text: str, op: Op) -> tuple[tuple[int, ...], ...]:
 def _mesh(text: str, op: Op) -> tuple[tuple[int, ...], ...]:
     """`mesh['a'=2,'b'=4] {'b'}`, with `, device_ids=(...)` after the mesh, and parts of axes as `'b':(1)2`."""
     end = closing(text, text.index("["))
-    names, sizes = [], []
-    for part in split(text[len("mesh[") : end]):
-        match = _MESH_AXIS.fullmatch(part)
-        if match is None:
-            raise ProgramError(f"the mesh of {op.name} is not understood", text, op.line)
-        names.append(match[1])
-        sizes.append(int(match[2]))
-    ids, _, axes = text[end + 1 :].rpartition(" {")
-    devices = np.arange(int(np.prod(sizes)))
+    ids, _, joined = text[end + 1 :].rpartition(" {")
+    mesh = _matches(_MESH_AXIS, text[len("mesh[") : end], f"the mesh of {op.name} is not understood", op)
+    sizes = {name: int(size) for name, size in mesh}
+    devices = np.arange(prod(sizes.values()))
     if ids:
-        listed = re.findall(r"\d+", ids)
-        if not ids.startswith(", device_ids=(") or sorted(map(int, listed)) != devices.tolist():
+        listed = list(map(int, re.findall(r"\d+", ids)))
+        if not ids.startswith(", device_ids=(") or sorted(listed) != devices.tolist():
             raise ProgramError(f"the device ids of {op.name} are not understood", text, op.line)
-        devices = np.array(list(map(int, listed)))
-    shape: list[int] = []
-    first: dict[str, list[tuple[int, int, int]]] = {}
-    parts = [_axis(part, names, text, op) for part in split(axes.removesuffix("}"))]
-    for name, size in zip(names, sizes, strict=True):
-        cuts = sorted({(low, count) for axis, low, count in parts if axis == name and count})
-        place = 1
-        for low, count in cuts:
-            if low > place:
-                shape.append(low // place)
-            first.setdefault(name, []).append((low, count, len(shape)))
-            shape.append(count)
-            place = low * count
-        if not cuts:
-            first[name] = [(1, 0, len(shape))]
-        shape.append(size // place)
-    joined = [next(dim for low, count, dim in first[axis] if (low, count) == (begin, n)) for axis, begin, n in parts]
-    kept = [dim for dim in range(len(shape)) if dim not in joined]
-    numbers = devices.reshape(shape).transpose([*kept, *joined])
-    return _rows(numbers.reshape(-1, int(np.prod([shape[dim] for dim in joined]))))
+        devices = np.array(listed)
+    places = dict(zip(sizes, np.unravel_index(np.arange(len(devices)), tuple(sizes.values())), strict=True))
+    strides = dict(zip(sizes, np.cumprod([1, *reversed(sizes.values())])[-2::-1].tolist(), strict=True))
+    position, group, ranks = np.zeros_like(devices), np.arange(len(devices)), 1
+    problem = f"replica_groups of {op.name} are not understood"
+    for name, low, part in _matches(_AXIS, joined.removesuffix("}"), problem, op):
+        if name not in sizes:
+            raise ProgramError(problem, text, op.line)
+        count = int(part or sizes[name])
+        minor = sizes[name] // (int(low or 1) * count)
+        digit = places[name] // minor % count
+        position, group, ranks = position * count + digit, group - digit * minor * strides[name], ranks * count
+    return _rows(devices[np.lexsort((position, group))].reshape(-1, ranks))
 
 
-def _axis(text: str, names: list[str], whole: str, op: Op) -> tuple[str, int, int]:
-    """An axis, or a part of one as (name, ranks before, ranks); ranks is 0 for all of it."""
-    match = _AXIS.fullmatch(text)
-    if match is None or match[1] not in names:
-        raise ProgramError(f"replica_groups of {op.name} are not understood", whole, op.line)
-    return match[1], int(match[2] or 1), int(match[3] or 0)
+def _matches(pattern: re.Pattern[str], text: str, problem: str, op: Op) -> list[tuple[str, ...]]:
+    """The groups of `pattern` in each part of a list."""
+    matches = [pattern.fullmatch(part) for part in split(text)]
+    if None in matches:
+        raise ProgramError(problem, text, op.line)
+    return [match.groups() for match in matches if match is not None]
 
 
 def _rows(numbers: np.ndarray) -> tuple[tuple[int, ...], ...]:

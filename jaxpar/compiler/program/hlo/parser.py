@@ -7,7 +7,6 @@ the reader is strict, as in all tests; a line that cannot be read is an error th
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from jaxpar.compiler.program.hlo.opcodes import CALLING, known
@@ -51,14 +50,14 @@ def parse(text: str, *, strict: bool = False) -> Module:
         ProgramError: the text cannot be read, or is of an unscheduled module; where `strict`, anything is not known.
     """
     unknown = Unknown(strict=strict)
-    lines = iter(enumerate(text.splitlines(), start=1))
-    number, header = _next_filled(lines)
+    lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line]
+    if not lines:
+        raise ProgramError("the text is empty")
+    number, header = lines[0]
     name, facts = _module_line(header, number)
     stacks, computations, entry = Stacks(), {}, None
     current: _Open | None = None
-    for number, line in lines:
-        if not line:
-            continue
+    for number, line in lines[1:]:
         if current is not None:
             if line == "}" or line.startswith("}, execution_thread="):
                 computations[current.name] = current.close(number)
@@ -77,13 +76,6 @@ def parse(text: str, *, strict: bool = False) -> Module:
     module = Module(name, computations, entry, int(facts.get("num_partitions", "1")), unknown)
     _check_calls(module)
     return module
-
-
-def _next_filled(lines: Iterator[tuple[int, str]]) -> tuple[int, str]:
-    for number, line in lines:
-        if line:
-            return number, line
-    raise ProgramError("the text is empty")
 
 
 def _module_line(line: str, number: int) -> tuple[str, dict[str, str]]:

@@ -44,17 +44,8 @@ class Provenance:
         A stack that a loop fills slice by slice was made by what made the slices, and what a loop carries unchanged by
         what made it before the loop.
         """
-        pending, seen = self._start(name, path), set[tuple[str, tuple[int, ...]]]()
-        first = pending[0][1] if pending else None
-        while pending:
-            computation, op, part = pending.pop()
-            if (op.name, part) not in seen:
-                seen.add((op.name, part))
-                before = list(self._back(computation, op, part))
-                if not before:
-                    return op
-                pending.extend(reversed(before))
-        return first
+        passed = list(self._walk(name, path, deep=True))
+        return next((op for op, before in passed if not before), passed[0][0] if passed else None)
 
     def trail(self, name: str, path: tuple[int, ...] = ()) -> tuple[Op, ...]:
         """The ops that part `path` of the result of `name` passed through, nearest first.
@@ -62,40 +53,31 @@ class Provenance:
         Empty if the program's text has no such op.
         """
         if (name, path) not in self._trails:
-            self._trails[name, path] = tuple(self._walk(name, path))
+            self._trails[name, path] = tuple(op for op, _ in self._walk(name, path, deep=False))
         return self._trails[name, path]
 
-    def _walk(self, name: str, path: tuple[int, ...]) -> Iterator[Op]:
-        pending = self._start(name, path)
-        seen: set[tuple[str, tuple[int, ...]]] = set()
+    def _walk(self, name: str, path: tuple[int, ...], *, deep: bool) -> Iterator[tuple[Op, list[Place]]]:
+        """Each op behind a value once, with the places before it: each history to its end where `deep`, else by
+        distance."""
+        pending, seen = self._start(name, path), set[tuple[str, tuple[int, ...]]]()
         while pending:
-            computation, op, part = pending.pop(0)
-            if (op.name, part) in seen:
-                continue
-            seen.add((op.name, part))
-            yield op
-            pending.extend(self._back(computation, op, part))
+            computation, op, part = pending.pop(-1 if deep else 0)
+            if (op.name, part) not in seen:
+                seen.add((op.name, part))
+                before = list(self._back(computation, op, part))
+                pending.extend(reversed(before) if deep else before)
+                yield op, before
 
     def _start(self, name: str, path: tuple[int, ...]) -> list[Place]:
-        """The place of a value; none if the text has no such op."""
-        known = self._known(name)
-        if known is None:
-            return []
-        owner = self._computation_of[known]
-        return [(owner, owner.by_name[known], path if known == name else ())]
-
-    def _known(self, name: str) -> str | None:
-        """`name`, or the asynchronous op that wraps what XLA's list of values calls `name`."""
+        """The place of a value, or of the asynchronous op that wraps what XLA's list of values calls `name`; none if
+        the text has neither."""
         if name in self._computation_of:
-            return name
-        place = self._places.get(name)
-        if place is None:
-            return None
-        near = self._order[place + 1 : place + 1 + _NEARBY]
-        return next((n for n in near if n in self._computation_of and self._is_start(n)), None)
-
-    def _is_start(self, name: str) -> bool:
-        return wrapped_opcode(self._computation_of[name].by_name[name].opcode)[1] == "start"
+            owner = self._computation_of[name]
+            return [(owner, owner.by_name[name], path)]
+        place = self._places.get(name, len(self._order))
+        near = (n for n in self._order[place + 1 : place + 1 + _NEARBY] if n in self._computation_of)
+        wrapping = ((self._computation_of[n], self._computation_of[n].by_name[n], ()) for n in near)
+        return [one for one in wrapping if wrapped_opcode(one[1].opcode)[1] == "start"][:1]
 
     def _back(self, computation: Computation, op: Op, path: tuple[int, ...]) -> Iterator[Place]:
         """The places that passed on what `op` has at `path`; none where it was computed."""

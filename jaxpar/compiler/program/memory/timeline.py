@@ -65,24 +65,14 @@ def _live(allocation: Allocation, places: int) -> np.ndarray:
     values = [v for v in allocation.values if v.first_live >= 0]
     bounds = np.unique([b for v in values for b in (v.offset, v.end)])
     widths = np.diff(bounds)
-    holders = np.zeros(len(widths), np.int64)
-    starting: dict[int, list[Value]] = {}
-    ending: dict[int, list[Value]] = {}
-    for value in values:
-        starting.setdefault(value.first_live, []).append(value)
-        ending.setdefault(value.last_live, []).append(value)
-    live, now = np.zeros(places, np.int64), 0
-    for place in range(places):
-        for value in starting.get(place, ()):
-            span = slice(*np.searchsorted(bounds, (value.offset, value.end)))
-            now += int(widths[span][holders[span] == 0].sum())
-            holders[span] += 1
-        live[place] = now
-        for value in ending.get(place, ()):
-            span = slice(*np.searchsorted(bounds, (value.offset, value.end)))
-            holders[span] -= 1
-            now -= int(widths[span][holders[span] == 0].sum())
-    return live
+    holders, change = np.zeros(len(widths), np.int64), np.zeros(places + 1, np.int64)
+    events = [event for v in values for event in ((v.first_live, 1, v), (v.last_live + 1, -1, v))]
+    for place, step, value in sorted(events, key=lambda event: event[0]):
+        span = slice(*np.searchsorted(bounds, (value.offset, value.end)))
+        before = holders[span] > 0
+        holders[span] += step
+        change[place] += ((holders[span] > 0).astype(np.int64) - before) @ widths[span]
+    return change[:places].cumsum()
 
 
 def _cover(allocation: Allocation, values: Sequence[Value]) -> list[Occupant]:
@@ -93,20 +83,12 @@ def _cover(allocation: Allocation, values: Sequence[Value]) -> list[Occupant]:
     for value in values:
         alike.setdefault((value.offset, value.size), []).append(value)
     for (offset, size), same in sorted(alike.items(), key=lambda item: -item[0][1]):
-        inside = _measure(
-            [(max(offset, a), min(offset + size, b)) for a, b in used if a < offset + size and b > offset]
-        )
+        inside, reached = 0, offset
+        for begin, end in sorted(used):  # bytes that values before it have
+            inside += max(0, min(end, offset + size) - max(begin, reached))
+            reached = max(reached, end)
         first, *others = sorted(same, key=lambda v: v.first_live)
         if inside < size:
             found.append(Occupant(first, allocation, size - inside, tuple(others)))
         used.append((offset, offset + size))
     return found
-
-
-def _measure(spans: list[tuple[int, int]]) -> int:
-    """Bytes in the union of `spans`."""
-    total, reached = 0, -1
-    for begin, end in sorted(spans):
-        total += max(0, end - max(begin, reached))
-        reached = max(reached, end)
-    return total
