@@ -14,7 +14,7 @@ from jaxpar.config.plan import Plan
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.memory.streaming import on_host
-from jaxpar.mesh.mapped import mapped
+from jaxpar.mesh.build import mapped
 from jaxpar.mesh.materialize import to_storage
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch

@@ -18,7 +18,7 @@ from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.programs import compile_all, seconds_of, why_not
 from jaxpar.config.plan import AxisSizes
 from jaxpar.mesh.axes import AXES, vary
-from jaxpar.mesh.build import build_mesh
+from jaxpar.mesh.build import build_mesh, mapped
 from jaxpar.mesh.collective_matmul import (
     gather_matmul,
     gathered_gradients,
@@ -27,7 +27,6 @@ from jaxpar.mesh.collective_matmul import (
     scattered_gradients,
     scattered_products,
 )
-from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.rings import Asked
 
 CHUNKS = (2, 4)

@@ -22,6 +22,7 @@ from jaxpar.checkpoint.digests import Entry, file_entries
 from jaxpar.checkpoint.errors import Damage, reason
 from jaxpar.checkpoint.folders import step_name
 from jaxpar.config.errors import UserError
+from jaxpar.config.paths import flush_folder
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import quoted
 
@@ -58,15 +59,15 @@ def seal(folder: Path, step: int, files: Mapping[str, Entry]) -> None:
         OSError: the disk is full, read-only or broken.
     """
     for directory in [path for path in folder.rglob("*") if path.is_dir()]:
-        flush_directory(directory)
+        flush_folder(directory)
     temporary = folder / f"{MANIFEST}.tmp"
     with open(temporary, "wb") as file:
         file.write(encode(files, step))
         file.flush()
         os.fsync(file.fileno())
     os.replace(temporary, folder / MANIFEST)
-    flush_directory(folder)
-    flush_directory(folder.parent)
+    flush_folder(folder)
+    flush_folder(folder.parent)
 
 
 def read(folder: Path) -> Manifest:
@@ -158,15 +159,6 @@ def view(folder: Path) -> Iterator[Path]:
             (seen / name).parent.mkdir(parents=True, exist_ok=True)
             (seen / name).symlink_to((folder / name).absolute())
         yield seen
-
-
-def flush_directory(folder: Path) -> None:
-    """Make the names in a directory durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _verify_size(folder: Path, name: str, size: int) -> None:

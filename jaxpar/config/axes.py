@@ -13,6 +13,10 @@ AXES = ("pipe", "replica", "fsdp", "expert", "context", "tensor")
 """The mesh axes, slowest links first."""
 DATA_AXES = ("replica", "fsdp", "expert")
 """Axes that split the rows of a batch."""
+TOKEN_AXES = (*DATA_AXES, "context")
+"""Axes that split the tokens of a batch where its loss is counted."""
+STREAM_AXES = AXES[1:]
+"""Axes that split the residual stream: all but the pipeline's."""
 SHARD_AXES = ("fsdp", "expert", "context")
 """Axes over which ZeRO shards dense weights, gradients and optimizer state."""
 ROUTED_AXIS = "expert"

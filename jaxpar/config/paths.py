@@ -1,7 +1,8 @@
-"""Paths and hosts that a user names, in a configuration or on a command line."""
+"""Paths and hosts that a user names, in a configuration or on a command line; durable folders."""
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
@@ -47,3 +48,12 @@ def is_host(text: str) -> bool:
     except UnicodeError:
         return False
     return is_name(text)
+
+
+def flush_folder(folder: Path) -> None:
+    """Make the names in a folder durable. Raises `OSError`."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

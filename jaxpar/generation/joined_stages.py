@@ -22,9 +22,9 @@ from jaxpar.config import Config
 from jaxpar.generation.layout import generation_layout
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import AXES
+from jaxpar.mesh.build import mapped
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.layer_order import LAYERS
-from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.parameters import Arrays, Weights
 from jaxpar.mesh.rules import axes_of_dim
 

@@ -15,7 +15,7 @@ from jaxpar.generation.functions import GenerationFunctions, Rows
 from jaxpar.generation.layout import BY_ROW, generation_layout
 from jaxpar.generation.sampling import Drawn, Sampling
 from jaxpar.generation.unstacked import unstacked_layout
-from jaxpar.mesh.mapped import mapped
+from jaxpar.mesh.build import mapped
 from jaxpar.mesh.parameters import Partitions
 from jaxpar.runtime.batch import FORWARD, BatchLayout
 

@@ -22,9 +22,9 @@ from jaxpar.generation.placed_model import PlacedModel
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import DATA_AXES, vary
+from jaxpar.mesh.build import mapped
 from jaxpar.mesh.collectives import reduce_max
 from jaxpar.mesh.layer_order import LAYERS, Chunk
-from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.runtime.batch import FORWARD, LABELS, BatchLayout, one_document_rows

@@ -1,18 +1,23 @@
-"""From axis sizes and devices to a `jax.sharding.Mesh`."""
+"""Meshes of devices, and functions on every device of a mesh."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import wraps
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh
+from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
+from jaxtyping import PyTree
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.plan import AxisSizes
 from jaxpar.distributed.devices import Device
 from jaxpar.mesh.axes import AXES
 from jaxpar.units import plural
+
+type Layouts = PyTree[PartitionSpec]
+"""A partition for each array of a tree, or for all arrays of a part of it."""
 
 
 def build_mesh(sizes: AxisSizes, devices: Sequence[Device] | None = None) -> Mesh:
@@ -41,3 +46,20 @@ def build_mesh(sizes: AxisSizes, devices: Sequence[Device] | None = None) -> Mes
 def abstract_mesh(axes: AxisSizes) -> AbstractMesh:
     """The mesh of a layout without devices, in place of a `Mesh` for a step that is traced and not run."""
     return AbstractMesh(tuple(dict(axes).values()), tuple(dict(axes)), axis_types=(AxisType.Auto,) * len(AXES))
+
+
+def mapped[**P, R](
+    function: Callable[P, R], mesh: Mesh | AbstractMesh, compute: str, in_layouts: Layouts, out_layouts: Layouts
+) -> Callable[P, R]:
+    """`function` on every device of `mesh`, manual over every axis, with varying types checked.
+
+    Where `compute` (a dtype) is float32, matmuls are float32 on GPUs too, which would multiply in TF32 by default.
+    """
+    precision = "highest" if compute == "float32" else "default"
+
+    @wraps(function)
+    def precise(*arguments: P.args, **named: P.kwargs) -> R:
+        with jax.default_matmul_precision(precision):
+            return function(*arguments, **named)
+
+    return jax.shard_map(precise, mesh=mesh, in_specs=in_layouts, out_specs=out_layouts, check_vma=True)

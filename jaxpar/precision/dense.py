@@ -24,7 +24,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.typing import DTypeLike
 from jaxtyping import Array, Float
 
-from jaxpar.mesh.axes import AXES
+from jaxpar.config.axes import STREAM_AXES
 from jaxpar.mesh.collective_matmul import (
     GRADIENTS,
     OUTPUTS,
@@ -41,9 +41,6 @@ from jaxpar.precision.scale import Codes, largest_over, scale_of
 from jaxpar.runtime.passes import ALWAYS_SAVED
 from pallas_kernels.tiled_matmul import tiled_matmul
 from pallas_kernels.varying import vary_alike
-
-TOKEN_AXES = tuple(axis for axis in AXES if axis != "pipe")
-"""Axes that split activations and their gradients: by row, by token, or by column."""
 
 
 def products(
@@ -75,7 +72,7 @@ def _with_scales(x: jax.Array, weights: Sequence[jax.Array], scaling: GroupScali
     if scaling.recipe.tiles is not None or scaling.scales.input is not None:
         return scaling
     x, weights = vary_alike((x, tuple(weights)))
-    of_x = scale_of(largest_over([x], TOKEN_AXES), E4M3)
+    of_x = scale_of(largest_over([x], STREAM_AXES), E4M3)
     if of_weights is None:
         of_weights = scale_of(largest_over(weights, ("tensor",)), E4M3)
     found = checkpoint_name(jnp.concatenate(vary_alike((of_x, jnp.asarray(of_weights), x))[:2]), ALWAYS_SAVED)
@@ -87,7 +84,7 @@ class Dense:
 
     def gradient_scales(self, dys: Sequence[jax.Array], recipe: Recipe) -> Any:
         """A scale for the gradient of each output, over all tokens."""
-        return None if recipe.tiles is not None else scale_of(largest_over(dys, TOKEN_AXES), recipe.gradient)
+        return None if recipe.tiles is not None else scale_of(largest_over(dys, STREAM_AXES), recipe.gradient)
 
 
 # ---- whole products

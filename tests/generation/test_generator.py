@@ -14,7 +14,7 @@ from jaxpar.generation.sampling import Sampling
 from jaxpar.generation.unstacked import unstacked
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.layout.step_layout import shardings
-from jaxpar.training.residency.given_weights import begun_from
+from jaxpar.training.run.reference import begun_from
 from tests.generation.gpu_decode import EMBED
 from tests.goldens.loading import FOLDER, NAMES, ROUTED, section_of
 from tests.gpu_compile import in_child

@@ -25,7 +25,7 @@ from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.parameters import map_specs, select
 from jaxpar.model.decoder import decoder_specs
 from jaxpar.observe.writers.jsonl import JsonLines
-from jaxpar.training.residency.given_weights import begun_from
+from jaxpar.training.run.reference import begun_from
 from tests.goldens.loading import DENSE, FOLDER, tokens_and_logits
 from tests.interop.folders import copy_of, rewrite, tensors
 from tests.model.test_goldens import logits

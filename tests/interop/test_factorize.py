@@ -19,7 +19,7 @@ from jaxpar.interop.sources.source import check_fits
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.parameters import initial_weights
 from jaxpar.model.decoder import decoder_specs
-from jaxpar.training.residency.given_weights import begun_from
+from jaxpar.training.run.reference import begun_from
 from tests.goldens.loading import FOLDER, tokens_and_logits
 from tests.interop.folders import copy_of, tensors
 from tests.interop.test_adapter import save_factors

@@ -10,7 +10,7 @@ import pytest
 from jaxpar.convert import main
 from jaxpar.interop.sources.open_source import open_source
 from jaxpar.interop.sources.source import check_fits
-from jaxpar.training.residency.given_weights import begun_from
+from jaxpar.training.run.reference import begun_from
 from tests.goldens.loading import FOLDER, tokens_and_logits
 from tests.model.test_goldens import logits
 from tests.reference.decoder64 import plain_batch

@@ -13,10 +13,9 @@ from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.mesh.axes import DATA_AXES, vary, varying_axes
-from jaxpar.mesh.build import build_mesh
+from jaxpar.mesh.build import build_mesh, mapped
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.layer_order import Chunk
-from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import zero_accumulators
 from jaxpar.mesh.parameters import map_specs
 from jaxpar.mesh.placements import unreduced_axes

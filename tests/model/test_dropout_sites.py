@@ -17,8 +17,8 @@ from jax.sharding import PartitionSpec
 
 from jaxpar.layout.stages import stages_of
 from jaxpar.mesh.axes import DATA_AXES
+from jaxpar.mesh.build import mapped
 from jaxpar.mesh.layer_order import Chunk
-from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import to_storage
 from jaxpar.runtime.batch import SEED
 from tests.given_weights import place

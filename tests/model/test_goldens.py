@@ -17,7 +17,7 @@ from jaxpar.mesh.layer_order import Chunk
 from jaxpar.mesh.materialize import to_storage, zero_accumulators
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
-from jaxpar.training.residency.given_weights import begun_from
+from jaxpar.training.run.reference import begun_from
 from jaxpar.training.step.train_step import TrainStep
 from tests.goldens.loading import FOLDER, NAMES, section_of, tokens_and_logits
 from tests.reference.decoder64 import plain_batch

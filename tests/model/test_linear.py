@@ -15,9 +15,9 @@ from jax.sharding import PartitionSpec
 
 from jaxpar.layout.stages import stages_of
 from jaxpar.mesh.axes import AXES, vary
+from jaxpar.mesh.build import mapped
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.layer_order import Chunk
-from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
 from jaxpar.runtime.batch import SEED
 from jaxpar.runtime.passes import Accumulator, Cotangents, Saved

@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.mapped import mapped
+from jaxpar.mesh.build import mapped
 from jaxpar.precision.amax import Amax, zero_amax
 from jaxpar.precision.dense import products
 from jaxpar.precision.history import MatmulStatistics, ScaleHistory

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
-from jaxpar.mesh.mapped import mapped
+from jaxpar.mesh.build import mapped
 from jaxpar.precision.amax import Amax, zero_amax
 from jaxpar.precision.grouped import grouped_products, scales_of_experts
 from jaxpar.precision.matmul import GroupScaling, Scales

@@ -11,10 +11,11 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from jaxpar.config.axes import STREAM_AXES
 from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.mesh.axes import AXES, vary
-from jaxpar.mesh.mapped import mapped
-from jaxpar.precision.dense import TOKEN_AXES, products
+from jaxpar.mesh.build import mapped
+from jaxpar.precision.dense import products
 from jaxpar.precision.matmul import GroupScaling
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, Recipe
 from jaxpar.precision.scale import largest_of, largest_over, quantise, scale_of
@@ -118,7 +119,7 @@ def test_a_split_tensor_has_the_largest_magnitude_of_the_whole(axes: dict[str, i
     x = np.random.default_rng(2).normal(size=(8, 16, 32)).astype(np.float32)
     place = (7, 15, 31)
     x[place] = -99.25  # in the part of the last rank
-    find = lambda x: vary(largest_over([x, 2 * x], TOKEN_AXES))[None]
+    find = lambda x: vary(largest_over([x, 2 * x], STREAM_AXES))[None]
     every = mapped(find, mesh_of(**axes), "float32", split, PartitionSpec(AXES))(x)
     np.testing.assert_array_equal(every, np.full((8, 2), [99.25, 198.5], np.float32))
 

@@ -13,7 +13,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxpar.mesh.axes import AXES, vary
-from jaxpar.mesh.mapped import mapped
+from jaxpar.mesh.build import mapped
 from jaxpar.precision.amax import Amax
 from jaxpar.precision.dense import products
 from jaxpar.precision.matmul import GroupScaling

@@ -15,8 +15,8 @@ from jax.sharding import PartitionSpec
 from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.memory.streaming import of_rows, to_host
 from jaxpar.mesh.axes import AXES, vary
+from jaxpar.mesh.build import mapped
 from jaxpar.mesh.layer_order import LayerOrder
-from jaxpar.mesh.mapped import mapped
 from jaxpar.precision.matmul import WEIGHT_SCALES
 from jaxpar.precision.recipe import E4M3, TILES, Recipe
 from jaxpar.precision.scale import in_tiles

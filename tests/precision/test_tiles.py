@@ -12,7 +12,7 @@ import pytest
 from jax.sharding import PartitionSpec
 
 from jaxpar.config.mappings.matmul import MatmulOptions
-from jaxpar.mesh.mapped import mapped
+from jaxpar.mesh.build import mapped
 from jaxpar.precision.dense import products
 from jaxpar.precision.matmul import GroupScaling
 from jaxpar.precision.recipe import E4M3, E5M2, LARGEST, TILES, Recipe

@@ -19,9 +19,9 @@ from jaxpar.layout.coded_matrices import coded_matrices
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.streaming import of_rows, to_host
 from jaxpar.mesh.axes import AXES, vary
+from jaxpar.mesh.build import mapped
 from jaxpar.mesh.coded import CodedStack
 from jaxpar.mesh.layer_order import LayerOrder
-from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.quantized.blocks import decode, encode
 from jaxpar.precision.matmul import WEIGHT_SCALES
 from jaxpar.precision.recipe import E4M3

@@ -11,6 +11,7 @@ from rich.console import Console
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.parts import PAIRS_FORMAT, objectives_of_pairs
+from jaxpar.config.paths import flush_folder
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import printable, quoted
 from jaxpar.data.chat.encoding import ChatEncoder
@@ -21,7 +22,7 @@ from jaxpar.data.prepare.input.files import find_inputs
 from jaxpar.data.prepare.input.units import plan_units
 from jaxpar.data.prepare.job import WORK, Job
 from jaxpar.data.prepare.options import CHAT_FORMATS, Options
-from jaxpar.data.prepare.output.atomic_files import TEMPORARY, alone_in, flush_folder, write_file
+from jaxpar.data.prepare.output.atomic_files import TEMPORARY, alone_in, write_file
 from jaxpar.data.prepare.output.shards import ShardPlan, plan_shards, read_shard, remove_units, shard_maker
 from jaxpar.data.prepare.output.tokenize import UnitRecord, broken_places, is_complete, read_record, unit_maker
 from jaxpar.data.prepare.progress import metering

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 from math import frexp
 
-import ml_dtypes
 import numpy as np
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_model, layer_kinds
 from jaxpar.interop.mapping.family import Family, StoredTensor
 from jaxpar.interop.mapping.form import Form
+from jaxpar.interop.sources.float8_blocks import FLOAT8
 from jaxpar.interop.sources.full_matrices import full_matrix_model
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.open_source import Model
@@ -29,7 +29,6 @@ from jaxpar.precision.scale import MOST, SMALLEST
 FORMAT = "compressed-tensors"
 WEIGHT, SCALE = ".weight", ".weight_scale"
 SCALE_BYTES = 4
-FLOAT8 = np.dtype(ml_dtypes.float8_e4m3fn)
 
 
 def quantized_names(source: Model, family: Family, tensors: Iterable[StoredTensor]) -> frozenset[str]:

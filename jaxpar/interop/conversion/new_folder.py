@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from uuid import uuid4
 
-from jaxpar.checkpoint.manifest import flush_directory
 from jaxpar.config.errors import UserError
+from jaxpar.config.paths import flush_folder
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import named
 
@@ -44,7 +44,7 @@ def new_folder(out: Path) -> Iterator[Path]:
         yield temporary
         _flush(temporary)
         temporary.rename(out)
-        flush_directory(out.parent)
+        flush_folder(out.parent)
     except OSError as error:
         raise UserError(f"OUT: {named(out)} cannot be written ({error.strerror or error})") from error
     finally:
@@ -76,8 +76,8 @@ def _flush(folder: Path) -> None:
     """Make the files of a folder durable."""
     for path in folder.rglob("*"):
         if path.is_dir():
-            flush_directory(path)
+            flush_folder(path)
             continue
         with path.open("rb") as file:
             os.fsync(file.fileno())
-    flush_directory(folder)
+    flush_folder(folder)

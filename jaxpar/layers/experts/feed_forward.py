@@ -29,7 +29,7 @@ from jaxpar.layers.experts.rounds import exchanged, lists_of
 from jaxpar.layers.experts.routers import ROUTERS, entropy, options_of
 from jaxpar.layers.experts.routing import (
     NO_EXPERT,
-    TOKEN_AXES,
+    STREAM_AXES,
     RouterState,
     Routing,
     Sums,
@@ -181,7 +181,7 @@ class Experts(Block):
         statistics = {name: counts @ values for name, values in routing.statistics.items()}
         own = Sums(counts.sum(), lax.stop_gradient(of_expert), statistics)
         packed, unpack = ravel_pytree(own)
-        whole, ranks = unpack(reduce_sum(lax.stop_gradient(packed), TOKEN_AXES)), lax.axis_size(TOKEN_AXES)
+        whole, ranks = unpack(reduce_sum(lax.stop_gradient(packed), STREAM_AXES)), lax.axis_size(STREAM_AXES)
         total = self.experts.z_loss * z_loss(logits, counts) if self.experts.z_loss else 0 * own.tokens
         if self.kind.loss is not None and self.experts.balance_loss:
             total += self.experts.balance_loss * whole.tokens * share(self.kind.loss, own, whole, ranks)

@@ -21,7 +21,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jaxpar.layers.experts.exchange import Exchange
 from jaxpar.layers.experts.later_rounds import summed_with_later, with_rest
 from jaxpar.layers.experts.products import Operands, Products, computed, local, sliced
-from jaxpar.layers.experts.routing import TOKEN_AXES
+from jaxpar.layers.experts.routing import STREAM_AXES
 from jaxpar.layers.experts.rows import Lists, Places, Window, rounds_of, window_of
 from jaxpar.mesh.collectives import reduce_max
 from jaxpar.runtime.observed import for_each_use
@@ -75,7 +75,7 @@ def exchanged(
     ys, beside, needed = _first_rounds(
         exchange, products, of_slices, x, each, rounds_needed(exchange, lists), shared, own
     )
-    rounds = reduce_max(needed, TOKEN_AXES)  # so that no rank waits for another in the loop
+    rounds = reduce_max(needed, STREAM_AXES)  # so that no rank waits for another in the loop
     y = jnp.stack(ys)
     handled = jnp.sum(window.assignments >= 0).astype(jnp.float32)
     if later is not None:

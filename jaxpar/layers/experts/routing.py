@@ -24,7 +24,7 @@ NO_EXPERT = -1
 
 ROW_AXES = ("context", "tensor")
 """Axes whose ranks have different tokens of the same rows."""
-TOKEN_AXES = ("replica", "fsdp", "expert", "context", "tensor")
+STREAM_AXES = ("replica", "fsdp", "expert", "context", "tensor")
 """Axes whose ranks have different tokens of a microbatch."""
 
 
@@ -41,14 +41,14 @@ class TokenOrder(NamedTuple):
         """The order of the tokens of a microbatch."""
         indices = sequence_part(tokens.indices)
         examples = jnp.broadcast_to(tokens.examples[:, None], indices.shape)
-        keys = join_ranks(jnp.stack([examples.ravel(), indices.ravel()], axis=1), TOKEN_AXES)
+        keys = join_ranks(jnp.stack([examples.ravel(), indices.ravel()], axis=1), STREAM_AXES)
         order = jnp.lexsort((keys[:, 1], keys[:, 0]))
-        first = lax.axis_index(TOKEN_AXES) * indices.size
+        first = lax.axis_index(STREAM_AXES) * indices.size
         return cls(order, lax.dynamic_slice_in_dim(jnp.argsort(order), first, indices.size))
 
     def whole(self, x: Shaped[Array, " tokens *rest"]) -> Shaped[Array, " all_tokens *rest"]:
         """`x` of the tokens of all ranks, in order, without a derivative."""
-        return join_ranks(lax.stop_gradient(x), TOKEN_AXES)[self.order]
+        return join_ranks(lax.stop_gradient(x), STREAM_AXES)[self.order]
 
     def own(self, x: Shaped[Array, " all_tokens *rest"]) -> Shaped[Array, " tokens *rest"]:
         """This rank's part of `x`, which is in order."""

@@ -1,5 +1,5 @@
 """Where master weights and moments are stored between steps: on the device, in host memory, or on disk.
 
-Each is one file with a class, a subclass of `on_device.OnDevice`, and its entry in `registry.py`, by the value of
-`memory.optimizer_offload`.
+Each is one file with a class, a subclass of `on_device.OnDevice`, and its entry in `RESIDENCIES`
+(`jaxpar.training.step.train_step`).
 """

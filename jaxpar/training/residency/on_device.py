@@ -16,8 +16,8 @@ from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.layout.step_options import cpu_options, step_options
 from jaxpar.memory.disk_array import copied
+from jaxpar.mesh.build import mapped
 from jaxpar.mesh.layer_order import LAYERS
-from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch

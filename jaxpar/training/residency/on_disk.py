@@ -26,7 +26,7 @@ from jaxpar.layout.step_layout import shardings
 from jaxpar.layout.step_options import step_options
 from jaxpar.memory.disk_array import DiskArray, check_whole, copied, offload_folder, remove_stale
 from jaxpar.memory.streaming import rows_of_piece
-from jaxpar.mesh.mapped import mapped
+from jaxpar.mesh.build import mapped
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.optim.optimizer import AVERAGE

@@ -23,9 +23,9 @@ from jaxpar.hardware.host import PINNED
 from jaxpar.layout.state import TrainState, join_weights, weight_states
 from jaxpar.memory.streaming import DEVICE, by_rows, fetched_rows, on_host, rows_of_piece, streamed, to_host, write_rows
 from jaxpar.mesh.axes import vary
+from jaxpar.mesh.build import mapped
 from jaxpar.mesh.coded import is_coded_stack
 from jaxpar.mesh.layer_order import LAYERS
-from jaxpar.mesh.mapped import mapped
 from jaxpar.mesh.materialize import reduced_gradient
 from jaxpar.mesh.parameters import Arrays, Nested, Weights
 from jaxpar.mesh.placements import WeightPlacement

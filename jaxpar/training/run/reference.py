@@ -7,13 +7,14 @@ that process 0 read, or those that all of them computed together.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jaxtyping import Float32, Int
 
 from jaxpar.checkpoint.errors import reason
@@ -29,17 +30,20 @@ from jaxpar.distributed.devices import Device
 from jaxpar.generation.placed_model import place_on
 from jaxpar.generation.scorer import Scorer
 from jaxpar.interop.config_json import Difference
+from jaxpar.interop.mapping.form import ReadPart
 from jaxpar.interop.sources.adapted import base_facts, check_base
 from jaxpar.interop.sources.open_source import Model, open_source
-from jaxpar.interop.sources.source import check_fits
-from jaxpar.layout.step_layout import StepLayout
-from jaxpar.mesh.parameters import Weights
+from jaxpar.interop.sources.source import WeightSource, check_fits, read_part
+from jaxpar.layout.state import TrainState
+from jaxpar.layout.step_layout import StepLayout, shardings
+from jaxpar.mesh.parameters import ModelTree, ParamSpec, Specs, Weights
 from jaxpar.observe.events import Listener
 from jaxpar.observe.files import write_atomically
-from jaxpar.training.residency.given_weights import INIT_FROM, frozen_weights
+from jaxpar.training.residency.on_device import OnDevice
 from jaxpar.units import plural
 
 KEY = "loss.reference"
+INIT_FROM = "run.init_from"
 _REPORTS = 10
 """How often the progress of a split is reported, and stored."""
 
@@ -241,3 +245,37 @@ class SourceModels:
         """The model whose weights are frozen."""
         assert self.first is not None, "weights are frozen that another model has"
         return self.first
+
+
+def begun_from(source: WeightSource, state: TrainState, residency: OnDevice) -> TrainState:
+    """A state before the first step, with the weights of `source`, which fit; it is used up.
+
+    If some weights are frozen, they are those of `source`, and the trained ones stay as they are.
+    """
+    layout = residency.layout
+    if not layout.frozen:
+        return residency.with_weights(state, _reads(source, layout, layout.specs))
+    for leaf in jax.tree.leaves(state.frozen):
+        leaf.delete()
+    return state._replace(frozen=frozen_weights(source, layout, residency.mesh))
+
+
+def frozen_weights(source: WeightSource, layout: StepLayout, mesh: Mesh) -> Weights:
+    """The frozen weights of a state, from `source`."""
+    dtype = jnp.dtype(layout.plan.dtypes.storage)
+
+    def placed(read: ReadPart, like: jax.ShapeDtypeStruct, where: NamedSharding) -> jax.Array:
+        part: Any = cache(lambda region: read(region).astype(dtype))  # replicas have the same ones
+        return jax.make_array_from_callback(like.shape, where, part)
+
+    reads = _reads(source, layout, layout.frozen)
+    return jax.tree.map(placed, reads, layout.state_shapes.frozen, shardings(mesh, layout.state.frozen))
+
+
+def _reads(source: WeightSource, layout: StepLayout, specs: Specs) -> ModelTree[ReadPart]:
+    """For each weight a function that returns a part of it."""
+    return jax.tree_util.tree_map_with_path(
+        lambda path, spec: read_part(source, path, spec, layout.order),
+        specs,
+        is_leaf=lambda leaf: isinstance(leaf, ParamSpec),
+    )

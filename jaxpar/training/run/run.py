@@ -36,7 +36,6 @@ from jaxpar.observe.holdings import name_arrays
 from jaxpar.observe.timer import StepTimer
 from jaxpar.optim.optimizer import AVERAGE
 from jaxpar.runtime.batch import BatchPlacer
-from jaxpar.training.residency.given_weights import begun_from
 from jaxpar.training.residency.saved_state import SavedState
 from jaxpar.training.run.agreed import compared_plan
 from jaxpar.training.run.batches import baseline, evaluates, heldout_metrics, placed_batches
@@ -47,7 +46,7 @@ from jaxpar.training.run.out_of_memory import (
     check_step_fits,
     explained,
 )
-from jaxpar.training.run.reference import SourceModels, check_pairs, provide_reference
+from jaxpar.training.run.reference import SourceModels, begun_from, check_pairs, provide_reference
 from jaxpar.training.step.forward_backward import StepMetrics
 from jaxpar.training.step.train_step import TrainStep
 

@@ -9,6 +9,7 @@ from typing import NamedTuple
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int, PyTree, UInt
 
+from jaxpar.config.axes import TOKEN_AXES
 from jaxpar.config.parts import OPTIMIZERS
 from jaxpar.layout.choices.pipeline import forward_program
 from jaxpar.layout.choices.replica_sums import gathers_with_first_use
@@ -16,7 +17,7 @@ from jaxpar.layout.stages import stages_of
 from jaxpar.layout.state import TrainState, all_weights
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.mesh.axes import AXES, DATA_AXES, assert_varies_over
+from jaxpar.mesh.axes import AXES, assert_varies_over
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
@@ -29,9 +30,6 @@ from jaxpar.runtime.carried import Outcome, StepWeights, where
 from jaxpar.runtime.passes import AUXILIARY_LOSS
 from jaxpar.training.residency.on_device import OnDevice
 from jaxpar.training.residency.weight_update import Measured, UpdateFacts
-
-TOKEN_AXES = (*DATA_AXES, "context")
-"""Axes over which ranks hold different tokens when a loss is counted."""
 
 
 class StepMetrics(NamedTuple):

@@ -17,12 +17,17 @@ from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.layout.step_options import step_options
-from jaxpar.mesh.mapped import Layouts, mapped
+from jaxpar.mesh.build import Layouts, mapped
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.runtime.carried import REPLICATED
-from jaxpar.training.residency.registry import residency_of
+from jaxpar.training.residency.on_device import OnDevice
+from jaxpar.training.residency.on_disk import OnDisk
+from jaxpar.training.residency.on_host import OnHost
 from jaxpar.training.step.forward_backward import StepFunctions, StepMetrics
+
+RESIDENCIES: dict[str, type[OnDevice]] = {"none": OnDevice, "host": OnHost, "file": OnDisk}
+"""The residency for each value of `memory.optimizer_offload`."""
 
 
 class TrainStep:
@@ -30,7 +35,7 @@ class TrainStep:
 
     def __init__(self, layout: StepLayout, mesh: Mesh):
         self.layout, self.mesh = layout, mesh
-        self.residency = residency_of(layout, mesh)
+        self.residency = RESIDENCIES[layout.plan.optimizer_offload](layout, mesh)
         self._functions = StepFunctions(layout, self.residency)
 
     @cached_property
@@ -60,7 +65,7 @@ class TrainStep:
         Messages are exact, since the loss is to be that of the weights that are saved.
         """
         exact = replace(self.layout, plan=self.layout.plan.with_exact_messages())
-        functions = StepFunctions(exact, residency_of(exact, self.mesh))
+        functions = StepFunctions(exact, RESIDENCIES[exact.plan.optimizer_offload](exact, self.mesh))
         return self.compiled(functions.evaluate, (exact.weights, exact.evaluated.partitions), REPLICATED)
 
     @cached_property

@@ -25,7 +25,7 @@ from jaxpar.interop.sources.tensor_files import TensorFiles
 from jaxpar.memory.disk_array import in_memory
 from jaxpar.observe.report.run_record import read_runs
 from jaxpar.observe.writers.event_log import EventLog
-from jaxpar.training.residency.given_weights import begun_from
+from jaxpar.training.run.reference import begun_from
 from tests.goldens.loading import FOLDER, nested, section_of
 from tests.interop.folders import copy_of
 from tests.same_bits import assert_same_bits

@@ -40,15 +40,6 @@ def write_file(path: Path, content: bytes, *, durable: bool = True) -> None:
         file.write(content)
 
 
-def flush_folder(folder: Path) -> None:
-    """Make the names in a folder durable. Raises `OSError`."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 @contextmanager
 def alone_in(folder: Path, lock: Path) -> Iterator[None]:
     """Hold the lock of `folder`; the system releases it when this process ends, however it ends.

@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass
 import numpy as np
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.paths import flush_folder
 from jaxpar.config.reading.text_file import check_regular, read_file
 from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.data.prepare.job import Job
-from jaxpar.data.prepare.output.atomic_files import flush_folder, new_file, write_file
+from jaxpar.data.prepare.output.atomic_files import new_file, write_file
 from jaxpar.data.prepare.output.tokenize import COUNTED, LENGTHS, TOKENS, UnitRecord, UnitSplit, read_record
 from jaxpar.data.prepare.workers import Report
 from jaxpar.data.tokens.digests import DIGEST_BYTES, SummingFile, digest
