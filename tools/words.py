@@ -21,7 +21,7 @@ LIMITS = {
     "whole": 216,
     "kept": 202,
     "ends": 250,
-    "codes": 249,
+    "codes": 248,
     "unseen": 0,
     "held": 92,
     "place": 305,

@@ -30,6 +30,7 @@ from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.materialize import gather
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, DecoderStages
+from jaxpar.runtime.batch import one_document_rows
 
 type Cache = Mapping[str, Sequence[Mapping[str, PyTree]]]
 """By kind, for each layer the cache of each block."""
@@ -102,12 +103,7 @@ class GenerationFunctions:
         """The rows with one token more."""
         rows = vary(rows)
         index = rows.lengths - 1
-        batch = {
-            "tokens": rows.token[None],
-            **dict.fromkeys(("positions", "indices"), index[None]),
-            "segments": jnp.ones_like(rows.token)[None],
-            "examples": jnp.zeros(1, jnp.int32),
-        }
+        batch = one_document_rows(rows.token[None], index[None])
         x, cache = self._layers(weights, self.stages.embed(weights, batch), batch, rows.lengths, rows.cache)
         return self._next(weights, x, rows._replace(cache=cache), seed)
 

@@ -1,4 +1,4 @@
-"""The parts of a step that `precision.matmul` adds: the store of the weights, and the state that steps hand on."""
+"""The state that steps hand on under `precision.matmul`."""
 
 from __future__ import annotations
 
@@ -17,13 +17,6 @@ from jaxpar.precision.history import QuantisedMatmuls, ScaleHistory
 from jaxpar.precision.recipe import recipe_of
 from jaxpar.precision.weight_codes import coded_weights
 from jaxpar.runtime.carried import Carried
-from jaxpar.stores.quantized import Quantized
-from jaxpar.stores.sharded import Sharded
-
-
-def store_of(plan: Plan) -> type[Sharded]:
-    """The store of the layers' weights."""
-    return Quantized if codes_once(plan) else Sharded
 
 
 def carried(config: Config, plan: Plan, placements: Placements, order: LayerOrder) -> Carried[Any]:

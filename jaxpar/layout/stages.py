@@ -11,7 +11,6 @@ from jaxpar.attention.balance import run_length
 from jaxpar.config import Config, ModelConfig
 from jaxpar.config.counting import attention_scale
 from jaxpar.config.kinds import kind_models
-from jaxpar.config.parts import feature
 from jaxpar.config.plan import Plan
 from jaxpar.layers.block import Attend
 from jaxpar.layers.context import TokenContext
@@ -67,9 +66,7 @@ def _attend(config: Config, plan: Plan, model: ModelConfig, backend: str) -> Att
 
 def _store_of(plan: Plan) -> type[Sharded]:
     """Where the layers' weights are in a step."""
-    if plan.weights_offload == "host":
-        return HostRows
-    return Sharded if plan.dtypes.matmul is None else feature("quantised_store")(plan)
+    return HostRows if plan.weights_offload == "host" else Sharded
 
 
 def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:

@@ -180,12 +180,10 @@ class BatchPlacer:
         return (batch or self.batch).place(self._mesh, rows, self.rows)
 
 
-def one_document_rows(tokens: Int[np.ndarray, "row token"]) -> dict[str, np.ndarray]:
-    """The fields of `FORWARD` for rows that are one document each."""
-    tokens = tokens.astype(np.int32)
-    indices = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape)
-    examples = np.arange(len(tokens), dtype=np.int32)
+def one_document_rows[A: (np.ndarray, jax.Array)](tokens: A, indices: A | None = None) -> dict[str, A | np.ndarray]:
+    """The fields of `FORWARD` for rows [row, token] that are one document each, or tokens of one at `indices`."""
+    order = np.broadcast_to(np.arange(tokens.shape[1], dtype=np.int32), tokens.shape) if indices is None else indices
     return {
-        "tokens": tokens, "positions": indices, "indices": indices, "segments": np.ones_like(tokens),
-        "examples": examples,
+        "tokens": tokens.astype(np.int32), **dict.fromkeys(("positions", "indices"), order),
+        "segments": np.ones(tokens.shape, np.int32), "examples": np.arange(len(tokens), dtype=np.int32),
     }  # fmt: skip

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from jaxpar.memory.buffers import at, put
+from jaxpar.mesh.coded import is_coded_stack
 from jaxpar.mesh.layer_order import LAYERS, Index
 from jaxpar.mesh.materialize import gather, is_code, to_accumulators
 from jaxpar.mesh.parameters import Arrays, Nested, merge, only
@@ -72,9 +73,9 @@ class Sharded:
     # ---- for other stores
 
     def _stored(self, weights: Stack, row: Index, like: int) -> Arrays:
-        """The weights of a row in storage placement."""
-        del like
-        return at(weights, row)
+        """The weights of a row in storage placement; `like` as in `fetch`."""
+        one = lambda leaf: leaf.row(row, leaf.coded[like]) if is_coded_stack(leaf) else at(leaf, row)
+        return jax.tree.map(one, weights, is_leaf=is_coded_stack)
 
     def _gathered(self, stored: Arrays) -> Arrays:
         """Weights of one layer from storage to compute placement."""

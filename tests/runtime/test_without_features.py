@@ -24,7 +24,7 @@ ROOT = Path(__file__).parents[2]
 FEATURES = {
     "FP8": (
         "jaxpar/precision", "jaxpar/layers/ops/quantised.py", "jaxpar/layers/matmul_formats.py",
-        "jaxpar/layout/quantised_matmuls.py", "jaxpar/layout/coded_matrices.py", "jaxpar/stores/quantized.py",
+        "jaxpar/layout/quantised_matmuls.py", "jaxpar/layout/coded_matrices.py",
     ),
     "low-rank factors": ("jaxpar/layers/adapters.py",),
     "experts": ("jaxpar/layers/experts",),

@@ -29,7 +29,7 @@ from jaxpar.layers.experts.messages import exchange_of, row_bytes_of_ways, rows_
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.matmul import grouped_codes
 from jaxpar.memory.layer_shape import ITEM_BYTES, LayerShape, layer_shapes
-from jaxpar.mesh.quantized.levels import split_by_nodes
+from jaxpar.mesh.quantized.transport import split_by_nodes
 from jaxpar.units import count, seconds, size
 from pallas_kernels.grouped_matmul.registry import REGISTRY, Request
 

@@ -9,8 +9,7 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes, Plan
 from jaxpar.layers.declared import declare_layer
 from jaxpar.mesh.axes import ROUTED_AXES, SHARD_AXES
-from jaxpar.mesh.quantized.levels import split_by_nodes
-from jaxpar.mesh.quantized.transport import Transport, secondary_ranks
+from jaxpar.mesh.quantized.transport import Transport, secondary_ranks, split_by_nodes
 
 
 def transport_of(plan: Plan) -> Transport:

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Shaped
 from jaxpar.mesh.axes import ROUTED_AXIS
 from jaxpar.mesh.collectives import exchange_tokens, must_vary
 from jaxpar.mesh.quantized.blocks import decode, encode
-from jaxpar.mesh.quantized.levels import levels_of
+from jaxpar.mesh.quantized.transport import levels_of
 from pallas_kernels.varying import vary_alike
 from pallas_kernels.vjp_parts import custom_vjp
 

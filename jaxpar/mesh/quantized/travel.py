@@ -23,8 +23,7 @@ from jaxtyping import Array, Float, Shaped
 
 from jaxpar.mesh.collectives import gather_weight, must_add_up, must_vary, reduce_sum, scatter_gradient
 from jaxpar.mesh.quantized.blocks import decode, encode
-from jaxpar.mesh.quantized.levels import Levels, RankGroups, levels_of
-from jaxpar.mesh.quantized.transport import Transport, WeightDtype
+from jaxpar.mesh.quantized.transport import Levels, RankGroups, Transport, WeightDtype, levels_of
 
 # ---- weights
 

@@ -10,6 +10,7 @@ from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec
 from jax.stages import Wrapped
 
+from jaxpar.config.axes import TOKEN_AXES
 from jaxpar.data import prompt
 from jaxpar.generation.generator import Generator
 from jaxpar.generation.sampling import NotFinite, Sampling
@@ -50,7 +51,7 @@ def next_token_logits(step: TrainStep) -> Wrapped:
             return jnp.where(here[:, None], jnp.maximum(logits, LEAST), 0.0).sum(axis=0)
 
         picked = evaluate(forward_program(step.layout.plan, 1), stages, weights, batch, pick)
-        return reduce_sum(vary(picked), (*DATA_AXES, "context", *pipe))
+        return reduce_sum(vary(picked), (*TOKEN_AXES, *pipe))
 
     pipe = () if "pipe" in vocab_axes(step.layout.placements) else ("pipe",)
     layouts = step.layout.weights, _windows(step.layout).partitions, PartitionSpec()

@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from jaxpar.config.plan import AxisSizes
-from jaxpar.mesh.quantized.levels import Levels, split_by_nodes
+from jaxpar.mesh.quantized.transport import Levels, split_by_nodes
 
 
 def counted(sizes: AxisSizes, axes: tuple[str, ...], node: int) -> tuple[int, int] | None:
