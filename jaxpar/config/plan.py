@@ -24,7 +24,7 @@ from jaxpar.config.bounds import (
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
-PLAN_VERSION = 15
+PLAN_VERSION = 16
 """The version of `plan.json`, which a new field of `Plan` raises."""
 
 
@@ -240,8 +240,6 @@ class Plan:
     """Percentage of a device's memory that XLA counts with, more with activations on the host; null is default."""
     embedding_messages: Choice[Literal["table", "rows"]] = Choice("table")
     """Whether ranks send the embedding's table and its gradient, or the rows of their tokens and those of these."""
-    replica_sums: Choice[Literal["after", "overlapped"]] = Choice("after")
-    """Whether gradients are summed over replicas after the backward of the last microbatch, or layer by layer in it."""
     shard_state_over_replicas: Choice[bool] = Choice(False)
     """Whether master weights and optimizer state are split over replicas too."""
     layer_unroll: Choice[int] = Choice(1)

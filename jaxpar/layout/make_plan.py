@@ -25,7 +25,7 @@ from jaxpar.layout.choices.head_loss import choose_loss
 from jaxpar.layout.choices.matmul import check_matmul_units, routed_choice, tiled_choice
 from jaxpar.layout.choices.overlap import tensor_overlap
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_of_chunks
-from jaxpar.layout.choices.replica_sums import replica_sums, state_over_replicas
+from jaxpar.layout.choices.replica_state import state_over_replicas
 from jaxpar.layout.choices.tiles import head_columns, loss_tiles, mlp_tiles, without_hidden
 from jaxpar.layout.choices.transport import check_transport
 from jaxpar.layout.compiler_choices import with_host_buffers, with_joined_messages, with_merged_matmuls
@@ -148,7 +148,6 @@ def _settled(
     """The plan, given what depends on what layers keep. Raises `UserError` for a choice that is not supported."""
     parallel, memory = config.parallel, config.memory
     axes, schedule = AxisSizes(**axis_sizes(parallel)), choose_schedule(config)
-    sums = replica_sums(config, axes, device)
     settled = partial(
         Plan,
         axes=axes,
@@ -170,8 +169,7 @@ def _settled(
         collectives_at_once=parallel.overlap.collectives_at_once,
         node_devices=check_transport(config, axes, node_devices),
         embedding_messages=embedding_messages(config, axes, device, rows, cluster),
-        replica_sums=sums,
-        shard_state_over_replicas=state_over_replicas(config, axes, device, sums.name),
+        shard_state_over_replicas=state_over_replicas(config, axes, device),
         optimizer_offload=memory.optimizer_offload,
         weights_offload=memory.weights_offload,
     )

@@ -10,10 +10,7 @@ Weights and gradients may leave out weights of their part of the model. `unstack
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import replace
 from functools import partial
-from itertools import accumulate
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +31,6 @@ from jaxpar.mesh.placements import (
 )
 from jaxpar.mesh.quantized.transport import Transport
 from jaxpar.mesh.quantized.travel import (
-    agreed,
     gather_secondary,
     gather_shards,
     gather_stored,
@@ -161,54 +157,6 @@ def _stored(weight: jax.Array, placed: WeightPlacement, *, dtype: str, unstacked
 # ---- from gradient to optimizer placement
 
 
-def summed_early(gradients: Arrays, placed: Nested[WeightPlacement]) -> Arrays:
-    """Complete gradients in gradient placement, of which those that travel early are summed over their ranks.
-
-    A rank has its part of a sum that is scattered in place, and the rest is as it was. `reduced_gradient` leaves these
-    sums out. Those that travel alike are one message: XLA would send several one after another, each beside little.
-    Bytes: `reduce_shards` of each, or `scatter_shards` of one that is scattered, in gradient dtype.
-    """
-    leaves, structure = jax.tree.flatten(gradients)
-    alike: dict[tuple[Transport, bool], dict[int, int | None]] = {}
-    for index, own in enumerate(structure.flatten_up_to(only(placed, gradients))):
-        if (transport := own.transport).early:
-            key = replace(transport, weight=None, secondary=1, early_dim=None), transport.early_dim is not None
-            alike.setdefault(key, {})[index] = transport.early_dim
-    for (transport, _), dims in alike.items():
-        summed = _summed_together([leaves[index] for index in dims], list(dims.values()), transport)
-        for index, leaf in zip(dims, summed, strict=True):
-            leaves[index] = leaf
-    return structure.unflatten(leaves)
-
-
-def _summed_together(gradients: list[jax.Array], dims: list[int | None], transport: Transport) -> list[jax.Array]:
-    """`gradients` with the sums over `transport.early` in place, or this rank's part of those along `dims`, in one
-    message, which has for each rank its part of every gradient."""
-    ranks = 1 if dims[0] is None else lax.axis_size(transport.early)
-
-    def by_rank(leaf: jax.Array, dim: int) -> jax.Array:
-        split = leaf.reshape(*leaf.shape[:dim], ranks, -1, *leaf.shape[dim:][1:])
-        return jnp.moveaxis(split, dim % leaf.ndim, 0).reshape(ranks, -1)
-
-    def placed(leaf: jax.Array, dim: int, part: jax.Array) -> jax.Array:
-        rows = leaf.shape[dim] // ranks
-        part = part.reshape(*leaf.shape[:dim], rows, *leaf.shape[dim:][1:])
-        if ranks == 1:
-            return part
-        first = lax.axis_index(transport.early) * rows
-        return lax.dynamic_update_slice_in_dim(leaf, part, first, dim % leaf.ndim)
-
-    each = [(leaf, dim or 0) for leaf, dim in zip(gradients, dims, strict=True)]
-    joined = jnp.concatenate([by_rank(*leaf) for leaf in each], axis=1)
-    if dims[0] is None:
-        summed = reduce_shards(joined, transport.early, transport)
-    else:
-        summed = scatter_shards(joined, transport.early, 0, transport)
-    ends = list(accumulate(leaf.size // ranks for leaf in gradients[:-1]))
-    parts = jnp.split(vary(summed).reshape(-1), ends)
-    return [placed(*leaf, part) for leaf, part in zip(each, parts, strict=True)]
-
-
 def to_optimizer(gradients: Weights, placements: Placements) -> Weights:
     """Accumulated gradients from gradient to optimizer placement: once per step, the only reduction of ZeRO-0 and 1.
 
@@ -227,17 +175,9 @@ def reduced_gradient(grad: jax.Array, placed: WeightPlacement, *, dtype: str) ->
     scattered = added_dim(compute, placed.optimizer)
     dim, axes = added_dim(placed.gradient, placed.optimizer) or (0, ())
     for message in one_message_each(axes):
-        own = _part if transport.early_dim is not None else partial(scatter_shards, transport=transport)
-        grad = own(grad, message, dim)
-    done = (*(scattered[1] if scattered else ()), *transport.early)
-    grad = agreed(grad, transport.early if transport.early_dim is None else ())
+        grad = scatter_shards(grad, message, dim, transport)
+    done = scattered[1] if scattered else ()
     rest = tuple(axis for axis in unreduced_axes(compute) if axis not in done)
     data = tuple(axis for axis in rest if axis in ("replica", *SHARD_AXES)) if transport.gradient else ()
     grad = reduce_sum(grad, tuple(axis for axis in rest if axis not in data))
     return reduce_shards(grad, data, transport).astype(jnp.dtype(dtype))
-
-
-def _part(grad: jax.Array, axes: Sequence[str], dim: int) -> jax.Array:
-    """This rank's part of `dim`, of as many as `axes` have ranks."""
-    size = grad.shape[dim] // lax.axis_size(tuple(axes))
-    return lax.dynamic_slice_in_dim(grad, lax.axis_index(tuple(axes)) * size, size, dim)

@@ -138,42 +138,22 @@ def place(
         updated = partition(spec, _shard(spec, rules, sizes, over_replicas)) if zero >= 1 else compute
         # Nothing updates a frozen weight: it stays as it is stored, and no step gathers it from elsewhere.
         roles = compute, storage, gradient, updated if spec.trained else storage
-        return WeightPlacement(spec.shape, *roles, _transport(spec, rules, sizes, transport, roles))
+        return WeightPlacement(spec.shape, *roles, _transport(spec, rules, sizes, transport))
 
     weights = jax.tree_util.tree_map_with_path(one, specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
     return Placements(weights, dtypes)
 
 
-type _Roles = tuple[PartitionSpec, PartitionSpec, PartitionSpec, PartitionSpec]
-"""Partitions in compute, storage, gradient and optimizer placement."""
-
-
-def _transport(spec: ParamSpec, rules: Rules, sizes: AxisSizes, transport: Transport, roles: _Roles) -> Transport:
+def _transport(spec: ParamSpec, rules: Rules, sizes: AxisSizes, transport: Transport) -> Transport:
     """How a weight travels: a secondary shard of a routed matrix has the neighbours that share it."""
     claimed = {axis for name in spec.axes for axis in getattr(rules, name)}
     secondary = secondary_ranks(transport.secondary, dict(sizes), claimed)
     assert secondary is not None, "neighbours that are whole ranks of an axis"
-    early = tuple(axis for axis in transport.early if axis in _summed_early(spec, roles))
-    scattered = added_dim(roles[2], roles[3]) if early else None
     return replace(
         transport if may_be_quantised(spec) else transport.exact,
         secondary=secondary,
         rows=transport.rows and spec.axes[-1] == "embed" and spec.axes[0] in TABLES,
-        early=early,
-        early_dim=scattered[0] - len(spec.shape) if scattered else None,
     )
-
-
-def _summed_early(spec: ParamSpec, roles: _Roles) -> tuple[str, ...]:
-    """Axes over which a matrix is summed once a step, and keeps its shape or is scattered over these alone; of others
-    the messages are small."""
-    compute, _, gradient, optimizer = roles
-    if len(spec.shape) - ("layers" in spec.axes) < 2:
-        return ()
-    if pending := added_dim(gradient, optimizer):
-        return pending[1] if pending[1] == REPLICAS else ()
-    scattered = added_dim(compute, optimizer)
-    return tuple(axis for axis in unreduced_axes(compute) if scattered is None or axis not in scattered[1])
 
 
 def may_be_quantised(spec: ParamSpec) -> bool:

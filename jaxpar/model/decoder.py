@@ -27,7 +27,6 @@ from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
 from jaxpar.mesh.collectives import gather_context
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder
-from jaxpar.mesh.materialize import summed_early
 from jaxpar.mesh.parameters import Arrays, Nested, ParamSpec, Specs, Weights, map_specs
 from jaxpar.mesh.placements import Placements
 from jaxpar.model.embedding import Embedding
@@ -42,8 +41,6 @@ from jaxpar.runtime.batch import CARRIED, SEED, Field
 from jaxpar.runtime.objective import Objective
 from jaxpar.runtime.passes import Output
 from jaxpar.runtime.taps import Tap
-from jaxpar.stores.early_sums import with_early_sums
-from jaxpar.stores.first_use import FirstUse
 from jaxpar.stores.sharded import Sharded
 
 type Batch = dict[str, Any]
@@ -180,26 +177,10 @@ class DecoderStages:
             return gradients
         return gradients | {"embedding": self.embedding.add(weights["embedding"], batch, dx, gradients["embedding"])}
 
-    def completed(self, gradients: Weights, *, embedded: bool) -> Weights:
-        """`gradients` with those of the embedding, or of the parts that only the loss uses, summed over the ranks over
-        which they travel early (`jaxpar.mesh.materialize.summed_early`)."""
-        parts = [part for part in gradients if part != LAYERS and (part == "embedding") == embedded]
-        return gradients | {part: summed_early(gradients[part], self.placements.weights[part]) for part in parts}
-
     @cached_property
     def loop(self) -> LayerLoop:
         """The layers of this pipeline rank."""
         return self._loop(self.store, self.placements)
-
-    @cached_property
-    def first_loop(self) -> LayerLoop:
-        """The layers in their first pass, in which each gets its weights from the optimizer's placement."""
-        return self._loop(FirstUse, self.placements)
-
-    @cached_property
-    def last_loop(self) -> LayerLoop:
-        """The layers in their last pass, in which gradients that are complete are summed."""
-        return self._loop(with_early_sums(self.store), self.placements)
 
     def _loop(self, store: type[Sharded], placements: Placements) -> LayerLoop:
         stacks = {kind: self._stack(kind, store, placements) for kind in self.order.stacks}
@@ -209,7 +190,7 @@ class DecoderStages:
         layer, placed = self.prototype(kind), self.placements.weights[LAYERS][kind]
         blocks = tuple((block.part.name, block.part.last) for block in layer.blocks)
         wide = wide_matrices(self.config, layer.blocks, layer_specs(layer, self.config), placed, self.placements)
-        weights = store(kind, placements, wide, layer.names)
+        weights = store(kind, placements, wide)
         return LayerStack(kind, self._programs[kind], self.keeps[kind], self.order.stacks[kind], weights, blocks)
 
     def prototype(self, kind: str, program: Hashable = None) -> DecoderLayer:

@@ -39,7 +39,7 @@ class GatheredChunks:
         dtype = (roles.gradient if gradients else roles.compute).dtype
 
         def zeros(stack: LayerStack, weights: Arrays) -> Arrays:
-            like = jax.eval_shape(lambda weights: stack.store.fetch(weights, 0, 0)[0], weights)
+            like = jax.eval_shape(lambda weights: stack.store.fetch(weights, 0, 0), weights)
             like = stack.program.halves(like)[0] if gradients else like
             rows = slots * stack.order.rows_per_chunk
             return jax.tree.map(lambda leaf: vary(jnp.zeros((rows, *leaf.shape), dtype)), like)

@@ -53,8 +53,6 @@ class Layout:
     """As `parallel.quantized.tokens`."""
     embedding_messages: Literal["table", "rows"] = "table"
     """What a microbatch sends of the embedding: as in a plan."""
-    sums_early: bool = True
-    """Whether sums over replicas may run beside the backward: `parallel.overlap.replica_sums` is not `after`."""
     shard_state: bool = False
     """Whether the optimizer's state is split over replicas too: `parallel.overlap.shard_state_over_replicas`."""
     expert_codes: ExpertCodes = NO_CODES

@@ -26,23 +26,12 @@ class WeightStore(Protocol):
         """Whether a row takes time to fetch, so that it is fetched while the layer before computes."""
         ...
 
-    def fetch(self, weights: Stack, row: Index, like: int) -> tuple[Arrays, PyTree]:
-        """The weights of a row in compute placement, and what `keep` takes of them.
-
-        `like` is a row of a chunk that is stored in the same dtypes.
-        """
+    def fetch(self, weights: Stack, row: Index, like: int) -> Arrays:
+        """The weights of a row in compute placement. `like` is a row of a chunk that is stored in the same dtypes."""
         ...
 
     def operands(self, fetched: Arrays) -> Arrays:
         """Fetched weights in the dtypes in which a layer takes them."""
-        ...
-
-    def room(self, weights: Stack) -> Stack | None:
-        """Buffers for rows that `keep` writes; None if later passes read `weights` again."""
-        ...
-
-    def keep(self, rows: Stack | None, fetched: PyTree, row: Index) -> Stack | None:
-        """`rows` with a fetched row for later passes."""
         ...
 
     def again(self, weights: Stack, x: jax.Array) -> tuple[Stack, jax.Array]:
@@ -51,8 +40,4 @@ class WeightStore(Protocol):
 
     def add(self, gradients: Stack, new: Arrays, row: Index, into: Accumulator) -> Stack:
         """`gradients` (gradient placement) with those of a layer (compute placement) added to a row."""
-        ...
-
-    def finish(self, gradients: Stack) -> Stack:
-        """The gradients after a backward through all rows."""
         ...

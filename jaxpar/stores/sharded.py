@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import PyTree
 
 from jaxpar.memory.buffers import at, put
 from jaxpar.mesh.coded import is_coded_stack
@@ -27,8 +26,6 @@ class Sharded:
     wide: Nested[bool] | None = None
     """The weights that a layer takes in the dtype of their gradients, so that these leave its matmuls unrounded; None
     for none."""
-    blocks: tuple[str, ...] = ()
-    """The names of a layer's blocks, in their order."""
 
     @property
     def ahead(self) -> bool:
@@ -36,8 +33,8 @@ class Sharded:
         placed: list[WeightPlacement] = jax.tree.leaves(self.placements.of((LAYERS, self.kind)))
         return any(added_dim(weight.compute, weight.storage) for weight in placed)
 
-    def fetch(self, weights: Stack, row: Index, like: int) -> tuple[Arrays, PyTree]:
-        return self._gathered(self._stored(weights, row, like)), None
+    def fetch(self, weights: Stack, row: Index, like: int) -> Arrays:
+        return gather(self._stored(weights, row, like), self.placements, part=(LAYERS, self.kind), unstacked=True)
 
     def operands(self, fetched: Arrays) -> Arrays:
         """Codes in compute dtype, and the `wide` in that of gradient placement.
@@ -51,12 +48,6 @@ class Sharded:
         accumulated = jnp.dtype(self.placements.gradient.dtype)
         return jax.tree.map(lambda w, wide: w.astype(accumulated) if wide else w, weights, self.wide)
 
-    def room(self, weights: Stack) -> Stack | None:
-        return None
-
-    def keep(self, rows: Stack | None, fetched: PyTree, row: Index) -> Stack | None:
-        return rows
-
     def again(self, weights: Stack, x: jax.Array) -> tuple[Stack, jax.Array]:
         return weights, x
 
@@ -67,19 +58,12 @@ class Sharded:
 
         return merge(gradients, jax.tree.map(add, only(gradients, new), self._accumulated(new)))
 
-    def finish(self, gradients: Stack) -> Stack:
-        return gradients
-
     # ---- for other stores
 
     def _stored(self, weights: Stack, row: Index, like: int) -> Arrays:
         """The weights of a row in storage placement; `like` as in `fetch`."""
         one = lambda leaf: leaf.row(row, leaf.coded[like]) if is_coded_stack(leaf) else at(leaf, row)
         return jax.tree.map(one, weights, is_leaf=is_coded_stack)
-
-    def _gathered(self, stored: Arrays) -> Arrays:
-        """Weights of one layer from storage to compute placement."""
-        return gather(stored, self.placements, part=(LAYERS, self.kind), unstacked=True)
 
     def _accumulated(self, new: Arrays) -> Arrays:
         """Gradients of weights of one layer from compute to gradient placement."""

@@ -44,7 +44,7 @@ CLUSTER = "h100:2x4"
 
 YAML = """
 model: {layers: 4, embed: 128, heads: 8, kv_heads: 8, mlp: 256, vocab: 512}
-parallel: {replica: -1, fsdp: 4, zero: 3, microbatches: 2, overlap: {replica_sums: after}}
+parallel: {replica: -1, fsdp: 4, zero: 3, microbatches: 2, overlap: {shard_state_over_replicas: false}}
 attention: {backend: xla}
 data: {source: synthetic, sequence_length: 64, batch_size: 16}
 """

@@ -108,10 +108,10 @@ def test_a_plan_keeps_what_is_asked_of_messages_where_every_layout_can_have_it()
     validate(load_config(None, asked))
     assert planned_config(load_config(None, asked)).parallel.overlap == OFF
     asked = ["model.vocab=256", "parallel.overlap.collectives_at_once=2", "parallel.auto=true"]
-    found = planned_config(load_config(None, [*asked, "parallel.overlap.replica_sums=after"])).parallel
-    assert (found.overlap.collectives_at_once, found.overlap.replica_sums) == (2, "after")
-    with refused("parallel.overlap.replica_sums: overlapped", "would not be used", "parallel: auto"):
-        validate(load_config(None, [*asked, "parallel.overlap.replica_sums=overlapped"]))
+    found = planned_config(load_config(None, [*asked, "parallel.overlap.layer_unroll=1"])).parallel
+    assert (found.overlap.collectives_at_once, found.overlap.layer_unroll) == (2, 1)
+    with refused("parallel.overlap.layer_unroll: 2", "would not be used", "parallel: auto"):
+        validate(load_config(None, [*asked, "parallel.overlap.layer_unroll=2"]))
 
 
 def test_overlap_that_is_off_leaves_experts_in_one_slice_whatever_else_is_turned_on():

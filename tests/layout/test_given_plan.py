@@ -148,7 +148,6 @@ def test_state_that_replicas_cannot_share_is_refused_where_the_configuration_lea
     ("key", "named", "other", "shown"),
     [
         ("embedding_messages", "table", "rows", ("'rows'", "'table'")),
-        ("replica_sums", "after", "overlapped", ("'overlapped'", "'after'")),
         ("shard_state_over_replicas", False, True, ("true", "false")),
         ("shard_state_over_replicas", True, False, ("false", "true")),
         ("layer_unroll", 2, 1, ("1", "2")),

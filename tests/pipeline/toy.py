@@ -118,21 +118,9 @@ class ToyStages:
     def loop(self) -> LayerLoop:
         return self._loop(self.placements)
 
-    @property
-    def first_loop(self) -> LayerLoop:
-        return self.loop
-
-    @property
-    def last_loop(self) -> LayerLoop:
-        return self.loop
-
     @cached_property
     def chunks(self) -> GatheredChunks:
         return GatheredChunks(self.loop, self._loop(held(self.placements)), self.placements)
-
-    def completed(self, gradients: Any, *, embedded: bool) -> Any:
-        del embedded
-        return gradients
 
     def _loop(self, placements: Placements) -> LayerLoop:
         matrices = MATRICES if self.split_backward else None

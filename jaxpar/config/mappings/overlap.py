@@ -17,16 +17,12 @@ class OverlapConfig:
     gradient, which are gathered and reduce-scattered in full; or the `rows` of a microbatch's tokens and their
     gradients, which are exchanged. `auto` is `rows` on GPUs where these messages are expected to take less time
     (`docs/overlap.md`)."""
-    replica_sums: Literal["auto", "after", "overlapped"] = "auto"
-    """When gradients are summed over replicas, and under ZeRO-0 over all data ranks: `after` the backward of the last
-    microbatch; or a layer's beside the next layer's backward in it (`overlapped`), for which the last microbatch is
-    compiled apart. `auto` is `overlapped` on GPUs where it is possible (`docs/overlap.md`)."""
     shard_state_over_replicas: bool | Literal["auto"] = "auto"
     """Split master weights and optimizer state over replicas too, under `zero` 1, 2 or 3. Gradients are then
-    reduce-scattered over replicas, when `replica_sums` says, and the next step gathers the new weights over replicas:
-    each layer's beside its first microbatch's forward where the sums overlap, else all before it (`docs/overlap.md`).
-    `auto` does where all of that overlaps under `zero: 3` and the ranks of a replica share its weights; the planner
-    takes it as false, and with true has it in layouts with replicas."""
+    reduce-scattered over replicas, and the next step gathers the new weights over replicas before its forward.
+    `auto` does on GPUs under `zero: 3` where the ranks of a replica share its weights, without a pipeline,
+    `precision.matmul` or state on the host (`docs/overlap.md`); the planner takes it as false, and with true has it in
+    layouts with replicas."""
     layer_unroll: Annotated[int, at_least(1, LAYERS)] | Literal["auto"] = "auto"
     """Layers in a turn of the loop over layers (`unroll` of `jax.lax.scan`), where the next layer's weights are
     gathered meanwhile: with 2, layers take turns with two buffers, where 1 has these weights copied within the device.
@@ -54,9 +50,9 @@ class OverlapConfig:
 
 
 OFF = OverlapConfig(
-    embedding_messages="table", replica_sums="after", shard_state_over_replicas=False, layer_unroll=1,
+    embedding_messages="table", shard_state_over_replicas=False, layer_unroll=1,
     weight_prefetch="layer", collectives_at_once=1, tensor="plain", experts="off",
 )  # fmt: skip
 """The mapping that `parallel.overlap: off` stands for."""
-ON_ANY_LAYOUT = ("embedding_messages", "replica_sums", "layer_unroll", "weight_prefetch", "tensor", "experts")
+ON_ANY_LAYOUT = ("embedding_messages", "layer_unroll", "weight_prefetch", "tensor", "experts")
 """Options of which every layout can have the value in `OFF`, and some layouts no other."""

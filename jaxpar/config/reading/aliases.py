@@ -87,7 +87,6 @@ ALIASES: dict[str, str] = {
         "gradient_accumulation_steps grad_accum_steps grad_accum num_microbatches accum_steps "
         "pipeline_parallel_microbatches num_pipeline_microbatches",
     "parallel.overlap.embedding_messages": "embedding_messages",
-    "parallel.overlap.replica_sums": "replica_sums",
     "parallel.overlap.shard_state_over_replicas": "shard_state_over_replicas",
     "parallel.overlap.layer_unroll": "layer_unroll",
     "parallel.overlap.weight_prefetch": "weight_prefetch",
@@ -201,6 +200,8 @@ MOVED: dict[str, str] = {
 """Old keys, by `section.key` or `mapping.key`, to their keys now."""
 
 REMOVED: dict[str, str] = {
+    "parallel.overlap.replica_sums": "gradients are summed over replicas after the backward",
+    "parallel.replica_sums": "gradients are summed over replicas after the backward",
     "memory.optimizer_resident": "the plan leaves on the device the state that fits",
     "memory.weights_resident": "the plan leaves on the device the state that fits",
     "evaluation.sample_temperature": "the sample of a run has temperature 0.7; jaxpar.generate takes others",

@@ -17,7 +17,7 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 from jaxpar.config.bounds import Bound
 from jaxpar.config.errors import UserError
 from jaxpar.config.parts import MembersOf
-from jaxpar.config.reading.aliases import MOVED
+from jaxpar.config.reading.aliases import MOVED, REMOVED
 from jaxpar.config.spelling import cut, did_you_mean, one_of, printable
 
 LARGEST = 2**63
@@ -153,6 +153,8 @@ def checked_members(record: type, plain: object, key: str) -> dict[str, Any]:
     known = field_types(record)
     for name in plain:
         if name not in known:
+            if gone := REMOVED.get(f"{key}.{name}"):
+                raise UserError(f"{key}.{name}: no such key any more: {gone}")
             moved = MOVED.get(f"{key.rpartition('.')[2]}.{name}")
             near = f"; it is {moved} now" if moved else did_you_mean(name, known)
             raise UserError(f"{key}: unknown key {shown(name)}{near}")

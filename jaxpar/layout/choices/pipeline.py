@@ -15,7 +15,6 @@ from jaxpar.config.plan import Plan
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.spelling import quoted
 from jaxpar.layers.declaration.adaptation import adaptation_of
-from jaxpar.layout.choices.replica_sums import gathers_with_first_use
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.execution.make_program import make_program
@@ -93,8 +92,6 @@ def pipeline_program(plan: Plan) -> PipelineProgram:
         schedule_of(plan),
         hold=holds_chunks(plan),
         branching=plan.pipe_ticks == "branching",
-        completes=plan.replica_sums.name == "overlapped",
-        begins=gathers_with_first_use(plan),
     )
 
 

@@ -20,7 +20,6 @@ def transport_of(plan: Plan) -> Transport:
         node_devices=plan.node_devices,
         secondary=plan.secondary_shard,
         rows=plan.embedding_messages.name == "rows",
-        early=("replica", *SHARD_AXES) if plan.replica_sums.name == "overlapped" else (),
     )
 
 

@@ -41,8 +41,6 @@ class Case(NamedTuple):
     """Ranks among `shards` that split the matrices among which a router chooses."""
     scratch: int = 0
     """Bytes that a layer's attention takes besides its arguments and results."""
-    sums_early: bool = False
-    """Whether a layer's gradients are summed over replicas, as one message, while the next layer goes backward."""
     layer_unroll: int = 1
     """Layers in a turn of the loop over layers."""
     state_replicas: int = 1

@@ -132,7 +132,7 @@ def case_of(config: Config, plan: Plan) -> Case:
         plan.virtual_stages, plan.optimizer_offload, plan.resident_weights,
         plan.pipe_ends == "shared" and axes.pipe > 1, plan.weights_offload == "host",
         plan.secondary_shard, plan.loss_tiles.name, plan.loss_logits.name, axes.routed,
-        _attention_scratch(config, plan), plan.replica_sums.name == "overlapped", plan.layer_unroll.name,
+        _attention_scratch(config, plan), plan.layer_unroll.name,
         axes.replica if plan.shard_state_over_replicas.name else 1,
     )  # fmt: skip
 

@@ -177,13 +177,6 @@ class _Counted:
         return [weight for own in self.parts.layers.values() for weight in own.weights]
 
     @property
-    def _message(self) -> int:
-        """The accumulated gradients of a layer, joined."""
-        return self._widths.gradient * max(
-            sum(map(self.stored.reduced, own.weights)) for own in self.parts.layers.values()
-        )
-
-    @property
     def _largest_gradient(self) -> int:
         """Bytes of the gradients of a layer's weights, as they accumulate."""
         return self._widths.gradient * max(map(self.stored.reduced, self._layer_weights))
@@ -249,7 +242,6 @@ class _Counted:
         whole = shape.tokens * shape.embed * self._widths.compute
         whole_gradients = self._widths.gradient * max(own.trained.compute for own in self.parts.layers.values())
         own = 2 * self._largest_gradient if case.layers_on_host else whole_gradients
-        own += self._message if case.sums_early else 0
         return Work(
             weights.all + self.stored.frozen + self._gathered_layers,
             gradients.all + own,

@@ -30,12 +30,6 @@ class Transport:
     rows: bool = False
     """Whether the rows of a table that tokens look up travel, and their gradients, in place of the table and its own.
     """
-    early: tuple[str, ...] = ()
-    """Axes over which a gradient is summed as soon as it is complete, in the backward of the last microbatch; the rest
-    once a step, after all of them."""
-    early_dim: int | None = None
-    """Dim over which the early sum is scattered to its ranks, counted from the last one (-1); None where each has it
-    whole."""
 
     @property
     def exact(self) -> Transport:

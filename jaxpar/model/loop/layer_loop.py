@@ -140,18 +140,15 @@ class LayerLoop:
 
     def forward(
         self, weights: Chunk, x: Stream, tokens: Tokens, saved: Saved, side: Side, valid: Valid = True
-    ) -> tuple[Stream, Stashes, Side, PyTree]:
-        """Forward through a chunk: (x, stashes, side, the weights for later passes).
+    ) -> tuple[Stream, Stashes, Side]:
+        """Forward through a chunk: (x, stashes, side).
 
         What its backward needs is saved; what its layers report is added to `side` where `valid`.
         """
-        with jax.named_scope("stored_weights"):
-            layers = self.by_stack(lambda stack, own: stack.store.room(own), weights.stack)
 
         def step_of(stack: LayerStack, first: int, keep: Keep) -> Step:
-            def step(w: Arrays, stored: Arrays | None, row: jax.Array, carry: PyTree) -> PyTree:
-                x, stashes, reported, layers = carry
-                layers = layers | {stack.name: stack.store.keep(layers[stack.name], stored, row)}
+            def step(w: Arrays, nothing: None, row: jax.Array, carry: PyTree) -> PyTree:
+                x, stashes, reported = carry
                 number = stack.order.own(weights.chunk)[row]
                 stash, at_row = stashes[stack.name, first], (saved.slot, row - first)
                 inputs, x = put_x(stash.inputs, x, *at_row)
@@ -161,16 +158,14 @@ class LayerLoop:
                     stash = Stash(inputs, put(stash.residuals, in_order(residuals_of(pullback)), *at_row))
                 new = {name: reported[name] + stack.unless_padding(number, own, 0) for name, own in report.items()}
                 stashes = {**stashes, (stack.name, first): stash}
-                return stack.unless_padding(number, y, x), stashes, {**reported, **new}, layers
+                return stack.unless_padding(number, y, x), stashes, {**reported, **new}
 
             return Step(step)
 
-        carry = x, saved.stashes, self._no_metrics(), layers
-        x, stashes, new, layers = self._walk(weights, step_of, carry)
+        x, stashes, new = self._walk(weights, step_of, (x, saved.stashes, self._no_metrics()))
         x, stashes = written(x, stashes)
         metrics = {name: total + jnp.where(valid, new[name], 0) for name, total in side.metrics.items()}
-        later = lambda stack, own, rows: own if rows is None else rows
-        return x, stashes, side._replace(metrics=metrics), self.by_stack(later, weights.stack, layers)
+        return x, stashes, side._replace(metrics=metrics)
 
     def backward(
         self, weights: Chunk, cotangents: Cotangents, tokens: Tokens, saved: Saved, into: Accumulator, side: Side
@@ -208,7 +203,6 @@ class LayerLoop:
 
         carry = vary(dy), into.chunk.stack, side.taps, side.observed
         dx, totals, taps, observed = self._walk(weights, step_of, carry, reverse=True)
-        totals = self.by_stack(lambda stack, own: stack.store.finish(own), totals)
         return dx, totals, side._replace(taps=taps, observed=observed)
 
     def weight_gradients(self, weights: Arrays, tokens: Tokens, into: Accumulator, side: Side) -> Arrays:

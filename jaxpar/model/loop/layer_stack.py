@@ -101,7 +101,7 @@ class LayerStack:
 
     def load_any(self, weights: Stack) -> Arrays:
         """The weights of a row, used only for their shapes."""
-        return self.store.operands(self.store.fetch(weights, 0, 0)[0])
+        return self.store.operands(self.store.fetch(weights, 0, 0))
 
     def taps(self, slots: int, weights: Stack, x: jax.Array, tokens: PyTree) -> Arrays:
         """Zeros for what split backwards of a chunk leave, [slot, row, ...], given shapes."""
@@ -144,18 +144,13 @@ class LayerStack:
         load = lambda row: self.store.fetch(own, self.row(weights, row), like)
 
         def fetch(row: jax.Array) -> tuple[Arrays | None, PyTree]:
-            w, stored = load(row) if ahead else (None, None)
-            return w, step.fetch(row) if stored is None else stored
+            return load(row) if ahead else None, step.fetch(row)
 
         def run(fetched: tuple[Arrays | None, PyTree], row: jax.Array, carry: PyTree) -> PyTree:
             def act(carry: PyTree) -> PyTree:
                 w, others = fetched
-                if not step.loads:
-                    return step.run({}, others, row, carry)
-                if w is None:
-                    w, stored = load(row)
-                    others = others if stored is None else stored
-                return step.run(self.store.operands(w), others, row, carry)
+                w = self.store.operands(load(row) if w is None else w) if step.loads else {}
+                return step.run(w, others, row, carry)
 
             return self.left_out_of_padding(weights.chunk, row, act, carry) if padded else act(carry)
 

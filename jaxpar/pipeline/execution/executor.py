@@ -9,8 +9,7 @@ result of F is sent while B computes.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any
 
 import jax
@@ -47,8 +46,7 @@ def execute(
     has besides; `gradients` are the zeros in gradient placement that gradients accumulate in.
     """
     given = Given(weights, weights[LAYERS], microbatches, seeds, shared or {})
-    executor, slots, totals = _Executor(program, stages), program.slots, gradients[LAYERS]
-    loop = stages.first_loop if program.runs and program.runs[0].begins else stages.loop
+    executor, slots, totals, loop = _Executor(program, stages), program.slots, gradients[LAYERS], stages.loop
     x, tokens = executor.shapes(given)
     nothing = {name: jnp.float32(0) for name in stages.loss_reports}
     carry = Carry(
@@ -63,9 +61,6 @@ def execute(
         given = given._replace(layers=stages.chunks.zeros(given.layers, slots["weights"]))
     for part in program.loops:
         totals, carry, given = executor.between(part.first, totals, carry, given)
-        if part.runs[0].begins:
-            carry, given = executor.begin(part.runs[0], carry, given)
-            continue
         tick = lambda run, row, carry, given=given: executor.tick(run, row, carry, given)
         carry = executor.loop_over(part, tick, carry)
     totals, carry, _ = executor.between(program.ticks, totals, carry, given)
@@ -114,14 +109,6 @@ def evaluate[Result](
 class _Executor(Inputs):
     """The actions of training."""
 
-    def begin(self, run: Run, carry: Carry, given: Given) -> tuple[Carry, Given]:
-        """The first tick, and what is given with the layers that its forward gathered."""
-        assert run.ticks == 1 and Kind.FORWARD in run.kinds and not run.arrivals, "a forward of all layers"
-        row = self.own({name: jnp.asarray(table[run.first]) for name, table in self.program.rows.items()})
-        _, carry, layers = self._forwarded(row, carry, given, self.stages.first_loop)
-        given = given._replace(weights=given.weights | {LAYERS: layers}, layers=layers)
-        return self.tick(replace(run, kinds=run.kinds - {Kind.FORWARD}), row, carry, given), given
-
     def between(self, tick: int, totals: Arrays, carry: Carry, given: Given) -> tuple[Arrays, Carry, Given]:
         """(`totals` with the gradients of chunks that are complete before `tick`, the carry without them, what is given
         with the weights of the chunks that are held from then on)."""
@@ -143,11 +130,10 @@ class _Executor(Inputs):
             y, carry = self._act(row["f_counts"], "forward", row, carry, given)
         if Kind.BACKWARD in run.kinds:
             dy = at(carry.cotangents, row["b_cotangent"])
-            last = "last " if run.completes else ""
             if run.head:
-                g, carry = self._act(row["b_counts"] & row["b_last"], f"{last}loss", row, carry, given)
+                g, carry = self._act(row["b_counts"] & row["b_last"], "loss", row, carry, given)
                 dy = jnp.where(row["b_last"] == 1, g, dy)
-            g, carry = self._act(row["b_counts"], f"{last}backward", row | {"b_dy": dy}, carry, given)
+            g, carry = self._act(row["b_counts"], "backward", row | {"b_dy": dy}, carry, given)
             # Later operations overwrite what was read here; without this barrier, XLA copies the whole buffer.
             stash, g = lax.optimization_barrier((carry.stash, g))
             carry = carry._replace(stash=stash)
@@ -165,11 +151,9 @@ class _Executor(Inputs):
     def _actions(self) -> dict[str, Act]:
         """The operations of a tick, each traced once for all runs of ticks."""
         actions: dict[str, Act] = {
-            "forward": lambda row, carry, given: self._forwarded(row, carry, given, self._loop)[:2],
+            "forward": self._forward,
             "loss": self._loss,
-            "last loss": partial(self._loss, completes=True),
             "backward": self._backward,
-            "last backward": partial(self._backward, completes=True),
             "weight": self._weight,
         }
         return {name: jax.jit(act, inline=True) for name, act in actions.items()}
@@ -193,17 +177,17 @@ class _Executor(Inputs):
         skip = lambda carry: (jax.tree.map(lambda leaf: vary(jnp.zeros(leaf.shape, leaf.dtype)), like), carry)
         return lax.cond(valid == 1, act, skip, carry)
 
-    def _forwarded(self, row: Row, carry: Carry, given: Given, loop: Any) -> tuple[jax.Array, Carry, Arrays]:
-        """The output of a chunk, the carry, and the layers for later passes."""
+    def _forward(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry]:
+        """The output of a chunk, and the carry."""
         data = self.microbatch(given, row["f_microbatch"])
         x = self.input(row, given, carry.arrivals, carry.stash)
         chunk, saved = self._chunk(given.layers, row, "f", "weights"), Saved(carry.stash, row["f_slot"])
         tokens, valid = self.stages.token_context(data), row["f_counts"] == 1
-        y, stash, side, layers = loop.forward(chunk, x, tokens, saved, carry.side, valid)
+        y, stash, side = self._loop.forward(chunk, x, tokens, saved, carry.side, valid)
         outputs = put(carry.outputs, y, row["f_output"], (row["f_counts"] & row["f_last"]) == 1)
-        return y, carry._replace(stash=stash, outputs=outputs, side=side), layers
+        return y, carry._replace(stash=stash, outputs=outputs, side=side)
 
-    def _loss(self, row: Row, carry: Carry, given: Given, completes: bool = False) -> tuple[jax.Array, Carry]:
+    def _loss(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry]:
         """Loss of the last chunk's output: its gradients added up, and the cotangent of the output."""
         valid = (row["b_counts"] & row["b_last"]) == 1
         data = self.last(row, given, "b")
@@ -219,18 +203,15 @@ class _Executor(Inputs):
         with jax.named_scope("gradients"):
             mine = True if self.shares_ends else valid
             parts = jax.tree.map(lambda total, a: total + _where(mine, a), parts, new)
-        if completes:
-            parts = self.stages.completed(parts, embedded=False)
         reported = {name: total + _where(mine, reports[name]) for name, total in carry.reported.items()}
         return g, carry._replace(gradients=carry.gradients | parts, reported=reported)
 
-    def _backward(self, row: Row, carry: Carry, given: Given, completes: bool = False) -> tuple[jax.Array, Carry]:
+    def _backward(self, row: Row, carry: Carry, given: Given) -> tuple[jax.Array, Carry]:
         data = self.microbatch(given, row["b_microbatch"])
         valid = row["b_counts"] == 1
         assert given.seeds is not None, "a backward starts from the cotangent of the objective"
         several = jax.tree.leaves(given.microbatches)[0].shape[0] > 1
-        loop = self.stages.last_loop if completes else self._loop
-        dx, layers, side = loop.backward(
+        dx, layers, side = self._loop.backward(
             self._chunk(given.layers, row, "b", "weights"),
             Cotangents(row["b_dy"], given.seeds.reports),
             self.stages.token_context(data),
@@ -247,8 +228,6 @@ class _Executor(Inputs):
         into_embedding = jnp.where(valid & (row["b_first"] == 1), dx, 0)
         first = self.first(row, given, "b")
         gradients = self.stages.embed_gradients(given.weights, first, into_embedding, carry.gradients)
-        if completes:
-            gradients = self.stages.completed(gradients, embedded=True)
         return dx, carry._replace(gradients=gradients, side=side)
 
     def _weight(self, row: Row, carry: Carry, given: Given) -> tuple[tuple[()], Carry]:

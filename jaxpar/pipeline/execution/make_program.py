@@ -35,25 +35,19 @@ def make_program(
     *,
     hold: bool = False,
     branching: bool = False,
-    completes: bool = False,
-    begins: bool = False,
 ) -> PipelineProgram:
     """The program of `schedule`, or of other ticks of its actions (a schedule of forwards alone is fine).
 
     With `hold`, the weights of a chunk are gathered once for all its forwards and once for all its backwards, and kept
     meanwhile: right for a schedule that finishes with a chunk before it begins the next. With `branching` each rank
-    takes one action a tick, in its published order. With `completes` the last tick is a run of its own, in which
-    gradients are complete: right for one rank, whose last tick has the backward of all layers. With `begins` the first
-    one is, whose forward has all layers.
+    takes one action a tick, in its published order.
     """
     if ticks is None:
         ticks = branching_ticks(schedule.orders, schedule.chunks) if branching else schedule.ticks
-    assert not completes or schedule.ranks == 1, "gradients of several ranks are complete in several ticks"
-    assert not begins or schedule.chunks == 1, "several chunks are used first in several ticks"
     tables = _Tables(schedule, ticks, branching)
     if hold:
         tables.hold()
-    runs = tables.runs(completes, begins)
+    runs = tables.runs()
     loops = (Loop((run,), 1) for run in runs) if hold else fold(runs)
     return PipelineProgram(schedule, tables.rows, tables.counts, tuple(loops), tables.loads, tables.releases, branching)
 
@@ -183,23 +177,22 @@ class _Tables:
         for field, value in (again | {"source": STASHED}).items():
             self.rows[f"f_{field}"][tick, rank] = value
 
-    def runs(self, completes: bool, begins: bool) -> list[Run]:
+    def runs(self) -> list[Run]:
         """Ticks in a row with the same signature."""
         cuts = sorted({*self.loads, *self.releases})
         ends = "b" if self.rows["b_counts"].any() else "f"
 
-        def signature(tick: int) -> tuple[frozenset[Kind], bool, int, bool, bool]:
+        def signature(tick: int) -> tuple[frozenset[Kind], bool, int]:
             kinds = frozenset(action.kind for actions in self.ticks[tick] for action in actions)
             head = bool((self.rows[f"{ends}_last"][tick] & self.rows[f"{ends}_counts"][tick]).any())
             head |= self.branching and Kind.BACKWARD in kinds  # which costs no more: ranks branch around the loss too
-            last = tick == len(self.ticks) - 1
-            return kinds, head, bisect_right(cuts, tick), completes and last, begins and tick == 0
+            return kinds, head, bisect_right(cuts, tick)
 
         runs = []
-        for (kinds, head, _, *first_or_last), group in groupby(range(len(self.ticks)), key=signature):
+        for (kinds, head, _), group in groupby(range(len(self.ticks)), key=signature):
             numbers = list(group)
             arrivals = frozenset(name for name in ARRIVALS if (self.rows[name][numbers] != NOTHING).any())
-            runs.append(Run(kinds, head, numbers[0], len(numbers), arrivals, *first_or_last))
+            runs.append(Run(kinds, head, numbers[0], len(numbers), arrivals))
         return runs
 
 
@@ -212,7 +205,7 @@ def fold(runs: Sequence[Run]) -> Iterator[Loop]:
 
     Interleaved schedules alternate between ticks with and without the loss, as often as there are microbatches for it.
     """
-    keys = [(run.kinds, run.head, run.ticks, run.completes, run.begins) for run in runs]
+    keys = [(run.kinds, run.head, run.ticks) for run in runs]
     for repeat in repeats(keys, MOST_RUNS):
         each = zip(*(runs[turn] for turn in repeat.turns), strict=True)
         arrivals = lambda same: frozenset().union(*(run.arrivals for run in same))

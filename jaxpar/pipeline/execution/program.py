@@ -53,10 +53,6 @@ class Run:
     ticks: int
     arrivals: frozenset[str]
     """The fields among `y_before` ... `g_self` by which something arrives after some of these ticks."""
-    completes: bool = False
-    """Whether gradients are complete after this tick, and are summed over ranks in it."""
-    begins: bool = False
-    """Whether this tick uses the layers first, and gathers them from where the optimizer has them."""
 
 
 @dataclass(frozen=True)

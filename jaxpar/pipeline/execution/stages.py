@@ -22,16 +22,6 @@ class Stages(Protocol):
         ...
 
     @property
-    def first_loop(self) -> Any:
-        """The layers in a pass that gathers their weights from where the optimizer has them."""
-        ...
-
-    @property
-    def last_loop(self) -> Any:
-        """The layers in a pass after which their gradients are complete."""
-        ...
-
-    @property
     def vocab_axes(self) -> tuple[str, ...]:
         """Mesh axes that split the vocabulary."""
         ...
@@ -51,11 +41,6 @@ class Stages(Protocol):
 
     def embed_gradients(self, weights: Weights, batch: Batch, dx: jax.Array, gradients: Weights) -> Weights:
         """`gradients` of the whole model with those of `embed` added, whose cotangent is `dx`."""
-        ...
-
-    def completed(self, gradients: Weights, *, embedded: bool) -> Weights:
-        """Complete gradients, summed over the ranks over which they travel early: of the embedding, or of the parts
-        that only the loss uses."""
         ...
 
     def loss(

@@ -24,7 +24,6 @@ from jaxpar.layout.choices.experts import loops_on
 from jaxpar.layout.choices.matmul import grouped_codes
 from jaxpar.layout.choices.matmul_codes import matmul_codes
 from jaxpar.layout.choices.pipeline import holds
-from jaxpar.layout.choices.replica_sums import only_after
 from jaxpar.layout.choices.tiles import mlp_tiles, without_hidden
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.estimate import IN_TRANSIT, MemoryEstimate, MemoryModel, Units
@@ -108,7 +107,6 @@ class ActivationPlanner:
             exchange_dtype=asked.quantized.tokens, expert_codes=self._expert_codes,
             matmul_codes=self._matmul_codes,
             embedding_messages=self._embedding_messages,
-            sums_early=asked.overlap.replica_sums != "after",
             shard_state=self._state_replicas > 1,
             attention=self.attention,
             expert_slices=expert_options(asked).slices, expert_own_rows=asked.experts.own_rows,
@@ -147,16 +145,8 @@ class ActivationPlanner:
             group.pipe, group.shards, group.context, group.tensor, group.microbatch, self._microbatches, choice.zero,
             self.kinds, choice.virtual_stages, "host" if choice.optimizer_offload else "none",
             loss_logits=logits if memory.loss_backend == "fused" else None, scratch=self._scratch, routed=group.expert,
-            sums_early=self._sums_early, shared_ends=choice.shared_ends, state_replicas=self._state_replicas,
+            shared_ends=choice.shared_ends, state_replicas=self._state_replicas,
         )  # fmt: skip
-
-    @property
-    def _sums_early(self) -> bool:
-        group = self.group
-        config = self.model.config
-        if config.parallel.overlap.replica_sums == "after":
-            return False
-        return only_after(group.pipe, group.replica, group.shards, self.choice.zero) is None
 
     @property
     def _state_replicas(self) -> int:

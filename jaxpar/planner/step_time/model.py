@@ -70,7 +70,7 @@ class Steps(Common):
             layout.zero, layout.context_strategy, layout.remat, layout.offload_fraction, layout.optimizer_offload,
             layout.resident_state, layout.precision, layout.wire, kinds_of_slots(self.model, layout),
             layout.expert_exchange, layout.expert_capacity, layout.imbalance, layout.expert_slices,
-            layout.exchange_dtype, layout.expert_codes, layout.matmul_codes, layout.attention, layout.sums_early,
+            layout.exchange_dtype, layout.expert_codes, layout.matmul_codes, layout.attention,
             layout.shard_state, layout.expert_own_rows, layout.expert_loop, self._held_rows(layout),
             layout.embedding_messages, reduces_with_weights(layout),
         )  # fmt: skip

@@ -11,7 +11,7 @@ from jaxpar.planner.step_time.chunks import Kinds, chunk_lengths, chunk_slots
 from jaxpar.planner.step_time.common import Common
 from jaxpar.planner.step_time.data_messages import DataMessages
 from jaxpar.planner.step_time.layer_times import Layers, Sort
-from jaxpar.planner.step_time.overlap import GATHERS, HELD_GATHERS, HELD_SCATTERS, SCATTERS, SUMS, sums_beside
+from jaxpar.planner.step_time.overlap import GATHERS, HELD_GATHERS, HELD_SCATTERS, SCATTERS
 from jaxpar.planner.step_time.update import MASTER
 from jaxpar.planner.step_time.weight_traffic import held_seconds, holds_chunks
 
@@ -52,8 +52,7 @@ class Once:
             exposed += self._over_replicas(held)
             exposed += sent.shards.gather_once(self.own, self.coded) + sent.expert_shards.gather_once(self.experts)
         elif layout.zero == 0:
-            reduce = sent.data.reduce(self.own) + sent.expert_data.reduce(self.experts)
-            exposed += self._beside_last(reduce)
+            exposed += sent.data.reduce(self.own) + sent.expert_data.reduce(self.experts)
         else:
             # Stage 2 holds no whole gradient between microbatches, unless a pipeline takes many through the weights.
             times = self.where.microbatches(layout) if layout.zero == 2 and layout.pipe == 1 else 1
@@ -145,19 +144,12 @@ class Once:
         return of_rows(ring, looked_up, self.model.embed, case.item, times=times)
 
     def _over_replicas(self, held: float) -> float:
-        """What is left of the messages over replicas: of the gradients of so many weights of a replica's rank, and of
-        the weights where the state is split, which may be gathered beside the first microbatch's forward."""
-        sent, layout = self.messages, self.layout
-        if not layout.shard_state:
-            return self._beside_last(sent.replicas.reduce(held))
-        gather = sent.replica_weights.gather_whole(held)
-        if sums_beside(layout) and not layout.optimizer_offload and layout.matmul_codes is None:
-            gather *= GATHERS
-        return self._beside_last(sent.replicas.scatter(held)) + gather
-
-    def _beside_last(self, reduce: float) -> float:
-        """What is left of a sum over ranks beside the last microbatch's backward, where jaxpar runs it there."""
-        return SUMS * reduce if sums_beside(self.layout) else reduce
+        """Seconds of the messages over replicas: of the gradients of so many weights of a replica's rank, and of the
+        weights where the state is split."""
+        sent = self.messages
+        if not self.layout.shard_state:
+            return sent.replicas.reduce(held)
+        return sent.replicas.scatter(held) + sent.replica_weights.gather_whole(held)
 
     def _of_matrices(self) -> float:
         """Rules that see matrices: ranks that share weights exchange layers for dims, work on whole matrices, and send

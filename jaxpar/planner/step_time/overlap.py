@@ -8,17 +8,12 @@ them, docs/predictions.md); nothing was measured on GPUs.
 
 from __future__ import annotations
 
-from jaxpar.layout.choices.replica_sums import only_after
-from jaxpar.planner.layout import Layout
-
 GATHERS, SCATTERS = 0.03, 0.15
 """Least shares of gathers of weights, and of reductions of their gradients, that are waited for."""
 BESIDE, BESIDE_TENSOR = 0.4, 0.1
 """Share of a layer's compute that messages of weights run beside; the second where tensor ranks send messages in it."""
 HELD_GATHERS, HELD_SCATTERS = 0.41, 0.66
 """The shares of chunks that a pipeline holds whole, whose messages have little compute beside them."""
-SUMS = 0.51
-"""Share that is waited for of sums over replicas that run beside the last microbatch's backward."""
 HOST = 0.13
 """Least share of copies of activations to and from the host."""
 
@@ -33,9 +28,3 @@ def waited(gather: float, scatter: float, free: float, tensor: int) -> float:
 def first_gather(gather: float) -> float:
     """Seconds that gathering the first layer of a pipeline's chunk adds to `waited`: nothing runs beside it."""
     return (1 - GATHERS) * gather
-
-
-def sums_beside(layout: Layout) -> bool:
-    """Whether sums over replicas run beside the last microbatch's backward."""
-    shards = layout.fsdp * layout.expert * layout.context
-    return layout.sums_early and only_after(layout.pipe, layout.replica, shards, layout.zero) is None

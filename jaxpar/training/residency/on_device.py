@@ -57,12 +57,11 @@ class OnDevice:
         """The weights passed to a function, each typed by the memory that it is in."""
         return master
 
-    def opened(self, master: Weights, *, layers_later: bool = False) -> tuple[Weights, Weights]:
+    def opened(self, master: Weights) -> tuple[Weights, Weights]:
         """Weights in storage placement, from the weights passed to the step, with the frozen ones among them, and zeros
-        in gradient placement for those that are trained; a `CodedStack` is on the device. With `layers_later`, layers
-        stay in optimizer placement; layers in host memory stay as they are."""
-        stay = layers_later or self.layers_on_host
-        moved = self.here({part: weights for part, weights in master.items() if not (stay and part == LAYERS)})
+        in gradient placement for those that are trained; a `CodedStack` is on the device. Layers in host memory
+        stay as they are."""
+        moved = self.here({part: own for part, own in master.items() if not (self.layers_on_host and part == LAYERS)})
         return master | to_storage(moved, self.layout.placements), self.accumulators()
 
     @property

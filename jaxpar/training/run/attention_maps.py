@@ -88,7 +88,7 @@ def _weights_function(step: TrainStep, layer: int):
         for number, (kind, place) in enumerate(layout.order.slots[: layer + 1]):
             model = kind_model(layout.config.model, kind)
             attention = _KeepingAttention(mask_of(layout.config, model), model)
-            w, _ = stages.loop.stacks[kind].store.fetch(weights[LAYERS][kind], place, place)
+            w = stages.loop.stacks[kind].store.fetch(weights[LAYERS][kind], place, place)
             prototype = layer_of_kind(layout.config, kind, layout.plan.layer_of(kind))
             x, _ = with_weights(prototype, w)(x, jnp.int32(number), tokens[kind], attention, False)
             kept = attention.kept

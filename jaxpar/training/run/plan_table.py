@@ -18,7 +18,6 @@ from jaxpar.layers.counting import factor_parameters, parameter_count
 from jaxpar.layout.choices.experts import expert_rows
 from jaxpar.layout.choices.matmul import matmul_rows, routed_choice, tiled_choice
 from jaxpar.layout.choices.reasons import choice_rows
-from jaxpar.layout.choices.replica_sums import why_gathered_before
 from jaxpar.layout.memory.estimate import chunk_bytes, offloaded_bytes
 from jaxpar.layout.memory.state_bytes import frozen_bytes, state_bytes
 from jaxpar.layout.memory.state_storage import offload_rows
@@ -81,7 +80,6 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         *_offload_rows(layout),
         *offload_rows(layout, device.device_kind),
         *choice_rows(plan),
-        *_new_weights_row(plan),
         *_limits_rows(plan),
         *_balance_row(layout),
         *_objective_row(layout),
@@ -126,15 +124,6 @@ def _expert_copies(layout: StepLayout) -> list[str]:
     if ranks == 1:
         return ["none of experts' weights, which are gathered from all their ranks with each use"]
     return [f"{ranks} ranks for experts' weights"]
-
-
-def _new_weights_row(plan: Plan) -> list[tuple[str, str, str]]:
-    """When the new weights that replicas share are gathered; empty where they share none."""
-    if not plan.shard_state_over_replicas.name:
-        return []
-    why = why_gathered_before(plan)
-    when = "with their first use" if why is None else "before the forward"
-    return [("new weights over replicas", f"gathered {when}", why or "each layer's beside the one before")]
 
 
 def _limits_rows(plan: Plan) -> list[tuple[str, str, str]]:

@@ -12,7 +12,6 @@ from jaxtyping import Array, Bool, Float, Int, PyTree, UInt
 from jaxpar.config.axes import TOKEN_AXES
 from jaxpar.config.parts import OPTIMIZERS
 from jaxpar.layout.choices.pipeline import forward_program
-from jaxpar.layout.choices.replica_sums import gathers_with_first_use
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.state import TrainState, all_weights
 from jaxpar.layout.step_arguments import StepArguments
@@ -82,8 +81,7 @@ class StepFunctions:
         stages = stages_of(self.layout, train=True)
         shared = self._shared(state)
         weights, more, of_weights = self._weights(all_weights(state), shared)
-        later = gathers_with_first_use(self.layout.plan)
-        weights, accumulators = self.residency.opened(weights, layers_later=later)
+        weights, accumulators = self.residency.opened(weights)
         unpadded = (batch["segments"] > 0).sum().astype(jnp.float32)
         local_count = self.layout.objective.count(batch)
         assert_varies_over(local_count, TOKEN_AXES, "the count of the objective")

@@ -6,7 +6,6 @@ import io
 import json
 import re
 from dataclasses import replace
-from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
@@ -28,7 +27,7 @@ from jaxpar.cost.hardware_model import HOPPER
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.model.flops import flops_per_step
-from tests.compiler.inspected import CACHE, YAML, hsdp, inspected
+from tests.compiler.inspected import CACHE, hsdp
 
 LAYERS, MICROBATCHES, FSDP = 4, 2, 4
 SVG = "{http://www.w3.org/2000/svg}"
@@ -65,16 +64,6 @@ def test_gradients_cross_nodes_once_over_replicas():
     assert sum(row.bytes for row in rows) == (LAYERS * WEIGHTS_OF_A_LAYER + 2 * TABLE) / FSDP * 4  # 2 x (2 - 1) / 2
     assert all(row.crosses_nodes for row in rows)
     assert sum(row.seconds for row in rows) > sum(row.bytes for row in rows) / (50e9 * HOPPER.network_share)
-
-
-@pytest.mark.long
-def test_sums_over_replicas_beside_the_backward_send_those_of_one_layer_more(tmp_path: Path):
-    """The loop over layers sums the layer before; in its first turn there is none, and another one is sent and left."""
-    file = tmp_path / "small.yaml"
-    file.write_text(YAML.replace("replica_sums: after", "replica_sums: overlapped, shard_state_over_replicas: false"))
-    _, report = inspected(load_config(file))
-    sent = sum(row.bytes for row in report.collectives if row.collective == "reduce_sum" and row.axis == "replica")
-    assert sent == ((LAYERS + 1) * WEIGHTS_OF_A_LAYER + 2 * TABLE) / FSDP * 4
 
 
 def test_exposed_time_is_a_share_of_the_time_of_a_step():

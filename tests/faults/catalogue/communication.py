@@ -5,11 +5,7 @@ from __future__ import annotations
 from tests.faults.fault import Fault, parity, pipeline_parity
 
 RING = "tests/mesh/test_collective_matmul.py::test_a_ring_has_the_numbers_of_the_plain_collectives[4-2]"
-REPLICA_SUMS = "tests/training/parity/test_replica_sums.py::test_loss_and_gradients_equal_one_device[HSDP]"
-OVER_REPLICAS = (
-    "tests/training/parity/test_state_over_replicas.py"
-    "::test_loss_and_gradients_equal_one_device[ZeRO-3, beside the backward]"
-)
+OVER_REPLICAS = "tests/training/parity/test_state_over_replicas.py::test_loss_and_gradients_equal_one_device[ZeRO-3]"
 EMBEDDING = "tests/training/parity/test_embedding_messages.py::test_loss_and_gradients_equal_one_device[ZeRO-3]"
 
 COMMUNICATION = (
@@ -88,53 +84,12 @@ COMMUNICATION = (
         found="trace",
     ),
     Fault(
-        name="first_layer_summed_before_it_is_complete",
-        description="Beside the last layer's backward, which no layer follows, gradients of the first one are summed.",
-        file="jaxpar/stores/early_sums.py",
-        old="jnp.where(after > 0, new, old)",
-        new="new",
-        caught_by=(REPLICA_SUMS,),
-    ),
-    Fault(
-        name="early_sum_repeated",
-        description="Gradients that were summed over replicas beside the backward are summed again after it.",
-        file="jaxpar/mesh/materialize.py",
-        old="done = (*(scattered[1] if scattered else ()), *transport.early)",
-        new="done = scattered[1] if scattered else ()",
-        caught_by=(REPLICA_SUMS,),
-        found="trace",
-    ),
-    Fault(
-        name="first_layer_left_unsummed",
-        description="The gradients of a stack's first layer, which the backward completes last, are not summed early.",
-        file="jaxpar/stores/early_sums.py",
-        old="put(total, new, 0) if placed.transport.early else total",
-        new="total",
-        caught_by=(REPLICA_SUMS,),
-    ),
-    Fault(
         name="weights_of_other_replicas_not_gathered",
         description="Where replicas share the state, each has its own part of the new weights in place of the others'.",
         file="jaxpar/mesh/materialize.py",
         old="weight = gather_shards(weight, own, dim - unstacked, transport.exact if own == REPLICAS else transport)",
         new="weight = jnp.concatenate([weight] * jax.lax.axis_size(own), dim - unstacked) if own == REPLICAS "
         "else gather_shards(weight, own, dim - unstacked, transport)",
-        caught_by=(OVER_REPLICAS,),
-    ),
-    Fault(
-        name="scattered_sum_repeated",
-        description="Gradients that were scattered over replicas beside the backward are summed over these once more.",
-        file="jaxpar/mesh/materialize.py",
-        old="own = _part if transport.early_dim is not None else partial(scatter_shards, transport=transport)",
-        new="own = partial(scatter_shards, transport=transport)",
-        caught_by=(OVER_REPLICAS,),
-    ),
-    Fault(
-        name="gathered_layer_in_place_of_the_first",
-        description="Each layer's weights that come with their first use are stored in the first layer's place.",
-        file="jaxpar/stores/first_use.py",
-        old="put(rows, fetched, row)",
-        new="put(rows, fetched, 0 * row)",
         caught_by=(OVER_REPLICAS,),
     ),
     Fault(

@@ -34,9 +34,6 @@ SPACES = {
     "experts behind a dense layer": search_of(
         model_of(**FEW | {"model": FEW["model"] | EXPERTS | ROUTED}), "h100:2x2", limit=60 * GIB
     ),
-    "sums over replicas after the backward": search_of(
-        model_of(**FEW | {"parallel": {"overlap": {"replica_sums": "after"}}}), "h100:2x2", limit=60 * GIB
-    ),
     "state over replicas": search_of(
         model_of(**FEW | {"parallel": {"overlap": {"shard_state_over_replicas": True}}}),
         "h100:2x2",

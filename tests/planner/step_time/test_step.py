@@ -54,7 +54,7 @@ def test_a_remat_map_of_a_preset_takes_as_long_as_the_preset():
 
 MIXED = Layout(fsdp=16, tensor=2, zero=3)
 PIPE = Layout(pipe=4, fsdp=8, zero=1, schedule="1f1b")
-REPLICAS = Layout(replica=32, zero=1, sums_early=False)
+REPLICAS = Layout(replica=32, zero=1)
 CONTEXT = Layout(fsdp=2, context=16, zero=3, context_strategy="usp")
 
 
@@ -63,7 +63,6 @@ CONTEXT = Layout(fsdp=2, context=16, zero=3, context_strategy="usp")
     [
         pytest.param("bubble", replace(PIPE, schedule="interleaved", virtual_stages=4), PIPE, 0.6, id="virtual stages"),
         pytest.param("tensor", Layout(fsdp=4, tensor=8), Layout(fsdp=2, tensor=16), 0.5, id="tensor ranks of a host"),
-        pytest.param("data", replace(REPLICAS, sums_early=True), REPLICAS, 0.95, id="sums beside the backward"),
         pytest.param("data", replace(REPLICAS, shard_state=True), REPLICAS, 0.8, id="state over replicas"),
         pytest.param("data", replace(BASE, wire=Transport(gradient="int4")), BASE, 0.8, id="quantised gradients"),
         pytest.param("data", replace(MIXED, wire=Transport(secondary=8)), MIXED, 0.95, id="secondary shards"),

@@ -23,8 +23,8 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
         "parallel": {"fsdp": 4, "zero": 2, "microbatches": 2},
         "model": {"position": "learned", "max_positions": 64},
     },
-    "HSDP, sums beside the backward, scaled embeddings": {
-        "parallel": {"replica": 2, "fsdp": 2, "overlap": {"replica_sums": "overlapped"}},
+    "HSDP, scaled embeddings": {
+        "parallel": {"replica": 2, "fsdp": 2},
         "model": gemma(layers=3),
     },
     "state over replicas, split vocabulary and sequence": {
@@ -44,9 +44,9 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 FROZEN: dict[str, dict[str, Any]] = {
     "ZeRO-3": {"fsdp": 4, "microbatches": 2},
-    "state over replicas, beside the backward": {
+    "state over replicas": {
         "replica": 2, "fsdp": 2, "tensor": 2,
-        "overlap": {"shard_state_over_replicas": True, "replica_sums": "overlapped"},
+        "overlap": {"shard_state_over_replicas": True},
     },
 }  # fmt: skip
 

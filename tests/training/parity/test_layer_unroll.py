@@ -14,8 +14,8 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "two, four loops": {
         "parallel": {"fsdp": 2, "microbatches": 2, "overlap": {"layer_unroll": 2}}, "model": {"layers": 5}
     },
-    "three, sums over replicas beside the backward": {
-        "parallel": {"replica": 2, "fsdp": 2, "overlap": {"replica_sums": "overlapped", "layer_unroll": 3}},
+    "three, HSDP": {
+        "parallel": {"replica": 2, "fsdp": 2, "overlap": {"layer_unroll": 3}},
         "model": {"layers": 5},
     },
     "more than there are, offloaded, of two kinds": {

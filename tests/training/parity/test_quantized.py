@@ -58,13 +58,13 @@ QUANTISED: dict[str, tuple[float, dict[str, dict[str, Any]]]] = {
         0.03,
         {"parallel": {"replica": 4, "fsdp": 2, "quantized": {"gradients": "int8"}}},
     ),
-    "all of int8, state over replicas, beside the backward": (
+    "all of int8, state over replicas": (
         0.05,
         {
             "parallel": {
                 "replica": 2,
                 "fsdp": 4,
-                "overlap": {"shard_state_over_replicas": True, "replica_sums": "overlapped"},
+                "overlap": {"shard_state_over_replicas": True},
                 **INT8,
             },
         },
