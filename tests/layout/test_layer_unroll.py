@@ -15,7 +15,7 @@ from jaxpar.layout.choices.reasons import choice_rows
 from jaxpar.layout.layer_unroll import check_layer_unroll
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.memory.estimate import estimate_memory
-from jaxpar.training.run.plan_table import _limits_rows, _new_weights_row
+from jaxpar.training.run.plan_table import _limits_rows
 from jaxpar.units import GIB
 from tests.nonzero_gradients import gemma
 from tests.sentences import refused
@@ -82,10 +82,9 @@ def test_the_table_of_a_plan_has_what_runs_beside_messages_and_why():
     rows = {name: rest for name, *rest in choice_rows(plan)}
     assert rows["layer unroll"] == ["2", plan.layer_unroll.reason]
     assert rows["shard state over replicas"] == ["true", plan.shard_state_over_replicas.reason]
-    assert {"weight prefetch", "embedding messages", "replica sums"} <= set(rows)
-    assert _new_weights_row(plan)[0][:2] == ("new weights over replicas", "gathered with their first use")
+    assert {"weight prefetch", "embedding messages"} <= set(rows)
     nothing_sent = plan_of(parallel={"fsdp": 4, "zero": 1})[1]
-    assert not {"layer unroll", "weight prefetch", "embedding messages", "replica sums"} & {
+    assert not {"layer unroll", "weight prefetch", "embedding messages"} & {
         name for name, *_ in choice_rows(nothing_sent)
     }
     asked = _limits_rows(replace(plan, collectives_at_once=2, merged_matmuls_mb=0))
