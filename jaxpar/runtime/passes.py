@@ -1,9 +1,9 @@
-"""Records that a pass through a chunk of layers takes: where activations are saved, where gradients accumulate."""
+"""Arguments of a pass through a chunk of layers: the store of its weights, and where activations and gradients go."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 from jaxtyping import Array, Bool, Float, PyTree
@@ -76,3 +76,35 @@ class Side(NamedTuple):
     matmuls."""
     observed: Observed | None
     """Statistics of all layers, where they collect any."""
+
+
+type Stack = PyTree
+"""The weights of one kind of layers on this rank, or their gradients, as a store has them: arrays [row, ...]."""
+
+
+class WeightStore(Protocol):
+    """Where the weights of one kind of layers come from in a pass, and where their gradients go.
+
+    All functions are traced inside the step's map. `row` is an index in the stacks.
+    """
+
+    @property
+    def ahead(self) -> bool:
+        """Whether a row takes time to fetch, so that it is fetched while the layer before computes."""
+        ...
+
+    def fetch(self, weights: Stack, row: Index, like: int) -> Arrays:
+        """The weights of a row in compute placement. `like` is a row of a chunk that is stored in the same dtypes."""
+        ...
+
+    def operands(self, fetched: Arrays) -> Arrays:
+        """Fetched weights in the dtypes in which a layer takes them."""
+        ...
+
+    def again(self, weights: Stack, x: jax.Array) -> tuple[Stack, jax.Array]:
+        """`weights` for a second pass, which fetches nothing before `x` is computed."""
+        ...
+
+    def add(self, gradients: Stack, new: Arrays, row: Index, into: Accumulator) -> Stack:
+        """`gradients` (gradient placement) with those of a layer (compute placement) added to a row."""
+        ...

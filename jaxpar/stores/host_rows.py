@@ -11,8 +11,7 @@ from jaxpar.memory.streaming import to_host
 from jaxpar.mesh.layer_order import LAYERS, Index
 from jaxpar.mesh.materialize import row_to_storage
 from jaxpar.mesh.parameters import Arrays
-from jaxpar.runtime.passes import Accumulator
-from jaxpar.runtime.store import Stack
+from jaxpar.runtime.passes import Accumulator, Stack
 from jaxpar.stores.sharded import Sharded
 
 

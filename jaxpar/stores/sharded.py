@@ -13,8 +13,7 @@ from jaxpar.mesh.layer_order import LAYERS, Index
 from jaxpar.mesh.materialize import gather, is_code, to_accumulators
 from jaxpar.mesh.parameters import Arrays, Nested, merge, only
 from jaxpar.mesh.placements import Placements, WeightPlacement, added_dim
-from jaxpar.runtime.passes import Accumulator
-from jaxpar.runtime.store import Stack
+from jaxpar.runtime.passes import Accumulator, Stack
 
 
 @dataclass(frozen=True, eq=False)

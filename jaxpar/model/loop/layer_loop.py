@@ -6,7 +6,7 @@ What autodiff of a plain scan would get wrong, and this does not:
   backward; between the two only the shards exist. (Autodiff would keep every gathered weight alive.)
 - **The next layer's weights are gathered while this layer computes**, in both directions and across kinds of layers, so
   that the gather hides behind the matmuls (`jaxpar.model.loop.walk`).
-- **Where weights come from and gradients go is a store** (`jaxpar.runtime.store`). Gradients are reduced and added to
+- **Where weights come from and gradients go is a store** (`jaxpar.runtime.passes`). Gradients are reduced and added to
   what has accumulated as soon as a layer has gone backward.
 - **What is kept between forward and backward is an argument**: buffers with as many slots as the schedule needs,
   written and read in place. A slot holds, for each layer, its input and what the remat policy saves or offloads.

@@ -20,8 +20,7 @@ from jaxpar.mesh.parameters import Arrays
 from jaxpar.mesh.tracing import permutes
 from jaxpar.model.loop.layer_program import LayerProgram, Policy
 from jaxpar.model.loop.walk import Site, Tie
-from jaxpar.runtime.passes import Accumulator
-from jaxpar.runtime.store import Stack, WeightStore
+from jaxpar.runtime.passes import Accumulator, Stack, WeightStore
 
 
 class Keep(NamedTuple):

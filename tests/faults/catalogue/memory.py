@@ -55,7 +55,7 @@ MEMORY = (
     Fault(
         name="layers_restored_from_the_next",
         description="Each layer on disk is restored with what was saved of the next one.",
-        file="jaxpar/training/residency/disk_rows.py",
+        file="jaxpar/training/residency/saved_state.py",
         old="read((slice(number, number + count), *region[1:]))",
         new="read((slice((n := min(number + 1, self.shape[0] - count)), n + count), *region[1:]))",
         caught_by=(f"{DISK_ROWS}[100-two chunks a rank, uneven]",),
