@@ -159,7 +159,7 @@ def _forward(rank: _Rank, count: jax.Array, given: Any) -> Any:
     def once(turn: jax.Array, carry: Any) -> Any:
         x, stash, side = carry
         tokens = rank.stages.token_context(rank.microbatch(turn))
-        y, stash, side, _ = loop.forward(rank.chunk(layers, turn), x, tokens, Saved(stash, turn % SLOTS), side)
+        y, stash, side = loop.forward(rank.chunk(layers, turn), x, tokens, Saved(stash, turn % SLOTS), side)
         return shift_stage(y, 1, wrap=True), stash, side
 
     begin = rank.x, loop.stash(layers, rank.x, rank.tokens, SLOTS), rank.side(0)

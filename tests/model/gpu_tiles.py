@@ -98,7 +98,7 @@ def layer(
     """Of `number` times the sum of the squares of the layers' output, halved."""
     loop, tokens, chunk = stages.loop, stages.token_context(batch), Chunk(weights["layers"], 0, 0)
     saved, side = Saved(loop.stash(chunk.stack, x, tokens, 1), 0), loop.side(chunk.stack, x, tokens, 0)
-    y, stash, side, _ = loop.forward(chunk, x, tokens, saved, side)
+    y, stash, side = loop.forward(chunk, x, tokens, saved, side)
     dy = (number * y).astype(y.dtype)
     into = Accumulator(Chunk(accumulators["layers"], 0, 0))
     dx, found, _ = loop.backward(chunk, Cotangents(dy), tokens, Saved(stash, 0), into, side)

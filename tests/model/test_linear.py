@@ -83,7 +83,7 @@ def halves(run: SmallRun, *, split: bool, backward: bool = True, weights: bool =
         chunk = Chunk(storage["layers"], 0, 0)
         accumulators = {part: zero_accumulators(w, step.layout.placements, part=part) for part, w in storage.items()}
         saved, side = Saved(loop.stash(chunk.stack, x, tokens, 1), 0), loop.side(chunk.stack, x, tokens, int(split))
-        y, stash, side, _ = loop.forward(chunk, x, tokens, saved, side)
+        y, stash, side = loop.forward(chunk, x, tokens, saved, side)
         if not backward:
             return jax.tree.map(lambda a: reduce_sum(vary(jnp.sum(a)), AXES), (y, stash))
         into, saved = Accumulator(Chunk(accumulators["layers"], 0, 0)), Saved(stash, 0)
