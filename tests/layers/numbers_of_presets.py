@@ -18,10 +18,10 @@ from jaxpar.cost.recomputation import operation_flops
 from jaxpar.layers.counting import layer_matmul_parameters, matmul_parameters, parameter_count
 from jaxpar.memory.closed_forms import CLOSED_FORMS
 from jaxpar.memory.layer_shape import activation_bytes
-from jaxpar.memory.pipeline_offload import rank_parameters, working_bytes
 from jaxpar.memory.remat import PRESETS as REMATS
 from jaxpar.memory.remat import remat_map
 from jaxpar.model.flops import flops_per_step
+from tests.memory.published_offload import rank_parameters, working_bytes
 from tests.memory.shapes import layer_shape
 
 MODEL_NAMES = (

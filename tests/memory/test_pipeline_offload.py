@@ -14,19 +14,17 @@ from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.memory.closed_forms import CLOSED_FORMS
 from jaxpar.memory.layer_shape import LayerShape
-from jaxpar.memory.pipeline_offload import (
-    SLOWER,
-    check_hidden,
+from jaxpar.memory.pipeline_offload import SLOWER, check_hidden, largest_hidden_fraction
+from jaxpar.pipeline.schedules import make_schedule
+from jaxpar.pipeline.timing.simulate import simulate
+from tests.memory.published_offload import (
     interleaved_units,
-    largest_hidden_fraction,
     memory_bytes,
     rank_parameters,
     state_bytes,
     units_on_device,
     working_bytes,
 )
-from jaxpar.pipeline.schedules import make_schedule
-from jaxpar.pipeline.timing.simulate import simulate
 from tests.memory.shapes import shape_of
 from tests.sentences import refused
 
