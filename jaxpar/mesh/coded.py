@@ -25,7 +25,7 @@ class CodedStack:
     others: Shaped[Array, "rows ..."] | None
     """The other rows, in the order of the stack."""
     coded: tuple[bool, ...] = field(metadata={"static": True})
-    """Of each row of the stack, whether it is among `codes`."""
+    """For each row of the stack, whether it is among `codes`."""
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -36,11 +36,11 @@ class CodedStack:
 
     def row(self, index: Index, coded: bool) -> jax.Array:
         """A row of the stack, which is `coded` or not."""
-        own = self.codes if coded else self.others
-        assert own is not None, "no row of the stack is stored so"
-        places = np.cumsum([each == coded for each in self.coded]) - 1
-        place = int(places[index]) if isinstance(index, int) else jnp.asarray(places, jnp.int32)[index]
-        return lax.dynamic_index_in_dim(own, place, keepdims=False)
+        rows = self.codes if coded else self.others
+        assert rows is not None, "no row of the stack is stored so"
+        indices = np.cumsum([each == coded for each in self.coded]) - 1
+        row = int(indices[index]) if isinstance(index, int) else jnp.asarray(indices, jnp.int32)[index]
+        return lax.dynamic_index_in_dim(rows, row, keepdims=False)
 
 
 def coded_stack(

@@ -150,7 +150,7 @@ def gathered_gradients(
     dtype: DTypeLike,
     scales: Sequence[jax.Array] | None = None,
 ) -> tuple[jax.Array | None, list[jax.Array]]:
-    """Of `gathered_products`: the gradient of `x` as `dtype`, [batch, part, inputs], and the float32 gradients of the
+    """The gradients of `gathered_products`: that of `x` as `dtype`, [batch, part, inputs], and in float32 those of the
     weights that have one.
 
     `scales` are those of the products of each of `dys` and its weight, in the gradient of `x`.
@@ -184,7 +184,7 @@ def scattered_products(
 def scattered_gradients(
     chunks: int, asked: Asked, xs: Sequence[jax.Array], weights: Sequence[jax.Array], dy: jax.Array, dtype: DTypeLike
 ) -> tuple[list[jax.Array] | None, list[jax.Array]]:
-    """Of `scattered_products`: the gradients of `xs` as `dtype`, and the float32 gradients of the weights that have
+    """The gradients of `scattered_products`: those of `xs` as `dtype`, and in float32 those of the weights that have
     one."""
 
     def visit(chunk: jax.Array, place: Place, sums: Sums) -> tuple[Sums, list[jax.Array]]:

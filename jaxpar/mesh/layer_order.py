@@ -1,4 +1,4 @@
-"""Which layer of the model is in which row of the stacked weights, and in which order a chunk's layers run.
+"""The layer of the model in each row of the stacked weights, and the order in which a chunk's layers run.
 
 Layers of one kind are one stack. A stack's rows are split over the pipe axis in one piece a rank; a rank's rows are
 its chunks, one after the other. One program runs on all ranks, so all chunks have the same *slots*, each of a kind, and
@@ -39,7 +39,7 @@ class Chunk(NamedTuple):
     stack: PyTree[Array]
     """Arrays [row, ...] by kind; the rows of a chunk are contiguous."""
     chunk: Index
-    """Which of the rank's chunks it is."""
+    """Its index among the rank's chunks."""
     place: Index
     """Its index in the stacks: `chunk`, or a slot if the stacks have only the chunks in use."""
 

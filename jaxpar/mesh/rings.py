@@ -42,7 +42,7 @@ class Ring(NamedTuple):
 
     chunk: int
     tokens: int
-    """Of the chunk."""
+    """Tokens of the chunk."""
     part: int
     """Tokens of a whole part."""
     by: Literal[1, -1]
@@ -58,7 +58,7 @@ class Ring(NamedTuple):
         return lax.slice_in_dim(x, self.chunk * self.tokens, (self.chunk + 1) * self.tokens, axis=1)
 
     def send(self, x: jax.Array, collective: str) -> jax.Array:
-        """What the rank before this one sends."""
+        """The array that the rank before this one sends."""
         ranks = lax.axis_size("tensor")
         with jax.named_scope(collective):
             return lax.ppermute(x, "tensor", [(rank, (rank + self.by) % ranks) for rank in range(ranks)])
@@ -159,13 +159,13 @@ def gather_and_scatter[T](
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Asked:
-    """Of which arguments a derivative is asked for: a split backward asks for one half at a time."""
+    """The arguments that a derivative is asked for: a split backward asks for one half at a time."""
 
     inputs: bool
     weights: tuple[bool, ...]
 
     def of[Leaf](self, weights: Sequence[Leaf]) -> list[Leaf]:
-        """Those of the weights, or of what belongs to each, that have gradients."""
+        """The weights, or what belongs to each, that have gradients."""
         return [own for own, asked in zip(weights, self.weights, strict=True) if asked]
 
     def gradients(self, sums: Sums, weights: Sequence[jax.Array]) -> tuple[jax.Array | None, ...]:

@@ -26,7 +26,7 @@ class Rules:
     kv_heads: MeshAxes = ()
     head_dim: MeshAxes = ()
     latent: MeshAxes = ()
-    """What latent attention expands queries, keys and values from: whole on every tensor rank."""
+    """The width that latent attention expands queries, keys and values from: full on every tensor rank."""
     mlp: MeshAxes = ()
     norm: MeshAxes = ()
     experts: MeshAxes = ()

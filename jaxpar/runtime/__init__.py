@@ -1,1 +1,1 @@
-"""What a training step is made of. It names no feature: features plug in through the protocols here."""
+"""The parts of a training step. They name no feature: features plug in through the protocols here."""

@@ -65,7 +65,7 @@ class Carried[State](ABC):
     title: str
     """The state as messages name it."""
     saved_as: str = ""
-    """What the state describes besides its shape. A run continues with saved state only if this is the same."""
+    """A description of the state besides its shape. A run continues with saved state only if this is the same."""
     limits: Mapping[str, Limit] = MappingProxyType({})
     """Limits of numbers of layers, by their name in `record`."""
     converts: bool = False

@@ -67,20 +67,20 @@ class Levels(NamedTuple):
 
     nodes: int
     ranks: int
-    """Of each node."""
+    """Members in each node."""
 
     @property
     def inside(self) -> RankGroups:
         """The members in each node."""
-        return None if self.nodes == 1 else self._places.tolist()
+        return None if self.nodes == 1 else self._indices.tolist()
 
     @property
     def between(self) -> RankGroups:
         """The members with the same place in their nodes."""
-        return None if self.ranks == 1 else self._places.T.tolist()
+        return None if self.ranks == 1 else self._indices.T.tolist()
 
     @property
-    def _places(self) -> np.ndarray:
+    def _indices(self) -> np.ndarray:
         """The index of each member: [node, place in the node]."""
         return np.arange(self.nodes * self.ranks).reshape(self.nodes, self.ranks)
 

@@ -15,11 +15,11 @@ from jaxpar.mesh.layer_order import Index
 
 
 class Stash(NamedTuple):
-    """What layers keep between forward and backward, [slot, layer, ...]."""
+    """Arrays that layers keep between forward and backward, [slot, layer, ...]."""
 
     inputs: Float[Array, "slots layers batch part embed"]
     residuals: PyTree
-    """What the remat policy saves, and what it offloads."""
+    """Residuals that the remat policy saves or offloads."""
 
 
 type Stashes = Mapping[tuple[str, int], Stash]

@@ -26,7 +26,7 @@ type Row = Int[Array, ""]
 
 
 class Site(NamedTuple):
-    """What slots that run the same program have in common."""
+    """A program that slots run on rows of their own."""
 
     key: Hashable
     """Two sites are the same if their keys are equal."""

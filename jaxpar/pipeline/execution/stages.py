@@ -32,7 +32,7 @@ class Stages(Protocol):
         ...
 
     def token_context(self, batch: Batch) -> Any:
-        """What layers need to know about the tokens of a microbatch: segments, indices, rotary tables."""
+        """The tokens of a microbatch as layers need them: segments, indices, rotary tables."""
         ...
 
     def embed(self, weights: Weights, batch: Batch) -> jax.Array:
