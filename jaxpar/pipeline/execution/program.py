@@ -15,9 +15,9 @@ from jaxpar.pipeline.actions import Kind
 from jaxpar.pipeline.table import Schedule
 
 BUFFERS = ("stash", "arrivals", "cotangents", "outputs", "kept", "weights", "gradients")
-"""Buffers that ranks keep between ticks: a chunk's activations from F to B; inputs from their arrival to F; output gradients
-from their arrival to B; the last chunk's output from F to B; what a split backward leaves for W; where chunks are
-held, their gathered weights, and their gradients before they are scattered."""
+"""Buffers that ranks keep between ticks: a chunk's activations from F to B; inputs from their arrival to F; output
+gradients from their arrival to B; the last chunk's output from F to B; what a split backward leaves for W; where chunks
+are held, their gathered weights, and their gradients before they are scattered."""
 
 SOURCES = ("before", "behind", "self")
 """The sender of a value that arrives after a tick: the previous rank, the next rank, or this rank itself."""
