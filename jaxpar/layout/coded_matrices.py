@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from functools import reduce
 from math import prod
 from typing import Any
 
-from jax.sharding import PartitionSpec
+from flax.traverse_util import flatten_dict
 
 from jaxpar.config import Config
 from jaxpar.config.kinds import kind_models
@@ -16,7 +15,7 @@ from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, added_dim, local_shape
 from jaxpar.precision.recipe import recipe_of
-from jaxpar.precision.squares import FullMatrix, squares_of
+from jaxpar.precision.squares import Squares, full_rows, squares_of
 from jaxpar.precision.weight_codes import CodedMatrix
 
 
@@ -25,30 +24,27 @@ def coded_matrices(config: Config, plan: Plan, placements: Placements, order: La
     found = []
     for kind, model in kind_models(config.model).items():
         groups, stack = quantised(config, model), order.stacks[kind]
-        rows = tuple(are_exact(config, layers) for layers in stack.layers_of_rows)
-        if not groups or all(rows):
+        quantized = tuple(are_exact(config, layers) is False for layers in stack.layers_of_rows)
+        if not any(quantized):
             continue
         first = first_columns(config, groups)
         for part, group in (*dense_groups(model), *routed_groups(model)):
             for column, name in enumerate(groups.get(group.name, ()), start=first.get(group.name, 0) + 1):
                 path = (LAYERS, kind, part.name, name)
-                scaled = _scaled(config, plan, placements, path, part.weights[name].stacked(stack.rows))
-                found.append(CodedMatrix(path, column, rows, stack, kind, group.name, scaled))
+                squares = _squares(config, plan, placements, path, part.weights[name].stacked(stack.rows))
+                found.append(CodedMatrix(path, column, quantized, stack, kind, group.name, squares))
     return tuple(found)
 
 
-def _scaled(config: Config, plan: Plan, placements: Placements, path: tuple[str, ...], spec: ParamSpec) -> FullMatrix:
+def _squares(config: Config, plan: Plan, placements: Placements, path: tuple[str, ...], spec: ParamSpec) -> Squares:
     """The parts of a stacked matrix with scales, as its master weights are placed."""
     recipe, sizes = recipe_of(config.precision), plan.axes
+    layouts: list[dict[tuple[str, ...], Any]]
+    layouts = [flatten_dict(role.layout) for role in (placements.compute, placements.optimizer)]
+    compute, optimizer = (layout[path] for layout in layouts)
+    shape = local_shape(spec.shape, optimizer, sizes)
     if recipe is None or recipe.tiles is None:
-        return FullMatrix()
-    roles = placements.compute, placements.optimizer
-    compute, optimizer = (_at(role.layout, path) for role in roles)
+        return full_rows(shape)
     added = added_dim(compute, optimizer)
     ranks = prod(getattr(sizes, axis) for axis in added[1]) if added else 1
-    shape = local_shape(spec.shape, optimizer, sizes)
     return squares_of(recipe.tiles.size, shape, spec.stack, spec.inputs, added, ranks)
-
-
-def _at(tree: Any, path: tuple[str, ...]) -> PartitionSpec:
-    return reduce(lambda tree, name: tree[name], path, tree)

@@ -7,7 +7,7 @@ from typing import Any
 
 from jaxpar.config import Config
 from jaxpar.config.plan import Plan
-from jaxpar.layers.matmul_formats import exact_layers, tensor_names
+from jaxpar.layers.matmul_formats import tensor_names
 from jaxpar.layout.choices.matmul import codes_once
 from jaxpar.layout.coded_matrices import coded_matrices
 from jaxpar.memory.streaming import of_rows
@@ -27,7 +27,7 @@ def carried(config: Config, plan: Plan, placements: Placements, order: LayerOrde
     codes = None
     if codes_once(plan):
         codes = partial(
-            coded_weights, matrices=coded_matrices(config, plan, placements, order), exact_layers=exact_layers(config),
+            coded_weights, matrices=coded_matrices(config, plan, placements, order),
             shape=(layers, len(names)), storage=placements.storage.dtype, by_rows=of_rows,
         )  # fmt: skip
     if not recipe.from_history:

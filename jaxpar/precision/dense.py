@@ -30,6 +30,7 @@ from jaxpar.mesh.collective_matmul import (
     OUTPUTS,
     gathered_gradients,
     gathered_products,
+    product,
     scattered_gradients,
     scattered_products,
 )
@@ -86,6 +87,10 @@ class Dense:
         """A scale for the gradient of each output, over all tokens."""
         return None if recipe.tiles is not None else scale_of(largest_over(dys, STREAM_AXES), recipe.gradient)
 
+    def exact_outputs(self, x: jax.Array, weights: ArrayTuple, sizes: Any) -> ArrayTuple:
+        """The outputs where nothing is quantised."""
+        raise AssertionError("ranks in different branches would meet in each other's permutes")
+
 
 # ---- whole products
 
@@ -111,6 +116,13 @@ class Whole(Dense):
             y = y.reshape(x.shape[0], -1, *w.shape[x.ndim - 2 :])
             found.append(scatter_sequence(y) if self.scatters else y)
         return tuple(found)
+
+    def exact_outputs(self, x: jax.Array, weights: ArrayTuple, sizes: Any) -> ArrayTuple:
+        """The outputs where nothing is quantised."""
+        del sizes
+        joined = gather_sequence(x) if self.gathers else x
+        ys = tuple(product(joined, w) for w in weights)
+        return tuple(map(scatter_sequence, ys)) if self.scatters else ys
 
     def gradients(
         self, asked: Asked, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, dys: list[jax.Array], sizes: Any
@@ -142,8 +154,6 @@ def _product(
         )
         return tiled_matmul(*left, *right, dtype, implementation=backend)
     dims = (((contracted[0],), (contracted[1],)), ((), ()))
-    if a.values.dtype.itemsize > 1:  # nothing is quantised
-        return lax.dot_general(a.values, b.values.astype(a.values.dtype), dims, preferred_element_type=dtype)
     found = lax.dot_general(a.values, b.values, dims, precision, preferred_element_type=dtype)
     return found * (a.scales * b.scales).astype(dtype)
 

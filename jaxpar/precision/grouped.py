@@ -35,6 +35,7 @@ from jaxpar.precision.matmul import GroupScaling, Scales, quantised_products
 from jaxpar.precision.recipe import E4M3, Recipe
 from jaxpar.precision.scale import Codes, in_tiles, largest_over, max_over, scale_of
 from jaxpar.runtime.passes import ALWAYS_SAVED
+from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.grouped_matmul import registry as exact
 from pallas_kernels.grouped_matmul.api import Static, request_of
 from pallas_kernels.grouped_matmul.blocks import row_blocks
@@ -107,11 +108,14 @@ class Experts:
 
     def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
         """The outputs."""
-        if not scaling.recipe.quantises:
-            return tuple(self.grouped.times_weights(x, w, sizes, transposed=False) for w in weights)
         rows = _rows(scaling, x, scaling.scales.input, E4M3)
         each = (_transposed(scaling.matrix(w, n, by_input=True)) for n, w in enumerate(weights))
         return tuple(self._times(scaling.recipe, rows, matrices, sizes, x) for matrices in each)
+
+    def exact_outputs(self, x: jax.Array, weights: ArrayTuple, sizes: Any) -> ArrayTuple:
+        """The outputs where nothing is quantised."""
+        name, expected, _ = self.grouped
+        return tuple(grouped_matmul(x, w, sizes, implementation=name, expected=expected) for w in weights)
 
     def gradient_scales(self, dys: Sequence[jax.Array], recipe: Recipe) -> list[jax.Array] | None:
         """One for each row."""
@@ -123,10 +127,6 @@ class Experts:
     ) -> tuple[jax.Array, ArrayTuple]:  # fmt: skip
         """All gradients."""
         del asked
-        if not scaling.recipe.quantises:
-            pairs = zip(dys, weights, strict=True)
-            terms = [self.grouped.times_weights(dy, w, sizes, transposed=True) for dy, w in pairs]
-            return sum(terms[1:], terms[0]), tuple(self.grouped.of_weights(x, dy, sizes) for dy in dys)
         form, of_dy = scaling.recipe.gradient, scaling.scales.of_gradient
         codes = [_rows(scaling, dy, of_dy(n), form) for n, dy in enumerate(dys)]
         matrices = [scaling.matrix(w, n, by_input=False) for n, w in enumerate(weights)]

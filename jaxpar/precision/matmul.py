@@ -74,15 +74,8 @@ class GroupScaling:
     coded: bool = field(default=False, metadata={"static": True})
     """Whether the matrices are quantised values already; then they are not quantised here, nor observed."""
 
-    @property
-    def exactly(self) -> GroupScaling:
-        """The same where nothing is quantised."""
-        return replace(self, recipe=Recipe(quantises=False))
-
     def quantised(self, x: jax.Array, scale: jax.Array | None, form: str, *, by_row: bool = False) -> Codes:
         """An input or gradient [..., rows, columns] with its scale, or in tiles along its rows or its columns."""
-        if not self.recipe.quantises:
-            return Codes(x, jnp.float32(1))
         if self.recipe.tiles is not None:
             return in_tiles(x, self.recipe.tiles.along(by_row), form)
         assert scale is not None, "a tensor has a scale"
@@ -90,8 +83,6 @@ class GroupScaling:
 
     def matrix(self, w: jax.Array, n: int, *, by_input: bool) -> Codes:
         """Matrix `n` of the group, [..., inputs, outputs]; in squares, or in tiles along its inputs or its outputs."""
-        if not self.recipe.quantises:
-            return Codes(w, jnp.float32(1))
         scale = self.scales.of_weight(n)
         if self.recipe.tiles is not None and not self.coded:
             return in_tiles(w, self.recipe.tiles.of_weight(by_input), E4M3)
@@ -104,6 +95,10 @@ class Form(Protocol):
 
     def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
         """The outputs."""
+        ...
+
+    def exact_outputs(self, x: jax.Array, weights: ArrayTuple, sizes: Any) -> ArrayTuple:
+        """The outputs where nothing is quantised, with a derivative."""
         ...
 
     def gradient_scales(self, dys: Sequence[jax.Array], recipe: Recipe) -> Any:
@@ -139,7 +134,7 @@ def quantised_products(
 @custom_vjp(0)
 def _products(form: Form, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
     quantised = lambda: form.outputs(x, weights, scaling, sizes)
-    exactly = lambda: form.outputs(x, weights, scaling.exactly, sizes)
+    exactly = lambda: form.exact_outputs(x, weights, sizes)
     return quantised() if scaling.exact is None else lax.cond(scaling.exact, exactly, quantised)
 
 
@@ -163,8 +158,8 @@ def _backward(form: Form, saved: tuple[Any, ...], cotangents: tuple[Cotangent, .
         return *form.gradients(asked, x, weights, known, dys, sizes), amax
 
     def exactly() -> tuple[PyTree, ...]:
-        gradients = form.gradients(asked, x, weights, scaling.exactly, dys, sizes)
-        return *gradients, jax.tree.map(jnp.zeros_like, scaling.zeros)
+        _, pullback = jax.vjp(lambda x, weights: form.exact_outputs(x, weights, sizes), x, weights)
+        return *pullback(tuple(dys)), jax.tree.map(jnp.zeros_like, scaling.zeros)
 
     # Magnitudes come out of the branch: XLA for CPUs does not order the collectives of a branch with a maximum that
     # does not depend on it, and ranks that run them in different orders wait for each other.

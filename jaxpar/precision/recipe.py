@@ -46,8 +46,6 @@ class Recipe:
     """Whether scales come from earlier steps; else from the tensor itself."""
     tiles: Tiles | None = None
     """None if a tensor has one scale."""
-    quantises: bool = True
-    """Whether anything is quantised."""
     backend: str = "auto"
     """Which implementation of `pallas_kernels.tiled_matmul` multiplies tiles."""
 

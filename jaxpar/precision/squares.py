@@ -3,7 +3,7 @@
 A square is of the matrix that a tensor rank multiplies with. Ranks that share that matrix store parts of one of its
 dims, of any size: of 16 rows each, eight ranks hold a square. A rank finds the largest magnitudes of *runs*, neighbours
 that are in one square wherever its part begins, and puts them in their place among those of the whole matrix. The
-maximum of that array over these ranks has the squares of the whole matrix, the same on each of them.
+maximum of that array over these ranks has the squares of the full matrix, the same on each of them.
 """
 
 from __future__ import annotations
@@ -19,7 +19,6 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxpar.mesh.axes import vary, varying_axes
-from jaxpar.precision.scale import largest_of
 
 
 class Side(NamedTuple):
@@ -54,47 +53,25 @@ class Side(NamedTuple):
         return (jnp.asarray(first.ravel(), jnp.int32) + rank * self.part) // self.size
 
 
-class FullMatrix:
-    """The parts of a stack with scales, where each row has one."""
-
-    def axes(self, stack: jax.Array) -> tuple[str, ...]:
-        """The axes over which a row is cut."""
-        return tuple(varying_axes(stack) - {"pipe"})
-
-    def cut(self, matrices: Float[Array, "rows ..."]) -> Float[Array, "rows ..."]:
-        """The matrices, with a dim for each of `local`."""
-        return matrices
-
-    def largest(self, matrices: Float[Array, "rows ..."]) -> Float[Array, " rows"]:
-        """The largest magnitude of this rank's part of each row."""
-        return jax.vmap(largest_of)(matrices)
-
-    def joined(self, largest: Float[Array, " rows"]) -> Float[Array, " rows"]:
-        """`largest`, which is of one scale already."""
-        return largest
-
-    def local(self, scales: Float[Array, " rows"], dims: int) -> Float[Array, "rows ..."]:
-        """The scales of rows of `dims` dims."""
-        return scales.reshape(-1, *[1] * (dims - 1))
-
-
 @dataclass(frozen=True)
-class Squares(FullMatrix):
-    """The squares of a stack of matrices, of which a rank stores a part."""
+class Squares:
+    """The squares of a stack of matrices, of which a rank stores a part; or each row as one square."""
 
     stack: int
     """Leading dims that number matrices."""
     inputs: Side
     outputs: Side
+    cut_over: tuple[str, ...] | None
+    """The mesh axes over which the squares are cut; None is all over which the stack varies, but pipe."""
 
     def axes(self, stack: jax.Array) -> tuple[str, ...]:
-        """The axes over which a matrix is cut, beyond tensor parallelism."""
-        del stack
-        return self.inputs.axes or self.outputs.axes
+        """The mesh axes over which the squares of a stack are cut."""
+        return tuple(varying_axes(stack) - {"pipe"}) if self.cut_over is None else self.cut_over
 
     def cut(self, matrices: Float[Array, "..."]) -> Float[Array, "*stack runs run runs run"]:
         """The matrices with the runs of the inputs and of the outputs as dims."""
-        return matrices.reshape(*matrices.shape[: self.stack], -1, self.inputs.run, self._output_runs, self.outputs.run)
+        outputs = self.outputs.before * self.outputs.part // self.outputs.run
+        return matrices.reshape(*matrices.shape[: self.stack], -1, self.inputs.run, outputs, self.outputs.run)
 
     def largest(self, matrices: Float[Array, "..."]) -> Float[Array, "*stack runs runs"]:
         """The largest magnitudes of this rank's runs."""
@@ -106,14 +83,15 @@ class Squares(FullMatrix):
         zeros = vary(jnp.zeros(shape, largest.dtype), varying_axes(largest))
         return zeros.at[..., self.inputs.square[:, None], self.outputs.square].max(largest)
 
-    def local(self, scales: Float[Array, "*stack inputs outputs"], dims: int) -> Float[Array, "*stack runs 1 runs 1"]:
-        """The scales of this rank's runs, as `cut` has the numbers of `dims` dims."""
-        del dims
+    def local(self, scales: Float[Array, "*stack inputs outputs"]) -> Float[Array, "*stack runs 1 runs 1"]:
+        """The scales of this rank's runs, as `cut` has the numbers."""
         return scales[..., self.inputs.square[:, None], self.outputs.square][..., :, None, :, None]
 
-    @property
-    def _output_runs(self) -> int:
-        return self.outputs.before * self.outputs.part // self.outputs.run
+
+def full_rows(shape: tuple[int, ...]) -> Squares:
+    """One scale for each row of a stack, of which a rank stores a part of the `shape`."""
+    size = prod(shape[1:])
+    return Squares(1, Side(size, 1, size), Side(1, 1, 1), None)
 
 
 def squares_of(
@@ -141,4 +119,5 @@ def squares_of(
         dim, axes = added
         return Side(size, prod(shape[first:dim]), prod(shape[dim:end]), axes, ranks)
 
-    return Squares(stack, side(stack, stack + inputs), side(stack + inputs, len(shape)))
+    axes = () if added is None else added[1]
+    return Squares(stack, side(stack, stack + inputs), side(stack + inputs, len(shape)), axes)

@@ -1,25 +1,24 @@
 """Matrices as codes of 8 bits, made once per optimizer step from the master weights.
 
 All microbatches, forward and backward, multiply these codes, and they are what ranks gather: one byte a number. A
-matrix has one scale, or one for each of its squares (`jaxpar.precision.squares`). A layer that may multiply exactly,
-depending on the pipeline rank, shares its rows' program with one that does not. Such rows are stored in the dtype of
-the others: of a quantised layer they hold the codes' values, which that dtype has exactly.
+matrix has one scale, or one for each of its squares (`jaxpar.precision.squares`). Layers that share a row with one that
+is not quantised, on another pipeline rank, are quantised with each use.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from flax.traverse_util import flatten_dict, unflatten_dict
 from jax import lax
 from jax.flatten_util import ravel_pytree
-from jaxtyping import Array, Bool, Float, Int, PyTree, Shaped
+from jaxtyping import Array, Float, Int, Shaped
 
-from jaxpar.config.kinds import ALL
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.coded import coded_stack
 from jaxpar.mesh.collectives import reduce_max
@@ -29,33 +28,33 @@ from jaxpar.precision.amax import Amax
 from jaxpar.precision.matmul import WEIGHT_SCALES
 from jaxpar.precision.recipe import E4M3
 from jaxpar.precision.scale import quantise, scale_of
-from jaxpar.precision.squares import FullMatrix
+from jaxpar.precision.squares import Squares
 from jaxpar.runtime.carried import StepWeights
 from pallas_kernels.varying import vary_alike
 
 
 @dataclass(frozen=True, eq=False)
 class CodedMatrix:
-    """A stacked matrix whose products are quantised, at least in some layers."""
+    """A stacked matrix of which some rows are stored as quantised values."""
 
     path: tuple[str, ...]
     """In the tree of weights."""
     column: int
-    """Its place among the tensors of a layer."""
-    exact: tuple[bool | None, ...]
-    """Of each row of a chunk, whether its layers are exceptions; None if only in some chunks."""
+    """Its index among the tensors of a layer."""
+    quantized: tuple[bool, ...]
+    """For each row of a chunk, whether it is quantised in all chunks."""
     order: StackOrder
-    kind: str = ALL
-    """Of its layers."""
-    group: str = ""
-    """Of its matmuls."""
-    scaled: FullMatrix = field(default_factory=FullMatrix)
+    kind: str
+    """The kind of its layers."""
+    group: str
+    """The group of its matmuls."""
+    squares: Squares
     """The parts of a row that have a scale."""
 
     @property
     def coded(self) -> tuple[bool, ...]:
         """For each row of a rank's stack, whether it is stored as quantised values."""
-        return tuple(exact is False for exact in self.exact) * self.order.numbers.shape[1]
+        return self.quantized * self.order.numbers.shape[1]
 
     @property
     def numbers(self) -> Int[Array, " rows"]:
@@ -65,14 +64,7 @@ class CodedMatrix:
 
     def codes(self, rows: Float[Array, "rows ..."], wide: Float[Array, "rows ..."]) -> Shaped[Array, "rows ..."]:
         """Rows quantised by their scales."""
-        return quantise(self.scaled.cut(rows), wide, E4M3).reshape(rows.shape)
-
-    def either(
-        self, rows: Float[Array, "rows ..."], wide: Float[Array, "rows ..."], exact: Bool[Array, " rows"], *, dtype: str
-    ) -> Float[Array, "rows ..."]:
-        """Rows as they are where they are `exact`, and else their quantised values."""
-        exact = exact.reshape(-1, *[1] * (rows.ndim - 1))
-        return jnp.where(exact, rows, self.codes(rows, wide).astype(rows.dtype)).astype(dtype)
+        return quantise(self.squares.cut(rows), wide, E4M3).reshape(rows.shape)
 
 
 class StackScales(NamedTuple):
@@ -99,7 +91,6 @@ which rows, to what the function makes of them, on the device."""
 def coded_weights(
     weights: Weights,
     matrices: Sequence[CodedMatrix],
-    exact_layers: tuple[int, int],
     shape: tuple[int, int],
     scales: Float[Array, "layers tensors"] | None,
     storage: str,
@@ -116,33 +107,33 @@ def coded_weights(
     Args:
         weights: in any placement; scales are of whole matrices.
         matrices: which are coded.
-        exact_layers: layers before the first number, and from the second on, are not quantised.
         shape: of the tables of scales, [layers, tensors].
         scales: of earlier steps; None takes those of the matrices themselves.
         storage: dtype of rows that are not coded.
         by_rows: how a matrix is read.
     """
-    stacks = {own.path: _at(weights, own.path) for own in matrices}
+    leaves: dict[tuple[str, ...], Any] = flatten_dict(weights)
+    stacks = {own.path: leaves[own.path] for own in matrices}
     found = _largest(stacks, matrices, by_rows)
     magnitudes, by_kind = vary(jnp.zeros(shape, jnp.float32)), dict[str, StackScales]()
     for own in matrices:
         stack, largest, numbers = stacks[own.path], found[own.path], own.numbers
-        padding, exact = numbers == PADDING, (numbers < exact_layers[0]) | (numbers >= exact_layers[1])
-        scale = scale_of(largest, E4M3) if scales is None else jnp.where(padding, 1.0, scales[numbers, own.column])
-        wide = own.scaled.local(scale, stack.ndim)
-        codes = partial(by_rows, own.codes, stack, (wide,))
+        padding = numbers == PADDING
+        if scales is None:
+            scale = scale_of(largest, E4M3)
+        else:
+            scale = jnp.where(padding, 1.0, scales[numbers, own.column]).reshape(largest.shape)
+        codes = partial(by_rows, own.codes, stack, (own.squares.local(scale),))
         others = partial(by_rows, lambda w: w.astype(storage), stack, ())
-        if None in own.exact:
-            others = partial(by_rows, partial(own.either, dtype=storage), stack, (wide, exact))
-        weights = _with(weights, own.path, coded_stack(own.coded, codes, others))
+        leaves[own.path] = coded_stack(own.coded, codes, others)
         if own.kind not in by_kind:
             rows = jnp.zeros(shape[0], jnp.int32).at[jnp.where(padding, shape[0], numbers)]
             by_kind[own.kind] = StackScales(rows.set(jnp.arange(len(numbers)), mode="drop"), {})
         groups = by_kind[own.kind].groups
         groups[own.group] = (*groups.get(own.group, ()), scale)
-        largest = largest.max(tuple(range(1, largest.ndim)))
-        magnitudes = magnitudes.at[numbers, own.column].max(vary(jnp.where(padding | exact, 0, largest)))
-    return StepWeights(weights, {WEIGHT_SCALES: by_kind}, Amax(magnitudes))
+        observed = jnp.where(jnp.array(own.coded) & ~padding, largest.max(tuple(range(1, largest.ndim))), 0)
+        magnitudes = magnitudes.at[numbers, own.column].max(vary(observed))
+    return StepWeights(unflatten_dict(leaves), {WEIGHT_SCALES: by_kind}, Amax(magnitudes))
 
 
 def _largest(
@@ -156,23 +147,11 @@ def _largest(
     alike: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
     for own in matrices:
         stack = stacks[own.path]
-        found[own.path] = own.scaled.joined(by_rows(own.scaled.largest, stack, (), range(stack.shape[0])))
-        axes = tuple(axis for axis in sorted(own.scaled.axes(stack)) if lax.axis_size(axis) > 1)
+        found[own.path] = own.squares.joined(by_rows(own.squares.largest, stack, (), range(stack.shape[0])))
+        axes = tuple(axis for axis in sorted(own.squares.axes(stack)) if lax.axis_size(axis) > 1)
         alike.setdefault(axes, []).append(own.path)
     for axes, paths in alike.items():
         if axes:
             joined, split = ravel_pytree(vary_alike([found[path] for path in paths]))
             found |= dict(zip(paths, split(reduce_max(joined, axes)), strict=True))
     return found
-
-
-def _at[Leaf](tree: PyTree[Leaf], path: tuple[str, ...]) -> Leaf:
-    for name in path:
-        tree = tree[name]
-    return tree
-
-
-def _with[Leaf](tree: PyTree[Leaf], path: tuple[str, ...], leaf: Leaf) -> PyTree[Leaf]:
-    if not path:
-        return leaf
-    return tree | {path[0]: _with(tree[path[0]], path[1:], leaf)}

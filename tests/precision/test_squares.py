@@ -59,7 +59,7 @@ def stack_of(shape: tuple[int, ...]) -> np.ndarray:
     return (draw.normal(size=shape) * np.exp(4 * draw.normal(size=shape))).astype(np.float32)
 
 
-def matrix_of(case: Case, exact: tuple[bool | None, ...]) -> CodedMatrix:
+def matrix_of(case: Case, quantized: tuple[bool, ...]) -> CodedMatrix:
     axes = case.split[case.dim]
     axes = axes if isinstance(axes, tuple) else (axes,)
     local = list(case.shape)
@@ -68,18 +68,19 @@ def matrix_of(case: Case, exact: tuple[bool | None, ...]) -> CodedMatrix:
         local[dim] //= prod(case.ranks[name] for name in names)
     ranks = prod(case.ranks[axis] for axis in axes)
     squares = squares_of(SIZE, tuple(local), 1, case.inputs, (case.dim, axes), ranks)
-    return CodedMatrix(("w",), 1, exact, LayerOrder.of_chunks([0], [len(exact)]).stacks["all"], "all", "group", squares)
+    order = LayerOrder.of_chunks([0], [len(quantized)]).stacks["all"]
+    return CodedMatrix(("w",), 1, quantized, order, "all", "group", squares)
 
 
 @pytest.mark.parametrize("name", CASES)
 def test_codes_and_scales_on_ranks_are_those_of_the_whole_matrix(name: str):
     case = CASES[name]
-    stack, matrix, split = stack_of(case.shape), matrix_of(case, (False,) * 3), PartitionSpec(*case.split)
+    stack, matrix, split = stack_of(case.shape), matrix_of(case, (True,) * 3), PartitionSpec(*case.split)
     tensor = [dim for dim, own in enumerate(case.split) if own == "tensor"]
     side = 1 + (bool(tensor) and tensor[0] > case.inputs)
 
     def function(stack: jax.Array) -> Any:
-        found = coded_weights({"w": stack}, [matrix], (0, 9), (3, 3), None, "float32", of_rows)
+        found = coded_weights({"w": stack}, [matrix], (3, 3), None, "float32", of_rows)
         (scales,) = found.shared[WEIGHT_SCALES]["all"].groups["group"]
         return found.weights["w"].codes, vary(scales)[None], found.observed.values[None]
 
@@ -105,25 +106,25 @@ def test_codes_of_squares_come_from_the_master_weights():
     """1.0625 and a little is above the middle of two codes; rounded to bfloat16 it is the middle, and another code."""
     stack = np.full((1, 128, 128), 1.0625 + 2.0**-12, np.float32)
     stack[0, 0, 0] = 448.0
-    matrix = matrix_of(Case(stack.shape, 1, (None, "fsdp"), 1, {"fsdp": 1}), (False,))
-    run = lambda w: coded_weights({"w": w}, [matrix], (0, 9), (1, 3), None, "bfloat16", of_rows).weights["w"]
+    matrix = matrix_of(Case(stack.shape, 1, (None, "fsdp"), 1, {"fsdp": 1}), (True,))
+    run = lambda w: coded_weights({"w": w}, [matrix], (1, 3), None, "bfloat16", of_rows).weights["w"]
     codes = lambda w: run(w).codes.astype(jnp.float32)
     split = PartitionSpec(None, "fsdp")
     found = jax.jit(mapped(codes, mesh_of(), "float32", split, split))(stack)
     np.testing.assert_array_equal(found[0].ravel(), [448.0] + [1.125] * (128 * 128 - 1))
 
 
-@pytest.mark.parametrize("exact", [(True, False, False), (None, False, None)])
+@pytest.mark.parametrize("quantized", [(False, True, True), (False, True, False)])
 def test_a_matrix_with_squares_that_is_read_in_pieces_has_the_codes_of_the_whole(
-    exact: tuple[bool | None, ...], monkeypatch: pytest.MonkeyPatch
+    quantized: tuple[bool, ...], monkeypatch: pytest.MonkeyPatch
 ):
     """From host memory, a row at a time: codes, other rows, scales, magnitudes and counts."""
     monkeypatch.setattr("jaxpar.memory.streaming.PIECE_BYTES", 128 * 128 * 4)
     stack = stack_of((3, 128, 128))
-    matrix = matrix_of(Case(stack.shape, 1, (None, "fsdp"), 1, {"fsdp": 1}), exact)
+    matrix = matrix_of(Case(stack.shape, 1, (None, "fsdp"), 1, {"fsdp": 1}), quantized)
 
     def coded(stack: jax.Array) -> Any:
-        asked = {"w": stack}, [matrix], (1, 2), (3, 3), None, "bfloat16", of_rows
+        asked = {"w": stack}, [matrix], (3, 3), None, "bfloat16", of_rows
         return jax.tree.map(lambda own: vary(own)[None], coded_weights(*asked))
 
     run = lambda own: jax.jit(mapped(own, mesh_of(), "float32", PartitionSpec(), PartitionSpec(AXES)))

@@ -129,7 +129,8 @@ class QuantisedOps(Ops):
             exact = (layer < first) | (layer >= last)
         matrices = len(groups.groups[group])
         columns = slice(groups.first[group], groups.first[group] + 1 + 2 * matrices)
-        stacks = tokens.carried.get(WEIGHT_SCALES, {}).get(groups.kind)
+        # A program of layers some of which are exact has matrices that are quantised with each use.
+        stacks = tokens.carried.get(WEIGHT_SCALES, {}).get(groups.kind) if exact is None else None
         squares = None if stacks is None else stacks.of_layer(group, layer)
         if SCALES in tokens.carried:
             row = lax.dynamic_index_in_dim(tokens.carried[SCALES], layer, keepdims=False)[columns]

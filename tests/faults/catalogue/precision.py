@@ -50,8 +50,8 @@ PRECISION = (
         name="fp8_weight_from_its_stored_copy",
         description="A matrix becomes codes after it was rounded to bfloat16.",
         file="jaxpar/precision/weight_codes.py",
-        old="codes = partial(by_rows, own.codes, stack, (wide,))",
-        new="codes = partial(by_rows, own.codes, stack.astype(jnp.bfloat16), (wide,))",
+        old="codes = partial(by_rows, own.codes, stack, (own.squares.local(scale),))",
+        new="codes = partial(by_rows, own.codes, stack.astype(jnp.bfloat16), (own.squares.local(scale),))",
         caught_by=(
             f"{CODES}::test_codes_come_from_the_master_weights",
             f"{SQUARES}::test_codes_of_squares_come_from_the_master_weights",
@@ -73,16 +73,16 @@ PRECISION = (
         new="""rounded = lambda piece, *others: function(piece.astype(jnp.bfloat16), *others)
         return by_rows(rounded, a, rows_of_piece(a), rows.start, rows.stop, along)""",
         caught_by=(
-            f"{CODES}::test_a_matrix_that_is_read_in_pieces_has_the_codes_of_the_whole[False-exact0]",
-            f"{CODES}::test_a_matrix_that_is_read_in_pieces_has_the_codes_of_the_whole[True-exact1]",
+            f"{CODES}::test_a_matrix_that_is_read_in_pieces_has_the_codes_of_the_whole[False-quantized0]",
+            f"{CODES}::test_a_matrix_that_is_read_in_pieces_has_the_codes_of_the_whole[True-quantized1]",
         ),
     ),
     Fault(
         name="fp8_exact_layers_are_seen",
         description="Layers that are not quantised in a pipeline's chunk enter the history.",
         file="jaxpar/precision/matmul.py",
-        old="*gradients, jax.tree.map(jnp.zeros_like, scaling.zeros)",
-        new="*gradients, amax_of_group(x, weights, dys, scaling.zeros, coded=scaling.coded)",
+        old="*pullback(tuple(dys)), jax.tree.map(jnp.zeros_like, scaling.zeros)",
+        new="*pullback(tuple(dys)), amax_of_group(x, weights, dys, scaling.zeros, coded=scaling.coded)",
         caught_by=(f"{HISTORY}::test_what_a_step_saw_does_not_depend_on_the_layout",),
     ),
     Fault(
