@@ -7,6 +7,7 @@ for each kind, with the model of that kind; a model that declares no kinds has o
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -72,16 +73,7 @@ def check_kinds(model: ModelConfig) -> None:
             wrong type; a pattern names a kind that is not declared, or its parts do not add up; a kind has no layer.
     """
     for kind, overrides in model.kinds.items():
-        where = f"model.kinds.{cut(kind, 80)}"
-        if not kind.isidentifier():
-            raise UserError(f"{where}: expected a name of letters, digits and _, got {quoted(kind, 80)}")
-        if kind == ALL:
-            raise UserError(f"{where}: layers of a model without kinds have this name; expected another")
-        for key, value in overrides.items():
-            if key not in OWN:
-                why = "is of the whole model" if key in _types() else "is no key of model"
-                raise UserError(f"{where}.{cut(key, 80)}: {key} {why}{_meant(key)}")
-            _checked(f"{where}.{key}", key, value)
+        _check_overrides(kind, overrides)
     pattern = model.pattern
     if pattern is None:
         if model.kinds:
@@ -101,6 +93,19 @@ def check_kinds(model: ModelConfig) -> None:
 
 
 _EXPECTED = "expected {unit: [...]}, names of model.kinds"
+
+
+def _check_overrides(kind: str, overrides: Mapping[str, Any]) -> None:
+    where = f"model.kinds.{cut(kind, 80)}"
+    if not kind.isidentifier():
+        raise UserError(f"{where}: expected a name of letters, digits and _, got {quoted(kind, 80)}")
+    if kind == ALL:
+        raise UserError(f"{where}: layers of a model without kinds have this name; expected another")
+    for key, value in overrides.items():
+        if key not in OWN:
+            why = "is of the whole model" if key in _types() else "is no key of model"
+            raise UserError(f"{where}.{cut(key, 80)}: {key} {why}{_meant(key)}")
+        _checked(f"{where}.{key}", key, value)
 
 
 def _check_sum(pattern: Pattern, layers: int) -> None:

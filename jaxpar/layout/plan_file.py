@@ -138,11 +138,7 @@ def _check_predicted(label: str, predicted: Mapping[str, Any]) -> None:
         if not is_number(predicted.get(name)) or predicted[name] <= 0:
             raise UserError(f"{label}: {name}: expected a number above 0, got {shown(predicted.get(name))}")
     for table in TABLES:
-        if not isinstance(predicted.get(table), dict):
-            raise UserError(f"{label}: {table}: expected names and values, got {shown(predicted.get(table))}")
-        for name, value in predicted[table].items():
-            if not is_number(value):
-                raise UserError(f"{label}: {table}.{name}: expected a number, got {shown(value)}")
+        _check_table(f"{label}: {table}", predicted.get(table))
     try:
         found = {name: checked(name, predicted[name], kind) for name, kind in MORE.items() if name in predicted}
     except UserError as error:
@@ -154,6 +150,14 @@ def _check_predicted(label: str, predicted: Mapping[str, Any]) -> None:
         numbers = value if isinstance(value, tuple) else () if value is None else (value,)
         if not all(0 <= number <= LARGEST_NUMBER for number in numbers):
             raise UserError(f"{label}: {name}: expected numbers of at least 0, got {shown(predicted[name])}")
+
+
+def _check_table(label: str, table: object) -> None:
+    if not isinstance(table, dict):
+        raise UserError(f"{label}: expected names and values, got {shown(table)}")
+    for name, value in table.items():
+        if not is_number(value):
+            raise UserError(f"{label}.{name}: expected a number, got {shown(value)}")
 
 
 def is_number(value: Any) -> bool:

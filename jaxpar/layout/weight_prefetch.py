@@ -51,6 +51,12 @@ def weight_prefetch(
         return Choice("layer")
     if asked != "auto":
         return Choice(asked, "named by parallel.overlap.weight_prefetch")
+    return _automatic(config, axes, device, runs)
+
+
+def _automatic(
+    config: Config, axes: AxisSizes, device: Device, runs: Sequence[LayerRun]
+) -> Choice[Literal["layer", "parts"]]:
     if device.platform == "cpu":
         return Choice("layer", "CPU devices gather nothing meanwhile")
     if axes.pipe > 1 or any(declare_layer(model).routed for model in kind_models(config.model).values()):

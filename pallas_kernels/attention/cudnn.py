@@ -48,6 +48,11 @@ def supports(request: Request) -> str | None:
         return f"jax.nn.dot_product_attention has one width of heads, to which zeros fill values alone, and {widths}"
     if request.width > widest or request.width % 8:
         return f"its heads have a width that is a multiple of 8 up to {widest} on this GPU, not {request.width}"
+    return _refusal(request)
+
+
+def _refusal(request: Request) -> str | None:
+    """The reason why a mask, scores or results of a request are not supported."""
     if request.mask.prefix:
         return "jax.nn.dot_product_attention hands it no prefix mask"
     if request.mask.window is not None and not request.mask.causal:

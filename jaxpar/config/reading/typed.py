@@ -101,14 +101,12 @@ def checked(key: str, value: object, annotation: Any) -> Any:
         raise UserError(f"{key}: expected a number of at most 64 bits, got {shown(value)}")
     origin = get_origin(plain_type(annotation))
     if origin in (Union, UnionType):
-        for member in get_args(annotation):
-            if _fits(value, member):
-                return checked(key, value, member)
+        if fitting := [member for member in get_args(annotation) if _fits(value, member)]:
+            return checked(key, value, fitting[0])
     elif origin is dict and isinstance(value, Mapping):
+        if strange := [name for name in value if not isinstance(name, str)]:
+            raise UserError(f"{key}: expected names of its entries that are text, got {shown(strange[0])}")
         kind = get_args(plain_type(annotation))[1]
-        for name in value:
-            if not isinstance(name, str):
-                raise UserError(f"{key}: expected names of its entries that are text, got {shown(name)}")
         return {name: checked(f"{key}.{cut(name)}", entry, kind) for name, entry in value.items()}
     elif origin is tuple and isinstance(value, (list, tuple)):
         kind = get_args(annotation)[0]

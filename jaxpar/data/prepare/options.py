@@ -75,6 +75,9 @@ class Options:
             raise UserError(
                 f"--chat-template is for conversations: expected --format {CHAT_FORMAT} or {PAIRS_FORMAT} with it"
             )
+        self._check_numbers()
+
+    def _check_numbers(self) -> None:
         least = SMALLEST_BPE + len(set(self.special_tokens) - {self.separator or END_NAMES[0]})
         if self.train_bpe is not None and not least <= self.train_bpe <= 2**24:
             more = ", besides the --special-tokens" if least > SMALLEST_BPE else ""

@@ -92,12 +92,14 @@ def _dispatch[T](workers: list[_Worker], tasks: Iterator[T], during: Report) -> 
                 del busy[pipe]
                 give(worker)
                 yield answer
-            elif kind == "user":
-                raise UserError(answer)
-            elif kind == "system":
-                raise OSError(*answer)
             else:
-                raise RuntimeError(f"a worker process failed:\n{answer}")
+                raise _failure(kind, answer)
+
+
+def _failure(kind: str, answer: Any) -> Exception:
+    if kind == "user":
+        return UserError(answer)
+    return OSError(*answer) if kind == "system" else RuntimeError(f"a worker process failed:\n{answer}")
 
 
 def _ended(process: BaseProcess) -> str:

@@ -132,13 +132,7 @@ def check_expert_layouts(plan: Plan, config: Config, device: Device, node_device
                 f"plan.experts: slices: {slices}, and parallel.experts.slices{asked_for} divides the {tokens} "
                 "tokens of a rank"
             )
-        if own.own_first.name and (why := _why_exchanged(exchange, slices, plan.axes.tensor)):
-            raise UserError(f"plan.experts: own_first: expected false, because {why}, got true")
-        if options.own_rows != "auto" and own.own_first.name != (options.own_rows == "first"):
-            raise UserError(
-                f"plan.experts: own_first: {shown(own.own_first.name)}, and parallel.experts.own_rows is "
-                f"{options.own_rows}"
-            )
+        _check_own_first(own.own_first.name, options.own_rows, _why_exchanged(exchange, slices, plan.axes.tensor))
         wanted = _check_nodes(plan.axes, node_devices) if exchange == "hierarchical" else None
         if own.node_devices != wanted:
             raise UserError(
@@ -148,6 +142,13 @@ def check_expert_layouts(plan: Plan, config: Config, device: Device, node_device
     for kind, request in _requests(config, plan.axes, device, plan.experts, plan.microbatch_rows).items():
         own = plan.experts[kind]
         choose_kernel(REGISTRY, own.products.name, request, "plan.experts: products", kind)
+
+
+def _check_own_first(own_first: bool, asked: str, why_not: str | None) -> None:
+    if own_first and why_not:
+        raise UserError(f"plan.experts: own_first: expected false, because {why_not}, got true")
+    if asked != "auto" and own_first != (asked == "first"):
+        raise UserError(f"plan.experts: own_first: {shown(own_first)}, and parallel.experts.own_rows is {asked}")
 
 
 def _requests(

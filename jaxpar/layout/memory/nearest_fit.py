@@ -114,21 +114,30 @@ def changes(config: Config, *, host: bool = True) -> Iterator[str]:
     """Settings that make a step smaller, in a fixed order of usual cost: more sharding; smaller microbatches; more
     recomputation; offloading to the `host`, unless its memory is the devices' own; and fewer bits, which change the
     numbers."""
-    parallel, memory = config.parallel, config.memory
+    parallel = config.parallel
     for zero in range(parallel.zero + 1, 3):
         yield f"parallel.zero={zero}"
     most = config.data.batch_size // prod(getattr(parallel, axis) for axis in DATA_AXES)
     for microbatches in range(parallel.microbatches + 1, most + 1):
         if most % microbatches == 0:
             yield f"parallel.microbatches={microbatches}"
-    if memory.remat in ("none", "selective"):
+    remat = config.memory.remat
+    if remat in ("none", "selective"):
         yield "memory.remat=gemm_last"
-    if memory.remat not in ("auto", "full"):
+    if remat not in ("auto", "full"):
         yield "memory.remat=auto"
     if parallel.zero < 3:
         yield "parallel.zero=3"
-    if memory.remat != "full":
+    if remat != "full":
         yield "memory.remat=full"
+    yield from _offloads(config, host=host)
+    if OPTIMIZERS[config.optimizer.name].rounds:
+        for moments in {"float32": ("bfloat16", "int8"), "bfloat16": ("int8",)}.get(config.precision.moments, ()):
+            yield f"precision.moments={moments}"
+
+
+def _offloads(config: Config, *, host: bool) -> Iterator[str]:
+    memory = config.memory
     if host:
         for fraction in (0.25, 0.5, 0.75, 1.0):
             if fraction > memory.offload_fraction and memory.remat != "full":
@@ -140,6 +149,3 @@ def changes(config: Config, *, host: bool = True) -> Iterator[str]:
             yield f"memory.optimizer_offload={tier}"
     if host and memory.optimizer_offload == "host" and memory.weights_offload == "none":
         yield "memory.weights_offload=host"
-    if OPTIMIZERS[config.optimizer.name].rounds:
-        for moments in {"float32": ("bfloat16", "int8"), "bfloat16": ("int8",)}.get(config.precision.moments, ()):
-            yield f"precision.moments={moments}"

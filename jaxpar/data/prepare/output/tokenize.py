@@ -13,7 +13,7 @@ from array import array
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import numpy as np
 
@@ -145,23 +145,15 @@ def _make_unit(job: Job, encoder: PlainText | Chat, unit: int, progress: Progres
 
     def texts() -> Iterator[Text]:
         for input, document in unit_documents(job, unit, progress):
-            reason = document.broken
-            if not reason:
-                try:
-                    text = encoder.text(document.text)
-                except UnicodeEncodeError:
-                    reason = "half of a surrogate pair, which is no text"
-                except NotEncodable as error:
-                    reason = str(error)
-                else:
-                    if text.raw:
-                        yield text
-                    else:
-                        skipped["empty"] += 1
-                    continue
-            skipped["broken"] += 1
-            if len(broken) < _REPORTED:
-                broken[f"{input}:{document.offset}"] = reason
+            text = document.broken or _text(encoder, document.text)
+            if isinstance(text, str):
+                skipped["broken"] += 1
+                if len(broken) < _REPORTED:
+                    broken[f"{input}:{document.offset}"] = text
+            elif text.raw:
+                yield text
+            else:
+                skipped["empty"] += 1
 
     with ExitStack() as stack:
         writers: dict[str, _SplitWriter] = {}
@@ -173,6 +165,16 @@ def _make_unit(job: Job, encoder: PlainText | Chat, unit: int, progress: Progres
                 writers[split].add(encoded, len(text.raw))
         splits = {split: writer.finish() for split, writer in writers.items()}
     return UnitRecord(splits, skipped["empty"], skipped["broken"], broken)
+
+
+def _text(encoder: PlainText | Chat, text: Any) -> Text | str:
+    """The text of a document, or the reason why it is broken."""
+    try:
+        return encoder.text(text)
+    except UnicodeEncodeError:
+        return "half of a surrogate pair, which is no text"
+    except NotEncodable as error:
+        return str(error)
 
 
 class _SplitWriter:
