@@ -43,7 +43,7 @@ def main(arguments: Sequence[str]) -> int | None:
 
 def _inspect(options: argparse.Namespace) -> int | None:
     files = by_ending(options.out, (".svg", ".png") if options.remat_frontier else (".html", ".svg"))
-    from jaxpar.compiler.inspection import Inspection
+    from jaxpar.compiler.inspection import inspect_step
     from jaxpar.compiler.program.hlo.records import ProgramError
     from jaxpar.compiler.remat_frontier.inspection import inspect_frontier
 
@@ -52,19 +52,8 @@ def _inspect(options: argparse.Namespace) -> int | None:
     if options.remat_frontier:
         inspect_frontier(options.config, options.cluster, options.overrides, options.json, [*files.values()])
         return None
-    inspection = Inspection(
-        config=options.config,
-        cluster=options.cluster,
-        overrides=options.overrides,
-        other=options.diff,
-        as_json=options.json,
-        page=files.get(".html"),
-        picture=files.get(".svg"),
-        timeout_s=options.timeout,
-        remember=not options.no_cache,
-    )
     try:
-        inspection.run()
+        inspect_step(options, files.get(".html"), files.get(".svg"))
     except ProgramError as error:
         return stop(1, f"XLA's program has a part that jaxpar cannot read: {error}")
 

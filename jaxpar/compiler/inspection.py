@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from argparse import Namespace
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -28,78 +29,61 @@ PLAIN_WIDTH = 140
 """Columns of the output where there is no terminal: those of the widest table."""
 
 
-@dataclass(frozen=True)
-class Inspection:
-    """What the user asked for."""
+def inspect_step(options: Namespace, page: Path | None, picture: Path | None) -> None:
+    """Compile, print, and write the files. Raises `UserError` with one sentence.
 
-    config: Path
-    cluster: str
-    overrides: Sequence[str] = ()
-    """`section.key=value`, for both configurations where there are two."""
-    other: Path | None = None
-    """A second configuration to compare with."""
-    as_json: bool = False
-    page: Path | None = None
-    """Where to write the HTML page."""
-    picture: Path | None = None
-    """Where to write the picture of a layer."""
-    timeout_s: float = 600
-    remember: bool = True
-    """Whether to reuse and keep cached results."""
+    Args:
+        options: of the command line.
+        page: where to write the HTML page.
+        picture: where to write the picture of a layer.
+    """
+    for file in filter(None, (page, picture)):
+        check_writable(file)
+    cluster = parse_cluster(options.cluster)
+    analysis, report = _report(options.config, options, cluster)
+    before = None if options.diff is None else _report(options.diff, options, cluster)
+    if picture is not None:
+        both = [(analysis, report)] if before is None else [before, (analysis, report)]
+        picture.write_text(_picture(both), encoding="utf-8")
+    if page is not None:
+        page.write_text(html_page(analysis, report), encoding="utf-8")
+    if options.json:
+        print(json_text(report.to_dict() | ({"other": before[1].to_dict()} if before else {}), indent=2))
+        return
+    console = screen()
+    if before is not None:
+        print_difference(report, before[1], console)
+    else:
+        print_report(report, console)
+    for name, file in (("Page", page), ("Picture", picture)):
+        if file is not None:
+            console.print(f"{name}: {file}", soft_wrap=True, highlight=False)
 
-    def run(self) -> None:
-        """Compile, and print. Raises `UserError` with one sentence."""
-        for file in filter(None, (self.page, self.picture)):
-            check_writable(file)
-        cluster = parse_cluster(self.cluster)
-        analysis, report = self._report(self.config, cluster)
-        before = self._report(self.other, cluster) if self.other is not None else None
-        other = before[1] if before is not None else None
-        if self.picture is not None:
-            made = [(analysis, report)] if before is None else [before, (analysis, report)]
-            self.picture.write_text(self._picture(made), encoding="utf-8")
-        if self.page is not None:
-            self.page.write_text(html_page(analysis, report), encoding="utf-8")
-        if self.as_json:
-            print(json_text({**report.to_dict(), **({"other": other.to_dict()} if other else {})}, indent=2))
-            return
-        console = screen()
-        if other is not None:
-            print_difference(report, other, console)
-        else:
-            print_report(report, console)
-        if self.page is not None:
-            console.print(f"Page: {self.page}", soft_wrap=True, highlight=False)
-        if self.picture is not None:
-            console.print(f"Picture: {self.picture}", soft_wrap=True, highlight=False)
 
-    def _picture(self, made: Sequence[tuple[Analysis, Report]]) -> str:
-        turns = [analysis.compilation.plan.layer_unroll.name for analysis, _ in made]
-        programs = [
-            Program(report.config + (f": {turn_words(layers)}" if layers > 1 else ""), layer_schedules(analysis))
-            for layers, (analysis, report) in zip(turns, made, strict=True)
-        ]
-        if not any(program.layers for program in programs):
-            raise UserError("--out: the program has no loop over layers; expected three layers or more of a kind")
-        return layers_picture(programs, f"{turn_words(max(turns))}, on {made[-1][1].cluster}")
+def _picture(inspected: Sequence[tuple[Analysis, Report]]) -> str:
+    turns = [analysis.compilation.plan.layer_unroll.name for analysis, _ in inspected]
+    programs = [
+        Program(report.config + (f": {turn_words(layers)}" if layers > 1 else ""), layer_schedules(analysis))
+        for layers, (analysis, report) in zip(turns, inspected, strict=True)
+    ]
+    if not any(program.layers for program in programs):
+        raise UserError("--out: the program has no loop over layers; expected three layers or more of a kind")
+    return layers_picture(programs, f"{turn_words(max(turns))}, on {inspected[-1][1].cluster}")
 
-    def _report(self, file: Path, cluster: Cluster) -> tuple[Analysis, Report]:
-        config = load_config(file, self.overrides)
-        errors = Console(stderr=True, markup=False)
-        columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
-        with Progress(
-            *columns, console=errors, transient=True, refresh_per_second=4, disable=not errors.is_terminal
-        ) as progress:
-            task = progress.add_task(f"Compiling {file.stem} for {cluster.devices} x {cluster.gpu.name} ...")
-            compilation = compile_step(
-                config, cluster, timeout_s=self.timeout_s, cache=DEFAULT_CACHE if self.remember else None
-            )
-            analysis = Analysis(compilation, cluster)
-            report = with_utilisation(make_report(analysis, file.stem), with_known_vocab(config), cluster.gpu)
-            if not report.fits:
-                progress.update(task, description="It does not fit: looking for what does ...")
-                report = replace(report, way_out=way_out(config, cluster, report.allocated_bytes))
-        return analysis, report
+
+def _report(file: Path, options: Namespace, cluster: Cluster) -> tuple[Analysis, Report]:
+    config, errors = load_config(file, options.overrides), Console(stderr=True, markup=False)
+    columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
+    hidden = not errors.is_terminal
+    with Progress(*columns, console=errors, transient=True, refresh_per_second=4, disable=hidden) as progress:
+        task = progress.add_task(f"Compiling {file.stem} for {cluster.devices} x {cluster.gpu.name} ...")
+        cache = None if options.no_cache else DEFAULT_CACHE
+        analysis = Analysis(compile_step(config, cluster, timeout_s=options.timeout, cache=cache), cluster)
+        report = with_utilisation(make_report(analysis, file.stem), with_known_vocab(config), cluster.gpu)
+        if not report.fits:
+            progress.update(task, description="It does not fit: looking for what does ...")
+            report = replace(report, way_out=way_out(config, cluster, report.allocated_bytes))
+    return analysis, report
 
 
 def screen() -> Console:

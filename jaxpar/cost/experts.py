@@ -1,4 +1,8 @@
-"""Seconds of the experts of a layer: routers, grouped products, and the exchange of tokens.
+"""Seconds of the experts of a layer: routers, grouped products, and the exchange of tokens in slices.
+
+A slice's products run beside two messages: the next slice on its way out, and the results of the one before. An
+`optimization_barrier` ends the three together (`jaxpar.layers.experts.rounds`), so that each of these stages takes as
+long as the longer of products and messages.
 
 The fullest rank decides: the others wait for it in the exchange back. It has `LayerShape.imbalance` times the mean of
 the rows, in as many rounds as its room needs; memory traffic and messages are those of the room, empty rows included.
@@ -6,16 +10,28 @@ the rows, in as many rounds as its room needs; memory traffic and messages are t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal, NamedTuple
 
-from jaxpar.cost.expert_exchange import ExpertExchange, added_numbers, sends
+from jaxpar.config.bounds import SLICES
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.cost.grouped import Products
-from jaxpar.cost.layer_case import LayerCase
-from jaxpar.cost.messages import Network
+from jaxpar.cost.messages import Network, overlapped
 from jaxpar.cost.operations import Device
+from jaxpar.cost.wire_messages import element_bytes
+from jaxpar.cost.work import ACCUMULATED, Counted
 from jaxpar.layers.declaration.part import Matmuls, Part
+from jaxpar.layers.experts.messages import messages_of, rows_for_ranks
+from jaxpar.memory.layer_shape import LayerShape
 
+MOVED = 4.0
+"""Numbers read and written for each number of a row that experts have room for, on the way in and back together, where
+slices are compared; backward as many."""
+ADDED = 3.0
+"""Numbers read and written to add a slice's gradient of a weight to another's."""
+LOCAL_ADDED = 1.0
+"""The same of a rank's local rows: the pass that adds the slices' gradients reads one more."""
 SORTED = 2.0
 """Numbers read and written for each number of a row in the order of experts, which is made from rows as they arrive.
 The backward makes both this, as it is not kept, and the sum of gradients of copies."""
@@ -31,160 +47,255 @@ SMALL_MESSAGES = 2
 expert and row of each assignment, and the number of rounds."""
 
 
-class ExpertTimes:
-    """The operations of a layer's experts."""
+class Work(NamedTuple):
+    """Seconds of compute that messages run beside."""
 
-    def __init__(self, case: LayerCase, device: Device, network: Network):
-        self.case, self.shape, self.device, self.network = case, case.shape, device, network
+    forward: float
+    inward: float
+    """Backward: gradients of the rows."""
+    weights: float
+    """Backward: gradients of the matrices."""
 
-    def of(self, part: Part, group: Matmuls) -> bool:
-        """Whether a group of matmuls is the experts', each row of which meets one matrix of many."""
-        return "experts" in part.weights[part.factors_of(group.weights[0])[0]].axes
 
-    def routes(self, part: Part, group: Matmuls) -> bool:
-        """Whether it is a router's, of the tokens between the blocks and in float32."""
-        return "router" in part.weights[part.factors_of(group.weights[0])[0]].axes
+@dataclass(frozen=True)
+class Experts:
+    """The experts of one device that a microbatch's tokens are sent to."""
 
-    # ---- products
+    shape: LayerShape
+    """A layer that has experts."""
+    device: Device
+    network: Network
+    asked_slices: int | Literal["auto"] = "auto"
+    """As `parallel.experts.slices`."""
+    own_rows: str = "auto"
+    """As `parallel.experts.own_rows`."""
+    loop: bool = False
+    """Whether products run as a loop of plain XLA (`Products.loop`)."""
+
+    @property
+    def _experts(self) -> ExpertsConfig:
+        assert self.shape.model.experts is not None, "a layer with experts"
+        return self.shape.model.experts
 
     @property
     def groups(self) -> int:
         """Experts of a rank."""
-        experts = self.shape.model.experts
-        return 0 if experts is None else experts.count // self.shape.expert
+        return self._experts.count // self.shape.expert
 
     @cached_property
     def times(self) -> Products:
-        """Their products."""
-        return Products(self.device, self.groups, self.case.item, self.case.expert_loop)
-
-    @property
-    def rows(self) -> float:
-        """Rows that the fullest rank multiplies."""
-        experts = self.shape.model.experts
-        return 0.0 if experts is None else float(self.shape.tokens * experts.per_token) * self.shape.fullest
-
-    def forward(self, n: int, k: int, group: str) -> float:
-        """Products with the matrices [k, n] of all experts, slice by slice."""
-        return self.slices * self.times.matmul(self.rows / self.slices, n, k, self.shape.expert_item(group))
-
-    def gradients(self, n: int, k: int, group: str, accumulated: float) -> tuple[float, float]:
-        """Gradients of rows, and of the matrices, which take `accumulated` bytes a number and are added up over
-        slices."""
-        rows, item = self.rows / self.slices, self.case.item
-        inward = self.times.matmul(rows, k, n, self.shape.expert_item(group))
-        weight = self.times.gradient(rows, n, k, accumulated, self.shape.expert_gradient_item(group))
-        added = self.device.bytes_seconds(self.added_numbers * item * self.groups * k * n)
-        return self.slices * inward, self.slices * weight + added
-
-    def casts(self, group: str, sides: Sequence[tuple[int, int]]) -> tuple[float, float]:
-        """Bytes of casts to FP8 and of their scales, forward and backward, of a group with one input and matrices of
-        these outputs and inputs: as many passes as in dense matmuls, over rows of the room and all matrices."""
-        if group not in self.shape.codes.groups:
-            return 0.0, 0.0
-        rows, wide = float(self.shape.rounds * self.shape.routed_rows), sum(n for n, _ in sides)
-        return 4.0 * sides[0][1] * (rows + self.groups * wide), 4.0 * rows * wide
-
-    # ---- routers
-
-    def router(self, n: int, k: int) -> float:
-        """The logits, in float32, and the choice."""
-        return self.device.matmul(self.shape.part_tokens, n, k, 1, 4, 4)
-
-    def router_gradients(self, n: int, k: int) -> tuple[float, float]:
-        """Gradients of the tokens and of the router."""
-        tokens = self.shape.part_tokens
-        return self.device.matmul(tokens, k, n, 1, 4, 4), self.device.matmul(k, n, tokens, 1, 4, 4)
+        """Seconds of their products."""
+        return Products(self.device, self.groups, self.shape.item_bytes, self.loop)
 
     @cached_property
-    def choice_bytes(self) -> float:
-        """Bytes that the choice of experts moves, forward; the backward moves as many."""
-        experts = self.shape.model.experts
-        if experts is None:
-            return 0.0
-        each = ROUTED + ROUTED_PER_CHOICE * experts.per_token
-        return 4.0 * each * self.shape.part_tokens * experts.count
+    def sends(self) -> bool:
+        """Whether tokens are sent to the ranks of their experts at all."""
+        shape = self.shape
+        return bool(messages_of(shape.exchange, self._experts, shape.capacity, shape.expert, shape.tensor))
 
-    # ---- rows and messages
+    # ---- messages
 
-    @cached_property
-    def combined_bytes(self) -> float:
-        """Bytes moved in memory on the way back, forward; the backward moves as many."""
-        return COMBINED * self.case.item * self.shape.rounds * self.shape.routed_rows * self.case.embed
+    def message(self, slices: int = 1, wire: str | None = None) -> float:
+        """Seconds of one way of a slice, of rows in the compute dtype or in a format on the wire."""
+        shape, network = self.shape, self.network
+        sent = shape.part_tokens / slices * shape.embed * element_bytes(wire, shape.item_bytes)
+        ring = network.ring(shape.expert, shape.context * shape.tensor)
+        rows = rows_for_ranks(self._experts, shape.capacity, shape.expert)
+        if shape.exchange == "all_gather":
+            ranks = shape.expert * shape.tensor
+            per_host = max(1, min(ranks, network.per_host // shape.context))
+            return network.group(ranks, per_host).gather(sent * ranks)
+        joined = network.ring(shape.tensor, 1).gather(sent * rows * shape.tensor)
+        if shape.exchange == "hierarchical" and ring.hosts > 1:
+            mates = shape.expert // ring.hosts
+            levels = network.group(mates, mates), network.group(ring.hosts, 1)
+            return joined + sum(level.exchange(sent * rows) for level in levels)
+        return joined + ring.exchange(sent * rows)
 
-    @cached_property
-    def sorted_bytes(self) -> float:
-        """Bytes moved in memory to bring rows into the order of experts, forward; the backward moves twice as many."""
-        return SORTED * self.case.item * self.shape.rounds * self.shape.routed_rows * self.case.embed
+    def outward(self, slices: int = 1) -> float:
+        """Seconds of a slice's tokens to their experts, in the format of `LayerShape.exchange_dtype`."""
+        return self.message(slices, self.shape.exchange_dtype)
 
     @cached_property
     def slices(self) -> int:
-        """Parts in which tokens are sent."""
-        if not sends(self.shape):
+        """Parts in which tokens are sent: as many as are asked for, or those that take least; local rows that are to go
+        first take several."""
+        if not self.sends:
             return 1
-        return self.exchange.best(self.device, self.network, self.case.slices)
+        if self.asked_slices != "auto":
+            return self.asked_slices
+        least = 2 if self.own_rows == "first" else 1
+        allowed = [slices for slices in range(least, SLICES + 1) if self.shape.part_tokens % slices == 0]
+        return min(allowed or [1], key=self.seconds)
+
+    def own_first(self, slices: int) -> bool:
+        """Whether a rank's local rows are computed apart, while the first slice is sent."""
+        if slices == 1 or self.shape.tensor > 1 or self.shape.exchange == "all_gather":
+            return False
+        if self.own_rows != "auto":
+            return self.own_rows == "first"
+        return self.seconds(slices, first=True) < self.seconds(slices, first=False)
+
+    def seconds(self, slices: int, first: bool | None = None) -> float:
+        """Forward and backward. A message costs its start in addition to its bytes (alpha + beta n; FSMoE,
+        arXiv:2501.10714), and each slice, and rows that go `first`, one more addition to the gradients of the
+        weights. None is what `own_first` says."""
+        first = self.own_first(slices) if first is None else first
+        work, local = self._slice(slices, first), self._local(first)
+        weights = self.groups * sum(
+            k * n for k, n in (self.shape.matrix(one) for one in self.shape.layer.matrices if "experts" in one.axes)
+        )
+        added = self.device.bytes_seconds(_added(slices, first) * self.shape.item_bytes * weights)
+        return slices * sum(work) + sum(local) + added + sum(self.waited(slices, first))
+
+    def _slice(self, slices: int, first: bool) -> Work:
+        """A slice, if all experts get as many rows; of other ranks' rows if local ones are computed first."""
+        return self._compute((1 - 1 / self.shape.expert if first else 1.0) / slices)
+
+    def _local(self, first: bool) -> Work:
+        """A rank's local rows, if they are computed first."""
+        return self._compute(1 / self.shape.expert) if first else Work(0.0, 0.0, 0.0)
+
+    def _compute(self, share: float) -> Work:
+        """Products of a share of all rows, with what moves them."""
+        shape, times = self.shape, self.times
+        rows = shape.tokens * self._experts.per_token * share
+        moved = self.device.bytes_seconds(MOVED * shape.item_bytes * shape.routed_rows * share * shape.embed)
+        forward = inward = weights = 0.0
+        for part in shape.layer.parts:
+            for group in part.groups:
+                item, of_gradient = shape.expert_item(group.name), shape.expert_gradient_item(group.name)
+                for name in part.factors_of(*group.weights):
+                    if "experts" in part.weights[name].axes:
+                        k, n = shape.matrix(part.weights[name])
+                        forward += times.matmul(rows, n, k, item)
+                        inward += times.matmul(rows, k, n, item)
+                        weights += times.gradient(rows, n, k, shape.item_bytes, of_gradient)
+        return Work(forward + moved, inward + moved, weights)
+
+    def _shared(self) -> Work:
+        """Products of the shared experts, for all tokens."""
+        shape, item = self.shape, self.shape.item_bytes
+        weights = ((part, name) for part in shape.layer.parts for name in part.weights if name.startswith("shared_"))
+        sides = [shape.matrix(part.weights[name]) for part, name in weights]
+        times = lambda m, n, k: self.device.matmul(m, n, k, 1, item, item)
+        return Work(
+            sum(times(shape.tokens, n, k) for k, n in sides),
+            sum(times(shape.tokens, k, n) for k, n in sides),
+            sum(times(k, n, shape.tokens) for k, n in sides),
+        )
+
+    def waited(self, slices: int, first: bool) -> tuple[float, float]:
+        """Seconds that the messages add to what is computed, forward and backward.
+
+        Forward, the first slice is sent beside the rank's local rows if they go first, or beside nothing, and the last
+        one returns beside the shared experts. Backward, gradients of the results begin beside those of the shared
+        experts' rows (XLA computes those of their matrices elsewhere), and the last gradients of tokens return beside
+        those of the matrices.
+        """
+        send, out = self.message(slices), self.outward(slices)
+        work, local, shared = self._slice(slices, first), self._local(first), self._shared()
+        adds = lambda compute, messages: overlapped(compute, messages, self.network.model.overlap_slowdown) - compute
+        between = lambda compute, to: (
+            adds(compute, to) + adds(compute, send) + (slices - 2) * adds(compute, to + send) if slices > 1 else 0.0
+        )
+        forward = adds(local.forward, out) + between(work.forward, out) + adds(shared.forward, send)
+        last = adds(work.weights + local.inward + local.weights, send)
+        return forward, adds(shared.inward, send) + between(work.inward + work.weights, send) + last
+
+    # ---- a step's exchange
+
+    @property
+    def _start(self) -> float:
+        """Seconds of the small messages of one way, where there are any."""
+        ring = self.network.ring(self.shape.expert, self.shape.context * self.shape.tensor)
+        return SMALL_MESSAGES * (ring.start + ring.latency) if self.sends else 0.0
 
     @cached_property
-    def added_numbers(self) -> float:
-        """Numbers read and written for each weight, to add the gradients of slices and of a rank's own rows."""
-        if self.slices == 1:
-            return 0.0
-        return added_numbers(self.slices, self.exchange.own_first(self.device, self.network, self.slices))
-
-    @cached_property
-    def exchange(self) -> ExpertExchange:
-        """What slices are exchanged, and how."""
-        return ExpertExchange(self.shape, self.case.own_rows, self.case.expert_loop)
+    def _exposed_once(self) -> tuple[float, float]:
+        """`waited` of the slices that are chosen."""
+        return self.waited(self.slices, self.own_first(self.slices))
 
     @cached_property
     def exposed(self) -> tuple[float, float]:
         """Seconds of the messages that nothing is computed beside, forward and backward. Rounds after the first hide
         nothing."""
-        if not sends(self.shape):
-            return 0.0, 0.0
-        exchange, shape = self.exchange, self.shape
-        start = SMALL_MESSAGES * self._start
-        send = exchange.message(self.network)
-        once = exchange.outward(self.network) + send + start, 2 * send + start
-        forward, backward = exchange.exposed(self.device, self.network, self.slices)
-        more = shape.rounds - 1
-        return forward + start + more * once[0], backward + start + more * once[1]
-
-    @property
-    def message(self) -> float:
-        """Seconds of a message of a slice."""
-        return self.exchange.message(self.network, self.slices) if sends(self.shape) else 0.0
-
-    @cached_property
-    def again(self) -> float:
-        """Seconds that a backward which sends tokens to their experts again waits for them."""
-        if not sends(self.shape):
-            return self.exposed[0] * self.outward
-        exchange = self.exchange
-        start, more = SMALL_MESSAGES * self._start / 2, self.shape.rounds - 1
-        return exchange.again(self.network, self.slices) + start + more * (exchange.outward(self.network) + start)
+        start, send, more = self._start, self.message(), self.shape.rounds - 1
+        forward, backward = self._exposed_once
+        return forward + start + more * (self.outward() + send + start), backward + start + more * (2 * send + start)
 
     @cached_property
     def hidden(self) -> tuple[float, float]:
         """Seconds of the messages that something is computed beside, forward and backward."""
-        if not sends(self.shape):
-            return 0.0, 0.0
-        exchange = self.exchange
-        to, send = exchange.outward(self.network, self.slices), exchange.message(self.network, self.slices)
-        forward, backward = exchange.exposed(self.device, self.network, self.slices)
+        to, send = self.outward(self.slices), self.message(self.slices)
+        forward, backward = self._exposed_once
         return max(0.0, self.slices * (to + send) - forward), max(0.0, self.slices * 2 * send - backward)
 
     @cached_property
-    def outward(self) -> float:
+    def again(self) -> float:
+        """Seconds that a backward which sends tokens to their experts again waits for them. Nothing ties them to
+        products: XLA drops a barrier of which one result is used. Those of the slice that it begins with, and of the
+        next, arrive before there are products."""
+        start, more = self._start / 2, self.shape.rounds - 1
+        return min(2, self.slices) * self.outward(self.slices) + start + more * (self.outward() + start)
+
+    @cached_property
+    def outward_share(self) -> float:
         """Share of the way to the experts in the messages forward."""
-        if not sends(self.shape):
-            return 0.5
-        exchange = self.exchange
-        out = exchange.outward(self.network)
-        return out / (out + exchange.message(self.network))
+        return self.outward() / (self.outward() + self.message()) if self.sends else 0.5
+
+    # ---- groups of matmuls
 
     @property
-    def _start(self) -> float:
-        """Seconds of a message without bytes among the ranks of the experts."""
-        ring = self.network.ring(self.shape.expert, self.shape.context * self.shape.tensor)
-        return ring.start + ring.latency
+    def rows(self) -> float:
+        """Rows that the fullest rank multiplies."""
+        return float(self.shape.tokens * self._experts.per_token) * self.shape.fullest
+
+    @cached_property
+    def _row_bytes(self) -> float:
+        """Bytes of all rows of the room, of all rounds."""
+        return float(self.shape.item_bytes * self.shape.rounds * self.shape.routed_rows * self.shape.embed)
+
+    @property
+    def combined_bytes(self) -> float:
+        """Bytes moved in memory on the way back, forward; the backward moves as many."""
+        return COMBINED * self._row_bytes
+
+    def counted(self, part: Part, group: Matmuls) -> Counted:
+        """A group whose rows each meet one matrix of many, slice by slice; gradients are added up over slices. Casts to
+        FP8 are as many passes as in dense matmuls, over rows of the room and all matrices."""
+        shape, slices, times = self.shape, self.slices, self.times
+        sides = [(n, k) for k, n in (shape.matrix(part.weights[name]) for name in group.weights)]
+        rows, item = self.rows / slices, shape.expert_item(group.name)
+        of_gradient = shape.expert_gradient_item(group.name)
+        forward = slices * sum(times.matmul(rows, n, k, item) for n, k in sides)
+        inward = slices * sum(times.matmul(rows, k, n, item) for n, k in sides)
+        weight = slices * sum(times.gradient(rows, n, k, ACCUMULATED, of_gradient) for n, k in sides)
+        numbers = _added(slices, self.own_first(slices)) * self.groups * sum(k * n for n, k in sides)
+        weight += self.device.bytes_seconds(numbers * shape.item_bytes)
+        moved = back = 0.0
+        if group.name in shape.codes.groups:
+            room, wide = float(shape.rounds * shape.routed_rows), sum(n for n, _ in sides)
+            moved, back = 4.0 * sides[0][1] * (room + self.groups * wide), 4.0 * room * wide
+        if not group.inward:
+            moved += (SORTED + COMBINED) * self._row_bytes
+            back += (2 * SORTED + COMBINED) * self._row_bytes
+        return Counted(forward, inward, weight, moved, back)
+
+    def router(self, part: Part, group: Matmuls) -> Counted:
+        """The logits, of the tokens between the blocks and in float32, and the choice."""
+        tokens, experts, times = self.shape.part_tokens, self._experts, self.device.matmul
+        sides = [(n, k) for k, n in (self.shape.matrix(part.weights[name]) for name in group.weights)]
+        chosen = 4.0 * (ROUTED + ROUTED_PER_CHOICE * experts.per_token) * tokens * experts.count
+        return Counted(
+            sum(times(tokens, n, k, 1, 4, 4) for n, k in sides),
+            sum(times(tokens, k, n, 1, 4, 4) for n, k in sides),
+            sum(times(k, n, tokens, 1, 4, 4) for n, k in sides),
+            chosen,
+            chosen,
+        )
+
+
+def _added(slices: int, own_first: bool) -> float:
+    """Numbers read and written, for each weight, to add the gradients of all parts in which rows are multiplied."""
+    return ADDED * (slices - 1) + LOCAL_ADDED * own_first

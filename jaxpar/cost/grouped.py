@@ -30,7 +30,7 @@ LOOP_ROWS = 512
 
 
 class Products(NamedTuple):
-    """The shapes that the products of a device's experts share."""
+    """Products of rows with the matrices of so many groups on one device."""
 
     device: Device
     groups: int
@@ -41,47 +41,35 @@ class Products(NamedTuple):
     """Whether they run as a loop of plain XLA."""
 
     def matmul(self, rows: float, n: int, k: int, read: int | None = None) -> float:
-        """Seconds of `rows` rows of k numbers times a matrix [k, n] for each group, of numbers of `read` bytes where
-        these are others."""
-        if self.loop:
-            # Each block's product is written in float32, read, and written into the result.
-            block = self.device.matmul(LOOP_ROWS, n, k, 1, 4, self.item)
-            return self._blocks(rows) * (block + self.device.bytes_seconds(float(LOOP_ROWS * n * (4 + self.item))))
-        return grouped_matmul(self.device, rows, self.groups, n, k, self.item, read)
+        """Seconds of `rows` rows of k numbers times a matrix [k, n] for each group. Numbers that are multiplied have
+        `read` bytes, where these are others."""
+        device, groups, item = self.device, self.groups, self.item
+        if self.loop:  # each block's product is written in float32, read, and written into the result
+            block = device.matmul(LOOP_ROWS, n, k, 1, 4, item)
+            return self._blocks(rows) * (block + device.bytes_seconds(float(LOOP_ROWS * n * (4 + item))))
+        filled, read = rows + FORWARD_ROWS * groups, item if read is None else read
+        moved = (rows * k + groups * k * n) * read + rows * n * item
+        return max(self._compute(filled, n, k, read), device.bytes_seconds(moved))
 
     def gradient(self, rows: float, n: int, k: int, out_bytes: float, read: int) -> float:
         """Seconds of the gradient [k, n] of the matrix of each group, of `out_bytes` a number."""
+        groups = self.groups
         if self.loop:  # each block's product is added to its group's matrix in float32
             return self._blocks(rows) * self.device.matmul(k, n, LOOP_ROWS, 1, 8, self.item)
-        return grouped_gradient(self.device, rows, self.groups, n, k, out_bytes, read)
+        moved = rows * (k + n) * read + groups * k * n * out_bytes
+        each = max(1.0, rows / groups) + GRADIENT_ROWS
+        return max(self._compute(float(groups * k), n, each, read), self.device.bytes_seconds(moved))
 
     def _blocks(self, rows: float) -> float:
         return rows / LOOP_ROWS + self.groups / 2 if rows else 0.0
 
-
-def grouped_matmul(
-    device: Device, rows: float, groups: int, n: int, k: int, item: int, read: int | None = None
-) -> float:
-    """Seconds of `rows` rows of k numbers, of so many groups, times a matrix [k, n] for each group. Numbers have `item`
-    bytes, and those that are multiplied `read`, if these are others."""
-    filled, read = rows + FORWARD_ROWS * groups, item if read is None else read
-    moved = (rows * k + groups * k * n) * read + rows * n * item
-    return max(_compute(device, filled, n, k, groups, read), device.bytes_seconds(moved))
-
-
-def grouped_gradient(device: Device, rows: float, groups: int, n: int, k: int, out_bytes: float, item: int) -> float:
-    """Seconds of the gradient [k, n] of the matrix of each group, of so many bytes a number."""
-    moved = rows * (k + n) * item + groups * k * n * out_bytes
-    each = max(1.0, rows / groups) + GRADIENT_ROWS
-    return max(_compute(device, float(groups * k), n, each, groups, item), device.bytes_seconds(moved))
-
-
-def _compute(device: Device, m: float, n: int, k: float, groups: int, item: int) -> float:
-    """Seconds of the tensor cores for m x n results, each a sum over k."""
-    tiles, units = min(((rows * columns) for rows, columns, _ in TILES)), device.model.multiprocessors
-    waves = max(1.0, m * n / (tiles * units))  # of fewer tiles than processors, some processors have none
-    rate = device.matmul_rate(item) * share_of(groups) * aligned(n, item)
-    return waves * tiles * units * 2.0 * (k + device.model.matmul_ramp) / rate
+    def _compute(self, m: float, n: int, k: float, item: int) -> float:
+        """Seconds of the tensor cores for m x n results, each a sum over k."""
+        device, model = self.device, self.device.model
+        tile = min(rows * columns for rows, columns, _ in TILES)
+        waves = max(1.0, m * n / (tile * model.multiprocessors))  # of fewer tiles some processors have none
+        rate = device.matmul_rate(item) * share_of(self.groups) * aligned(n, item)
+        return waves * tile * model.multiprocessors * 2.0 * (k + model.matmul_ramp) / rate
 
 
 def share_of(groups: int) -> float:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from typing import Annotated, Any, NamedTuple, get_type_hints
 
@@ -92,21 +93,13 @@ _MODELS = {
     "rtx4090": _units(_CARD, "rtx4090", 2.52), "rtx5090": _units(_CARD, "rtx5090", 2.407),
 }  # fmt: skip
 
-_A100_REACHES = "what an A100 reaches, and an H100 in float8"
-UNFITTED = {
-    "v100-32": "no run on a V100 was at hand: what an A100 reaches, and node_share from all-reduces on V100",
-    "h200": "no run on an H200 was at hand: what an H100 reaches",
-    "gh200": "no run on a GH200 was at hand: what an H100 reaches",
-    "h20": "no run on an H20 was at hand: what an H100 reaches",
-    "b200": "no run on a B200 was at hand: what an H100 reaches",
-    "gb200": "no run on a GB200 was at hand: what an H100 reaches",
-    "a10g": "no run on an A10G was at hand: what an A100 reaches",
-    "l4": f"no run on an L4 was at hand: {_A100_REACHES}",
-    "l40s": f"no run on an L40S was at hand: {_A100_REACHES}",
-    "rtx4090": f"no run on an RTX 4090 was at hand: {_A100_REACHES}",
-    "rtx5090": f"no run on an RTX 5090 was at hand: {_A100_REACHES}",
+_UNFITTED = {
+    "v100-32": "an A100 reaches, and node_share from all-reduces on V100",
+    **dict.fromkeys(("h200", "gh200", "h20", "b200", "gb200"), "an H100 reaches"),
+    "a10g": "an A100 reaches",
+    **dict.fromkeys(("l4", "l40s", "rtx4090", "rtx5090"), "an A100 reaches, and an H100 in float8"),
 }
-"""GPUs that use the shares of another kind, and why."""
+"""GPUs that no run was at hand for, and whose shares they use."""
 
 
 def hardware_of(gpu: GPU) -> HardwareModel:
@@ -124,8 +117,12 @@ def nearest_hardware(gpu: GPU) -> HardwareModel:
 
 def borrowed(gpu: GPU) -> str | None:
     """The GPU whose shares `nearest_hardware` takes, and why; None if its own were fitted."""
+    if gpu.short in _UNFITTED:
+        name = re.sub(r"-SXM.*|-\d+GB$", "", gpu.name).replace("-", " ")
+        article = "an" if name[0] in "AHLR" else "a"
+        return f"no run on {article} {name} was at hand: what {_UNFITTED[gpu.short]}"
     if gpu.short in _MODELS:
-        return UNFITTED.get(gpu.short)
+        return None
     return f"no time model was fitted for {gpu.name}: what {gpu_named(_nearest(gpu)).name} reaches"
 
 

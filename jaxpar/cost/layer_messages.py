@@ -2,27 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
-
 from jaxpar.attention.context import neighbours
 from jaxpar.attention.ulysses import repeats
 from jaxpar.config.counting import head_dim, value_dim
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.messages import Network, overlapped
-
-
-class Exchanged(NamedTuple):
-    """What tensor ranks exchange around a group of matmuls in its backward, and what it computes."""
-
-    inward: bool
-    """Whether the group is split by columns; else by rows."""
-    width: float
-    """Of what is exchanged, in that of the residual stream."""
-    sent_bytes: float
-    """Of a number that is gathered."""
-    of_input: float
-    """Seconds of the gradient of the input."""
 
 
 class LayerMessages:
@@ -50,32 +34,17 @@ class LayerMessages:
         self.between_groups = network.ring(self.ranks // group, case.tensor * group)
         self.over_context = network.ring(self.ranks, case.tensor)
 
-    def gather(self, width: float, sent_bytes: float) -> float:
-        """Before a matmul that is split by columns, of inputs of a `width` in those of the residual stream and of so
-        many bytes a number."""
-        return width * self.gathered(sent_bytes)
+    def backward(self, inward: bool, width: float, sent_bytes: float, gradient: float) -> float:
+        """Around the backward of a group of matmuls.
 
-    def scatter(self) -> float:
-        """After a matmul that is split by rows: the sum over the ranks."""
-        return self.half
-
-    def backward(self, groups: Sequence[Exchanged]) -> float:
-        """Of the backward of groups of matmuls.
-
-        Inward, split by columns: the input is gathered again beside the gradient of the input, which is summed.
-        Outward, split by rows: the gradient is gathered first.
+        Inward, split by columns: the input, of a `width` in that of the residual stream, is gathered again beside the
+        gradient of the input, of so many seconds, which is summed. Outward, split by rows: the gradient is gathered
+        first.
         """
-        if self.case.tensor == 1:
-            return 0.0
-        exposed = 0.0
-        for one in groups:
-            gather = one.width * self.gathered(one.sent_bytes)
-            if one.inward:
-                beside = overlapped(one.of_input, gather, self.slowdown) - one.of_input
-                exposed += beside + one.width * self.half
-            else:
-                exposed += gather
-        return exposed
+        gather = width * self.gathered(sent_bytes)
+        if not inward:
+            return gather
+        return overlapped(gradient, gather, self.slowdown) - gradient + width * self.half
 
     def context(self) -> tuple[float, float]:
         """Forward and backward, by strategy; jaxpar computes nothing beside them."""

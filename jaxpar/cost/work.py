@@ -5,6 +5,27 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+ACCUMULATED = 8.0
+"""Bytes of a gradient of a weight in float32, read and written by the product that adds to it."""
+
+
+class Counted(NamedTuple):
+    """A group of matmuls on one device: seconds of its products and messages, bytes of the passes around them."""
+
+    forward: float
+    inward: float
+    """Gradients of its input, and products that they need again."""
+    weight: float
+    """Gradients of its matrices."""
+    moved: float
+    """Bytes that passes beside the products read and write, forward."""
+    moved_back: float
+    scales: float = 0.0
+    """Messages of the largest magnitudes of FP8 operands that the group waits for, forward."""
+    scales_back: float = 0.0
+    sent_bytes: float | None = None
+    """Bytes of a number that tensor ranks gather for it; None where they exchange nothing around it."""
+
 
 class Work(NamedTuple):
     """Seconds of a part of a step on one device, by what they are spent on."""

@@ -10,9 +10,8 @@ import pytest
 
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema import ModelConfig
-from jaxpar.cost.expert_exchange import ExpertExchange
-from jaxpar.cost.experts import ExpertTimes
-from jaxpar.cost.grouped import grouped_matmul
+from jaxpar.cost.experts import Experts
+from jaxpar.cost.grouped import Products
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.layer_case import LayerCase, layer_case
 from jaxpar.cost.messages import Network, network_of
@@ -54,7 +53,7 @@ MEASURED = [
 
 def test_products_of_many_groups_take_what_was_measured_on_average():
     ratios = [
-        1e3 * grouped_matmul(h100(), rows, groups, n, k, 2) / measured for rows, k, n, groups, measured in MEASURED
+        1e3 * Products(h100(), groups, 2).matmul(rows, n, k) / measured for rows, k, n, groups, measured in MEASURED
     ]
     assert exp(sum(map(log, ratios)) / len(ratios)) == pytest.approx(1.0, abs=0.05)
     assert all(0.6 < ratio < 1.45 for ratio in ratios), ratios
@@ -74,13 +73,13 @@ def test_an_exchange_takes_the_bytes_of_its_formula_over_the_link_of_its_ranks(
     sent = rows_sent(exchange, MODEL.experts, 1.5, 4, tensor)
     own = case.shape.part_tokens * case.embed * case.item
     rate = 1e3 * slow.model.node_share
-    exposed = ExpertTimes(replace(case, slices=1), h100(), slow).exposed
+    exposed = Experts(case.shape, h100(), slow, 1).exposed
     assert exposed == pytest.approx((2 * sent * own / rate,) * 2, rel=1e-6), "to the experts and back"
     in_codes = case_of(4, exchange, 1.5, tensor=tensor, context=context, exchange_dtype="float8_e4m3fn")
     row = row_bytes(MODEL.embed, "float8_e4m3fn") * case.shape.part_tokens
-    times = ExpertTimes(replace(in_codes, slices=1), h100(), slow)
+    times = Experts(in_codes.shape, h100(), slow, 1)
     assert times.exposed == pytest.approx((sent * (row + own) / rate, exposed[1]), rel=1e-6), "the way out alone"
-    assert times.exposed[0] * times.outward == pytest.approx(sent * row / rate, rel=1e-6)
+    assert times.exposed[0] * times.outward_share == pytest.approx(sent * row / rate, rel=1e-6)
 
 
 def step(cluster: str = "h100:2x8", model: ModelConfig = MODEL, **layout: Any) -> Any:
@@ -131,10 +130,10 @@ def test_products_of_experts_in_fp8_take_less_where_a_kernel_multiplies_codes():
     assert cast["other"] > plain["other"], "passes that write codes"
 
 
-def times_of(case: LayerCase, cluster: str = "h100:2x8") -> ExpertTimes:
+def times_of(case: LayerCase, cluster: str = "h100:2x8") -> Experts:
     there = parse_cluster(cluster)
     model = hardware_of(there.gpu)
-    return ExpertTimes(replace(case, slices=1), device_of(there.gpu, model), network_of(there, model))
+    return Experts(case.shape, device_of(there.gpu, model), network_of(there, model), 1)
 
 
 def test_the_fullest_rank_decides_and_further_rounds_send_again():
@@ -155,12 +154,12 @@ def without_starts(cluster: str = "h100:2x8") -> tuple[HardwareModel, Network]:
 
 
 def test_own_rows_go_first_where_that_is_expected_to_take_less():
-    exchange, on = ExpertExchange(case_of(8).shape), on_h100s()
-    by_choice = {first: exchange.seconds(*on, 2, first=first) for first in (True, False)}
-    assert exchange.own_first(*on, 2) == (by_choice[True] < by_choice[False])
-    assert exchange.seconds(*on, 2) == min(by_choice.values())
-    asked = {own: replace(exchange, own_rows=own).own_first(*on, 2) for own in ("first", "exchanged")}
-    assert asked == {"first": True, "exchanged": False} and not exchange.own_first(*on, 1)
+    experts = Experts(case_of(8).shape, *on_h100s())
+    by_choice = {first: experts.seconds(2, first=first) for first in (True, False)}
+    assert experts.own_first(2) == (by_choice[True] < by_choice[False])
+    assert experts.seconds(2) == min(by_choice.values())
+    asked = {own: replace(experts, own_rows=own).own_first(2) for own in ("first", "exchanged")}
+    assert asked == {"first": True, "exchanged": False} and not experts.own_first(1)
 
 
 def on_h100s() -> tuple[Device, Network]:
@@ -171,10 +170,10 @@ def on_h100s() -> tuple[Device, Network]:
 def test_an_exchange_in_two_levels_has_a_second_hop():
     """On two hosts of 4 ranks each, rows that change hosts are sent once more inside one."""
     _, free = without_starts("h100:2x4")
-    plain, levels = (ExpertExchange(case_of(8, name).shape) for name in ("all_to_all", "hierarchical"))
-    assert levels.message(free) > plain.message(free), "more bytes"
+    plain, levels = (Experts(case_of(8, name).shape, h100(), free) for name in ("all_to_all", "hierarchical"))
+    assert levels.message() > plain.message(), "more bytes"
     slow = replace(free, outside_latency=1e-3)
-    more = lambda exchange: exchange.message(slow) - exchange.message(free)
+    more = lambda experts: replace(experts, network=slow).message() - experts.message()
     assert more(levels) == pytest.approx(more(plain)), "and no more messages between hosts"
     one, other = (step("h100:2x4", fsdp=1, expert_exchange=name) for name in ("all_to_all", "hierarchical"))
     assert other.breakdown["exchange"] > one.breakdown["exchange"]

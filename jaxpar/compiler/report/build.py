@@ -66,7 +66,7 @@ def make_report(analysis: Analysis, config: str) -> Report:
         compute_seconds=analysis.schedule.clock.step.compute,
         slowed_seconds=analysis.schedule.slowed_seconds,
         exposed_seconds=analysis.schedule.exposed_seconds,
-        seconds_by_kind=_seconds_by_kind(analysis),
+        seconds_by_kind=analysis.seconds_by_kind(analysis.schedule.traces[analysis.module.entry]),
         largest_buffers=_largest(analysis, found),
         compile_seconds=compilation.compile_seconds,
         copies=device_copies(analysis),
@@ -206,14 +206,6 @@ def axis_of(movement: Movement) -> str:
 def collective_name(movement: Movement, collective: str | None) -> str:
     """The name of a transfer for people: its collective between devices, or its direction to or from the host."""
     return movement.kind if movement.transfer.channel == "host" else collective or "-"
-
-
-def _seconds_by_kind(analysis: Analysis) -> dict[str, float]:
-    seconds: dict[str, float] = defaultdict(float)
-    for cost in analysis.costs:
-        if cost.computes:
-            seconds[cost.kind] += analysis.kernel_seconds[cost.op.name] * cost.executions
-    return dict(seconds)
 
 
 def _largest(analysis: Analysis, found: list[Occupant]) -> tuple[LiveBuffer, ...]:

@@ -8,7 +8,6 @@ from jaxpar.compiler.program.hlo.records import Computation
 from jaxpar.compiler.report.analysis import Analysis
 from jaxpar.compiler.report.build import axis_of, where
 from jaxpar.trace.clock import Span
-from jaxpar.trace.parts import Op, Repeat, Trace
 
 LOOP_SOURCE = "jaxpar/model/loop/"
 """Part of the names of the files that loop over layers."""
@@ -86,27 +85,11 @@ def _is_backward(body: Computation) -> bool:
 def _box(analysis: Analysis, body: Computation, span: Span) -> Box:
     source = where(body.by_name[span.name].source)
     if span.kind == "compute":
-        inner = (part.trace for part in analysis.schedule.traces[body.name].parts
-                 if isinstance(part, Repeat) and part.name == span.name)  # fmt: skip
-        kind = analysis.kinds.get(span.name) or _longest_kind(analysis, list(inner))
+        kinds = analysis.seconds_by_kind(analysis.schedule.traces[body.name], span.name)
+        kind = max(kinds, key=lambda kind: kinds[kind])
         return Box(span, kind, f"{span.name} ({kind}) {source}")
     movement = next(one for one in analysis.movements if one.transfer.start.name == span.name)
     collectives = "+".join(collective or movement.kind for collective in movement.collectives)
     label = f"{collectives} over {axis_of(movement)}" if movement.axes else movement.kind
     label = f"{label} {where(movement.source)}"
     return Box(span, "wait", f"waits for {label}") if span.kind == "wait" else Box(span, collectives, label)
-
-
-def _longest_kind(analysis: Analysis, traces: list[Trace]) -> str:
-    """The kind of kernel that takes most of the time of a loop."""
-    times: dict[str, float] = {}
-    pending = [(trace, 1.0) for trace in traces]
-    while pending:
-        trace, times_run = pending.pop()
-        for part in trace.parts:
-            if isinstance(part, Op):
-                kind = analysis.kinds[part.name]
-                times[kind] = times.get(kind, 0.0) + part.seconds * times_run
-            elif isinstance(part, Repeat):
-                pending.append((part.trace, part.times * times_run))
-    return max(times, key=lambda kind: times[kind])

@@ -8,11 +8,11 @@ from itertools import pairwise
 
 from jaxpar.compiler.program.attribution import Movement
 from jaxpar.compiler.program.costs.ops import Cost
-from jaxpar.compiler.program.hlo.groups import groups_of
+from jaxpar.compiler.program.hlo.groups import Groups, groups_of
 from jaxpar.compiler.program.hlo.records import ProgramError
 from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.cost.messages import Leaving, network_of
-from jaxpar.cost.operations import USUAL_ATTENTION, device_of
+from jaxpar.cost.operations import USUAL_ATTENTION, Device, device_of
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
 
@@ -27,8 +27,8 @@ class StepTimer:
     """Parameters of both."""
 
     def kernel(self, cost: Cost) -> float:
-        """Of a kernel: the longest of what its matrix products, its other arithmetic and its bytes of memory take; 0
-        for a transfer.
+        """A kernel: the longest of what its matrix products, its other arithmetic and its bytes of memory take; 0 for a
+        transfer.
 
         Products run at what large ones reach, other arithmetic at the same share of the float32 peak. Launches are left
         out. Raises `ProgramError` for arithmetic that the GPU lacks.
@@ -37,33 +37,33 @@ class StepTimer:
             return 0.0
         device = device_of(self.gpu, self.model)
         memory = device.bytes_seconds(cost.read_bytes + cost.written_bytes)
-        return max(self._products(cost), cost.vector_flops / device.matmul_rate(4), memory)
+        products = self._products(cost, device) if cost.flops else 0.0
+        return max(products, cost.vector_flops / device.matmul_rate(4), memory)
 
-    def _products(self, cost: Cost) -> float:
-        if not cost.flops:
-            return 0.0
+    def _products(self, cost: Cost, device: Device) -> float:
         peaks = {str(kind): peak for kind, peak in self.gpu.peaks.items()}
         peaks.setdefault("tensorfloat32", peaks["float32"])  # before Ampere float32 takes the plain units
         if cost.arithmetic not in peaks:
             raise ProgramError(f"no peak is known for {cost.arithmetic}, which {cost.op.name} multiplies in")
         peak = peaks[cost.arithmetic]
         if cost.pairs:
-            device = device_of(self.gpu, self.model)
             return device.fused_attention(cost.flops, cost.pairs, peak, USUAL_ATTENTION, cost.backward)
         share = self.model.float8_share if cost.arithmetic == "float8" else self.model.matmul_share
         return cost.flops / (peak * share)
 
     def transfer(self, movement: Movement) -> float:
-        """Of a transfer: a copy at the bandwidth of the host's link, a collective by the rings of the cost model.
+        """A transfer: a copy at the bandwidth of the host's link, a collective by the rings of the cost model.
 
         Of a group that is on several hosts, those in one host share its network cards.
         """
         size = movement.operand_bytes
         if movement.transfer.channel == "host":
             return size / self.cluster.host_bandwidth
-        network = network_of(self.cluster, self.model)
-        leaving = None if network.per_pod is None else self._leaving(movement, network.per_pod)
-        ring = network.group(movement.ranks, self._in_one_host(movement), leaving=leaving)
+        network, groups = network_of(self.cluster, self.model), groups_of(movement.transfer.inner, self.cluster.devices)
+        each = self.cluster.gpus_per_host
+        in_one_host = min(min(Counter(device // each for device in row).values()) for row in groups.rows)
+        leaving = None if network.per_pod is None else self._leaving(groups, network.per_pod)
+        ring = network.group(movement.ranks, in_one_host, leaving=leaving)
         match movement.kind:
             case "all-gather":
                 return ring.gather(float(size * movement.ranks))
@@ -77,15 +77,8 @@ class StepTimer:
                 return ring.shift(size)
         raise ProgramError(f"no formula for the seconds of {movement.kind}")
 
-    def _in_one_host(self, movement: Movement) -> int:
-        """The least number of GPUs that a group has in one of its hosts."""
-        rows = groups_of(movement.transfer.inner, self.cluster.devices).rows
-        each = self.cluster.gpus_per_host
-        return min(min(Counter(device // each for device in row).values()) for row in rows)
-
-    def _leaving(self, movement: Movement, per_pod: int) -> Leaving | None:
-        """What its groups have of the uplinks of pods of so many GPUs; None if no group is in two pods."""
-        groups = groups_of(movement.transfer.inner, self.cluster.devices)
+    def _leaving(self, groups: Groups, per_pod: int) -> Leaving | None:
+        """What groups have of the uplinks of pods of so many GPUs; None if no group is in two pods."""
         rows = [[device // per_pod for device in row] for row in groups.rows]
         edges = rows if groups.permutes else [pair for row in rows for pair in pairwise([*row, row[0]])]
         passed = Counter(source for source, target in edges if source != target)
@@ -93,5 +86,4 @@ class StepTimer:
             return None
         assert self.cluster.pods is not None, "the network has pods"
         members = min(min(Counter(row).values()) for row in rows if len(set(row)) > 1)
-        most = max(passed.values())
-        return Leaving(max(1.0, per_pod / most), members, self.cluster.pods.oversubscription)
+        return Leaving(max(1.0, per_pod / max(passed.values())), members, self.cluster.pods.oversubscription)

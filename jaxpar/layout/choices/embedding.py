@@ -16,8 +16,8 @@ import jax.numpy as jnp
 from jaxpar.config import Config, UserError
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.plan import AxisSizes, Choice, Plan
-from jaxpar.cost.embedding import lookups, of_rows, of_tables
 from jaxpar.cost.hardware_model import nearest_hardware
+from jaxpar.cost.head import lookups, of_rows, of_tables
 from jaxpar.cost.messages import network_of
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.cluster import Cluster

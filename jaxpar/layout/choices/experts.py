@@ -13,10 +13,9 @@ from jaxpar.config.plan import AxisSizes, Choice, ExpertLayout, Plan
 from jaxpar.config.reading.typed import shown
 from jaxpar.config.schema.layout import expert_options
 from jaxpar.config.spelling import quoted
-from jaxpar.cost.expert_exchange import ExpertExchange
+from jaxpar.cost.experts import Experts
 from jaxpar.cost.hardware_model import nearest_hardware
-from jaxpar.cost.messages import Network, network_of
-from jaxpar.cost.operations import Device as GPUDevice
+from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import GPU
@@ -226,20 +225,19 @@ def _slices(
         return Choice(1, "CPU devices overlap nothing")
     if cluster is None:
         return Choice(1, "the speeds of these devices and their links are unknown")
-    case, on = _timed(config, shape, device, cluster)
-    best = case.best(*on)
-    least = seconds(case.seconds(*on, best))
-    otherwise = f"{seconds(case.seconds(*on, 1))} in one" if best > 1 else "and more in slices"
+    experts = _timed(config, shape, device, cluster)
+    best = experts.slices
+    least = seconds(experts.seconds(best))
+    otherwise = f"{seconds(experts.seconds(1))} in one" if best > 1 else "and more in slices"
     return Choice(best, f"experts and exchange of a layer and microbatch are expected to take {least}, {otherwise}")
 
 
-def _timed(
-    config: Config, shape: LayerShape, device: Device, cluster: Cluster
-) -> tuple[ExpertExchange, tuple[GPUDevice, Network]]:
-    """The exchange, and what it runs on."""
+def _timed(config: Config, shape: LayerShape, device: Device, cluster: Cluster) -> Experts:
+    """The experts of a layer on the GPUs and links of a cluster."""
     hardware = nearest_hardware(cluster.gpu)
+    shape = replace(shape, codes=grouped_codes(config, device))
     on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
-    return ExpertExchange(replace(shape, codes=grouped_codes(config, device)), config.parallel.experts.own_rows), on
+    return Experts(shape, *on, own_rows=config.parallel.experts.own_rows)
 
 
 def _why_exchanged(exchange: str, slices: int, tensor: int) -> str | None:
@@ -266,8 +264,8 @@ def _own_rows(
         return Choice(False, "CPU devices overlap nothing")
     if cluster is None:
         return Choice(False, "the speeds of these devices and their links are unknown")
-    case, on = _timed(config, shape, device, cluster)
-    apart, exchanged = (case.seconds(*on, slices, first=first) for first in (True, False))
+    experts = _timed(config, shape, device, cluster)
+    apart, exchanged = (experts.seconds(slices, first=first) for first in (True, False))
     return Choice(
         apart < exchanged,
         f"experts and exchange of a layer and microbatch are expected to take {seconds(apart)} with them first, "

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from math import ceil
 
-from jaxpar.cost.embedding import lookups, of_rows
+from jaxpar.cost.head import lookups, of_rows
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.chunks import Kinds, chunk_lengths, chunk_slots
 from jaxpar.planner.step_time.common import Common

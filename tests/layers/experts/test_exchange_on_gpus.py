@@ -10,7 +10,7 @@ import pytest
 
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema import ModelConfig
-from jaxpar.cost.expert_exchange import ExpertExchange
+from jaxpar.cost.experts import Experts
 from jaxpar.cost.hardware_model import nearest_hardware
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
@@ -90,7 +90,7 @@ def test_what_the_planner_expects_of_slices_is_what_the_program_waits_for():
     cluster = parse_cluster("h100:2x4")
     hardware = replace(nearest_hardware(cluster.gpu), overlap_slowdown=0.0)
     on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
-    expected = sum(ExpertExchange(shape, "exchanged").exposed(*on, SLICES))
+    expected = sum(Experts(shape, *on).waited(SLICES, first=False))
     assert expected == pytest.approx(account("all_to_all", SLICES)["exposed"], rel=1 / 7)
-    assert sum(ExpertExchange(shape, "first").exposed(*on, SLICES)) == 0, "own rows take longer than the first slice"
-    assert sum(ExpertExchange(shape).exposed(*on, 1)) > 3 * expected
+    assert sum(Experts(shape, *on).waited(SLICES, first=True)) == 0, "own rows take longer than the first slice"
+    assert sum(Experts(shape, *on).waited(1, first=False)) > 3 * expected

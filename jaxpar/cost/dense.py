@@ -1,0 +1,92 @@
+"""Seconds of a layer's dense matmuls, with what FP8 adds: passes that quantise, scales, and bytes that are sent."""
+
+from __future__ import annotations
+
+from jaxpar.cost.layer_case import LayerCase
+from jaxpar.cost.matmul_codes import FINDING, MAGNITUDE
+from jaxpar.cost.messages import Network
+from jaxpar.cost.operations import Device
+from jaxpar.cost.work import ACCUMULATED, Counted
+from jaxpar.layers.declaration.part import Matmuls, Part
+
+
+class Dense:
+    """The matmuls of a layer, but those of routers and routed experts."""
+
+    def __init__(self, case: LayerCase, device: Device, network: Network):
+        self.case, self.shape, self.device = case, case.shape, device
+        self.over_all = network.ring(case.magnitude_ranks, 1)
+        self.over_tensor = network.ring(case.tensor, 1)
+
+    def counted(self, part: Part, group: Matmuls) -> Counted:
+        """A group: one matmul for its matrices concatenated, and two for each that is the product of two, of which the
+        backward computes the first again."""
+        shape, item, codes = self.shape, self.case.item, self.case.codes_of(group)
+        rows, operand = shape.rows_of(part, group), 1 if codes is not None and codes.multiplied else item
+        factored = [name for name in group.weights if part.is_factored(name)]
+        pairs = [shape.matrix(part.weights[name]) for name in part.factors_of(*factored)]
+        firsts = [shape.matrix(part.weights[part.factors_of(name)[0]]) for name in factored]
+        sides = [(n, k, operand) for n, k in shape.joined(part, group)] + [(n, k, item) for k, n in pairs]
+        times = lambda m, n, k, out, operand: self.device.matmul(m, n, k, 1, out, operand)
+        again = sum(times(rows, n, k, item, item) for k, n in firsts)
+        return Counted(
+            sum(times(rows, n, k, item, operand) for n, k, operand in sides),
+            again + sum(times(rows, k, n, item, operand) for n, k, operand in sides),
+            sum(times(k, n, rows, ACCUMULATED, operand) for n, k, operand in sides),
+            *self._casts(part, group),
+            *self._scales(part, group),
+            self._sent_bytes(part, group),
+        )
+
+    def low_rank(self, part: Part, group: Matmuls, name: str) -> Counted | None:
+        """Products with the low-rank factors of a matrix, and the passes that add them, or backward the gradient of the
+        input, to the others: two numbers are read, one written. None without factors."""
+        sides = self.shape.factors(part, name)
+        if not sides:
+            return None
+        rows, item, times = self.shape.rows_of(part, group), self.case.item, self.device.matmul
+        return Counted(
+            sum(times(rows, n, k, 1, item, item) for k, n in sides),
+            sum(times(rows, k, n, 1, item, item) for k, n in sides),
+            sum(times(k, n, rows, 1, ACCUMULATED, item) for k, n in sides),
+            3.0 * item * rows * sides[-1][1],
+            3.0 * item * rows * sides[0][0],
+        )
+
+    def _casts(self, part: Part, group: Matmuls) -> tuple[float, float]:
+        """Bytes of the passes that quantise, forward and backward. Those that find the scale of an input count in the
+        backward, because recomputation does not repeat them."""
+        codes = self.case.codes_of(group)
+        if codes is None:
+            return 0.0, 0.0
+        rows, passes = self.shape.rows_of(part, group), codes.passes
+        gathers = group.inward and not group.between and codes.sends
+        quantised = float(rows) / (self.case.tensor if gathers else 1)  # before they are gathered, where they are
+        forward = backward = 0.0
+        for n, k in self.shape.joined(part, group):
+            forward += passes.input * quantised * k + passes.weight * n * k
+            backward += passes.input_back * rows * k + passes.weight_back * n * k + passes.gradient * rows * n
+            if codes.found:
+                backward += FINDING * (quantised * k + rows * n + (0 if codes.once else n * k))
+        return forward, backward
+
+    def _scales(self, part: Part, group: Matmuls) -> tuple[float, float]:
+        """Seconds of the messages of largest magnitudes, forward and backward: one of all ranks for the input, and one
+        for the gradients. Matrices that are quantised with each use have one of their own, over the tensor ranks."""
+        codes = self.case.codes_of(group)
+        if codes is None or not codes.found:
+            return 0.0, 0.0
+        matrices = MAGNITUDE * sum(not part.is_factored(name) for name in group.weights)
+        of_weights = 0.0 if codes.once else self.over_tensor.reduce(matrices)
+        return self.over_all.reduce(MAGNITUDE) + of_weights, self.over_all.reduce(matrices)
+
+    def _sent_bytes(self, part: Part, group: Matmuls) -> float:
+        """Bytes of a number that tensor ranks gather: a code, where they are quantised before. Low-rank factors
+        multiply what is gathered beside them, and the gradient of a sum with theirs is one message."""
+        codes, item = self.case.codes_of(group), float(self.case.item)
+        if codes is None or not codes.sends:
+            return item
+        factors = any(self.shape.factors(part, name) for name in group.weights)
+        if group.inward:
+            return codes.sent_bytes + (item if factors else 0.0)
+        return item if factors or codes.tile is not None else codes.sent_bytes
