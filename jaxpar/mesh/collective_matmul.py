@@ -89,12 +89,8 @@ def product(x: Shaped[Array, "batch seq *inputs"], w: Shaped[Array, "..."]) -> S
     two dims, number by number.
     """
     if w.dtype == x.dtype:
-        return _forward_product(x, w)
+        return (_rows(x) @ _matrix(w, x.ndim - 2)).reshape(*x.shape[:2], *w.shape[x.ndim - 2 :])
     return _product(*vary_alike((x, w)))
-
-
-def _forward_product(x: jax.Array, w: jax.Array) -> jax.Array:
-    return (_rows(x) @ _matrix(w, x.ndim - 2)).reshape(*x.shape[:2], *w.shape[x.ndim - 2 :])
 
 
 @jax.custom_vjp
@@ -106,21 +102,14 @@ def _product(x: jax.Array, w: jax.Array) -> jax.Array:
     return jnp.tensordot(x, w.astype(x.dtype), x.ndim - 2)
 
 
-def _product_forward(x: jax.Array, w: jax.Array) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-    return _product(x, w), (x, w)
-
-
 def _product_backward(saved: tuple[jax.Array, jax.Array], dy: jax.Array) -> tuple[jax.Array, jax.Array]:
     x, w = saved
-    narrow, inputs, outputs = w.astype(x.dtype), x.ndim - 2, dy.ndim - 2
     over = lambda left, right: ((tuple(left), tuple(right)), ((), ()))
-    dx = lax.dot_general(dy, narrow, over(range(2, dy.ndim), range(inputs, w.ndim)))
-    dw = lax.dot_general(x, dy, over((0, 1), (0, 1)), preferred_element_type=w.dtype)
-    assert dw.ndim == inputs + outputs, "all dims of both but batch and tokens"
-    return dx, dw
+    dx = lax.dot_general(dy, w.astype(x.dtype), over(range(2, dy.ndim), range(x.ndim - 2, w.ndim)))
+    return dx, lax.dot_general(x, dy, over((0, 1), (0, 1)), preferred_element_type=w.dtype)
 
 
-_product.defvjp(_product_forward, _product_backward)
+_product.defvjp(lambda x, w: (_product(x, w), (x, w)), _product_backward)
 
 
 # ---- rings of operands, which may be codes of 8 bits: results have another dtype, and their scales come after
