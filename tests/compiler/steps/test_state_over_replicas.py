@@ -14,7 +14,7 @@ from jaxpar.layers.counting import parameter_count
 from tests.compiler.inspected import asked, assert_planned, inspected, sent, wide
 
 CLUSTER = "h100:2x4"
-REPLICAS, SHARDS, LAYERS, EMBED = 2, 4, 4, 512
+REPLICAS, SHARDS, LAYERS, EMBED = 2, 4, 8, 512
 HSDP = {"replica": REPLICAS, "fsdp": SHARDS, "zero": 3, "microbatches": 2}
 
 
