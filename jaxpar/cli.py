@@ -26,12 +26,6 @@ from jaxpar.units import parse_size
 DEFAULTS = "YAML file; without one, every key has its default"
 CLUSTER = "gpu:hosts x gpus, as in h100:1x8, or a .yaml file (docs/cluster-files.md)"
 
-FORMER_OUTPUTS = {
-    "--output": "--out FILE", "--html": "--out FILE.html", "--svg": "--out FILE.svg", "--csv": "--out FILE.csv",
-    "--trace": "--out FILE.json", "--picture": "--out FILE.svg",
-}  # fmt: skip
-"""Flags of earlier releases, and what stands in their place."""
-
 FILES = ("FILE", "PATTERN", "MODEL")
 """Metavars of options that a user might take for arguments without a name."""
 
@@ -56,7 +50,6 @@ class Parser(argparse.ArgumentParser):
             allow_abbrev=False,
         )
         self._words = tuple(words)
-        self._former: dict[str, str] = {}
         self.register("type", int, whole_number)
         self.register("type", float, number)
 
@@ -91,13 +84,8 @@ class Parser(argparse.ArgumentParser):
     def add_out(self, kinds: Mapping[str, str]) -> None:
         """`--out`, for files whose endings are the keys of `kinds`, with words for what is written."""
         words = "; ".join(f"{ending}: {what}" for ending, what in kinds.items())
-        self._former |= FORMER_OUTPUTS
         help = f"write a file, by its ending ({words}); may be given many times"
         self.add_argument("--out", metavar="FILE", type=Path, action="append", default=[], help=help)
-
-    def add_former(self, flag: str, now: str) -> None:
-        """Refuse a flag of an earlier release with what stands in its place."""
-        self._former[flag] = now
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:
         # Before anything else: where a required flag is mistyped, argparse would only say that it is missing.
@@ -120,8 +108,6 @@ class Parser(argparse.ArgumentParser):
 
     def _refuse(self, text: str) -> NoReturn:
         word = text.split()[0].split("=")[0]
-        if word in self._former:
-            raise UserError(f"there is no argument {word}; expected {self._former[word]}")
         near = did_you_mean(word, (*self._flags(), *self._words))
         raise UserError(f"there is no argument {word}{near or self._option_of(word)}")
 

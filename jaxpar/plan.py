@@ -103,18 +103,13 @@ def _parser() -> Parser:
 
 def _explain(arguments: Sequence[str]) -> None:
     parser = Parser("jaxpar.plan explain", "Print a plan.json in words.")
-    _add_plan(parser)
+    parser.add_argument("plan", metavar="FILE", type=Path, help="a plan.json")
     options = parser.parse_args(arguments)
     _load()
     from jaxpar.planner.report.explain import print_explanation
     from jaxpar.planner.report.screen import screen
 
     print_explanation(options.plan, screen())
-
-
-def _add_plan(parser: Parser) -> None:
-    parser.add_argument("plan", metavar="FILE", type=Path, help="a plan.json")
-    parser.add_former("--plan", "the file alone")
 
 
 def _compare(arguments: Sequence[str]) -> None:
@@ -185,7 +180,6 @@ def _calibrate(arguments: Sequence[str]) -> None:
         default=Path("hardware.yaml"),
         help="file of the tables (hardware.yaml)",
     )
-    parser.add_former("--output", "--out FILE")
     parser.add_argument("--devices", metavar="N", type=positive, default=8, help="virtual CPU devices (default 8)")
     parser.add_argument("--quick", action="store_true", help="fewer shapes, lengths and sizes")
     options = parser.parse_args(arguments)
@@ -200,7 +194,7 @@ def _place(arguments: Sequence[str]) -> None:
         "jaxpar.plan place",
         "Assign nodes to places in the mesh, by simulated annealing over a measured bandwidth matrix.",
     )
-    _add_plan(parser)
+    parser.add_argument("plan", metavar="FILE", type=Path, help="a plan.json")
     words = "MB/s between nodes, row sends to column; by default the file that the cluster's YAML names"
     parser.add_argument("--bandwidth", metavar="CSV", type=Path, help=words)
     parser.add_argument("--seed", type=int, default=0, help="of the search (default 0)")

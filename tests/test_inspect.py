@@ -63,7 +63,6 @@ def test_a_configuration_compared_with_itself_is_the_same(config: Path, capfd: p
         (["--cluster", CLUSTER, "--timeout", "0"], "--timeout: expected seconds above 0, at most 1000000, got '0'"),
         (["--cluster", CLUSTER, "--out", "/no/such/folder/x.html"], "/no/such/folder does not exist"),
         (["--cluster", CLUSTER, "--out", "x.png"], "--out x.png: expected a name that ends in .html or .svg"),
-        (["--cluster", CLUSTER, "--html", "x.html"], "there is no argument --html; expected --out FILE.html"),
         (["--cluster", CLUSTER, "--no-cache", "--timeout", "0.2"], "took longer than 0.2 s and was stopped"),
     ],
 )

@@ -210,7 +210,6 @@ def test_a_budget_states_which_numbers_have_no_layout(folder: Path, capsys: pyte
         (["--cluster", "cpu:8"], "expected cpu:hosts x devices"),
         (["--cluster", "h100:1x8", "--fix", "tensor=5"], "70 would be allowed but for --fix tensor=5"),
         (["--cluster", "h100:1x8", "--top", "0"], "--top: expected a whole number from 1 up, got '0'"),
-        (["--cluster", "h100:1x8", "--html", "x"], "there is no argument --html; expected --out FILE.html"),
         (["--cluster", "h100:99999999x8"], "799999992 GPUs; expected at most 1048576"),
         (["--cluster", "h100:1x8", "--timeout", "0"], "--timeout: expected seconds above 0, at most 1000000, got '0'"),
         (["--cluster", "cpu:1x8", "--verify"], "--verify: compiles for GPUs"),

@@ -182,8 +182,6 @@ def test_a_faulty_table_is_refused_with_the_cell_marked(folder: Path, capfd: pyt
         ("@ --out /no/such/a.svg", "--out /no/such/a.svg: cannot be written (No such file or directory)"),
         ("@ --out a.txt", "--out a.txt: expected a name that ends in .svg, .json or .csv"),
         ("@ --out a.svg --out b.svg", "--out b.svg: expected one file that ends in .svg, and a.svg does too"),
-        ("@ --svg a.svg", "there is no argument --svg; expected --out FILE.svg"),
-        ("@ --trace=a.json", "there is no argument --trace; expected --out FILE.json"),
         ("@ --cluster h100:1x8", "--cluster needs --config: times are predicted for a configuration"),
         ("@ --set model.layers=4", "--set needs --config"),
         ("--config a.yaml", "--cluster is missing: --config needs one to predict times for, as in --cluster h100:4x8"),

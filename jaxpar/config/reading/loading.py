@@ -16,9 +16,6 @@ from jaxpar.config.reading.yaml_text import to_yaml
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.spelling import named
 
-ADDED = {"preset", "kinds", "pattern", "norm_placement", "attention_scale", "embedding_scale"}
-"""Keys of `model` that resolved files of earlier versions lack, or that name a preset."""
-
 SHOWN = 10
 """Number of a file's mistakes that one message shows."""
 
@@ -40,7 +37,7 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
     given = parse_overrides(overrides)
     preset = given.get("model", {}).get("preset")
     in_file = written.get("model", {})
-    if preset not in (None, in_file.get("preset")) and set(in_file) >= set(field_types(ModelConfig)) - ADDED:
+    if preset not in (None, in_file.get("preset")) and set(in_file) >= set(field_types(ModelConfig)) - {"preset"}:
         raise UserError(
             f"model.preset={preset} would change nothing: {named(path)} sets every other key of model itself"
         )

@@ -11,7 +11,6 @@ from jaxpar.layers.declaration.part import Elementwise, Matmuls, Operation, Part
 from jaxpar.layers.experts.products import INPUT
 from jaxpar.layers.experts.routers import ROUTERS, options_of, projection_of
 from jaxpar.layers.feed_forward.base import FeedForward
-from jaxpar.layers.feed_forward.gated import Gated
 from jaxpar.mesh.parameters import ParamSpec
 
 IN, OUT = "experts_in", "experts_out"
@@ -33,8 +32,8 @@ def declare(model: ModelConfig, feed_forward: type[FeedForward]) -> Part:
     """The part: a router, the matrices of all experts stacked, and those of the shared ones side by side."""
     experts = model.experts
     assert experts is not None, "a model with experts"
-    gated = issubclass(feed_forward, Gated)
-    inward = ("up", "gate") if gated else ("up",)
+    inward = feed_forward.expert_inputs
+    gated = "gate" in inward
     routers = tuple(name for name in ("router", "noise") if name in (weights := _weights(model, experts, inward)))
     # Rows are read and written when they are sent; what sorts them by expert counts with the products.
     sent = Elementwise(INPUT, traffic=Traffic(2, 2), sends_rows=True)

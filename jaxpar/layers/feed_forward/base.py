@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from typing import ClassVar
 
 import jax
 from jaxtyping import Array, Float
@@ -38,6 +39,8 @@ class FeedForward(Block):
     """`down(activate(x @ W for each inward W))`. A feed-forward declares its part and defines `activate`."""
 
     wide_gradients = True
+    expert_inputs: ClassVar[tuple[str, ...]] = ()
+    """Matrices into the hidden width of an expert with this non-linearity; none where experts cannot compute it."""
 
     def __init__(self, model: ModelConfig, part: Part | None = None, tiles: int = 1):
         super().__init__(part or self.declare(model))

@@ -21,6 +21,8 @@ ALPHA, LIMIT = 1.702, 7.0
 class Gated(FeedForward):
     """`non_linear` of the gate, times `factor` of up."""
 
+    expert_inputs = ("up", "gate")
+
     @staticmethod
     def declare(model: ModelConfig) -> Part:
         """Gate and up are kept; one elementwise kernel recomputes the rest."""

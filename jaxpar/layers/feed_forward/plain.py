@@ -18,6 +18,8 @@ from jaxpar.layers.feed_forward.base import HIDDEN, OUT, FeedForward, hidden_wei
 class Plain(FeedForward):
     """`non_linear` of up."""
 
+    expert_inputs = ("up",)
+
     @staticmethod
     def declare(model: ModelConfig) -> Part:
         """Up is kept, and one kernel recomputes its non-linearity."""

@@ -13,8 +13,6 @@ from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layers.declared import declare_layer, feed_forward_class, mixer_class
-from jaxpar.layers.feed_forward.gated import Gated
-from jaxpar.layers.feed_forward.plain import Plain
 from jaxpar.layers.inputs.input import TIED, input_class, refuse_without_batches
 from jaxpar.layout.checks.experts import check_experts
 
@@ -52,10 +50,10 @@ def check_blocks(config: Config) -> None:
     check_experts(config)
     for layer in kind_models(config.model).values():
         mixer_class(layer).check(layer)
-        if layer.experts is not None and not issubclass(feed_forward_class(layer), (Gated, Plain)):
+        if layer.experts is not None and not feed_forward_class(layer).expert_inputs:
             raise UserError(
-                f"model.activation: {layer.activation} is no subclass of {Gated.__name__} or {Plain.__name__}, whose "
-                "non-linearity experts compute; expected one that is, or model.experts: null"
+                f"model.activation: {layer.activation} declares no expert_inputs, as Gated and Plain do, so experts "
+                "cannot compute it; expected one that does, or model.experts: null"
             )
 
 
