@@ -13,23 +13,26 @@ from functools import cache
 from importlib import import_module
 from typing import Any
 
-MIXERS: dict[str, str] = {
+type Blocks = str | tuple[str, ...]
+"""One block of a layer, or several one after another, or none."""
+
+MIXERS: dict[str, Blocks] = {
     "attention": "jaxpar.layers.attention:Attention",
     "latent_attention": "jaxpar.layers.latent_attention:LatentAttention",
 }
-"""The values of `model.mixer`, each with the block that it names."""
+"""The values of `model.mixer`, each with the blocks that it names."""
 
 INPUTS: dict[str, str] = {"tokens": "jaxpar.layers.inputs.token_embedding:TokenEmbedding"}
 """The values of `model.input`, each with the block that it names."""
 
-FEED_FORWARDS: dict[str, str] = {
+FEED_FORWARDS: dict[str, Blocks] = {
     "swiglu": "jaxpar.layers.feed_forward.gated:SwiGLU",
     "clamped_swiglu": "jaxpar.layers.feed_forward.gated:ClampedSwiGLU",
     "geglu": "jaxpar.layers.feed_forward.gated:GeGLU",
     "gelu": "jaxpar.layers.feed_forward.plain:GELU",
     "relu2": "jaxpar.layers.feed_forward.plain:SquaredReLU",
 }
-"""Values of `model.activation`."""
+"""The values of `model.activation`, each with the blocks that it names."""
 
 
 @dataclass(frozen=True)
@@ -145,6 +148,11 @@ class MembersOf:
 def feature(name: str) -> Any:
     """An entry of `FEATURES`."""
     return implementation(FEATURES[name])
+
+
+def implementations(places: Blocks) -> tuple[Any, ...]:
+    """The classes at one place or several, in order."""
+    return tuple(implementation(place) for place in ([places] if isinstance(places, str) else places))
 
 
 @cache

@@ -10,7 +10,7 @@ from typing import Any
 from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
-from jaxpar.config.parts import FEATURES, FEED_FORWARDS, MIXERS, feature, implementation
+from jaxpar.config.parts import FEATURES, FEED_FORWARDS, MIXERS, feature, implementations
 from jaxpar.config.plan import UNTILED, LayerLayout
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.block import Block
@@ -35,14 +35,14 @@ PLACEMENTS = {"pre": (True, False), "post": (False, True), "sandwich": (True, Tr
 """By `model.norm_placement`: whether a part has a norm before it, and one after it."""
 
 
-def feed_forward_class(model: ModelConfig) -> type[FeedForward]:
-    """The feed-forward of a model whose layers are all alike, or that of each of its experts."""
-    return implementation(FEED_FORWARDS[model.activation])
+def feed_forward_classes(model: ModelConfig) -> tuple[type[FeedForward], ...]:
+    """The feed-forwards of a model whose layers are all alike, or that of each of its experts."""
+    return implementations(FEED_FORWARDS[model.activation])
 
 
-def mixer_class(model: ModelConfig) -> type[Any]:
-    """The `Block` of a model whose layers are all alike in which tokens see others."""
-    return implementation(MIXERS[model.mixer if model.latent_attention is None else "latent_attention"])
+def mixer_classes(model: ModelConfig) -> tuple[type[Any], ...]:
+    """The blocks of a model whose layers are all alike in which tokens see others."""
+    return implementations(MIXERS[model.mixer if model.latent_attention is None else "latent_attention"])
 
 
 def blocks_of(
@@ -55,19 +55,29 @@ def blocks_of(
         adaptation: the weights that are trained.
         layout: how it is computed.
     """
-    mixer, feed_forward = mixer_class(model), feed_forward_class(model)
-    part = adaptation.part(declare_feed_forward(model))
-    if model.experts is None:
-        mlp = feed_forward(model, part, layout.mlp_tiles)
-    else:
-        mlp = feature("experts")(model, feed_forward, part, layout.experts)
-    return mixer(model, adaptation.part(mixer.declare(model))), mlp
+    mixers = mixer_classes(model)
+    parts = [adaptation.part(part) for part in declare_parts(model)]
+    blocks = [mixer(model, part) for mixer, part in zip(mixers, parts, strict=False)]
+    if model.experts is not None:
+        experts = feature("experts")(model, *feed_forward_classes(model), parts[-1], layout.experts)
+        return (*blocks, experts)
+    behind = zip(feed_forward_classes(model), parts[len(mixers) :], strict=True)
+    return (*blocks, *(feed_forward(model, part, layout.mlp_tiles) for feed_forward, part in behind))
 
 
-def declare_feed_forward(model: ModelConfig) -> Part:
-    """The feed-forward of a model whose layers are all alike, or its experts."""
-    feed_forward = feed_forward_class(model)
-    return feed_forward.declare(model) if model.experts is None else feature("experts").declare(model, feed_forward)
+def of_experts(activation: str) -> bool:
+    """Whether experts can compute the feed-forward of a value of `model.activation`."""
+    feed_forwards = implementations(FEED_FORWARDS[activation])
+    return len(feed_forwards) == 1 and bool(feed_forwards[0].expert_inputs)
+
+
+def declare_parts(model: ModelConfig) -> tuple[Part, ...]:
+    """The parts of a layer of a model whose layers are all alike: its mixers, and its feed-forwards or experts."""
+    mixers, feed_forwards = mixer_classes(model), feed_forward_classes(model)
+    parts = tuple(mixer.declare(model) for mixer in mixers)
+    if model.experts is not None:
+        return (*parts, feature("experts").declare(model, *feed_forwards))
+    return (*parts, *(feed_forward.declare(model) for feed_forward in feed_forwards))
 
 
 def attends(model: ModelConfig) -> bool:
@@ -85,7 +95,7 @@ def declare_layer(model: ModelConfig) -> Layer:
     """
     norm = NORMS[model.norm].declare(model)
     before, behind = PLACEMENTS[model.norm_placement]
-    parts = (mixer_class(model).declare(model), declare_feed_forward(model))
+    parts = declare_parts(model)
     norms: dict[str, Weights] = {}
     activations = [Activation(LAYER_INPUT, ("embed",), between=True)]
     operations: list[tuple[Part, Operation]] = []
@@ -143,7 +153,8 @@ def _known(feed_forwards: tuple[str, ...], mixers: tuple[str, ...]) -> dict[str,
     routers = ("noisy_top_k", "cosine") if "experts" in FEATURES else ()  # a tree may come without them
     experts = [ExpertsConfig(count=4, shared=1, router=router) for router in routers]
     options: list[dict[str, Any]] = [
-        *({"activation": name, "experts": routed} for name in feed_forwards for routed in (None, *experts)),
+        *({"activation": name} for name in feed_forwards),
+        *({"activation": name, "experts": one} for name, one in product(feed_forwards, experts) if of_experts(name)),
         *({"mixer": name} for name in mixers if name != "latent_attention"),
         *({"latent_attention": LatentAttentionConfig(kv_rank=1, query_rank=rank)} for rank in (None, 1)),
         {"attention_sinks": True},

@@ -14,7 +14,7 @@ from jaxpar.config import ModelConfig
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.declaration.weights import with_weights
-from jaxpar.layers.declared import feed_forward_class, hidden_names
+from jaxpar.layers.declared import feed_forward_classes, hidden_names
 from jaxpar.layers.ops.plain import Ops
 from jaxpar.layers.tiles import UNROLLED
 from jaxpar.layout.memory.estimate import chunk_bytes
@@ -57,7 +57,8 @@ def in_tiles(model: ModelConfig, mesh: str, tiles: int, *, train: bool = True) -
 
     def program(weights: Any, x: jax.Array, dy: jax.Array) -> Any:
         def function(weights: Any, x: jax.Array) -> jax.Array:
-            mlp: Any = with_weights(feed_forward_class(model)(model, tiles=tiles), vary(weights))
+            (feed_forward,) = feed_forward_classes(model)
+            mlp: Any = with_weights(feed_forward(model, tiles=tiles), vary(weights))
             y, _ = mlp(vary(x), None, Ops())
             return y
 

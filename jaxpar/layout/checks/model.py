@@ -12,7 +12,7 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.layers.counting import parameter_count
-from jaxpar.layers.declared import declare_layer, feed_forward_class, mixer_class
+from jaxpar.layers.declared import declare_layer, mixer_classes, of_experts
 from jaxpar.layers.inputs.input import TIED, input_class, refuse_without_batches
 from jaxpar.layout.checks.experts import check_experts
 
@@ -49,8 +49,9 @@ def check_blocks(config: Config) -> None:
     that they compute."""
     check_experts(config)
     for layer in kind_models(config.model).values():
-        mixer_class(layer).check(layer)
-        if layer.experts is not None and not feed_forward_class(layer).expert_inputs:
+        for mixer in mixer_classes(layer):
+            mixer.check(layer)
+        if layer.experts is not None and not of_experts(layer.activation):
             raise UserError(
                 f"model.activation: {layer.activation} declares no expert_inputs, as Gated and Plain do, so experts "
                 "cannot compute it; expected one that does, or model.experts: null"

@@ -27,7 +27,7 @@ from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
-from jaxpar.layers.declared import attends, mixer_class
+from jaxpar.layers.declared import attends, mixer_classes
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.memory.remat import recomputed
 from jaxpar.units import size
@@ -177,7 +177,8 @@ def _context_layout(config: Config, strategy: str, request: AttentionRequest) ->
 def _contiguous_mixer(config: Config) -> str | None:
     """The mixer of a kind of layers that takes tokens in contiguous order alone, if there is one."""
     models = kind_models(config.model).values()
-    return next((model.mixer for model in models if mixer_class(model).order == "contiguous"), None)
+    contiguous = lambda model: any(mixer.order == "contiguous" for mixer in mixer_classes(model))
+    return next((model.mixer for model in models if contiguous(model)), None)
 
 
 def attention_requests(

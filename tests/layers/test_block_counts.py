@@ -1,0 +1,52 @@
+"""Layers of one block and of three: the numbers of one device on a split mesh, and the blocks that they have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import pytest
+
+from jaxpar.config.parts import FEED_FORWARDS, MIXERS
+from jaxpar.config.schema.model import Pattern
+from tests.extending.retention import MIXER as RETENTION
+from tests.nonzero_gradients import nonzero_gradients
+from tests.small_run import SmallRun, small
+from tests.training.parity.one_device import assert_equals_one_device
+
+MODELS: dict[str, dict[str, Any]] = {
+    "one block": {
+        "layers": 4,
+        "kinds": {"mixer": {"activation": "none"}, "feed_forward": {"mixer": "none"}},
+        "pattern": Pattern(unit=("mixer", "feed_forward")),
+    },
+    "three blocks": {"layers": 2, "mixer": "retention_attention"},
+}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "fsdp and tensor": {"fsdp": 2, "tensor": 2, "zero": 3},
+    "pipe": {"pipe": 2, "microbatches": 2},
+}
+
+
+@pytest.fixture(autouse=True)
+def registered(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Entries of no block and of two, for the time of a test."""
+    monkeypatch.setitem(FEED_FORWARDS, "none", ())
+    monkeypatch.setitem(MIXERS, "none", ())
+    monkeypatch.setitem(MIXERS, "retention_attention", (RETENTION, MIXERS["attention"]))
+
+
+@pytest.mark.parametrize("layers", MODELS)
+def test_layers_of_any_number_of_blocks_equal_one_device(layers: str):
+    """In the loss and every gradient, on a mesh of fsdp and tensor ranks and in a pipeline."""
+    one = SmallRun(small(model=MODELS[layers]))
+    initial = one.by_layer(one.step.residency.initial_state().master)
+    loss, gradients = nonzero_gradients(one, initial)
+    stacks = initial["layers"]
+    assert {kind: sorted(name for name in stacks[kind] if not name.endswith("_norm")) for kind in stacks} == {
+        "one block": {"mixer": ["attention"], "feed_forward": ["mlp"]},
+        "three blocks": {"all": ["attention", "mlp", "retention"]},
+    }[layers]
+    for parallel in LAYOUTS.values():
+        assert_equals_one_device(SmallRun(small(model=MODELS[layers], parallel=parallel)), loss, gradients, initial)
+        jax.clear_caches()
