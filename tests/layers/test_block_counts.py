@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import jax
 import pytest
 
 from jaxpar.config.parts import FEED_FORWARDS, MIXERS
@@ -20,12 +19,10 @@ MODELS: dict[str, dict[str, Any]] = {
         "kinds": {"mixer": {"activation": "none"}, "feed_forward": {"mixer": "none"}},
         "pattern": Pattern(unit=("mixer", "feed_forward")),
     },
-    "three blocks": {"layers": 2, "mixer": "retention_attention"},
+    # The norm of a retention that is almost 0 enlarges rounding.
+    "three blocks": {"layers": 2, "mixer": "retention_attention", "norm_epsilon": 1e-2},
 }
-LAYOUTS: dict[str, dict[str, Any]] = {
-    "fsdp and tensor": {"fsdp": 2, "tensor": 2, "zero": 3},
-    "pipe": {"pipe": 2, "microbatches": 2},
-}
+SPLIT = {"fsdp": 2, "tensor": 2, "pipe": 2, "microbatches": 2}
 
 
 @pytest.fixture(autouse=True)
@@ -38,7 +35,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("layers", MODELS)
 def test_layers_of_any_number_of_blocks_equal_one_device(layers: str):
-    """In the loss and every gradient, on a mesh of fsdp and tensor ranks and in a pipeline."""
+    """In the loss and every gradient, on a mesh of fsdp and tensor ranks in a pipeline."""
     one = SmallRun(small(model=MODELS[layers]))
     initial = one.by_layer(one.step.residency.initial_state().master)
     loss, gradients = nonzero_gradients(one, initial)
@@ -47,6 +44,4 @@ def test_layers_of_any_number_of_blocks_equal_one_device(layers: str):
         "one block": {"mixer": ["attention"], "feed_forward": ["mlp"]},
         "three blocks": {"all": ["attention", "mlp", "retention"]},
     }[layers]
-    for parallel in LAYOUTS.values():
-        assert_equals_one_device(SmallRun(small(model=MODELS[layers], parallel=parallel)), loss, gradients, initial)
-        jax.clear_caches()
+    assert_equals_one_device(SmallRun(small(model=MODELS[layers], parallel=SPLIT)), loss, gradients, initial)
