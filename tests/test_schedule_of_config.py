@@ -54,7 +54,7 @@ def test_times_are_those_of_the_planner(found: Any, tmp_path: Path, text: str, a
     search = Search(Space(load_config(tmp_path / "config.yaml"), parse_cluster(CLUSTER), fixed))
     layout = search.best(1)[0].candidate.layout
     step = search.timer.step(layout)
-    once = search.timer.parts(6, layout, search.cluster.groups[0]).once
+    once = search.timer.steps().step(layout).once
     makespan = step.seconds - step.breakdown["stragglers"] - sum(once.values())
     assert own["modes"]["lockstep"]["makespan"] == pytest.approx(1e3 * makespan, rel=5e-3)
     stages = own["stages"], own["microbatches"], own["virtual_stages"]

@@ -90,8 +90,8 @@ def layout_of(config: Config, plan: Plan, search: Search) -> Layout:
     group = Group(axes.pipe, axes.replica, shards, axes.context, axes.tensor, plan.microbatch_rows, expert)
     even = chunk_layers(model.layers, axes.pipe * plan.virtual_stages)
     choice = Choice(
-        plan.schedule, plan.virtual_stages, plan.zero, plan.context_strategy.name, plan.optimizer_offload != "none",
-        None if plan.stage_layers == even else plan.stage_layers, plan.pipe_ends == "shared",
+        plan.zero, plan.context_strategy.name, plan.pipe_ends == "shared", plan.optimizer_offload != "none",
+        plan.schedule, plan.virtual_stages, None if plan.stage_layers == even else plan.stage_layers,
     )  # fmt: skip
     remat = as_remat(plan.runs, activation_names(model))
     layout = search.activations(group, choice).layout(remat, config.memory.offload_fraction)

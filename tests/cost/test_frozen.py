@@ -20,7 +20,7 @@ from jaxpar.layers.counting import factor_parameters, matmul_parameters
 from jaxpar.model.flops import flops_per_step
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.layer_times import Sort
-from jaxpar.planner.step_time.model import steps_of
+from jaxpar.planner.step_time.model import Steps
 from jaxpar.planner.step_time.step import Step
 from jaxpar.planner.step_time.update import update_of
 
@@ -63,7 +63,7 @@ def test_products_are_those_that_the_model_asks_for(name: str, lora: LoraConfig)
 def step(lora: LoraConfig, zero: int) -> Step:
     model = MODELS["llama"]
     update = update_of(replace(Config(model=model), lora=lora))
-    return steps_of(model, SEQUENCE, 8, CLUSTER, update=update).step(Layout(fsdp=8, zero=zero))
+    return Steps(model, SEQUENCE, 8, CLUSTER, update=update).step(Layout(fsdp=8, zero=zero))
 
 
 @pytest.mark.parametrize("zero", [0, 1, 3])

@@ -34,4 +34,4 @@ def choices(space: Space, group: Group) -> Iterator[Choice]:
         ends = space.ends(group.pipe, group.tensor)
         rest = product(space.zeros(group), space.strategies(group), space.offloads(), ends)
         for zero, strategy, offloaded, shared in rest:
-            yield Choice(schedule, virtual, zero, strategy, offloaded, shared_ends=shared)
+            yield Choice(zero, strategy, shared, offloaded, schedule, virtual)

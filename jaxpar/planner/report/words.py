@@ -19,6 +19,7 @@ from jaxpar.planner.search.avoid import never_measured
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.stage_groups import ranks_of, stages_by_group
+from jaxpar.planner.step_time.chunks import why_padded
 from jaxpar.planner.step_time.interval import Spread
 from jaxpar.units import percent, plural, seconds, size
 
@@ -247,7 +248,7 @@ def stages(planned: Planned, timer: StepTimer) -> list[str]:
         own, equal = (timer.step(one).seconds for one in (layout, replace(layout, stage_layers=None)))
         longer = percent(equal / own - 1)
         lines.append(f"lengths follow the speed of the GPUs: equal stages would take {longer} more time")
-    elif (why := timer.why_padded(layout)) is not None:
+    elif (why := why_padded(layout)) is not None:
         lines.append(f"equal, since padding rows of shorter chunks take time: {why}")
     return lines
 

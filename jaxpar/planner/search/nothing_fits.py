@@ -98,7 +98,7 @@ def _planners(search: Tried) -> Iterator[ActivationPlanner]:
         for (schedule, virtual), zero, offload in product(
             search.space.schedules(group.pipe, microbatches), search.space.zeros(group), search.space.offloads()
         ):
-            yield search.activations(group, Choice(schedule, virtual, zero, strategy, offload, shared_ends=max(ends)))
+            yield search.activations(group, Choice(zero, strategy, max(ends), offload, schedule, virtual))
 
 
 def fitting_devices(search: Tried) -> int | None:

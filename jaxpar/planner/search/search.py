@@ -19,7 +19,7 @@ and order are checked against all layouts of small spaces in the tests.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count, product
@@ -35,6 +35,7 @@ from jaxpar.layout.auto_remat import ESTIMATED
 from jaxpar.layout.choices.matmul import check_matmul_units
 from jaxpar.layout.memory.estimate import MemoryModel, estimate_memory
 from jaxpar.planner.machine import is_cpu
+from jaxpar.planner.memo import Memo
 from jaxpar.planner.search.activation_planner import ActivationPlanner
 from jaxpar.planner.search.avoid import ACTIVATIONS
 from jaxpar.planner.search.bounds import Bounds
@@ -42,7 +43,7 @@ from jaxpar.planner.search.candidate import Candidate, Effort, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.no_gc import no_collection
 from jaxpar.planner.search.nothing_fits import why_none
-from jaxpar.planner.search.space import Bare, Choice, Group, Space
+from jaxpar.planner.search.space import Choice, Group, Space
 from jaxpar.planner.settings import config_of, plan_on
 from jaxpar.planner.step_time.interval import PUBLISHED
 from jaxpar.planner.step_time.update import Update, update_of
@@ -64,7 +65,7 @@ class Search:
     effort: Effort = field(default_factory=Effort)
     evaluated: list[Candidate] = field(default_factory=list)
     """Every layout that was timed."""
-    _known: dict[Hashable, Any] = field(default_factory=dict)
+    _known: Memo = field(default_factory=Memo)
     """Results of its activation planners and bounds."""
     _within: float = float("inf")
     """Seconds above which nothing is searched, once enough different layouts were met."""
@@ -208,21 +209,21 @@ class Search:
         for strategy, shared in product(self.space.strategies(group), ends):
             bound = self.bounds.of_strategy(group, strategy, shared)
             for zero in self.space.zeros(group):
-                bare = Bare(zero, strategy, shared)
+                bare = Choice(zero, strategy, shared)
                 yield bound, lambda bare=bare: self._offloads(group, bare)
 
-    def _offloads(self, group: Group, bare: Bare) -> Iterator[tuple[float, Any]]:
+    def _offloads(self, group: Group, bare: Choice) -> Iterator[tuple[float, Any]]:
         offloads = self.space.offloads()
         bound, layers = self._choice_bound(group, bare._replace(optimizer_offload=offloads[0]))
         for offload in offloads:  # state on the host only adds copies
             node = lambda a=offload: self._placed(group, bare._replace(optimizer_offload=a), bound, layers)
             yield bound + self.bounds.wait(group, layers, bare.shared_ends), node
 
-    def _choice_bound(self, group: Group, bare: Bare) -> tuple[float, float]:
+    def _choice_bound(self, group: Group, bare: Choice) -> tuple[float, float]:
         self.effort.bounded += 1
         return self.bounds.of_choice(group, bare)
 
-    def _placed(self, group: Group, bare: Bare, floor: float, layers: float) -> Iterator[tuple[float, Any]]:
+    def _placed(self, group: Group, bare: Choice, floor: float, layers: float) -> Iterator[tuple[float, Any]]:
         least = self.bounds.bare(group, bare._replace(context_strategy="allgather")).least()
         if least.device - least.saved_activations > self.usable:
             self.effort.too_large += 1
@@ -231,7 +232,7 @@ class Search:
             floor, layers = self._choice_bound(group, bare)
         microbatches = self.space.config.data.batch_size // (group.data * group.microbatch)
         for schedule, virtual in self.space.schedules(group.pipe, microbatches):
-            choice = bare.choice(schedule, virtual)
+            choice = bare._replace(schedule=schedule, virtual_stages=virtual)
             self.effort.bounded += 1
             yield (
                 self.bounds.of_schedule(group, choice, floor, layers),
@@ -247,7 +248,7 @@ class Search:
         uneven = None if layout.stage_layers else self.timer.lengths(layout)
         if uneven is not None:
             yield from self._simulated(
-                self.activations(activations.group, replace(activations.choice, stage_layers=uneven))
+                self.activations(activations.group, activations.choice._replace(stage_layers=uneven))
             )
 
     def _layouts(self, activations: ActivationPlanner) -> Iterator[tuple[float, Candidate]]:
@@ -269,7 +270,7 @@ class Search:
         offloads = fixed.get("offload") in (None, "activations", "all") and ACTIVATIONS not in self.space.avoided
         remat = fixed.get("remat")
         return ActivationPlanner(
-            self.model, self.cluster, self.reached, group, choice, self.usable, remat, offloads, self._known
+            self.model, self.cluster, self.reached, group, choice, self.usable, remat, offloads, known=self._known
         )  # fmt: skip
 
     def _can_fit(self, activations: ActivationPlanner) -> bool:

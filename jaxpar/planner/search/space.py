@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import NamedTuple
@@ -21,6 +22,7 @@ from jaxpar.layout.choices.pipeline import whole_backward
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.pipeline.schedules.registry import check_sizes
+from jaxpar.planner.memo import Memo
 from jaxpar.planner.search.avoid import EXPERT, OPTIMIZER, SHARED_ENDS
 from jaxpar.planner.search.fixed import ENDS
 from jaxpar.planner.settings import ONE_STAGE
@@ -55,38 +57,28 @@ class Group(NamedTuple):
         return self.replica * self.fsdp * self.expert
 
     @property
+    def devices(self) -> int:
+        """Devices that it takes."""
+        return self.pipe * self.data * self.context * self.tensor
+
+    @property
     def shards(self) -> int:
         """Ranks that ZeRO shards over."""
         return self.fsdp * self.expert * self.context
 
 
-@dataclass(frozen=True)
-class Choice:
+class Choice(NamedTuple):
     """The choices within a group, except what layers keep."""
 
-    schedule: str
-    virtual_stages: int
     zero: int
     context_strategy: str
-    optimizer_offload: bool
-    stage_layers: tuple[int, ...] | None = None
-    """Layers of each chunk, where they are not as equal as can be."""
     shared_ends: bool = False
     """Whether pipeline ranks share embedding and head."""
-
-
-class Bare(NamedTuple):
-    """The choices within a group that do not depend on the schedule."""
-
-    zero: int
-    context_strategy: str
-    shared_ends: bool = False
     optimizer_offload: bool = False
-
-    def choice(self, schedule: str, virtual_stages: int = 1) -> Choice:
-        """These, in a schedule."""
-        own = self.zero, self.context_strategy, self.optimizer_offload
-        return Choice(schedule, virtual_stages, *own, shared_ends=self.shared_ends)
+    schedule: str = ONE_STAGE
+    virtual_stages: int = 1
+    stage_layers: tuple[int, ...] | None = None
+    """Layers of each chunk, where they are not as equal as can be."""
 
 
 @dataclass(frozen=True)
@@ -141,21 +133,18 @@ class Space:
         least = min(map(len, found))
         return Counter({rules: number for rules, number in found.items() if len(rules) == least})
 
+    @cached_property
+    def _known(self) -> Memo:
+        return Memo()
+
     def schedules(self, pipe: int, microbatches: int) -> list[tuple[str, int]]:
         """(name, virtual stages) of the schedules that can run."""
-        if (pipe, microbatches) not in self._known:
-            self._known[pipe, microbatches] = self._schedules(pipe, microbatches)
-        return self._known[pipe, microbatches]
-
-    @cached_property
-    def _known(self) -> dict[tuple[int, int], list[tuple[str, int]]]:
-        return {}
-
-    def _schedules(self, pipe: int, microbatches: int) -> list[tuple[str, int]]:
         if pipe == 1:
             return [(ONE_STAGE, 1)]
+        return self._known.of((pipe, microbatches), lambda: list(self._schedules(pipe, microbatches)))
+
+    def _schedules(self, pipe: int, microbatches: int) -> Iterator[tuple[str, int]]:
         wanted, virtual = self.fixed.get("schedule"), self._number("virtual_stages")
-        found: list[tuple[str, int]] = []
         for name, family in SCHEDULES.items():
             if family.one_rank or name in self.avoided or (wanted is not None and name != wanted):
                 continue
@@ -167,22 +156,15 @@ class Space:
                     continue
                 if self._wasteful(pipe * stages) and (stages > 1 or self.config.model.layers < pipe):
                     continue
-                try:
+                with suppress(ScheduleError):
                     check_sizes(name, pipe, microbatches, stages)
-                except ScheduleError:
-                    continue
-                found.append((name, stages))
-        return found
+                    yield name, stages
 
     def _wasteful(self, chunks: int) -> bool:
         """Whether chunks of equal lengths, padded to the longest, would hold `PADDING` more layers than the model: a
         shorter chunk has the memory of the longest, and saves no time where all wait."""
         layers = self.config.model.layers
         return chunks > layers or -(-layers // chunks) * chunks > (1 + PADDING) * layers
-
-    @cached_property
-    def _broken_by_tensor(self) -> dict[int, list[str]]:
-        return {}
 
     def zeros(self, group: Group) -> list[int]:
         """The distinct ZeRO stages.
@@ -202,25 +184,18 @@ class Space:
 
     def strategies(self, group: Group) -> list[str]:
         """The possible context strategies."""
-        key = group.context, group.tensor
-        if key not in self._strategies_of:
-            self._strategies_of[key] = self._strategies(group)
-        return self._strategies_of[key]
-
-    @cached_property
-    def _strategies_of(self) -> dict[tuple[int, int], list[str]]:
-        return {}
-
-    def _strategies(self, group: Group) -> list[str]:
-        fixed = self.fixed.get("context_strategy")
         if group.context == 1:
             return ["allgather"]
-        heads = self.config.model.heads // group.tensor
+        key = "strategies", group.context, group.tensor
+        return self._known.of(key, lambda: self._strategies(group.context, group.tensor))
+
+    def _strategies(self, context: int, tensor: int) -> list[str]:
+        fixed, heads = self.fixed.get("context_strategy"), self.config.model.heads // tensor
         found = ["allgather", "ring"]
-        if exchanges(heads, group.context) is None:
+        if exchanges(heads, context) is None:
             found.append("ulysses")
-        at_hand = max(1, self.cluster.gpus_per_host // group.tensor)
-        if any(group.context % n == heads % n == at_hand % n == 0 for n in range(2, group.context)):
+        at_hand = max(1, self.cluster.gpus_per_host // tensor)
+        if any(context % n == heads % n == at_hand % n == 0 for n in range(2, context)):
             found.append("usp")
         return [name for name in found if fixed in (None, name) and name not in self.avoided]
 
@@ -296,9 +271,7 @@ class Space:
         model, data = self.config.model, self.config.data
         pipe, tensor, context = sizes["pipe"], sizes["tensor"], sizes["context"]
         yield from self._not_as_fixed({"pipe": pipe, "context": context, "tensor": tensor})
-        if tensor not in self._broken_by_tensor:
-            self._broken_by_tensor[tensor] = list(broken_by_tensor(model, tensor))
-        yield from self._broken_by_tensor[tensor]
+        yield from self._known.of(("tensor", tensor), lambda: list(broken_by_tensor(model, tensor)))
         if data.sequence_length % (2 * context * tensor if context > 1 else tensor):
             yield f"data.sequence_length ({data.sequence_length}) over context and tensor"
         if pipe > model.layers:

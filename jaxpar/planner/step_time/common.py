@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable, Iterable
 from dataclasses import replace
 from math import log2
 
@@ -14,55 +15,57 @@ from jaxpar.cost.wire_messages import WireMessages
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.mesh.quantized.transport import Transport
 from jaxpar.planner.layout import Layout
+from jaxpar.planner.memo import Memo
 from jaxpar.planner.step_time.layer_times import Layers
-from jaxpar.planner.step_time.update import Update
+from jaxpar.planner.step_time.update import ADAMW, Update
+
+OF_LAYERS = (
+    "microbatch", "tensor", "context", "context_strategy", "precision", "expert", "expert_exchange", "expert_capacity",
+    "imbalance", "expert_slices", "exchange_dtype", "expert_codes", "matmul_codes", "attention", "expert_own_rows",
+    "expert_loop",
+)  # fmt: skip
+"""Fields of a layout that decide the time of a layer."""
+
+
+def values(layout: Layout, names: Iterable[str]) -> tuple[Hashable, ...]:
+    """Fields of a layout."""
+    return tuple(getattr(layout, name) for name in names)
 
 
 class Common:
     """A model on a cluster, and what several of its layouts need."""
 
     def __init__(
-        self, model: ModelConfig, sequence: int, batch: int, cluster: Cluster, hardware: HardwareModel | None,
-        update: Update, network: Network | None = None,
+        self, model: ModelConfig, sequence: int, batch: int, cluster: Cluster, hardware: HardwareModel | None = None,
+        update: Update = ADAMW, network: Network | None = None,
     ):  # fmt: skip
+        """
+        Args:
+            model: the decoder, preset filled in and `vocab` set.
+            sequence: tokens of a row.
+            batch: rows of a step.
+            cluster: where it runs; devices are taken in order.
+            hardware: parameters of its GPUs; None means those fitted for them.
+            update: the rule of the optimizer (`update.update_of`).
+            network: measured bandwidths (`measured`); None means the cluster's links.
+        """
         assert model.vocab is not None, "the vocabulary is known before a step is predicted"
         self.model, self.sequence, self.batch, self.vocab = model, sequence, batch, model.vocab
         self.cluster, self.update = cluster, update
         self.hardware = hardware_of(cluster.gpu) if hardware is None else hardware
         self.device = device_of(cluster.gpu, self.hardware)
         self.network = network_of(cluster, self.hardware) if network is None else network
-        self._layers: dict[tuple[object, ...], Layers] = {}
-        self._rings: dict[tuple[int, int], Ring] = {}
-        self._stages: dict[tuple[int, int], Ring] = {}
-        self._messages: dict[tuple[Transport, int, int, float], WireMessages] = {}
         self._routes = any(own.experts is not None for own in kind_models(model).values())
-        self._per_host = cluster.gpus_per_host
-        self.host_bandwidth = cluster.host_bandwidth
-        """Bytes per second between a GPU and its host's memory."""
+        self._made = Memo()
 
     def layers(self, layout: Layout) -> Layers:
-        """The layers of a layout, and its head."""
-        key = (
-            layout.microbatch, layout.tensor, layout.context, layout.context_strategy, layout.precision,
-            self.expert_of(layout), layout.expert_exchange, layout.expert_capacity, layout.imbalance,
-            layout.expert_slices, layout.exchange_dtype, layout.expert_codes, layout.matmul_codes,
-            layout.attention, layout.expert_own_rows, layout.expert_loop,
-            None if layout.matmul_codes is None else layout.devices // layout.pipe,
-        )  # fmt: skip
-        if key not in self._layers:
-            self._layers[key] = Layers(
-                self.model,
-                self.sequence,
-                replace(layout, expert=self.expert_of(layout)),
-                self.device,
-                self.network,
-                self.update.lora,
-            )
-        return self._layers[key]
-
-    def expert_of(self, layout: Layout) -> int:
-        """Ranks that share the experts; for a model without experts the axis is data parallelism."""
-        return layout.expert if self._routes else 1
+        """The layers of a layout, and its head; ranks that share experts are data ranks of a model without."""
+        own = layout if self._routes else replace(layout, expert=1)
+        of_amax = None if own.matmul_codes is None else layout.devices // layout.pipe
+        key = Layers, *values(own, OF_LAYERS), of_amax
+        return self._made.of(
+            key, lambda: Layers(self.model, self.sequence, own, self.device, self.network, self.update.lora)
+        )
 
     def microbatches(self, layout: Layout) -> int:
         """Microbatches of a step."""
@@ -70,25 +73,18 @@ class Common:
 
     def ring(self, ranks: int, stride: int) -> Ring:
         """Like `Network.ring`."""
-        key = ranks, stride
-        if key not in self._rings:
-            self._rings[key] = self.network.ring(*key)
-        return self._rings[key]
+        return self._made.of((Ring, ranks, stride), lambda: self.network.ring(ranks, stride))
 
     def sum_over_stages(self, devices: int, pipe: int, size: float) -> float:
         """Seconds of a sum of `size` bytes over the stages of a pipeline of so many devices."""
-        key = devices, pipe
-        if key not in self._stages:
-            self._stages[key] = self.network.stages(devices // pipe, pipe)
-        return self._stages[key].reduce(size)
+        ring = self._made.of(("stages", devices, pipe), lambda: self.network.stages(devices // pipe, pipe))
+        return ring.reduce(size)
 
     def messages(self, wire: Transport, ranks: int, stride: int, item: float) -> WireMessages:
         """Messages of weights and gradients over so many ranks; `item` is the bytes of a stored weight."""
         key = wire, ranks, stride, item
-        if key not in self._messages:
-            self._messages[key] = WireMessages(self.network, wire, ranks, stride, item)
-        return self._messages[key]
+        return self._made.of(key, lambda: WireMessages(self.network, *key))
 
     def jitter(self, devices: int) -> float:
         """Ratio of the step of so many devices to that of one host, from waiting for the slowest host."""
-        return 1 + self.hardware.host_jitter * log2(max(1.0, devices / self._per_host))
+        return 1 + self.hardware.host_jitter * log2(max(1.0, devices / self.cluster.gpus_per_host))

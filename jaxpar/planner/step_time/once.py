@@ -80,7 +80,7 @@ class Once:
         update = self.where.device.bytes_seconds(self.update.moved * held + MASTER * coded)
         if self.layout.optimizer_offload:
             ends = self.trained * self.table / (self.sharded * self.replicas)
-            link = self.update.link_seconds(held - ends, ends, self.where.host_bandwidth, coded)
+            link = self.update.link_seconds(held - ends, ends, self.where.cluster.host_bandwidth, coded)
             update = max(update, (1 - self.layout.resident_state) * link)
         if self.update.matrices is not None:
             update += self._of_matrices()

@@ -181,7 +181,7 @@ class Step:
         copied = self.layers.copied(layout.remat, self.slots, layout.offload_fraction)[sort]
         if not copied:
             return 0.0, 0.0
-        copy = copied / self.where.host_bandwidth
+        copy = copied / self.where.cluster.host_bandwidth
         least = HOST * copy
         return max(least, copy - forward), max(least, copy - backward)
 

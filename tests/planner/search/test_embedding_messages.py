@@ -29,7 +29,7 @@ ROWS = {"zero 3": (3, (2, 4, 16)), "zero 2": (2, (4, 8, 16))}
 @pytest.mark.parametrize("stage", ROWS)
 def test_the_planner_and_the_trainer_choose_alike(stage: str):
     zero, sizes = ROWS[stage]
-    choice = Choice("one-stage", 1, zero, "allgather", optimizer_offload=False)
+    choice = Choice(zero, "allgather")
     found: dict[str, list[str]] = {}
     for name, sections in MODELS.items():
         model = {"vocab": 32768} | sections.get("model", {})

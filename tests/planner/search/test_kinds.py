@@ -13,7 +13,7 @@ from jaxpar.pipeline.schedules import make_schedule
 from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.simulate import simulate
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.step_time.model import step_time, steps_of
+from jaxpar.planner.step_time.model import Steps, step_time
 from jaxpar.planner.step_time.step import Step
 
 CLUSTER = parse_cluster("h100:1x8")
@@ -31,7 +31,7 @@ def of_kind(name: str) -> ModelConfig:
 
 
 def parts(model: ModelConfig, layout: Layout) -> Step:
-    return steps_of(model, 8192, 64, CLUSTER).step(layout)
+    return Steps(model, 8192, 64, CLUSTER).step(layout)
 
 
 @pytest.mark.parametrize("layout", [ONE, replace(ONE, zero=3, remat="full"), TWO], ids=["one", "zero3", "two"])

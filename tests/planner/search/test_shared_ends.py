@@ -35,7 +35,7 @@ def best(**fixed: Any) -> Planned:
 
 def step_of(layout: Layout) -> Step:
     search = search_of(LARGE, CLUSTER)
-    return search.timer.parts(LARGE.model.layers, layout, search.cluster.groups[0])
+    return search.timer.steps().step(layout)
 
 
 @pytest.mark.parametrize(("schedule", "virtual"), [("1f1b", 1), ("interleaved", 2), ("zb-v", 2)])

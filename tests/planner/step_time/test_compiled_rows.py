@@ -42,7 +42,7 @@ def test_copies_take_what_compiled_programs_need_and_wait_for(row: Program):
     ranks the backward waits for nothing that comes from the host (docs/overlap.md), which the planner does not know."""
     config, cluster = prepared(row)
     layout, search = laid_out(config, cluster)
-    copied = copied_bytes(search.timer.layers(layout).case, layout.remat, layout.offload_fraction)
+    copied = copied_bytes(search.timer.steps().layers(layout).case, layout.remat, layout.offload_fraction)
     times = config.model.layers * layout.microbatches(config.data.batch_size)
     assert 2 * copied * times / cluster.host_bandwidth == pytest.approx(row.needed["host"], rel=0.01)
     found = search.timer.step(layout)

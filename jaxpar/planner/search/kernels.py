@@ -1,0 +1,178 @@
+"""What a run takes for one choice of one group on the cluster's GPUs: kernels, formats and what they hold in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Literal
+
+from jaxpar.config.plan import AxisSizes
+from jaxpar.config.schema.layout import expert_options
+from jaxpar.cost.hardware_model import HardwareModel
+from jaxpar.cost.matmul_codes import MatmulCodes
+from jaxpar.cost.operations import Attention
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.hardware.described import DescribedGPU
+from jaxpar.layout.choices.attention import backends_on, scratch_on
+from jaxpar.layout.choices.embedding import embedding_messages
+from jaxpar.layout.choices.experts import loops_on
+from jaxpar.layout.choices.matmul import grouped_codes
+from jaxpar.layout.choices.matmul_codes import matmul_codes
+from jaxpar.layout.choices.pipeline import holds
+from jaxpar.layout.memory.case import Case
+from jaxpar.layout.memory.estimate import MemoryModel
+from jaxpar.layout.memory.slots import Slots, pipeline_slots
+from jaxpar.memory.layer_shape import ExpertCodes
+from jaxpar.mesh.quantized.transport import Transport
+from jaxpar.planner.layout import Layout, Remat
+from jaxpar.planner.machine import is_cpu
+from jaxpar.planner.memo import Memo
+from jaxpar.planner.search.space import Choice, Group
+from jaxpar.planner.step_time.chunks import Kinds, chunk_slots
+from jaxpar.planner.step_time.pipeline import chunk_layers
+
+
+@dataclass(frozen=True)
+class Kernels:
+    """One choice of one group, and what the trainer would take for it."""
+
+    model: MemoryModel
+    cluster: Cluster
+    hardware: HardwareModel
+    """Parameters of its GPUs and links."""
+    group: Group
+    choice: Choice
+    known: Memo = field(default_factory=Memo, repr=False, compare=False, kw_only=True)
+    """Results shared by all choices of this model and cluster: most depend on a part of them only."""
+
+    def layout(self, remat: Remat, share: float = 0.0) -> Layout:
+        """The layout in which layers keep what `remat` names. Of a state on the host all is counted as resident, which
+        is the fastest, until `options` knows what fits."""
+        choice, asked = self.choice, self.model.config.parallel
+        shape = self.group._asdict() | choice._asdict()
+        return Layout(
+            **shape, remat=remat, offload_fraction=share,
+            resident_state=float(choice.optimizer_offload and not is_cpu(self.cluster)),
+            precision=self.model.config.precision.compute,
+            wire=Transport(asked.quantized.weights, asked.quantized.gradients),
+            expert_exchange=asked.experts.exchange, expert_capacity=asked.experts.capacity,
+            imbalance=asked.experts.imbalance, expert_slices=expert_options(asked).slices,
+            expert_own_rows=asked.experts.own_rows, expert_loop=self._expert_loop and not self.expert_codes.by_kernel,
+            exchange_dtype=asked.quantized.tokens, expert_codes=self.expert_codes, matmul_codes=self.matmul_codes,
+            embedding_messages=self._embedding_messages,
+            shard_state=self._state_replicas > 1, attention=self.attention,
+        )  # fmt: skip
+
+    @cached_property
+    def case(self) -> Case:
+        """What memory depends on of the group and the choice."""
+        group, choice, memory = self.group, self.choice, self.model.config.memory
+        logits = "keep" if memory.loss_logits == "keep" else "recompute"
+        return self._bare_case._replace(
+            zero=choice.zero, virtual_stages=choice.virtual_stages,
+            state="host" if choice.optimizer_offload else "none",
+            loss_logits=logits if memory.loss_backend == "fused" else None, scratch=self._scratch, routed=group.expert,
+            shared_ends=choice.shared_ends, state_replicas=self._state_replicas,
+        )  # fmt: skip
+
+    @property
+    def _bare_case(self) -> Case:
+        """The case of a configuration with these axes, whatever the layers keep."""
+        group = self.group
+        sizes = group.pipe, group.shards, group.context, group.tensor, group.microbatch
+        return Case(*sizes, self.microbatches, 0, self.kinds)
+
+    @cached_property
+    def kinds(self) -> Kinds:
+        """Of the slots of a chunk."""
+        chunks, lengths = self.group.pipe * self.choice.virtual_stages, self.choice.stage_layers
+        model = self.model.config.model
+        return chunk_slots(model, chunk_layers(model.layers, chunks) if lengths is None else lengths)
+
+    @property
+    def microbatches(self) -> int:
+        """Of a step."""
+        return self.model.config.data.batch_size // (self.group.data * self.group.microbatch)
+
+    @property
+    def held(self) -> bool:
+        """Whether whole chunks are held while microbatches go through them."""
+        choice = self.choice
+        return holds(choice.schedule, choice.virtual_stages, choice.zero, self.group.shards)
+
+    @cached_property
+    def slots(self) -> Slots:
+        """Of the pipeline."""
+        group, choice = self.group, self.choice
+        return pipeline_slots(choice.schedule, group.pipe, self.microbatches, choice.virtual_stages, self.held)
+
+    @property
+    def attention(self) -> tuple[tuple[str, Attention], ...]:
+        """The kernels of attention that a run takes; none on CPUs, whose share is of whatever runs there.
+
+        cuDNN's packed form takes scratch memory for each row, so there the choice depends on them.
+        """
+        group, strategy = self.group, self.choice.context_strategy
+        rows = group.microbatch if self.model.config.data.packed else 0
+        gpu = lambda: min(self.cluster.gpus, key=lambda gpu: gpu.compute_capability)
+        found = lambda: tuple(backends_on(self.model.alike(self._bare_case), gpu(), strategy).items())
+        return self._on_gpus(("attention", rows, group.context, group.tensor, strategy), found, ())
+
+    @property
+    def _scratch(self) -> int:
+        """Scratch memory of a layer's attention."""
+        group, strategy = self.group, self.choice.context_strategy
+        key = "scratch", group.microbatch, group.context, group.tensor, strategy
+        return self.known.of(key, lambda: scratch_on(self.model.alike(self._bare_case), self.cluster.gpu, strategy))
+
+    @property
+    def _state_replicas(self) -> int:
+        """Replicas that share the optimizer's state: all, where that is asked for and there is any to share."""
+        asked = self.model.config.parallel.overlap.shard_state_over_replicas is True
+        return self.group.replica if asked and self.choice.zero else 1
+
+    @property
+    def _embedding_messages(self) -> Literal["table", "rows"]:
+        """What the trainer would send of the embedding on these GPUs; rows that are named are possible on some layouts
+        only, and left to its choice."""
+        group, zero = self.group, self.choice.zero
+
+        def found() -> Literal["table", "rows"]:
+            config = self.model.config
+            asked = "table" if config.parallel.overlap.embedding_messages == "table" else "auto"
+            overlap = replace(config.parallel.overlap, embedding_messages=asked)
+            own = replace(config, parallel=replace(config.parallel, zero=zero, overlap=overlap))
+            axes = AxisSizes(group.pipe, group.replica, group.fsdp, group.expert, group.context, group.tensor)
+            gpu = DescribedGPU.of(self.cluster.gpu)
+            return embedding_messages(own, axes, gpu, group.microbatch, self.cluster).name
+
+        return self._on_gpus(("embedding messages", group, zero), found, "table")
+
+    @property
+    def expert_codes(self) -> ExpertCodes:
+        """How routed experts are multiplied in FP8."""
+        config, tensor = self.model.config, self.group.tensor
+        own = lambda: replace(config, parallel=replace(config.parallel, tensor=tensor))
+        return self.known.of(("codes", tensor), lambda: grouped_codes(own(), DescribedGPU.of(self.cluster.gpu)))
+
+    @property
+    def _expert_loop(self) -> bool:
+        """Whether a run multiplies experts in a loop."""
+        group = self.group
+        axes = AxisSizes(expert=group.expert, context=group.context, tensor=group.tensor)
+        found = lambda: loops_on(self.model.config, axes, self.cluster.gpu, group.microbatch)
+        return self._on_gpus(("expert loop", group.microbatch, axes), found, False)
+
+    @property
+    def matmul_codes(self) -> MatmulCodes | None:
+        """How other matmuls of layers run in FP8."""
+        offload, chunks = (
+            "host" if self.choice.optimizer_offload else "none",
+            self.group.pipe * self.choice.virtual_stages,
+        )
+        key = offload, self.choice.schedule if self.held else None, self.kinds, chunks
+        return self.known.of(("matmul", key), lambda: matmul_codes(self.model.config, self.cluster.gpu, *key))
+
+    def _on_gpus[Result](self, key: tuple, found: Callable[[], Result], on_cpus: Result) -> Result:
+        return on_cpus if is_cpu(self.cluster) else self.known.of(key, found)
