@@ -10,8 +10,10 @@ from jaxpar.cost.operations import Attention
 from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes
 from jaxpar.mesh.quantized.transport import EXACT, Transport
 
-type Remat = str | tuple[tuple[int, tuple[tuple[str, str], ...]], ...]
-"""A preset of `memory.remat`, or runs: (layers of a chunk, ((activation, treatment), ...))."""
+type RematRuns = tuple[tuple[int, tuple[tuple[str, str], ...]], ...]
+"""Runs of layers: (layers of a chunk, ((activation, treatment), ...))."""
+type Remat = str | RematRuns
+"""A preset of `memory.remat`, or runs."""
 
 Precision = Literal["bfloat16", "float16", "float32"]
 """Type of matmuls that do not run in FP8."""

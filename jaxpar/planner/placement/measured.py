@@ -13,14 +13,12 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxpar.config.plan import Plan
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.messages import Network, Ring, network_of
 from jaxpar.cost.tables import NOTHING
-from jaxpar.hardware.cluster import Cluster, Group
+from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.links import Link
-from jaxpar.pipeline.schedules import SCHEDULES
-from jaxpar.planner.placement.placement import place, read_bandwidth, traffic_of
+from jaxpar.planner.placement.placement import groups_of, place, read_bandwidth, sends_round, traffic_of
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.units import percent, seconds
@@ -106,19 +104,13 @@ class Measured:
     def placed(self, planned: Planned, timer: StepTimer, seed: int = 0) -> Planned:
         """The layout in the better of the default order and that of annealing, in which hosts stay in their group."""
         traffic = traffic_of(planned.config, planned.plan, self.cluster.gpus_per_host)
-        found = place(traffic, self.matrix, seed, SWAPS, self.groups)
-        orders = dict.fromkeys((tuple(range(self.cluster.hosts)), found.order))
+        found = place(traffic, self.matrix, seed, SWAPS, groups_of(self.cluster))
+        default = tuple(range(self.cluster.hosts))
+        orders = dict.fromkeys((default, found.order))
         times = {order: timer.step(planned.candidate.layout, self.networks(timer, planned, order)) for order in orders}
         best = min(times, key=lambda order: times[order].seconds)
-        default = times[tuple(range(self.cluster.hosts))].seconds
-        return replace(
-            planned, candidate=replace(planned.candidate, time=times[best]), order=best, default_seconds=default
-        )
-
-    @property
-    def groups(self) -> list[int]:
-        """The group of each host."""
-        return [place for place, group in enumerate(self.cluster.groups) for _ in range(group.hosts)]
+        candidate = replace(planned.candidate, time=times[best])
+        return replace(planned, candidate=candidate, order=best, default_seconds=times[default].seconds)
 
     def ranked(self, plans: Sequence[Planned], timer: StepTimer) -> list[Planned]:
         """Layouts in their best places, the fastest first."""
@@ -145,7 +137,7 @@ def measured(cluster: Cluster, hardware: HardwareModel | None) -> Measured | Non
         return None
     reached = (hardware_of(cluster.gpu) if hardware is None else hardware).network_share
     source = f"the median of {cluster.bandwidth_file}"
-    owner = np.repeat(np.arange(len(cluster.groups)), [group.hosts for group in cluster.groups])
+    owner = np.array(groups_of(cluster))
     apart = ~np.eye(cluster.hosts, dtype=bool)
 
     def median(link: Link, chosen: np.ndarray) -> Link:
@@ -154,17 +146,11 @@ def measured(cluster: Cluster, hardware: HardwareModel | None) -> Measured | Non
             return link
         return replace(link, bandwidth=float(np.median(matrix[chosen])) / reached, source=source)
 
-    def of_group(number: int, group: Group) -> Group:
-        own = owner == number
-        return replace(group, network=median(group.network, np.outer(own, own) & apart))
-
-    groups = tuple(of_group(number, group) for number, group in enumerate(cluster.groups))
+    groups = tuple(
+        replace(group, network=median(group.network, np.outer(owner == index, owner == index) & apart))
+        for index, group in enumerate(cluster.groups)
+    )
     between = cluster.written_between
     if len(groups) > 1:
         between = median(cluster.between, owner[:, None] != owner[None, :])
     return Measured(replace(cluster, groups=groups, written_between=between), matrix, cluster.bandwidth_file)
-
-
-def sends_round(plan: Plan) -> bool:
-    """Whether the last rank of a pipeline sends to the first: ranks have several chunks in a loop."""
-    return plan.axes.pipe > 1 and plan.virtual_stages > 1 and SCHEDULES[plan.schedule].placement == "loop"

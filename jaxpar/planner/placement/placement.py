@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import product
 from math import exp
 from pathlib import Path
@@ -23,14 +24,14 @@ from jaxtyping import Float
 from jaxpar.config import Config, UserError
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.kinds import kind_counts
-from jaxpar.config.plan import AxisSizes, Plan
+from jaxpar.config.plan import Plan
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.spelling import named
 from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.experts.messages import row_bytes_of_ways, rows_sent
 from jaxpar.layout import plan_file
-from jaxpar.memory.layer_shape import ITEM_BYTES, between_bytes, layer_shapes, matrix_numbers
+from jaxpar.memory.layer_shape import ITEM_BYTES, LayerShape, between_bytes, layer_shapes, matrix_numbers
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.machine import named_cluster
 from jaxpar.units import MEGA, percent, seconds
@@ -78,8 +79,7 @@ def read_bandwidth(path: Path, cluster: Cluster | None = None) -> Float[np.ndarr
     if cluster is not None and len(matrix) != cluster.hosts:
         raise UserError(
             f"{named(path)}: bandwidths between {len(matrix)} nodes, and {cluster.name} has {cluster.hosts} hosts; "
-            "expected "
-            f"{cluster.hosts} rows of {cluster.hosts} columns"
+            f"expected {cluster.hosts} rows of {cluster.hosts} columns"
         )
     return matrix
 
@@ -94,17 +94,21 @@ class Traffic:
     tensor: Mapping[Edge, float] = field(default_factory=dict)
     exchange: Mapping[Edge, float] = field(default_factory=dict)
 
-    @property
-    def kinds(self) -> tuple[Mapping[Edge, float], ...]:
-        """All of it."""
-        return self.data, self.pipe, self.tensor, self.exchange
+    @cached_property
+    def _arrays(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The ends of all edges [2, edges], their bytes, and where each kind begins."""
+        kinds = [edges for edges in (self.data, self.pipe, self.tensor, self.exchange) if edges]
+        ends = np.array([edge for edges in kinds for edge in edges], int).reshape(-1, 2).T
+        sizes = np.array([size for edges in kinds for size in edges.values()])
+        return ends, sizes, np.cumsum([0, *map(len, kinds)])[:-1]
 
-    def seconds(self, order: Sequence[int], bandwidth: np.ndarray) -> float:
+    def seconds(self, order: Sequence[int] | np.ndarray, bandwidth: np.ndarray) -> float:
         """With node `order[place]` in each place: the slowest edge of each kind, one after the other."""
-        return sum(
-            max((size / bandwidth[order[a], order[b]] for (a, b), size in edges.items()), default=0.0)
-            for edges in self.kinds
-        )
+        ends, sizes, starts = self._arrays
+        if not len(sizes):
+            return 0.0
+        here, there = np.asarray(order)[ends]
+        return float(np.maximum.reduceat(sizes / bandwidth[here, there], starts).sum())
 
 
 def traffic_of(config: Config, plan: Plan, gpus_per_host: int) -> Traffic:
@@ -113,62 +117,61 @@ def traffic_of(config: Config, plan: Plan, gpus_per_host: int) -> Traffic:
 
     Keys and values of context ranks are left out: they go over edges of the first rings, and are few beside gradients.
     """
-    axes = plan.axes
+    axes, model = plan.axes, config.model
     host = np.arange(axes.devices).reshape(tuple(dict(axes).values())) // gpus_per_host
-    rings: Counter[Edge] = Counter()
-    for pipe in range(axes.pipe):
-        for tensor in range(axes.tensor):
-            ring = host[pipe, ..., tensor].ravel()
-            rings.update((int(a), int(b)) for a, b in zip(ring, np.roll(ring, -1), strict=True) if a != b)
-    groups: Counter[Edge] = Counter()
-    for ring in host.reshape(-1, axes.tensor):
-        groups.update((int(a), int(b)) for a, b in zip(ring, np.roll(ring, -1), strict=True) if a != b)
-    stages: Counter[Edge] = Counter()
-    loops = plan.virtual_stages > 1 and SCHEDULES[plan.schedule].placement == "loop"
-    for pipe in range(axes.pipe if loops else axes.pipe - 1):
+    around = lambda ring: zip(ring, np.roll(ring, -1), strict=True)
+    of_weights = np.moveaxis(host, -1, 1).reshape(axes.pipe * axes.tensor, -1)
+    stages = []
+    for pipe in range(axes.pipe if sends_round(plan) else axes.pipe - 1):
         times = plan.virtual_stages - (pipe == axes.pipe - 1)
-        for a, b in zip(host[pipe].ravel(), host[(pipe + 1) % axes.pipe].ravel(), strict=True):
-            if a != b:
-                stages[int(a), int(b)] += times
-                stages[int(b), int(a)] += times
-    exchanges: Counter[Edge] = Counter()
-    for group in host.swapaxes(3, 4).reshape(-1, axes.expert * axes.tensor) if plan.experts else ():
-        exchanges.update((int(a), int(b)) for a, b in product(group, group) if a != b)
-    ring_bytes, stage_bytes, group_bytes = _bytes_of(config, plan, axes)
-    exchanged = _exchanged(config, plan) if exchanges else 0.0
+        pairs = list(zip(host[pipe].ravel(), host[(pipe + 1) % axes.pipe].ravel(), strict=True))
+        stages += times * [*pairs, *((b, a) for a, b in pairs)]
+    experts = host.swapaxes(3, 4).reshape(-1, axes.expert * axes.tensor) if plan.experts else ()
+
+    shapes, counts = layer_shapes(config, axes, plan.microbatch_rows), kind_counts(model)
+    matrices = sum(counts[kind] * matrix_numbers(shape) for kind, shape in shapes.items())
+    weights = matrices / axes.pipe + padded_vocab(model) * model.embed / axes.tensor
+    gradient, storage = ITEM_BYTES[plan.dtypes.gradient], ITEM_BYTES[plan.dtypes.storage]
+    each = (2 * storage + gradient) * plan.microbatches if plan.zero == 3 else storage + gradient
+    sent = between_bytes(next(iter(shapes.values()))) * plan.microbatches
+    exchanged = _exchanged(config, plan, shapes) / max(1, axes.expert * axes.tensor - 1)
     return Traffic(
-        {edge: number * ring_bytes for edge, number in rings.items()},
-        {edge: number * stage_bytes for edge, number in stages.items()},
-        {edge: number * group_bytes for edge, number in groups.items()},
-        {edge: number * exchanged for edge, number in exchanges.items()},
+        _edges((pair for ring in of_weights for pair in around(ring)), weights * each),
+        _edges(stages, float(sent)),
+        _edges(
+            (pair for ring in host.reshape(-1, axes.tensor) for pair in around(ring)),
+            PASSES * model.layers / axes.pipe * (axes.tensor - 1) * sent,
+        ),
+        _edges((pair for group in experts for pair in product(group, group)), exchanged),
     )
 
 
-def _exchanged(config: Config, plan: Plan) -> float:
-    """Bytes that a rank sends to each other one that shares its experts in a step, forward and backward and both
-    ways; nothing for a model without experts."""
+def groups_of(cluster: Cluster) -> list[int]:
+    """The group of each host."""
+    return [index for index, group in enumerate(cluster.groups) for _ in range(group.hosts)]
+
+
+def sends_round(plan: Plan) -> bool:
+    """Whether the last rank of a pipeline sends to the first: ranks have several chunks in a loop."""
+    return plan.axes.pipe > 1 and plan.virtual_stages > 1 and SCHEDULES[plan.schedule].placement == "loop"
+
+
+def _edges(pairs: Iterable[tuple[int, int]], size: float) -> dict[Edge, float]:
+    """The bytes of each edge between two hosts, of which each pair is `size`."""
+    return {edge: times * size for edge, times in Counter((int(a), int(b)) for a, b in pairs if a != b).items()}
+
+
+def _exchanged(config: Config, plan: Plan, shapes: Mapping[str, LayerShape]) -> float:
+    """Bytes of tokens that a rank sends to others that share its experts in a step, forward and backward and both
+    ways."""
     axes, counts, total = plan.axes, kind_counts(config.model), 0.0
-    for kind, shape in layer_shapes(config, axes, plan.microbatch_rows).items():
+    for kind, shape in shapes.items():
         if (experts := shape.model.experts) is not None:
             chosen = plan.experts[kind]
             rows = rows_sent(chosen.exchange.name, experts, shape.capacity, axes.expert, axes.tensor)
             row = row_bytes_of_ways(shape.embed, shape.item_bytes, chosen.sent_dtype)
             total += counts[kind] / axes.pipe * rows * shape.part_tokens * row
-    return total * plan.microbatches / max(1, axes.expert * axes.tensor - 1)
-
-
-def _bytes_of(config: Config, plan: Plan, axes: AxisSizes) -> tuple[float, float, float]:
-    """Bytes of a step: once round a ring of ranks with the same weights; between two chunks in one direction; and over
-    an edge of a ring of tensor ranks, which send their parts of the residual stream on `PASSES` times a layer."""
-    model = config.model
-    shapes, counts = layer_shapes(config, axes, plan.microbatch_rows), kind_counts(model)
-    matrices = sum(counts[kind] * matrix_numbers(shape) for kind, shape in shapes.items())
-    own = matrices / axes.pipe + padded_vocab(model) * model.embed / axes.tensor
-    gradient, storage = ITEM_BYTES[plan.dtypes.gradient], ITEM_BYTES[plan.dtypes.storage]
-    each = (2 * storage + gradient) * plan.microbatches if plan.zero == 3 else storage + gradient
-    sent = between_bytes(next(iter(shapes.values()))) * plan.microbatches
-    around = PASSES * model.layers / axes.pipe * (axes.tensor - 1) * sent
-    return own * each, float(sent), around
+    return total * plan.microbatches
 
 
 @dataclass(frozen=True)
@@ -197,8 +200,7 @@ def place(
     """
     random, nodes = Random(seed), len(bandwidth)
     order = np.arange(nodes)
-    waits = _Waits(traffic, bandwidth)
-    default = now = best = waits.seconds(order)
+    default = now = best = traffic.seconds(order, bandwidth)
     chosen = tuple(range(nodes))
     if nodes < 2 or default == 0:
         return Placed(chosen, default, default)
@@ -207,7 +209,7 @@ def place(
         if groups is not None and groups[a] != groups[b]:
             continue
         order[[a, b]] = order[[b, a]]
-        then = waits.seconds(order)
+        then = traffic.seconds(order, bandwidth)
         heat = default * WARM * (COLD / WARM) ** (step / swaps)
         if then <= now or random.random() < exp((now - then) / heat):
             now = then
@@ -216,25 +218,6 @@ def place(
         else:
             order[[a, b]] = order[[b, a]]
     return Placed(chosen, best, default)
-
-
-class _Waits:
-    """`Traffic.seconds` of many orders."""
-
-    def __init__(self, traffic: Traffic, bandwidth: np.ndarray):
-        kinds = [edges for edges in traffic.kinds if edges]
-        pairs = [np.array(list(edges)) for edges in kinds]
-        self.ends = np.concatenate([*pairs, np.zeros((0, 2), int)]).astype(int).T
-        self.sizes = np.concatenate([*(np.array(list(edges.values())) for edges in kinds), np.zeros(0)])
-        self.starts = np.cumsum([0, *map(len, kinds)])[:-1]
-        self.bandwidth = bandwidth
-
-    def seconds(self, order: np.ndarray) -> float:
-        """The slowest edge of each kind, one after the other."""
-        if not len(self.sizes):
-            return 0.0
-        here, there = order[self.ends]
-        return float(np.maximum.reduceat(self.sizes / self.bandwidth[here, there], self.starts).sum())
 
 
 def print_placement(path: Path, bandwidth_file: Path | None, seed: int, *, as_json: bool) -> None:
@@ -252,8 +235,9 @@ def print_placement(path: Path, bandwidth_file: Path | None, seed: int, *, as_js
             f"--bandwidth: expected a CSV file, since {planned.cluster} names none (bandwidth: in its YAML)"
         )
     matrix = read_bandwidth(source, cluster)
-    groups = [number for number, group in enumerate(cluster.groups) for _ in range(group.hosts)]
-    placed = place(traffic_of(planned.config, planned.plan, cluster.gpus_per_host), matrix, seed, groups=groups)
+    placed = place(
+        traffic_of(planned.config, planned.plan, cluster.gpus_per_host), matrix, seed, groups=groups_of(cluster)
+    )
     if as_json:
         print(json_text({"order": placed.order, "seconds": placed.seconds, "default_seconds": placed.default_seconds}))
         return

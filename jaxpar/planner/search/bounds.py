@@ -1,7 +1,6 @@
 """Lower bounds of a search: what everything under a node takes at least.
 
-No bound of a group or a choice recomputes anything, and none waits for what a schedule or a choice could avoid. Where
-hosts are of several kinds, none waits at all, and all are those of the fastest kind.
+No bound of a group or a choice recomputes anything, and none waits for what a schedule or a choice could avoid.
 """
 
 from __future__ import annotations
@@ -70,7 +69,8 @@ class Bounds:
         activations = self.bare(group, Choice(self.space.zeros(group)[0], strategy))
         if not self.alike:
             floor = self.timer.floor(activations.layout("none")).breakdown
-            return sum(floor[name] for name in GROUP_PARTS)
+            work = sum(floor[name] for name in GROUP_PARTS)
+            return work + self.wait(group, max(0.0, work - self._head(group, shared_ends)), shared_ends)
         layer, _ = self._layer_work(group, activations)
         layers = self._microbatches(group) / group.pipe * self.config.model.layers * layer
         jitter = self.timer.steps().jitter(group.devices)
@@ -81,8 +81,8 @@ class Bounds:
         floor = self.timer.floor(self.bare(group, choice).layout("none"))
         # Chunks that are held are gathered once for all microbatches.
         held = floor.breakdown["data"] if choice.zero == 3 else 0.0
-        head = self._head(group, choice.shared_ends) if group.pipe > 1 and self.alike else 0.0
-        return floor.seconds - held, sum(floor.breakdown[name] for name in GROUP_PARTS) - head
+        head = self._head(group, choice.shared_ends) if group.pipe > 1 else 0.0
+        return floor.seconds - held, max(0.0, sum(floor.breakdown[name] for name in GROUP_PARTS) - head)
 
     def of_schedule(self, group: Group, choice: Choice, floor: float, layers: float) -> float:
         """Of a schedule of a choice of which `of_choice` is (floor, layers)."""
@@ -99,7 +99,7 @@ class Bounds:
 
     def wait(self, group: Group, layers: float, shared_ends: bool) -> float:
         """The least waiting over the schedules of a group, with so many seconds of layers on a rank."""
-        if group.pipe == 1 or not self.alike:
+        if group.pipe == 1:
             return 0.0
         microbatches = self._microbatches(group)
 
@@ -121,7 +121,7 @@ class Bounds:
         many (without W, where that is apart). In uniform ticks a V is twice as long. Ranks that share the ends wait for
         no loss, and for the sums over all of them: in every forward and backward of a rank's chunks, and two in a loss.
         """
-        if group.pipe == 1 or not self.alike:
+        if group.pipe == 1:
             return 0.0, 0.0, 0.0
         microbatches = self._microbatches(group)
         of_layers = layers * (group.pipe - 1) / microbatches
@@ -133,14 +133,25 @@ class Bounds:
         return of_layers, sums, sums
 
     def _head(self, group: Group, shared_ends: bool) -> float:
-        """Seconds of head and loss of all microbatches, on average over the ranks."""
-        share = 1 if shared_ends else group.pipe
-        return self._layers(group).head(group.pipe if shared_ends else 1).seconds * self._microbatches(group) / share
+        """Seconds of head and loss of all microbatches, on average over the ranks; on hosts of several kinds those of
+        the slowest, for which all wait."""
+        if shared_ends:
+            return self._layers(group).head(group.pipe).seconds * self._microbatches(group)
+        if self.alike:
+            seconds = self._layers(group).head(1).seconds
+        else:
+            layout = lambda: self.bare(group, self._any(group)).layout("none")
+            each = lambda: [self.timer.steps(group=kind).layers(layout()).head(1) for kind in self.cluster.groups]
+            seconds = self._here.of(("head", _alike(group)), lambda: max(head.seconds for head in each()))
+        return seconds * self._microbatches(group) / group.pipe
+
+    def _any(self, group: Group) -> Choice:
+        """One of a group's choices, for what they have in common."""
+        return Choice(self.space.zeros(group)[0], self.space.strategies(group)[0])
 
     def _layers(self, group: Group) -> Layers:
-        """The layers of one of a group's choices, for what they have in common."""
-        choice = lambda: Choice(self.space.zeros(group)[0], self.space.strategies(group)[0])
-        return self._here.of(_alike(group), lambda: self._layer_work(group, self.bare(group, choice()))[1])
+        """The layers of a group."""
+        return self._here.of(_alike(group), lambda: self._layer_work(group, self.bare(group, self._any(group)))[1])
 
     def _layer_work(self, group: Group, activations: ActivationPlanner) -> tuple[float, Layers]:
         """Seconds of a microbatch in a layer, on average, and its layers; of a cluster with hosts of one kind."""

@@ -30,6 +30,9 @@ from jaxpar.planner.step_time.step import Step
 from jaxpar.planner.step_time.ticks import ChunkTime
 from jaxpar.planner.step_time.update import Update
 
+PER_LAYER = ("matmuls", "attention", "other", "tensor", "scales")
+"""Parts of a step's time that grow with the number of layers and are not hidden."""
+
 
 @dataclass(frozen=True)
 class StepTimer:
@@ -57,9 +60,30 @@ class StepTimer:
         return self.steps(network=None if networks is None else networks[0]).time(layout)
 
     def floor(self, layout: Layout) -> StepTime:
-        """A lower bound over its schedules: a pipeline that never waits, of the kind of hosts that is the fastest."""
-        kinds: Sequence[Group | None] = self.kinds(layout) or [None]
-        return min((self.steps(group=kind).time(layout, waits=False) for kind in kinds), key=lambda time: time.seconds)
+        """A lower bound over its schedules: a pipeline that never waits.
+
+        Where hosts differ, that of the slowest kind if all chunks are as long as the longest, and else of the fastest
+        with as many layers more as the others take longer, the head aside: no lengths of stages are faster.
+        """
+        kinds = self.kinds(layout)
+        if not kinds:
+            return self.steps().time(layout, waits=False)
+        times = [self.steps(group=kind).time(layout, waits=False) for kind in kinds]
+        fast = min(times, key=lambda time: time.seconds)
+        if self.model.pattern is not None:  # chunks of the slowest GPUs may have the shortest layers
+            return fast
+        if why_padded(layout) is not None:
+            return max(times, key=lambda time: time.seconds)
+        heads = [self.steps(group=kind).layers(layout).head(1).seconds for kind in kinds]
+        microbatches = layout.microbatches(self.global_batch)
+        sums = [sum(time.breakdown[name] for name in PER_LAYER) for time in times]
+        works = [work - microbatches * head / layout.pipe for work, head in zip(sums, heads, strict=True)]
+        hosts = [kind.hosts for kind in kinds]
+        even = sum(hosts) / sum(number / work for number, work in zip(hosts, works, strict=True))
+        scale = even / sums[times.index(fast)]
+        spent = {name: min(time.breakdown[name] for time in times) for name in fast.breakdown}
+        spent |= {name: scale * fast.breakdown[name] for name in PER_LAYER}
+        return replace(fast, seconds=sum(spent.values()), breakdown=spent)
 
     def steps(self, layers: int | None = None, group: Group | None = None, network: Network | None = None) -> Steps:
         """The steps of a model of so many layers (None for its own), if all hosts were of one group (None for all)."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
 from jaxpar.config.kinds import kind_counts, kind_models, layer_kinds
@@ -17,11 +17,12 @@ from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
 from jaxpar.cost.work import Work, total
 from jaxpar.layers.adapters import OFF
+from jaxpar.memory.closed_forms import CLOSED_FORMS
+from jaxpar.memory.layer_shape import activation_bytes
 from jaxpar.memory.remat import remat_map, runs_by_kind
 from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.settings import of_all_names
 from jaxpar.planner.step_time.chunks import Kinds
-from jaxpar.planner.step_time.kept import copied_bytes
 from jaxpar.planner.step_time.update import Update, matrix_seconds
 
 
@@ -34,18 +35,10 @@ class Passed(NamedTuple):
     """The backward with them, and with recomputation."""
     weight: float
     """The part of the backward that computes gradients of weights."""
-    own_forward: float
-    """The forward without messages of data ranks and copies."""
-    own_backward: float
-    """The backward without them, and without recomputation."""
-    again: float
-    offload: float
-    """Copies of the forward that nothing hides."""
-    offload_back: float
     gathered: float
     """Gathers of weights alone, hidden or not, in the forward; the backward has as many."""
-    sliced: float = 0.0
-    """Copies of weights and gradients from and into the stacks of a pipeline's chunks, forward and backward."""
+    spent: Mapping[str, float]
+    """Both by part of a step's time."""
 
 
 class Sort(NamedTuple):
@@ -171,3 +164,25 @@ class Layers:
 
 def _recomputed(treatments: Mapping[str, str]) -> frozenset[str]:
     return frozenset(name for name, treatment in treatments.items() if treatment == "recompute")
+
+
+def kept_bytes(case: LayerCase, remat: Remat) -> float:
+    """Bytes of one microbatch that layers keep for their backward, averaged over them."""
+    return CLOSED_FORMS[remat](case.shape) if isinstance(remat, str) else _bytes(case, remat, ("save", "offload"))
+
+
+def copied_bytes(case: LayerCase, remat: Remat, fraction: float) -> float:
+    """The same of what goes to the host's memory: activations that `remat` offloads, or else a `fraction` of what is
+    kept. Where a run asks for a fraction, its map names the activations that make it up, and they count."""
+    named = 0.0 if isinstance(remat, str) else _bytes(case, remat, ("offload",))
+    return named or fraction * kept_bytes(case, remat)
+
+
+def _bytes(
+    case: LayerCase, remat: tuple[tuple[int, tuple[tuple[str, str], ...]], ...], treatments: Collection[str]
+) -> float:
+    """Bytes of the activations with one of these treatments, averaged over the layers."""
+    sizes = activation_bytes(case.shape)
+    layers = sum(count for count, _ in remat)
+    own = lambda runs: sum(sizes[name] for name, treatment in runs if treatment in treatments and name in sizes)
+    return sum(count * own(runs) for count, runs in remat) / layers

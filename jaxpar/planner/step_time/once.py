@@ -9,11 +9,10 @@ from jaxpar.cost.head import lookups, of_rows
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.chunks import Kinds, chunk_lengths, chunk_slots
 from jaxpar.planner.step_time.common import Common
-from jaxpar.planner.step_time.data_messages import DataMessages
 from jaxpar.planner.step_time.layer_times import Layers, Sort
 from jaxpar.planner.step_time.overlap import GATHERS, HELD_GATHERS, HELD_SCATTERS, SCATTERS
 from jaxpar.planner.step_time.update import MASTER
-from jaxpar.planner.step_time.weight_traffic import held_seconds, holds_chunks
+from jaxpar.planner.step_time.weight_traffic import DataMessages, held_seconds, holds_chunks
 
 
 class Once:

@@ -5,17 +5,30 @@ from __future__ import annotations
 from collections import Counter
 from itertools import islice
 
-from jaxpar.cost.work import Work
+from jaxpar.cost.work import Work, total
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.chunks import GATHERED, Kinds, chunk_lengths, chunk_slots, kinds_of_slots, why_padded
 from jaxpar.planner.step_time.common import Common
-from jaxpar.planner.step_time.data_messages import DataMessages
 from jaxpar.planner.step_time.layer_times import Passed, Sort, sorts_of
 from jaxpar.planner.step_time.once import Once
 from jaxpar.planner.step_time.overlap import HOST, first_gather, waited
 from jaxpar.planner.step_time.pipeline import Pieces, Stages, chunk_layers, pipeline_seconds, seconds_of_chunks
 from jaxpar.planner.step_time.ticks import ChunkTime
-from jaxpar.planner.step_time.weight_traffic import SLICED, holds_chunks, reduces_with_weights, slices_chunks
+from jaxpar.planner.step_time.weight_traffic import (
+    SLICED,
+    DataMessages,
+    holds_chunks,
+    reduces_with_weights,
+    slices_chunks,
+)
+
+PARTS = {
+    "matmuls": "matmul", "attention": "attention", "other": "other", "exchange": "exchange", "tensor": "tensor",
+    "context": "context", "scales": "scales",
+}  # fmt: skip
+"""Parts of a step, and their names in `Work`."""
+MESSAGES = ("exchange", "tensor", "context")
+"""Parts that are messages, those of recomputation included."""
 
 
 class Step:
@@ -29,14 +42,12 @@ class Step:
             self._layers()
         else:
             vars(self).update(vars(like) | {"layout": layout})
-        self.rest = Once(where, layout, self.layers, self.slots, self.messages)
-        self.once = {"data": self.rest.data(), "optimizer": self.rest.optimizer()}
+        once = Once(where, layout, self.layers, self.slots, self.messages)
+        self.once = {"data": once.data(), "optimizer": once.optimizer()}
         """Seconds by part that come once a step, after the pipeline."""
-        self.spent: dict[str, float] = {}
+        self.spent = self._microbatches()
         """Seconds by part, those of `once` included; without the bubble and the wait for the slowest host."""
-        self._microbatches(self.spent)
-        self.spent["data"] += self.once["data"]
-        self.spent["optimizer"] = self.once["optimizer"]
+        self.spent |= {"data": self.spent["data"] + self.once["data"], "optimizer": self.once["optimizer"]}
 
     def _layers(self) -> None:
         """What layers take, and their messages."""
@@ -49,12 +60,9 @@ class Step:
         """The kind of each; none where all layers are alike."""
         self.unlike = layout.matmul_codes is not None and any(layout.matmul_codes.exact)
         """Whether some layers multiply in FP8 and others do not."""
-        again = self.layers.again(layout.remat, self.slots)
-        self.again = self.layers.mean(again)
         self.messages = DataMessages(where, layout, float(self.case.item))
         self.jitter = where.jitter(layout.devices)
-        self.works = {sort: self._works(sort) for sort in self.layers.times}
-        """Forward and backward of a layer of each sort."""
+        again = self.layers.again(layout.remat, self.slots)
         self.passed = {sort: self._passed(sort, work) for sort, work in again.items()}
         """A layer of each sort."""
 
@@ -83,7 +91,8 @@ class Step:
             padding = Counter({Sort(kind): number for kind, number in (slots - _kinds(own)).items()})
             run = own + padding if why not in (None, GATHERED) else own
             forward, backward, weight = (
-                sum(number * self.passed[sort][place] for sort, number in run.items()) for place in range(3)
+                sum(number * getattr(self.passed[sort], name) for sort, number in run.items())
+                for name in ChunkTime._fields
             )
             if why == GATHERED:  # a branch skips the work, not the messages
                 gathered = sum(number * self.passed[sort].gathered for sort, number in padding.items())
@@ -92,36 +101,29 @@ class Step:
             found.append(ChunkTime(forward + more, backward + more, weight))
         return tuple(found)
 
-    def _of_weights(self, sort: Sort) -> tuple[float, float]:
-        """Seconds of gathers of a layer's weights, forward and as long backward, and of reductions of its gradients."""
-        return (0.0, 0.0) if self.holds else self.messages.of_layers(self.layers.cases[sort])
-
-    def _works(self, sort: Sort) -> tuple[Work, Work]:
-        """Forward and backward of a layer of a sort, beside its weights."""
-        time = self.layers.times[sort]
-        if not time.message:
-            return time.forward, time.backward
-        gathered, scattered = self._of_weights(sort)
-        return time.beside_weights(gathered, gathered + scattered)
-
     def _passed(self, sort: Sort, again: Work) -> Passed:
-        """A layer of a sort, forward and backward."""
-        time, (forward, backward) = self.layers.times[sort], self.works[sort]
-        gathered, scattered = self._of_weights(sort)
-        f, b, b_again = forward.seconds, backward.seconds, again.seconds
-        sliced = self._sliced(sort)
-        back = b + b_again
-        weight = min(time.weight, back)
-        sends, sends_back = forward.sends, backward.sends + again.sends
-        whole_f = self._beside(f, gathered, sends=sends)
+        """A layer of a sort, forward and backward, beside the messages of its weights."""
+        time, gathered, scattered = self.layers.times[sort], 0.0, 0.0
+        if not self.holds:
+            gathered, scattered = self.messages.of_layers(self.layers.cases[sort])
+        forward, backward = time.forward, time.backward
+        if time.message:
+            forward, backward = time.beside_weights(gathered, gathered + scattered)
+        back = backward.seconds + again.seconds
+        f, w = self._beside(forward.seconds, gathered, sends=forward.sends), min(time.weight, back)
         if reduces_with_weights(self.layout):
-            weight = self._beside(weight, scatter=scattered)
-            whole_b = self._beside(back - min(time.weight, back), gathered, sends=sends_back) + weight
+            weight = self._beside(w, scatter=scattered)
+            b = self._beside(back - w, gathered, sends=backward.sends + again.sends) + weight
         else:
-            whole_b = self._beside(back, gathered, scattered, sends_back)
-        offload = self._offload(sort, whole_f, whole_b)
-        whole_f, whole_b = whole_f + offload[0] + sliced[0], whole_b + offload[1] + sliced[1]
-        return Passed(whole_f, whole_b, min(weight, whole_b), f, b, b_again, *offload, gathered, sum(sliced))
+            weight, b = w, self._beside(back, gathered, scattered, backward.sends + again.sends)
+        offload, sliced = self._offload(sort, f, b), self._sliced(sort)
+        both: dict[str, float] = total([forward, backward])._asdict()
+        spent = {part: both[name] for part, name in PARTS.items()}
+        spent |= {name: spent[name] + getattr(again, name) for name in MESSAGES}
+        spent["recomputation"] = again.seconds - sum(getattr(again, name) for name in MESSAGES)
+        spent |= {"offload": sum(offload), "slices": sum(sliced), "data": f + b - forward.seconds - back}
+        f, b = f + offload[0] + sliced[0], b + offload[1] + sliced[1]
+        return Passed(f, b, min(weight, b), gathered, spent)
 
     def _sliced(self, sort: Sort) -> tuple[float, float]:
         """Seconds, forward and backward, of copies of a layer's weights and gradients from and into their stacks."""
@@ -137,34 +139,19 @@ class Step:
         waits = waited(gather, scatter, max(0.0, compute - sends), self.layout.tensor)
         return compute + waits + self.hardware.overlap_slowdown * (gather + scatter - waits)
 
-    def _microbatches(self, spent: dict[str, float]) -> None:
-        """Forward and backward of all microbatches, the pipeline around them included."""
-        layout, again, m = self.layout, self.again, self.microbatches
-        forward, backward = (self.layers.mean({sort: own[way] for sort, own in self.works.items()}) for way in (0, 1))
-        per_rank = self.model.layers / layout.pipe
-        mean = self._mean_passed()
-        whole_f, whole_b, f, b, b_again = mean.forward, mean.backward, mean.own_forward, mean.own_backward, mean.again
-        offload, back = (mean.offload, mean.offload_back), b + b_again
+    def _microbatches(self) -> dict[str, float]:
+        """Seconds by part of the forward and backward of all microbatches."""
+        layout, m, mean = self.layout, self.microbatches, self._mean_passed()
         head, sums = self.layers.head(layout.ends), self._sum_over_stages()
         # The output of the last chunk goes to all ranks, and what they find of its gradient is summed.
-        first = first_gather(mean.gathered)
-        self.pieces = Pieces(whole_f, whole_b, mean.weight, head.seconds + 2 * sums, self._transfer(), sums, first)
+        ends, first = head.seconds + 2 * sums, first_gather(mean.gathered)
+        self.pieces = Pieces(mean.forward, mean.backward, mean.weight, ends, self._transfer(), sums, first)
         """Of an average layer."""
-        count = m * per_rank
-        share = m if layout.shared_ends else m / layout.pipe
-        self.ideal = count * (whole_f + whole_b) + share * head.seconds
-        spent["matmuls"] = count * (forward.matmul + backward.matmul) + share * head.matmul
-        spent["attention"] = count * (forward.attention + backward.attention)
-        spent["other"] = count * (forward.other + backward.other) + share * head.other
-        spent["recomputation"] = count * (again.seconds - again.tensor - again.context - again.exchange)
-        spent["exchange"] = count * (forward.exchange + backward.exchange + again.exchange)
-        spent["tensor"] = count * (forward.tensor + backward.tensor + again.tensor) + share * head.tensor
-        spent["context"] = count * (forward.context + backward.context + again.context)
-        spent["scales"] = count * (forward.scales + backward.scales)
-        spent["offload"] = count * sum(offload)
-        spent["slices"] = count * mean.sliced
-        spent["data"] = count * (whole_f + whole_b - f - back - sum(offload) - mean.sliced)
-        spent["bubble"] = spent["stragglers"] = 0.0  # of the schedule, below
+        count, share = m * self.model.layers / layout.pipe, m if layout.shared_ends else m / layout.pipe
+        self.ideal = count * (mean.forward + mean.backward) + share * head.seconds
+        spent = {name: count * seconds for name, seconds in mean.spent.items()}
+        spent |= {part: spent[part] + share * getattr(head, name) for part, name in PARTS.items()}
+        return spent | {"bubble": 0.0, "stragglers": 0.0}  # these are of the schedule
 
     def _mean_passed(self) -> Passed:
         """A layer on average over sorts."""
@@ -172,7 +159,9 @@ class Step:
         if not others:
             return first
         each = self.passed.items()
-        return Passed(*(self.layers.average({sort: own[place] for sort, own in each}) for place in range(10)))
+        mean = lambda index: self.layers.average({sort: own[index] for sort, own in each})
+        of_part = lambda name: self.layers.average({sort: own.spent[name] for sort, own in each})
+        return Passed(mean(0), mean(1), mean(2), mean(3), {name: of_part(name) for name in first.spent})
 
     def _offload(self, sort: Sort, forward: float, backward: float) -> tuple[float, float]:
         """Seconds of copies to and from the host's memory that are not hidden: what is longer than a layer's compute,

@@ -1,13 +1,16 @@
-"""How often a pipeline's executor gathers weights and reduces gradients under ZeRO, from the ticks of its schedule."""
+"""Messages of weights and gradients: their groups of ranks, and how often a pipeline's executor sends them."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
+from jaxpar.cost.layer_case import LayerCase
 from jaxpar.layout.choices.pipeline import holds
+from jaxpar.mesh.quantized.transport import Transport, secondary_ranks
 from jaxpar.pipeline.schedules.registry import SCHEDULES
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.step_time.ticks import ticks_of
+from jaxpar.planner.step_time.common import Common
 
 
 class Sliced(NamedTuple):
@@ -27,39 +30,11 @@ class Sliced(NamedTuple):
 SLICED = Sliced()
 
 
-class WeightMessages(NamedTuple):
-    """Messages of one layer in a step, on average over the layers of a rank."""
-
-    gathers: float
-    scatters: float
-
-
-def weight_messages(layout: Layout, microbatches: int) -> WeightMessages:
-    """Messages of a layer's weights and gradients in a step of a pipeline in uniform ticks.
-
-    Under ZeRO-3 every rank gathers a chunk of its v in each tick in which some rank goes forward, and in each in which
-    one goes backward; it reduces gradients in each tick with B, or with W where the backward is split. Chunks that are
-    held are gathered for their forwards and for their backwards, the last one once for both. Below ZeRO-3 weights are
-    gathered, and gradients reduced, once.
-    """
-    if layout.zero < 3:
-        return WeightMessages(min(layout.zero, 1), min(layout.zero, 1))
-    v = layout.virtual_stages
-    if holds_chunks(layout):
-        return WeightMessages((2 * v - 1) / v, 1.0)
-    ticks = ticks_of(layout.schedule, layout.pipe, microbatches, v)
-    forward, backward, weight = (
-        sum(number for tick, number in ticks.counts if getattr(tick, kind)) / v
-        for kind in ("forward", "backward", "weight")
-    )
-    return WeightMessages(forward + backward, weight if ticks.splits_backward else backward)
-
-
 def held_seconds(layout: Layout, gather: float, scatter: float) -> tuple[float, float]:
     """Seconds of the gathers and of the reductions of a step whose chunks are held, of which the messages of one take
-    `gather` and `scatter` seconds."""
-    counts, v = weight_messages(layout, 1), layout.virtual_stages  # whatever the number of microbatches
-    return v * counts.gathers * gather, v * counts.scatters * scatter
+    `gather` and `scatter` seconds: chunks are gathered for their forwards and for their backwards, the last one once
+    for both. Chunks that are not held are gathered and reduced in each tick in which some rank computes with one."""
+    return (2 * layout.virtual_stages - 1) * gather, layout.virtual_stages * scatter
 
 
 def holds_chunks(layout: Layout) -> bool:
@@ -76,3 +51,39 @@ def slices_chunks(layout: Layout) -> bool:
 def reduces_with_weights(layout: Layout) -> bool:
     """Whether layers' gradients are reduced in ticks with W."""
     return layout.pipe > 1 and layout.zero == 3 and SCHEDULES[layout.schedule].splits_backward
+
+
+class DataMessages:
+    """The groups of ranks over which weights and gradients of a layout travel."""
+
+    def __init__(self, where: Common, layout: Layout, item: float):
+        """`item` is the bytes of a stored weight."""
+        self.layout = layout
+        own = layout.wire
+        shards = layout.fsdp * layout.expert * layout.context
+        self.shards = where.messages(own, shards, layout.tensor, item)
+        self.data = where.messages(own, layout.data * layout.context, layout.tensor, item)
+        self.replicas = where.messages(own, layout.replica, shards * layout.tensor, item)
+        self.replica_weights = where.messages(own.exact, layout.replica, shards * layout.tensor, item)
+        # Experts lie over `expert`, and their gradients are summed over the other data ranks only.
+        apart, wire = layout.expert * layout.tensor, self._expert_wire()
+        self.expert_shards = where.messages(wire, layout.fsdp * layout.context, apart, item)
+        self.expert_data = where.messages(wire, layout.replica * layout.fsdp * layout.context, apart, item)
+
+    def _expert_wire(self) -> Transport:
+        """How weights of experts travel: their secondary shard has the neighbours that share an expert, if any."""
+        layout, wire = self.layout, self.layout.wire
+        sizes = {"fsdp": layout.fsdp, "expert": layout.expert, "context": layout.context}
+        secondary = secondary_ranks(wire.secondary, sizes, ("expert",))
+        assert secondary is not None, "neighbours that are whole ranks of an axis"
+        return replace(wire, secondary=secondary)
+
+    def of_layers(self, case: LayerCase, layers: int = 1) -> tuple[float, float]:
+        """Seconds for so many layers of a case, whose weights are sharded, in a microbatch: gathered, forward and as
+        long again backward, and reduced."""
+        if self.layout.zero < 3:
+            return 0.0, 0.0
+        gather = self.shards.gather(layers * case.parameters, layers * case.coded)
+        gather += self.expert_shards.gather(layers * case.experts, layers * case.coded_experts)
+        scatter = self.shards.scatter(layers * case.trained) + self.expert_shards.scatter(layers * case.experts)
+        return gather, scatter

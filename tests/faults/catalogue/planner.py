@@ -80,7 +80,7 @@ PLANNER = (
     Fault(
         name="copies_of_a_map_for_nothing",
         description="Activations that a map offloads cost no copies.",
-        file="jaxpar/planner/step_time/kept.py",
+        file="jaxpar/planner/step_time/layer_times.py",
         old="return named or fraction * kept_bytes(case, remat)",
         new="return fraction * kept_bytes(case, remat)",
         caught_by=(

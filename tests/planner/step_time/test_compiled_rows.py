@@ -7,7 +7,7 @@ from hashlib import sha256
 import pytest
 
 from benchmarks.planner.compiled import COMPILED, MESSAGES, Program, compiled, laid_out, prepared, read_programs
-from jaxpar.planner.step_time.kept import copied_bytes
+from jaxpar.planner.step_time.layer_times import copied_bytes
 
 SMALL = [one for one in read_programs() if one.config == "llama3_8b" and not one.cluster.startswith("h800")]
 """Those that compile in a minute or two."""

@@ -17,7 +17,8 @@ from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.placements import added_dim, local_shape
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.model import StepTime, step_time
-from jaxpar.planner.step_time.weight_traffic import holds_chunks, weight_messages
+from jaxpar.planner.step_time.ticks import ticks_of
+from jaxpar.planner.step_time.weight_traffic import held_seconds, holds_chunks, reduces_with_weights
 from tests.compiler.inspected import CLUSTER, asked, wide
 
 MODEL = PRESETS["llama3-8b"]
@@ -33,6 +34,19 @@ def elements(layout: StepLayout, part: str) -> int:
         for spec, compute, sharded in zip(*(jax.tree.leaves(tree[part]) for tree in trees), strict=True)
         if added_dim(compute, sharded) is not None
     )
+
+
+def messages_of_a_layer(layout: Layout, microbatches: int) -> tuple[float, float]:
+    """Gathers and reductions in a step: as often as the planner's ticks have a chunk's forward or backward."""
+    v = layout.virtual_stages
+    if layout.zero < 3:
+        return layout.zero, layout.zero
+    if holds_chunks(layout):
+        gathers, scatters = held_seconds(layout, 1.0, 1.0)
+        return gathers / v, scatters / v
+    ticks = ticks_of(layout.schedule, layout.pipe, microbatches, v)
+    has = lambda kind: sum(number for tick, number in ticks.counts if getattr(tick, kind)) / v
+    return has("forward") + has("backward"), has("weight" if reduces_with_weights(layout) else "backward")
 
 
 @pytest.mark.parametrize(
@@ -56,10 +70,10 @@ def test_messages_are_those_that_the_executor_sends(schedule: str, virtual: int,
     made, sent = StepLayout(config, plan), asked(config, plan)
     layers, ends = elements(made, "layers"), sum(elements(made, part) for part in ("embedding", "final_norm", "head"))
     layout = Layout(pipe=2, fsdp=4, zero=zero, schedule=schedule_of(plan.schedule), virtual_stages=virtual)
-    counts = weight_messages(layout, 4)
+    gathers, scatters = messages_of_a_layer(layout, 4)
     assert holds_chunks(layout) == executor_holds_chunks(plan)
-    assert sent["gather_weight", "fsdp"] == 3 * 2 * (counts.gathers * layers + ends)
-    assert sent["scatter_gradient", "fsdp"] == 3 * 4 * (counts.scatters * layers + ends)
+    assert sent["gather_weight", "fsdp"] == 3 * 2 * (gathers * layers + ends)
+    assert sent["scatter_gradient", "fsdp"] == 3 * 4 * (scatters * layers + ends)
     assert sent["reduce_sum", "pipe"] == pytest.approx(4 * ends, abs=8)  # and a scalar
 
 
