@@ -43,9 +43,9 @@ def html_page(plans: Sequence[Planned], evaluated: Sequence[Candidate]) -> str:
     best, cluster = plans[0], plans[0].cluster
     planned = {one.candidate.layout for one in plans}
     others = sorted((one for one in evaluated if one.layout not in planned), key=lambda one: one.seconds)
-    layouts, data, found = [*(one.candidate for one in plans), *others], best.config.data, best.candidate
+    layouts, data = [*(one.candidate for one in plans), *others], best.config.data
     experts = [f"Experts of 1: {line}." for line in words.exchanges(best.plan, best.config.parallel)]
-    interval = "" if best.spread is None else f": {words.between(best.spread, found.seconds)}"
+    interval = "" if best.spread is None else f": {words.between(best.spread, best.candidate.seconds)}"
     return page(
         "planner/report/page.html",
         f"{best.config.run.name} on {cluster.name}",
@@ -55,10 +55,10 @@ def html_page(plans: Sequence[Planned], evaluated: Sequence[Candidate]) -> str:
         cluster=cluster.describe(),
         batch=f"{plural(data.batch_size, 'row')} of {data.sequence_length:,} tokens",
         cards=[
-            (seconds(found.seconds), f"a step, predicted{interval}"),
-            (f"{found.time.tokens_per_s_per_gpu:,.0f}", "tokens/s/GPU"),
-            (percent(found.time.mfu), "MFU"),
-            (size(found.memory.device), f"of the {size(best.usable)} of a GPU that may be planned for"),
+            (seconds(best.candidate.seconds), f"a step, predicted{interval}"),
+            (f"{best.candidate.time.tokens_per_s_per_gpu:,.0f}", "tokens/s/GPU"),
+            (percent(best.candidate.time.mfu), "MFU"),
+            (size(best.candidate.memory.device), f"of the {size(best.usable)} of a GPU that may be planned for"),
         ],
         certainty="" if best.spread is None else words.certainty(plans, best.spread),
         marked=" ".join(filter(None, (words.without_evidence(plans), *experts))),
@@ -66,8 +66,8 @@ def html_page(plans: Sequence[Planned], evaluated: Sequence[Candidate]) -> str:
         left_out=max(0, len(layouts) - MOST_ROWS),
         count=len(layouts),
         scatter=scatter(layouts, len(plans), best.usable),
-        time=_bars(found.time.breakdown, seconds, found.seconds, words.MEANINGS),
-        memory=_bars(found.memory._asdict(), size, best.usable, words.MEMORY_MEANINGS),
+        time=_bars(best.candidate.time.breakdown, seconds, best.candidate.seconds, words.MEANINGS),
+        memory=_bars(best.candidate.memory._asdict(), size, best.usable, words.MEMORY_MEANINGS),
     )
 
 

@@ -81,20 +81,20 @@ MEANINGS = {name: what for name, (what, _) in PARTS.items()}
 MEMORY_MEANINGS = {"host": "pinned, on the host"}
 
 
-def columns(found: Candidate, index: int | None, batch: int, spread: Spread | None) -> dict[str, Cell]:
+def columns(candidate: Candidate, index: int | None, batch: int, spread: Spread | None) -> dict[str, Cell]:
     """The cells of a layout by the heads of their columns, for the terminal and for pages.
 
     Args:
-        found: the layout.
+        candidate: the layout.
         index: among the plans; None for others.
         batch: rows of a step.
         spread: of measured steps around predicted ones; None leaves the interval out.
     """
-    layout, time = found.layout, found.time
+    layout, time = candidate.layout, candidate.time
     number = lambda value: Cell(str(value), order=value)
     interval = {}
     if spread is not None:
-        interval[INTERVAL] = Cell(between(spread, found.seconds), order=spread.interval(found.seconds)[0])
+        interval[INTERVAL] = Cell(between(spread, candidate.seconds), order=spread.interval(candidate.seconds)[0])
     return {
         "": Cell("", order=None) if index is None else number(index),
         "mesh": Cell(axes(layout) + (f" {MARK}" if never_measured(layout) else "")),
@@ -105,11 +105,11 @@ def columns(found: Candidate, index: int | None, batch: int, spread: Spread | No
         "context": Cell(layout.context_strategy if layout.context > 1 else "-"),
         "remat": Cell(remat(layout)),
         "host": Cell(host(layout)),
-        "step": Cell(seconds(found.seconds), order=found.seconds),
+        "step": Cell(seconds(candidate.seconds), order=candidate.seconds),
         **interval,
         "tokens/s/GPU": Cell(f"{time.tokens_per_s_per_gpu:,.0f}", order=time.tokens_per_s_per_gpu),
         "MFU": Cell(percent(time.mfu), order=time.mfu),
-        "memory": Cell(size(found.memory.device), order=found.memory.device),
+        "memory": Cell(size(candidate.memory.device), order=candidate.memory.device),
     }
 
 

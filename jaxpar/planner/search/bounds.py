@@ -72,7 +72,7 @@ class Bounds:
             work = sum(floor[name] for name in GROUP_PARTS)
             return work + self.wait(group, max(0.0, work - self._head(group, shared_ends)), shared_ends)
         layer, _ = self._layer_work(group, activations)
-        layers = self._microbatches(group) / group.pipe * self.config.model.layers * layer
+        layers = self.microbatches(group) / group.pipe * self.config.model.layers * layer
         jitter = self.timer.steps().jitter(group.devices)
         return jitter * (layers + self._head(group, shared_ends) + self.wait(group, layers, shared_ends))
 
@@ -101,7 +101,7 @@ class Bounds:
         """The least waiting over the schedules of a group, with so many seconds of layers on a rank."""
         if group.pipe == 1:
             return 0.0
-        microbatches = self._microbatches(group)
+        microbatches = self.microbatches(group)
 
         def shares() -> dict[int, float]:
             found: dict[int, float] = {}
@@ -123,7 +123,7 @@ class Bounds:
         """
         if group.pipe == 1:
             return 0.0, 0.0, 0.0
-        microbatches = self._microbatches(group)
+        microbatches = self.microbatches(group)
         of_layers = layers * (group.pipe - 1) / microbatches
         if not shared_ends:
             return of_layers, self._head(group, shared_ends) * (group.pipe - 1), 0.0
@@ -136,14 +136,14 @@ class Bounds:
         """Seconds of head and loss of all microbatches, on average over the ranks; on hosts of several kinds those of
         the slowest, for which all wait."""
         if shared_ends:
-            return self._layers(group).head(group.pipe).seconds * self._microbatches(group)
+            return self._layers(group).head(group.pipe).seconds * self.microbatches(group)
         if self.alike:
             seconds = self._layers(group).head(1).seconds
         else:
             layout = lambda: self.bare(group, self._any(group)).layout("none")
             each = lambda: [self.timer.steps(group=kind).layers(layout()).head(1) for kind in self.cluster.groups]
             seconds = self._here.of(("head", _alike(group)), lambda: max(head.seconds for head in each()))
-        return seconds * self._microbatches(group) / group.pipe
+        return seconds * self.microbatches(group) / group.pipe
 
     def _any(self, group: Group) -> Choice:
         """One of a group's choices, for what they have in common."""
@@ -164,7 +164,8 @@ class Bounds:
         key = "work", group.microbatch, group.expert, group.context, group.tensor, activations.attention
         return self.known.of(key, made)
 
-    def _microbatches(self, group: Group) -> int:
+    def microbatches(self, group: Group) -> int:
+        """Of a step."""
         return self.config.data.batch_size // (group.data * group.microbatch)
 
     def bare(self, group: Group, choice: Choice) -> ActivationPlanner:

@@ -116,8 +116,8 @@ class Kernels:
         group, strategy = self.group, self.choice.context_strategy
         rows = group.microbatch if self.model.config.data.packed else 0
         gpu = lambda: min(self.cluster.gpus, key=lambda gpu: gpu.compute_capability)
-        found = lambda: tuple(backends_on(self.model.alike(self._bare_case), gpu(), strategy).items())
-        return self._on_gpus(("attention", rows, group.context, group.tensor, strategy), found, ())
+        make = lambda: tuple(backends_on(self.model.alike(self._bare_case), gpu(), strategy).items())
+        return self._on_gpus(("attention", rows, group.context, group.tensor, strategy), make, ())
 
     @property
     def _scratch(self) -> int:
@@ -138,7 +138,7 @@ class Kernels:
         only, and left to its choice."""
         group, zero = self.group, self.choice.zero
 
-        def found() -> Literal["table", "rows"]:
+        def make() -> Literal["table", "rows"]:
             config = self.model.config
             asked = "table" if config.parallel.overlap.embedding_messages == "table" else "auto"
             overlap = replace(config.parallel.overlap, embedding_messages=asked)
@@ -147,7 +147,7 @@ class Kernels:
             gpu = DescribedGPU.of(self.cluster.gpu)
             return embedding_messages(own, axes, gpu, group.microbatch, self.cluster).name
 
-        return self._on_gpus(("embedding messages", group, zero), found, "table")
+        return self._on_gpus(("embedding messages", group, zero), make, "table")
 
     @property
     def expert_codes(self) -> ExpertCodes:
@@ -161,8 +161,8 @@ class Kernels:
         """Whether a run multiplies experts in a loop."""
         group = self.group
         axes = AxisSizes(expert=group.expert, context=group.context, tensor=group.tensor)
-        found = lambda: loops_on(self.model.config, axes, self.cluster.gpu, group.microbatch)
-        return self._on_gpus(("expert loop", group.microbatch, axes), found, False)
+        make = lambda: loops_on(self.model.config, axes, self.cluster.gpu, group.microbatch)
+        return self._on_gpus(("expert loop", group.microbatch, axes), make, False)
 
     @property
     def matmul_codes(self) -> MatmulCodes | None:
@@ -174,5 +174,5 @@ class Kernels:
         key = offload, self.choice.schedule if self.held else None, self.kinds, chunks
         return self.known.of(("matmul", key), lambda: matmul_codes(self.model.config, self.cluster.gpu, *key))
 
-    def _on_gpus[Result](self, key: tuple, found: Callable[[], Result], on_cpus: Result) -> Result:
-        return on_cpus if is_cpu(self.cluster) else self.known.of(key, found)
+    def _on_gpus[Result](self, key: tuple, make: Callable[[], Result], on_cpus: Result) -> Result:
+        return on_cpus if is_cpu(self.cluster) else self.known.of(key, make)

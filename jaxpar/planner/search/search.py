@@ -209,35 +209,32 @@ class Search:
         for strategy, shared in product(self.space.strategies(group), ends):
             bound = self.bounds.of_strategy(group, strategy, shared)
             for zero in self.space.zeros(group):
-                bare = Choice(zero, strategy, shared)
-                yield bound, lambda bare=bare: self._offloads(group, bare)
+                choice = Choice(zero, strategy, shared)
+                yield bound, lambda choice=choice: self._offloads(group, choice)
 
-    def _offloads(self, group: Group, bare: Choice) -> Iterator[tuple[float, Any]]:
-        offloads = self.space.offloads()
-        bound, layers = self._choice_bound(group, bare._replace(optimizer_offload=offloads[0]))
-        for offload in offloads:  # state on the host only adds copies
-            node = lambda a=offload: self._placed(group, bare._replace(optimizer_offload=a), bound, layers)
-            yield bound + self.bounds.wait(group, layers, bare.shared_ends), node
+    def _offloads(self, group: Group, choice: Choice) -> Iterator[tuple[float, Any]]:
+        first, *others = (choice._replace(optimizer_offload=offload) for offload in self.space.offloads())
+        for bound, node in self._bounded(group, first):
+            yield bound, node
+            for own in others:  # state on the host only adds copies
+                yield bound, lambda own=own: self._bounded(group, own)
 
-    def _choice_bound(self, group: Group, bare: Choice) -> tuple[float, float]:
+    def _bounded(self, group: Group, choice: Choice) -> Iterator[tuple[float, Any]]:
         self.effort.bounded += 1
-        return self.bounds.of_choice(group, bare)
+        floor, layers = self.bounds.of_choice(group, choice)
+        bound = floor + self.bounds.wait(group, layers, choice.shared_ends)
+        yield bound, lambda: self._schedules(group, choice, floor, layers)
 
-    def _placed(self, group: Group, bare: Choice, floor: float, layers: float) -> Iterator[tuple[float, Any]]:
-        least = self.bounds.bare(group, bare._replace(context_strategy="allgather")).least()
+    def _schedules(self, group: Group, choice: Choice, floor: float, layers: float) -> Iterator[tuple[float, Any]]:
+        least = self.bounds.bare(group, choice._replace(context_strategy="allgather")).least()
         if least.device - least.saved_activations > self.usable:
             self.effort.too_large += 1
             return
-        if bare.optimizer_offload and len(self.space.offloads()) > 1:
-            floor, layers = self._choice_bound(group, bare)
-        microbatches = self.space.config.data.batch_size // (group.data * group.microbatch)
-        for schedule, virtual in self.space.schedules(group.pipe, microbatches):
-            choice = bare._replace(schedule=schedule, virtual_stages=virtual)
+        for schedule, virtual in self.space.schedules(group.pipe, self.bounds.microbatches(group)):
+            own = choice._replace(schedule=schedule, virtual_stages=virtual)
             self.effort.bounded += 1
-            yield (
-                self.bounds.of_schedule(group, choice, floor, layers),
-                lambda choice=choice: self._simulated(self.activations(group, choice)),
-            )
+            node = lambda own=own: self._simulated(self.activations(group, own))
+            yield self.bounds.of_schedule(group, own, floor, layers), node
 
     def _simulated(self, activations: ActivationPlanner) -> Iterator[tuple[float, Any]]:
         self.effort.simulated += 1
