@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
@@ -69,28 +69,37 @@ class LayerCase:
     @cached_property
     def parameters(self) -> int:
         """Weights of the layer's matrices, on this device before any sharding over data ranks; without experts."""
-        return self._on_device(spec for spec in self.shape.layer.matrices if "experts" not in spec.axes) + self.factors
+        return self._dense(self.shape.layer.matrices) + self.factors
 
     @cached_property
     def experts(self) -> int:
         """Weights of its experts on this device likewise: of those that the expert rank has."""
-        return self._of_experts(self.shape.layer.matrices)
+        return self._routed(self.shape.layer.matrices)
 
     @cached_property
     def coded(self) -> float:
         """Those of `parameters` that are stored, and gathered, as codes of 8 bits."""
-        if self.codes is None or not self.codes.once:
-            return 0.0
-        dense = (spec for group, spec in self._matrices if self.codes.quantises(group) and "experts" not in spec.axes)
-        return self.codes.stored * self._on_device(dense)
+        return self._stored(lambda group, codes: codes.quantises(group), self._dense)
 
     @cached_property
     def coded_experts(self) -> float:
         """The same of `experts`."""
-        if self.codes is None or not self.codes.once:
+        return self._stored(lambda group, codes: group in self.shape.codes.groups, self._routed)
+
+    def _stored(self, quantised: Callable[[str, MatmulCodes], bool], size: Callable[[list[ParamSpec]], int]) -> float:
+        """Weights that are stored as codes, of the matrices of quantised groups that are no products of two."""
+        codes = self.codes
+        if codes is None or not codes.once:
             return 0.0
-        own = [spec for group, spec in self._matrices if group in self.shape.codes.groups]
-        return self.codes.stored * self._of_experts(own)
+        matrices = [
+            part.weights[name]
+            for part in self.shape.layer.parts
+            for group in part.groups
+            if quantised(group.name, codes)
+            for name in group.weights
+            if not part.is_factored(name)
+        ]
+        return codes.stored * size(matrices)
 
     @property
     def exact(self) -> LayerCase:
@@ -101,27 +110,20 @@ class LayerCase:
         """How a dense group of matmuls runs in FP8; None where it does not."""
         return self.codes if self.codes is not None and self.codes.quantises(group.name) else None
 
-    @property
-    def _matrices(self) -> list[tuple[str, ParamSpec]]:
-        """The matrices that may be quantised, those that are no products of two, with their group."""
-        pairs = [(part, group) for part in self.shape.layer.parts for group in part.groups]
-        whole = lambda part, group: (name for name in group.weights if not part.is_factored(name))
-        return [(group.name, part.weights[name]) for part, group in pairs for name in whole(part, group)]
-
-    def _on_device(self, dense: Iterable[ParamSpec]) -> int:
-        """Weights of these on a device. Whole on every tensor rank are one of the two factors of a matrix, routers, and
-        matrices to latent vectors."""
-        whole = split = 0
-        for spec in dense:
-            if set(spec.axes) <= {"embed", "rank", "router", "latent"}:
-                whole += spec.size
-            else:
+    def _dense(self, matrices: Iterable[ParamSpec]) -> int:
+        """Weights on a device of those without experts. One of the two factors of a matrix, routers, and matrices to
+        latent vectors are not split over tensor ranks."""
+        full = split = 0
+        for spec in matrices:
+            if "experts" not in spec.axes and set(spec.axes) <= {"embed", "rank", "router", "latent"}:
+                full += spec.size
+            elif "experts" not in spec.axes:
                 split += spec.size
-        return whole + split // self.tensor
+        return full + split // self.tensor
 
-    def _of_experts(self, matrices: Iterable[ParamSpec]) -> int:
-        size = sum(spec.size for spec in matrices if "experts" in spec.axes)
-        return size // (self.tensor * self.shape.expert)
+    def _routed(self, matrices: Iterable[ParamSpec]) -> int:
+        """Weights on a device of the matrices of experts."""
+        return sum(spec.size for spec in matrices if "experts" in spec.axes) // (self.tensor * self.shape.expert)
 
     @property
     def frozen(self) -> bool:

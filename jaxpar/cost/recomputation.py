@@ -53,8 +53,8 @@ def layer_costs(
     Raises:
         UserError: a measured time is of no operation, or is below 0.
     """
-    case, on = _case(shape, context_strategy), _on(cluster, hardware)
-    case = replace(case, attention=attention, codes=codes, magnitude_ranks=magnitude_ranks)
+    case = LayerCase(shape, context_strategy, codes, magnitude_ranks, attention=attention)
+    on = _on(cluster, hardware)
     shares = ((1.0 - exact, case), (exact, case.exact)) if exact else ((1.0, case),)
     times = [(share, _replaced(layer_time(own, *on), measured or {})) for share, own in shares]
     mean = lambda seconds: sum(share * seconds(time) for share, time in times)
@@ -77,12 +77,12 @@ def layer_costs(
 
 def head_seconds(shape: LayerShape, vocab: int, cluster: Cluster) -> float:
     """Seconds of the output head and the loss, forward and backward, for one microbatch."""
-    return total(head_time(_case(shape, "allgather"), vocab, *_on(cluster, None))).seconds
+    return total(head_time(LayerCase(shape, "allgather"), vocab, *_on(cluster, None))).seconds
 
 
 def logits_seconds(shape: LayerShape, vocab: int, cluster: Cluster) -> float:
     """Seconds of the matmul that makes logits, for one microbatch: what it takes to make them again."""
-    return head_time(_case(shape, "allgather"), vocab, *_on(cluster, None))[0].matmul
+    return head_time(LayerCase(shape, "allgather"), vocab, *_on(cluster, None))[0].matmul
 
 
 def operation_flops(shape: LayerShape) -> dict[str, float]:
@@ -104,10 +104,6 @@ def operation_flops(shape: LayerShape) -> dict[str, float]:
                     2.0 * shape.rows_of(part, one) * sum(inputs * outputs for inputs, outputs in (*sides, *factors))
                 )
     return found
-
-
-def _case(shape: LayerShape, context_strategy: str) -> LayerCase:
-    return LayerCase(shape, context_strategy)
 
 
 def _on(cluster: Cluster, hardware: HardwareModel | None) -> tuple[Device, Network]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from jaxpar.compiler.program.hlo.records import Module, Op
 from jaxpar.compiler.program.memory.buffers import Allocation, Buffers, Value
@@ -39,7 +39,10 @@ class MemoryClasses:
     def __init__(self, module: Module, buffers: Buffers, inputs: Sequence[str]):
         self._buffers, self._inputs = buffers, inputs
         self._entry = module.entry
-        self._by_slot: dict[int, dict[tuple[int, int], list[Value]]] = {}
+        self._by_slot: dict[tuple[int, int, int], list[Value]] = {}
+        for allocation in buffers.allocations:
+            for value in allocation.values:
+                self._by_slot.setdefault((allocation.number, value.offset, value.size), []).append(value)
         self._found: dict[tuple[str, tuple[int, ...]], str] = {}
         self.provenance = Provenance(module, buffers.order)
 
@@ -68,10 +71,8 @@ class MemoryClasses:
         if key not in self._found:
             self._found[key] = self._of_ops(self.provenance.trail(*key))
             if self._found[key] == "temporaries":
-                successors = [
-                    self._of_value(successor, allocation) for successor in self._successors(value, allocation)
-                ]
-                self._found[key] = successors[0] if successors else self._of_copies(value)
+                successor = next(self._successors(value, allocation), None)
+                self._found[key] = self._of_value(successor, allocation) if successor else self._of_copies(value)
         return self._found[key]
 
     def _of_copies(self, value: Value) -> str:
@@ -83,37 +84,26 @@ class MemoryClasses:
         copies = (
             self._of_ops(self.provenance.trail(other.op, other.path))
             for other in alike
-            if other.first_live > value.first_live
-            and any(op.name == value.op for op in self.provenance.trail(other.op, other.path))
+            if other.first_live > value.first_live and self._derives(other, value)
         )
         return next((name for name in copies if name != "temporaries"), "temporaries")
 
-    def _successors(self, value: Value, allocation: Allocation) -> list[Value]:
+    def _successors(self, value: Value, allocation: Allocation) -> Iterator[Value]:
         """Values born in the place and lifetime of `value` that derive from it: a stack of zeros becomes a loop's."""
-        return [
-            other
-            for other in self._slots(allocation).get((value.offset, value.size), ())
-            if value.first_live < other.first_live <= value.last_live + 1
-            and any(op.name == value.op for op in self.provenance.trail(other.op, other.path))
-        ]
+        for other in self._by_slot.get((allocation.number, value.offset, value.size), ()):
+            if value.first_live < other.first_live <= value.last_live + 1 and self._derives(other, value):
+                yield other
 
-    def _slots(self, allocation: Allocation) -> dict[tuple[int, int], list[Value]]:
-        if allocation.number not in self._by_slot:
-            slots: dict[tuple[int, int], list[Value]] = {}
-            for value in allocation.values:
-                slots.setdefault((value.offset, value.size), []).append(value)
-            self._by_slot[allocation.number] = slots
-        return self._by_slot[allocation.number]
+    def _derives(self, other: Value, value: Value) -> bool:
+        return any(op.name == value.op for op in self.provenance.trail(other.op, other.path))
 
     def _of_ops(self, ops: Sequence[Op]) -> str:
         for name, scope in _SCOPES:
             if any(scope.search(op.op_name) for op in ops):
                 return name
-        inputs = [self._inputs[int(op.literal)] for op in ops if op.opcode == "parameter" and self._is_input(op)]
+        parameters = (op for op in ops if op.opcode == "parameter" and op.computation == self._entry)
+        inputs = [self._inputs[int(op.literal)] for op in parameters]
         for name, prefix in _INPUTS:
             if any(given.startswith(prefix) for given in inputs):
                 return name
         return "temporaries"
-
-    def _is_input(self, op: Op) -> bool:
-        return op.computation == self._entry

@@ -38,21 +38,12 @@ QUIET_TARGETS = frozenset({"AllocateBuffer"})
 """Custom calls that run nothing."""
 _MOVING = re.compile(r"AllocateBuffer|cu_threefry2x32(_ffi)?|__cub\$\w+|__gpu\$TopK")
 """Custom calls that multiply no matrices."""
-_GEMM = re.compile(r"__cublas\$(gemm|lt\$matmul(\$f8)?)")
-_ATTENTION = "__cudnn$fmha"
 _OURS = re.compile(r"__gpu\$xla\.gpu\.triton|mosaic_gpu\w*")
 """Custom calls of Pallas kernels, through Triton and by Mosaic GPU."""
 _HEAD_LOSS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients")
 """Names of the kernels of `pallas_kernels.linear_cross_entropy` that multiply, forward and backward."""
 _ELEMENTWISE = "linear_cross_entropy_saved_gradients"
 """Name of the kernel that multiplies no matrices: an operation for each number of its result."""
-_GROUPED = "grouped_matmul_of_"
-"""Prefix of the names of the kernels of `pallas_kernels.grouped_matmul` and `grouped_tiled_matmul`."""
-
-_BLOCK_SCALED = "__cudnn$blockScaledDot"
-"""XLA's call for codes with a scale for each 32."""
-_TILED = "tiled_matmul"
-"""Name of the kernel of `pallas_kernels.tiled_matmul`."""
 
 
 def products(module: Module, op: Op, *, one_backward: bool = False) -> Iterator[Product]:
@@ -84,24 +75,15 @@ def _product_of(op: Op, one_backward: bool) -> Product | None:
     """The work of an op that is not a fusion; None where it multiplies nothing."""
     if op.opcode == "dot":
         return _dot(op)
-    if op.opcode != "custom-call" or _MOVING.fullmatch(op.target):
+    if op.opcode != "custom-call" or _MOVING.fullmatch(op.target) or elementwise_operations(op):
         return None
-    if _GEMM.fullmatch(op.target):
-        return _gemm(op)
-    if op.target.startswith(_ATTENTION):
-        return _attention(op)
-    if op.target == _BLOCK_SCALED:
-        return _block_scaled(op)
-    if elementwise_operations(op):
-        return None
-    if _OURS.fullmatch(op.target) and (work := _attention_work(op)) is not None:
+    ours = _OURS.fullmatch(op.target)
+    if ours and (work := next(filter(None, map(Work.named, scopes(op.op_name))), None)) is not None:
         return _attention_kernel(op, work, one_backward)
-    if _OURS.fullmatch(op.target) and any(name in op.op_name for name in _HEAD_LOSS):
-        return _head_loss(op)
-    if _OURS.fullmatch(op.target) and _GROUPED in op.op_name:
-        return _grouped(op)
-    if _OURS.fullmatch(op.target) and _TILED in op.op_name:
-        return _tiled(op)
+    rules = _KERNELS if ours else _CALLS
+    for pattern, rule in rules.items():
+        if re.search(pattern, op.op_name) if ours else re.match(pattern, op.target):
+            return rule(op)
     raise ProgramError(f"the work of custom call {op.target} ({op.name}) is not known", line=op.line)
 
 
@@ -139,11 +121,6 @@ def _attention(op: Op) -> Product:
         return Product(3 * of_scores + 2 * of_values, of_scores, kind, pairs, backward=True)
     flops = of_scores + of_values
     return Product(flops, flops if recomputed(op.op_name) else 0.0, kind, pairs)
-
-
-def _attention_work(op: Op) -> Work | None:
-    """The products that an attention kernel of `pallas_kernels` declares; None for another kernel."""
-    return next((work for name in scopes(op.op_name) if (work := Work.named(name)) is not None), None)
 
 
 def _attention_kernel(op: Op, work: Work, one_backward: bool) -> Product:
@@ -242,3 +219,13 @@ def _section(op: Op, key: str) -> Mapping[str, Any]:
     if key not in config:
         raise ProgramError(f"{op.name} has no {key}", line=op.line)
     return config[key]
+
+
+_CALLS = {
+    r"__cublas\$(gemm|lt\$matmul(\$f8)?)$": _gemm,
+    r"__cudnn\$fmha": _attention,
+    r"__cudnn\$blockScaledDot$": _block_scaled,
+}
+"""Rules of XLA's custom calls, by pattern of the target."""
+_KERNELS = {"|".join(_HEAD_LOSS): _head_loss, "grouped_matmul_of_": _grouped, "tiled_matmul": _tiled}
+"""Rules of the kernels of `pallas_kernels`, by pattern of the name."""

@@ -34,10 +34,13 @@ class Slices:
             return [self._read_inside(fused, fused.parameters[i]) for i in range(len(op.operands))]
         return [self._read_by(op, place, operand.shape) for place, operand in enumerate(op.operands)]
 
-    def writes(self, op: Op) -> int:
-        """Bytes written."""
+    def writes(self, op: Op, inside: Computation | None = None) -> int:
+        """Bytes written for the result of an op, or of one `inside` a fusion."""
         if op.opcode == "fusion":
-            return self._written_inside(self._module.body(op), self._module.body(op).root)
+            body = self._module.body(op)
+            return self.writes(body.root, body)
+        if inside is not None and op.opcode in ("tuple", "bitcast"):
+            return sum(self.writes(inside.by_name[part.name], inside) for part in op.operands)
         if op.opcode == "dynamic-update-slice":
             return shape_bytes(op.operands[1].shape)
         if op.opcode == "scatter":
@@ -71,22 +74,6 @@ class Slices:
         if user.opcode == "scatter" and place < (len(user.operands) - 1) // 2:
             return _updates(user)
         return shape_bytes(shape)
-
-    def _written_inside(self, computation: Computation, op: Op) -> int:
-        """Bytes that a fusion writes for the result `op` of its computation."""
-        if op.opcode == "tuple":
-            return sum(self._written_inside(computation, computation.by_name[part.name]) for part in op.operands)
-        if op.opcode == "bitcast":
-            source = computation.by_name[op.operands[0].name]
-            return self._written_inside(computation, source)
-        if op.opcode == "dynamic-update-slice":
-            return shape_bytes(op.operands[1].shape)
-        if op.opcode == "scatter":
-            return _updates(op)
-        if op.opcode == "fusion":
-            inner = self._module.body(op)
-            return self._written_inside(inner, inner.root)
-        return shape_bytes(op.shape)
 
     def _users_in(self, computation: Computation) -> dict[str, list[tuple[Op, int]]]:
         if computation.name not in self._users:

@@ -7,9 +7,13 @@ import re
 from jaxpar.compiler.program.hlo.records import Frame, ProgramError
 
 _NAME = re.compile(r'(\d+) "((?:[^"\\]|\\.)*)"$')
-_LOCATION = re.compile(r"(\d+) \{file_name_id=(\d+) function_name_id=(\d+) line=(\d+)(?: \w+=\d+)*\}$")
-_FRAME = re.compile(r"(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)\}$")  # the parent's row plus one
-_TABLES = ("FileNames", "FunctionNames", "FileLocations", "StackFrames")
+_ROWS = {
+    "FileNames": _NAME,
+    "FunctionNames": _NAME,
+    "FileLocations": re.compile(r"(\d+) \{file_name_id=(\d+) function_name_id=(\d+) line=(\d+)(?: \w+=\d+)*\}$"),
+    "StackFrames": re.compile(r"(\d+) \{file_location_id=(\d+) parent_frame_id=(\d+)\}$"),
+}
+"""A row of each table: its key, and its values. The parent of a frame is its key plus one."""
 
 
 class Stacks:
@@ -17,34 +21,20 @@ class Stacks:
 
     def __init__(self) -> None:
         self._table = ""
-        self._names: dict[str, dict[int, str]] = {"FileNames": {}, "FunctionNames": {}}
-        self._locations: dict[int, Frame] = {}
-        self._frames: dict[int, tuple[int, int]] = {}
+        self._tables: dict[str, dict[int, tuple[str, ...]]] = {name: {} for name in _ROWS}
         self._stacks: dict[int, tuple[Frame, ...]] = {}
 
     def read(self, line: str, number: int) -> bool:
         """Take a line of the tables; False if it belongs to none. Raises `ProgramError` for a malformed row."""
-        if line in _TABLES:
+        if line in _ROWS:
             self._table = line
             return True
         if not self._table or not line[0].isdigit():
             return False
-        if self._table == "FileLocations":
-            match = _LOCATION.match(line)
-            if match:
-                key, file, function, row = map(int, match.groups())
-                names = self._names
-                self._locations[key] = Frame(names["FunctionNames"][function], names["FileNames"][file], row)
-        elif self._table == "StackFrames":
-            match = _FRAME.match(line)
-            if match:
-                self._frames[int(match[1])] = int(match[2]), int(match[3]) - 1
-        else:
-            match = _NAME.match(line)
-            if match:
-                self._names[self._table][int(match[1])] = match[2]
+        match = _ROWS[self._table].match(line)
         if match is None:
             raise ProgramError(f"row of {self._table} is not understood", line, number)
+        self._tables[self._table][int(match[1])] = match.groups()[1:]
         return True
 
     def frames(self, key: int) -> tuple[Frame, ...]:
@@ -54,12 +44,15 @@ class Stacks:
         stands further in already is left out.
         """
         if key not in self._stacks:
-            found: dict[Frame, None] = {}
+            files, functions, locations, parents = self._tables.values()
+            stack: dict[Frame, None] = {}
             row = key
             while row != 0:
-                if row not in self._frames:
+                if row not in parents:
                     raise ProgramError(f"stack frame {row} is not in the table")
-                location, row = self._frames[row]
-                found.setdefault(self._locations[location])
-            self._stacks[key] = tuple(found)
+                location, parent = map(int, parents[row])
+                file, function, line = map(int, locations[location])
+                stack.setdefault(Frame(functions[function][0], files[file][0], line))
+                row = parent - 1
+            self._stacks[key] = tuple(stack)
         return self._stacks[key]

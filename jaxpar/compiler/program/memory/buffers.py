@@ -27,6 +27,7 @@ _KINDS = {
 }
 _PLACE = re.compile(r"    (\d+):(.*)$")
 _LIVE = re.compile(r"    (.*)\{([\d,]*)\}:(\d+)-(\d+)$")
+_SECTIONS = {"InstructionSequence:": "place in the order", "BufferLiveRange:": "live range"}
 _HEADINGS = ("HloLiveRange", "InstructionSequence", "BufferLiveRange", "Live ranges at", "Stack trace breakdown")
 
 
@@ -161,7 +162,7 @@ def _value(line: str, number: int, lives: dict[tuple[str, tuple[int, ...]], tupl
 
 
 def _live_ranges(text: str) -> tuple[tuple[str, ...], dict[tuple[str, tuple[int, ...]], tuple[int, int]]]:
-    order: dict[int, str] = {}
+    order: list[str] = []
     lives: dict[tuple[str, tuple[int, ...]], tuple[int, int]] = {}
     heading = ""
     for number, line in enumerate(text.splitlines(), start=1):
@@ -169,19 +170,15 @@ def _live_ranges(text: str) -> tuple[tuple[str, ...], dict[tuple[str, tuple[int,
             heading = line.strip()
             if heading and not heading.startswith(_HEADINGS):
                 raise ProgramError("section of the live ranges is not known", line, number)
-        elif heading == "InstructionSequence:":
-            match = _PLACE.match(line)
-            if match is None or int(match[1]) != len(order):
-                raise ProgramError("place in the order is not understood", line, number)
-            order[len(order)] = match[2]
-        elif heading == "BufferLiveRange:":
-            match = _LIVE.match(line)
-            if match is None:
-                raise ProgramError("live range is not understood", line, number)
+        elif heading == "InstructionSequence:" and (match := _PLACE.match(line)) and int(match[1]) == len(order):
+            order.append(match[2])
+        elif heading == "BufferLiveRange:" and (match := _LIVE.match(line)):
             lives[match[1], _path(match[2])] = int(match[3]), int(match[4])
+        elif heading in _SECTIONS:
+            raise ProgramError(f"{_SECTIONS[heading]} is not understood", line, number)
     if not order or not lives:
         raise ProgramError("the live ranges name no order or no value")
-    return tuple(order.values()), lives
+    return tuple(order), lives
 
 
 def _path(text: str) -> tuple[int, ...]:
