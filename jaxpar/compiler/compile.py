@@ -105,27 +105,19 @@ def compile_step(
         "xla_flags": list(flags),
         "versions": versions(release),
     } | ({} if timed is None else {"tiles": timed})  # fmt: skip
-    kept = None if cache is None else cache / f"{_digest(request)}.json.gz"
-    if kept is not None and (found := _remembered(kept)) is not None:
-        return replace(found, cluster=cluster.name, plan=plan, notes=notes)
-    if kept is not None:
-        _make_writable(kept.parent)
+    saved = None if cache is None else cache / f"{_digest(request)}.json.gz"
+    if saved is not None:
+        try:
+            return replace(Compilation.load(saved), cluster=cluster.name, plan=plan, notes=notes)
+        except (OSError, EOFError, ValueError, KeyError, TypeError):  # unreadable counts as missing: it is only a cache
+            _make_writable(saved.parent)
     check_flags(" ".join(flags))
-    result = _in_child(request, cluster.name, timeout_s)
-    compilation = Compilation.from_json(
-        json.dumps(
-            {
-                **result,
-                "cluster": cluster.name,
-                "gpu": gpu.short,
-                "plan": asdict(plan),
-                "notes": notes,
-                **{key: request[key] for key in ("hosts", "gpus_per_host", "xla_flags", "versions")},
-            }
-        )
-    )
-    if kept is not None:
-        compilation.save(kept)
+    facts = {key: request[key] for key in ("hosts", "gpus_per_host", "xla_flags", "versions")} | {
+        "cluster": cluster.name, "gpu": gpu.short, "plan": asdict(plan), "notes": notes
+    }  # fmt: skip
+    compilation = Compilation.from_json(json.dumps(_in_child(request, cluster.name, timeout_s) | facts))
+    if saved is not None:
+        compilation.save(saved)
     return compilation
 
 
@@ -143,14 +135,6 @@ def _what_matters(config: Config) -> Config:
 
 def _digest(request: dict[str, Any]) -> str:
     return hashlib.sha256(json.dumps(request, sort_keys=True).encode()).hexdigest()[:32]
-
-
-def _remembered(path: Path) -> Compilation | None:
-    """The result cached in `path`; an unreadable file counts as missing, since it is only a cache."""
-    try:
-        return Compilation.load(path)
-    except (OSError, EOFError, ValueError, KeyError, TypeError):
-        return None
 
 
 def _make_writable(folder: Path) -> None:

@@ -71,6 +71,15 @@ class Movement:
         return self.kind if self.transfer.channel == "host" else "wire"
 
     @property
+    def axis(self) -> str:
+        """Mesh axes joined by `+`, or `host`."""
+        return "host" if self.transfer.channel == "host" else "+".join(self.axes)
+
+    def name_of(self, collective: str | None) -> str:
+        """The name of a part for people: its collective between devices, or the direction to or from the host."""
+        return self.kind if self.transfer.channel == "host" else collective or "-"
+
+    @property
     def link(self) -> str:
         """The same with two links between devices: those inside a node, and those that leave it."""
         return f"{self.channel} between nodes" if self.crosses_nodes else self.channel

@@ -6,7 +6,7 @@ import re
 from collections import defaultdict
 from dataclasses import replace
 
-from jaxpar.compiler.program.attribution import Movement, place
+from jaxpar.compiler.program.attribution import place
 from jaxpar.compiler.program.costs.ops import float8_flops, flops_by_kind, recomputed_flops
 from jaxpar.compiler.program.from_program import Overlap
 from jaxpar.compiler.program.hlo.records import Frame, leaves
@@ -14,7 +14,6 @@ from jaxpar.compiler.program.memory.timeline import Occupant, occupants
 from jaxpar.compiler.report.analysis import Analysis
 from jaxpar.compiler.report.record import Collective, DeviceCopy, Exposure, LiveBuffer, Report
 from jaxpar.config import Config
-from jaxpar.config.plan import Plan
 from jaxpar.cost.hardware_model import borrowed
 from jaxpar.hardware.catalogue import GPU, gpu_named
 from jaxpar.hardware.memory import pool_bytes
@@ -93,7 +92,11 @@ def notes(analysis: Analysis, repeated: int) -> tuple[str, ...]:
             f"pipeline: all {plan.axes.pipe} ranks run one program, so each has buffers for the fullest rank, and "
             "computes without use in ticks in which it is idle; that work is counted"
         )
-    found += load_note(plan)
+    if plan.experts and plan.axes.expert > 1:
+        found.append(
+            "experts: all ranks are taken to have equal loads, so products are those of an even share of the rows and "
+            "an exchange has one round; jaxpar.plan and jaxpar.schedule predict times for parallel.experts.imbalance"
+        )
     if analysis.hardware is None and (why := borrowed(analysis.timer.gpu)) is not None:
         found.append(f"times: {why}")
     if branches:
@@ -134,8 +137,8 @@ def collectives(overlaps: tuple[Overlap, ...]) -> tuple[Collective, ...]:
     for overlap in overlaps:
         movement = overlap.movement
         for part in movement.parts:
-            name = collective_name(movement, part.collective)
-            key = axis_of(movement), name, movement.kind, part.dtype, movement.crosses_nodes
+            name = movement.name_of(part.collective)
+            key = movement.axis, name, movement.kind, part.dtype, movement.crosses_nodes
             share = part.sent_bytes / movement.sent_bytes if movement.sent_bytes else 1 / len(movement.parts)
             groups[key].append((overlap, part.sent_bytes * movement.executions, share * movement.executions))
     rows = []
@@ -149,75 +152,50 @@ def collectives(overlaps: tuple[Overlap, ...]) -> tuple[Collective, ...]:
 
 def exposures(overlaps: tuple[Overlap, ...]) -> tuple[Exposure, ...]:
     """The transfers of the program that are waited for longest in a step."""
-    longest = sorted(overlaps, key=lambda overlap: -overlap.exposed_per_step)[:LARGEST]
+    waited = [overlap for overlap in overlaps if overlap.exposed_per_step > 0]
+    longest = sorted(waited, key=lambda overlap: -overlap.exposed_per_step)[:LARGEST]
     return tuple(
         Exposure(
-            axis=axis_of(overlap.movement),
-            collectives="+".join(
-                collective_name(overlap.movement, collective) for collective in overlap.movement.collectives
-            ),
-            kind=overlap.movement.kind,
-            source=where(overlap.movement.source),
-            count=overlap.movement.executions,
-            synchronous=overlap.movement.transfer.synchronous,
-            needs_s=overlap.time.seconds,
-            enclosed_s=overlap.time.enclosed,
-            exposed_s=overlap.time.exposed,
+            axis=one.axis,
+            collectives="+".join(map(one.name_of, one.collectives)),
+            kind=one.kind,
+            source=where(one.source),
+            count=one.executions,
+            synchronous=one.transfer.synchronous,
+            needs_s=time.seconds,
+            enclosed_s=time.enclosed,
+            exposed_s=time.exposed,
         )
-        for overlap in longest
-        if overlap.exposed_per_step > 0
+        for one, time in ((overlap.movement, overlap.time) for overlap in longest)
     )
 
 
 def device_copies(analysis: Analysis) -> tuple[DeviceCopy, ...]:
     """All copies within the device, those first that take longest in a step."""
-    seconds = analysis.kernel_seconds
-    step = lambda cost: seconds[cost.op.name] * cost.executions
-    longest = sorted((cost for cost in analysis.costs if cost.kind == "copy"), key=step, reverse=True)
-    makers = analysis.classes.provenance
     rows = []
-    for cost in longest:
+    for cost in analysis.costs:
+        if cost.kind != "copy" or not (seconds := analysis.kernel_seconds[cost.op.name]):
+            continue
         frames = cost.op.frames
         if not frames or COMPILING in frames[0].file:  # XLA added it
-            maker = makers.maker(cost.op.name)
+            maker = analysis.classes.provenance.maker(cost.op.name)
             frames = () if maker is None or (maker.frames and COMPILING in maker.frames[0].file) else maker.frames
         result = next(leaves(cost.op.shape))
         shape = f"{result.dtype}[{','.join(map(str, result.dims))}]"
-        seconds_each = seconds[cost.op.name]
-        rows.append(DeviceCopy(cost.op.name, shape, where(place(frames)), cost.executions, seconds_each))
-    return tuple(row for row in rows if row.seconds > 0)
-
-
-def load_note(plan: Plan) -> tuple[str, ...]:
-    """A note on the load of experts, where they are split: it is data, which a program does not have."""
-    if not plan.experts or plan.axes.expert == 1:
-        return ()
-    return (
-        "experts: all ranks are taken to have equal loads, so products are those of an even share of the rows and an "
-        "exchange has one round; jaxpar.plan and jaxpar.schedule predict times for parallel.experts.imbalance",
-    )
-
-
-def axis_of(movement: Movement) -> str:
-    """Mesh axes joined by `+`, or `host`."""
-    return "host" if movement.transfer.channel == "host" else "+".join(movement.axes)
-
-
-def collective_name(movement: Movement, collective: str | None) -> str:
-    """The name of a transfer for people: its collective between devices, or its direction to or from the host."""
-    return movement.kind if movement.transfer.channel == "host" else collective or "-"
+        rows.append(DeviceCopy(cost.op.name, shape, where(place(frames)), cost.executions, seconds))
+    return tuple(sorted(rows, key=lambda row: row.per_step, reverse=True))
 
 
 def _largest(analysis: Analysis, found: list[Occupant]) -> tuple[LiveBuffer, ...]:
-    makers = analysis.classes.provenance
-    inputs, classes, rows = analysis.compilation.inputs, analysis.classes, []
+    classes, rows = analysis.classes, []
     for occupant in found[:LARGEST]:
-        number, value = occupant.allocation.parameter, occupant.value
-        name = value.op if number is None else inputs[number]
-        maker = makers.maker(value.op, value.path) if number is None else None
-        frame = place(maker.frames) if maker is not None else None
+        parameter, value, name, frames = occupant.allocation.parameter, occupant.value, occupant.value.op, ()
+        if parameter is not None:
+            name = analysis.compilation.inputs[parameter]
+        elif (maker := classes.provenance.maker(value.op, value.path)) is not None:
+            frames = maker.frames
         shape = value.shape.partition("{")[0]
-        rows.append(LiveBuffer(name, occupant.bytes, shape, classes.of(occupant), where(frame)))
+        rows.append(LiveBuffer(name, occupant.bytes, shape, classes.of(occupant), where(place(frames))))
     return tuple(rows)
 
 

@@ -108,19 +108,15 @@ def _layer(layer: LayerSchedule, scale: float, classes: dict[str, str], top: int
 
 def _joined(kernels: Iterable[Box]) -> Iterator[Box]:
     """Kernels of one kind that follow each other, as one box."""
-    last: Box | None = None
-    count = 0
+    runs: list[list[Box]] = []
     for box in kernels:
-        if last is not None and box.kind == last.kind and abs(box.span.start - last.span.end) < 1e-9:
-            count += 1
-            span = Span("", "compute", last.span.start, box.span.end)
-            last = Box(span, box.kind, f"{count} kernels ({box.kind})")
-            continue
-        if last is not None:
-            yield last
-        last, count = box, 1
-    if last is not None:
-        yield last
+        if runs and box.kind == runs[-1][0].kind and abs(box.span.start - runs[-1][-1].span.end) < 1e-9:
+            runs[-1].append(box)
+        else:
+            runs.append([box])
+    for run in runs:
+        span = Span("", "compute", run[0].span.start, run[-1].span.end)
+        yield Box(span, run[0].kind, f"{len(run)} kernels ({run[0].kind})") if len(run) > 1 else run[0]
 
 
 def _lanes(transfers: Iterable[Box]) -> list[list[Box]]:

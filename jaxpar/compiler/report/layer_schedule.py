@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from jaxpar.compiler.program.hlo.records import Computation
 from jaxpar.compiler.report.analysis import Analysis
-from jaxpar.compiler.report.build import axis_of, where
+from jaxpar.compiler.report.build import where
 from jaxpar.trace.clock import Span
 
 LOOP_SOURCE = "jaxpar/model/loop/"
@@ -90,6 +90,6 @@ def _box(analysis: Analysis, body: Computation, span: Span) -> Box:
         return Box(span, kind, f"{span.name} ({kind}) {source}")
     movement = next(one for one in analysis.movements if one.transfer.start.name == span.name)
     collectives = "+".join(collective or movement.kind for collective in movement.collectives)
-    label = f"{collectives} over {axis_of(movement)}" if movement.axes else movement.kind
+    label = f"{collectives} over {movement.axis}" if movement.axes else movement.kind
     label = f"{label} {where(movement.source)}"
     return Box(span, "wait", f"waits for {label}") if span.kind == "wait" else Box(span, collectives, label)
