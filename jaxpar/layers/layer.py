@@ -21,7 +21,7 @@ from jaxpar.layers.dropout import dropout
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.ops.plain import Ops
 from jaxpar.runtime.batch import Field, union
-from jaxpar.runtime.observed import Observed
+from jaxpar.runtime.observed import Maxima
 from jaxpar.runtime.passes import Output
 from jaxpar.runtime.taps import Tap
 
@@ -68,7 +68,7 @@ class DecoderLayer(nnx.Module):
         attend: Attend,
         train: bool,
         tap: Tap | None = None,
-        observed: Observed | None = None,
+        observed: Maxima | None = None,
     ) -> Output:
         """`index` is the layer's number in the whole model; `part` is sequence length / (context * tensor).
 

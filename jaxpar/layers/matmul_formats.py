@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping
-from itertools import accumulate
+from itertools import accumulate, pairwise
 
 from jaxpar.config.kinds import kind_models, layer_kinds
 from jaxpar.config.schema import Config, ModelConfig
@@ -58,11 +58,11 @@ def tensor_names(config: Config) -> tuple[str, ...]:
     )
 
 
-def first_columns(config: Config, groups: Mapping[str, tuple[str, ...]]) -> dict[str, int]:
-    """Of each group of a kind of layers (`quantised`), where its tensors begin among those of a layer."""
+def tensor_columns(config: Config, groups: Mapping[str, tuple[str, ...]]) -> dict[str, range]:
+    """The indices of the tensors of each group of a kind of layers (`quantised`) among `tensor_names`."""
     pairs = _groups_of_kinds(config)
-    firsts = accumulate((len(group_tensors(*pair)) for pair in pairs), initial=0)
-    of_pair = dict(zip(pairs, firsts, strict=False))
+    edges = accumulate((len(group_tensors(*pair)) for pair in pairs), initial=0)
+    of_pair = {pair: range(*edge) for pair, edge in zip(pairs, pairwise(edges), strict=True)}
     return {group: of_pair[group, matrices] for group, matrices in groups.items()}
 
 
@@ -104,4 +104,4 @@ def quantised_groups(config: Config, kind: str, layers: Collection[int]) -> Quan
     if recipe is None or exact or not groups:
         return None
     between = exact_layers(config) if exact is None else None
-    return QuantisedGroups(recipe, groups, first_columns(config, groups), between, kind, len(tensor_names(config)))
+    return QuantisedGroups(recipe, tensor_columns(config, groups), between, kind, len(tensor_names(config)))

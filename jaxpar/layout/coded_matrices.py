@@ -10,7 +10,7 @@ from flax.traverse_util import flatten_dict
 from jaxpar.config import Config
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
-from jaxpar.layers.matmul_formats import are_exact, dense_groups, first_columns, quantised, routed_groups
+from jaxpar.layers.matmul_formats import are_exact, dense_groups, quantised, routed_groups, tensor_columns
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, added_dim, local_shape
@@ -27,9 +27,9 @@ def coded_matrices(config: Config, plan: Plan, placements: Placements, order: La
         quantized = tuple(are_exact(config, layers) is False for layers in stack.layers_of_rows)
         if not any(quantized):
             continue
-        first = first_columns(config, groups)
+        columns = tensor_columns(config, groups)
         for part, group in (*dense_groups(model), *routed_groups(model)):
-            for column, name in enumerate(groups.get(group.name, ()), start=first.get(group.name, 0) + 1):
+            for column, name in zip(columns.get(group.name, ())[1:], groups.get(group.name, ()), strict=False):
                 path = (LAYERS, kind, part.name, name)
                 squares = _squares(config, plan, placements, path, part.weights[name].stacked(stack.rows))
                 found.append(CodedMatrix(path, column, quantized, stack, kind, group.name, squares))

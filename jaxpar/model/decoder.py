@@ -25,13 +25,13 @@ from jaxpar.layers.norm import NORMS
 from jaxpar.layers.ops.plain import Ops
 from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
-from jaxpar.mesh.collectives import gather_context
+from jaxpar.mesh.collectives import gather_context, gather_sequence
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.parameters import Arrays, Nested, ParamSpec, Specs, Weights, map_specs
 from jaxpar.mesh.placements import Placements
 from jaxpar.model.embedding import Embedding
 from jaxpar.model.gathered_chunks import GatheredChunks, held
-from jaxpar.model.head import Head, head_operands, head_part, vocab_axes, vocabulary_logits
+from jaxpar.model.head import Head, bound_logits, head_operands, head_part, project, vocab_axes
 from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.model.loop.layer_program import LayerProgram
 from jaxpar.model.loop.layer_stack import Keep, LayerStack
@@ -220,8 +220,8 @@ class DecoderStages:
         matrices = _computed_apart(prototype, specs) if self.split_backward else None
         frozen = map_specs(lambda spec: not spec.trained, specs)
         frozen = frozen if any(jax.tree.leaves(frozen)) else None
-        zeros = prototype.ops.zeros_observed if self.train else None
-        return LayerProgram(apply, linear, matrices, frozen, zeros, prototype.reports)
+        observes = prototype.ops.observes if self.train else 0
+        return LayerProgram(apply, linear, matrices, frozen, observes, prototype.reports)
 
     @cached_property
     def chunks(self) -> GatheredChunks:
@@ -229,13 +229,13 @@ class DecoderStages:
         return GatheredChunks(self.loop, self._loop(Sharded, held(self.placements)), self.placements)
 
     def logits(self, weights: Weights, accumulators: Weights, x: jax.Array) -> Float[Array, "batch seq local_vocab"]:
-        """Float32 logits of this rank's part of the vocabulary, for its context part of the sequence.
+        """Float32 logits of this rank's part of the vocabulary, for its context part of the sequence; padding columns are
+        -inf.
 
         For inspection: in training they never exist whole.
         """
-        return vocabulary_logits(
-            *head_operands(weights, accumulators, x, self.model, self.placements), self.model, self.vocab_axes
-        )
+        x, table = head_operands(weights, accumulators, x, self.model, self.placements)
+        return bound_logits(project(gather_sequence(x), table, self.model), self.model, self.vocab_axes)
 
     def loss(
         self, weights: Weights, accumulators: Weights, x: jax.Array, batch: Batch

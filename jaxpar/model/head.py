@@ -16,7 +16,6 @@ from jaxpar.layers.declaration.weights import declare_weights, with_weights
 from jaxpar.layers.inputs.input import TIED
 from jaxpar.layers.inputs.token_embedding import vocabulary_matrix
 from jaxpar.layers.norm import NORMS
-from jaxpar.mesh.collectives import gather_sequence
 from jaxpar.mesh.materialize import gather, materialize
 from jaxpar.mesh.parameters import Weights
 from jaxpar.mesh.placements import Placements
@@ -55,20 +54,11 @@ def head_operands(
     return x, full(head_part(model))[TIED if model.tied else "weight"]
 
 
-def vocabulary_logits(
-    x: Float[Array, "batch part embed"], table: Float[Array, "..."], model: ModelConfig, axes: Sequence[str]
-) -> Float[Array, "batch seq local_vocab"]:
-    """Float32 logits of this rank's part of the vocabulary, which `axes` split; padding columns are -inf.
-
-    `table` is the head's weight [embed, local_vocab], or of a tied model the embedding's [local_vocab, embed].
-    """
-    return bound_logits(project(gather_sequence(x), table, model), model, axes)
-
-
 def project(
     x: Float[Array, "batch seq embed"], table: Float[Array, "..."], model: ModelConfig
 ) -> Float[Array, "batch seq local_vocab"]:
-    """The matmul onto the vocabulary, with a float32 result."""
+    """The matmul onto the vocabulary, with a float32 result. `table` is the head's weight [embed, local_vocab], or of a
+    tied model the embedding's [local_vocab, embed]."""
     return jnp.einsum(f"bse,{_dims(model)}->bsv", x, table, preferred_element_type=jnp.float32)
 
 

@@ -2,7 +2,7 @@
 
 The state is a window of the last steps: of each layer and tensor of a quantised matmul, the largest magnitude in the
 step, over all microbatches and ranks. A step scales by the largest of the window. Its own magnitudes leave its backward
-(`jaxpar.precision.amax`), and replace the oldest entry. The window has the layers in the order of the
+(`jaxpar.runtime.observed`), and replace the oldest entry. The window has the layers in the order of the
 model and is the same on all ranks, so that a checkpoint is restored on any mesh.
 """
 
@@ -21,11 +21,11 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, PyTree
 
 from jaxpar.mesh.parameters import Weights
-from jaxpar.precision.amax import Amax
 from jaxpar.precision.matmul import SCALES
 from jaxpar.precision.recipe import E4M3, LARGEST, Recipe
 from jaxpar.precision.scale import scale_of
 from jaxpar.runtime.carried import REPLICATED, Carried, Limit, Outcome, StepWeights, where
+from jaxpar.runtime.observed import Maxima
 
 type History = Float[Array, "steps layers tensors"]
 """The largest magnitudes, of the last step first; 0 where there was none."""
@@ -114,16 +114,16 @@ class ScaleHistory(QuantisedMatmuls):
     def shared(self, state: History) -> dict[str, PyTree[Array]]:
         return {SCALES: self.scales(state)}
 
-    def accepts(self, observed: Amax) -> Bool[Array, ""]:
+    def accepts(self, observed: Maxima) -> Bool[Array, ""]:
         # An infinite input would be saturated without a trace.
-        return jnp.isfinite(observed.values).all()
+        return jnp.isfinite(observed).all()
 
     def next(self, state: History, outcome: Outcome) -> History:
-        newest = outcome.observed.values[None]
+        newest = outcome.observed[None]
         return where(outcome.finite, jnp.concatenate([newest, state[:-1]]), state)
 
     def metrics(self, state: History, outcome: Outcome) -> MatmulStatistics:
-        return MatmulStatistics(outcome.observed.values, self.scales(state))
+        return MatmulStatistics(outcome.observed, self.scales(state))
 
     def record(self, metrics: MatmulStatistics) -> dict[str, object]:
         """By tensor `matmul_magnitudes` and `matmul_scales` of each layer, and by layer `matmul_reach`: the largest

@@ -24,10 +24,11 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
+from jaxpar.mesh.axes import vary, varying_axes
 from jaxpar.mesh.rings import ArrayTuple, Asked, Cotangent, asked_of, instantiated
-from jaxpar.precision.amax import Amax, amax_of_group
 from jaxpar.precision.recipe import E4M3, Recipe
-from jaxpar.precision.scale import Codes, in_tiles, quantise
+from jaxpar.precision.scale import Codes, in_tiles, largest_of, quantise
+from jaxpar.runtime.observed import Maxima
 from pallas_kernels.varying import vary_alike
 from pallas_kernels.vjp_parts import custom_vjp
 
@@ -39,7 +40,7 @@ WEIGHT_SCALES = "weight_scales"
 
 
 class Scales(NamedTuple):
-    """The scales of a group's tensors, as far as they are known before its products; None is found in these."""
+    """The scales of a group's tensors, as far as they are known before its products; None is computed from these."""
 
     input: Float[Array, "*rows"] | None = None
     """A scalar, or one for each row."""
@@ -47,10 +48,6 @@ class Scales(NamedTuple):
     """For each matrix a scalar, or those of its squares."""
     gradients: Array | Sequence[Array] | None = None
     """For the gradient of each output."""
-
-    def of_weight(self, n: int) -> jax.Array | None:
-        """The scale of a matrix, or those of its squares."""
-        return None if self.weights is None else self.weights[n]
 
     def of_gradient(self, n: int) -> jax.Array | None:
         """The scale of the gradient of an output."""
@@ -69,7 +66,7 @@ class GroupScaling:
     exact: Bool[Array, ""] | None = None
     """Whether they are not quantised in this layer; None if they are in all layers."""
     scales: Scales = NONE_KNOWN
-    zeros: Amax | None = None
+    zeros: Maxima | None = None
     """Zeros, whose cotangent is the largest magnitude of each tensor on this rank; None observes none."""
     coded: bool = field(default=False, metadata={"static": True})
     """Whether the matrices are quantised values already; then they are not quantised here, nor observed."""
@@ -83,10 +80,10 @@ class GroupScaling:
 
     def matrix(self, w: jax.Array, n: int, *, by_input: bool) -> Codes:
         """Matrix `n` of the group, [..., inputs, outputs]; in squares, or in tiles along its inputs or its outputs."""
-        scale = self.scales.of_weight(n)
         if self.recipe.tiles is not None and not self.coded:
             return in_tiles(w, self.recipe.tiles.of_weight(by_input), E4M3)
-        assert scale is not None, "a matrix has a scale"
+        assert self.scales.weights is not None, "a matrix has a scale"
+        scale = self.scales.weights[n]
         return Codes(w.astype(E4M3) if self.coded else quantise(w, scale, E4M3), scale)
 
 
@@ -154,7 +151,7 @@ def _backward(form: Form, saved: tuple[Any, ...], cotangents: tuple[Cotangent, .
         known = scaling
 
     def quantised() -> tuple[PyTree, ...]:
-        amax = amax_of_group(x, weights, dys, scaling.zeros, coded=scaling.coded, sizes=sizes)
+        amax = _amax_of_group(x, weights, dys, scaling.zeros, coded=scaling.coded, sizes=sizes)
         return *form.gradients(asked, x, weights, known, dys, sizes), amax
 
     def exactly() -> tuple[PyTree, ...]:
@@ -168,3 +165,32 @@ def _backward(form: Form, saved: tuple[Any, ...], cotangents: tuple[Cotangent, .
 
 
 _products.defvjp(_forward, _backward, symbolic_zeros=True)
+
+
+def _amax_of_group(
+    x: jax.Array,
+    weights: Sequence[jax.Array],
+    dys: Sequence[jax.Array],
+    zeros: Maxima | None,
+    *,
+    coded: bool,
+    sizes: Int[Array, " groups"] | None = None,
+) -> Maxima | None:
+    """The magnitudes of a group's input, weights and gradients of outputs on this rank, as a cotangent of `zeros`.
+
+    Args:
+        x: the input.
+        weights: the matrices.
+        dys: the gradients of the outputs.
+        zeros: of the group; None where nothing observes it.
+        coded: whether the weights are quantised values, whose magnitudes are known: theirs are 0 here.
+        sizes: rows of each group, where `x` and `dys` are rows of several; rows behind these are not read.
+    """
+    if zeros is None:
+        return None
+    if sizes is not None:
+        there = (jnp.arange(len(x)) < sizes.sum())[:, None]
+        x, *dys = (jnp.where(there, rows, 0) for rows in (x, *dys))
+    of_weights = [jnp.float32(0) if coded else largest_of(w) for w in weights]
+    tensors = vary_alike((largest_of(x), *of_weights, *map(largest_of, dys)))
+    return vary(jnp.stack(tensors), varying_axes(zeros))

@@ -7,7 +7,6 @@ from dataclasses import dataclass, fields, replace
 
 import jax
 
-from jaxpar.config.kinds import ALL
 from jaxpar.config.schema import PrecisionConfig
 
 E4M3, E5M2 = "float8_e4m3fn", "float8_e5m2"
@@ -79,20 +78,18 @@ class QuantisedGroups:
     """The groups of matmuls of a kind of layers that are quantised, as a layer's program needs to know them."""
 
     recipe: Recipe
-    groups: Mapping[str, tuple[str, ...]]
-    """Of each group the matrices that are quantised: those that are not products of two."""
-    first: Mapping[str, int]
-    """Of each group, where its tensors begin among those of a layer (`tensor_names`)."""
-    exact_layers: tuple[int, int] | None = None
+    columns: Mapping[str, range]
+    """The indices of each group's tensors (`group_tensors`) among those of a layer."""
+    exact_layers: tuple[int, int] | None
     """Layers before the first number, and from the second on, are multiplied exactly; None if no layer that runs the
     program is."""
-    kind: str = ALL
+    kind: str
     """The kind of the layers."""
-    tensors: int = 0
+    tensors: int
     """Tensors of a layer that have a scale, in all groups of all kinds."""
 
     def __hash__(self) -> int:
-        return hash((self.recipe, self.kind, tuple(self.groups.items()), self.exact_layers))
+        return hash((self.recipe, self.kind, tuple(self.columns.items()), self.exact_layers))
 
 
 def group_tensors(group: str, matrices: tuple[str, ...]) -> tuple[str, ...]:

@@ -24,7 +24,6 @@ from jaxpar.mesh.coded import coded_stack
 from jaxpar.mesh.collectives import reduce_max
 from jaxpar.mesh.layer_order import PADDING, StackOrder
 from jaxpar.mesh.parameters import Weights
-from jaxpar.precision.amax import Amax
 from jaxpar.precision.matmul import WEIGHT_SCALES
 from jaxpar.precision.recipe import E4M3
 from jaxpar.precision.scale import quantise, scale_of
@@ -133,7 +132,7 @@ def coded_weights(
         groups[own.group] = (*groups.get(own.group, ()), scale)
         observed = jnp.where(jnp.array(own.coded) & ~padding, largest.max(tuple(range(1, largest.ndim))), 0)
         magnitudes = magnitudes.at[numbers, own.column].max(vary(observed))
-    return StepWeights(unflatten_dict(leaves), {WEIGHT_SCALES: by_kind}, Amax(magnitudes))
+    return StepWeights(unflatten_dict(leaves), {WEIGHT_SCALES: by_kind}, magnitudes)
 
 
 def _largest(

@@ -10,7 +10,7 @@ from jaxtyping import Array, Bool, Float, PyTree
 
 from jaxpar.mesh.layer_order import Chunk, Index
 from jaxpar.mesh.parameters import Arrays
-from jaxpar.runtime.observed import Observed
+from jaxpar.runtime.observed import Maxima
 
 type Valid = Bool[Array, ""] | bool
 
@@ -74,7 +74,7 @@ class Side(NamedTuple):
     taps: Arrays | None
     """Values that split backwards leave for the gradients of matrices, [slot, row, ...]: inputs and output gradients of
     matmuls."""
-    observed: Observed | None
+    observed: Maxima | None
     """Statistics of all layers, where they collect any."""
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxpar.mesh.axes import vary
+from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.build import mapped
-from jaxpar.precision.amax import Amax, zero_amax
+from jaxpar.mesh.collectives import reduce_max
 from jaxpar.precision.dense import products
 from jaxpar.precision.history import MatmulStatistics, ScaleHistory
 from jaxpar.precision.matmul import GroupScaling, Scales
@@ -22,9 +22,9 @@ from tests.traced import mesh_of
 
 
 def test_of_several_uses_the_largest_magnitude_is_observed():
-    _, pull = jax.vjp(lambda zeros: for_each_use(zeros, 3), zero_amax(2))
-    (found,) = pull(tuple(Amax(jnp.array(largest)) for largest in ([1.0, 0.0], [3.0, 5.0], [2.0, 4.0])))
-    assert found.values.tolist() == [3.0, 5.0]
+    _, pull = jax.vjp(lambda zeros: for_each_use(zeros, 3), jnp.zeros(2))
+    (found,) = pull(tuple(jnp.array(largest) for largest in ([1.0, 0.0], [3.0, 5.0], [2.0, 4.0])))
+    assert found.tolist() == [3.0, 5.0]
 
 
 # ---- the products of a layer on ranks
@@ -52,24 +52,24 @@ def known(scales: jax.Array) -> Scales:
 def amax_on(axes: dict[str, int], ring: bool) -> Any:
     """The magnitudes that the backward of both products observes of all tensors on a mesh."""
 
-    def function(*given: jax.Array) -> Amax:
+    def function(*given: jax.Array) -> jax.Array:
         x, up, y, hidden, down, z = vary(given)
 
-        def both(x: jax.Array, up: jax.Array, hidden: jax.Array, down: jax.Array, zeros: Amax) -> Any:
+        def both(x: jax.Array, up: jax.Array, hidden: jax.Array, down: jax.Array, zeros: jax.Array) -> Any:
             scaling = lambda own: GroupScaling(
-                Recipe(from_history=True), scales=known(jnp.asarray(GIVEN)[own]), zeros=Amax(zeros.values[own])
+                Recipe(from_history=True), scales=known(jnp.asarray(GIVEN)[own]), zeros=zeros[own]
             )
             inward, outward = scaling(slice(0, 3)), scaling(slice(3, 6))
             chunks = 1 if ring else None
             (made,) = products(x, [up], inward, gathers=True, chunks=chunks)
             return made, *products(hidden, [down], outward, gathers=False, scatters=True, chunks=chunks)
 
-        _, pullback = jax.vjp(both, x, up, hidden, down, vary(zero_amax(6)))
-        return pullback((y, z))[-1].over_ranks(None)
+        _, pullback = jax.vjp(both, x, up, hidden, down, vary(jnp.zeros(6)))
+        return reduce_max(pullback((y, z))[-1], AXES)
 
     hidden, parts = P(("replica", "fsdp"), "context", "tensor"), SPLIT
     layouts = parts, P(None, "tensor"), hidden, hidden, P("tensor"), parts
-    program = mapped(function, mesh_of(**axes), "float32", layouts, Amax(P()))
+    program = mapped(function, mesh_of(**axes), "float32", layouts, P())
     return jax.device_get(jax.jit(program)(*tensors().values()))
 
 
@@ -77,7 +77,7 @@ def amax_on(axes: dict[str, int], ring: bool) -> Any:
     ("axes", "ring"), [({}, False), ({"fsdp": 2, "context": 2, "tensor": 2}, True), ({"fsdp": 2, "tensor": 4}, False)]
 )
 def test_magnitudes_of_a_groups_tensors_are_those_of_the_whole_tensors(axes: dict[str, int], ring: bool):
-    np.testing.assert_array_equal(amax_on(axes, ring).values, [np.abs(x).max() for x in tensors().values()])
+    np.testing.assert_array_equal(amax_on(axes, ring), [np.abs(x).max() for x in tensors().values()])
 
 
 def test_a_step_records_magnitudes_scales_and_what_codes_do_not_reach():

@@ -12,7 +12,6 @@ import pytest
 
 from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.layers.matmul_formats import tensor_names
-from jaxpar.precision.amax import Amax
 from jaxpar.precision.history import ScaleHistory, is_gradient, scales_of
 from jaxpar.precision.recipe import Recipe, recipe_of
 from jaxpar.runtime.carried import Outcome
@@ -56,7 +55,7 @@ def test_twenty_steps_equal_a_simulation():
         np.testing.assert_array_equal(delayed.scales(history), np.asarray(wanted, np.float32))
         seen = np.exp(draw.normal(0, 6, (layers, len(NAMES)))).astype(np.float32)
         finite = step not in (5, 11)
-        history = delayed.next(history, Outcome(jnp.bool_(finite), ONE, ONE, Amax(jnp.asarray(seen))))
+        history = delayed.next(history, Outcome(jnp.bool_(finite), ONE, ONE, jnp.asarray(seen)))
         for layer in range(layers):
             for place, name in enumerate(NAMES):
                 if finite:
@@ -99,6 +98,6 @@ def test_what_a_step_saw_does_not_depend_on_the_layout():
 def test_a_magnitude_that_is_not_finite_does_not_enter(bad: float):
     """The update is refused, and a step without one leaves the window as it was."""
     delayed = ScaleHistory(None, Recipe(from_history=True), ("up",), layers=1, steps=2, tokens=1)
-    observed = Amax(jnp.full((1, 1), bad, jnp.float32))
+    observed = jnp.full((1, 1), bad, jnp.float32)
     assert not delayed.accepts(observed)
     assert not np.asarray(delayed.next(delayed.init(), Outcome(jnp.bool_(False), ONE, ONE, observed))).any()

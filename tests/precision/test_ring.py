@@ -14,7 +14,6 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.build import mapped
-from jaxpar.precision.amax import Amax
 from jaxpar.precision.dense import products
 from jaxpar.precision.matmul import GroupScaling
 from jaxpar.precision.recipe import Recipe
@@ -37,7 +36,7 @@ def arguments(ranks: int, dtype: Any = np.float32) -> list[Any]:
 def block(chunks: int | None, x: jax.Array, *given: jax.Array) -> jax.Array:
     """In, something that differs from token to token, out; plain without `chunks`."""
     *weights, observed = given
-    scaling = lambda group: GroupScaling(Recipe(), zeros=Amax(observed[group]))
+    scaling = lambda group: GroupScaling(Recipe(), zeros=observed[group])
     q, up = products(x, weights[:2], scaling(slice(0, 5)), gathers=True, chunks=chunks)
     place = 1 + jnp.arange(q.shape[1]) / q.shape[1]
     h = jnp.tanh(q) * place[:, None].astype(q.dtype) + up[:, :, 0]

@@ -82,7 +82,7 @@ def test_codes_and_scales_on_ranks_are_those_of_the_whole_matrix(name: str):
     def function(stack: jax.Array) -> Any:
         found = coded_weights({"w": stack}, [matrix], (3, 3), None, "float32", of_rows)
         (scales,) = found.shared[WEIGHT_SCALES]["all"].groups["group"]
-        return found.weights["w"].codes, vary(scales)[None], found.observed.values[None]
+        return found.weights["w"].codes, vary(scales)[None], found.observed[None]
 
     of_scales: list[str | None] = [None, None, None]
     if tensor:

@@ -166,7 +166,7 @@ def test_codes_and_scales_of_a_split_matrix_are_those_of_the_whole(axes: dict[st
         return (
             found.weights["w"].codes.astype(jnp.float32),
             found.shared[WEIGHT_SCALES]["all"].groups["group"][0][None],
-            found.observed.values[None],
+            found.observed[None],
         )
 
     out = split, PartitionSpec(AXES), PartitionSpec(AXES)

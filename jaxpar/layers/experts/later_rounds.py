@@ -139,7 +139,7 @@ def _summed_backward(exchange: Exchange, products: Products, kept: tuple[Any, ..
         _, pullback = jax.vjp(jax.checkpoint(own, prevent_cse=False), w, turn.of(x_of), turn.of(gates_of))
         dw, dx, dgates = pullback(turn.of(later.y))
         sums = jax.tree.map(lambda a, b: a + b.astype(jnp.float32), total[0].weights, dw.weights)
-        seen = {group: own.joined_to(dw.observed[group]) for group, own in total[0].observed.items()}
+        seen = {group: jnp.maximum(own, dw.observed[group]) for group, own in total[0].observed.items()}
         return Operands(sums, seen), turn.add(total[1], dx), turn.add(total[2], dgates)
 
     sums: Any = jax.tree.map(lambda a: a.astype(jnp.float32), dw)

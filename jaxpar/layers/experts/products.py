@@ -12,7 +12,7 @@ from jaxpar.layers.experts.exchange import Exchange
 from jaxpar.layers.experts.rows import Places, collect, spread
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.mesh.quantized.tokens import sent
-from jaxpar.runtime.observed import Observed
+from jaxpar.runtime.observed import Maxima
 
 INPUT = "expert_input"
 """The activation that rows are as they arrive. Copies in the order of experts are more rows, and recomputed from it."""
@@ -23,7 +23,7 @@ class Operands(NamedTuple):
 
     weights: Arrays
     """With what else the products need to know of the layer, as numbers."""
-    observed: Mapping[str, Observed]
+    observed: Mapping[str, Maxima]
     """By group of matmuls, zeros whose cotangents are statistics of its tensors over slices and rounds, where they are
     asked for."""
 

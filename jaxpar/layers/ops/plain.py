@@ -21,7 +21,7 @@ from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.part import Part
 from jaxpar.mesh.collective_matmul import PLAIN, gather_matmul, matmul_scatter, product
 from jaxpar.mesh.parameters import Arrays
-from jaxpar.runtime.observed import Observed, ZerosObserved
+from jaxpar.runtime.observed import Maxima
 from jaxpar.runtime.taps import Tap
 from pallas_kernels.grouped_matmul import grouped_matmul
 
@@ -75,7 +75,7 @@ class Grouped:
 
     constants: Arrays = field(default_factory=dict)
     """Numbers that all products of a layer take, besides the matrices."""
-    observed: Mapping[str, Observed] = field(default_factory=dict)
+    observed: Mapping[str, Maxima] = field(default_factory=dict)
     """By group, zeros whose cotangents are statistics of its tensors."""
 
     def products(
@@ -117,8 +117,8 @@ class Ops:
     tap: Tap | None = field(default=None, kw_only=True)
     """Called in place of each group, in a layer whose backward is split."""
 
-    zeros_observed: ClassVar[ZerosObserved | None] = None
-    """Zeros for what the ops observe in the backward of training; None where that is nothing."""
+    observes: ClassVar[int] = 0
+    """Numbers that the ops observe in the backward of training."""
 
     def of_layer(
         self, index: Int[Array, ""], tokens: TokenContext, observed: Any = None, tap: Tap | None = None

@@ -16,12 +16,11 @@ from jaxpar.layers.ops.plain import Grouped, Matmul, Matrix, Ops, full_of, with_
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collective_matmul import PLAIN, gather_matmul, product
 from jaxpar.mesh.collectives import scatter_sequence
-from jaxpar.precision.amax import Amax, zero_amax
 from jaxpar.precision.dense import products
 from jaxpar.precision.grouped import grouped_products, scales_of_experts
 from jaxpar.precision.matmul import SCALES, WEIGHT_SCALES, GroupScaling, Scales
 from jaxpar.precision.recipe import QuantisedGroups
-from jaxpar.runtime.observed import ZerosObserved
+from jaxpar.runtime.observed import Maxima
 from jaxpar.runtime.taps import Tap
 
 
@@ -85,14 +84,13 @@ class QuantisedOps(Ops):
     """The ops of the layers of a kind, and those of one of them."""
 
     groups: QuantisedGroups = field(kw_only=True)
-    layer: tuple[Int[Array, ""], TokenContext, Amax | None] | None = None
+    layer: tuple[Int[Array, ""], TokenContext, Maxima | None] | None = None
     """The layer's number, its tokens, and zeros for what is observed."""
 
     @property
-    def zeros_observed(self) -> ZerosObserved | None:  # pyright: ignore[reportIncompatibleVariableOverride]
+    def observes(self) -> int:  # pyright: ignore[reportIncompatibleVariableOverride]
         """Implements that of `Ops`."""
-        tensors = self.groups.tensors
-        return (lambda *layers: zero_amax(*layers, tensors)) if self.groups.recipe.from_history else None
+        return self.groups.tensors if self.groups.recipe.from_history else 0
 
     def of_layer(
         self, index: Int[Array, ""], tokens: TokenContext, observed: Any = None, tap: Tap | None = None
@@ -121,24 +119,24 @@ class QuantisedOps(Ops):
         """The scaling of a group in the layer; None if the group is not quantised."""
         assert self.layer is not None, "scales are those of a layer"
         groups, (layer, tokens, zeros) = self.groups, self.layer
-        if group not in groups.groups:
+        if group not in groups.columns:
             return None
         exact, scales = None, Scales()
         if groups.exact_layers is not None:
             first, last = groups.exact_layers
             exact = (layer < first) | (layer >= last)
-        matrices = len(groups.groups[group])
-        columns = slice(groups.first[group], groups.first[group] + 1 + 2 * matrices)
+        columns = slice(groups.columns[group].start, groups.columns[group].stop)
         # A program of layers some of which are exact has matrices that are quantised with each use.
         stacks = tokens.carried.get(WEIGHT_SCALES, {}).get(groups.kind) if exact is None else None
         squares = None if stacks is None else stacks.of_layer(group, layer)
         if SCALES in tokens.carried:
             row = lax.dynamic_index_in_dim(tokens.carried[SCALES], layer, keepdims=False)[columns]
+            matrices = len(row) // 2
             scales = Scales(row[0], row[1 : 1 + matrices], row[1 + matrices :])
         elif squares is not None:
             one = groups.recipe.tiles is None
             scales = Scales(weights=jnp.concatenate([own.ravel() for own in squares]) if one else squares)
-        zeros = None if zeros is None else Amax(zeros.values[columns])
+        zeros = None if zeros is None else zeros[columns]
         return GroupScaling(groups.recipe, exact, scales, zeros, coded=squares is not None)
 
 

@@ -99,10 +99,9 @@ class LayerLoop:
         with jax.named_scope("kept_for_weights"):
             taps = lambda stack, weights, tokens: stack.taps(slots, weights, x, tokens)
             taps = self.by_stack(taps, weights, tokens) if slots else None
-        programs = [program for stack in self.stacks.values() for program in stack.programs.values()]
-        zeros = next((program.zeros_observed for program in programs if program.zeros_observed is not None), None)
+        observes = max(program.observes for stack in self.stacks.values() for program in stack.programs.values())
         layers = sum(len(stack.layers) for stack in self.order.stacks.values())
-        return Side(self._no_metrics(), taps, None if zeros is None else vary(zeros(layers)))
+        return Side(self._no_metrics(), taps, vary(jnp.zeros((layers, observes))) if observes else None)
 
     def _no_metrics(self) -> Report:
         return {name: vary(jnp.float32(0)) for name in self.reports}
@@ -195,8 +194,9 @@ class LayerLoop:
                 if taps is not None:
                     with jax.named_scope("kept_for_weights"):
                         taps = taps | {kind: put(taps[kind], new_taps, into.taps_slot, row)}
-                if observed is not None and program.zeros_observed is not None:
-                    observed = observed.with_layer(number, new, into.valid & (number != PADDING))
+                if observed is not None and program.observes:
+                    valid = into.valid & (number != PADDING)
+                    observed = observed.at[number].max(jnp.where(valid, new, 0))
                 return stack.unless_padding(number, vary(through), dx), totals, taps, observed
 
             return Step(step, lambda row: fetch(stash, saved.slot, row - first))

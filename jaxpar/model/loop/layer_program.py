@@ -16,7 +16,6 @@ import jax.numpy as jnp
 
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.parameters import Arrays, Nested, merge, select
-from jaxpar.runtime.observed import ZerosObserved
 from jaxpar.runtime.passes import Context, Output
 from jaxpar.runtime.taps import Taps, recording, tapping
 from pallas_kernels.vjp_parts import set_arguments, set_residuals, vjp_without_arguments
@@ -44,8 +43,8 @@ class LayerProgram:
     have their gradients from `matrix_gradients`. None makes the backward whole."""
     frozen: Nested[bool] | None = None
     """Weights that have no gradients; None gives all of them one."""
-    zeros_observed: ZerosObserved | None = None
-    """Zeros that `apply` takes for statistics of its backward; None if it collects none."""
+    observes: int = 0
+    """Numbers that the layer observes in its backward (`jaxpar.runtime.observed`)."""
     reports: tuple[str, ...] = ()
     """Names of what the layer reports."""
 
@@ -101,7 +100,7 @@ class LayerProgram:
 
     def _zeros(self) -> Any:
         """Zeros, whose cotangents are the layer's statistics; None if it collects none."""
-        return None if self.zeros_observed is None else vary(self.zeros_observed())
+        return vary(jnp.zeros(self.observes)) if self.observes else None
 
     def _arguments(self, w: Arrays, x: jax.Array, number: jax.Array, tokens: Context) -> tuple[Any, ...]:
         """The arguments of `_function`."""

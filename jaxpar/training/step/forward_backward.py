@@ -17,7 +17,7 @@ from jaxpar.layout.state import TrainState, all_weights
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import AXES, assert_varies_over
-from jaxpar.mesh.collectives import reduce_sum
+from jaxpar.mesh.collectives import reduce_max, reduce_sum
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.model.head import vocab_axes
@@ -96,7 +96,9 @@ class StepFunctions:
         means = {name: self._sum(total) / count for name, total in reported.items()}
         loss = means.pop("loss")
         report = {name: reduce_sum(value, AXES) / jnp.maximum(unpadded, 1.0) for name, value in side.metrics.items()}
-        observed = None if side.observed is None else side.observed.over_ranks(of_weights)
+        observed = side.observed
+        if observed is not None:  # one message, after all branches of the layers: see docs/decisions.md
+            observed = reduce_max(observed if of_weights is None else jnp.maximum(observed, of_weights), AXES)
         return StepGradients(loss, gradients, tokens, report | means, observed)
 
     def _shared(self, state: TrainState) -> dict[str, PyTree[Array]]:

@@ -82,7 +82,7 @@ PRECISION = (
         description="Layers that are not quantised in a pipeline's chunk enter the history.",
         file="jaxpar/precision/matmul.py",
         old="*pullback(tuple(dys)), jax.tree.map(jnp.zeros_like, scaling.zeros)",
-        new="*pullback(tuple(dys)), amax_of_group(x, weights, dys, scaling.zeros, coded=scaling.coded)",
+        new="*pullback(tuple(dys)), _amax_of_group(x, weights, dys, scaling.zeros, coded=scaling.coded)",
         caught_by=(f"{HISTORY}::test_what_a_step_saw_does_not_depend_on_the_layout",),
     ),
     Fault(
@@ -126,9 +126,9 @@ PRECISION = (
     Fault(
         name="fp8_magnitudes_added_up_over_slices",
         description="What slices and rounds saw of routed experts is added up.",
-        file="jaxpar/precision/amax.py",
-        old="return Amax(jnp.maximum(self.values, other.values))",
-        new="return Amax(self.values + other.values)",
+        file="jaxpar/runtime/observed.py",
+        old="(reduce(jnp.maximum, observed),)",
+        new="(reduce(jnp.add, observed),)",
         caught_by=(f"{AMAX}::test_of_several_uses_the_largest_magnitude_is_observed",),
     ),
 )
