@@ -229,8 +229,8 @@ class DecoderStages:
         return GatheredChunks(self.loop, self._loop(Sharded, held(self.placements)), self.placements)
 
     def logits(self, weights: Weights, accumulators: Weights, x: jax.Array) -> Float[Array, "batch seq local_vocab"]:
-        """Float32 logits of this rank's part of the vocabulary, for its context part of the sequence; padding columns are
-        -inf.
+        """Float32 logits of this rank's part of the vocabulary, whose padding columns are -inf, for its context part of
+        the sequence.
 
         For inspection: in training they never exist whole.
         """
