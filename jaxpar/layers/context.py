@@ -1,4 +1,4 @@
-"""What a layer needs to know about its tokens in addition to their activations."""
+"""The tokens of a layer, apart from their activations: documents, indices and what is given with them."""
 
 from __future__ import annotations
 

@@ -59,7 +59,7 @@ class LatentAttention(Block):
 
     @staticmethod
     def declare(model: ModelConfig) -> Part:
-        """What is projected from the residual stream is kept, `kv_latent` with the rotary key behind the latent vector;
+        """Projections of the residual stream are saved, `kv_latent` with the rotary key behind the latent vector;
         what is expanded is wide, and `gemm_last` recomputes it. Norms of latent vectors count as part of the matmuls
         behind them.
         """

@@ -91,7 +91,7 @@ def are_exact(config: Config, layers: Collection[int]) -> bool | None:
 
 
 def exact_shares(config: Config) -> dict[str, float]:
-    """Of the layers of each kind, the share whose products are not quantised."""
+    """The share of the layers of each kind whose products are not quantised."""
     kinds = layer_kinds(config.model)
     exact = Counter(kind for layer, kind in enumerate(kinds) if is_exact(config, layer))
     return {kind: exact[kind] / number for kind, number in Counter(kinds).items()}

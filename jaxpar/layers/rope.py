@@ -50,7 +50,7 @@ def _yarn(rope: RopeConfig, base: np.ndarray) -> np.ndarray:
 
 
 def rotary_magnitude(model: ModelConfig) -> float:
-    """What cosines and sines are multiplied with."""
+    """The factor of cosines and sines."""
     rope = model.rope
     if rope.scaling != "yarn":
         return 1.0

@@ -110,7 +110,7 @@ class DecoderStages:
     attend: Mapping[str, Attend]
     """The attention of each kind of layers."""
     keeps: Mapping[str, tuple[Keep, ...]]
-    """What the layers of each kind in a chunk keep between forward and backward."""
+    """The values that the layers of each kind in a chunk save between forward and backward."""
     train: bool
     """Whether dropout is on."""
     order: LayerOrder
@@ -129,7 +129,7 @@ class DecoderStages:
         return self.config.model
 
     def token_context(self, batch: Batch) -> dict[str, TokenContext]:
-        """What layers of each kind need to know about the tokens of `batch`."""
+        """The tokens of `batch` as layers of each kind need them."""
         segments, indices = vary(batch["segments"]), vary(batch["indices"])
         row = gather_context(segments), gather_context(indices)
         plain = vary(TokenContext(segments, indices, *row, batch["examples"], None, None))

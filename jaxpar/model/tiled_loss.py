@@ -31,7 +31,7 @@ type Parts = Float[Array, "batch part embed"]
 type Table = Float[Array, "..."]
 """This rank's part of the head's weight: [embed, columns], or [columns, embed] of a tied embedding."""
 type Labels = Int[Array, "batch seq"]
-"""Of the joined parts of the tensor ranks."""
+"""The labels of the joined parts of the tensor ranks."""
 type Mask = Float[Array, "batch seq"]
 type Sums = tuple[Float[Array, ""], Float[Array, ""]]
 """(objective, negative log-likelihood) over the tokens that count."""
@@ -44,7 +44,7 @@ class HeadLoss(NamedTuple):
     axes: tuple[str, ...]
     """Mesh axes that split the vocabulary."""
     tiles: int = 1
-    """Of tokens: only one of them has logits at a time."""
+    """Tiles of tokens, of which one has logits at a time."""
     kernel: str = ""
     """Implementation of a kernel, if any. It uses no tiles and stores no logits, but in the backward at most 256 MiB of
     their gradients. It sends what `gather_sequence` of `x` and `scatter_sequence` of its gradient send, and three

@@ -1,4 +1,4 @@
-"""What of a layer is multiplied in FP8, and how: the recipe of `precision.matmul`, in static form."""
+"""The FP8 matmuls of a layer, their formats and scales: the recipe of `precision.matmul`, in static form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ LARGEST = {E4M3: 448.0, E5M2: 57344.0}
 
 @dataclass(frozen=True)
 class Tiles:
-    """Which numbers of an operand share a scale."""
+    """The numbers of an operand that share a scale."""
 
     size: int
     """Numbers of a row, along the side that a product sums over."""
@@ -46,7 +46,7 @@ class Recipe:
     tiles: Tiles | None = None
     """None if a tensor has one scale."""
     backend: str = "auto"
-    """Which implementation of `pallas_kernels.tiled_matmul` multiplies tiles."""
+    """The implementation of `pallas_kernels.tiled_matmul` that multiplies tiles."""
 
     @property
     def gradient(self) -> str:

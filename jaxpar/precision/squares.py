@@ -25,7 +25,7 @@ class Side(NamedTuple):
     """The inputs or the outputs of a matrix, as a rank stores them: a part of each of `before` numbers."""
 
     size: int
-    """Of a square."""
+    """The side of a square."""
     before: int
     """Product of the dims before the one that ranks cut."""
     part: int
@@ -33,7 +33,7 @@ class Side(NamedTuple):
     axes: tuple[str, ...] = ()
     """Over which it is cut; empty if it is not."""
     ranks: int = 1
-    """Of these axes."""
+    """The number of ranks over these axes."""
 
     @property
     def run(self) -> int:

@@ -1,1 +1,1 @@
-"""What a part of a layer declares: its weights, named activations and operations; how modules create and name them."""
+"""A part of a layer declares its weights, named activations and operations, as modules create and name them."""

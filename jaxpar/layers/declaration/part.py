@@ -46,7 +46,7 @@ class Matmuls:
     outputs: tuple[str, ...] = ()
     """Inward, the activation that each matrix makes; outward, the layer sets it, if there is one."""
     rotated: tuple[str, ...] = ()
-    """Those of `outputs` that rotary embeddings rotate."""
+    """The activations among `outputs` that rotary embeddings rotate."""
     between: bool = False
     """Inward, each tensor rank multiplies its part of the sequence with whole matrices, and nothing is gathered."""
     by_head: bool = False

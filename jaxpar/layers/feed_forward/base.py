@@ -1,4 +1,4 @@
-"""What all feed-forwards have in common: matmuls with their hidden width split over the tensor axis, and tiles."""
+"""The base of all feed-forwards: matmuls with their hidden width split over the tensor axis, and tiles."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ class Gated(FeedForward):
 
     @staticmethod
     def factor(up: jax.Array) -> jax.Array:
-        """What f(gate) is multiplied by."""
+        """The factor of f(gate)."""
         return up
 
     def activate(self, *hidden: jax.Array) -> Float[Array, "batch seq mlp"]:
