@@ -25,9 +25,8 @@ from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.distributed.devices import devices_per_node, find_devices, prepare_devices
 from jaxpar.hardware.catalogue import GPU, gpu_of
 from jaxpar.planner.calibration.collectives import measured_collectives
-from jaxpar.planner.calibration.compute import measured_attention, measured_products
+from jaxpar.planner.calibration.compute import matmuls_of, measured_attention, measured_products
 from jaxpar.planner.calibration.memory import measured_copies, measured_memory, slowest_copy, why_no_copies
-from jaxpar.planner.calibration.shapes import matmuls_of
 from jaxpar.planner.calibration.stopwatch import Stopwatch
 from jaxpar.planner.machine import cluster_at_hand
 from jaxpar.planner.planning import planned_config

@@ -44,7 +44,7 @@ def print_plans(plans: Sequence[Planned], effort: Effort, console: Console) -> N
     if best.candidate.memory.host:
         lines(host_words(best))
     lines(*(f"Experts: {line}" for line in words.exchanges(best.plan, best.config.parallel)))
-    lines(*steps(best), title="Three steps")
+    lines(f"Largest loss: {words.limit(best)}")
     found = best.candidate
     lines(*words.parts(found.time.breakdown, found.seconds), title="Where the time goes")
     lines(*memory(best), title="Memory of a GPU")
@@ -62,24 +62,6 @@ def host_words(best: Planned) -> str:
         whole = size(limit * cluster.gpus_per_host)
         source = f"{whole} a host: host_memory in the cluster's YAML, {size(HOST_MEMORY)} by default"
     return f"On the host: {size(best.candidate.memory.host)} of the {size(limit)} that each GPU may use ({source})"
-
-
-def steps(best: Planned) -> list[str]:
-    """The three steps of the Ultra-Scale Playbook (Hugging Face, 2025), with the decision in each."""
-    layout, memory, data = best.candidate.layout, best.candidate.memory, best.config.data
-    shards = layout.fsdp * layout.expert * layout.context
-    split = [f"{axis} {n}" for axis in ("tensor", "pipe", "expert", "context") if (n := getattr(layout, axis)) > 1]
-    split += [f"ZeRO-{layout.zero} over {shards} ranks"] if layout.zero and shards > 1 else []
-    on_host = "" if words.host(layout) == "-" else f", on the host: {words.host(layout)}"
-    batch = words.batch(layout.data, layout.microbatch, best.plan.microbatches)
-    pipeline = words.schedule(layout) if layout.pipe > 1 else "no pipeline"
-    return [
-        f"1. Fit the model: {', '.join(split) or 'one GPU holds it'}; remat {words.remat(layout)}{on_host}: "
-        f"{size(memory.device)} of {size(best.usable)}",
-        f"2. Reach the batch: {batch} = {plural(data.batch_size, 'row')} "
-        f"({data.batch_size * data.sequence_length:,} tokens)",
-        f"3. Raise the throughput: {pipeline}; largest loss: {words.limit(best)}",
-    ]
 
 
 def memory(best: Planned) -> list[str]:

@@ -18,7 +18,7 @@ from jaxpar.cost.tables import Row, Table, Tables
 from jaxpar.plan import main
 from jaxpar.planner.calibration.calibrate import SMALL, Calibration, Sizes
 from jaxpar.planner.calibration.collectives import groups
-from jaxpar.planner.calibration.shapes import matmuls_of
+from jaxpar.planner.calibration.compute import matmuls_of
 from jaxpar.planner.calibration.stopwatch import Stopwatch
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.profile import Profile, read_profile
