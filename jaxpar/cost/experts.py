@@ -252,14 +252,9 @@ class Experts:
         return float(self.shape.tokens * self._experts.per_token) * self.shape.fullest
 
     @cached_property
-    def _row_bytes(self) -> float:
+    def row_bytes(self) -> float:
         """Bytes of all rows of the room, of all rounds."""
         return float(self.shape.item_bytes * self.shape.rounds * self.shape.routed_rows * self.shape.embed)
-
-    @property
-    def combined_bytes(self) -> float:
-        """Bytes moved in memory on the way back, forward; the backward moves as many."""
-        return COMBINED * self._row_bytes
 
     def counted(self, part: Part, group: Matmuls) -> Counted:
         """A group whose rows each meet one matrix of many, slice by slice; gradients are added up over slices. Casts to
@@ -278,8 +273,8 @@ class Experts:
             room, wide = float(shape.rounds * shape.routed_rows), sum(n for n, _ in sides)
             moved, back = 4.0 * sides[0][1] * (room + self.groups * wide), 4.0 * room * wide
         if not group.inward:
-            moved += (SORTED + COMBINED) * self._row_bytes
-            back += (2 * SORTED + COMBINED) * self._row_bytes
+            moved += (SORTED + COMBINED) * self.row_bytes
+            back += (2 * SORTED + COMBINED) * self.row_bytes
         return Counted(forward, inward, weight, moved, back)
 
     def router(self, part: Part, group: Matmuls) -> Counted:

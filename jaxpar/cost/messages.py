@@ -41,16 +41,6 @@ class Leaving:
 
 
 @dataclass(frozen=True)
-class Trees:
-    """Two trees over the hosts of a group, with a chain of the ranks of each: each carries half of an all-reduce."""
-
-    latency: float
-    """Seconds up and down again."""
-    across: float
-    """Like `Ring.across`."""
-
-
-@dataclass(frozen=True)
 class Ring:
     """A group of ranks that share a collective, and the links between them."""
 
@@ -73,8 +63,11 @@ class Ring:
     """None inside one pod."""
     measured: Tables = NOTHING
     """What messages of groups like it took."""
-    trees: Trees | None = None
-    """What an all-reduce may take in place of the ring; None in one host."""
+    tree_latency: float = inf
+    """Seconds up and down two trees over the hosts, with a chain of the ranks of each, which an all-reduce may take in
+    place of the ring, half in each; infinite in one host."""
+    tree_across: float = inf
+    """Bytes per second of these, as `across`."""
 
     def _seconds(self, kind: str, size: float, formula: Callable[[float], float]) -> float:
         """Seconds of a message of so many bytes: as measured, near sizes that were, else by the formula."""
@@ -89,8 +82,6 @@ class Ring:
 
     def _slowest(self, across: float) -> float:
         """Bytes per second of the slowest level, with so many from host to host."""
-        if self.leaving is None:
-            return min(self.inside, across)
         return min(self.inside, across, self._lane)
 
     @property
@@ -110,9 +101,7 @@ class Ring:
     def _reduce(self, whole: float) -> float:
         moved = 2 * whole * (self.ranks - 1) / self.ranks
         by_ring = 2 * self.latency + moved / self.bandwidth
-        if self.trees is None:
-            return self.start + by_ring
-        by_trees = self.trees.latency + moved / (TREE * self._slowest(self.trees.across))
+        by_trees = self.tree_latency + moved / (TREE * self._slowest(self.tree_across))
         return self.start + min(by_ring, by_trees)
 
     def exchange(self, whole: float) -> float:
@@ -198,13 +187,12 @@ class Network:
         hop = self.outside_latency if hosts > 1 else self.inside_latency
         start = self.model.message_seconds
         measured = self.model.measured if leaving is None else NOTHING  # groups were measured in one pod
-        trees = self._trees(hosts, per_host) if hosts > 1 else None
-        return Ring(ranks, hosts, bandwidth, across, card, latency, hop, start, leaving, measured, trees)
-
-    def _trees(self, hosts: int, per_host: int) -> Trees:
-        """Those of `per_host` ranks in each host. Each host sends to three others at most, whatever their number."""
-        latency = 2 * ((per_host - 1) * self.inside_latency + log2(hosts) * self.outside_latency)
-        return Trees(latency, self.outside * self.share(2) * per_host)
+        ring = Ring(ranks, hosts, bandwidth, across, card, latency, hop, start, leaving, measured)
+        if hosts == 1:
+            return ring
+        # Each host sends to three others at most, whatever their number.
+        tree_latency = 2 * ((per_host - 1) * self.inside_latency + log2(hosts) * self.outside_latency)
+        return replace(ring, tree_latency=tree_latency, tree_across=self.outside * self.share(2) * per_host)
 
     def stages(self, stride: int, ranks: int) -> Ring:
         """The group of all stages of a pipeline, of which neighbours are `stride` devices apart; it waits for the
@@ -215,9 +203,9 @@ class Network:
         slowest = self.edge * self.share(ring.hosts)
         members, edge = ring.ranks / ring.hosts, self.edge * self.share(2)
         across, card = min(ring.across, slowest * members), min(ring.card, slowest)
-        trees = ring.trees and replace(ring.trees, across=min(ring.trees.across, edge * members))
+        trees = min(ring.tree_across, edge * members)
         measured = ring.measured if card == ring.card else NOTHING
-        return replace(ring, across=across, card=card, measured=measured, trees=trees)
+        return replace(ring, across=across, card=card, measured=measured, tree_across=trees)
 
     def share(self, hosts: int) -> float:
         """The share of its link that a collective over so many hosts reaches: less with each doubling, since more of

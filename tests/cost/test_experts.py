@@ -141,7 +141,7 @@ def test_the_fullest_rank_decides_and_further_rounds_send_again():
     assert fuller.rows == 1.5 * even.rows
     assert fuller.exposed == even.exposed
     assert all(a > 2 * b for a, b in zip(twice.exposed, even.exposed, strict=True)), "no shared expert hides the second"
-    assert twice.combined_bytes == 2 * even.combined_bytes
+    assert twice.row_bytes == 2 * even.row_bytes
     alone = times_of(case_of(1, imbalance=3.0))
     assert alone.rows == times_of(case_of(1)).rows
     assert times_of(case_of(2, imbalance=64.0)).rows == 2 * times_of(case_of(2)).rows
