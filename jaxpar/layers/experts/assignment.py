@@ -27,7 +27,7 @@ class _Auction(NamedTuple):
     rounds: Int[Array, ""]
 
 
-def balanced(scores: Float[Array, "tokens experts"], counts: Bool[Array, " tokens"]) -> Int[Array, " tokens"]:
+def balanced(scores: Float[Array, "tokens experts"], valid: Bool[Array, " tokens"]) -> Int[Array, " tokens"]:
     """The expert of each token such that the sum of scores is (almost) the largest with which no expert has more than
     an even share of the tokens that count; `NO_EXPERT` of those that do not.
 
@@ -37,19 +37,17 @@ def balanced(scores: Float[Array, "tokens experts"], counts: Bool[Array, " token
     """
     tokens, experts = scores.shape
     if experts == 1:
-        return jnp.where(counts, 0, NO_EXPERT)
+        return jnp.where(valid, 0, NO_EXPERT)
     scores = _rounded(scores)
-    room = -(-counts.sum() // experts)
-    spread = jnp.max(jnp.where(counts[:, None], scores, -jnp.inf)) - jnp.min(
-        jnp.where(counts[:, None], scores, jnp.inf)
-    )
+    room = -(-valid.sum() // experts)
+    spread = jnp.max(jnp.where(valid[:, None], scores, -jnp.inf)) - jnp.min(jnp.where(valid[:, None], scores, jnp.inf))
     step = jnp.where(spread > 0, spread, 1.0) / STEPS
 
     def alike(state: _Auction) -> _Auction:
         return vary_alike((state, scores))[0]
 
     def waits(state: _Auction) -> Bool[Array, " tokens"]:
-        return counts & (state.owner == experts)
+        return valid & (state.owner == experts)
 
     def bid(state: _Auction) -> _Auction:
         values, best = lax.top_k(scores - state.prices, 2)
@@ -66,26 +64,26 @@ def balanced(scores: Float[Array, "tokens experts"], counts: Bool[Array, " token
     found = lax.while_loop(lambda state: waits(state).any() & (state.rounds < ROUNDS), bid, alike(start))
     free = room - jnp.bincount(found.owner, length=experts)
     late = jnp.searchsorted(jnp.cumsum(free), jnp.cumsum(waits(found)) - 1, side="right")
-    return jnp.where(waits(found), late, jnp.where(counts, found.owner, NO_EXPERT)).astype(jnp.int32)
+    return jnp.where(waits(found), late, jnp.where(valid, found.owner, NO_EXPERT)).astype(jnp.int32)
 
 
 def chosen_by_experts(
-    scores: Float[Array, "tokens experts"], counts: Bool[Array, " tokens"], per_token: int
+    scores: Float[Array, "tokens experts"], valid: Bool[Array, " tokens"], per_token: int
 ) -> Bool[Array, "tokens experts"]:
     """Whether a token is among the best of each expert, which takes `per_token / experts` of those that count; of equal
     scores the first."""
-    each = per_token * counts.sum() // scores.shape[1]
-    order = jnp.argsort(jnp.where(counts[:, None], -_rounded(scores), jnp.inf), axis=0, stable=True)
-    return (jnp.argsort(order, axis=0) < each) & counts[:, None]
+    each = per_token * valid.sum() // scores.shape[1]
+    order = jnp.argsort(jnp.where(valid[:, None], -_rounded(scores), jnp.inf), axis=0, stable=True)
+    return (jnp.argsort(order, axis=0) < each) & valid[:, None]
 
 
 def within_capacity(
-    indices: Int[Array, "tokens chosen"], counts: Bool[Array, " tokens"], experts: int, factor: float
+    indices: Int[Array, "tokens chosen"], valid: Bool[Array, " tokens"], experts: int, factor: float
 ) -> Bool[Array, "tokens chosen"]:
-    """Whether each assignment of a token that counts is among the first `factor` times an even share of its expert's,
+    """Whether each assignment of a valid token is among the first `factor` times an even share of its expert's,
     in the order of the tokens."""
-    real = counts[:, None] & (indices != NO_EXPERT)
-    room = jnp.ceil(factor * counts.sum() * indices.shape[1] / experts)
+    real = valid[:, None] & (indices != NO_EXPERT)
+    room = jnp.ceil(factor * valid.sum() * indices.shape[1] / experts)
     place, _ = _places(jnp.where(real, indices, experts).ravel(), None, experts)
     return real & (place.reshape(indices.shape) < room)
 

@@ -93,14 +93,14 @@ def clustered(
     layer: Int[Array, ""],
     x: Float[Array, "tokens embed"],
     routing: Routing,
-    counts: Bool[Array, " tokens"],
+    valid: Bool[Array, " tokens"],
 ) -> tuple[Float[Array, "tokens embed"], Float[Array, ""], Int[Array, ""], Report]:
     """(results, assignments that this rank has handled, rounds, report), where `send` gets clusters of tokens."""
     clustering = clustering_of(experts)
     assert clustering is not None, "experts whose tokens are sent in clusters"
     room = cluster_room(experts, clustering.share, len(x), slices)
     hashes = hashes_of(x, clustering.hashes, layer, dimensions_of(x.shape[1], experts.count, room))
-    clusters = clusters_of(hashes, routing.indices, counts, experts.count, room)
+    clusters = clusters_of(hashes, routing.indices, valid, experts.count, room)
     indices = interleaved(clusters.expert, slices)[:, None]
     of_one = Routing(indices, jnp.ones(indices.shape, jnp.float32), {})
     centroids = centroids_of(clusters, x)
@@ -137,7 +137,7 @@ def hashes_of(
 def clusters_of(
     hashes: Int[Array, "tokens hashes"],
     indices: Int[Array, "tokens chosen"],
-    counts: Bool[Array, " tokens"],
+    valid: Bool[Array, " tokens"],
     experts: int,
     room: int,
 ) -> Clusters:
@@ -148,7 +148,7 @@ def clusters_of(
     different ones to the largest. The others join the cluster before them, with which they share most hashes.
     """
     tokens, chosen = indices.shape
-    real = counts[:, None] & (indices != NO_EXPERT)
+    real = valid[:, None] & (indices != NO_EXPERT)
     keys = jnp.repeat(hashes, chosen, axis=0).T
     keys = jnp.concatenate([jnp.where(real, indices, experts).reshape(1, -1), keys])
     order = jnp.lexsort(keys[::-1])

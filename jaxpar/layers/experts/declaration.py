@@ -8,7 +8,7 @@ from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.activations import Activation, Dims
 from jaxpar.layers.declaration.part import Elementwise, Matmuls, Operation, Part, Traffic, Weights, matrix, vector
-from jaxpar.layers.experts.products import INPUT
+from jaxpar.layers.experts.rounds import INPUT
 from jaxpar.layers.experts.routers import ROUTERS, options_of, projection_of
 from jaxpar.layers.feed_forward.base import FeedForward
 from jaxpar.mesh.parameters import ParamSpec

@@ -53,7 +53,7 @@ class Exchange(ABC):
         self.dtype = layout.sent_dtype if self.ranks * lax.axis_size("tensor") > 1 else None
 
     @abstractmethod
-    def lists(self, indices: Int[Array, "tokens chosen"], counts: Bool[Array, " tokens"]) -> Lists:
+    def lists(self, indices: Int[Array, "tokens chosen"], valid: Bool[Array, " tokens"]) -> Lists:
         """The assignments that a rank sorts."""
 
     @abstractmethod
@@ -88,9 +88,9 @@ class AllToAll(Exchange):
         self.send = partial(exchange_tokens_by_node, node_devices=node_devices) if node_devices else exchange_tokens
         self.local_first = layout.own_first.name
 
-    def lists(self, indices: Int[Array, "tokens chosen"], counts: Bool[Array, " tokens"]) -> Lists:
+    def lists(self, indices: Int[Array, "tokens chosen"], valid: Bool[Array, " tokens"]) -> Lists:
         """A list for each rank, of this rank's tokens."""
-        return by_rank(indices, counts, self.ranks, self.experts, self.room, self.rows)
+        return by_rank(indices, valid, self.ranks, self.experts, self.room, self.rows)
 
     def announce(self, window: Window, gates: Float[Array, "slices tokens chosen"]) -> Places:
         """From what other ranks announce, in one message for all slices: for each slot its weight, and its expert and
@@ -114,7 +114,7 @@ class AllToAll(Exchange):
         if not self.local_first:
             return window, None
         rank = lax.axis_index("expert")
-        hidden = jax.vmap(partial(without_list, number=rank, lists=self.ranks, rows=self.rows))(window)
+        hidden = jax.vmap(partial(without_list, index=rank, lists=self.ranks, rows=self.rows))(window)
         return hidden, places_of_list(window, gates, rank, self.ranks, self.rows, self.experts)
 
     def dispatch(self, window: Window, x: Float[Array, "tokens embed"]) -> Float[Array, "rows embed"]:
@@ -144,10 +144,10 @@ class AllGather(Exchange):
         gathered = tokens * self.ranks * self.copies
         self.room = self.rows = room_of(gathered * experts.per_token, self.ranks, layout.capacity)
 
-    def lists(self, indices: Int[Array, "tokens chosen"], counts: Bool[Array, " tokens"]) -> Lists:
+    def lists(self, indices: Int[Array, "tokens chosen"], valid: Bool[Array, " tokens"]) -> Lists:
         """One list, of all tokens for this rank's experts."""
         local = gather_tokens(indices) - lax.axis_index("expert") * self.experts
-        here = gather_tokens(counts)[:, None] & (local >= 0) & (local < self.experts)
+        here = gather_tokens(valid)[:, None] & (local >= 0) & (local < self.experts)
         return by_rank(jnp.where(here, local, self.experts), here.any(axis=1), 1, self.experts, self.room, self.rows)
 
     def announce(self, window: Window, gates: Float[Array, "slices tokens chosen"]) -> Places:

@@ -24,8 +24,7 @@ from jaxpar.layers.experts.assignment import within_capacity
 from jaxpar.layers.experts.clusters import clustered
 from jaxpar.layers.experts.declaration import IN, OUT, declare
 from jaxpar.layers.experts.exchange import EXCHANGES
-from jaxpar.layers.experts.products import Operands
-from jaxpar.layers.experts.rounds import exchanged, lists_of
+from jaxpar.layers.experts.rounds import Operands, exchanged, lists_of
 from jaxpar.layers.experts.routers import ROUTERS, entropy, options_of
 from jaxpar.layers.experts.routing import (
     NO_EXPERT,
@@ -155,7 +154,7 @@ class Experts(Block):
             drawn=drawn,
             ids=sequence_part(tokens.fields[TOKENS.name]).ravel() if kind.ids else None,
             train=train,
-            counts=valid,
+            valid=valid,
             order=TokenOrder.of(tokens) if kind.ordered and replay is None else None,
             replay=replay,
             step=tokens.fields[UPDATES.name].astype(jnp.float32) if kind.anneals and train else None,
@@ -171,18 +170,18 @@ class Experts(Block):
         return routing._replace(indices=jnp.where(order.own(inside), routing.indices, NO_EXPERT))
 
     def _report(
-        self, logits: jax.Array, routing: Routing, counts: Float[Array, "batch part"]
+        self, logits: jax.Array, routing: Routing, valid: Float[Array, "batch part"]
     ) -> dict[str, Float[Array, ""]]:
-        """This rank's share of the losses and of the statistics over the microbatch. `counts` is 1 for tokens that do
+        """This rank's share of the losses and of the statistics over the microbatch. `valid` is 1 for tokens that do
         not pad a row."""
-        of_rows, counts = counts, counts.ravel()
+        of_rows, valid = valid, valid.ravel()
         chosen = routing.indices[:, :, None] == jnp.arange(self.experts.count)
-        of_expert = jnp.sum(jnp.where(chosen, counts[:, None, None], 0.0), axis=(0, 1))
-        statistics = {name: counts @ values for name, values in routing.statistics.items()}
-        own = Sums(counts.sum(), lax.stop_gradient(of_expert), statistics)
+        of_expert = jnp.sum(jnp.where(chosen, valid[:, None, None], 0.0), axis=(0, 1))
+        statistics = {name: valid @ values for name, values in routing.statistics.items()}
+        own = Sums(valid.sum(), lax.stop_gradient(of_expert), statistics)
         packed, unpack = ravel_pytree(own)
         whole, ranks = unpack(reduce_sum(lax.stop_gradient(packed), STREAM_AXES)), lax.axis_size(STREAM_AXES)
-        total = self.experts.z_loss * z_loss(logits, counts) if self.experts.z_loss else 0 * own.tokens
+        total = self.experts.z_loss * z_loss(logits, valid) if self.experts.z_loss else 0 * own.tokens
         if self.kind.loss is not None and self.experts.balance_loss:
             total += self.experts.balance_loss * whole.tokens * share(self.kind.loss, own, whole, ranks)
         if self.experts.sequence_loss:
@@ -200,7 +199,7 @@ class Experts(Block):
             ROUTED_TOKENS: own.tokens,
             LOAD: fullest(whole.counts) * own.tokens,
             RANK_LOAD: fullest(of_rank) * own.tokens,
-            ENTROPY: jnp.sum(counts * entropy(lax.stop_gradient(logits))) if logits.ndim else 0 * own.tokens,
+            ENTROPY: jnp.sum(valid * entropy(lax.stop_gradient(logits))) if logits.ndim else 0 * own.tokens,
         }
 
     # ---- experts

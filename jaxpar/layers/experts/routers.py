@@ -154,8 +154,8 @@ def base(logits: Logits, state: RouterState, experts: ExpertsConfig, options: No
     """In training every expert gets equally many tokens of the microbatch, such that the sum of their logits is the
     largest; else a token's largest logit is chosen. The weight is its sigmoid (BASE layers, arXiv:2103.16716)."""
     if state.train and state.replay is None:
-        assert state.order is not None and state.counts is not None, "an assignment is one of all tokens"
-        indices = state.order.own(balanced(state.order.whole(logits), state.order.whole(state.counts)))[:, None]
+        assert state.order is not None and state.valid is not None, "an assignment is one of all tokens"
+        indices = state.order.own(balanced(state.order.whole(logits), state.order.whole(state.valid)))[:, None]
     else:
         indices = selected(state, logits, 1)
     return Routing(indices, jax.nn.sigmoid(chosen(logits, indices)), {})
@@ -167,9 +167,9 @@ def expert_choice(logits: Logits, state: RouterState, experts: ExpertsConfig, op
     probabilities = jax.nn.softmax(logits)
     if state.replay is not None:
         return Routing(state.replay, chosen(probabilities, state.replay), {})
-    assert state.order is not None and state.counts is not None, "a choice is one among all tokens"
-    all_counts = state.order.whole(state.counts)
-    used = state.order.own(chosen_by_experts(state.order.whole(probabilities), all_counts, experts.per_token))
+    assert state.order is not None and state.valid is not None, "a choice is one among all tokens"
+    valid = state.order.whole(state.valid)
+    used = state.order.own(chosen_by_experts(state.order.whole(probabilities), valid, experts.per_token))
     return Routing(_used(used), probabilities, {})
 
 

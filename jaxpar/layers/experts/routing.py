@@ -68,8 +68,8 @@ class RouterState(NamedTuple):
     """The token at each place."""
     train: bool = True
     """Whether this is training."""
-    counts: Bool[Array, " tokens"] | None = None
-    """Which tokens count; the others pad rows."""
+    valid: Bool[Array, " tokens"] | None = None
+    """Which tokens do not pad a row."""
     order: TokenOrder | None = None
     """The tokens of all ranks."""
     replay: Int[Array, "tokens chosen"] | None = None
@@ -192,9 +192,9 @@ def _variation(x: Float[Array, " experts"]) -> Float[Array, ""]:
     return jnp.mean(jnp.square(x - mean)) / jnp.maximum(jnp.square(mean), 1e-20)
 
 
-def z_loss(logits: Logits, counts: Float[Array, " tokens"]) -> Float[Array, ""]:
+def z_loss(logits: Logits, valid: Float[Array, " tokens"]) -> Float[Array, ""]:
     """The sum of `logsumexp(logits)^2` over the tokens that count (ST-MoE, arXiv:2202.08906, equation 5)."""
-    return jnp.sum(counts * jnp.square(jax.nn.logsumexp(logits, axis=-1)))
+    return jnp.sum(valid * jnp.square(jax.nn.logsumexp(logits, axis=-1)))
 
 
 def share(loss: Loss, own: Sums, whole: Sums, ranks: int) -> Float[Array, ""]:
@@ -213,13 +213,13 @@ def share(loss: Loss, own: Sums, whole: Sums, ranks: int) -> Float[Array, ""]:
 def sequence_loss(
     indices: Int[Array, "rows part chosen"],
     probabilities: Float[Array, "rows part experts"],
-    counts: Float[Array, "rows part"],
+    valid: Float[Array, "rows part"],
 ) -> Float[Array, ""]:
     """This rank's share of the sum over tokens of the `balance_loss` of their row (DeepSeek-V3, arXiv:2412.19437,
     equations 17-20). A row's tokens are all in one microbatch, so the sum does not depend on the microbatches."""
     one_hot = indices[..., None] == jnp.arange(probabilities.shape[-1])
-    chosen = jnp.sum(jnp.where(one_hot, counts[..., None, None], 0.0), axis=(1, 2))
-    own = Sums(counts.sum(1), chosen, {"probabilities": jnp.einsum("rt,rte->re", counts, probabilities)})
+    chosen = jnp.sum(jnp.where(one_hot, valid[..., None, None], 0.0), axis=(1, 2))
+    own = Sums(valid.sum(1), chosen, {"probabilities": jnp.einsum("rt,rte->re", valid, probabilities)})
     whole = jax.tree.map(lambda leaf: reduce_sum(lax.stop_gradient(leaf), ROW_AXES), own)
     of_row = lambda own, whole: whole.tokens * share(balance_loss, own, whole, lax.axis_size(ROW_AXES))
     return jnp.sum(jax.vmap(of_row)(own, whole))

@@ -87,7 +87,7 @@ class Lists(NamedTuple):
     """Where in `order` each token of a list stands first, list by list; in lists by expert, where each assignment
     stands."""
     expert: Int[Array, "tokens chosen"]
-    """The number of its expert on the expert's rank."""
+    """The index of its expert on the expert's rank."""
     lengths: Int[Array, " lists"]
     """Assignments of each list."""
     tokens: Int[Array, " lists"]
@@ -108,22 +108,22 @@ class Window(NamedTuple):
     slots: Int[Array, "assignments 1"]
     """The slot of each assignment, or `NONE`."""
     expert: Int[Array, " slots"]
-    """The number of the expert of each slot on its rank, or `NONE`."""
+    """The index of the expert of each slot on its rank, or `NONE`."""
     row: Int[Array, " slots"]
     """The row of each slot in its list."""
 
 
 def by_rank(
-    experts: Int[Array, "tokens chosen"], counts: Bool[Array, " tokens"], ranks: int, each: int, room: int, rows: int
+    experts: Int[Array, "tokens chosen"], valid: Bool[Array, " tokens"], ranks: int, each: int, room: int, rows: int
 ) -> Lists:
     """A list for each of `ranks`, which has `each` experts, in the order of tokens. The first round takes `room`
     assignments of a list at most, of `rows` tokens at most."""
-    rank = jnp.where(counts[:, None] & (experts != NO_EXPERT), experts // each, ranks)
+    rank = jnp.where(valid[:, None] & (experts != NO_EXPERT), experts // each, ranks)
     key = rank.ravel()
     order = jnp.argsort(key, stable=True)
     here = rank[:, :, None] == jnp.arange(ranks)
-    number = here.sum(axis=1)
-    before, tokens_before = (jnp.cumsum(x, axis=0) - x for x in (number, (number > 0).astype(number.dtype)))
+    assigned = here.sum(axis=1)
+    before, tokens_before = (jnp.cumsum(x, axis=0) - x for x in (assigned, (assigned > 0).astype(assigned.dtype)))
     own = jnp.minimum(rank, ranks - 1)
     within = jnp.tril(rank[:, :, None] == rank[:, None, :], -1).sum(axis=2)
     place = jnp.take_along_axis(before, own, axis=1) + within
@@ -131,19 +131,19 @@ def by_rank(
     # Assignments that do not count stand last and are the first of nothing.
     leads = (within == 0) & (rank < ranks)
     heads = jnp.argsort(~leads.ravel()[order], stable=True)
-    lengths = number.sum(axis=0)
-    first = jnp.minimum(room, jnp.sum(jnp.where(tokens_before < rows, number, 0), axis=0))
+    lengths = assigned.sum(axis=0)
+    first = jnp.minimum(room, jnp.sum(jnp.where(tokens_before < rows, assigned, 0), axis=0))
     found = jnp.where(rank < ranks, rank, NONE)
-    return Lists(order, found, place, token, heads, experts % each, lengths, (number > 0).sum(axis=0), first)
+    return Lists(order, found, place, token, heads, experts % each, lengths, (assigned > 0).sum(axis=0), first)
 
 
-def window_of(lists: Lists, number: int | jax.Array, room: int, rows: int) -> Window:
-    """The assignments of round `number`: the first one `Lists.first` of each list, others `rows` assignments.
+def window_of(lists: Lists, round: int | jax.Array, room: int, rows: int) -> Window:
+    """The assignments of round `round`: the first one `Lists.first` of each list, others `rows` assignments.
 
     `room` and `rows` are those of this round.
     """
-    start = jnp.where(number == 0, 0, lists.first + (number - 1) * rows)
-    end = jnp.minimum(jnp.where(number == 0, lists.first, start + rows), lists.lengths)
+    start = jnp.where(round == 0, 0, lists.first + (round - 1) * rows)
+    end = jnp.minimum(jnp.where(round == 0, lists.first, start + rows), lists.lengths)
     begins = jnp.cumsum(lists.lengths) - lists.lengths
     last, chosen = lists.order.size - 1, lists.list.shape[1]
     # Slots.
@@ -230,7 +230,7 @@ def by_expert_of_tokens(window: Window, gates: Float[Array, "tokens chosen"], ea
 def places_of_list(
     window: Window,
     gates: Float[Array, "slices tokens chosen"],
-    number: Int[Array, ""],
+    index: Int[Array, ""],
     lists: int,
     rows: int,
     each: int,
@@ -240,7 +240,7 @@ def places_of_list(
     Args:
         window: The assignments that the first round takes, stacked by slice.
         gates: Weights of the choices.
-        number: The list, of `lists`.
+        index: The list, of `lists`.
         lists: Lists of a window.
         rows: Rows of a list in a round.
         each: Experts of the list's rank.
@@ -252,8 +252,8 @@ def places_of_list(
 
     def of_slice(window: Window, gates: jax.Array) -> tuple[jax.Array, ...]:
         weights = spread(gates.reshape(-1, 1), window.assignments, window.slots)[:, 0]
-        values = (x.reshape(lists, -1)[number] for x in (window.expert, window.row, weights, window.tokens))
-        row_of_token = jnp.where(window.back // rows == number, window.back % rows, NONE).max(axis=1)
+        values = (x.reshape(lists, -1)[index] for x in (window.expert, window.row, weights, window.tokens))
+        row_of_token = jnp.where(window.back // rows == index, window.back % rows, NONE).max(axis=1)
         return *values, row_of_token
 
     expert, row, weights, token, row_of = jax.vmap(of_slice)(window, gates)
@@ -265,13 +265,13 @@ def places_of_list(
     return sorted_rows._replace(take=take, back=jnp.where(places >= 0, sorted_rows.back[places[:, 0]], NONE))
 
 
-def without_list(window: Window, number: Int[Array, ""], lists: int, rows: int) -> Window:
+def without_list(window: Window, index: Int[Array, ""], lists: int, rows: int) -> Window:
     """The window of a slice without the assignments of one list, whose room stays empty."""
 
     def others(x: jax.Array) -> jax.Array:
-        return jnp.where(jnp.arange(lists)[:, None] == number, NONE, x.reshape(lists, -1)).ravel()
+        return jnp.where(jnp.arange(lists)[:, None] == index, NONE, x.reshape(lists, -1)).ravel()
 
-    back = jnp.where(window.back // rows == number, NONE, window.back)
+    back = jnp.where(window.back // rows == index, NONE, window.back)
     return window._replace(tokens=others(window.tokens), back=back, expert=others(window.expert))
 
 

@@ -22,9 +22,9 @@ EXPERTS = (
     Fault(
         name="results_combined_in_the_order_they_were_computed",
         description="Rows are sent back in the order of the experts, and not in that in which they came.",
-        file="jaxpar/layers/experts/products.py",
-        old="collect(found, places.take, places.back)",
-        new="collect(found, places.take, jnp.arange(len(places.back))[:, None])",
+        file="jaxpar/layers/experts/rounds.py",
+        old="places.sizes), places.take, places.back)",
+        new="places.sizes), places.take, jnp.arange(len(places.back))[:, None])",
         caught_by=(f"{FLOAT64}[top_k_softmax]",),
     ),
     Fault(

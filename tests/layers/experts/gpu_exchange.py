@@ -24,8 +24,7 @@ from jaxpar.config.plan import Choice, ExpertLayout
 from jaxpar.cost.hardware_model import nearest_hardware
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.experts.exchange import EXCHANGES
-from jaxpar.layers.experts.products import Operands
-from jaxpar.layers.experts.rounds import exchanged, lists_of
+from jaxpar.layers.experts.rounds import Operands, exchanged, lists_of
 from jaxpar.mesh.axes import AXES, vary
 from tests.compiler.program.programs import strictly
 from tests.gpu_compile import compile_for_gpu, h100s

@@ -103,7 +103,7 @@ def test_own_rows_apart_and_those_that_are_sent_have_each_assignment_once(name: 
     taken = 0
     for rank in range(RANKS):
         places = jax.device_get(places_of_list(window, jnp.asarray(gates), jnp.int32(rank), RANKS, ROWS, EACH))
-        hide = partial(without_list, number=jnp.int32(rank), lists=RANKS, rows=ROWS)
+        hide = partial(without_list, index=jnp.int32(rank), lists=RANKS, rows=ROWS)
         sent = jax.device_get(jax.vmap(hide)(window))
         mine = [
             (experts[s, t, j] % EACH, 5 * s + t, gates[s, t, j])

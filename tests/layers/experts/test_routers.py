@@ -54,7 +54,7 @@ class OneRank:
     own = whole
 
 
-ALONE = RouterState(bias=jnp.float32(BIAS), counts=jnp.asarray(COUNTS > 0), order=OneRank())
+ALONE = RouterState(bias=jnp.float32(BIAS), valid=jnp.asarray(COUNTS > 0), order=OneRank())
 
 
 def options_of(name: str) -> ExpertsConfig:
