@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.ad_checkpoint import checkpoint_name
+from jax.core import eval_jaxpr
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.layers.experts.exchange import Exchange
@@ -108,7 +109,7 @@ def exchanged(
         # No function with a derivative of its own may close over traced values, integers included.
         program = jax.make_jaxpr(shared)(x)
         constants = program.consts
-        shared = lambda x, *constants: jax.core.eval_jaxpr(program.jaxpr, constants, x)[0]
+        shared = lambda x, *constants: eval_jaxpr(program.jaxpr, constants, x)[0]
     fits = lists.place[0].size <= exchange.room and len(lists.place[0]) <= exchange.rows
     run = _first_round if fits else _all_rounds
     (y, beside), (handled, rounds) = run(Layer(exchange, products, shared), Inputs(w, x, gates, constants), lists)
