@@ -40,13 +40,11 @@ ENTRIES = (
 """The entries of the registry that name these files."""
 
 TESTS = (
-    "tests/model/loop/test_walk.py",
-    "tests/model/loop/test_layer_loop.py::test_the_loop_equals_a_plain_one",
-    "tests/pipeline/execution/test_executor.py::test_each_tick_multiplies_what_its_actions_multiply_and_no_more",
-    "tests/pipeline/execution/test_executor.py::"
-    "test_chunks_that_are_held_are_gathered_twice_and_scattered_once_in_a_batch",
-    "tests/pipeline/execution/test_program.py",
-)
+    *(f"tests/model/loop/test_{name}.py" for name in ("layer_loop", "layer_stack", "walk")),
+    "tests/pipeline/execution",
+    "tests/mesh", "--ignore=tests/mesh/quantized", "--ignore=tests/mesh/test_placements.py",
+)  # fmt: skip
+"""The runtime's tests that make no plan: what chooses one knows the features."""
 
 
 @pytest.fixture(scope="module")
