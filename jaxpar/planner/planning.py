@@ -21,7 +21,7 @@ from jaxpar.layout.checks.validate import validate
 from jaxpar.planner.anchors import read_anchors
 from jaxpar.planner.machine import is_cpu, named_cluster
 from jaxpar.planner.placement.measured import PLACED, measured
-from jaxpar.planner.profile import read_profile
+from jaxpar.planner.profile import Profile, read_profile
 from jaxpar.planner.report import words
 from jaxpar.planner.report.measured import asked_of, measured_words
 from jaxpar.planner.report.page import write_page
@@ -89,18 +89,9 @@ class Planning:
             print(json_text(found, indent=2))
             return
         print_plans(plans, search.effort, screen())
-        measured_times = []
-        if self.profile is not None and profile is not None:
-            asked = asked_of(search.timer, plans[0].candidate.layout)
-            measured_times = measured_words(self.profile, profile, asked)
-        print_lines(screen(), *filter(None, [idle]), *measured_times, *([] if anchors is None else [anchors.line]))
-        if lines := words.stages(plans[0], search.timer):
-            print_lines(screen(), *lines, title="Stages")
-        if nodes is not None:
-            print_lines(screen(), *nodes.words(plans[0], placed), title="Nodes")
-        if self.show_model:
-            note = borrowed(cluster.gpu) if hardware is None else None
-            print_lines(screen(), *model_lines(search.reached, note), title="What a GPU reaches")
+        notes = [*filter(None, [idle]), *([] if anchors is None else [anchors.line])]
+        of_nodes = [] if nodes is None else nodes.words(plans[0], placed)
+        self._print_details(plans[0], search, notes, of_nodes, profile)
         self._print_written(cluster)
 
     def _verified(self, plans: list[Planned], search: Search) -> tuple[list[Planned], list[Verified]]:
@@ -112,6 +103,20 @@ class Planning:
         if not self.as_json:
             print_verified(verified, screen())
         return [one.planned for one in verified], verified
+
+    def _print_details(
+        self, best: Planned, search: Search, notes: list[str], of_nodes: list[str], profile: Profile | None
+    ) -> None:
+        """What there is to be said of a plan besides its numbers."""
+        if self.profile is not None and profile is not None:
+            notes = [*notes, *measured_words(self.profile, profile, asked_of(search.timer, best.candidate.layout))]
+        print_lines(screen(), *notes)
+        for title, lines in (("Stages", words.stages(best, search.timer)), ("Nodes", of_nodes)):
+            if lines:
+                print_lines(screen(), *lines, title=title)
+        if self.show_model:
+            note = borrowed(search.cluster.gpu) if self.profile is None else None
+            print_lines(screen(), *model_lines(search.reached, note), title="What a GPU reaches")
 
     def _print_written(self, cluster: Cluster) -> None:
         """What to do next."""
