@@ -19,6 +19,11 @@ type Blocks = str | tuple[str, ...]
 MIXERS: dict[str, Blocks] = {
     "attention": "jaxpar.layers.attention:Attention",
     "latent_attention": "jaxpar.layers.latent_attention:LatentAttention",
+    "lightning": "jaxpar.layers.linear_attention.lightning:Lightning",
+    "gla": "jaxpar.layers.linear_attention.gla:GatedLinearAttention",
+    "gated_deltanet": "jaxpar.layers.linear_attention.gated_deltanet:GatedDeltaNet",
+    "kimi_delta": "jaxpar.layers.linear_attention.kimi_delta:KimiDelta",
+    "mamba2": "jaxpar.layers.linear_attention.mamba2:Mamba2",
 }
 """The values of `model.mixer`, each with the blocks that it names."""
 

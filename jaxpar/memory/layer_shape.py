@@ -24,7 +24,7 @@ ITEM_BYTES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "
 """Bytes of one number, by dtype."""
 
 
-SPLIT = frozenset({"heads", "mlp", "expert_mlp", "shared_mlp"})
+SPLIT = frozenset({"heads", "linear_heads", "linear_key_heads", "mlp", "expert_mlp", "shared_mlp"})
 """Logical dims that tensor ranks split evenly; a key head that ranks share is on each of them."""
 
 

@@ -48,8 +48,8 @@ class ParamSpec:
     """Global shape; stacked layers have `layers` as first dim."""
     axes: tuple[str, ...]
     """Logical name of each dim."""
-    init: Literal["normal", "zeros", "ones"] = "normal"
-    """Distribution of the initial values."""
+    init: Literal["normal", "zeros", "ones"] | Callable[[Array, tuple[int, ...]], Array] = "normal"
+    """Distribution of the initial values, or a function from a key and a shape to them."""
     scale: float = 1.0
     """Standard deviation of a normal initial value."""
     inputs: int = 1
@@ -150,10 +150,12 @@ def initial_weight(
     root = jax.random.key(seed)
 
     def one(shape: tuple[int, ...], layer: Int[Array, ""] | None = None) -> jax.Array:
-        if spec.init != "normal":
+        if spec.init in ("zeros", "ones"):
             return jnp.full(shape, float(spec.init == "ones"), jnp.float32)
         key = jax.random.fold_in(root, zlib.crc32(name.encode()))
         key = key if layer is None else jax.random.fold_in(key, layer)
+        if callable(spec.init):
+            return spec.init(key, shape)
         return spec.scale * jax.random.normal(key, shape, jnp.float32)
 
     if "layers" not in spec.axes:

@@ -26,6 +26,7 @@ from jaxpar.runtime.passes import Output
 from tests.extending import retention
 from tests.memory.shapes import layer_shape
 from tests.model.test_goldens import logits
+from tests.packed_rows import packed_rows
 from tests.reference import decoder64
 from tests.sentences import refused
 from tests.small_run import SmallRun, small
@@ -55,15 +56,6 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def run_of(model: dict[str, Any] | None = None, **sections: dict[str, Any]) -> SmallRun:
     return SmallRun(small(model={"layers": 2, "mixer": "retention"} | (model or {}), **sections))
-
-
-def packed_rows(run: SmallRun) -> dict[str, np.ndarray]:
-    """A batch whose documents end within chunks, at their ends, and within and at the end of a context rank's part."""
-    rows, lengths = run.rows(0), ([3, 5, 1, 23], [16, 16], [32], [15, 2, 15], [8, 20, 4], [31, 1], [1, 31], [12, 20])
-    one = lambda each: np.repeat(np.arange(1, len(each) + 1, dtype=np.int32), each)
-    segments = np.stack([one(each) for each in lengths])
-    positions = np.stack([np.concatenate([np.arange(size, dtype=np.int32) for size in each]) for each in lengths])
-    return rows | {"segments": segments, "positions": positions}
 
 
 def retention64(x: Any, weights: Any, options: Any, batch: Any) -> Any:

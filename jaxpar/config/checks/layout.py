@@ -9,6 +9,7 @@ from jaxpar.config.bounds import RANKS, spell_limit
 from jaxpar.config.checks.sizes import divides, known
 from jaxpar.config.counting import kv_heads, padded_vocab
 from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import key_of, kind_models
 from jaxpar.config.reading.sections import by_key
 from jaxpar.config.schema import Config, ParallelConfig
 from jaxpar.config.schema.layout import kept_by_planner
@@ -80,6 +81,10 @@ def check_heads(config: Config) -> None:
         raise UserError(
             f"model.kv_heads: expected a multiple or a divisor of parallel.tensor ({tensor}), got {kv_heads(model)}"
         )
+    for kind, own in kind_models(model).items():
+        for key in ("heads", "key_heads"):
+            if own.linear_attention is not None and (heads := getattr(own.linear_attention, key)) is not None:
+                divides(key_of(kind, f"linear_attention.{key}"), heads, "parallel.tensor", tensor)
 
 
 def check_vocab(config: Config) -> None:

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 from jaxpar.config.bounds import BELOW_ONE, LAYERS, POSITIVE, WIDTH, at_least
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
+from jaxpar.config.mappings.linear_attention import LinearAttentionConfig
 from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.parts import FEED_FORWARDS, INPUTS, MIXERS
 
@@ -84,6 +85,8 @@ class ModelConfig:
     """The block of a layer in which tokens see others; with `latent_attention` it is that."""
     latent_attention: LatentAttentionConfig | None = None
     """Multi-head latent attention in place of `kv_heads` and `head_dim` (`docs/models.md`)."""
+    linear_attention: LinearAttentionConfig | None = None
+    """Heads and widths of mixers with a state (`docs/hybrids.md`); null takes those of attention."""
     attention_sinks: bool = False
     """A learned logit of each query head in the denominator of its softmax, so that a head may attend to nothing
     (gpt-oss)."""

@@ -63,7 +63,10 @@ def check_low_rank(model: ModelConfig) -> None:
     layers = [declare_layer(replace(layer, low_rank={})) for layer in kind_models(model).values()]
     most: dict[str, int] = {}
     for part in (part for layer in layers for part in layer.parts):
-        for name, spec in zip(part.matrix_names, part.matrices, strict=True):
+        for name in part.matrix_names:
+            if part.is_factored(name):  # whatever the configuration says
+                continue
+            spec = part.weights[name]
             inputs = prod(spec.shape[: spec.inputs])
             most[name] = min(inputs, spec.size // inputs, most.get(name, WIDTH))
     for name, rank in model.low_rank.items():

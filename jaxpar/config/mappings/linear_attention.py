@@ -1,0 +1,24 @@
+"""The mapping `model.linear_attention`: heads and widths of mixers with a state."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Annotated
+
+from jaxpar.config.bounds import WIDTH, at_least
+
+
+@dataclass(frozen=True)
+class LinearAttentionConfig:
+    """Heads of a mixer with a state (`lightning`, `gla`, `gated_deltanet`, `kimi_delta`, `mamba2`), where they differ
+    from `model.heads` and `model.head_dim`. The state of a head is a matrix of `key_dim` x `value_dim`."""
+
+    heads: Annotated[int, at_least(1, WIDTH)] | None = None
+    """Heads of values, each with a state; null is `model.heads`. Mamba-2 has `embed * 2 / value_dim`."""
+    key_heads: Annotated[int, at_least(1, WIDTH)] | None = None
+    """Heads of queries and keys, each used by `heads / key_heads` heads of values; null is `heads`. They are Mamba-2's
+    groups."""
+    key_dim: Annotated[int, at_least(1, WIDTH)] | None = None
+    """Width of a query and of a key; null is the width of a head of attention. It is Mamba-2's state size."""
+    value_dim: Annotated[int, at_least(1, WIDTH)] | None = None
+    """Width of a value; null is the width of a head of attention."""

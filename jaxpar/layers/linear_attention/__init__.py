@@ -1,0 +1,1 @@
+"""Mixers with a state of constant size: linear attention and state space models."""

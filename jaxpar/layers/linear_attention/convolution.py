@@ -1,0 +1,63 @@
+"""The short causal convolution of each channel before a recurrence."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Float, Int
+
+from jaxpar.config.errors import UserError
+from jaxpar.layers.context import TokenContext
+from jaxpar.mesh.collectives import reduce_sum, shift_context
+
+TAPS = 4
+"""Tokens that an output is a sum over, itself the last: 4 in all published models."""
+
+
+def convolve(
+    x: Float[Array, "batch seq heads width"], weight: Float[Array, "heads width taps"], tokens: TokenContext
+) -> Float[Array, "batch seq heads width"]:
+    """Each channel's sum over its last `TAPS` values, those of the same document; one message between context ranks.
+
+    Raises `UserError` where a context rank has fewer tokens than the sum reaches back.
+    """
+    reach, (_, length), ranks = TAPS - 1, tokens.segments.shape, lax.axis_size("context")
+    if length < reach:
+        raise UserError(
+            f"parallel.context: each rank has {length} tokens of a row; expected {reach} at least, as a short "
+            "convolution reaches back so far"
+        )
+    halo, documents = jnp.zeros_like(x[:, :reach]), jnp.full_like(tokens.segments[:, :reach], -1)
+    if ranks > 1:
+        rank = lax.axis_index("context")
+        halo = shift_context(x[:, -reach:], 1, wrap=False)
+        ends = tokens.row_segments.reshape(-1, ranks, length)[:, :, -reach:]
+        documents = jnp.where(rank > 0, ends[:, jnp.maximum(rank - 1, 0)], documents)
+    behind = jnp.concatenate([halo, x], axis=1)
+    segments = jnp.concatenate([documents, tokens.segments], axis=1)
+
+    def tap(number: int) -> jax.Array:
+        same = segments[:, number : number + length] == tokens.segments
+        return jnp.where(same[..., None, None], behind[:, number : number + length], 0) * weight[..., number]
+
+    return sum((tap(number) for number in range(reach)), start=tap(reach))
+
+
+def last_values(
+    x: Float[Array, "batch seq heads width"], tokens: TokenContext, lengths: Int[Array, " batch"]
+) -> Float[Array, "batch heads taps width"]:
+    """The values of the last tokens of rows of `lengths` that the next token's sum reaches back to; 0 before a row."""
+    at = lengths[:, None] - (TAPS - 1) + jnp.arange(TAPS - 1)
+    chosen = (tokens.indices[:, :, None] == at[:, None]).astype(x.dtype)
+    return jnp.moveaxis(reduce_sum(jnp.einsum("bshw,bst->bthw", x, chosen), ("context",)), 1, 2)
+
+
+def convolve_next(
+    x: Float[Array, "batch heads width"],
+    weight: Float[Array, "heads width taps"],
+    before: Float[Array, "batch heads taps width"],
+) -> tuple[Float[Array, "batch heads width"], Float[Array, "batch heads taps width"]]:
+    """The sum of one more token of each row, and the values that the next one reaches back to."""
+    values = jnp.concatenate([before, x[:, :, None]], axis=2)
+    return jnp.einsum("bhtw,hwt->bhw", values, weight), values[:, :, 1:]

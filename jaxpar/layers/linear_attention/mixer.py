@@ -1,0 +1,233 @@
+"""The common parts of mixers with a state: their declaration, the way from projections to an output, and decoding."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, PyTree
+
+from jaxpar.config.counting import head_dim
+from jaxpar.config.errors import UserError
+from jaxpar.config.mappings.linear_attention import LinearAttentionConfig
+from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.block import CACHED_ROWS, Block, Context
+from jaxpar.layers.declaration.activations import Activation
+from jaxpar.layers.declaration.low_rank import factored
+from jaxpar.layers.declaration.part import Elementwise, Matmuls, Part, Recurrence, Traffic, matrix, vector
+from jaxpar.layers.linear_attention.convolution import TAPS, convolve, convolve_next, last_values
+from jaxpar.layers.linear_attention.recurrence import Streams, advance, recur
+from jaxpar.layers.ops.plain import Ops
+from jaxpar.mesh.collectives import reduce_sum
+from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.runtime.passes import Output
+
+IN, OUT = "linear_in", "linear_out"
+"""The groups of matmuls."""
+HEAD, KEY, VALUE = ("linear_heads",), ("linear_key_heads", "linear_key"), ("linear_heads", "linear_value")
+"""Dims of a number of each head, of a query or key, and of a value."""
+CONVOLVED = "query", "key", "value"
+"""The projections that short convolutions follow, in mixers that have them."""
+CACHED = PartitionSpec(CACHED_ROWS, "tensor", "context")
+"""The partition of a cached array [batch, heads, context, ...]: each context rank has a copy."""
+
+
+class Sizes(NamedTuple):
+    """Heads and widths of a mixer with a state."""
+
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+
+
+def sizes_of(model: ModelConfig) -> Sizes:
+    """The sizes of `model.linear_attention`, with those of attention where it has none."""
+    linear = model.linear_attention or LinearAttentionConfig()
+    heads = linear.heads or model.heads
+    return Sizes(
+        heads, linear.key_heads or heads, linear.key_dim or head_dim(model), linear.value_dim or head_dim(model)
+    )
+
+
+def cached_arrays(*convolved: str) -> dict[str, PartitionSpec]:
+    """The partitions of the cache: of the state, and of the values that convolutions of projections reach back to."""
+    return dict.fromkeys(("state", *convolved), CACHED)
+
+
+class LinearAttention(Block):
+    """A mixer with a state: projections, short convolutions, a recurrence, and a gated output."""
+
+    order = "contiguous"
+    cache = cached_arrays()
+    convolved: ClassVar[tuple[str, ...]] = ()
+    """The projections that a short convolution and a SiLU follow."""
+
+    def __init__(self, model: ModelConfig, part: Part | None = None):
+        super().__init__(part or self.declare(model))
+        self.sizes, self.epsilon, self.layers = sizes_of(model), model.norm_epsilon, model.layers
+
+    @staticmethod
+    @abstractmethod
+    def declare(model: ModelConfig) -> Part:
+        """The part of a model; see `declare_part`."""
+
+    @abstractmethod
+    def streams(self, made: Mapping[str, jax.Array], context: Context) -> Streams:
+        """The recurrence's streams, from the projections and what convolutions made of them."""
+
+    @abstractmethod
+    def gated(self, out: Float[Array, "batch seq heads value"], made: Mapping[str, jax.Array]) -> jax.Array:
+        """The recurrence's output after its norm and gate, float32."""
+
+    @classmethod
+    def check(cls, model: ModelConfig) -> None:
+        """Refuse heads that do not fit, and settings of attention. Raises `UserError`."""
+        sizes = sizes_of(model)
+        if sizes.heads % sizes.key_heads:
+            raise UserError(
+                f"model.linear_attention.key_heads: {sizes.key_heads}; expected a divisor of its heads ({sizes.heads})"
+            )
+        if model.window is not None:
+            raise UserError(
+                f"model.window: {model.window}, and model.mixer: {model.mixer} sees all tokens before one by its "
+                "state; expected null in layers with this mixer"
+            )
+
+    def __call__(self, x: Float[Array, "batch part embed"], context: Context, ops: Ops) -> Output:
+        """Projections, convolutions, the recurrence, and the gated output."""
+        made = self._projected(x, ops)
+        made |= {name: self._activated(convolve(made[name], *self._taps(name), context.tokens), name)
+                 for name in self.convolved}  # fmt: skip
+        out, _ = recur(self.streams(made, context), context.tokens)
+        return self._finished(out, made, ops), {}
+
+    def decode(self, x: jax.Array, cache: PyTree, context: Context, ops: Ops) -> tuple[jax.Array, PyTree]:
+        """See `Block.decode`; the cache is the state, and the values that convolutions reach back to."""
+        assert context.rows is not None, "rows that are continued"
+        made, after = self._projected(x, ops), dict[str, jax.Array]()
+        if cache is None:
+            one = jnp.ones_like(context.tokens.segments), jnp.ones_like(context.tokens.row_segments)
+            tokens = context.tokens._replace(segments=one[0], row_segments=one[1])  # a prompt and its padding
+            for name in self.convolved:
+                after[name] = last_values(made[name], tokens, context.rows.lengths)
+                made[name] = self._activated(convolve(made[name], *self._taps(name), tokens), name)
+            valid = (tokens.indices < context.rows.lengths[:, None]).astype(jnp.float32)
+            streams = jax.tree.map(
+                lambda x: x * valid.reshape(*valid.shape, *[1] * (x.ndim - 2)), self.streams(made, context)
+            )  # padding changes no state
+            out, state = recur(streams, tokens)
+            last = lax.axis_index("context") == lax.axis_size("context") - 1
+            after["state"] = reduce_sum(jnp.where(last, state, 0), ("context",))
+        else:
+            for name in self.convolved:  # one token of each row
+                new, after[name] = convolve_next(made[name][0], self._taps(name)[0], cache[name][:, :, 0])
+                made[name] = self._activated(new[None], name)
+            streams = jax.tree.map(lambda x: x[0], self.streams(made, context))
+            out, after["state"] = advance(streams, cache["state"][:, :, 0])
+            out = out[None]
+        return self._finished(out, made, ops), {name: x[:, :, None] for name, x in after.items()}
+
+    def by_value_head(self, x: Float[Array, "batch seq key_heads width"]) -> Float[Array, "batch seq heads width"]:
+        """Queries or keys, repeated for the heads of values that use them."""
+        return jnp.repeat(x, self.sizes.heads // self.sizes.key_heads, axis=2)
+
+    def _projected(self, x: jax.Array, ops: Ops) -> dict[str, jax.Array]:
+        group = self.part.groups[0]
+        made = zip(group.weights, group.outputs, ops.run(self, IN, x), strict=True)
+        return {weight: self.named(one, name) for weight, name, one in made}
+
+    def _taps(self, name: str) -> tuple[jax.Array]:
+        return (self.weight(f"{name}_taps"),)
+
+    def _activated(self, x: jax.Array, name: str) -> jax.Array:
+        """A convolution's output with its bias, if it has one, and the SiLU."""
+        return self.named(jax.nn.silu(self.biased(x, f"{name}_taps")), f"linear_convolved_{name}")
+
+    def _finished(self, out: jax.Array, made: Mapping[str, jax.Array], ops: Ops) -> jax.Array:
+        out = self.named(out.astype(made["value"].dtype), "linear_output")
+        return ops.run(self, OUT, self.named(self.gated(out, made).astype(out.dtype), "linear_gated"))
+
+
+def normalized_length(x: Float[Array, "*batch width"]) -> Float[Array, "*batch width"]:
+    """`x` with length 1, in float32."""
+    x = x.astype(jnp.float32)
+    return x * lax.rsqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)
+
+
+def declare_part(
+    model: ModelConfig,
+    inward: Mapping[str, tuple[str, ...]],
+    vectors: Mapping[str, ParamSpec],
+    *,
+    convolved: Sequence[str] = (),
+    ranks: Mapping[str, int] | None = None,
+    delta: bool = False,
+) -> Part:
+    """The part of a mixer with a state.
+
+    Args:
+        model: of layers that are all alike.
+        inward: the projections by name, each with the dims of what it makes: `HEAD`, `KEY` or `VALUE`.
+        vectors: weights that are no matrices.
+        convolved: the projections that a short convolution follows.
+        ranks: projections that are products of two matrices, each with the rank between them.
+        delta: whether the recurrence has the delta rule.
+    """
+    sizes, scale = sizes_of(model), model.init_scale
+    shapes = {
+        HEAD: ((sizes.heads,), ("heads",)),
+        KEY: ((sizes.key_heads, sizes.key_dim), ("heads", "head_dim")),
+        VALUE: ((sizes.heads, sizes.value_dim), ("heads", "head_dim")),
+    }
+    project = lambda dims: matrix((model.embed, *shapes[dims][0]), ("embed", *shapes[dims][1]), scale=scale)
+    taps = lambda dims: vector((*shapes[dims][0], TAPS), (*shapes[dims][1], "norm"), uniform_taps)
+    back = scale / (2 * model.layers) ** 0.5
+    weights = {name: project(dims) for name, dims in inward.items()}
+    weights["output"] = matrix((*shapes[VALUE][0], model.embed), (*shapes[VALUE][1], "embed"), inputs=2, scale=back)
+    weights |= {f"{name}_taps": taps(inward[name]) for name in convolved}
+    names = {name: f"linear_{name}" if dims != HEAD else f"linear_{name}_of_head" for name, dims in inward.items()}
+    width = (6 if delta else 4) * sizes.key_dim * sizes.value_dim
+    return Part(
+        name="mixer",
+        weights=factored(weights | dict(vectors), ranks or {}),
+        activations=(
+            *(Activation(names[name], dims) for name, dims in inward.items()),
+            *(Activation(f"linear_convolved_{name}", inward[name], cheap=True) for name in convolved),
+            Activation("linear_output", VALUE, core=True),
+            Activation("linear_gated", VALUE, cheap=True),
+        ),
+        operations=(
+            Matmuls(IN, tuple(inward), inward=True, outputs=tuple(names.values())),
+            *(Elementwise(f"linear_convolved_{name}", Traffic(2, 4)) for name in convolved),
+            Recurrence(("linear_output",), flops=sizes.heads * width),
+            Elementwise("linear_gated", Traffic(3, 5)),
+            Matmuls(OUT, ("output",), inward=False, input="linear_gated"),
+        ),
+        dims=(
+            ("linear_heads", sizes.heads), ("linear_key_heads", sizes.key_heads),
+            ("linear_key", sizes.key_dim), ("linear_value", sizes.value_dim),
+        ),
+    )  # fmt: skip
+
+
+def uniform_taps(key: Array, shape: tuple[int, ...]) -> Float[Array, "heads width taps"]:
+    """Initial taps, uniform up to 1 / sqrt(taps), as PyTorch draws them."""
+    bound = shape[-1] ** -0.5
+    return jax.random.uniform(key, shape, jnp.float32, -bound, bound)
+
+
+def log_of_uniform(low: float, high: float, key: Array, shape: tuple[int, ...]) -> Float[Array, "*shape"]:
+    """Initial logarithms of rates that are uniform between two bounds."""
+    return jnp.log(jax.random.uniform(key, shape, jnp.float32, low, high))
+
+
+def inverse_softplus_of_steps(key: Array, shape: tuple[int, ...]) -> Float[Array, "*shape"]:
+    """Initial biases whose softplus is log-uniform from 0.001 to 0.1 (Mamba, arXiv:2312.00752)."""
+    steps = jnp.exp(jax.random.uniform(key, shape, jnp.float32, jnp.log(1e-3), jnp.log(1e-1)))
+    return steps + jnp.log(-jnp.expm1(-steps))

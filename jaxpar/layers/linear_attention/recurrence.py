@@ -1,0 +1,187 @@
+"""The recurrence of mixers with a state, in chunks of tokens. A head has a state S [key, value]:
+
+    S_t = exp(g_t) S_(t-1) + k_t u_t^T        u_t = v_t, or r_t (v_t - (exp(g_t) S_(t-1))^T k_t) by the delta rule
+    o_t = S_t^T q_t
+
+with a log decay g_t <= 0 for each key dim, or one for the head; a document begins with S = 0. Tokens of a chunk are
+multiplied with each other, and a chunk maps the state before it affinely to the one behind it: S' = M S + N (Yang et
+al. 2024, arXiv:2406.06484 and arXiv:2412.06464). Context ranks fold their tokens to M and N, gather those of all ranks
+once, and apply the maps of the ranks before them (LASP-2, arXiv:2502.07563). Everything is float32.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int
+
+from jaxpar.layers.context import TokenContext
+from jaxpar.mesh.axes import vary
+from jaxpar.mesh.collectives import gather_context
+
+CHUNK = 64
+"""At most so many tokens are multiplied with each other."""
+BLOCK = 16
+"""Tokens of a chunk between which decays of each key dim are multiplied out; further ones meet at a block's start."""
+
+type State = Float[Array, "batch heads key value"]
+
+
+class Streams(NamedTuple):
+    """Queries, keys, values and decays of this rank's tokens."""
+
+    query: Float[Array, "batch seq heads key"]
+    key: Float[Array, "batch seq heads key"]
+    value: Float[Array, "batch seq heads value"]
+    decay: Float[Array, "batch seq heads width"]
+    """Logarithms, at most 0; the width is that of keys, or 1."""
+    rate: Float[Array, "batch seq heads"] | None = None
+    """The delta rule's r; None is without the rule."""
+
+
+class Chunk(NamedTuple):
+    """The effect of a chunk: out = read S + scores u, and S' = keep S + write^T u, with u = made - removed S."""
+
+    read: Float[Array, "batch heads seq key"]
+    scores: Float[Array, "batch heads seq seq"]
+    made: Float[Array, "batch heads seq value"]
+    removed: Float[Array, "batch heads seq key"] | None
+    write: Float[Array, "batch heads seq key"]
+    keep: Float[Array, "batch heads width"]
+
+
+def recur(streams: Streams, tokens: TokenContext) -> tuple[Float[Array, "batch seq heads value"], State]:
+    """The outputs of this context rank's tokens, and the state behind them."""
+    state, document = _before(streams, tokens)
+    return _scan(streams, tokens.segments, state, document)
+
+
+def advance(streams: Streams, state: State) -> tuple[Float[Array, "batch heads value"], State]:
+    """The recurrence for one token of each row: streams are [batch, heads, ...]. Returns its output and the state."""
+    q, k, v, g = (x.astype(jnp.float32) for x in streams[:4])
+    state = jnp.exp(g)[..., None] * state
+    if streams.rate is not None:
+        v = streams.rate[..., None] * (v - jnp.einsum("bhk,bhkv->bhv", k, state))
+    state = state + jnp.einsum("bhk,bhv->bhkv", k, v)
+    return jnp.einsum("bhk,bhkv->bhv", q, state), state
+
+
+def _scan(
+    streams: Streams, segments: Int[Array, "batch seq"], state: State, document: Int[Array, " batch"]
+) -> tuple[Float[Array, "batch seq heads value"], State]:
+    """Outputs, and the state behind the tokens, from the `state` before them, which belongs to `document`."""
+    batch, length = segments.shape
+    size = _divisor(length, CHUNK)
+
+    def chunk(carry: tuple[State, jax.Array], xs: tuple[Streams, jax.Array]) -> tuple[tuple[State, Array], Array]:
+        (state, document), (streams, segments) = carry, xs
+        one = _chunk(streams, segments, document)
+        made = one.made if one.removed is None else one.made - jnp.einsum("bhsk,bhkv->bhsv", one.removed, state)
+        out = jnp.einsum("bhsk,bhkv->bshv", one.read, state) + jnp.einsum("bhst,bhtv->bshv", one.scores, made)
+        state = one.keep[..., None] * state + jnp.einsum("bhsk,bhsv->bhkv", one.write, made)
+        return (state, segments[:, -1]), out
+
+    cut = lambda x: jnp.moveaxis(x.reshape(batch, length // size, size, *x.shape[2:]), 1, 0)
+    (state, _), out = lax.scan(jax.checkpoint(chunk), (state, document), jax.tree.map(cut, (streams, segments)))
+    return jnp.moveaxis(out, 0, 1).reshape(batch, length, *out.shape[3:]), state
+
+
+def _chunk(streams: Streams, segments: Int[Array, "batch seq"], document: Int[Array, " batch"]) -> Chunk:
+    """The effect of a chunk's tokens on a state that belongs to `document`."""
+    by_head = lambda x: jnp.moveaxis(x.astype(jnp.float32), 2, 1)
+    q, k, v, g = (by_head(x) for x in streams[:4])
+    decayed = jnp.cumsum(g, axis=2)
+    total = decayed[:, :, -1:]
+    size, last = segments.shape[1], segments[:, -1:]
+    same = (segments[:, :, None] == segments[:, None, :])[:, None]
+    before = jnp.tril(jnp.ones((size, size), bool))
+    continues, stays = (x[:, None, :, None] for x in (segments == document[:, None], segments == last))
+    since = jnp.where(continues, jnp.exp(decayed), 0)
+    made, removed = v, None
+    if streams.rate is not None:
+        rate = by_head(streams.rate[..., None])
+        earlier = same & before & ~jnp.eye(size, dtype=bool)
+        among = jnp.eye(size) + rate * jnp.where(earlier, _products(k, k, decayed), 0)
+        both = lax.linalg.triangular_solve(
+            among, rate * jnp.concatenate([v, k * since], -1), left_side=True, lower=True, unit_diagonal=True
+        )
+        made, removed = jnp.split(both, [v.shape[-1]], axis=-1)
+    return Chunk(
+        read=q * since,
+        scores=jnp.where(same & before, _products(q, k, decayed), 0),
+        made=made,
+        removed=removed,
+        write=jnp.where(stays, k * jnp.exp(total - decayed), 0),
+        keep=jnp.where((last == document[:, None])[..., None], jnp.exp(total[:, :, 0]), 0),
+    )
+
+
+def _products(
+    q: Float[Array, "batch heads seq key"],
+    k: Float[Array, "batch heads seq key"],
+    decayed: Float[Array, "batch heads seq width"],
+) -> Float[Array, "batch heads seq seq"]:
+    """q_t times k_s, each key dim decayed from s to t >= s; pairs with s > t are finite, and mean nothing.
+
+    `decayed` are running sums of log decays. Their differences are taken before exponentials, of which none exceeds 1:
+    those of each key dim directly within a block of tokens, and by way of the block's start between blocks.
+    """
+    size = q.shape[2]
+    ages = lambda decayed: decayed[:, :, :, None] - decayed[:, :, None]  # [batch, heads, seq, seq, width]
+    if decayed.shape[-1] == 1:
+        return jnp.einsum("bhtk,bhsk->bhts", q, k) * jnp.exp(jnp.minimum(ages(decayed)[..., 0], 0))
+    block = _divisor(size, BLOCK)
+    cut = lambda x: x.reshape(*x.shape[:2], size // block, block, x.shape[-1])
+    starts = jnp.pad(decayed, ((0, 0), (0, 0), (1, 0), (0, 0)))[:, :, :size:block]  # before each block's first token
+    since = cut(q) * jnp.exp(cut(decayed) - starts[:, :, :, None])
+    until = jnp.exp(jnp.minimum(starts[:, :, :, None] - decayed[:, :, None], 0)) * k[:, :, None]
+    between = jnp.einsum("bhnik,bhnsk->bhnis", since, until).reshape(*q.shape[:2], size, size)
+    near = jnp.exp(jnp.minimum(cut(decayed)[..., :, None, :] - cut(decayed)[..., None, :, :], 0))
+    within = jnp.einsum("bhnik,bhnjk,bhnijk->bhnij", cut(q), cut(k), near)
+    number = jnp.arange(size) // block
+    spread = jnp.tile(within.reshape(*q.shape[:2], size, block), size // block)
+    return jnp.where(number[:, None] == number, spread, between)
+
+
+def _before(streams: Streams, tokens: TokenContext) -> tuple[State, Int[Array, " batch"]]:
+    """The state before this rank's tokens, and the document that it belongs to."""
+    batch, length, heads, width = streams.key.shape
+    ranks, segments = lax.axis_size("context"), tokens.segments
+    zeros = vary(jnp.zeros((batch, heads, width, streams.value.shape[-1]), jnp.float32))
+    if ranks == 1:
+        return zeros, segments[:, 0]
+    by_rank = tokens.row_segments.reshape(batch, ranks, length)
+    starts, ends = by_rank[:, :, 0], by_rank[:, :, -1]
+    maps, states = (gather_context(x[:, None]) for x in _folded(streams, segments, zeros))
+    linked = jnp.pad(ends[:, :-1] == starts[:, 1:], ((0, 0), (1, 0)))  # a rank's first token goes on with a document
+
+    def apply(state: State, xs: tuple[jax.Array, State, Bool[Array, " batch"]]) -> tuple[State, State]:
+        mapped, made, linked = xs
+        rows = mapped[..., None] * state if streams.rate is None else mapped @ state
+        return jnp.where(linked[:, None, None, None], rows, 0) + made, state
+
+    _, before = lax.scan(apply, zeros, jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (maps, states, vary(linked))))
+    rank = lax.axis_index("context")
+    return before[rank], vary(ends[:, jnp.maximum(rank - 1, 0)])
+
+
+def _folded(streams: Streams, segments: Int[Array, "batch seq"], zeros: State) -> tuple[jax.Array, State]:
+    """The map of this rank's tokens, for a state of their first document: M [batch, heads, key, key], without the delta
+    rule its diagonal [batch, heads, width], and N."""
+    first, last = segments[:, 0], segments[:, -1]
+    if streams.rate is None:
+        kept = jnp.exp(jnp.sum(streams.decay.astype(jnp.float32), axis=1))
+        return jnp.where((first == last)[:, None, None], kept, 0), _scan(streams, segments, zeros, first)[1]
+    width = zeros.shape[2]
+    value = jnp.pad(streams.value, ((0, 0), (0, 0), (0, 0), (width, 0)))
+    state = jnp.concatenate([jnp.broadcast_to(jnp.eye(width), (*zeros.shape[:3], width)), zeros], axis=-1)
+    folded = _scan(streams._replace(value=value), segments, vary(state), first)[1]
+    return folded[..., :width], folded[..., width:]
+
+
+def _divisor(length: int, most: int) -> int:
+    """The largest divisor of `length` that is at most `most`."""
+    return next(size for size in range(min(most, length), 0, -1) if length % size == 0)

@@ -1,0 +1,135 @@
+"""Mixers with a state: recurrences in float64, token by token, on any layout; and their decode."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpar.config.mappings.linear_attention import LinearAttentionConfig
+from jaxpar.config.schema.model import Pattern
+from jaxpar.generation.generator import Generator
+from jaxpar.layers.linear_attention import recurrence
+from tests.layers.linear_attention.mixers64 import MIXERS
+from tests.model.test_goldens import logits
+from tests.packed_rows import packed_rows
+from tests.reference import decoder64
+from tests.sentences import refused
+from tests.small_run import SmallRun, small
+from tests.training.parity.one_device import TOLERANCE, assert_close
+
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "context and tensor": {"context": 2, "tensor": 2, "microbatches": 2},
+    "one device": {},
+    "four context ranks": {"context": 4},
+    "context and fsdp": {"context": 2, "fsdp": 4, "zero": 3},
+    "pipe": {"pipe": 2, "microbatches": 2},
+}
+SHARED_KEYS = LinearAttentionConfig(heads=8, key_heads=2, key_dim=8, value_dim=4)
+"""Four heads of values for each of keys."""
+
+
+@pytest.fixture(autouse=True)
+def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(recurrence, "CHUNK", 8)
+    monkeypatch.setattr(recurrence, "BLOCK", 4)
+
+
+def run_of(mixer: str, model: dict[str, Any] | None = None, **sections: dict[str, Any]) -> SmallRun:
+    linear = SHARED_KEYS if mixer != "kimi_delta" else LinearAttentionConfig(key_dim=8)
+    model = {"layers": 2, "mixer": mixer, "linear_attention": linear} | (model or {})
+    return SmallRun(small(model=model, **sections))
+
+
+def hybrid(mixer: str) -> dict[str, Any]:
+    pattern = Pattern(("state", "full"))
+    return {"mixer": "attention", "kinds": {"state": {"mixer": mixer}, "full": {}}, "pattern": pattern}
+
+
+def as_attention(weights: Any) -> Any:
+    """A tree of weights with the names that the reference has for those of attention."""
+    layers = {name.replace("mixer", "attention"): tree for name, tree in weights["layers"]["all"].items()}
+    return weights | {"layers": {"all": layers}}
+
+
+def shaken(weights: Any) -> Any:
+    """Weights whose vectors are not what they begin with, so that each of them matters."""
+    rng = np.random.default_rng(0)
+    vectors = ("bias", "norm", "skip", "rate", "scale")
+    shift = lambda path, x: (
+        x + 0.1 * rng.normal(size=x.shape).astype(np.float32) if str(path[-1].key).endswith(vectors) else x
+    )
+    return jax.tree_util.tree_map_with_path(shift, jax.device_get(weights))
+
+
+@pytest.mark.matrix(quick=tuple(f"{mixer}-context and tensor" for mixer in MIXERS), ci=5)
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_loss_and_gradients_equal_a_recurrence_in_float64(mixer: str, layout: str, monkeypatch: pytest.MonkeyPatch):
+    # The norm of an output that is almost 0 enlarges rounding.
+    run = run_of(mixer, {"norm_epsilon": 1e-2}, parallel=LAYOUTS[layout])
+    layers = iter(range(1000))
+    monkeypatch.setattr(decoder64, "attention", lambda *inputs: MIXERS[mixer](*inputs, layer=next(layers) % 2))
+    decoder64._compiled.cache_clear()
+    batch, state = packed_rows(run), run.step.residency.initial_state()
+    master = jax.tree.map(lambda new, old: jax.device_put(new, old.sharding), shaken(state.master), state.master)
+    wanted, gradients = decoder64.loss_and_gradients(
+        as_attention(run.by_layer(master)), asdict(run.config.model), batch
+    )
+    decoder64._compiled.cache_clear()
+    loss, found = run.step.gradients(state._replace(master=master), run.place(batch))
+    assert_close(loss, wanted, as_attention(run.by_layer(found)), gradients)
+
+
+@pytest.mark.matrix(quick=("gated_deltanet-one device", "mamba2-context and tensor"), ci=5)
+@pytest.mark.parametrize("parallel", [{}, {"context": 2, "tensor": 2}], ids=["one device", "context and tensor"])
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_decode_equals_the_parallel_form_for_100_tokens(mixer: str, parallel: dict[str, Any]):
+    run = run_of(mixer, hybrid(mixer), parallel=parallel, data={"sequence_length": 128})
+    prompts = [list(range(1, 4)), list(range(5, 22)), [7]]
+    weights = run.step.residency.initial_state().master
+    found = Generator(run.config, run.step.mesh, weights).continued(prompts, 100)
+    one = run_of(mixer, hybrid(mixer), data={"sequence_length": 128})
+    tokens = np.zeros((8, 128), np.int32)
+    for row, (prompt, new) in enumerate(zip(prompts, found, strict=True)):
+        tokens[row, : len(prompt) + 100] = [*prompt, *new.tokens]
+    by_training = np.asarray(logits(one.step)(jax.device_get(weights), one.place(decoder64.plain_batch(tokens))))
+    likely = jax.nn.log_softmax(by_training.astype(np.float32), axis=-1)
+    for row, (prompt, new) in enumerate(zip(prompts, found, strict=True)):
+        after = np.asarray(likely[row, len(prompt) - 1 : len(prompt) + 99])
+        np.testing.assert_allclose(new.log_probabilities, after.max(axis=-1), atol=TOLERANCE, rtol=TOLERANCE)
+
+
+@pytest.mark.parametrize("width", [1, 6], ids=["of a head", "of each dim"])
+@pytest.mark.parametrize("gate", [0.0, -0.01, -3.0, -80.0])
+def test_products_of_decayed_tokens_equal_float64_at_any_gate(gate: float, width: int):
+    """Exponentials of running sums alone would overflow: 64 tokens at -80 are a factor of exp(5120)."""
+    rng = np.random.default_rng(0)
+    q, k = (rng.normal(size=(1, 1, 64, 6)) for _ in range(2))
+    decays = np.cumsum(gate * rng.random((1, 1, 64, width)), axis=2)
+    ages = decays[:, :, :, None] - decays[:, :, None]
+    wanted = np.tril(np.sum(q[:, :, :, None] * k[:, :, None] * np.exp(np.minimum(ages, 0)), axis=-1))
+    lower = lambda *xs: jnp.tril(recurrence._products(*xs))
+    inputs = [jnp.asarray(x, jnp.float32) for x in (q, k, decays)]
+    np.testing.assert_allclose(lower(*inputs), wanted, atol=2e-4, rtol=2e-4)
+    gradients = jax.grad(lambda *xs: jnp.sum(lower(*xs) ** 2), argnums=(0, 1, 2))(*inputs)
+    assert all(bool(jnp.all(jnp.isfinite(x))) for x in gradients)
+
+
+def test_what_they_cannot_be_is_refused():
+    with refused("model.linear_attention.key_heads", "3", "8"):
+        run_of("gla", {"linear_attention": LinearAttentionConfig(key_heads=3)})
+    with refused("model.linear_attention.key_heads", "2", "8", "kimi_delta"):
+        run_of("kimi_delta", {"linear_attention": SHARED_KEYS})
+    with refused("model.window", "16", "mamba2"):
+        run_of("mamba2", {"window": 16})
+    with refused("parallel.context_order", "zigzag", "gla", "contiguous"):
+        run_of("gla", parallel={"context": 2, "context_order": "zigzag"})
+    with refused("model.linear_attention.key_heads", "2", "parallel.tensor", "4"):
+        run_of("gla", parallel={"tensor": 4})
+    with refused("parallel.context", "2 tokens", "3"):
+        run_of("mamba2", parallel={"context": 8}, data={"sequence_length": 16}).loss_and_gradients()
