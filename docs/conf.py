@@ -25,9 +25,9 @@ NAV = {
         "install", "first-run", "Your text <data>", "Your model <models>", "Your cluster <clusters>",
     ),
     "Guides": (
-        "planner", "inspect", "cluster-files", "parallelism", "memory", "long-context", "pipelines", "experts", "fp8",
-        "zeropp", "weights", "fine-tune", "conversations", "generate", "evaluation", "python", "checkpoints",
-        "operations", "warnings", "reports", "network", "Extend jaxpar <extending>",
+        "planner", "inspect", "cluster-files", "parallelism", "memory", "long-context", "hybrids", "pipelines",
+        "experts", "fp8", "zeropp", "weights", "fine-tune", "conversations", "generate", "evaluation", "python",
+        "checkpoints", "operations", "warnings", "reports", "network", "Extend jaxpar <extending>",
     ),
     "Reference": ("configuration", "commands", "api", "special-tokens", "glossary"),
     "How it works": (

@@ -81,9 +81,9 @@ def check_heads(config: Config) -> None:
         raise UserError(
             f"model.kv_heads: expected a multiple or a divisor of parallel.tensor ({tensor}), got {kv_heads(model)}"
         )
-    for kind, own in kind_models(model).items():
+    for kind, layer in kind_models(model).items():
         for key in ("heads", "key_heads"):
-            if own.linear_attention is not None and (heads := getattr(own.linear_attention, key)) is not None:
+            if layer.linear_attention is not None and (heads := getattr(layer.linear_attention, key)) is not None:
                 divides(key_of(kind, f"linear_attention.{key}"), heads, "parallel.tensor", tensor)
 
 

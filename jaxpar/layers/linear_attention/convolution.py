@@ -32,16 +32,16 @@ def convolve(
     if ranks > 1:
         rank = lax.axis_index("context")
         halo = shift_context(x[:, -reach:], 1, wrap=False)
-        ends = tokens.row_segments.reshape(-1, ranks, length)[:, :, -reach:]
-        documents = jnp.where(rank > 0, ends[:, jnp.maximum(rank - 1, 0)], documents)
+        of_ranks = tokens.row_segments.reshape(-1, ranks, length)[:, :, -reach:]
+        documents = jnp.where(rank > 0, of_ranks[:, jnp.maximum(rank - 1, 0)], documents)
     behind = jnp.concatenate([halo, x], axis=1)
     segments = jnp.concatenate([documents, tokens.segments], axis=1)
 
-    def tap(number: int) -> jax.Array:
-        same = segments[:, number : number + length] == tokens.segments
-        return jnp.where(same[..., None, None], behind[:, number : number + length], 0) * weight[..., number]
+    def tap(index: int) -> jax.Array:
+        same = segments[:, index : index + length] == tokens.segments
+        return jnp.where(same[..., None, None], behind[:, index : index + length], 0) * weight[..., index]
 
-    return sum((tap(number) for number in range(reach)), start=tap(reach))
+    return sum((tap(index) for index in range(reach)), start=tap(reach))
 
 
 def last_values(

@@ -102,35 +102,15 @@ class LinearAttention(Block):
     def __call__(self, x: Float[Array, "batch part embed"], context: Context, ops: Ops) -> Output:
         """Projections, convolutions, the recurrence, and the gated output."""
         made = self._projected(x, ops)
-        made |= {name: self._activated(convolve(made[name], *self._taps(name), context.tokens), name)
-                 for name in self.convolved}  # fmt: skip
+        for name in self.convolved:
+            made[name] = self._activated(convolve(made[name], self.weight(f"{name}_taps"), context.tokens), name)
         out, _ = recur(self.streams(made, context), context.tokens)
         return self._finished(out, made, ops), {}
 
     def decode(self, x: jax.Array, cache: PyTree, context: Context, ops: Ops) -> tuple[jax.Array, PyTree]:
         """See `Block.decode`; the cache is the state, and the values that convolutions reach back to."""
-        assert context.rows is not None, "rows that are continued"
-        made, after = self._projected(x, ops), dict[str, jax.Array]()
-        if cache is None:
-            one = jnp.ones_like(context.tokens.segments), jnp.ones_like(context.tokens.row_segments)
-            tokens = context.tokens._replace(segments=one[0], row_segments=one[1])  # a prompt and its padding
-            for name in self.convolved:
-                after[name] = last_values(made[name], tokens, context.rows.lengths)
-                made[name] = self._activated(convolve(made[name], *self._taps(name), tokens), name)
-            valid = (tokens.indices < context.rows.lengths[:, None]).astype(jnp.float32)
-            streams = jax.tree.map(
-                lambda x: x * valid.reshape(*valid.shape, *[1] * (x.ndim - 2)), self.streams(made, context)
-            )  # padding changes no state
-            out, state = recur(streams, tokens)
-            last = lax.axis_index("context") == lax.axis_size("context") - 1
-            after["state"] = reduce_sum(jnp.where(last, state, 0), ("context",))
-        else:
-            for name in self.convolved:  # one token of each row
-                new, after[name] = convolve_next(made[name][0], self._taps(name)[0], cache[name][:, :, 0])
-                made[name] = self._activated(new[None], name)
-            streams = jax.tree.map(lambda x: x[0], self.streams(made, context))
-            out, after["state"] = advance(streams, cache["state"][:, :, 0])
-            out = out[None]
+        made = self._projected(x, ops)
+        out, after = self._prompts(made, context) if cache is None else self._next(made, cache, context)
         return self._finished(out, made, ops), {name: x[:, :, None] for name, x in after.items()}
 
     def by_value_head(self, x: Float[Array, "batch seq key_heads width"]) -> Float[Array, "batch seq heads width"]:
@@ -142,8 +122,32 @@ class LinearAttention(Block):
         made = zip(group.weights, group.outputs, ops.run(self, IN, x), strict=True)
         return {weight: self.named(one, name) for weight, name, one in made}
 
-    def _taps(self, name: str) -> tuple[jax.Array]:
-        return (self.weight(f"{name}_taps"),)
+    def _prompts(self, made: dict[str, jax.Array], context: Context) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The recurrence's output for prompts, and what generation caches behind them; convolutions change `made`."""
+        assert context.rows is not None, "rows that are continued"
+        lengths, after = context.rows.lengths, dict[str, jax.Array]()
+        one = jnp.ones_like(context.tokens.segments), jnp.ones_like(context.tokens.row_segments)
+        tokens = context.tokens._replace(segments=one[0], row_segments=one[1])  # a prompt and its padding
+        for name in self.convolved:
+            after[name] = last_values(made[name], tokens, lengths)
+            made[name] = self._activated(convolve(made[name], self.weight(f"{name}_taps"), tokens), name)
+        valid = (tokens.indices < lengths[:, None]).astype(jnp.float32)
+        without_padding = lambda x: x * valid.reshape(*valid.shape, *[1] * (x.ndim - 2))  # zeros change no state
+        out, state = recur(jax.tree.map(without_padding, self.streams(made, context)), tokens)
+        last = lax.axis_index("context") == lax.axis_size("context") - 1
+        return out, after | {"state": reduce_sum(jnp.where(last, state, 0), ("context",))}
+
+    def _next(
+        self, made: dict[str, jax.Array], cache: Mapping[str, jax.Array], context: Context
+    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        """The same for one more token of each row."""
+        after = dict[str, jax.Array]()
+        for name in self.convolved:
+            new, after[name] = convolve_next(made[name][0], self.weight(f"{name}_taps"), cache[name][:, :, 0])
+            made[name] = self._activated(new[None], name)
+        streams = jax.tree.map(lambda x: x[0], self.streams(made, context))
+        out, after["state"] = advance(streams, cache["state"][:, :, 0])
+        return out[None], after
 
     def _activated(self, x: jax.Array, name: str) -> jax.Array:
         """A convolution's output with its bias, if it has one, and the SiLU."""

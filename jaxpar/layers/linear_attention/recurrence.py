@@ -141,9 +141,9 @@ def _products(
     between = jnp.einsum("bhnik,bhnsk->bhnis", since, until).reshape(*q.shape[:2], size, size)
     near = jnp.exp(jnp.minimum(cut(decayed)[..., :, None, :] - cut(decayed)[..., None, :, :], 0))
     within = jnp.einsum("bhnik,bhnjk,bhnijk->bhnij", cut(q), cut(k), near)
-    number = jnp.arange(size) // block
+    index = jnp.arange(size) // block
     spread = jnp.tile(within.reshape(*q.shape[:2], size, block), size // block)
-    return jnp.where(number[:, None] == number, spread, between)
+    return jnp.where(index[:, None] == index, spread, between)
 
 
 def _before(streams: Streams, tokens: TokenContext) -> tuple[State, Int[Array, " batch"]]:
@@ -154,9 +154,11 @@ def _before(streams: Streams, tokens: TokenContext) -> tuple[State, Int[Array, "
     if ranks == 1:
         return zeros, segments[:, 0]
     by_rank = tokens.row_segments.reshape(batch, ranks, length)
-    starts, ends = by_rank[:, :, 0], by_rank[:, :, -1]
+    first_segments, last_segments = by_rank[:, :, 0], by_rank[:, :, -1]
     maps, states = (gather_context(x[:, None]) for x in _folded(streams, segments, zeros))
-    linked = jnp.pad(ends[:, :-1] == starts[:, 1:], ((0, 0), (1, 0)))  # a rank's first token goes on with a document
+    linked = jnp.pad(
+        last_segments[:, :-1] == first_segments[:, 1:], ((0, 0), (1, 0))
+    )  # a rank's first token goes on with a document
 
     def apply(state: State, xs: tuple[jax.Array, State, Bool[Array, " batch"]]) -> tuple[State, State]:
         mapped, made, linked = xs
@@ -165,7 +167,7 @@ def _before(streams: Streams, tokens: TokenContext) -> tuple[State, Int[Array, "
 
     _, before = lax.scan(apply, zeros, jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (maps, states, vary(linked))))
     rank = lax.axis_index("context")
-    return before[rank], vary(ends[:, jnp.maximum(rank - 1, 0)])
+    return before[rank], vary(last_segments[:, jnp.maximum(rank - 1, 0)])
 
 
 def _folded(streams: Streams, segments: Int[Array, "batch seq"], zeros: State) -> tuple[jax.Array, State]:
@@ -173,8 +175,8 @@ def _folded(streams: Streams, segments: Int[Array, "batch seq"], zeros: State) -
     rule its diagonal [batch, heads, width], and N."""
     first, last = segments[:, 0], segments[:, -1]
     if streams.rate is None:
-        kept = jnp.exp(jnp.sum(streams.decay.astype(jnp.float32), axis=1))
-        return jnp.where((first == last)[:, None, None], kept, 0), _scan(streams, segments, zeros, first)[1]
+        factor = jnp.exp(jnp.sum(streams.decay.astype(jnp.float32), axis=1))
+        return jnp.where((first == last)[:, None, None], factor, 0), _scan(streams, segments, zeros, first)[1]
     width = zeros.shape[2]
     value = jnp.pad(streams.value, ((0, 0), (0, 0), (0, 0), (width, 0)))
     state = jnp.concatenate([jnp.broadcast_to(jnp.eye(width), (*zeros.shape[:3], width)), zeros], axis=-1)

@@ -23,9 +23,9 @@ from tests.small_run import SmallRun, small
 from tests.training.parity.one_device import TOLERANCE, assert_close
 
 LAYOUTS: dict[str, dict[str, Any]] = {
-    "context and tensor": {"context": 2, "tensor": 2, "microbatches": 2},
+    "context and tensor": {"context": 4, "tensor": 2, "microbatches": 2},
     "one device": {},
-    "four context ranks": {"context": 4},
+    "eight context ranks": {"context": 8},
     "context and fsdp": {"context": 2, "fsdp": 4, "zero": 3},
     "pipe": {"pipe": 2, "microbatches": 2},
 }
@@ -35,8 +35,8 @@ SHARED_KEYS = LinearAttentionConfig(heads=8, key_heads=2, key_dim=8, value_dim=4
 
 @pytest.fixture(autouse=True)
 def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(recurrence, "CHUNK", 8)
-    monkeypatch.setattr(recurrence, "BLOCK", 4)
+    monkeypatch.setattr(recurrence, "CHUNK", 4)
+    monkeypatch.setattr(recurrence, "BLOCK", 2)
 
 
 def run_of(mixer: str, model: dict[str, Any] | None = None, **sections: dict[str, Any]) -> SmallRun:
