@@ -20,7 +20,6 @@ from jaxpar.interop.sources.float8_blocks import FLOAT8
 from jaxpar.interop.sources.full_matrices import full_matrix_model
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.open_source import Model
-from jaxpar.layers.declaration.part import ROUTER_GROUPS
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.matmul_formats import is_exact, quantised
 from jaxpar.precision.recipe import E4M3, LARGEST
@@ -63,9 +62,7 @@ def _matrices(source: Model, layer: int) -> set[str]:
         if is_exact(source.config, layer):
             return set()
         return {name for matrices in quantised(source.config, kind_of_layer).values() for name in matrices}
-    groups = [
-        group for part in declare_layer(kind_of_layer).parts for group in part.groups if group.name not in ROUTER_GROUPS
-    ]
+    groups = [group for part in declare_layer(kind_of_layer).parts for group in part.groups if not group.exact]
     return {name for group in groups for name in group.weights}
 
 

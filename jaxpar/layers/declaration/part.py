@@ -16,9 +16,6 @@ from typing import Any, NamedTuple
 from jaxpar.layers.declaration.activations import Activation, Dims
 from jaxpar.mesh.parameters import ParamSpec
 
-ROUTER_GROUPS = ("routers", "router_projection")
-"""Groups of matmuls of a router."""
-
 
 class Traffic(NamedTuple):
     """Numbers that elementwise work reads and writes for each number of its output."""
@@ -53,6 +50,8 @@ class Matmuls:
     """Whether `outputs` are laid out for an attention kernel."""
     adds: bool = False
     """Outward, whether the sums are added to the residual stream immediately."""
+    exact: bool = False
+    """Whether no recipe quantises them: routers, and projections to one number for each head."""
 
 
 @dataclass(frozen=True)
@@ -157,8 +156,8 @@ class Part:
 
     @property
     def dense_groups(self) -> tuple[Matmuls, ...]:
-        """Its groups but those of routers and of matrices among which these choose."""
-        return tuple(one for one in self.groups if one.name not in ROUTER_GROUPS and not self.is_routed(one))
+        """Its groups but exact ones and those of matrices among which a router chooses."""
+        return tuple(one for one in self.groups if not one.exact and not self.is_routed(one))
 
     def active_size(self, spec: ParamSpec) -> int:
         """Elements of a matrix that a token is multiplied with."""

@@ -43,10 +43,12 @@ def declare(model: ModelConfig, feed_forward: type[FeedForward]) -> Part:
     if routers:
         logits = tuple(f"{name}_logits" for name in routers)
         of_logits = [Activation(name, ("experts",), between=True, float32=True) for name in logits]
-        first = [Matmuls("routers", routers, inward=True, outputs=logits)]
+        first = [Matmuls("routers", routers, inward=True, outputs=logits, exact=True)]
         if ROUTERS[experts.router].cosine:
             of_logits = [Activation("router_projected", ("projection",), between=True, float32=True), *of_logits]
-            project = Matmuls("router_projection", ("projection",), inward=True, outputs=("router_projected",))
+            project = Matmuls(
+                "router_projection", ("projection",), inward=True, outputs=("router_projected",), exact=True
+            )
             first = [project, replace(first[0], input="router_projected")]
         activations = [*of_logits, *activations]
         operations = [*first, sent, replace(hidden, input=INPUT), *_non_linear("expert", gated)]

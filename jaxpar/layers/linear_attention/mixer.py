@@ -23,13 +23,13 @@ from jaxpar.layers.declaration.part import Elementwise, Matmuls, Part, Recurrenc
 from jaxpar.layers.linear_attention.convolution import TAPS, convolve, convolve_next, last_values
 from jaxpar.layers.linear_attention.recurrence import Streams, advance, recur
 from jaxpar.layers.ops.plain import Ops
-from jaxpar.mesh.collectives import reduce_sum
+from jaxpar.mesh.collectives import gather_sequence, reduce_sum
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.runtime.passes import Output
 
-IN, OUT = "linear_in", "linear_out"
+IN, GATES, OUT = "linear_in", "linear_gates", "linear_out"
 """The groups of matmuls."""
-HEAD, KEY, VALUE = ("linear_heads",), ("linear_key_heads", "linear_key"), ("linear_heads", "linear_value")
+HEAD, KEY, VALUE = ("linear_gates",), ("linear_key_heads", "linear_key"), ("linear_heads", "linear_value")
 """Dims of a number of each head, of a query or key, and of a value."""
 CONVOLVED = "query", "key", "value"
 """The projections that short convolutions follow, in mixers that have them."""
@@ -118,9 +118,13 @@ class LinearAttention(Block):
         return jnp.repeat(x, self.sizes.heads // self.sizes.key_heads, axis=2)
 
     def _projected(self, x: jax.Array, ops: Ops) -> dict[str, jax.Array]:
-        group = self.part.groups[0]
-        made = zip(group.weights, group.outputs, ops.run(self, IN, x), strict=True)
-        return {weight: self.named(one, name) for weight, name, one in made}
+        """What the inward groups make, by weight; all tensor ranks make the numbers of all heads, and take theirs."""
+        made: dict[str, jax.Array] = {}
+        for group in self.part.groups[:-1]:
+            for weight, name, one in zip(group.weights, group.outputs, ops.run(self, group.name, x), strict=True):
+                one = self.named(one, name)
+                made[weight] = _local_heads(gather_sequence(one)) if group.name == GATES else one
+        return made
 
     def _prompts(self, made: dict[str, jax.Array], context: Context) -> tuple[jax.Array, dict[str, jax.Array]]:
         """The recurrence's output for prompts, and what generation caches behind them; convolutions change `made`."""
@@ -158,6 +162,12 @@ class LinearAttention(Block):
         return ops.run(self, OUT, self.named(self.gated(out, made).astype(out.dtype), "linear_gated"))
 
 
+def _local_heads(x: Float[Array, "batch seq heads"]) -> Float[Array, "batch seq local_heads"]:
+    """The numbers of this tensor rank's heads."""
+    local = x.shape[2] // lax.axis_size("tensor")
+    return lax.dynamic_slice_in_dim(x, lax.axis_index("tensor") * local, local, axis=2)
+
+
 def normalized_length(x: Float[Array, "*batch width"]) -> Float[Array, "*batch width"]:
     """`x` with length 1, in float32."""
     x = x.astype(jnp.float32)
@@ -185,7 +195,7 @@ def declare_part(
     """
     sizes, scale = sizes_of(model), model.init_scale
     shapes = {
-        HEAD: ((sizes.heads,), ("heads",)),
+        HEAD: ((sizes.heads,), ("latent",)),
         KEY: ((sizes.key_heads, sizes.key_dim), ("heads", "head_dim")),
         VALUE: ((sizes.heads, sizes.value_dim), ("heads", "head_dim")),
     }
@@ -196,25 +206,29 @@ def declare_part(
     weights["output"] = matrix((*shapes[VALUE][0], model.embed), (*shapes[VALUE][1], "embed"), inputs=2, scale=back)
     weights |= {f"{name}_taps": taps(inward[name]) for name in convolved}
     names = {name: f"linear_{name}" if dims != HEAD else f"linear_{name}_of_head" for name, dims in inward.items()}
+    wide = tuple(name for name, dims in inward.items() if dims != HEAD)
+    gates = tuple(name for name, dims in inward.items() if dims == HEAD)
+    made = lambda group: tuple(names[name] for name in group)
     width = (6 if delta else 4) * sizes.key_dim * sizes.value_dim
     return Part(
         name="mixer",
         weights=factored(weights | dict(vectors), ranks or {}),
         activations=(
-            *(Activation(names[name], dims) for name, dims in inward.items()),
+            *(Activation(names[name], dims, between=dims == HEAD) for name, dims in inward.items()),
             *(Activation(f"linear_convolved_{name}", inward[name], cheap=True) for name in convolved),
             Activation("linear_output", VALUE, core=True),
             Activation("linear_gated", VALUE, cheap=True),
         ),
         operations=(
-            Matmuls(IN, tuple(inward), inward=True, outputs=tuple(names.values())),
+            Matmuls(IN, wide, inward=True, outputs=made(wide)),
+            *([Matmuls(GATES, gates, inward=True, outputs=made(gates), between=True, exact=True)] if gates else []),
             *(Elementwise(f"linear_convolved_{name}", Traffic(2, 4)) for name in convolved),
             Recurrence(("linear_output",), flops=sizes.heads * width),
             Elementwise("linear_gated", Traffic(3, 5)),
             Matmuls(OUT, ("output",), inward=False, input="linear_gated"),
         ),
         dims=(
-            ("linear_heads", sizes.heads), ("linear_key_heads", sizes.key_heads),
+            ("linear_heads", sizes.heads), ("linear_gates", sizes.heads), ("linear_key_heads", sizes.key_heads),
             ("linear_key", sizes.key_dim), ("linear_value", sizes.value_dim),
         ),
     )  # fmt: skip
