@@ -104,11 +104,10 @@ def _chunk(streams: Streams, segments: Int[Array, "batch seq"], document: Int[Ar
     if streams.rate is not None:
         rate = by_head(streams.rate[..., None])
         earlier = same & before & ~jnp.eye(size, dtype=bool)
-        among = jnp.eye(size) + rate * jnp.where(earlier, _products(k, k, decayed), 0)
-        both = lax.linalg.triangular_solve(
-            among, rate * jnp.concatenate([v, k * since], -1), left_side=True, lower=True, unit_diagonal=True
+        solved = _inverse(rate * jnp.where(earlier, _products(k, k, decayed), 0)) @ (
+            rate * jnp.concatenate([v, k * since], axis=-1)
         )
-        made, removed = jnp.split(both, [v.shape[-1]], axis=-1)
+        made, removed = jnp.split(solved, [v.shape[-1]], axis=-1)
     return Chunk(
         read=q * since,
         scores=jnp.where(same & before, _products(q, k, decayed), 0),
@@ -117,6 +116,26 @@ def _chunk(streams: Streams, segments: Int[Array, "batch seq"], document: Int[Ar
         write=jnp.where(stays, k * jnp.exp(total - decayed), 0),
         keep=jnp.where((last == document[:, None])[..., None], jnp.exp(total[:, :, 0]), 0),
     )
+
+
+def _inverse(lower: Float[Array, "*batch size size"]) -> Float[Array, "*batch size size"]:
+    """The inverse of I + `lower`, which is 0 on the diagonal and above it.
+
+    Inverses of two neighbouring blocks X, Y on the diagonal make that of both: below X stands -Y L X. Each level is a
+    few batched products, where XLA's solver would go row by row.
+    """
+    size = lower.shape[-1]
+    full = 1 << (size - 1).bit_length()
+    lower = jnp.pad(lower, [(0, 0)] * (lower.ndim - 2) + [(0, full - size)] * 2)
+    inverse = jnp.ones((*lower.shape[:-2], full, 1, 1), lower.dtype)
+    while (width := inverse.shape[-1]) < full:
+        pairs = lower.reshape(*lower.shape[:-2], full // (2 * width), 2 * width, full // (2 * width), 2 * width)
+        below = jnp.moveaxis(jnp.diagonal(pairs, axis1=-4, axis2=-2), -1, -3)[..., width:, :width]
+        first, second = inverse[..., 0::2, :, :], inverse[..., 1::2, :, :]
+        corner = -jnp.einsum("...ij,...jk,...kl->...il", second, below, first, precision="highest")
+        upper = jnp.concatenate([first, jnp.zeros_like(first)], axis=-1)
+        inverse = jnp.concatenate([upper, jnp.concatenate([corner, second], axis=-1)], axis=-2)
+    return inverse[..., 0, :size, :size]
 
 
 def _products(

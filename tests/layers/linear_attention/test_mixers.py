@@ -120,6 +120,15 @@ def test_products_of_decayed_tokens_equal_float64_at_any_gate(gate: float, width
     assert all(bool(jnp.all(jnp.isfinite(x))) for x in gradients)
 
 
+@pytest.mark.parametrize("size", [1, 3, 16, 60, 64])
+def test_the_inverse_of_a_chunk_is_exact_also_for_equal_keys(size: int):
+    """Powers of the matrix of equal keys grow beyond float32 before they cancel; blocks do not."""
+    for lower in (np.tril(np.random.default_rng(0).normal(size=(2, size, size)), -1), np.tri(size, k=-1)):
+        wanted = np.linalg.inv(np.eye(size) + lower)
+        found = recurrence._inverse(jnp.asarray(lower, jnp.float32))
+        np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
+
+
 def test_what_they_cannot_be_is_refused():
     with refused("model.linear_attention.key_heads", "3", "8"):
         run_of("gla", {"linear_attention": LinearAttentionConfig(key_heads=3)})
