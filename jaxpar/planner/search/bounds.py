@@ -20,6 +20,7 @@ from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.space import Choice, Group, Space
 from jaxpar.planner.settings import ONE_STAGE
 from jaxpar.planner.step_time.layer_times import Layers
+from jaxpar.planner.step_time.weight_traffic import DataMessages
 
 GROUP_PARTS = ("matmuls", "attention", "other", "tensor", "exchange", "scales")
 """Parts of a step's time that no choice within a group reduces."""
@@ -61,9 +62,26 @@ class Bounds:
         return min(self.of_strategy(group, *each) for each in product(self.space.strategies(group), ends))
 
     def of_strategy(self, group: Group, strategy: str, shared_ends: bool) -> float:
-        """Of a step by `GROUP_PARTS` alone, under a context strategy."""
+        """Of a step by `GROUP_PARTS` and the sums over replicas alone, under a context strategy."""
         key = _alike(group), strategy, shared_ends
-        return self._here.of(key, lambda: self._of_strategy(group, strategy, shared_ends))
+        return self._here.of(key, lambda: self._of_strategy(group, strategy, shared_ends)) + self._over_replicas(group)
+
+    def _over_replicas(self, group: Group) -> float:
+        """The least time of the messages over replicas, which nothing hides: of gradients, or of those and weights
+        where replicas share the state."""
+        if not self.alike or group.replica == 1:
+            return 0.0
+
+        def least() -> float:
+            layout, layers = self.bare(group, self._any(group)).layout("none"), self._layers(group)
+            sent = DataMessages(self.timer.steps(), layout, float(layers.case.item))
+            held = self.config.model.layers / group.pipe * layers.trained / group.shards
+            return min(
+                sent.replicas.reduce(held), sent.replicas.scatter(held) + sent.replica_weights.gather_whole(held)
+            )
+
+        key = "over replicas", group._replace(microbatch=1)
+        return self.timer.steps().jitter(group.devices) * self._here.of(key, least)
 
     def _of_strategy(self, group: Group, strategy: str, shared_ends: bool) -> float:
         activations = self.bare(group, Choice(self.space.zeros(group)[0], strategy))

@@ -13,7 +13,7 @@ from jaxpar.plan import main
 from jaxpar.planner.planning import best_with_idle_hosts
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
-from tests.planner.spaces import choices, model_of
+from tests.planner.spaces import model_of
 from tests.sentences import refused
 
 CONFIG = model_of(data={"batch_size": 48})
@@ -73,9 +73,8 @@ def test_a_search_does_little_for_each_mesh_and_searches_on_fewer_hosts_repeat_l
     search = Search(Space(model_of(data={"batch_size": 60}), parse_cluster("h100:15x4")))
     best = search.best(1)[0].candidate.seconds
     effort = search.effort
-    every = sum(1 for group in search.space.groups() for _ in choices(search.space, group))
-    assert effort.bounded < every / 4 and effort.simulated < 2 * effort.groups and effort.timed < 10
+    assert effort.bounded < 10 * effort.groups and effort.simulated < 2 * effort.groups and effort.timed < 10
     fewer = search.on(parse_cluster("h100:12x4"))
     fewer.fastest_below(best)
-    assert fewer._known is search._known and fewer.effort.bounded < every / 4
+    assert fewer._known is search._known and fewer.effort.bounded < 10 * fewer.effort.groups
     assert search.on(parse_cluster("a100-80:12x4"))._known is not search._known, "of other GPUs nothing is the same"
