@@ -68,7 +68,7 @@ def blocks_of(
 def of_experts(activation: str) -> bool:
     """Whether experts can compute the feed-forward of a value of `model.activation`."""
     feed_forwards = implementations(FEED_FORWARDS[activation])
-    return len(feed_forwards) == 1 and bool(feed_forwards[0].expert_inputs)
+    return len(feed_forwards) == 1 and bool(feed_forwards[0].routed_inputs)
 
 
 def declare_parts(model: ModelConfig) -> tuple[Part, ...]:

@@ -32,7 +32,7 @@ def declare(model: ModelConfig, feed_forward: type[FeedForward]) -> Part:
     """The part: a router, the matrices of all experts stacked, and those of the shared ones side by side."""
     experts = model.experts
     assert experts is not None, "a model with experts"
-    inward = feed_forward.expert_inputs
+    inward = feed_forward.routed_inputs
     gated = "gate" in inward
     routers = tuple(name for name in ("router", "noise") if name in (weights := _weights(model, experts, inward)))
     # Rows are read and written when they are sent; what sorts them by expert counts with the products.

@@ -39,8 +39,8 @@ class FeedForward(Block):
     """`down(activate(x @ W for each inward W))`. A feed-forward declares its part and defines `activate`."""
 
     wide_gradients = True
-    expert_inputs: ClassVar[tuple[str, ...]] = ()
-    """Matrices into the hidden width of an expert with this non-linearity; none where experts cannot compute it."""
+    routed_inputs: ClassVar[tuple[str, ...]] = ()
+    """Matrices into the hidden width where a router chooses among several such blocks; none where it cannot."""
 
     def __init__(self, model: ModelConfig, part: Part | None = None, tiles: int = 1):
         super().__init__(part or self.declare(model))

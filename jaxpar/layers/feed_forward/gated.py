@@ -21,7 +21,7 @@ ALPHA, LIMIT = 1.702, 7.0
 class Gated(FeedForward):
     """`non_linear` of the gate, times `factor` of up."""
 
-    expert_inputs = ("up", "gate")
+    routed_inputs = ("up", "gate")
 
     @staticmethod
     def declare(model: ModelConfig) -> Part:

@@ -18,7 +18,7 @@ from jaxpar.layers.feed_forward.base import HIDDEN, OUT, FeedForward, hidden_wei
 class Plain(FeedForward):
     """`non_linear` of up."""
 
-    expert_inputs = ("up",)
+    routed_inputs = ("up",)
 
     @staticmethod
     def declare(model: ModelConfig) -> Part:

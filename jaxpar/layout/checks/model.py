@@ -53,7 +53,7 @@ def check_blocks(config: Config) -> None:
             mixer.check(layer)
         if layer.experts is not None and not of_experts(layer.activation):
             raise UserError(
-                f"model.activation: {layer.activation} declares no expert_inputs, as Gated and Plain do, so experts "
+                f"model.activation: {layer.activation} declares no routed_inputs, as Gated and Plain do, so experts "
                 "cannot compute it; expected one that does, or model.experts: null"
             )
 

@@ -75,9 +75,10 @@ class Bounds:
         def least() -> float:
             layout, layers = self.bare(group, self._any(group)).layout("none"), self._layers(group)
             sent = DataMessages(self.timer.steps(), layout, float(layers.case.item))
-            held = self.config.model.layers / group.pipe * layers.trained / group.shards
+            trained = self.config.model.layers / group.pipe * layers.trained / group.shards
             return min(
-                sent.replicas.reduce(held), sent.replicas.scatter(held) + sent.replica_weights.gather_whole(held)
+                sent.replicas.reduce(trained),
+                sent.replicas.scatter(trained) + sent.replica_weights.gather_whole(trained),
             )
 
         key = "over replicas", group._replace(microbatch=1)
