@@ -26,7 +26,7 @@ LIMITS = {
     "held": 85,
     "place": 265,
     "number": 646,
-    FIRST_WORDS: 160,
+    FIRST_WORDS: 0,
 }
 """Largest number of occurrences of each word in identifiers, split at underscores, and of such docstrings."""
 

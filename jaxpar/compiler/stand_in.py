@@ -1,4 +1,4 @@
-"""Which attention kernel is compiled in place of cuDNN's, where cuDNN is not installed.
+"""The attention kernel that is compiled in place of cuDNN's, where cuDNN is not installed.
 
 Ours are compiled, and not the plain form in JAX: that one computes all pairs of queries and keys and writes scores to
 memory, so neither its time nor its temporaries are those of a fused kernel.

@@ -26,7 +26,7 @@ allocator's limit, and recomputes where the program exceeds it."""
 
 @dataclass(frozen=True)
 class _Generation:
-    """What GPUs of one compute capability share."""
+    """Facts that GPUs of one compute capability share."""
 
     fpus_per_core: int
     shared_memory_per_core: int
@@ -52,7 +52,7 @@ _GENERATIONS = {
 
 @dataclass(frozen=True)
 class _Chip:
-    """What is of one GPU."""
+    """Facts of one GPU."""
 
     l2_bytes: int
     clock_ghz: float

@@ -53,7 +53,7 @@ class CollectiveMatmul:
         return matmuls + device.bytes_seconds(self._copied(chunks))
 
     def _matmuls(self, device: Device, tokens: int) -> tuple[float, float, float]:
-        """Of so many tokens: the product, the gradient of the input, and that of the weights in float32."""
+        """Seconds of so many tokens: the product, the gradient of the input, and that of the weights in float32."""
         n, k = (self.inside, self.between) if self.inward else (self.between, self.inside)
         return (
             device.matmul(tokens, n, k, 1, self.item, self.operand),

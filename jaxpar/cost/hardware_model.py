@@ -13,7 +13,7 @@ from jaxpar.hardware.catalogue import GPU, GPUS, gpu_named
 
 
 class Parameter(NamedTuple):
-    """What a number of `HardwareModel` means."""
+    """The unit and meaning of a number of `HardwareModel`."""
 
     unit: str
     meaning: str
@@ -73,7 +73,7 @@ CPU = replace(
     network_share=0.5, network_decline=0.0, message_seconds=2e-4, overlap_slowdown=1.0, host_jitter=0.0,
     multiprocessors=1, exponentials=5e8,
 )  # fmt: skip
-"""What virtual devices reach of nominal numbers: guesses, until `jaxpar.plan calibrate` has measured."""
+"""Shares that virtual devices reach of nominal numbers: guesses, until `jaxpar.plan calibrate` has measured."""
 
 
 def _units(model: HardwareModel, gpu: str, clock_ghz: float) -> HardwareModel:

@@ -45,11 +45,11 @@ def head_time(case: LayerCase, vocab: int, device: Device, network: Network, end
 
 
 class Lookup(NamedTuple):
-    """What a rank looks up in a table of the embedding in a microbatch."""
+    """The rows that a rank looks up in a table of the embedding in a microbatch."""
 
     tokens: int
     entries: int
-    """Of the table, or of a tensor rank's part of it."""
+    """Entries of the table, or of a tensor rank's part of it."""
 
 
 def lookups(model: ModelConfig, vocab: int, tokens: int, tensor: int) -> list[Lookup]:

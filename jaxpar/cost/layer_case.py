@@ -1,4 +1,4 @@
-"""What the time of a layer depends on: its shape and how it is split."""
+"""The facts that the time of a layer depends on: its shape and how it is split."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxpar.mesh.parameters import ParamSpec
 
 @dataclass(frozen=True)
 class LayerCase:
-    """What a layer's time depends on, apart from hardware and mechanisms."""
+    """The facts that a layer's time depends on, apart from hardware and mechanisms."""
 
     shape: LayerShape
     context_strategy: str
@@ -78,7 +78,7 @@ class LayerCase:
 
     @cached_property
     def coded(self) -> float:
-        """Those of `parameters` that are stored, and gathered, as codes of 8 bits."""
+        """The parameters among `parameters` that are stored, and gathered, as codes of 8 bits."""
         return self._stored(lambda group, codes: codes.quantises(group), self._dense)
 
     @cached_property
@@ -139,7 +139,7 @@ class LayerCase:
 
     @property
     def trained(self) -> int:
-        """Those of `parameters` that have gradients and are updated. Those of `experts` all are."""
+        """The parameters among `parameters` that have gradients and are updated. Those of `experts` all are."""
         return self.factors if self.frozen else self.parameters
 
 

@@ -17,7 +17,7 @@ class LayerMessages:
         self.slowdown = network.model.overlap_slowdown
         self.ranks, self.heads = case.shape.context, case.shape.model.heads
         self.widths = head_dim(case.shape.model) + value_dim(case.shape.model)
-        """Of a key and a value, or of a query and its output."""
+        """Widths of a key and a value, or of a query and its output."""
         ring = network.ring(case.tensor, 1)
         numbers = case.tokens * case.embed
         self.gathered = lambda sent_bytes: ring.gather(numbers * sent_bytes) if case.tensor > 1 else 0.0

@@ -76,7 +76,7 @@ class MatmulCodes:
     """Numbers of layers at the beginning and at the end of the model that are not quantised, routed experts among
     them."""
     layers: int = 0
-    """Of that model."""
+    """Layers of that model."""
 
     @property
     def sent_bytes(self) -> float:

@@ -21,12 +21,12 @@ UNSWITCHED_LINKS = {2: 1 / 6, 4: 4 / 6}
 """Share of a V100's six NVLinks that rings of two and four GPUs can use in a DGX-1, whose links go point to point."""
 
 TREE = 0.92
-"""What trees reach of a ring's bandwidth between two hosts: NCCL's own cost model (src/graph/tuning.cc)."""
+"""The share of a ring's bandwidth between two hosts that trees reach: NCCL's own cost model (src/graph/tuning.cc)."""
 
 
 @dataclass(frozen=True)
 class Leaving:
-    """What a group of ranks has of the uplinks of the pods that it spans."""
+    """The share of a group of ranks of the uplinks of the pods that it spans."""
 
     cards: float
     """Cards of a pod for each of the messages that leave it at the same time."""
@@ -62,7 +62,7 @@ class Ring:
     leaving: Leaving | None = None
     """None inside one pod."""
     measured: Tables = NOTHING
-    """What messages of groups like it took."""
+    """Measured times of messages of groups like it."""
     tree_latency: float = inf
     """Seconds up and down two trees over the hosts, with a chain of the ranks of each, which an all-reduce may take in
     place of the ring, half in each; infinite in one host."""
@@ -162,7 +162,7 @@ class Network:
         return self.group(ranks, max(1, min(ranks, self.per_host // stride)), self.leaving(ranks, stride))
 
     def leaving(self, ranks: int, stride: int) -> Leaving | None:
-        """What a group of `ranks` devices, each `stride` after the one before, has of the uplinks of its pods.
+        """The share of a group of `ranks` devices, each `stride` after the one before, of the uplinks of its pods.
 
         Pods are filled in the order of devices, so that `stride` rings pass from a pod to the next. A group that would
         fit but lies across a border, since pods are no multiple of it, counts as half in each pod.

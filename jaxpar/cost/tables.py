@@ -30,13 +30,13 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """What all rows of a table have in common."""
+    """The common facts of all rows of a table."""
 
     what: str
     """`matmul`, `attention forward`, `attention backward`, or a kind of message: `gather`, `all_reduce`, `all_to_all`,
     `permute`."""
     of: tuple[int, ...]
-    """Of a product the bytes of a number, and whether it is added to an accumulator; of attention the width of a head
+    """For a product the bytes of a number, and whether it is added to an accumulator; for attention the width of a head
     and the bytes of a number; of a message the ranks and their hosts."""
 
 

@@ -1,4 +1,4 @@
-"""What the time of a part of a step is spent on."""
+"""The kinds of work that the time of a part of a step is spent on."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ MOST_STRAGGLERS = 0.9
 
 @dataclass(frozen=True)
 class Budget:
-    """What the user asked for."""
+    """The user's options."""
 
     config: Path
     cluster: str
@@ -96,7 +96,7 @@ class Budget:
         return numbers
 
     def _costs(self, run: Run, numbers: Sequence[int]) -> tuple[list[Cost], dict[int, str]]:
-        """What each number of GPUs costs; and those that have no layout, with the reason."""
+        """The cost of each number of GPUs; and those that have no layout, with the reason."""
         costs, without = [], {}
         for gpus in numbers:
             try:

@@ -1,4 +1,4 @@
-"""What a long run on many GPUs loses to failures (the time between them, checkpoints, lost work, starts) and to
+"""The losses of a long run on many GPUs to failures (the time between them, checkpoints, lost work, starts) and to
 stragglers."""
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ of GPUs, since the study found no obvious correlation with it (section 4.4)."""
 
 @dataclass(frozen=True)
 class Reliability:
-    """What failures cost a run; seconds."""
+    """The cost of failures for a run; seconds."""
 
     between: float
     """From one interruption to the next."""

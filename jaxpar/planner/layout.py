@@ -54,7 +54,7 @@ class Layout:
     exchange_dtype: str | None = None
     """As `parallel.quantized.tokens`."""
     embedding_messages: Literal["table", "rows"] = "table"
-    """What a microbatch sends of the embedding: as in a plan."""
+    """Messages of a microbatch for the embedding: as in a plan."""
     shard_state: bool = False
     """Whether the optimizer's state is split over replicas too: `parallel.overlap.shard_state_over_replicas`."""
     expert_codes: ExpertCodes = NO_CODES

@@ -40,7 +40,7 @@ from jaxpar.units import count, plain, seconds
 
 @dataclass(frozen=True)
 class Planning:
-    """What the user asked for."""
+    """The user's options."""
 
     config: Path
     cluster: str
@@ -107,7 +107,7 @@ class Planning:
     def _print_details(
         self, best: Planned, search: Search, notes: list[str], of_nodes: list[str], profile: Profile | None
     ) -> None:
-        """What there is to be said of a plan besides its numbers."""
+        """Sentences on a plan besides its numbers."""
         if self.profile is not None and profile is not None:
             notes = [*notes, *measured_words(self.profile, profile, asked_of(search.timer, best.candidate.layout))]
         print_lines(screen(), *notes)
@@ -119,7 +119,7 @@ class Planning:
             print_lines(screen(), *model_lines(search.reached, note), title="What a GPU reaches")
 
     def _print_written(self, cluster: Cluster) -> None:
-        """What to do next."""
+        """Advice on the next step."""
         lines = [f"Wrote {self.output}; run it with python -m jaxpar.train --plan {self.output}"]
         lines += [] if self.page is None else [f"Page: {self.page}"]
         checks = not (self.verify or is_cpu(cluster))

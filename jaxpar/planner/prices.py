@@ -17,9 +17,9 @@ class Prices:
     """The keys of a file of prices; money in any currency."""
 
     gpu_hour: dict[str, float] = field(default_factory=dict)
-    """Of one GPU, by its short name, as in `{h100: 2.5}`."""
+    """Price of one GPU, by its short name, as in `{h100: 2.5}`."""
     kwh: float = 0.0
-    """Of energy, where it is not part of the price of a GPU."""
+    """Price of energy, where it is not part of the price of a GPU."""
     overhead: float = 1.0
     """Energy of the site for each kWh of its GPUs: hosts, network, cooling."""
 

@@ -35,7 +35,7 @@ ABOVE_ZERO = (
 )  # fmt: skip
 """Numbers that times are divided by."""
 KINDS = {"all_gather": "gather", "reduce_scatter": "gather"}
-"""What the time model calls a collective, where it is not its name: a reduce-scatter is a gather backwards."""
+"""The time model's name of a collective, where it is not its name: a reduce-scatter is a gather backwards."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class Sent:
     ranks: int
     hosts: int
     bytes: int
-    """Of a gather what a rank has in the end, of a reduce-scatter, all-reduce or all-to-all what it has at first, of a
+    """For a gather what a rank has in the end, of a reduce-scatter, all-reduce or all-to-all what it has at first, of a
     permute what it sends."""
     seconds: float
 
@@ -125,7 +125,7 @@ class Profile:
     refused: tuple[str, ...] = ()
     """Measurements that were not kept, and why."""
     could_not_measure: tuple[str, ...] = ()
-    """What this machine does not have, and so keeps its shares."""
+    """Parameters that this machine lacks, and so keeps its shares."""
 
     @property
     def title(self) -> str:

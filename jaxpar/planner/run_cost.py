@@ -1,4 +1,4 @@
-"""What a training run costs on one number of GPUs: its best layout, stragglers, failures, energy."""
+"""The cost of a training run on one number of GPUs: its best layout, stragglers, failures, energy."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Cost:
     layout: str
     """The best, in words."""
     days: float
-    """Of steps as predicted, as are `price`, `tokens_per_s` and `mfu`."""
+    """Days of steps as predicted, as are `price`, `tokens_per_s` and `mfu`."""
     price: float
     tokens_per_s: float
     mfu: float
@@ -55,7 +55,7 @@ class Cost:
 
 @dataclass(frozen=True)
 class Run:
-    """What is trained, and what it meets."""
+    """The run: its model, and the failures that it meets."""
 
     config: Config
     cluster: Cluster

@@ -74,7 +74,7 @@ def written(remat: Sequence[tuple[int, Sequence[tuple[str, str]]]]) -> dict[str,
 
 
 def runs_of(remat: Remat, layers: int, names: Sequence[str]) -> Runs:
-    """What the layers of a chunk keep, by the names of a model's activations."""
+    """Remat of the layers of a chunk, by the names of a model's activations."""
     if isinstance(remat, str):
         return layer_runs(remat, names, layers)
     return tuple(LayerRun(number, of_all_names(dict(own), names)) for number, own in remat)

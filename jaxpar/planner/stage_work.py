@@ -1,4 +1,4 @@
-"""What a rank of a configuration's pipeline does with a microbatch: times and bytes for `jaxpar.schedule`."""
+"""The work of a rank of a configuration's pipeline on a microbatch: times and bytes for `jaxpar.schedule`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ from jaxpar.planner.step_time.pipeline import chunk_layers
 
 @dataclass(frozen=True)
 class StageWork:
-    """Of one microbatch in all layers of a rank, on average over the ranks. Times are in milliseconds."""
+    """The work on one microbatch in all layers of a rank, on average over the ranks. Times are in milliseconds."""
 
     schedule: str
     stages: int

@@ -51,7 +51,7 @@ OF_TOKENS = ("exchange_tokens", "gather_tokens", "scatter_tokens")
 OF_WEIGHTS = ("gather_weight", "scatter_gradient", "gather_rows", "scatter_rows")
 """Collectives that belong to `data` whatever axes they run over."""
 OF_SCALES = "reduce_max"
-"""Of FP8 operands, over all ranks that hold a part of a tensor."""
+"""The collective of scales of FP8 operands, over all ranks that hold a part of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -199,7 +199,7 @@ def judged(
 
 
 def part_of(row: Collective) -> str:
-    """Which part of a step's time a message belongs to."""
+    """The part of a step's time that a message belongs to."""
     axes = row.axis.split("+")
     if row.collective in OF_TOKENS:
         return "exchange"
@@ -213,7 +213,7 @@ def part_of(row: Collective) -> str:
 
 
 def ranked(results: Iterable[Verified]) -> list[Verified]:
-    """Those that fit first, by the time of a step."""
+    """The results, those that fit first, by the time of a step."""
     return sorted(results, key=lambda one: (not one.fits, one.planned.candidate.seconds))
 
 

@@ -168,7 +168,7 @@ def _table(frontier: RematFrontier) -> Table:
 
 
 def _recomputed(point: FrontierPoint) -> str:
-    """What is recomputed and what is offloaded; by kind of layer, where kinds differ."""
+    """Activations that are recomputed and offloaded; by kind of layer, where kinds differ."""
     words = {kind: _words(treatments) for kind, treatments in point.kinds.items()}
     if len(set(words.values())) < 2:
         return _words(point.runs[0][1])
@@ -176,7 +176,7 @@ def _recomputed(point: FrontierPoint) -> str:
 
 
 def _words(treatments: Mapping[str, str]) -> str:
-    """Which activations are recomputed and which are offloaded, in as few words as possible."""
+    """Activations that are recomputed and offloaded, in as few words as possible."""
     again = [name for name, treatment in treatments.items() if treatment == "recompute"]
     others = [name for name in treatments if name not in again and name != LAYER_INPUT]
     offloaded = [name for name, treatment in treatments.items() if treatment == "offload"]

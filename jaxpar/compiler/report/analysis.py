@@ -75,7 +75,7 @@ class Analysis:
         )
 
     def channel(self, movement: Movement) -> str:
-        """What a transfer shares with others, of which one is in flight at a time."""
+        """The resource that a transfer shares with others, of which one is in flight at a time."""
         limit = collectives_at_a_time(self.compilation.xla_flags, self.compilation.plan.collectives_at_once)
         return movement.link if limit > 1 else movement.channel
 

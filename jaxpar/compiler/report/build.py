@@ -24,7 +24,7 @@ LARGEST = 10
 COMPILING = "jaxpar/compiler/"
 """Part of the file of the line that XLA gives for what is not from one of ours."""
 _OUTSIDE = re.compile(r"^.*/site-packages/|^.*/(?=(?:jaxpar|pallas_kernels)/)")
-"""What comes before the part of a path that is shown."""
+"""The parts of a path before the one that is shown."""
 
 
 def make_report(analysis: Analysis, config: str) -> Report:

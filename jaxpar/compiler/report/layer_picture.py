@@ -31,7 +31,7 @@ _ROUND = (1, 2, 5, 10)
 
 
 class Program(NamedTuple):
-    """What is drawn below one heading."""
+    """The picture below one heading."""
 
     name: str
     layers: Sequence[LayerSchedule]
@@ -77,7 +77,7 @@ def picture_of(programs: Sequence[Program], title: str) -> dict[str, Any]:
 
 
 def _layer(layer: LayerSchedule, scale: float, classes: dict[str, str], top: int) -> dict[str, Any]:
-    """What the template draws of one layer, from `top` on."""
+    """The template's picture of one layer, from `top` on."""
     x = lambda time: round(LEFT + (WIDTH - LEFT - RIGHT) * time / scale, 1)
     compute = [box for box in layer.boxes if box.span.kind == "compute"]
     waits = [box for box in layer.boxes if box.kind == "wait"]

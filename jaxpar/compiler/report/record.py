@@ -57,7 +57,7 @@ class LiveBuffer:
     """A large buffer at the peak."""
 
     name: str
-    """Of an input its path in the state, otherwise XLA's name of the value."""
+    """Path in the state of an input, otherwise XLA's name of the value."""
     bytes: int
     shape: str
     memory_class: str
@@ -72,7 +72,7 @@ class DeviceCopy:
     name: str
     """XLA's name of the operation."""
     shape: str
-    """Of the result, or of the first of several."""
+    """Shape of the result, or of the first of several."""
     source: str
     """`file:line` of the code that asked for it, or else that computed what it moves; empty where XLA recorded none."""
     count: float
@@ -103,11 +103,11 @@ class Report:
     reserve_bytes: int
     """Kept for the CUDA context, NCCL's buffers and libraries."""
     margin_bytes: int
-    """What remains; below 0 what is missing."""
+    """Bytes that remain; below 0 those that are missing."""
     peak_bytes: int
     """The most bytes alive at one time, by the compiler's own count."""
     allocated_bytes: int
-    """What XLA reserves on the device: temporaries are in one block, a little larger than the peak."""
+    """Bytes that XLA reserves on the device: temporaries are in one block, a little larger than the peak."""
     host_bytes: int
     """Pinned memory of the host."""
     classes: dict[str, int]
@@ -117,7 +117,7 @@ class Report:
     exposures: tuple[Exposure, ...]
     """The transfers that are waited for longest, the worst first."""
     flops: float
-    """Of matrix products in a step, recomputation included."""
+    """FLOPs of matrix products in a step, recomputation included."""
     flops_by_kind: dict[str, float]
     recompute_flops: float
     """The part of `flops` that repeats the forward pass, or that XLA itself repeats to save memory."""

@@ -78,7 +78,7 @@ class StepTimer:
         raise ProgramError(f"no formula for the seconds of {movement.kind}")
 
     def _leaving(self, groups: Groups, per_pod: int) -> Leaving | None:
-        """What groups have of the uplinks of pods of so many GPUs; None if no group is in two pods."""
+        """The share that groups have of the uplinks of pods of so many GPUs; None if no group is in two pods."""
         rows = [[device // per_pod for device in row] for row in groups.rows]
         edges = rows if groups.permutes else [pair for row in rows for pair in pairwise([*row, row[0]])]
         passed = Counter(source for source, target in edges if source != target)

@@ -47,9 +47,9 @@ buckets of equal hashes that share one."""
 REPORTS = (CLUSTERS, MERGED)
 
 DIMENSIONS = 256
-"""Of a rotated token that a hash looks at, at most."""
+"""Dimensions of a rotated token that a hash looks at, at most."""
 SEED = 0x15A8
-"""Of the rotations, which are the same in all steps and runs."""
+"""Seed of the rotations, which are the same in all steps and runs."""
 
 
 class Clusters(NamedTuple):

@@ -1,4 +1,4 @@
-"""What experts declare of themselves: weights, named activations, groups of matmuls and elementwise work."""
+"""The declaration of experts: weights, named activations, groups of matmuls and elementwise work."""
 
 from __future__ import annotations
 

@@ -131,7 +131,7 @@ class AllToAll(Exchange):
 
 
 _BITS_OF_ONE = 0x3F800000
-"""Of the float32 1.0. Integers up to 2^30 that are added to them make ordinary numbers, whose bits nothing flushes."""
+"""Bits of 1.0 in float32. Integers up to 2^30 that are added to them make ordinary numbers: nothing flushes them."""
 
 
 class AllGather(Exchange):

@@ -55,7 +55,7 @@ expert rank; of the entropy of the routing; of assignments that no expert has co
 than one round."""
 
 NOISE_SITE = 1 << 20
-"""What the noise of a router is drawn for, above all sites of dropout."""
+"""The site of dropout for which the noise of a router is drawn, above all sites of dropout."""
 FIRST_TEMPERATURE = 0.07
 """By which cosines are divided before training (X-MoE); its factor is learned."""
 
@@ -230,7 +230,7 @@ class Experts(Block):
 
     @property
     def _matrices(self) -> Mapping[str, Sequence[str]]:
-        """Those of the routed experts, by group of matmuls."""
+        """The matrices of the routed experts, by group of matmuls."""
         return {IN: [name for name in ("up", "gate") if name in self.part.weights], OUT: ["down"]}
 
     def _products(

@@ -23,11 +23,11 @@ class Message(NamedTuple):
     """One collective on the way of the tokens to their experts. The way back has its mirror image."""
 
     name: str
-    """Of the function in `mesh.collectives`."""
+    """Name of the function in `mesh.collectives`."""
     kind: Literal["exchange", "gather"]
     """An all-to-all, or an all-gather, whose mirror image is a reduce-scatter."""
     axes: tuple[str, ...]
-    """Of the ranks that take part, the outermost first."""
+    """Axes of the ranks that take part, the outermost first."""
     ranks: int
     rows: float
     """Rows that a rank holds whole: what it splits among the others, or has in the end."""
@@ -62,7 +62,7 @@ those to other ranks. `PLACE_BYTES` of each choice go ahead of the rows. In two 
 def messages_of(
     exchange: str, experts: ExpertsConfig, capacity: float, expert: int, tensor: int
 ) -> tuple[Message, ...]:
-    """Those of an exchange that send something."""
+    """The messages of an exchange that send something."""
     return tuple(one for one in MESSAGES[exchange](experts, capacity, expert, tensor) if one.ranks > 1)
 
 

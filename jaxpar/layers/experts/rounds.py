@@ -81,7 +81,7 @@ class Inputs(NamedTuple):
     gates: Float[Array, "tokens chosen"]
     """Weights of the choices."""
     constants: Sequence[jax.Array]
-    """Of `Layer.shared`."""
+    """The constants of `Layer.shared`."""
 
 
 def lists_of(

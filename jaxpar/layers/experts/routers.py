@@ -199,7 +199,7 @@ def _in_groups(scores: Logits, options: InGroups, best: int) -> Logits:
 
 
 def entropy(logits: Logits) -> Float[Array, " tokens"]:
-    """Of the softmax of each token's logits, in nats."""
+    """Entropy of the softmax of each token's logits, in nats."""
     log = jax.nn.log_softmax(logits)
     return -jnp.sum(jnp.exp(log) * log, axis=-1)
 

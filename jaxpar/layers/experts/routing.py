@@ -56,7 +56,7 @@ class TokenOrder(NamedTuple):
 
 
 class RouterState(NamedTuple):
-    """What some routers take in addition to logits."""
+    """Inputs of some routers in addition to logits."""
 
     bias: Float[Array, " experts"] | None = None
     """Added to scores when experts are chosen, and to no weight."""
@@ -69,7 +69,7 @@ class RouterState(NamedTuple):
     train: bool = True
     """Whether this is training."""
     valid: Bool[Array, " tokens"] | None = None
-    """Which tokens do not pad a row."""
+    """A mask of the tokens that do not pad a row."""
     order: TokenOrder | None = None
     """The tokens of all ranks."""
     replay: Int[Array, "tokens chosen"] | None = None
@@ -85,7 +85,7 @@ class Routing(NamedTuple):
     """Each expert at most once, or `NO_EXPERT`."""
     weights: Float[Array, "tokens chosen"]
     statistics: Mapping[str, Float[Array, "tokens numbers"]]
-    """What each token adds to the sums over the batch from which the losses are computed."""
+    """The terms of each token in the sums over the batch from which the losses are computed."""
 
 
 class Sums(NamedTuple):

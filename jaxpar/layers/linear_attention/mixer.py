@@ -118,7 +118,7 @@ class LinearAttention(Block):
         return jnp.repeat(x, self.sizes.heads // self.sizes.key_heads, axis=2)
 
     def _projected(self, x: jax.Array, ops: Ops) -> dict[str, jax.Array]:
-        """What the inward groups make, by weight; all tensor ranks make the numbers of all heads, and take theirs."""
+        """The outputs of the inward groups, by weight; tensor ranks make the numbers of all heads, and take theirs."""
         made: dict[str, jax.Array] = {}
         for group in self.part.groups[:-1]:
             for weight, name, one in zip(group.weights, group.outputs, ops.run(self, group.name, x), strict=True):

@@ -38,10 +38,10 @@ CONSOLE = Console(width=120, markup=False, highlight=False, soft_wrap=True)
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is measured."""
+    """Sizes to measure."""
 
     tokens: tuple[float, ...]
-    """Of a microbatch, in rows of the model's configuration."""
+    """Tokens of a microbatch, in rows of the model's configuration."""
     tensor: tuple[int, ...]
     """Ranks that share a layer."""
     lengths: tuple[int, ...]
@@ -84,7 +84,7 @@ SMALL = Config(
 
 @dataclass(frozen=True)
 class Calibration:
-    """What the user asked for."""
+    """The user's options."""
 
     output: Path
     config: Path | None = None
@@ -166,7 +166,7 @@ class Calibration:
 
 
 def missing(config: Config, devices: list[Any], device: Any) -> list[str]:
-    """What this machine, or `calibrate` itself, cannot measure, each with the reason."""
+    """Parameters that this machine, or `calibrate` itself, cannot measure, each with the reason."""
     found = []
     if len(devices) == 1:
         found.append("messages between devices: there is one device")

@@ -28,7 +28,7 @@ class Shape(NamedTuple):
     ranks: int
     stride: int
     hosts: int
-    """Of each group."""
+    """Hosts of each group."""
 
 
 def groups(devices: int, per_host: int) -> list[Shape]:

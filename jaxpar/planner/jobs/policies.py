@@ -93,14 +93,14 @@ POLICIES: Mapping[str, Policy] = MappingProxyType({
 
 
 def outcomes(jobs: Sequence[Job], gpus: int) -> dict[str, Outcome]:
-    """What each policy gives, the best first: least priority of late jobs, then least mean time."""
+    """The results of each policy, the best first: least priority of late jobs, then least mean time."""
     found = {name: simulate(jobs, gpus, policy) for name, policy in POLICIES.items()}
     return dict(sorted(found.items(), key=lambda item: item[1].score))
 
 
 @dataclass(frozen=True)
 class Expected:
-    """What a policy gives as predicted, and with all speeds at either end of their intervals."""
+    """The results of a policy as predicted, and with all speeds at either end of their intervals."""
 
     outcome: Outcome
     ends: Sequence[Outcome]
@@ -113,7 +113,7 @@ class Expected:
         return (min(times), max(times)) if self.ends else None
 
     def finished(self, job: str) -> tuple[float, float] | None:
-        """Of a job."""
+        """Earliest and latest seconds at which a job may finish."""
         return self.interval(lambda one: one.finished[job])
 
 

@@ -24,7 +24,7 @@ from jaxpar.units import percent
 
 @dataclass(frozen=True)
 class ClusterJobs:
-    """What the user asked for."""
+    """The user's options."""
 
     cluster: str
     jobs: Path
@@ -43,7 +43,7 @@ class ClusterJobs:
             print_outcomes(found, cluster, screen())
 
     def _config(self, name: str, job: WrittenJob, cluster: Cluster) -> Config:
-        """What the job trains. Raises `UserError` that names the job."""
+        """The configuration that the job trains. Raises `UserError` that names the job."""
         if job.gpus is not None and job.gpus > cluster.devices:
             raise self._error(f"{name}.gpus", f"expected at most the cluster's {cluster.devices}, got {job.gpus}")
         try:
@@ -142,7 +142,7 @@ def print_outcomes(found: Mapping[str, Expected], cluster: Cluster, console: Con
 
 
 def _deadline(job: Job, first: Expected, found: Mapping[str, Expected]) -> str | None:
-    """What is to be said of a job whose deadline is missed, or may be."""
+    """A sentence on a job whose deadline is missed, or may be."""
     if job.deadline is None:
         return None
     hours = lambda finished: f"{(finished - job.deadline) / HOUR:,.1f} hours"

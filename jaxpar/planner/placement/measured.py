@@ -79,7 +79,7 @@ class MeasuredNetwork(Network):
 
 @dataclass(frozen=True)
 class Measured:
-    """What was measured between the hosts of a cluster."""
+    """Measurements between the hosts of a cluster."""
 
     cluster: Cluster
     """The cluster with the median bandwidth in place of its network's."""
@@ -88,7 +88,7 @@ class Measured:
     file: Path
 
     def networks(self, timer: StepTimer, planned: Planned, order: Sequence[int]) -> list[Network]:
-        """What messages of a layout reach with node `order[p]` in place p, for each kind of host that has stages."""
+        """Bandwidths of messages of a layout with node `order[p]` in place p, for each kind of host that has stages."""
         between = tuple(map(tuple, self.matrix[np.ix_(order, order)].tolist()))
         loops = sends_round(planned.plan)
         kinds = timer.kinds(planned.candidate.layout)

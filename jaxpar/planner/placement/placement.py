@@ -1,4 +1,4 @@
-"""Which node takes which place in the mesh, over a measured bandwidth between nodes (Pipette, DATE 2024).
+"""The place of each node in the mesh, over a measured bandwidth between nodes (Pipette, DATE 2024).
 
 Nodes of one cluster are not alike: between some pairs a quarter less gets through than between others. A collective
 waits for its slowest edge, and so do the ticks of a pipeline; which node stands where decides which edges are used.
@@ -86,7 +86,7 @@ def read_bandwidth(path: Path, cluster: Cluster | None = None) -> Float[np.ndarr
 
 @dataclass(frozen=True)
 class Traffic:
-    """What places of nodes send each other in a step: bytes by edge, of weights and gradients, of the pipeline, of the
+    """Messages between places of nodes in a step: bytes by edge, of weights and gradients, of the pipeline, of the
     tensor ranks' activations, where a group of them is wider than a node, and of tokens on their way to experts."""
 
     data: Mapping[Edge, float]
@@ -112,7 +112,7 @@ class Traffic:
 
 
 def traffic_of(config: Config, plan: Plan, gpus_per_host: int) -> Traffic:
-    """What the hosts of a plan send each other: rings over the ranks with the same weights and over tensor ranks, and
+    """Messages between the hosts of a plan: rings over the ranks with the same weights and over tensor ranks, and
     stage to stage, back to the first rank too where ranks have several chunks in a loop.
 
     Keys and values of context ranks are left out: they go over edges of the first rings, and are few beside gradients.

@@ -1,4 +1,4 @@
-"""Which times of a plan are those of a profile's tables, and which are from fitted shares, in words."""
+"""The times of a plan that come from a profile's tables, and those from fitted shares, in words."""
 
 from __future__ import annotations
 

@@ -20,7 +20,7 @@ FIRST = ("", "mesh", "step", words.INTERVAL, "tokens/s/GPU", "MFU", "memory")
 MOST_ROWS = 300
 """Most layouts in the table: the fastest."""
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 1000, 460, 62, 986, 26, 416
-"""Of the picture and its axes, in pixels."""
+"""Sizes of the picture and its axes, in pixels."""
 SLOWEST, NARROWEST = 3.0, 1.25
 """Times the best: slower layouts are not drawn; and the least that the time axis shows."""
 

@@ -159,7 +159,7 @@ def remat(layout: Layout) -> str:
 
 
 def activations(treatments: Mapping[str, str]) -> str:
-    """What happens to the activations of some layers: the nearest preset, and what differs from it."""
+    """A phrase for the remat of some layers: the nearest preset, and the differences from it."""
     preset, changed = nearest_preset(treatments)
     but = f"; but {', '.join(f'{name}: {own}' for name, own in changed.items())}" if changed else ""
     return f"remat {preset}: {REMAT[preset]}{but}"
@@ -171,7 +171,7 @@ def batch(ranks: int, rows: int, microbatches: int) -> str:
 
 
 def host(layout: Layout) -> str:
-    """What is stored on the host."""
+    """A phrase for the arrays that are stored on the host."""
     words = [f"{percent(layout.offload_fraction, digits=0)} of activations"] if layout.offload_fraction else []
     return ", ".join([*words, *(["optimizer"] if layout.optimizer_offload else [])]) or "-"
 
@@ -193,7 +193,7 @@ def meanings(plans: Sequence[Planned]) -> list[str]:
 
 
 def without_evidence(plans: Sequence[Planned]) -> str | None:
-    """What the marks in a table of plans mean; None where none has one."""
+    """A legend of the marks in a table of plans; None where none has one."""
     names = sorted({name for one in plans for name in never_measured(one.candidate.layout)})
     if not names and plans[0].plan.experts:
         return "Intervals are those of dense models: two runs with experts were compared (docs/predictions.md)."
@@ -203,7 +203,7 @@ def without_evidence(plans: Sequence[Planned]) -> str | None:
 
 
 def certainty(plans: Sequence[Planned], spread: Spread) -> str:
-    """What the intervals hold, what is known of the system, and which plans may be as fast as the best."""
+    """Sentences on the intervals, the knowledge of the system, and the plans that may be as fast as the best."""
     best, *others = (one.candidate.seconds for one in plans)
     text = "80%: four of five measured steps are inside, as of published runs of other systems"
     if spread.runs:

@@ -1,4 +1,4 @@
-"""What layers can keep within a layout's memory: presets, the cheapest mixture, and shares of them on the host."""
+"""Remat within a layout's memory: presets, the cheapest mixture, and shares of activations on the host."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ class ActivationPlanner(Kernels):
     may_offload: bool = True
 
     def options(self) -> Iterator[Kept]:
-        """What fits; if everything can be kept, only that."""
+        """The choices that fit; if everything can be saved, only that."""
         for preset in self._presets:
             memory = self.memory(preset)
             if memory.device <= self.limit:
@@ -94,7 +94,7 @@ class ActivationPlanner(Kernels):
         return self.choice.schedule != ONE_STAGE and SCHEDULES[self.choice.schedule].splits_backward
 
     def _units(self, remat: Remat) -> Units:
-        """What a chunk's layers keep of a microbatch."""
+        """Bytes that a chunk's layers save of a microbatch."""
         group = self.group
 
         def made() -> Units:
@@ -126,7 +126,7 @@ class ActivationPlanner(Kernels):
 
     @cached_property
     def costs(self) -> dict[str, LayerCosts]:
-        """Of a layer of each kind."""
+        """Costs of a layer of each kind."""
         group, strategy, codes = self.group, self.choice.context_strategy, self.matmul_codes
 
         def made() -> dict[str, LayerCosts]:
@@ -145,7 +145,7 @@ class ActivationPlanner(Kernels):
 
     @property
     def _timed(self) -> tuple[Hashable, ...]:
-        """What the times of a layer depend on."""
+        """The facts that the times of a layer depend on."""
         group, strategy = self.group, self.choice.context_strategy
         sizes = group.microbatch, group.expert, group.context, group.tensor
         return *sizes, strategy, self.matmul_codes, self._magnitude_ranks
@@ -179,7 +179,7 @@ class ActivationPlanner(Kernels):
         return self.known.of(("hidden", *self._timed, self.kinds, preset), made)
 
     def _frontier(self, costs: LayerCosts) -> list[Point]:
-        """Of a layer, with nothing on the host."""
+        """The frontier of a layer, with nothing on the host."""
         key = "frontier", *costs.sizes.items(), *costs.recomputations
         return self.known.of(key, lambda: layer_frontier(costs, offload=False))
 

@@ -44,7 +44,7 @@ class Bounds:
         self._here = Memo()
 
     def arithmetic(self) -> float:
-        """What the model's arithmetic alone takes at the highest rates that kernels reach: no layout is faster."""
+        """Seconds of the model's arithmetic alone at the highest rates that kernels reach: no layout is faster."""
         config, model, reached = self.config, self.config.model, self.timer.reached(self.cluster)
         tokens, sequence = config.data.batch_size * config.data.sequence_length, config.data.sequence_length
         vocab, pairs = model.vocab or 0, causal_pairs(model, tokens, sequence)
@@ -57,12 +57,12 @@ class Bounds:
         return (products / rate + attention / (device.peak * max(shares))) / self.cluster.devices
 
     def of_group(self, group: Group) -> float:
-        """Of the strategy whose kernels of attention are the fastest, and the faster ends."""
+        """The bound of the strategy whose kernels of attention are the fastest, and the faster ends."""
         ends = self.space.ends(group.pipe, group.tensor)
         return min(self.of_strategy(group, *each) for each in product(self.space.strategies(group), ends))
 
     def of_strategy(self, group: Group, strategy: str, shared_ends: bool) -> float:
-        """Of a step by `GROUP_PARTS` and the sums over replicas alone, under a context strategy."""
+        """The bound of a step by `GROUP_PARTS` and the sums over replicas alone, under a context strategy."""
         key = _alike(group), strategy, shared_ends
         return self._here.of(key, lambda: self._of_strategy(group, strategy, shared_ends)) + self._over_replicas(group)
 
@@ -96,7 +96,7 @@ class Bounds:
         return jitter * (layers + self._head(group, shared_ends) + self.wait(group, layers, shared_ends))
 
     def of_choice(self, group: Group, choice: Choice) -> tuple[float, float]:
-        """Of a step, and of the layers of a rank, in a pipeline that never waits."""
+        """The bounds of a step, and of the layers of a rank, in a pipeline that never waits."""
         floor = self.timer.floor(self.bare(group, choice).layout("none"))
         # Chunks that are held are gathered once for all microbatches.
         held = floor.breakdown["data"] if choice.zero == 3 else 0.0
@@ -104,7 +104,7 @@ class Bounds:
         return floor.seconds - held, max(0.0, sum(floor.breakdown[name] for name in GROUP_PARTS) - head)
 
     def of_schedule(self, group: Group, choice: Choice, floor: float, layers: float) -> float:
-        """Of a schedule of a choice of which `of_choice` is (floor, layers)."""
+        """The bound of a schedule of a choice of which `of_choice` is (floor, layers)."""
         family = SCHEDULES[choice.schedule]
         if choice.zero == 3 and self.alike and not holds(choice.schedule, choice.virtual_stages, 3, group.shards):
             plain = choice._replace(virtual_stages=family.virtual_stages[0])
@@ -184,7 +184,7 @@ class Bounds:
         return self.known.of(key, made)
 
     def microbatches(self, group: Group) -> int:
-        """Of a step."""
+        """Microbatches of a step."""
         return self.config.data.batch_size // (group.data * group.microbatch)
 
     def bare(self, group: Group, choice: Choice) -> ActivationPlanner:

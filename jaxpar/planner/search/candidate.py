@@ -27,12 +27,12 @@ class Candidate:
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """Predicted seconds of a step."""
         return self.time.seconds
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What distinguishes layouts for a user; how data ranks split into fsdp and replica is a detail."""
+        """The parts that distinguish layouts for a user; how data ranks split into fsdp and replica is a detail."""
         own = self.layout
         return own.pipe, own.data, own.expert, own.context, own.tensor, own.microbatch, own.schedule
 

@@ -1,4 +1,4 @@
-"""What a user can fix of a layout: `--fix name=value`."""
+"""Parts of a layout that a user can fix: `--fix name=value`."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxpar.pipeline.schedules import schedule_name
 FIXABLE = (
     *AXES, "microbatch", "schedule", "virtual_stages", "pipe_ends", "zero", "context_strategy", "remat", "offload"
 )  # fmt: skip
-"""What a user can fix."""
+"""Numbers that a user can fix."""
 
 LEFT_EQUAL = (
     "stages are as equal as the layers allow, since on GPUs of one kind all wait for the longest, and on several kinds "
@@ -24,7 +24,7 @@ ENDS = ("last", "shared")
 NAMED = {
     "context_strategy": STRATEGIES, "offload": ("none", "activations", "optimizer", "all"), "pipe_ends": ENDS
 }  # fmt: skip
-"""What a user can fix to a name, and the names."""
+"""Choices that a user can fix to a name, and the names."""
 
 
 def parse_fixed(given: list[str]) -> dict[str, str]:

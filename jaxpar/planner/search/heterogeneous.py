@@ -43,7 +43,7 @@ class StepTimer:
     global_batch: int
     cluster: Cluster
     hardware: HardwareModel | None
-    """What GPUs of the kind `cluster.gpu` reach; None is what was fitted for them."""
+    """Shares that GPUs of the kind `cluster.gpu` reach; None is those that were fitted for them."""
     update: Update
     _known: Memo = field(default_factory=Memo, repr=False, compare=False)
 

@@ -1,4 +1,4 @@
-"""What a run takes for one choice of one group on the cluster's GPUs: kernels, formats and what they hold in memory."""
+"""Kernels and formats of a run for one choice of one group on the cluster's GPUs, and their memory."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class Kernels:
 
     @cached_property
     def case(self) -> Case:
-        """What memory depends on of the group and the choice."""
+        """Facts of the group and the choice that memory depends on."""
         group, choice, memory = self.group, self.choice, self.model.config.memory
         logits = "keep" if memory.loss_logits == "keep" else "recompute"
         return self._bare_case._replace(
@@ -85,14 +85,14 @@ class Kernels:
 
     @cached_property
     def kinds(self) -> Kinds:
-        """Of the slots of a chunk."""
+        """Kinds of the slots of a chunk."""
         chunks, lengths = self.group.pipe * self.choice.virtual_stages, self.choice.stage_layers
         model = self.model.config.model
         return chunk_slots(model, chunk_layers(model.layers, chunks) if lengths is None else lengths)
 
     @property
     def microbatches(self) -> int:
-        """Of a step."""
+        """Microbatches of a step."""
         return self.model.config.data.batch_size // (self.group.data * self.group.microbatch)
 
     @property
@@ -103,7 +103,7 @@ class Kernels:
 
     @cached_property
     def slots(self) -> Slots:
-        """Of the pipeline."""
+        """Slots of the pipeline."""
         group, choice = self.group, self.choice
         return pipeline_slots(choice.schedule, group.pipe, self.microbatches, choice.virtual_stages, self.held)
 
@@ -134,7 +134,7 @@ class Kernels:
 
     @property
     def _embedding_messages(self) -> Literal["table", "rows"]:
-        """What the trainer would send of the embedding on these GPUs; rows that are named are possible on some layouts
+        """The messages of the embedding that the trainer would choose; rows that are named are possible on some layouts
         only, and left to its choice."""
         group, zero = self.group, self.choice.zero
 

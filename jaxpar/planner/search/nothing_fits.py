@@ -77,7 +77,7 @@ def why_none(search: Tried, groups: int, declined: str | None) -> str:
 
 
 def no_layout(space: Space) -> str:
-    """Which rules exclude everything: those without which the most layouts would be allowed."""
+    """The rules that exclude everything: those without which the most layouts would be allowed."""
     nearest = space.nearest().most_common()
     reasons = [f"{number} would be allowed but for {_joined(rules)}" for rules, number in nearest[:NAMED]]
     if len(nearest) > NAMED:

@@ -90,7 +90,7 @@ class Search:
 
     @cached_property
     def update(self) -> Update:
-        """What the optimizer's rule reads, writes and multiplies."""
+        """The numbers that the optimizer's rule reads, writes and multiplies."""
         return update_of(self.space.config)
 
     @cached_property
@@ -107,7 +107,7 @@ class Search:
 
     @cached_property
     def bounds(self) -> Bounds:
-        """What nodes take at least."""
+        """The least times of nodes."""
         return Bounds(self.space, self.timer, self.activations, self._known)
 
     def on(self, cluster: Cluster) -> Search:

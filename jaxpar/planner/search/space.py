@@ -30,7 +30,7 @@ from jaxpar.planner.settings import ONE_STAGE
 SPLIT = ("pipe", "replica", "fsdp", "context", "tensor")
 """Axes that a cluster is split over; for a dense model, expert is fsdp by another name."""
 SPLIT_OF_EXPERTS = ("pipe", "replica", "fsdp", "expert", "context", "tensor")
-"""Those of a model with experts."""
+"""Axes of a model with experts."""
 ALL_GATHER = "all_gather"
 """The exchange that sends all tokens to all expert ranks."""
 VIRTUAL_STAGES = (1, 2, 3, 4, 6, 8)
@@ -40,7 +40,7 @@ PADDING = 0.05
 
 
 class Group(NamedTuple):
-    """What determines the shape of the work on a device: axis sizes and rows of a microbatch."""
+    """The facts that determine the shape of the work on a device: axis sizes and rows of a microbatch."""
 
     pipe: int
     replica: int
@@ -89,7 +89,7 @@ class Space:
     """With the vocabulary set."""
     cluster: Cluster
     fixed: Mapping[str, str] = field(default_factory=dict)
-    """What is fixed: a name of `FIXABLE` to its value."""
+    """Parts of a layout that are fixed: a name of `FIXABLE` to its value."""
     avoided: frozenset[str] = frozenset()
     """Mechanisms that are left out (`search.avoid`)."""
 
@@ -218,19 +218,19 @@ class Space:
         return tuple(one for one in (False, True) if fixed in (None, ENDS[one]) and not (one and refused))
 
     def _vocab_left(self, pipe: int, tensor: int) -> int:
-        """What is left of the padded vocabulary that pipeline and tensor ranks share."""
+        """Columns of the padded vocabulary that pipeline and tensor ranks cannot share evenly."""
         return padded_vocab(self.config.model) % (pipe * tensor)
 
     def _number(self, name: str) -> int | None:
         return int(self.fixed[name]) if name in self.fixed else None
 
     def _broken(self, sizes: Mapping[str, int]) -> Iterator[str]:
-        """Which rules axis sizes break."""
+        """Rules that axis sizes break."""
         yield from self._broken_by_data(sizes)
         yield from self._broken_by_shape(sizes)
 
     def _broken_by_data(self, sizes: Mapping[str, int]) -> Iterator[str]:
-        """Those that depend on how data ranks are split over their axes."""
+        """Broken rules that depend on how data ranks are split over their axes."""
         yield from self._not_as_fixed({name: sizes[name] for name in ("replica", "fsdp", "expert") if name in sizes})
         if EXPERT in self.avoided and sizes.get("expert", 1) > 1:
             yield f"--avoid {EXPERT}"
@@ -241,7 +241,7 @@ class Space:
             yield from self._broken_by_exchange(sizes)
 
     def _broken_by_exchange(self, sizes: Mapping[str, int]) -> Iterator[str]:
-        """What is asked of the exchange of tokens, and not possible."""
+        """Broken rules of the exchange of tokens, as `parallel.experts` asks for it."""
         options, model = expert_options(self.config.parallel), self.config.model
         if sizes["expert"] == 1 and options.slices not in ("auto", 1):
             yield f"parallel.experts.slices ({options.slices}), which takes expert above 1"
@@ -267,7 +267,7 @@ class Space:
                 yield f"--fix {name}={self.fixed[name]}"
 
     def _broken_by_shape(self, sizes: Mapping[str, int]) -> Iterator[str]:
-        """Those that depend on the other axes and on the number of data ranks."""
+        """Broken rules that depend on the other axes and on the number of data ranks."""
         model, data = self.config.model, self.config.data
         pipe, tensor, context = sizes["pipe"], sizes["tensor"], sizes["context"]
         yield from self._not_as_fixed({"pipe": pipe, "context": context, "tensor": tensor})
@@ -327,7 +327,7 @@ class Space:
 
 
 def broken_by_tensor(model: ModelConfig, tensor: int) -> Iterator[str]:
-    """Which rules of a model so many tensor ranks break."""
+    """Rules of a model that so many tensor ranks break."""
     kv = kv_heads(model)
     if model.heads % tensor or (kv % tensor and tensor % kv):
         yield f"model.heads ({model.heads}, {kv} of keys) over tensor"

@@ -1,4 +1,4 @@
-"""Which hosts hold which stages, on clusters with hosts of several kinds."""
+"""The assignment of stages to hosts, on clusters with hosts of several kinds."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class StagesOfGroup:
 
 
 def stages_by_group(cluster: Cluster, pipe: int, rank_of: Sequence[int], lengths: Lengths) -> list[StagesOfGroup]:
-    """Which hosts hold which stages, where hosts differ and each stage is on one kind; else nothing."""
+    """The hosts of each stage, where hosts differ and each stage is on one kind; else nothing."""
     groups = cluster.stage_groups(pipe) if cluster.is_heterogeneous and pipe > 1 else None
     if groups is None:
         return []

@@ -12,7 +12,7 @@ from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.pipeline import chunk_layers
 
 type Kinds = tuple[str, ...]
-"""Of layers or of slots, in order."""
+"""Kinds of layers or of slots, in order."""
 
 
 @lru_cache(maxsize=10_000)

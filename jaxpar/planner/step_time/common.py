@@ -1,4 +1,4 @@
-"""What layouts of one model on one cluster have in common: layers, groups of ranks and their messages, cached."""
+"""The common parts of layouts of one model on one cluster: layers, groups of ranks and their messages, cached."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ class Passed(NamedTuple):
 
 
 class Sort(NamedTuple):
-    """What decides the time of a layer."""
+    """The facts that decide the time of a layer."""
 
     kind: str
     exact: bool = False
@@ -50,7 +50,7 @@ class Sort(NamedTuple):
 
 
 def sorts_of(model: ModelConfig, codes: MatmulCodes | None) -> tuple[Sort, ...]:
-    """Of each layer, in the order of the model."""
+    """The sort of each layer, in the order of the model."""
     first, last = (0, 0) if codes is None else codes.exact
     return tuple(
         Sort(kind, number < first or number >= model.layers - last) for number, kind in enumerate(layer_kinds(model))
@@ -95,16 +95,16 @@ class Layers:
             sort: quantised[sort.kind].exact if sort.exact else quantised[sort.kind] for sort in sorts
         }
         self.case = next(iter(self.cases.values()))
-        """Of one kind, for what they have in common."""
+        """The case of one kind, for its facts that all have in common."""
         self.times = {sort: layer_time(case, device, network) for sort, case in self.cases.items()}
         self.forward = self.mean({sort: time.forward for sort, time in self.times.items()})
         self.backward = self.mean({sort: time.backward for sort, time in self.times.items()})
         self.trained = self.average({sort: case.trained for sort, case in self.cases.items()})
         """Weights of an average layer on a device that are trained, of its matrices or factors; without experts."""
         self.experts = self.average({sort: case.experts for sort, case in self.cases.items()})
-        """Those of its experts."""
+        """Weights of its experts."""
         self.coded = self.average({sort: case.coded for sort, case in self.cases.items()})
-        """Those that are stored as codes of 8 bits; without experts."""
+        """Weights that are stored as codes of 8 bits; without experts."""
         self.coded_experts = self.average({sort: case.coded_experts for sort, case in self.cases.items()})
         self._head_time = lambda ends: head_time(self.case, vocab, device, network, ends)
         self._heads: dict[int, Work] = {}
@@ -117,14 +117,14 @@ class Layers:
         return self._heads[ends]
 
     def again(self, remat: Remat, slots: Kinds) -> dict[Sort, Work]:
-        """What a layer of each sort recomputes in the backward, averaged over those of a chunk."""
+        """Work that a layer of each sort recomputes in the backward, averaged over those of a chunk."""
         if (remat, slots) not in self._again:
             by_sort = self.by_sort(remat, slots)
             self._again[remat, slots] = {sort: self._made(time, by_sort[sort]) for sort, time in self.times.items()}
         return self._again[remat, slots]
 
     def by_sort(self, remat: Remat, slots: Kinds) -> dict[Sort, Remat]:
-        """What the layers of each sort keep, of chunks with slots of these kinds; none where all layers are alike."""
+        """Remat of the layers of each sort, in chunks with slots of these kinds; none where all layers are alike."""
         if isinstance(remat, str) or not slots:
             return dict.fromkeys(self.cases, remat)
         runs = runs_by_kind([LayerRun(n, of_all_names(dict(own), tuple(dict(own)))) for n, own in remat], slots)
@@ -143,7 +143,7 @@ class Layers:
         return self.average({sort: seconds(case) for sort, case in self.cases.items()})
 
     def _made(self, time: LayerTime, remat: Remat) -> Work:
-        """What a layer of a sort recomputes."""
+        """Work that a layer of a sort recomputes."""
         if isinstance(remat, str):
             return time.again(_recomputed(remat_map(remat, time.made)))
         layers = sum(count for count, _ in remat)

@@ -1,4 +1,4 @@
-"""What comes once a step: what is left of the reduction of gradients, the update, and the gather of weights."""
+"""Work that comes once a step: the rest of the reduction of gradients, the update, and the gather of weights."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Once:
         """Ranks of a replica that share the state of a weight."""
         self.sharded_experts = messages.expert_shards.ranks if layout.zero else 1
         self.replicas = layout.replica if layout.shard_state else 1
-        """Those among which a replica's part of it is split again."""
+        """Replicas among which a replica's part of it is split again."""
         self.table = where.vocab * self.model.embed // (layout.tensor * layout.ends)
         """Weights of an embedding or a head on a device."""
         self.tables = 1 if self.model.tied else 2
@@ -96,7 +96,7 @@ class Once:
         return rows * sum(case.trained for case in cases), rows * sum(case.experts for case in cases)
 
     def _own_codes(self) -> tuple[float, float]:
-        """Of `own_layers`, what is stored as codes of 8 bits."""
+        """The parameters among `own_layers` that are stored as codes of 8 bits."""
         if self.layers.case.frozen:
             return 0.0, 0.0
         own = self.model.layers / self.layout.pipe
@@ -125,7 +125,7 @@ class Once:
         return waits + self.where.hardware.overlap_slowdown * (message - waits)
 
     def _ends(self, gather: float, scatter: float) -> float:
-        """What is left of the messages of embedding and head in a microbatch, of so many seconds if tables are sent. A
+        """Exposed seconds of the messages of embedding and head in a microbatch, of so many if tables are sent. A
         table that is tied is sent for the head in any case."""
         by_table = 1 / self.tables if self.rows and not self.model.tied else 1.0
         gather, scatter = by_table * gather, by_table * scatter

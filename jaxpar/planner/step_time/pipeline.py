@@ -25,9 +25,9 @@ class Pieces:
     """Durations, in seconds."""
 
     forward: float
-    """Of a layer."""
+    """Seconds of a layer."""
     backward: float
-    """Of a layer, all of it."""
+    """Seconds of a layer, all of it."""
     weight: float
     """The part of it that is gradients of weights."""
     head: float

@@ -50,7 +50,7 @@ class Step:
         self.spent |= {"data": self.spent["data"] + self.once["data"], "optimizer": self.once["optimizer"]}
 
     def _layers(self) -> None:
-        """What layers take, and their messages."""
+        """Compute the times of layers, and of their messages."""
         where, layout = self.where, self.layout
         self.microbatches = where.microbatches(layout)
         self.layers = where.layers(layout)
@@ -146,7 +146,7 @@ class Step:
         # The output of the last chunk goes to all ranks, and what they find of its gradient is summed.
         ends, first = head.seconds + 2 * sums, first_gather(mean.gathered)
         self.pieces = Pieces(mean.forward, mean.backward, mean.weight, ends, self._transfer(), sums, first)
-        """Of an average layer."""
+        """The pieces of an average layer."""
         count, share = m * self.model.layers / layout.pipe, m if layout.shared_ends else m / layout.pipe
         self.ideal = count * (mean.forward + mean.backward) + share * head.seconds
         spent = {name: count * seconds for name, seconds in mean.spent.items()}

@@ -25,7 +25,7 @@ once more for its norm (4), the weight written in 16 bits and read for it (4).""
 MOMENTS = 8.0
 """Bytes per parameter of AdamW's two moments in float32."""
 EMA = 8.0
-"""Of a moving average of the weights."""
+"""Bytes per parameter of a moving average of the weights."""
 MASTER = 4.0
 """Bytes of a float32 master weight."""
 

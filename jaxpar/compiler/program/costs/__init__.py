@@ -1,1 +1,1 @@
-"""What each op costs: matrix products, other arithmetic, bytes that it reads and writes."""
+"""The costs of each op: matrix products, other arithmetic, bytes that it reads and writes."""

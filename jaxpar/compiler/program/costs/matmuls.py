@@ -21,13 +21,13 @@ class Product:
     flops: float
     """A multiplication and an addition count as two."""
     recomputed_flops: float
-    """Those among them that repeat work of the forward pass, or of another kernel of the same backward."""
+    """FLOPs among them that repeat work of the forward pass, or of another kernel of the same backward."""
     arithmetic: str
     """`float32`, `tensorfloat32`, `bfloat16`, `float16`, `float8` or `float64`."""
     pairs: float = 0.0
-    """Of a fused attention: pairs of a query and a key that it sees, over rows and heads; else 0."""
+    """For a fused attention, pairs of a query and a key that it sees, over rows and heads; else 0."""
     backward: bool = False
-    """Of a fused attention: whether it makes gradients."""
+    """For a fused attention, whether it makes gradients."""
 
 
 _TYPES = {"bf16": "bfloat16", "f16": "float16", "f64": "float64"}

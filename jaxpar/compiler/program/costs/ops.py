@@ -29,7 +29,7 @@ class Cost:
     kind: str
     """One of `KINDS`."""
     flops: float
-    """Of matrix products."""
+    """FLOPs of matrix products."""
     recomputed_flops: float
     """The part of them that repeats the forward pass, or that XLA does twice to save memory."""
     arithmetic: str
@@ -43,9 +43,9 @@ class Cost:
     executions: float
     """How often it runs in a step."""
     pairs: float = 0.0
-    """Of a fused attention: see `Product.pairs`."""
+    """For a fused attention, see `Product.pairs`."""
     backward: bool = False
-    """Of a fused attention: whether it is of the backward."""
+    """For a fused attention, whether it is of the backward."""
 
     @property
     def computes(self) -> bool:

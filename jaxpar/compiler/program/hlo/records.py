@@ -192,7 +192,7 @@ class Module:
     entry: str
     partitions: int
     unknown: Unknown = field(repr=False)
-    """What there is no rule for; `costs` adds the kernels whose work is not known."""
+    """Instructions for which there is no rule; `costs` adds the kernels whose work is not known."""
 
     @property
     def entry_computation(self) -> Computation:
@@ -207,6 +207,6 @@ class Module:
         raise ProgramError(f"module {self.name} has no op {name}")
 
     def body(self, op: Op) -> Computation:
-        """What a fusion, an asynchronous start or a call runs."""
+        """The computation that a fusion, an asynchronous start or a call runs."""
         name = op.computation_of("to_apply" if op.opcode == "call" and "calls" not in op.attributes else "calls")
         return self.computations[name]

@@ -38,7 +38,7 @@ class Value:
     op: str
     """Name of the op, as in the dump's own HLO text."""
     path: tuple[int, ...]
-    """Which part of the op's result."""
+    """The part of the op's result."""
     size: int
     offset: int
     """Bytes from the start of its allocation."""

@@ -44,7 +44,7 @@ def peak(buffers: Buffers) -> tuple[int, int]:
 
 
 def occupants(buffers: Buffers, place: int) -> list[Occupant]:
-    """What is live at `place`, largest first. Every live byte counts for one value: the sum is the timeline there."""
+    """Values live at `place`, largest first. Every live byte counts for one value: the sum is the timeline there."""
     found: list[Occupant] = []
     for allocation in buffers.allocations:
         if allocation.on_host:
