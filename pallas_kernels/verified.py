@@ -25,7 +25,7 @@ FILE = ROOT / "verified.json"
 
 _ATTENTION = (
     "attention/derivative.py", "attention/intervals.py", "attention/kinds.py", "attention/settings.py", "device.py",
-    "pallas.py", "masks.py", "varying.py",
+    "pallas.py", "masks.py", "varying.py", "vjp_parts.py",
 )  # fmt: skip
 _PERSISTENT = (
     *(f"attention/mosaic/{name}.py" for name in ("bounds", "memory", "registers", "schedule")),

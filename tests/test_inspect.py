@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from jaxpar.compiler import inspection
+from jaxpar.config.strict_json import json_text
 from jaxpar.inspect import main
 from tests.compiler.inspected import CACHE, CLUSTER, YAML, hsdp
 from tests.sentences import refused_by_command
@@ -34,7 +35,7 @@ def test_json_is_all_that_is_printed(config: Path, capfd: pytest.CaptureFixture[
     out, _ = capfd.readouterr()
     printed = json.loads(out)
     assert 0 < printed["utilisation"].pop("bfloat16") < 1, "of the model, which the compiled step does not know"
-    assert printed == json.loads(report.to_json()) | {"config": "hsdp"}
+    assert printed == json.loads(json_text(report.to_dict())) | {"config": "hsdp"}
 
 
 def test_the_picture_of_one_program_and_of_two(config: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):

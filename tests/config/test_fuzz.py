@@ -44,8 +44,8 @@ OTHERS = (None, True, False, [], [1], [1, 2], [0, -1, 3], ["a"], {}, {"a": 1}, {
 
 
 def scrambled(text: str, draw: random.Random) -> bytes:
-    """A text with up to four places changed: cut, doubled, swapped, or something put in; at times not UTF-8."""
-    for _ in range(draw.randint(1, 4)):
+    """A text with two to five places changed: cut, doubled, swapped, or something put in; at times not UTF-8."""
+    for _ in range(draw.randint(2, 5)):
         at = draw.randrange(len(text) + 1)
         lines = text.splitlines(keepends=True)
         match draw.randrange(7):

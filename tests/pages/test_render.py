@@ -25,7 +25,7 @@ def shown(of: Table, data: dict[str, dict[str, object]] | None = None) -> str:
     return page(
         "compiler/report/page.html", HOSTILE, scripts=["pages/table.js"], data=data, mesh="", verdict="", compiled="",
         report=dict(devices=1, gpu=HOSTILE, fits=True, notes=[HOSTILE]), cards=[(HOSTILE, HOSTILE)], memory=MEMORY,
-        classes=of, turn="", layers=[], layer_colors={}, tables=[],
+        turn="", layers=[], layer_colors={}, tables={"Memory per GPU at the peak": of},
     )  # fmt: skip
 
 

@@ -132,7 +132,10 @@ class MemoryConfig:
     `mlp_projected`; with experts `router_logits`, `noise_logits`, `router_projected`, `expert_input`, `expert_gate`,
     `expert_up`, `expert_activated`, `expert_hidden`, `shared_gate`, `shared_up`, `shared_activated`, `shared_hidden`;
     with latent attention `query_latent`, `kv_latent`,
-    `expanded_query`, `expanded_key`, `expanded_value`. `docs/memory.md` describes this section."""
+    `expanded_query`, `expanded_key`, `expanded_value`; of mixers with a state `linear_query`, `linear_key`,
+    `linear_value`, `linear_gate`, `linear_decay`, `linear_decay_of_head`, `linear_rate_of_head`, `linear_step_of_head`,
+    `linear_convolved_query`, `linear_convolved_key`, `linear_convolved_value`, `linear_output`, `linear_gated`, and
+    `mixer_input`, `mixer_residual`, `mixer_projected`. `docs/memory.md` describes this section."""
     offload_fraction: Annotated[float, SHARE] = 0.0
     """Share of what a chunk of layers keeps of a microbatch that is offloaded to pinned host memory."""
     host_limit: Annotated[int, at_least(0, BYTES)] | None = None

@@ -216,7 +216,7 @@ def declare_part(
         activations=(
             *(Activation(names[name], dims, between=dims == HEAD) for name, dims in inward.items()),
             *(Activation(f"linear_convolved_{name}", inward[name], cheap=True) for name in convolved),
-            Activation("linear_output", VALUE, core=True),
+            Activation("linear_output", VALUE),
             Activation("linear_gated", VALUE, cheap=True),
         ),
         operations=(
