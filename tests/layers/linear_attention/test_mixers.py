@@ -66,7 +66,7 @@ def shaken(weights: Any) -> Any:
     return jax.tree_util.tree_map_with_path(shift, jax.device_get(weights))
 
 
-@pytest.mark.matrix(quick=tuple(f"{mixer}-context and tensor" for mixer in MIXERS), ci=5)
+@pytest.mark.matrix(quick=("kimi_delta-context and tensor", "mamba2-context and tensor"), ci=5)
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_loss_and_gradients_equal_a_recurrence_in_float64(mixer: str, layout: str, monkeypatch: pytest.MonkeyPatch):
@@ -85,7 +85,7 @@ def test_loss_and_gradients_equal_a_recurrence_in_float64(mixer: str, layout: st
     assert_close(loss, wanted, as_attention(run.by_layer(found)), gradients)
 
 
-@pytest.mark.matrix(quick=("gated_deltanet-one device", "mamba2-context and tensor"), ci=5)
+@pytest.mark.matrix(quick=("mamba2-context and tensor",), ci=5)
 @pytest.mark.parametrize("parallel", [{}, {"context": 2, "tensor": 2}], ids=["one device", "context and tensor"])
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_decode_equals_the_parallel_form_for_100_tokens(mixer: str, parallel: dict[str, Any]):
@@ -120,7 +120,7 @@ def test_products_of_decayed_tokens_equal_float64_at_any_gate(gate: float, width
     assert all(bool(jnp.all(jnp.isfinite(x))) for x in gradients)
 
 
-@pytest.mark.parametrize("size", [1, 3, 16, 60, 64])
+@pytest.mark.parametrize("size", [7, 64])
 def test_the_inverse_of_a_chunk_is_exact_also_for_equal_keys(size: int):
     """Powers of the matrix of equal keys grow beyond float32 before they cancel; blocks do not."""
     for lower in (np.tril(np.random.default_rng(0).normal(size=(2, size, size)), -1), np.tri(size, k=-1)):
