@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.faults.catalogue.communication import COMMUNICATION
 from tests.faults.catalogue.experts import EXPERTS
+from tests.faults.catalogue.hybrids import HYBRIDS
 from tests.faults.catalogue.kinds import KINDS
 from tests.faults.catalogue.layers import LAYERS
 from tests.faults.catalogue.loss import LOSS
@@ -25,6 +26,7 @@ FAULTS = (
     *PREPARED,
     *PIPELINE,
     *MEMORY,
+    *HYBRIDS,
     *KINDS,
     *EXPERTS,
     *PLANNER,

@@ -1,0 +1,46 @@
+"""Faults of mixers with a state."""
+
+from __future__ import annotations
+
+from tests.faults.fault import Fault
+
+RECURRENCE = "jaxpar/layers/linear_attention/recurrence.py"
+GRADIENTS = (
+    "tests/layers/linear_attention/test_mixers.py::"
+    "test_loss_and_gradients_equal_a_recurrence_in_float64[mamba2-context and tensor]"
+)
+
+HYBRIDS = (
+    Fault(
+        name="a_state_that_crosses_documents",
+        description="Tokens of the next document read the state of the one before.",
+        file=RECURRENCE,
+        old="since = jnp.where(continues, jnp.exp(decayed), 0)",
+        new="since = jnp.exp(decayed) + 0 * continues",
+        caught_by=(GRADIENTS,),
+    ),
+    Fault(
+        name="a_decay_twice_at_a_chunks_edge",
+        description="What a token writes into the state decays once more than it should.",
+        file=RECURRENCE,
+        old="k * jnp.exp(total - decayed), 0)",
+        new="k * jnp.exp(total - decayed + g), 0)",
+        caught_by=(GRADIENTS,),
+    ),
+    Fault(
+        name="a_ranks_state_that_does_not_decay",
+        description="The state of the ranks before passes a context rank as if that had no tokens.",
+        file=RECURRENCE,
+        old="rows = mapped[..., None] * state if streams.rate is None else mapped @ state",
+        new="rows = state",
+        caught_by=(GRADIENTS,),
+    ),
+    Fault(
+        name="a_halo_off_by_one",
+        description="A short convolution gets the tokens before the last ones of the rank before.",
+        file="jaxpar/layers/linear_attention/convolution.py",
+        old="shift_context(x[:, -reach:], 1, wrap=False)",
+        new="shift_context(x[:, -reach - 1 : -1], 1, wrap=False)",
+        caught_by=(GRADIENTS,),
+    ),
+)
