@@ -69,8 +69,10 @@ def targets_of(part: Part, lora: Adapters) -> list[str]:
 
 
 def adaptable(part: Part) -> list[str]:
-    """The matrices of a part that can have factors: not a router, which stays as it is."""
-    return [name for name in part.matrix_names if part.is_factored(name) or part.weights[name].matrix]
+    """The matrices of a part that can have factors: none of a router or another exact group, which stay as they are,
+    and none that is a product of two."""
+    names = [name for group in part.groups if not group.exact for name in group.weights]
+    return [name for name in names if not part.is_factored(name) and part.weights[name].matrix]
 
 
 def factors_of(part: Part, lora: Adapters) -> list[ParamSpec]:

@@ -30,6 +30,7 @@ VALUE, OUTPUT = ("kv_heads", "value_dim"), ("heads", "value_dim")
 class Attention(Block):
     """Multi-head attention with grouped queries (arXiv:2305.13245)."""
 
+    reads = ("qk_norm", "attention_bias", "attention_scale", "attention_softcap", "attention_sinks", "window")
     cache = KeyValues(PARTITION, PARTITION)
 
     def __init__(self, model: ModelConfig, part: Part | None = None):

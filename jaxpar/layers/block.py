@@ -58,6 +58,8 @@ class Block(nnx.Module, ABC):
     """Names of what it reports."""
     fields: tuple[Field, ...] = ()
     """The fields of a batch that it reads, as `TokenContext.fields`."""
+    reads: ClassVar[tuple[str, ...]] = ()
+    """The keys of `model` for some mixers alone (`jaxpar.layout.checks.model.OF_SOME_MIXERS`) that it reads."""
     order: ClassVar[Literal["any", "contiguous"]] = "any"
     """The orders of a row's tokens over context ranks that it can take."""
     wide_gradients: ClassVar[bool] = False

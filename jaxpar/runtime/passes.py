@@ -29,8 +29,8 @@ AUXILIARY_LOSS = "auxiliary_loss"
 """The report that is added to the objective, and so has a gradient; all others are only metrics."""
 
 ALWAYS_SAVED = "always_saved"
-"""The name of small numbers that every remat policy saves: those that decide which rows move, and scales, which need
-messages between ranks."""
+"""The name of small numbers that every remat policy saves: those that need messages between ranks, or decide
+which rows move."""
 
 type Output = tuple[jax.Array, Report]
 """The output of a layer: the residual stream, and its report."""

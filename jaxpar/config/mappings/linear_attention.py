@@ -14,7 +14,8 @@ class LinearAttentionConfig:
     from `model.heads` and `model.head_dim`. The state of a head is a matrix of `key_dim` x `value_dim`."""
 
     heads: Annotated[int, at_least(1, WIDTH)] | None = None
-    """Heads of values, each with a state; null is `model.heads`. Mamba-2 has `embed * 2 / value_dim`."""
+    """Heads of values, each with a state; null is `model.heads`. Published Mamba-2 models have
+    `2 * embed / value_dim`."""
     key_heads: Annotated[int, at_least(1, WIDTH)] | None = None
     """Heads of queries and keys, each used by `heads / key_heads` heads of values; null is `heads`. They are Mamba-2's
     groups."""

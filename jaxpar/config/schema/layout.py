@@ -80,7 +80,7 @@ def expert_options(parallel: ParallelConfig) -> ExpertOptions:
 def kept_by_planner(parallel: ParallelConfig) -> dict[str, Any]:
     """Keys of `parallel` that the planner takes as they are, where it searches the others.
 
-    Rows of the embedding, sums over replicas that are to overlap, and several layers in a turn, are possible on some
+    Rows of the embedding, and several layers in a turn, are possible on some
     layouts only; state that is split over replicas is kept where a layout has any.
     """
     asked = parallel.overlap

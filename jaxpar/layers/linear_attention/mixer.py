@@ -64,6 +64,7 @@ class LinearAttention(Block):
     """A mixer with a state: projections, short convolutions, a recurrence, and a gated output."""
 
     order = "contiguous"
+    reads = ("linear_attention",)
     cache = cached_arrays()
     convolved: ClassVar[tuple[str, ...]] = ()
     """The projections that a short convolution and a SiLU follow."""
@@ -87,7 +88,7 @@ class LinearAttention(Block):
 
     @classmethod
     def check(cls, model: ModelConfig) -> None:
-        """Refuse heads that do not fit, and settings of attention. Raises `UserError`."""
+        """Refuse heads that do not fit, and a window. Raises `UserError`."""
         sizes = sizes_of(model)
         if sizes.heads % sizes.key_heads:
             raise UserError(
@@ -212,7 +213,7 @@ def declare_part(
     width = (6 if delta else 4) * sizes.key_dim * sizes.value_dim
     return Part(
         name="mixer",
-        weights=factored(weights | dict(vectors), ranks or {}),
+        weights=factored(weights | dict(vectors), {**model.low_rank, **(ranks or {})}),
         activations=(
             *(Activation(names[name], dims, between=dims == HEAD) for name, dims in inward.items()),
             *(Activation(f"linear_convolved_{name}", inward[name], cheap=True) for name in convolved),

@@ -8,7 +8,7 @@ from math import prod
 
 from jaxpar.config.bounds import PARAMETERS, WIDTH
 from jaxpar.config.errors import UserError
-from jaxpar.config.kinds import kind_models
+from jaxpar.config.kinds import key_of, kind_models
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.layers.counting import parameter_count
@@ -44,10 +44,18 @@ def check_input(config: Config) -> None:
         refuse_without_batches(model, f"a sample (evaluation.sample_tokens: {config.evaluation.sample_tokens})")
 
 
+OF_SOME_MIXERS = (
+    "qk_norm", "attention_bias", "attention_scale", "attention_softcap", "attention_sinks", "window",
+    "linear_attention",
+)  # fmt: skip
+"""Keys of `model` that only some mixers read (`Block.reads`)."""
+
+
 def check_blocks(config: Config) -> None:
-    """Refuse models that a mixer or a router does not support, and experts of a feed-forward without the non-linearity
-    that they compute."""
+    """Refuse models that a mixer or a router does not support, settings that no mixer reads, and experts of a
+    feed-forward without the non-linearity that they compute."""
     check_experts(config)
+    _check_read(config.model)
     for layer in kind_models(config.model).values():
         for mixer in mixer_classes(layer):
             mixer.check(layer)
@@ -58,12 +66,26 @@ def check_blocks(config: Config) -> None:
             )
 
 
+def _check_read(model: ModelConfig) -> None:
+    """Refuse a key of some mixers that is set in layers none of whose mixers reads it."""
+    models, plain = kind_models(model), ModelConfig()
+    for key in OF_SOME_MIXERS:
+        kinds = [kind for kind, layer in models.items() if getattr(layer, key) != getattr(plain, key)]
+        if kinds and not any(key in mixer.reads for kind in kinds for mixer in mixer_classes(models[kind])):
+            layer = models[kinds[0]]
+            value = "" if key == "linear_attention" else f"{str(getattr(layer, key)).lower()} "
+            raise UserError(
+                f"{key_of(kinds[0], key)}: {value}would not be used, because the mixer {layer.mixer} does not read it; "
+                f"expected {'false' if getattr(plain, key) is False else 'null'}"
+            )
+
+
 def check_low_rank(model: ModelConfig) -> None:
     """Refuse `model.low_rank` of what is no matrix of a layer, or of a rank that the matrix cannot have."""
     layers = [declare_layer(replace(layer, low_rank={})) for layer in kind_models(model).values()]
     most: dict[str, int] = {}
     for part in (part for layer in layers for part in layer.parts):
-        for name in part.matrix_names:
+        for name in (name for group in part.groups if not group.exact for name in group.weights):
             if part.is_factored(name):  # whatever the configuration says
                 continue
             spec = part.weights[name]

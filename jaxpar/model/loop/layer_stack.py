@@ -70,8 +70,7 @@ class LayerStack:
     name: str
     """The name of the kind."""
     programs: Mapping[Hashable, LayerProgram]
-    """The programs of layers, by `Keep.variant`: layers whose matmuls are quantised have others, over the same
-    weights."""
+    """The programs of layers, by `Keep.variant`: layers of one kind may have others, over the same weights."""
     keeps: tuple[Keep, ...]
     """The settings of the rows of a chunk, in row order."""
     order: StackOrder

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
 import jax
@@ -11,15 +11,19 @@ import numpy as np
 import pytest
 
 from jaxpar.config.mappings.linear_attention import LinearAttentionConfig
-from jaxpar.config.schema.model import Pattern
+from jaxpar.config.plan import AxisSizes
+from jaxpar.config.schema.model import LoraConfig, ModelConfig, Pattern
 from jaxpar.generation.generator import Generator
+from jaxpar.layers.adapters import adaptable, adapted
+from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.linear_attention import recurrence
+from jaxpar.memory.layer_shape import layer_shapes
 from tests.layers.linear_attention.mixers64 import MIXERS
 from tests.model.test_goldens import logits
 from tests.packed_rows import packed_rows
 from tests.reference import decoder64
 from tests.sentences import refused
-from tests.small_run import SmallRun, small
+from tests.small_run import SMALL, SmallRun, small
 from tests.training.parity.one_device import TOLERANCE, assert_close
 
 LAYOUTS: dict[str, dict[str, Any]] = {
@@ -39,10 +43,17 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recurrence, "BLOCK", 2)
 
 
-def run_of(mixer: str, model: dict[str, Any] | None = None, **sections: dict[str, Any]) -> SmallRun:
+def options_of(mixer: str) -> dict[str, Any]:
     linear = SHARED_KEYS if mixer != "kimi_delta" else LinearAttentionConfig(key_dim=8)
-    model = {"layers": 2, "mixer": mixer, "linear_attention": linear} | (model or {})
-    return SmallRun(small(model=model, **sections))
+    return {"layers": 2, "mixer": mixer, "linear_attention": linear}
+
+
+def run_of(mixer: str, model: dict[str, Any] | None = None, **sections: dict[str, Any]) -> SmallRun:
+    return SmallRun(small(model=options_of(mixer) | (model or {}), **sections))
+
+
+def run_model(mixer: str, **options: Any) -> ModelConfig:
+    return small(model=options_of(mixer) | options).model
 
 
 def hybrid(mixer: str) -> dict[str, Any]:
@@ -127,6 +138,40 @@ def test_the_inverse_of_a_chunk_is_exact_also_for_equal_keys(size: int):
         wanted = np.linalg.inv(np.eye(size) + lower)
         found = recurrence._inverse(jnp.asarray(lower, jnp.float32))
         np.testing.assert_allclose(found, wanted, atol=1e-5 * np.abs(wanted).max())
+
+
+@pytest.mark.parametrize("mixer", MIXERS)
+def test_lora_has_factors_of_all_projections_but_products_of_two_and_numbers_of_heads(mixer: str):
+    model = run_model(mixer)
+    part = declare_layer(model).parts[0]
+    gate = set[str]() if mixer == "kimi_delta" else {"gate"}
+    assert set(adaptable(part)) == {"query", "key", "value", "output"} | gate
+    factors = [name for name in adapted(part, LoraConfig(rank=2)).weights if name.endswith(("lora_a", "lora_b"))]
+    assert len(factors) == 2 * len(adaptable(part))
+    config = replace(SMALL, model=model, lora=LoraConfig(rank=2))
+    (shape,) = layer_shapes(config, AxisSizes(), 8).values()
+    assert shape.around_matmuls > 0
+
+
+def test_a_matrix_can_be_a_product_of_two_by_the_configuration_too():
+    part = declare_layer(run_model("gla", low_rank={"query": 4})).parts[0]
+    assert part.is_factored("query") and part.is_factored("decay") and not part.is_factored("key")
+    with refused("model.low_rank", "rate"):
+        run_of("gated_deltanet", {"low_rank": {"rate": 2}})
+
+
+def test_settings_that_no_layer_reads_are_refused():
+    for key, value in (
+        ("qk_norm", True),
+        ("attention_bias", "qkv"),
+        ("attention_sinks", True),
+        ("attention_scale", 0.5),
+    ):
+        with refused(f"model.{key}", "mamba2"):
+            run_of("mamba2", {key: value})
+        assert run_of("mamba2", hybrid("mamba2") | {key: value}).config.model, "layers of attention read it"
+    with refused("model.linear_attention", "attention"):
+        run_of("attention")
 
 
 def test_what_they_cannot_be_is_refused():
