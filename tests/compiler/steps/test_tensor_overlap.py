@@ -89,4 +89,4 @@ def test_a_matmul_runs_beside_the_sends_of_other_layouts_and_no_layer_gathers_th
     sends, alone = not_beside_a_matmul(analysis)
     assert sends >= 3 * (4 + 4 + 2)
     assert len(alone) <= ALONE[name], alone
-    assert whole(analysis) == {"tables.py", "tiled_loss.py"}
+    assert whole(analysis) == {"embedding.py", "tiled_loss.py"}
