@@ -87,7 +87,7 @@ def layer_time(case: LayerCase, device: Device, network: Network) -> LayerTime:
                 operations[one.output] = layer.elementwise(one)
                 resent |= {one.output: layer.experts.again} if one.sends_rows and layer.experts else {}
             case Core() | Recurrence():
-                work = layer.core() if isinstance(one, Core) else Work(layer.recurrence(one))
+                work = layer.core() if isinstance(one, Core) else layer.recurrence(one)
                 operations[one.outputs[0]] = work
                 made |= {name: one.outputs[0] for name in one.outputs if name in made}
             case Matmuls(inward=True):
@@ -201,9 +201,11 @@ class _Layer:
         """Attention itself, with its messages of context ranks: recomputing it sends them again."""
         return Work(attention=self.attention[0], context=self.context[0])
 
-    def recurrence(self, one: Recurrence) -> float:
-        """Seconds of a state that is carried along rows, forward; without the states that context ranks exchange."""
-        return one.flops * self.case.tokens / self.case.tensor / self.device.matmul_rate(self.case.item)
+    def recurrence(self, one: Recurrence, times: int = 1) -> Work:
+        """A state that is carried along rows, forward, in float32; its products run so many `times`. Context ranks fold
+        their tokens first, which is as much work again, and exchange what they do to a state."""
+        flops = times * one.chunked * self.case.tokens / self.case.tensor * (2 if self.shape.context > 1 else 1)
+        return Work(flops / self.device.matmul_rate(4), context=self.messages.states(one))
 
     @cached_property
     def attention(self) -> tuple[float, float]:
@@ -237,7 +239,7 @@ class _Layer:
             elif isinstance(one, Core):
                 works.append(Work(attention=self.attention[1], context=self.context[1]))
             elif isinstance(one, Recurrence):
-                works.append(Work(2 * self.recurrence(one)))
+                works.append(self.recurrence(one, times=3))  # it keeps the states of chunks, and makes the rest again
         return total([*works, Work(other=self.device.bytes_seconds(moved))]), apart
 
     def _matmuls_back(self, part: Part, group: Matmuls) -> tuple[Work, float, float]:

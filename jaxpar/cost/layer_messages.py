@@ -7,6 +7,7 @@ from jaxpar.attention.ulysses import repeats
 from jaxpar.config.counting import head_dim, value_dim
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.messages import Network, overlapped
+from jaxpar.layers.declaration.part import Recurrence
 
 
 class LayerMessages:
@@ -45,6 +46,11 @@ class LayerMessages:
         if not inward:
             return gather
         return overlapped(gradient, gather, self.slowdown) - gradient + width * self.half
+
+    def states(self, one: Recurrence) -> float:
+        """The gather of what the tokens of context ranks do to a state; the backward scatters as much."""
+        sent = self.case.shape.rows * one.sent / self.case.tensor
+        return self.over_context.gather(sent * self.ranks) if self.ranks > 1 else 0.0
 
     def context(self) -> tuple[float, float]:
         """Forward and backward, by strategy; jaxpar computes nothing beside them."""

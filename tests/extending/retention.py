@@ -60,7 +60,7 @@ class Retention(Block):
         width, scale = head_dim(model), model.init_scale
         inward = matrix((model.embed, model.heads, width), ("embed", *HEADS), scale=scale)
         back = matrix((model.heads, width, model.embed), (*HEADS, "embed"), inputs=2, scale=scale)
-        names = ("query", "key", "value", "gate")
+        names, state = ("query", "key", "value", "gate"), model.heads * width**2
         return Part(
             name="retention",
             weights=Weights(dict.fromkeys(names, inward) | {"output": back}),
@@ -71,7 +71,12 @@ class Retention(Block):
             ),
             operations=(
                 Matmuls("retention_in", names, inward=True, outputs=MADE, by_head=True),
-                Recurrence(("retention_output",), flops=4 * model.heads * width * width),
+                Recurrence(
+                    ("retention_output",),
+                    flops=4 * state,
+                    chunked=4 * state + 4 * CHUNK * model.heads * width,
+                    sent=4 * state,
+                ),
                 Elementwise("retention_gated", traffic=Traffic(3, 5)),
                 Matmuls("retention_out", ("output",), inward=False, input="retention_gated"),
             ),

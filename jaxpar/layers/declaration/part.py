@@ -83,7 +83,11 @@ class Recurrence:
 
     outputs: tuple[str, ...]
     flops: int
-    """FLOPs of a token, forward, over all heads; the backward takes twice as many."""
+    """FLOPs of a token, forward, over all heads, as a recurrence; the backward takes twice as many."""
+    chunked: int
+    """The same of the form that runs, in chunks of tokens and float32."""
+    sent: int
+    """Bytes that a context rank sends of each row, over all heads: what its tokens do to a state."""
 
 
 type Operation = Matmuls | Elementwise | Core | Recurrence
@@ -176,6 +180,11 @@ class Part:
     def is_factored(self, matrix: str) -> bool:
         """Whether a matrix of its groups is the product of two weights."""
         return matrix not in self.weights
+
+    @property
+    def factored_names(self) -> list[str]:
+        """Names of its matrices that are products of two weights."""
+        return [name for name in self.matrix_names if self.is_factored(name)]
 
     def term(self, matrix: str) -> Term | None:
         """The term that is added to a matrix of its groups, if there is one."""

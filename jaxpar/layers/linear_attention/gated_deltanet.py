@@ -50,11 +50,21 @@ class GatedDeltaNet(LinearAttention):
         return declare_part(model, inward, vectors, convolved=CONVOLVED, delta=True)
 
     def streams(self, made: Mapping[str, jax.Array], context: Context) -> Streams:
-        steps = jax.nn.softplus(self.biased(made["decay"], "decay").astype(jnp.float32))
-        decay = -jnp.exp(self.weight("decay_rate").astype(jnp.float32)) * steps
         query, key = (self.by_value_head(normalized_length(made[name])) for name in ("query", "key"))
         rate = jax.nn.sigmoid(made["rate"].astype(jnp.float32))
-        return Streams(query * self.sizes.key_dim**-0.5, key, made["value"], decay[..., None], rate)
+        return Streams(query * self.sizes.key_dim**-0.5, key, made["value"], self.log_decay(made["decay"]), rate)
+
+    def log_decay(self, made: jax.Array) -> Float[Array, "batch seq heads width"]:
+        """The log decay from its projection: one of each head, or in a subclass of each key dim."""
+        return (-self.decay_rates() * self.softplus_steps(made))[..., None]
+
+    def decay_rates(self) -> Float[Array, " heads"]:
+        """exp(A) of each head."""
+        return jnp.exp(self.weight("decay_rate").astype(jnp.float32))
+
+    def softplus_steps(self, made: jax.Array) -> Float[Array, "batch seq heads *width"]:
+        """softplus(a + b)."""
+        return jax.nn.softplus(self.biased(made, "decay").astype(jnp.float32))
 
     def gated(self, out: Float[Array, "batch seq heads value"], made: Mapping[str, jax.Array]) -> jax.Array:
         return rms_normalize(out, self.weight("output_norm"), self.epsilon) * jax.nn.silu(made["gate"])

@@ -31,7 +31,7 @@ class GatedLinearAttention(LinearAttention):
             "decay_bias": vector((sizes.key_heads, sizes.key_dim), ("heads", "head_dim")),
         }
         inward = {"query": KEY, "key": KEY, "value": VALUE, "gate": VALUE, "decay": KEY}
-        return declare_part(model, inward, vectors, ranks={"decay": RANK})
+        return declare_part(model, inward, vectors, ranks={"decay": RANK}, decays=sizes.key_dim)
 
     def streams(self, made: Mapping[str, jax.Array], context: Context) -> Streams:
         decay = jax.nn.log_sigmoid(self.biased(made["decay"], "decay").astype("float32")) / TEMPERATURE

@@ -6,38 +6,30 @@ from collections.abc import Mapping
 from functools import partial
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ModelConfig
-from jaxpar.layers.block import Context
 from jaxpar.layers.declaration.part import Part, vector
+from jaxpar.layers.linear_attention.gated_deltanet import GatedDeltaNet
 from jaxpar.layers.linear_attention.mixer import (
     CONVOLVED,
     HEAD,
     KEY,
     VALUE,
-    LinearAttention,
-    cached_arrays,
     declare_part,
     inverse_softplus_of_steps,
     log_of_uniform,
-    normalized_length,
     sizes_of,
 )
-from jaxpar.layers.linear_attention.recurrence import Streams
 from jaxpar.layers.norm import rms_normalize
 
 RATES = partial(log_of_uniform, 1.0, 16.0)
 
 
-class KimiDelta(LinearAttention):
+class KimiDelta(GatedDeltaNet):
     """As gated DeltaNet, but with a log decay of each key dim, from a product of two matrices, as that of the gate is;
     the gate is a sigmoid."""
-
-    convolved = CONVOLVED
-    cache = cached_arrays(*CONVOLVED)
 
     @staticmethod
     def declare(model: ModelConfig) -> Part:
@@ -50,7 +42,7 @@ class KimiDelta(LinearAttention):
         }
         inward = {"query": KEY, "key": KEY, "value": VALUE, "gate": VALUE, "rate": HEAD, "decay": KEY}
         ranks = {"decay": sizes.value_dim, "gate": sizes.value_dim}
-        return declare_part(model, inward, vectors, convolved=CONVOLVED, ranks=ranks, delta=True)
+        return declare_part(model, inward, vectors, convolved=CONVOLVED, ranks=ranks, decays=sizes.key_dim, delta=True)
 
     @classmethod
     def check(cls, model: ModelConfig) -> None:
@@ -63,12 +55,8 @@ class KimiDelta(LinearAttention):
                 "kimi_delta has keys of its own"
             )
 
-    def streams(self, made: Mapping[str, jax.Array], context: Context) -> Streams:
-        steps = jax.nn.softplus(self.biased(made["decay"], "decay").astype(jnp.float32))
-        decay = -jnp.exp(self.weight("decay_rate").astype(jnp.float32))[:, None] * steps
-        query, key = (normalized_length(made[name]) for name in ("query", "key"))
-        rate = jax.nn.sigmoid(made["rate"].astype(jnp.float32))
-        return Streams(query * self.sizes.key_dim**-0.5, key, made["value"], decay, rate)
+    def log_decay(self, made: jax.Array) -> Float[Array, "batch seq heads width"]:
+        return -self.decay_rates()[:, None] * self.softplus_steps(made)
 
     def gated(self, out: Float[Array, "batch seq heads value"], made: Mapping[str, jax.Array]) -> jax.Array:
         return rms_normalize(out, self.weight("output_norm"), self.epsilon) * jax.nn.sigmoid(made["gate"])

@@ -21,7 +21,7 @@ from jaxpar.layers.declaration.activations import Activation
 from jaxpar.layers.declaration.low_rank import factored
 from jaxpar.layers.declaration.part import Elementwise, Matmuls, Part, Recurrence, Traffic, matrix, vector
 from jaxpar.layers.linear_attention.convolution import TAPS, convolve, convolve_next, last_values
-from jaxpar.layers.linear_attention.recurrence import Streams, advance, recur
+from jaxpar.layers.linear_attention.recurrence import CHUNK, Streams, advance, recur
 from jaxpar.layers.ops.plain import Ops
 from jaxpar.mesh.collectives import gather_sequence, reduce_sum
 from jaxpar.mesh.parameters import ParamSpec
@@ -182,6 +182,7 @@ def declare_part(
     *,
     convolved: Sequence[str] = (),
     ranks: Mapping[str, int] | None = None,
+    decays: int = 1,
     delta: bool = False,
 ) -> Part:
     """The part of a mixer with a state.
@@ -192,6 +193,7 @@ def declare_part(
         vectors: weights that are no matrices.
         convolved: the projections that a short convolution follows.
         ranks: projections that are products of two matrices, each with the rank between them.
+        decays: log decays of a token in each head.
         delta: whether the recurrence has the delta rule.
     """
     sizes, scale = sizes_of(model), model.init_scale
@@ -210,7 +212,6 @@ def declare_part(
     wide = tuple(name for name, dims in inward.items() if dims != HEAD)
     gates = tuple(name for name, dims in inward.items() if dims == HEAD)
     made = lambda group: tuple(names[name] for name in group)
-    width = (6 if delta else 4) * sizes.key_dim * sizes.value_dim
     return Part(
         name="mixer",
         weights=factored(weights | dict(vectors), {**model.low_rank, **(ranks or {})}),
@@ -224,7 +225,7 @@ def declare_part(
             Matmuls(IN, wide, inward=True, outputs=made(wide)),
             *([Matmuls(GATES, gates, inward=True, outputs=made(gates), between=True, exact=True)] if gates else []),
             *(Elementwise(f"linear_convolved_{name}", Traffic(2, 4)) for name in convolved),
-            Recurrence(("linear_output",), flops=sizes.heads * width),
+            declare_recurrence(sizes, decays, delta),
             Elementwise("linear_gated", Traffic(3, 5)),
             Matmuls(OUT, ("output",), inward=False, input="linear_gated"),
         ),
@@ -233,6 +234,26 @@ def declare_part(
             ("linear_key", sizes.key_dim), ("linear_value", sizes.value_dim),
         ),
     )  # fmt: skip
+
+
+def declare_recurrence(sizes: Sizes, decays: int, delta: bool) -> Recurrence:
+    """The work of a recurrence: of a token with a state, and in chunks with the other tokens of its chunk too.
+
+    The delta rule makes products of keys, an inverse of them (2 / 3 of a chunk's size squared for each token), and the
+    product of that with keys and values. Context ranks exchange the map M and the state N (`recurrence.Chunk`).
+    """
+    key, value = sizes.key_dim, sizes.value_dim
+    state = (6 if delta else 4) * key * value
+    pairs = 2 * CHUNK * (key + value)
+    if delta:
+        pairs += 2 * CHUNK * (2 * key + value) + 2 * CHUNK**2 // 3
+    mapped = key * key if delta else decays
+    return Recurrence(
+        ("linear_output",),
+        flops=sizes.heads * state,
+        chunked=sizes.heads * (state + pairs),
+        sent=sizes.heads * 4 * (mapped + key * value),
+    )
 
 
 def uniform_taps(key: Array, shape: tuple[int, ...]) -> Float[Array, "heads width taps"]:

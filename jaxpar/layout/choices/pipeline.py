@@ -9,12 +9,13 @@ from itertools import islice, pairwise
 from pathlib import Path
 
 from jaxpar.config import Config, ModelConfig, UserError
-from jaxpar.config.kinds import layer_kinds
+from jaxpar.config.kinds import kind_models, layer_kinds
 from jaxpar.config.paths import user_path
 from jaxpar.config.plan import Plan
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.spelling import quoted
 from jaxpar.layers.declaration.adaptation import adaptation_of
+from jaxpar.layers.declared import declare_layer
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.execution.make_program import make_program
@@ -50,9 +51,10 @@ def whole_backward(config: Config) -> str | None:
     """Why no schedule may split the backward; None if one may."""
     if why := adaptation_of(config).frozen_by:
         return f"under {why} these are frozen"
-    if config.model.low_rank:
-        names = ", ".join(config.model.low_rank)
-        return f"under model.low_rank: {names} the gradient of one factor needs the other"
+    layers = [declare_layer(model) for model in kind_models(config.model).values()]
+    names = {name: None for layer in layers for part in layer.parts for name in part.factored_names}
+    if names:
+        return f"{', '.join(names)} of its layers are products of two matrices: the gradient of one needs the other"
     return None
 
 

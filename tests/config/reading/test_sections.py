@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
+from random import Random
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 import pytest
-from hypothesis import Phase, given, settings
+from hypothesis import Phase, find, given, settings
 from hypothesis import strategies as st
 
 from jaxpar.config import (
@@ -22,6 +23,7 @@ from jaxpar.config import (
 )
 from jaxpar.config.bounds import Bound
 from jaxpar.config.mappings.overlap import OFF, OverlapConfig
+from jaxpar.config.mappings.routers import ROUTERS
 from jaxpar.config.parts import MembersOf
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.sections import SECTIONS
@@ -61,8 +63,6 @@ def _values(section: str, key: str, annotation: Any) -> st.SearchStrategy:
     if isinstance(beside, Bound):
         near = annotation(next(number for number in (1, 0.25, 2, 128, 1000) if beside.refusal(number) is None))
         return _PLAIN[annotation].map(lambda number: near if beside.refusal(number) else number)
-    if isinstance(beside, MembersOf):
-        return st.just({})
     if beside is not None:
         return st.sampled_from(sorted(beside))
     if is_dataclass(annotation):
@@ -71,7 +71,30 @@ def _values(section: str, key: str, annotation: Any) -> st.SearchStrategy:
 
 
 def _records(section: str, record: Any) -> st.SearchStrategy:
-    return st.builds(record, **{key: _values(section, key, kind) for key, kind in field_types(record).items()})
+    """Records, whose mappings of members that another field decides have at least the members without a default."""
+    decided = {key: beside_type(kind) for key, kind in field_types(record).items() if key != "options"}
+    decided = {key: beside for key, beside in decided.items() if isinstance(beside, MembersOf)}
+    values = {key: _values(section, key, kind) for key, kind in field_types(record).items() if key not in decided}
+    required = lambda values: {key: _required(beside.record(values)) for key, beside in decided.items()}
+    return st.fixed_dictionaries(values).flatmap(lambda values: st.builds(record, **_just(values), **required(values)))
+
+
+def _just(values: dict[str, Any]) -> dict[str, st.SearchStrategy]:
+    return {key: st.just(value) for key, value in values.items()}
+
+
+def _required(record: Any) -> st.SearchStrategy:
+    """The members of a record that have no default."""
+    if record is None:
+        return st.just({})
+    without = {field.name for field in fields(record) if field.default is MISSING and field.default_factory is MISSING}
+    types = {key: kind for key, kind in field_types(record).items() if key in without}
+    return st.fixed_dictionaries({key: _values("", key, kind) for key, kind in types.items()})
+
+
+def test_required_members_of_a_decided_mapping_are_drawn():
+    options = _required(ROUTERS["sam"])
+    assert find(options, lambda drawn: True, random=Random(0)).keys() == {"groups"}
 
 
 CONFIGS = st.builds(Config, **{section: _records(section, record) for section, record in SECTIONS.items()})
