@@ -1,7 +1,7 @@
-"""Published training runs: rows of a CSV file as model, layouts and cluster, predicted as runs of jaxpar.
+"""Published training runs: rows of a CSV file as model, layouts and cluster, and their predicted steps.
 
-Other software differs from jaxpar in mechanisms that few reports state, and so one profile predicts all of it: that of
-the planner itself. `leave_out` measures how far it is from each system.
+Each is predicted with the documented mechanisms of its software (`mechanisms`), at the rates of the planner itself.
+`leave_out` measures how far these are from each system.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from pathlib import Path
 
 from benchmarks.validation.cells import Cells
 from benchmarks.validation.layouts import layouts_of
+from benchmarks.validation.mechanisms import Mechanisms, mechanisms_of, other_seconds
 from benchmarks.validation.table import NETWORK, Row, read_table
 from jaxpar.config.errors import UserError
 from jaxpar.config.mappings.experts import ExpertsConfig
@@ -23,7 +24,6 @@ from jaxpar.hardware.cluster import Cluster, Group
 from jaxpar.hardware.variants import Variant, variant
 from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.step_time.model import step_time
 from jaxpar.units import TERA, operations
 
 DATA = Path(__file__).parent / "data"
@@ -49,6 +49,7 @@ class Run:
     """The published layout; where part of it was not published, every layout that it may have been."""
     cluster: Cluster
     tokens_per_s_per_gpu: float
+    does: Mechanisms
 
     @property
     def seconds(self) -> float:
@@ -58,8 +59,8 @@ class Run:
     @cached_property
     def predicted(self) -> float:
         """Predicted seconds of a step, by the fastest of its layouts."""
-        times = (step_time(self.model, self.sequence, self.batch, one, self.cluster) for one in self.layouts)
-        return min(time.seconds for time in times)
+        of = self.model, self.sequence, self.batch
+        return min(other_seconds(*of, layout, self.cluster, self.does) for layout in self.layouts)
 
     @property
     def error(self) -> float:
@@ -119,12 +120,12 @@ def read_run(row: Row, place: str) -> Run | None:
     speed = _speed(cell, devices)
     if row["precision"] == "fp8" and "float8" not in cluster.gpu.peaks:
         raise UserError(f"{place}: precision: fp8, and a {cluster.gpu.name} does not multiply in float8")
-    layouts = tuple(layouts_of(cell, model.layers, devices))
+    layouts, does = tuple(layouts_of(cell, model.layers, devices)), mechanisms_of(row, place)
     if speed is None:
         return None
     _check_unit(cell, model, cluster.gpu, speed)
     sizes = cell.whole("seq_len"), cell.whole("global_batch_seqs")
-    return Run(row["source"], row["row_id"], row["framework"], model, *sizes, layouts, cluster, speed)
+    return Run(row["source"], row["row_id"], row["framework"], model, *sizes, layouts, cluster, speed, does)
 
 
 def _model(cell: Cells) -> ModelConfig:
