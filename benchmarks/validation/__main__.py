@@ -1,10 +1,10 @@
-"""The planner's time model against published runs of other systems, each predicted as a run of jaxpar.
+"""The planner's time model against published runs of other systems, each with the mechanisms of its software.
 
     python -m benchmarks.validation                                   # errors and coverage by source: a minute
     python -m benchmarks.validation --write                           # and docs/predictions.md and the intervals
     python -m benchmarks.validation --data CSV                        # the errors of the runs of a file
 
-Nothing is fitted: what is measured is how far one profile, jaxpar's, is from each system (`leave_out`).
+Nothing is fitted: each system has its documented mechanisms (`mechanisms`), and is left out in turn (`leave_out`).
 """
 
 from __future__ import annotations

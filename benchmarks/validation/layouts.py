@@ -51,6 +51,9 @@ def layouts_of(cell: Cells, layers: int, devices: int) -> Iterable[Layout]:
     zero, expert = cell.whole("zero_stage", 0, least=0, most=3), cell.whole("ep", 1)
     if data % expert:
         raise UserError(f"{cell.place}: ep: expected a divisor of the {data} data ranks, got {expert}")
+    shards = cell.whole("fsdp", data // expert) if zero and "fsdp" in row else data // expert if zero else 1
+    if data // expert % shards:
+        raise UserError(f"{cell.place}: fsdp: expected a divisor of the {data // expert} data ranks, got {shards}")
     share = cell.number("offload_alpha") if row["offload_alpha"] else 0.0
     if share > 1:
         raise UserError(f"{cell.place}: offload_alpha: expected a share from 0 to 1, got {share:g}")
@@ -58,7 +61,7 @@ def layouts_of(cell: Cells, layers: int, devices: int) -> Iterable[Layout]:
         for virtual in _virtual(cell, layers, pipe, rows // size):
             schedule = _schedule(pipe, virtual, row["pipeline_schedule"])
             yield Layout(
-                pipe=pipe, replica=1 if zero else data // expert, fsdp=data // expert if zero else 1, expert=expert,
+                pipe=pipe, replica=data // expert // shards, fsdp=shards, expert=expert,
                 expert_exchange="all_to_all", expert_capacity=1.0,
                 imbalance=imbalance, context=context, tensor=tensor,
                 microbatch=size, schedule=schedule, virtual_stages=virtual, zero=zero, remat=remat,

@@ -75,8 +75,9 @@ SYSTEMS: tuple[tuple[str, Mechanisms], ...] = (
 """Mechanisms by the first words of a framework's name, with their sources."""
 
 STATED: Mapping[str, Mapping[str, Any]] = {
-    "compiled=1": {"eager": False}, "fused_elementwise=1": {"eager": False}, "overlap_tensor=1": {"overlap_tensor": True},
-    "float8_scales=row": {"row_scales": True}, "attention=flash3": {"attention": "hopper"},
+    "compiled=1": {"eager": False}, "fused_elementwise=1": {"eager": False},
+    "overlap_tensor=1": {"overlap_tensor": True}, "float8_scales=row": {"row_scales": True},
+    "attention=flash3": {"attention": "hopper"},
     "recompute_last_matmul=1": {"recompute_last": True}, "recompute_last_matmul=0": {"recompute_last": False},
     "pure_16bit=1": {}, "gradient_type=16-bit": {}, "overlap_weight_gradient=0": {},
 }  # fmt: skip

@@ -11,6 +11,7 @@ from statistics import fmean, median
 
 from benchmarks.validation.collectives import collectives_table
 from benchmarks.validation.leave_out import LeftOut, by_source, left_out, mean_of, spread_of
+from benchmarks.validation.mechanisms import EAGER, FLASH1, STATED, SYSTEMS
 from benchmarks.validation.published import FILES, Refused, Run, read_runs
 from jaxpar.config import UserError
 from jaxpar.cost.hardware_model import AMPERE, HOPPER
@@ -31,9 +32,9 @@ def everything() -> tuple[list[Run], list[Refused]]:
 
 
 def inputs() -> str:
-    """A hash of what the residuals follow from: the published runs, and what GPUs reach."""
+    """A hash of what the residuals follow from: the published runs, what GPUs reach, and how software differs."""
     data = b"".join(file.read_bytes() for file in FILES)
-    return sha256(data + repr((AMPERE, HOPPER)).encode()).hexdigest()
+    return sha256(data + repr((AMPERE, HOPPER, SYSTEMS, STATED, EAGER, FLASH1)).encode()).hexdigest()
 
 
 def validation(*, write: bool = False) -> list[str]:

@@ -22,12 +22,13 @@ COLUMNS = (
 
 OPTIONAL = (
     "gpu_memory_gib", "gpu_memory_tb_per_s", "gpu_power_w", "architecture",
-    "n_experts", "experts_per_token", "d_expert", "shared_experts", "imbalance", "mechanisms",
+    "n_experts", "experts_per_token", "d_expert", "shared_experts", "imbalance", "mechanisms", "fsdp",
 )  # fmt: skip
 """Columns that a file may have besides. The first three state how a GPU differs from that of the catalogue;
 `architecture` is `decoder`, and other ones are not timed. The others are of models with experts in all layers, of which
 `ep` ranks each hold some; `imbalance` is 1 where routing was balanced by force. `mechanisms` are facts of the run
-(`mechanisms.STATED`), as `compiled=1;overlap_tensor=1`."""
+(`mechanisms.STATED`), as `compiled=1;overlap_tensor=1`. `fsdp` is the number of ranks that share a weight, where these
+are not all data ranks."""
 
 NETWORK = "inter_node_gbps_per_gpu"
 """The column of a GPU's share of the network between hosts; an empty one is the usual share of such GPUs."""

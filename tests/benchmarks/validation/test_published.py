@@ -33,6 +33,7 @@ def test_a_row_holds_what_its_columns_state():
     assert kept == ("interleaved", 6, "none", 0.522)
     assert run.cluster.devices == 256 and run.cluster.bandwidth(True) == 100e9 / 8
     assert run.tokens_per_s_per_gpu * run.seconds * 256 == pytest.approx(run.batch * run.sequence)
+    assert row("dgxc_maxtext", fsdp=128, replica=16).cluster.devices == 2048
 
 
 def test_what_was_not_published_may_have_been_anything_that_divides():
@@ -75,6 +76,8 @@ def changed(folder: Path, **cells: str) -> Path:
         ({"recompute": "some"}, "recompute: expected"),
         ({"micro_batch_seqs": "3"}, "expected a divisor"),
         ({"ep": "2"}, "ep: expected 1"),
+        ({"fsdp": "7"}, "fsdp: expected a divisor of the 512 data ranks, got 7"),
+        ({"mechanisms": "fast=1"}, "mechanisms: expected"),
     ],
 )
 def test_what_cannot_be_timed_is_left_out_with_the_reason(cells: dict[str, str], why: str, tmp_path: Path):
