@@ -10,8 +10,9 @@ the rows, in as many rounds as its room needs; memory traffic and messages are t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Literal, NamedTuple
 
 from jaxpar.config.bounds import SLICES
@@ -142,9 +143,8 @@ class Experts:
         weights. None is what `own_first` says."""
         first = self.own_first(slices) if first is None else first
         work, local = self._slice(slices, first), self._local(first)
-        weights = self.groups * sum(
-            k * n for k, n in (self.shape.matrix(one) for one in self.shape.layer.matrices if "experts" in one.axes)
-        )
+        sides = (self.shape.matrix(one) for one in self.shape.layer.matrices if "experts" in one.axes)
+        weights = self.groups * sum(k * n for k, n in sides)
         added = self.device.bytes_seconds(_added(slices, first) * self.shape.item_bytes * weights)
         return slices * sum(work) + sum(local) + added + sum(self.waited(slices, first))
 
@@ -156,7 +156,11 @@ class Experts:
         """A rank's local rows, if they are computed first."""
         return self._compute(1 / self.shape.expert) if first else Work(0.0, 0.0, 0.0)
 
-    def _compute(self, share: float) -> Work:
+    @cached_property
+    def _compute(self) -> Callable[[float], Work]:
+        return cache(self._products)
+
+    def _products(self, share: float) -> Work:
         """Products of a share of all rows, with what moves them."""
         shape, times = self.shape, self.times
         rows = shape.tokens * self._experts.per_token * share
@@ -173,6 +177,7 @@ class Experts:
                         weights += times.gradient(rows, n, k, shape.item_bytes, of_gradient)
         return Work(forward + moved, inward + moved, weights)
 
+    @cached_property
     def _shared(self) -> Work:
         """Products of the shared experts, for all tokens."""
         shape, item = self.shape, self.shape.item_bytes
@@ -194,7 +199,7 @@ class Experts:
         those of the matrices.
         """
         send, out = self.message(slices), self.outward(slices)
-        work, local, shared = self._slice(slices, first), self._local(first), self._shared()
+        work, local, shared = self._slice(slices, first), self._local(first), self._shared
         adds = lambda compute, messages: overlapped(compute, messages, self.network.model.overlap_slowdown) - compute
         between = lambda compute, to: (
             adds(compute, to) + adds(compute, send) + (slices - 2) * adds(compute, to + send) if slices > 1 else 0.0
@@ -279,16 +284,13 @@ class Experts:
 
     def router(self, part: Part, group: Matmuls) -> Counted:
         """The logits, of the tokens between the blocks and in float32, and the choice."""
-        tokens, experts, times = self.shape.part_tokens, self._experts, self.device.matmul
+        tokens, experts = self.shape.part_tokens, self._experts
+        times = lambda m, n, k: self.device.matmul(m, n, k, 1, 4, 4)
         sides = [(n, k) for k, n in (self.shape.matrix(part.weights[name]) for name in group.weights)]
+        products = [(times(tokens, n, k), times(tokens, k, n), times(k, n, tokens)) for n, k in sides]
         chosen = 4.0 * (ROUTED + ROUTED_PER_CHOICE * experts.per_token) * tokens * experts.count
-        return Counted(
-            sum(times(tokens, n, k, 1, 4, 4) for n, k in sides),
-            sum(times(tokens, k, n, 1, 4, 4) for n, k in sides),
-            sum(times(k, n, tokens, 1, 4, 4) for n, k in sides),
-            chosen,
-            chosen,
-        )
+        forward, inward, weight = map(sum, zip(*products, strict=True))
+        return Counted(forward, inward, weight, chosen, chosen)
 
 
 def _added(slices: int, own_first: bool) -> float:

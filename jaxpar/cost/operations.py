@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
-from functools import partial
+from functools import lru_cache, partial
 
 from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.cost.tables import Table
@@ -93,14 +92,8 @@ class Device:
         takes k steps and `matmul_ramp` more; the time is at least that of reading the operands and writing the output.
         """
         ramp, units = self.model.matmul_ramp, self.model.multiprocessors
-        least = math.inf
-        for rows, columns, speed in TILES:
-            tiles = -(-m // rows) * -(-n // columns) * batch
-            work = -(-tiles // units) * rows * columns / speed
-            if work < least:
-                least = work
         speed = self.matmul_rate(item) * aligned(n, item) * aligned(k, item)
-        compute = least * 2.0 * (k + ramp) * units / speed
+        compute = waves(m, n, batch, units) * 2.0 * (k + ramp) * units / speed
         moved = batch * ((m * k + k * n) * item + m * n * out_bytes)
         return max(compute, moved / (self.bandwidth * self.model.memory_share))
 
@@ -174,6 +167,15 @@ class Device:
         return forward, backward
 
 
+@lru_cache(maxsize=50_000)
+def waves(m: int, n: int, batch: int, units: int) -> float:
+    """Results of `batch` products [m, n] that each of so many multiprocessors computes, one by one, at the speed of the
+    largest tile: those of the tile that is fastest, over all waves."""
+    tiles = lambda rows, columns: -(-m // rows) * -(-n // columns) * batch
+    return min(-(-tiles(rows, columns) // units) * rows * columns / speed for rows, columns, speed in TILES)
+
+
+@lru_cache(maxsize=50_000)
 def aligned(size: int, item: int = 2) -> float:
     """Speed of a matmul with such a dim, of numbers of `item` bytes, relative to one of whole tiles."""
     numbers = max(1, size * item // 2)
