@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from jaxpar.cli import Parser, command, stop
 from jaxpar.config import Config, UserError
 from jaxpar.config.reading.reference import help_text
+from jaxpar.config.user_code import refuse_stored_code
 from jaxpar.distributed.ctrl_c import exit_at_second_signal
 
 if TYPE_CHECKING:
@@ -46,6 +47,7 @@ def _train(file: Path | None, plan: Path | None, overrides: Sequence[str], verbo
     config = load_config(file, overrides) if given is None else with_overrides(given.config, overrides)
     chosen = None
     if given is not None:
+        refuse_stored_code(config, overrides, f"--plan {plan}")
         with _machine_first(given):
             _check_given(given, config)
         chosen = given.plan

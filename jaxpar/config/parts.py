@@ -69,6 +69,8 @@ class LossEntry:
     to compare it with."""
     pairs: bool = False
     """Whether it is of pairs of answers, with log-probabilities of a reference model."""
+    rewards: bool = False
+    """Whether it is of answers that the model draws, and their rewards."""
 
 
 CHAT_FORMAT, PAIRS_FORMAT = "chat", "preference"
@@ -78,6 +80,10 @@ OBJECTIVES: dict[str, LossEntry] = {
     "cross_entropy": LossEntry("jaxpar.objectives.tokens:CrossEntropy", likelihood=True),
     "dpo": LossEntry(
         "jaxpar.objectives.preferences:DirectPreference", ("beta", "label_smoothing", "reference"), pairs=True
+    ),
+    **dict.fromkeys(
+        ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "rloo"),
+        LossEntry("jaxpar.objectives.policy:PolicyGradient", ("reference", "policy"), rewards=True),
     ),
 }
 """Values of `loss.name`."""
@@ -127,6 +133,8 @@ class DataSource:
     """Keys of `data` that this source reads and some others do not."""
     pairs: bool = False
     """Whether its documents can be pairs of answers."""
+    run: str = "jaxpar.training.run.run:Run"
+    """`module:name` of the run that takes its steps: `Run`, or a subclass that makes its batches while it trains."""
 
 
 DATA_SOURCES: dict[str, DataSource] = {
@@ -137,6 +145,11 @@ DATA_SOURCES: dict[str, DataSource] = {
         pairs=True,
     ),
     "synthetic": DataSource("jaxpar.data.synthetic:open_synthetic"),
+    "prompts": DataSource(
+        "jaxpar.rl.prompts:open_prompts",
+        keys=("path", "heldout_path", "tokenizer", "end_token"),
+        run="jaxpar.rl.run:RolloutRun",
+    ),
 }
 """Values of `data.source`."""
 

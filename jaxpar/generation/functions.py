@@ -61,6 +61,8 @@ class GenerationFunctions:
     capacity: int
     """Tokens that a row may get to."""
     sampling: Sampling
+    answers: int = 1
+    """Rows that continue each prompt."""
 
     @cached_property
     def stages(self) -> DecoderStages:
@@ -80,13 +82,13 @@ class GenerationFunctions:
         numbers: Int[Array, " batch"],
         seed: UInt[Array, ""],
     ) -> tuple[Rows, Drawn]:
-        """The rows after their prompts and one token more.
+        """The rows after their prompts and one token more; those of a prompt stand side by side, and share its forward.
 
         Args:
             weights: in storage placement, `unstacked`.
             batch: a microbatch [batch, part], each row with its prompt from index 0 on.
             lengths: tokens of each prompt, at least 1.
-            numbers: see `Rows`.
+            numbers: see `Rows`; of each answer.
             seed: of the draws.
         """
         batch, lengths, numbers = vary((batch, lengths, numbers))
@@ -97,6 +99,9 @@ class GenerationFunctions:
         seen = None
         if self.sampling.repetition_penalty != 1.0:
             seen = self._seen(batch, lengths)
+        x, cache, lengths, seen = jax.tree.map(
+            lambda leaf: jnp.repeat(leaf, self.answers, axis=0), (x, cache, lengths, seen)
+        )
         return self._next(weights, sequence_part(x[None]), Rows(cache, lengths, lengths, numbers, seen), seed)
 
     def decode(self, weights: Weights, rows: Rows, seed: UInt[Array, ""]) -> tuple[Rows, Drawn]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 
 import jax
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.stages import Wrapped
 from jaxtyping import Int
 
 from jaxpar.config import Config, UserError
@@ -18,7 +20,7 @@ from jaxpar.generation.layout import BY_ROW, bucket, generation_layout, prompt_b
 from jaxpar.generation.programs import Programs
 from jaxpar.generation.sampling import Drawn, NotFinite, Sampling
 from jaxpar.generation.unstacked import is_unstacked, unstacked
-from jaxpar.layout.step_layout import shardings
+from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.parameters import Weights
 from jaxpar.runtime.batch import FORWARD, BatchLayout, one_document_rows
@@ -35,6 +37,8 @@ class Continuation:
     """Log-probabilities of `tokens`, in nats, by the model itself: at temperature 1 and without filters."""
     ended: bool
     """Whether the model, or the caller, ended it; else the limit of tokens did."""
+    ending: float | None = None
+    """Log-probability of the token of `stop` that ended it, if one did."""
 
 
 @dataclass
@@ -87,19 +91,33 @@ class Generator:
         everywhere, number = NamedSharding(mesh, PartitionSpec()), np.asarray(seed % 2**32, np.uint32)
         self._seed = jax.make_array_from_callback((), everywhere, lambda _: number)
         self.speed = Speed()
-        self._weights = weights if is_unstacked(weights) else self._laid_out(weights, zero)
+        self._zero = zero
+        self.update(weights)
 
-    def _laid_out(self, weights: Weights, zero: int) -> Weights:
+    def update(self, weights: Weights) -> None:
+        """Go on with other weights of the same model; nothing compiles again."""
+        self._weights = weights if is_unstacked(weights) else self._laid_out(weights)
+
+    def _laid_out(self, weights: Weights) -> Weights:
         """The weights as the programs read them."""
-        config, mesh = self.config, self.mesh
-        layout = generation_layout(config, mesh, zero=zero)
-        dtype, stored = layout.placements.storage.dtype, shardings(mesh, layout.placements.storage.layout)
-        cast = jax.jit(lambda tree: jax.tree.map(lambda leaf: leaf.astype(dtype), tree), out_shardings=stored)
-        on_device = lambda leaf: jax.device_put(leaf, NamedSharding(mesh, leaf.sharding.spec))
+        layout = self._layout
+        dtype, stored = layout.placements.storage.dtype, shardings(self.mesh, layout.placements.storage.layout)
+        on_device = lambda leaf: jax.device_put(leaf, NamedSharding(self.mesh, leaf.sharding.spec))
         there = jax.tree.map(lambda leaf, where: leaf.dtype == dtype and leaf.sharding == where, weights, stored)
         # Offloaded weights are in host memory.
-        weights = weights if all(jax.tree.leaves(there)) else cast(jax.tree.map(on_device, weights))
+        weights = weights if all(jax.tree.leaves(there)) else self._cast(jax.tree.map(on_device, weights))
         return unstacked(weights, layout.order)
+
+    @cached_property
+    def _layout(self) -> StepLayout:
+        return generation_layout(self.config, self.mesh, zero=self._zero)
+
+    @cached_property
+    def _cast(self) -> Wrapped:
+        """Weights of any placement in the dtype and placement of generation."""
+        storage = self._layout.placements.storage
+        cast = lambda tree: jax.tree.map(lambda leaf: leaf.astype(storage.dtype), tree)
+        return jax.jit(cast, out_shardings=shardings(self.mesh, storage.layout))
 
     def continued(
         self,
@@ -109,6 +127,7 @@ class Generator:
         stop: Sequence[int] = (),
         on_token: Callable[[int, int], bool] | None = None,
         first_number: int = 0,
+        answers: int = 1,
     ) -> list[Continuation]:
         """Continue all prompts together.
 
@@ -116,29 +135,31 @@ class Generator:
             prompts: token ids of each, at least one.
             tokens: at most so many new tokens for each.
             stop: ids that end a row, and are not part of it.
-            on_token: called with the place of a row in `prompts` and each new token; True ends the row after that
-                token.
+            on_token: called with the index of a row and each new token; True ends the row after that token.
             first_number: the number of the first row, for the draws; the others follow.
+            answers: rows that continue each prompt, side by side in what is returned; its forward is run once.
 
         Raises:
             UserError: a prompt is empty, has an unknown token, or is too long for learned positions.
             NotFinite: the log-probability of a token is not finite.
         """
         self._check(prompts, tokens)
-        found: list[list[int]] = [[] for _ in prompts]
-        likelihoods: list[list[float]] = [[] for _ in prompts]
-        running = dict.fromkeys(range(len(prompts)), False)
-        ended = [False] * len(prompts)
-        for drawn in self._drawn(prompts, tokens, first_number):
+        rows = len(prompts) * answers
+        made: list[list[int]] = [[] for _ in range(rows)]
+        likelihoods: list[list[float]] = [[] for _ in range(rows)]
+        running = dict.fromkeys(range(rows), False)
+        ended = [False] * rows
+        endings: list[float | None] = [None] * rows
+        for drawn in self._drawn(prompts, tokens, first_number, answers):
             for row in list(running):
                 token = int(drawn.token[row])
                 if not np.isfinite(drawn.log_probability[row]):
                     raise NotFinite
                 if token in stop:
-                    ended[row] = True
+                    ended[row], endings[row] = True, float(drawn.log_probability[row])
                     del running[row]
                     continue
-                found[row].append(token)
+                made[row].append(token)
                 likelihoods[row].append(float(drawn.log_probability[row]))
                 if on_token is not None and on_token(row, token):
                     ended[row] = True
@@ -146,19 +167,21 @@ class Generator:
             if not running:
                 break
         return [
-            Continuation(np.array(own, np.int32), np.array(likely), end)
-            for own, likely, end in zip(found, likelihoods, ended, strict=True)
+            Continuation(np.array(own, np.int32), np.array(likely), end, ending)
+            for own, likely, end, ending in zip(made, likelihoods, ended, endings, strict=True)
         ]
 
-    def _drawn(self, prompts: Sequence[Sequence[int]], tokens: int, first_number: int) -> Iterator[Drawn]:
+    def _drawn(self, prompts: Sequence[Sequence[int]], tokens: int, first_number: int, answers: int) -> Iterator[Drawn]:
         """The new tokens of all rows, one after the other; the next is under way while one is read."""
         longest = max(map(len, prompts))
         rows = -(-len(prompts) // self._rows) * self._rows
         padded, capacity = prompt_bucket(longest, self._part), bucket(longest + tokens, self._part)
-        prefill, decode = self.programs.prefill(rows, padded, capacity), self.programs.decode(rows, capacity)
+        prefill = self.programs.prefill(rows, padded, capacity, answers)
+        decode = self.programs.decode(rows * answers, capacity)
         self.speed = Speed(prompt_tokens=sum(map(len, prompts)))
         began = time.perf_counter()
-        state, drawn = prefill(self._weights, *self._placed(prompts, rows, padded, first_number), self._seed)
+        numbers = np.arange(first_number, first_number + rows * answers, dtype=np.int32)
+        state, drawn = prefill(self._weights, *self._placed(prompts, rows, padded, numbers), self._seed)
         read = self._read(drawn)
         self.speed.prompt_seconds = time.perf_counter() - began
         began = time.perf_counter()
@@ -166,7 +189,7 @@ class Generator:
             if number + 1 < tokens:
                 state, coming = decode(self._weights, state, self._seed)
             yield read
-            self.speed.new_tokens = (number + 1) * len(prompts)
+            self.speed.new_tokens = (number + 1) * len(prompts) * answers
             if number + 1 < tokens:
                 read = self._read(coming)
             self.speed.new_seconds = time.perf_counter() - began
@@ -179,20 +202,20 @@ class Generator:
         )
 
     def _placed(
-        self, prompts: Sequence[Sequence[int]], rows: int, length: int, first_number: int
+        self, prompts: Sequence[Sequence[int]], rows: int, length: int, numbers: Int[np.ndarray, " answers"]
     ) -> tuple[dict[str, jax.Array], jax.Array, jax.Array]:
         """Prompts, their lengths and numbers on the mesh."""
         tokens, lengths = np.zeros((rows, length), np.int32), np.ones(rows, np.int32)
         for row, prompt in enumerate(prompts):
             tokens[row, : len(prompt)] = prompt
             lengths[row] = len(prompt)
-        place = lambda array, spec: jax.make_array_from_callback(
+        put = lambda array, spec: jax.make_array_from_callback(
             array.shape, shardings(self.mesh, spec), lambda index: array[index]
         )
         return (
             BatchLayout(FORWARD, tokens.shape).place(self.mesh, one_document_rows(tokens)),
-            place(lengths, BY_ROW),
-            place(np.arange(first_number, first_number + rows, dtype=np.int32), BY_ROW),
+            put(lengths, BY_ROW),
+            put(numbers, BY_ROW),
         )
 
     def _check(self, prompts: Sequence[Sequence[int]], tokens: int) -> None:

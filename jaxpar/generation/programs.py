@@ -33,15 +33,17 @@ class Programs:
     zero: int
     _compiled: dict[tuple[int, ...], Wrapped] = field(default_factory=dict, init=False)
 
-    def prefill(self, rows: int, prompt: int, capacity: int) -> Wrapped:
-        """Compiled on first use: (weights, batch, lengths, numbers, seed) -> (rows, drawn)."""
-        if (rows, prompt, capacity) not in self._compiled:
-            functions, weights, state, drawn = self.parts(rows, prompt, capacity)
+    def prefill(self, rows: int, prompt: int, capacity: int, answers: int = 1) -> Wrapped:
+        """Compiled on first use: (weights, batch, lengths, numbers, seed) -> (rows, drawn), with so many `answers` to
+        each prompt."""
+        key = rows, prompt, capacity, answers
+        if key not in self._compiled:
+            functions, weights, state, drawn = self.parts(rows, prompt, capacity, answers)
             batch = BatchLayout(FORWARD, (rows, prompt))
             layouts = weights, batch.partitions, BY_ROW, BY_ROW, PartitionSpec()
             prefill = mapped(functions.prefill, self.mesh, functions.dtype, layouts, (state, drawn))
-            self._compiled[rows, prompt, capacity] = jax.jit(prefill)
-        return self._compiled[rows, prompt, capacity]
+            self._compiled[key] = jax.jit(prefill)
+        return self._compiled[key]
 
     def decode(self, rows: int, capacity: int) -> Wrapped:
         """Compiled on first use: (weights, rows, seed) -> (rows, drawn); the given rows are donated."""
@@ -52,10 +54,12 @@ class Programs:
             self._compiled[rows, capacity] = jax.jit(decode, donate_argnums=1, compiler_options=COMPILER_OPTIONS)
         return self._compiled[rows, capacity]
 
-    def parts(self, rows: int, tokens: int, capacity: int) -> tuple[GenerationFunctions, Partitions, Rows, Drawn]:
+    def parts(
+        self, rows: int, tokens: int, capacity: int, answers: int = 1
+    ) -> tuple[GenerationFunctions, Partitions, Rows, Drawn]:
         """The functions, for a batch of `tokens` tokens a row, and the layouts of weights, `Rows` and `Drawn`."""
         layout = generation_layout(self.config, self.mesh, rows=rows, tokens=tokens, zero=self.zero)
-        functions = GenerationFunctions(layout, capacity, self.sampling)
+        functions = GenerationFunctions(layout, capacity, self.sampling, answers)
         cache = {
             kind: [{block.part.name: block.cache for block in functions.stages.prototype(kind).blocks}] * stack.rows
             for kind, stack in layout.order.stacks.items()

@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
+
 from jaxpar.config.errors import UserError
+from jaxpar.config.mappings.policy import policy_of
 from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES, PAIRS_FORMAT
 from jaxpar.config.schema import Config
-from jaxpar.config.spelling import one_of
+from jaxpar.config.schema.reinforcement import RlConfig
+from jaxpar.config.spelling import one_of, quoted
 
+PROMPTS = "prompts"
+"""The data source whose rows are answers of the model."""
 SHORTEST_PAIR = 4
 """Tokens of the shortest pair: each of its documents has one token at least that is predicted from another."""
 
@@ -18,6 +24,7 @@ def check_loss(config: Config) -> None:
         raise UserError(
             f"model.z_loss: {config.model.z_loss:g} is a term of the cross-entropy; expected 0 with loss.name: {name}"
         )
+    check_rewards(config)
     if not OBJECTIVES[name].pairs:
         return
     if config.loss.reference is None and config.run.init_from is None:
@@ -39,4 +46,46 @@ def check_loss(config: Config) -> None:
         raise UserError(
             f"data.sequence_length: {config.data.sequence_length} has no room for a pair of answers "
             f"(loss.name: {name}); expected at least {SHORTEST_PAIR}"
+        )
+
+
+def check_rewards(config: Config) -> None:
+    """Refuse a loss of rewards without prompts, prompts without one, and settings of `rl` that no run reads."""
+    name, source, rl = config.loss.name, config.data.source, config.rl
+    if OBJECTIVES[name].rewards != (source == PROMPTS):
+        losses = one_of(key for key, entry in OBJECTIVES.items() if entry.rewards)
+        raise UserError(
+            f"loss.name: {name} with data.source: {source}; expected data.source: {PROMPTS}, whose answers have "
+            f"rewards, with loss.name: {losses}, or neither"
+        )
+    if source != PROMPTS:
+        for one in fields(rl):
+            if getattr(rl, one.name) != getattr(RlConfig(), one.name):
+                raise UserError(
+                    f"rl.{one.name}: {getattr(rl, one.name)} would not be used, because data.source is {source}; "
+                    f"expected data.source: {PROMPTS} with it"
+                )
+        return
+    policy = policy_of(config.loss)
+    if rl.group == 1:
+        raise UserError(
+            f"rl.group: 1 answer to a prompt has no others to compare its reward with (loss.policy.baseline: "
+            f"{policy.baseline}); expected at least 2"
+        )
+    if policy.kl != "none" and config.loss.reference is None and config.run.init_from is None:
+        raise UserError(
+            f"loss.policy.kl: {policy.kl} compares the model with a reference, and loss.reference and run.init_from "
+            "are null; expected one of them"
+        )
+    if policy.kl == "none" and config.loss.reference is not None:
+        raise UserError(
+            f"loss.reference: {quoted(config.loss.reference)} would not be used, because loss.policy.kl is none; "
+            "expected a kl with it, or null"
+        )
+    if not config.data.packed:
+        raise UserError("data.packed: false lets the answers of a row see each other; expected true with prompts")
+    if config.evaluation.sample_tokens:
+        raise UserError(
+            f"evaluation.sample_tokens: {config.evaluation.sample_tokens}; expected 0 with data.source: {PROMPTS}, "
+            "whose evaluations draw answers"
         )

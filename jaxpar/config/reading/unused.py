@@ -39,6 +39,11 @@ def _multiplies_experts(config: Config) -> bool:
     return experts and config.precision.matmul_options.backend != "cudnn"
 
 
+def _readers(key: str) -> list[str]:
+    """The objectives that read a key of `loss`."""
+    return [name for name, entry in OBJECTIVES.items() if key in entry.keys]
+
+
 _OWNERS = (
     _Owner("optimizer", "schedule", ("decay_fraction",), lambda shape: shape == "wsd", "wsd"),
     _Owner(
@@ -69,9 +74,8 @@ _OWNERS = (
         also=_multiplies_experts,
     ),
     *(
-        _Owner("loss", "name", (key,), lambda name, key=key: key in OBJECTIVES[name].keys, objective)
-        for objective, entry in OBJECTIVES.items()
-        for key in entry.keys
+        _Owner("loss", "name", (key,), lambda name, key=key: key in OBJECTIVES[name].keys, one_of(_readers(key)))
+        for key in dict.fromkeys(key for entry in OBJECTIVES.values() for key in entry.keys)
     ),
     _Owner("lora", "rank", ("alpha", "targets"), lambda rank: rank is not None, "a number"),
     _Owner("watch", "on_spike", ("skip_batches", "max_rollbacks"), lambda what: what == "rollback", "rollback"),

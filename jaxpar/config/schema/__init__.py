@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from jaxpar.config.schema.layout import AttentionConfig, MemoryConfig, ParallelConfig, PrecisionConfig
 from jaxpar.config.schema.model import LoraConfig, ModelConfig
+from jaxpar.config.schema.reinforcement import RlConfig
 from jaxpar.config.schema.run import CheckpointConfig, DistributedConfig, RunConfig, WatchConfig
 from jaxpar.config.schema.training import DataConfig, EvaluationConfig, LossConfig, OptimizerConfig
 
@@ -28,6 +29,7 @@ class Config:
     loss: LossConfig = field(default_factory=LossConfig)
     optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
     data: DataConfig = field(default_factory=DataConfig)
+    rl: RlConfig = field(default_factory=RlConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     watch: WatchConfig = field(default_factory=WatchConfig)

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from jaxpar.config.bounds import BELOW_HALF, BETWEEN, POSITIVE, ROWS, SEQUENCE, SHARE, WIDTH, at_least
+from jaxpar.config.mappings.policy import PolicyConfig
 from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES, OPTIMIZERS
 
 
@@ -15,7 +16,8 @@ class LossConfig:
 
     name: Annotated[str, OBJECTIVES] = "cross_entropy"
     """`cross_entropy` of each token that counts, or direct preference optimization (`dpo`, arXiv:2305.18290) of pairs
-    of answers, of which one was chosen and the other rejected: `python -m jaxpar.prepare --format preference`."""
+    of answers, of which one was chosen and the other rejected: `python -m jaxpar.prepare --format preference`. `grpo`,
+    `dr_grpo`, `dapo`, `gspo`, `cispo`, `aipo` and `rloo` learn from rewards of answers that the model draws (`rl`)."""
     beta: Annotated[float, POSITIVE] = 0.1
     """Weight under `dpo` of a log-probability relative to the reference's; a smaller beta lets the model move further
     away from the reference."""
@@ -23,7 +25,10 @@ class LossConfig:
     """Probability that a pair is labelled the wrong way round (conservative `dpo`)."""
     reference: str | None = None
     """Model that `dpo` compares the trained one with, a folder as in `run.init_from`; null means the model of
-    `run.init_from`. Its log-probabilities are computed once, and stored in the token folder."""
+    `run.init_from`. Its log-probabilities are computed once, and stored in the token folder. The penalty
+    `loss.policy.kl` compares with it too; its weights stay on the devices then."""
+    policy: PolicyConfig = field(default_factory=PolicyConfig)
+    """Settings of a loss of drawn answers, where they differ from those that `name` publishes."""
 
 
 @dataclass(frozen=True)
@@ -65,14 +70,22 @@ class DataConfig:
 
     source: Annotated[str, DATA_SOURCES] = "stdlib"
     """`stdlib`: the sources of Python's standard library as bytes; `tokens`: what `python -m jaxpar.prepare` made, or
-    a file of tokens; `synthetic`: generated."""
+    a file of tokens; `synthetic`: generated; `prompts`: answers of the model to the prompts of `rl`."""
     path: str | None = None
-    """Token folder, or a file of tokens (`.npy`, one dimension, unsigned integers), for `source: tokens`."""
+    """Token folder, or a file of tokens (`.npy`, one dimension, unsigned integers), for `source: tokens`. For
+    `source: prompts`: `digits` or `reverse`, tasks that come with jaxpar; a file of JSON lines, each with a `prompt`
+    and columns for rewards; or `FILE.py:NAME`, a function that returns a list of such mappings: its code is run."""
     sources: dict[str, float] | None = field(default=None, hash=False)
     """Several token folders instead of `path`, each with its weight: `{a/tokens: 0.7, b/tokens: 0.3}`. They may change
     when a run is continued."""
     heldout_path: str | None = None
-    """Token folder (or file) to evaluate on; null means the held-out part of the folders, and nothing for a file."""
+    """Token folder (or file) to evaluate on; null means the held-out part of the folders, and nothing for a file. For
+    `source: prompts` another file of prompts; null holds one in 16 out."""
+    tokenizer: str | None = None
+    """Folder of a model, whose `tokenizer.json` reads prompts; null reads the characters of a task, and bytes of a
+    file."""
+    end_token: str | None = None
+    """Token of `tokenizer` that ends an answer, for example `<|im_end|>`."""
     separator: Annotated[int, at_least(0)] | None = None
     """Token that ends a document in a file of tokens; null means that the file is one document."""
     sequence_length: Annotated[int, at_least(1, SEQUENCE)] = 1024

@@ -8,12 +8,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 from jaxtyping import Int
 
-from jaxpar.config import UserError
+from jaxpar.config import Config, UserError
 from jaxpar.config.spelling import quoted
 from jaxpar.generation.generator import Continuation, Generator
 from jaxpar.generation.joined_stages import ZERO, joined_mesh, joined_weights
 from jaxpar.generation.sampling import Sampling
 from jaxpar.generation.text import Stop
+from jaxpar.mesh.parameters import Weights
 from jaxpar.training.run.run import Run
 
 type Prompt = str | Sequence[int]
@@ -61,17 +62,23 @@ def generator_of(run: Run, sampling: Sampling, seed: int) -> Generator:
     A pipeline generates on a mesh of the same devices whose fsdp axis takes those of the pipe axis too: no device or
     host gathers more than a matrix of a layer at a time.
     """
+    config, weights = generated_with(run, run.evaluated_weights())
+    if run.plan.axes.pipe == 1:
+        return Generator(config, run.mesh, weights, sampling=sampling, zero=config.parallel.zero, seed=seed)
+    return Generator(config, joined_mesh(run.mesh), weights, sampling=sampling, zero=ZERO, seed=seed)
+
+
+def generated_with(run: Run, weights: Weights) -> tuple[Config, Weights]:
+    """The configuration of a run's generator, and weights of the run as it takes them."""
     config = run.config
     if run.plan.axes.pipe == 1:
-        weights, zero = run.evaluated_weights(), config.parallel.zero
-        return Generator(config, run.mesh, weights, sampling=sampling, zero=zero, seed=seed)
-    mesh = joined_mesh(run.mesh)
+        return config, weights
     parallel = replace(
-        config.parallel, **dict(mesh.shape), schedule="auto", virtual_stages=None, stage_layers=None, pipe_ends="last"
-    )
+        config.parallel, **dict(joined_mesh(run.mesh).shape), schedule="auto", virtual_stages=None, stage_layers=None,
+        pipe_ends="last",
+    )  # fmt: skip
     config = replace(config, parallel=parallel)
-    weights = joined_weights(run.evaluated_weights(), run.layout, run.mesh, config)
-    return Generator(config, mesh, weights, sampling=sampling, zero=ZERO, seed=seed)
+    return config, joined_weights(weights, run.layout, run.mesh, config)
 
 
 def check_stop(run: Run, stop: Sequence[str]) -> None:

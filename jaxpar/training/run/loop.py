@@ -138,7 +138,7 @@ class _Loop:
                     profile.before_step(number)
                 with step_annotation(number):
                     metrics = self.trainer.step()
-                self.progress.dispatched(self.trainer.last_pairs)
+                self.progress.dispatched(self.trainer.last_pairs, self.trainer.last_metrics)
                 if profile is not None:
                     if profile.stops_after(number):
                         liveness.at("writing a profile")

@@ -30,8 +30,10 @@ class Progress:
         self._start_lap()
 
     def _start_lap(self) -> None:
-        self._under_way: deque[Pairs] = deque()
-        """Pairs of each step that was dispatched and not yet counted."""
+        self._under_way: deque[tuple[Pairs, Mapping[str, float]]] = deque()
+        """Pairs and metrics of the batch of each step that was dispatched and not yet counted."""
+        self._batch_metrics: Mapping[str, float] = {}
+        """Metrics of the batch of the last step that was counted."""
         self._pairs: Counter[int | None] = Counter()
         """Pairs of the steps since the last record."""
 
@@ -48,16 +50,17 @@ class Progress:
         self.loss, step, loss = facts["loss"], facts["eval_step"], facts["eval_loss"]
         self._evaluated = None if step is None or loss is None else (step, loss)
 
-    def dispatched(self, pairs: Pairs) -> None:
-        """A step was dispatched, in whose batch the mask keeps `pairs`."""
-        self._under_way.append(pairs)
+    def dispatched(self, pairs: Pairs, metrics: Mapping[str, float]) -> None:
+        """A step was dispatched, in whose batch the mask keeps `pairs`; `metrics` are of the batch."""
+        self._under_way.append((pairs, metrics))
 
     def counted(self, tokens: float, *, finite: bool) -> None:
         """The earliest of the dispatched steps is done: it had so many unmasked tokens, and was `finite` or skipped.
 
         Without finite numbers in the batch `tokens` may not be finite either.
         """
-        self._pairs.update(self._under_way.popleft())
+        pairs, self._batch_metrics = self._under_way.popleft()
+        self._pairs.update(pairs)
         if not finite:
             self.skipped += 1
         elif tokens:
@@ -113,6 +116,7 @@ class Progress:
     def _metrics(self, number: int, reported: Mapping[str, float], *, empty: bool) -> dict[str, float]:
         """Reports of layers and loss at step `number`, and of the loss on held-out data."""
         found = {name: value for name, value in reported.items() if "." not in name}
+        found |= self._batch_metrics
         if empty:  # The loss has no metrics then.
             found = {name: value for name, value in found.items() if not math.isnan(value)}
         if self.heldout_loss(number) is None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -118,6 +119,8 @@ class Run:
         self._batches: Iterator[tuple[dict[str, jax.Array], Pairs]] | None = None
         self.last_pairs: Pairs = {}
         """(query, key) pairs that the mask keeps in the last step's batch, over all rows, by window."""
+        self.last_metrics: dict[str, float] = {}
+        """Metrics of the last step's batch, where the batch itself has some."""
         self.left_out: tuple[int, ...] = ()
         """Numbers of batches that no step uses, ascending (`watch.on_spike`)."""
         name_arrays(self, Run._arrays)
@@ -215,12 +218,20 @@ class Run:
         if self._batches is None:
             self.provide_reference()
             first = int(state.step)
-            self._batches = placed_batches(self.config, self.data, self.placer, first, self.left_out)
-        with self.timer.fetching():
+            self._batches = self.batches_from(first)
+        with self.fetching():
             batch, self.last_pairs = next(self._batches)
         with self.timer.step():
             self._state, metrics = self.functions.residency.advance(compiled, state, batch, self.functions.arguments)
         return metrics
+
+    def fetching(self) -> AbstractContextManager[None]:
+        """Times the block that waits for the next batch."""
+        return self.timer.fetching()
+
+    def batches_from(self, first: int) -> Iterator[tuple[dict[str, jax.Array], Pairs]]:
+        """The batches of the steps after `first`, on the devices, with the pairs that the mask keeps in them."""
+        return placed_batches(self.config, self.data, self.placer, first, self.left_out)
 
     def evaluate(self) -> float:
         """The loss over the held-out batches, always the same ones: in nats per token, or per pair.
@@ -241,7 +252,10 @@ class Run:
 
         An average on disk is read with each call: once for a whole evaluation or sample.
         """
-        average = self.config.evaluation.ema
+        return self.current_weights(average=self.config.evaluation.ema)
+
+    def current_weights(self, *, average: bool = False) -> Weights:
+        """All weights as they are now, or the moving average of the trained ones."""
         trained = self.functions.residency.readable(self.state.optimizer[AVERAGE] if average else self.state.master)
         return merge(self.state.frozen, trained)
 

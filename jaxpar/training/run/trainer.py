@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, ClassVar, Self
 
 import jax
 
-from jaxpar.config import Config, UserError
+from jaxpar.config import Config, UserError, load_config
+from jaxpar.config.parts import DATA_SOURCES, implementation
 from jaxpar.config.plan import Plan
+from jaxpar.config.user_code import refuse_stored_code
 from jaxpar.data import Data
 from jaxpar.distributed.devices import Device
 from jaxpar.generation.sampling import Sampling
@@ -69,7 +71,8 @@ class Trainer:
         steps_done: steps taken so far, those before a restore included.
     """
 
-    _make_run: ClassVar[type[Run]] = Run
+    _make_run: ClassVar[type[Run] | None] = None
+    """The class of the run; None is that of the data's source."""
 
     def __init__(
         self,
@@ -79,7 +82,10 @@ class Trainer:
         devices: Sequence[Device] | None = None,
         plan: Plan | None = None,
     ):
-        self._run = self._make_run(config, overrides=overrides, devices=devices, plan=plan)
+        if not isinstance(config, Config):
+            config, overrides = load_config(str(config), overrides), ()
+        make_run = self._make_run or implementation(DATA_SOURCES[config.data.source].run)
+        self._run = make_run(config, overrides=overrides, devices=devices, plan=plan)
         self._progress = Progress()
         self._uncounted: list[StepMetrics] = []
         """Metrics of steps that `_progress` does not have yet: reading them would wait for the devices."""
@@ -140,6 +146,7 @@ class Trainer:
         """
         checkpoints, step = find_checkpoint(path)
         config = config_of_checkpoint(checkpoints, step, overrides)
+        refuse_stored_code(config, overrides, f"the checkpoint {checkpoints!s}")
         config = replace(config, run=replace(config.run, **folder_of_run(checkpoints, config)))
         trainer = cls(config, devices=devices, plan=plan)
         trainer._progress.restore(restore(trainer._run, checkpoints, step))
@@ -148,7 +155,7 @@ class Trainer:
     def step(self) -> StepMetrics:
         """Take one step; returns its metrics before the devices are done (reading one waits for them)."""
         metrics = self._run.step()
-        self._progress.dispatched(self._run.last_pairs)
+        self._progress.dispatched(self._run.last_pairs, self._run.last_metrics)
         self._uncounted.append(metrics)
         return metrics
 

@@ -1,0 +1,36 @@
+"""Functions of a user's own file, `FILE.py:NAME`, which a configuration may name: running one runs the file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import Config
+from jaxpar.config.spelling import quoted
+
+
+def is_user_code(text: str) -> bool:
+    """Whether a text names a function in a file."""
+    return text.rpartition(":")[0].endswith(".py")
+
+
+def refuse_stored_code(config: Config, overrides: Sequence[str], where: str) -> None:
+    """Refuse code that a stored configuration names, unless the user names it again in `overrides`.
+
+    Args:
+        config: the configuration, with `overrides`.
+        overrides: `section.key=value` of the user.
+        where: the checkpoint or plan that has the configuration, for the message.
+
+    Raises:
+        UserError: a key names a function that the user did not.
+    """
+    data, rewards = config.data, config.rl.rewards
+    named = {"data.path": [data.path or ""], "data.heldout_path": [data.heldout_path or ""], "rl.rewards": [*rewards]}
+    for key, texts in named.items():
+        code = [text for text in texts if is_user_code(text)]
+        if code and not any(one.partition("=")[0] == key for one in overrides):
+            raise UserError(
+                f"{key}: {quoted(code[0])} in {where} is code, which a stored configuration does not get to run; "
+                f"expected --set {key}=... that names it again, if you trust it"
+            )

@@ -1,0 +1,145 @@
+"""`data.source: prompts`: prompts as tokens, in an order that the seed decides."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from jaxtyping import Int
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.paths import user_path
+from jaxpar.config.schema import DataConfig
+from jaxpar.config.spelling import did_you_mean, quoted
+from jaxpar.data.opened import Data
+from jaxpar.data.packing import Row
+from jaxpar.data.stdlib import END_OF_DOCUMENT, VOCAB, decode, encode
+from jaxpar.data.stream import TokenStream
+from jaxpar.data.tokens.text_codec import TextCodec
+from jaxpar.data.tokens.tokenizer_file import END_NAMES, tokenizer_path
+from jaxpar.rl.records import Record, read_records
+from jaxpar.units import plural
+
+
+@dataclass(frozen=True)
+class Prompt:
+    """A prompt and its columns."""
+
+    tokens: tuple[int, ...]
+    record: Record
+
+
+class PromptRows:
+    """Prompts in the order of a seed; their answers make the rows of a step."""
+
+    shuffle = None
+
+    def __init__(self, prompts: Sequence[Prompt], sequence_length: int, seed: int, rewards: tuple[str, ...]):
+        self.prompts, self.sequence_length, self._seed = prompts, sequence_length, seed
+        self.rewards = rewards
+        """Names of the task's rewards."""
+
+    @property
+    def stream(self) -> TokenStream:
+        """All prompts, one after another."""
+        lengths = np.array([len(one.tokens) for one in self.prompts])
+        tokens = np.concatenate([np.array(one.tokens, np.uint32) for one in self.prompts])
+        return TokenStream(tokens=tokens, starts=np.cumsum(lengths) - lengths)
+
+    @property
+    def longest(self) -> int:
+        """Tokens of the longest prompt."""
+        return max(len(one.tokens) for one in self.prompts)
+
+    def taken(self, first: int, count: int) -> list[Prompt]:
+        """Prompts `first` and after: each once in an epoch, whose order depends on the seed and the epoch's number."""
+        size = len(self.prompts)
+        return [self.prompts[self._order(at // size)[at % size]] for at in range(first, first + count)]
+
+    def shuffled(self, version: int) -> PromptRows:
+        """The same: there is one order."""
+        return self
+
+    def row(self, example: int) -> Row:
+        """No row: answers make them."""
+        raise AssertionError("rows of prompts are made from answers")
+
+    def epochs(self, examples: int) -> dict[str, float]:
+        """Epochs once so many prompts were used."""
+        return {"prompts": examples / len(self.prompts)}
+
+    def _order(self, epoch: int) -> Int[np.ndarray, " prompts"]:
+        if self._known[0] != epoch:
+            self._known = epoch, np.random.default_rng([self._seed, epoch]).permutation(len(self.prompts))
+        return self._known[1]
+
+    _known: tuple[int, Int[np.ndarray, " prompts"]] = (-1, np.zeros(0, np.int64))
+
+
+class Characters:
+    """A token for each character of an alphabet, and one behind them that ends a text."""
+
+    def __init__(self, alphabet: str):
+        self.alphabet, self.end, self.vocab = alphabet, len(alphabet), len(alphabet) + 1
+
+    def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
+        """The tokens of a text. Raises `UserError` for another character."""
+        del special_tokens
+        for character in text:
+            if character not in self.alphabet:
+                raise UserError(f"prompt {quoted(text)}: {quoted(character)} is none of {quoted(self.alphabet)}")
+        return [self.alphabet.index(character) for character in text]
+
+    def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
+        """The text of some tokens, without ends."""
+        return "".join(self.alphabet[int(token)] for token in tokens if token < self.end)
+
+
+class Bytes:
+    """A token for each byte, and one behind them that ends a text, as `data.source: stdlib` has them."""
+
+    vocab, end = VOCAB, END_OF_DOCUMENT
+    encode, decode = staticmethod(encode), staticmethod(decode)
+
+
+class Tokenizer:
+    """The tokenizer of a model.
+
+    Raises `UserError` where there is none, or no token that ends an answer is known.
+    """
+
+    def __init__(self, path: str, end_token: str | None):
+        label = f"data.tokenizer: {quoted(path)}"
+        codec = TextCodec(tokenizer_path(user_path(path, "data.tokenizer")), label)
+        self.encode, self.decode, self.vocab = codec.encode_start, codec.decode, codec.tokenizer.get_vocab_size()
+        names = codec.special
+        wanted = [end_token] if end_token is not None else [name for name in END_NAMES if name in names]
+        if not wanted or wanted[0] not in names:
+            near = did_you_mean(str(end_token), names) or f"; it has {', '.join(list(names)[:20]) or 'none'}"
+            raise UserError(f"data.end_token: {end_token or 'null'} is no special token of {quoted(path)}{near}")
+        self.end = names[wanted[0]]
+
+
+def open_prompts(config: DataConfig, vocab: int | None, seed: int) -> Data:
+    """The data of `data.source: prompts`; see `open_data`."""
+    assert config.path is not None, "the path is checked"
+    records = read_records(config.path, config.heldout_path)
+    if config.tokenizer is not None:
+        codec = Tokenizer(config.tokenizer, config.end_token)
+    else:
+        codec = Bytes() if records.alphabet is None else Characters(records.alphabet)
+    if vocab is not None and vocab < codec.vocab:
+        raise UserError(f"model.vocab: {vocab} is too small for the prompts; expected at least {codec.vocab}, or null")
+    encoded = lambda every: [Prompt(tuple(codec.encode(one["prompt"])), one) for one in every]
+    rows = lambda every: PromptRows(encoded(every), config.sequence_length, seed, records.rewards)
+    sizes = f"{plural(len(records.train), 'prompt')} to train on, {len(records.heldout):,} held out"
+    return Data(
+        train=rows(records.train),
+        heldout=rows(records.heldout) if records.heldout else None,
+        vocab=vocab or codec.vocab,
+        separator=codec.end,
+        decode=codec.decode,
+        encode_start=codec.encode,
+        description=f"prompts of {records.name}: {sizes}",
+    )

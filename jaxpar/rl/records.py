@@ -1,0 +1,88 @@
+"""Prompts and their columns: of a task that comes with jaxpar, of a file of JSON lines, or of a user's function."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.paths import user_path
+from jaxpar.config.reading.text_file import read_text_file
+from jaxpar.config.spelling import did_you_mean, quoted
+from jaxpar.config.user_code import is_user_code
+from jaxpar.rl.tasks import TASKS
+from jaxpar.rl.user_code import load_function
+
+LONGEST_FILE = 2**30
+"""Bytes of the largest file of prompts."""
+ONE_OF = 16
+"""One prompt of so many is held out."""
+
+type Record = Mapping[str, Any]
+"""A `prompt`, and columns for the rewards."""
+
+
+@dataclass(frozen=True)
+class Records:
+    """Prompts to train on and to evaluate on."""
+
+    train: Sequence[Record]
+    heldout: Sequence[Record]
+    alphabet: str | None
+    """The characters that a task is written in; None takes bytes."""
+    rewards: tuple[str, ...]
+    """Rewards of the task, where the configuration names none."""
+    name: str
+
+
+def read_records(path: str, heldout_path: str | None = None) -> Records:
+    """The prompts that `data.path` names. Raises `UserError` where there are none, or one is wrong."""
+    if path in TASKS:
+        task = TASKS[path]
+        every = _checked(task.records(), f"task {path}")
+        alphabet, rewards = task.alphabet, task.rewards
+    else:
+        every, alphabet, rewards = _read(path, "data.path"), None, ()
+    if heldout_path is not None:
+        return Records(every, _read(heldout_path, "data.heldout_path"), alphabet, rewards, path)
+    train = [one for one in every if not _is_heldout(one["prompt"])]
+    heldout = [one for one in every if _is_heldout(one["prompt"])]
+    return Records(train or every, heldout if train else [], alphabet, rewards, path)
+
+
+def _is_heldout(prompt: str) -> bool:
+    """Whether a prompt is held out: by a hash, so that it stays so whatever else is there."""
+    return int(hashlib.sha256(prompt.encode()).hexdigest(), 16) % ONE_OF == 0
+
+
+def _read(path: str, key: str) -> list[Record]:
+    if is_user_code(path):
+        return _checked(load_function(path, key)(), f"{key}: {quoted(path)}")
+    file = user_path(path, key)
+    if not Path(file).is_file():
+        near = did_you_mean(path, TASKS) or f"; the tasks are {', '.join(TASKS)}"
+        raise UserError(f"{key}: {quoted(path)} is no file of prompts and no task{near}")
+    lines = read_text_file(file, LONGEST_FILE, f"{key}: {quoted(path)}").splitlines()
+    return _checked([_line(text, at, path, key) for at, text in enumerate(lines, 1) if text.strip()], key)
+
+
+def _line(text: str, at: int, path: str, key: str) -> Any:
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{key}: line {at} of {quoted(path)} is not JSON ({error})") from None
+
+
+def _checked(records: Any, where: str) -> list[Record]:
+    if not isinstance(records, Sequence) or isinstance(records, str):
+        raise UserError(f"{where}: expected a list of mappings with a prompt, got {type(records).__name__}")
+    for index, one in enumerate(records, 1):
+        if not isinstance(one, Mapping) or not isinstance(one.get("prompt"), str) or not one["prompt"]:
+            raise UserError(f"{where}: record {index} has no prompt; expected a mapping with the text `prompt`")
+    if not records:
+        raise UserError(f"{where}: it has no prompts; expected one at least")
+    return list(records)

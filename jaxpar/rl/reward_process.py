@@ -1,0 +1,100 @@
+"""Rewards from a process of their own, which is ended where it takes too long."""
+
+from __future__ import annotations
+
+import json
+import math
+import queue
+import subprocess
+import sys
+import threading
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import did_you_mean, quoted
+from jaxpar.config.user_code import is_user_code
+from jaxpar.rl.rewards import REWARDS
+
+START_SECONDS = 120.0
+"""Longest time that the import of a reward may take."""
+
+
+class RewardError(Exception):
+    """Answers to a prompt have no reward; the text says why."""
+
+
+class RewardProcess:
+    """A reward by its name, or `FILE.py:NAME`, in a process of its own.
+
+    Args:
+        name: the reward.
+        seconds: longest time for the answers to a prompt.
+
+    Raises:
+        UserError: there is no such reward, or its file fails.
+    """
+
+    def __init__(self, name: str, seconds: float):
+        if not is_user_code(name) and name not in REWARDS:
+            near = did_you_mean(name, REWARDS) or f"; there are {', '.join(REWARDS)}, and FILE.py:NAME"
+            raise UserError(f"rl.rewards: no reward is called {quoted(name)}{near}")
+        self.name, self._seconds = name, seconds
+        self._begin()
+
+    def rewards(
+        self, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Sequence[Any]]
+    ) -> list[float | None]:
+        """The reward of each answer; None where the function gives none, or no finite number. Raises `RewardError`."""
+        if self._process.poll() is not None:
+            self._begin()
+        request = json.dumps({"prompts": prompts, "completions": completions, "columns": columns})
+        try:
+            assert self._process.stdin is not None, "it is a pipe"
+            self._process.stdin.write(request + "\n")
+            self._process.stdin.flush()
+        except OSError:
+            raise RewardError(f"{self.name}: its process ended") from None
+        answer = self._read(self._seconds)
+        if "error" in answer:
+            raise RewardError(f"{self.name}: {answer['error']}")
+        made = answer["rewards"]
+        if len(made) != len(completions):
+            raise RewardError(f"{self.name}: {len(made)} rewards for {len(completions)} answers")
+        return [one if one is not None and math.isfinite(one) else None for one in made]
+
+    def close(self) -> None:
+        """End the process."""
+        self._process.kill()
+        self._process.wait()
+
+    def _begin(self) -> None:
+        command = [sys.executable, "-m", "jaxpar.rl.reward_worker", self.name]
+        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        self._lines: queue.Queue[str] = queue.Queue()
+        threading.Thread(target=_put_lines, args=(self._process, self._lines), daemon=True).start()
+        try:
+            answer = self._read(START_SECONDS)
+        except RewardError as error:
+            raise UserError(f"rl.rewards: {error}") from None
+        if "error" in answer:
+            self.close()
+            raise UserError(answer["error"])
+
+    def _read(self, seconds: float) -> dict[str, Any]:
+        try:
+            line = self._lines.get(timeout=seconds)
+        except queue.Empty:
+            self.close()
+            raise RewardError(f"{self.name}: it took more than {seconds:g} s (rl.reward_seconds)") from None
+        if not line:
+            raise RewardError(f"{self.name}: its process ended with exit code {self._process.wait()}")
+        return json.loads(line)
+
+
+def _put_lines(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:
+    """The lines that a process prints, and an empty one at its end."""
+    assert process.stdout is not None, "it is a pipe"
+    for line in process.stdout:
+        lines.put(line)
+    lines.put("")

@@ -1,0 +1,50 @@
+"""The process in which rewards are computed: `python -m jaxpar.rl.reward_worker NAME`, a line of JSON for each request.
+
+It imports a user's file, so that whatever that does ends with this process. What it prints goes to stderr.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import inspect
+import json
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.user_code import is_user_code
+from jaxpar.rl.rewards import REWARDS
+from jaxpar.rl.user_code import load_function
+
+
+def main(name: str) -> None:
+    """Answer requests until standard input ends."""
+    answers = sys.stdout
+    sys.stdout = sys.stderr
+    say = lambda **fields: print(json.dumps(fields), file=answers, flush=True)
+    try:
+        function = load_function(name, "rl.rewards") if is_user_code(name) else REWARDS[name]
+    except UserError as error:
+        return say(error=str(error))
+    say(ready=True)
+    for line in sys.stdin:
+        say(**_answer(function, json.loads(line)))
+
+
+def _answer(function: Any, request: Mapping[str, Any]) -> dict[str, Any]:
+    try:
+        made = function(request["prompts"], request["completions"], **request["columns"])
+        if inspect.isawaitable(made):
+            made = asyncio.run(_awaited(made))
+        return {"rewards": [None if one is None else float(one) for one in made]}
+    except Exception as error:
+        return {"error": f"{type(error).__name__}: {error}"}
+
+
+async def _awaited(made: Any) -> Any:
+    return await made
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
