@@ -9,6 +9,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from jaxpar.config.errors import UserError
@@ -47,6 +48,7 @@ class RewardProcess:
     ) -> list[float | None]:
         """The reward of each answer; None where the function gives none, or no finite number. Raises `RewardError`."""
         if self._process.poll() is not None:
+            self.close()
             self._begin()
         request = json.dumps({"prompts": prompts, "completions": completions, "columns": columns})
         try:
@@ -64,15 +66,24 @@ class RewardProcess:
         return [one if one is not None and math.isfinite(one) else None for one in made]
 
     def close(self) -> None:
-        """End the process."""
+        """End the process; the next answers begin another."""
         self._process.kill()
         self._process.wait()
+        self._reader.join()
+        for pipe in (self._process.stdin, self._process.stdout):
+            assert pipe is not None, "both are pipes"
+            with suppress(OSError):  # what was not sent yet is lost with the process
+                pipe.close()
 
     def _begin(self) -> None:
         command = [sys.executable, "-m", "jaxpar.rl.reward_worker", self.name]
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+        # In a session of its own, so that Ctrl-C reaches the run alone, which then closes its pipe.
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
+        )
         self._lines: queue.Queue[str] = queue.Queue()
-        threading.Thread(target=_put_lines, args=(self._process, self._lines), daemon=True).start()
+        self._reader = threading.Thread(target=_put_lines, args=(self._process, self._lines), daemon=True)
+        self._reader.start()
         try:
             answer = self._read(START_SECONDS)
         except RewardError as error:

@@ -34,6 +34,15 @@ class Rewarder:
         """The process of each reward."""
         return [RewardProcess(name, self._seconds) for name in self._weights]
 
+    def start(self) -> None:
+        """Begin the processes. Raises `UserError` where a reward is wrong."""
+        self.processes  # noqa: B018 (begins them)
+
+    def close(self) -> None:
+        """End the processes; the next answers begin others."""
+        for process in self.processes:
+            process.close()
+
     def rewards(self, records: Sequence[Record], texts: Sequence[str]) -> list[float]:
         """The reward of each answer to a prompt; NaN for one without.
 

@@ -74,7 +74,7 @@ class RolloutRun(Run):
     def batches_from(self, first: int) -> Iterator[tuple[dict[str, jax.Array], Pairs]]:
         """See `Run`. Each batch is made when it is asked for, with the weights of that moment."""
         index = batch_index(first, self.left_out)
-        self.rewarder  # noqa: B018 (a reward that does not work ends the run before its first step)
+        from_first(self.rewarder.start)  # one that does not work ends the run before its first step
         while True:
             liveness.at("drawing answers", busy=True)
             arrays = self._batch(index)

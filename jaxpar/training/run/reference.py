@@ -21,6 +21,7 @@ from jaxpar.checkpoint.errors import reason
 from jaxpar.checkpoint.facts import REFERENCE
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import Config, UserError
+from jaxpar.config.mappings.policy import policy_of
 from jaxpar.config.parts import OBJECTIVES, PAIRS_FORMAT, objectives_of_pairs
 from jaxpar.config.spelling import named, one_of, quoted
 from jaxpar.data import Data
@@ -215,11 +216,13 @@ class SourceModels:
 
     @cached_property
     def reference(self) -> Model | None:
-        """The model that the trained one is compared with under a loss of pairs: `loss.reference`, or `first`.
+        """The model that the trained one is compared with under a loss of pairs or with a penalty: `loss.reference`, or
+        `first`.
 
         Raises `UserError` where there is no such model.
         """
-        if not OBJECTIVES[self._config.loss.name].pairs:
+        entry = OBJECTIVES[self._config.loss.name]
+        if not (entry.pairs or (entry.rewards and policy_of(self._config.loss).kl != "none")):
             return None
         named = self._config.loss.reference
         return self.first if named is None else open_source(named, KEY)

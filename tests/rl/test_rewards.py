@@ -1,0 +1,105 @@
+"""Rewards in processes of their own: what they return, and what a wrong one does."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+from jaxpar.config import UserError
+from jaxpar.rl.reward_process import RewardError, RewardProcess
+from jaxpar.rl.rewarder import Rewarder
+from jaxpar.rl.rewards import REWARDS
+from jaxpar.training.errors import TrainingError
+from tests.sentences import refused
+
+CODE = """
+import time
+
+def length(prompts, completions, **columns):
+    print("seen", len(prompts))
+    return [len(text) * scale for text, scale in zip(completions, columns["scale"])]
+
+async def later(prompts, completions, **columns):
+    return [1 for _ in completions]
+
+def broken(prompts, completions, **columns):
+    raise KeyError("nothing")
+
+def short(prompts, completions, **columns):
+    return [1.0]
+
+def odd(prompts, completions, **columns):
+    return [None, float("nan"), 2]
+
+def hangs(prompts, completions, **columns):
+    time.sleep(60)
+
+def ends(prompts, completions, **columns):
+    raise SystemExit(3)
+"""
+PROMPTS, TEXTS, COLUMNS = ["a", "a", "a"], ["x", "yy", ""], {"scale": [1, 1, 2]}
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> str:
+    (tmp_path / "mine.py").write_text(CODE)
+    return str(tmp_path / "mine.py")
+
+
+@pytest.mark.parametrize(
+    ("name", "texts", "columns", "wanted"),
+    [
+        ("exact", ["12", " 12\n", "13"], {"answer": ["12"] * 3}, [1, 1, 0]),
+        ("characters", ["12", "15", "123", ""], {"answer": ["12"] * 4}, [1, 2 / 3, 2 / 4, 0]),
+        ("number", ["it is 1,200.5", "7", "none"], {"answer": ["1200.5", "8", "1"]}, [1, 0, 0]),
+        ("pattern", ["ab\nc", "abd"], {"pattern": ["a.*c"] * 2}, [1, 0]),
+    ],
+)
+def test_rewards_that_come_with_jaxpar(name: str, texts: list[str], columns: dict, wanted: list[float]):
+    assert REWARDS[name](["p"] * len(texts), texts, **columns, other=["x"] * len(texts)) == pytest.approx(wanted)
+
+
+def test_functions_of_a_users_file(file: str):
+    for name, wanted in (("length", [1, 2, 0]), ("later", [1, 1, 1]), ("odd", [None, None, 2])):
+        process = RewardProcess(f"{file}:{name}", 30)
+        assert process.rewards(PROMPTS, TEXTS, COLUMNS) == wanted
+        process.close()
+
+
+@pytest.mark.parametrize(
+    ("name", "seconds", "words"),
+    [("broken", 30, "KeyError"), ("short", 30, "1 rewards for 3"), ("hangs", 1, "1 s"), ("ends", 30, "exit code 3")],
+)
+def test_one_that_fails_loses_its_answers_alone(file: str, name: str, seconds: float, words: str):
+    """And the process is there again for the next prompt."""
+    process = RewardProcess(f"{file}:{name}", seconds)
+    for _ in range(2):
+        with pytest.raises(RewardError, match=words):
+            process.rewards(PROMPTS, TEXTS, COLUMNS)
+    process.close()
+    records = [{"prompt": "a", "scale": 1}] * 3
+    weights = {f"{file}:length": 1.0, f"{file}:{name}": 2.0}
+    with closing(Rewarder(weights, seconds, stops=False)) as rewarder:
+        assert json.dumps(rewarder.rewards(records, TEXTS)) == "[NaN, NaN, NaN]"
+    with closing(Rewarder(weights, seconds, stops=True)) as rewarder, pytest.raises(TrainingError, match="stopped"):
+        rewarder.rewards(records, TEXTS)
+
+
+def test_rewards_are_added_by_their_weights(file: str):
+    with closing(Rewarder({f"{file}:length": 0.5, f"{file}:later": 3.0}, 30, stops=True)) as rewarder:
+        assert rewarder.rewards([{"prompt": "a", "scale": 2}] * 3, TEXTS) == [4.0, 5.0, 3.0]
+
+
+def test_rewards_that_are_not_there_are_refused(file: str):
+    for name, *words in (
+        ("exakt", "rl.rewards", "exakt", "did you mean exact"),
+        (f"{file}:lenth", "rl.rewards", "lenth", "length"),
+        ("nowhere.py:f", "rl.rewards", "nowhere.py"),
+    ):
+        with refused(*words):
+            RewardProcess(name, 30)
+    with pytest.raises(UserError, match=r"rl\.rewards"):
+        Rewarder({}, 30, stops=True)

@@ -1,0 +1,205 @@
+"""Runs that learn from their own answers: log-probabilities, resuming, what is refused."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from dataclasses import asdict, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpar.config import Config, LossConfig
+from jaxpar.config.mappings.policy import PolicyConfig
+from jaxpar.config.schema.reinforcement import RlConfig
+from jaxpar.generation.generator import Generator
+from jaxpar.generation.sampling import Sampling
+from jaxpar.rl.answers import PER_TOKEN
+from jaxpar.rl.prompts import PromptRows
+from jaxpar.rl.run import RolloutRun
+from jaxpar.training.run.trainer import Trainer
+from tests.reference import decoder64
+from tests.same_bits import assert_same_bits
+from tests.sentences import refused
+from tests.small_run import layout_of, small
+from tests.training.runs import Recorder, run_config
+
+DATA = {"source": "prompts", "path": "digits", "sequence_length": 32, "batch_size": 16}
+LAYOUTS: dict[str, dict[str, Any]] = {
+    "one device": {},
+    "split": {"fsdp": 2, "tensor": 2, "context": 2, "zero": 3},
+    "stages": {"pipe": 2, "fsdp": 2, "microbatches": 2},
+}
+
+
+def config_of(folder: Path, steps: int, policy: PolicyConfig | None = None, **sections: Any) -> Config:
+    """A small run of digits: 4 prompts and 4 answers to each in a step."""
+    data = DATA | sections.pop("data", {})
+    rl = {"prompts": 4, "group": 4, "answer_tokens": 6} | sections.pop("rl", {})
+    loss = LossConfig(name=sections.pop("loss", "grpo"), policy=policy or PolicyConfig())
+    return replace(run_config(folder, steps, data=data, **sections), loss=loss, rl=RlConfig(**rl))
+
+
+def devices_of(config: Config) -> list[jax.Device]:
+    return jax.devices()[: layout_of(config.parallel)]
+
+
+@pytest.mark.matrix(quick=("split",), ci=1)
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_answers_have_the_log_probabilities_of_float64(tmp_path: Path, layout: str):
+    """Each token was drawn with the probability that a float64 decoder gives it, on any mesh, packed or not."""
+    config = config_of(tmp_path, 2, parallel=LAYOUTS[layout], data={"batch_size": 8})
+    run = RolloutRun(config, devices=devices_of(config))
+    with closing(run.rewarder):
+        rows = run._batch(0)
+    weights = jax.device_get(run.current_weights())
+    stacks = run.layout.order.stacks.items()
+    by_layer = {
+        kind: jax.tree.map(lambda x, o=order: x[o.row_of_layer], weights["layers"][kind]) for kind, order in stacks
+    }
+    logits = decoder64.logits(weights | {"layers": by_layer}, asdict(run.config.model), rows)
+    likely = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
+    likely = np.take_along_axis(likely, rows["labels"][..., None], -1)[..., 0]
+    answer = rows["mask"] > 0
+    assert answer.sum() > 16 and rows["segments"].max() > 1, "answers share rows"
+    np.testing.assert_allclose(rows["sampled"][answer], likely[answer], atol=1e-5)
+    assert all(not rows[name][~answer].any() for name in PER_TOKEN)
+    metrics = run.step()
+    assert float(metrics.report["mismatch_kl"]) < 1e-7
+    assert float(metrics.report["importance"]) == pytest.approx(1, abs=1e-6)
+
+
+def test_answers_to_one_prompt_share_its_forward_and_are_those_of_prompts_apart(tmp_path: Path):
+    run = RolloutRun(config_of(tmp_path, 1), devices=jax.devices()[:1])
+    generator = Generator(run.config, run.mesh, run.current_weights(), sampling=Sampling(temperature=1.0), seed=3)
+    prompts = [[1, 2, 3], [4, 5, 6, 7, 8]]
+    together = generator.continued(prompts, 5, answers=3, first_number=10)
+    apart = generator.continued([one for one in prompts for _ in range(3)], 5, first_number=10)
+    assert len({tuple(one.tokens) for one in together}) > 2, "answers differ"
+    for one, other in zip(together, apart, strict=True):
+        np.testing.assert_array_equal(one.tokens, other.tokens)
+        np.testing.assert_allclose(one.log_probabilities, other.log_probabilities, atol=1e-5)
+
+
+def test_other_weights_compile_nothing_and_are_used(tmp_path: Path):
+    run = RolloutRun(config_of(tmp_path, 1), devices=jax.devices()[:1])
+    generator = Generator(run.config, run.mesh, run.current_weights())
+    (before,) = generator.continued([[1, 2, 3]], 4)
+    compiled = generator.programs.compiles
+    generator.update(
+        jax.tree.map(lambda x: x + 0.1 * np.sin(np.arange(x.size)).reshape(x.shape), run.current_weights())
+    )
+    (after,) = generator.continued([[1, 2, 3]], 4)
+    assert generator.programs.compiles == compiled
+    assert not np.allclose(before.log_probabilities, after.log_probabilities, atol=1e-3)
+
+
+def test_a_run_that_is_continued_has_the_bits_of_one_that_is_not(tmp_path: Path):
+    """Prompts, draws and rewards of a step depend on the seed, the step and the weights alone."""
+    recorder = Recorder()
+    whole = Trainer(config_of(tmp_path / "whole", 4, evaluation={"batches": 1}), devices=jax.devices()[:1])
+    whole.fit([recorder])
+    first = Trainer(config_of(tmp_path / "parts", 2), devices=jax.devices()[:1])
+    first.fit([])
+    second = Trainer(config_of(tmp_path / "parts", 4), devices=jax.devices()[:1])
+    second.fit([])
+    assert second.steps_done == 4
+    assert_same_bits(jax.device_get(second.state.master), jax.device_get(whole.state.master))
+    metrics = recorder.records[-1].metrics
+    assert metrics is not None
+    assert {"reward", "answer_tokens", "truncated", "left_out", "entropy", "eval_reward", "eval_success"} <= {*metrics}
+    for one in (whole, first, second):
+        one._run.rewarder.close()
+
+
+@pytest.mark.long
+def test_the_shipped_configuration_learns_the_length_of_answers(tmp_path: Path):
+    """Which is what it learns first, in some dozen steps."""
+    overrides = [f"run.dir={tmp_path}", "run.steps=60"]
+    run = RolloutRun("configs/grpo_digits.yaml", overrides=overrides, devices=jax.devices()[:1])
+    with closing(run.rewarder):
+        seen = []
+        for _ in range(60):
+            run.step()
+            seen.append(run.last_metrics)
+    assert seen[0]["reward"] < 0.15 and np.mean([one["reward"] for one in seen[-10:]]) > 0.3
+    assert seen[0]["truncated"] > 0.4 and np.mean([one["truncated"] for one in seen[-10:]]) < 0.2
+
+
+def test_a_penalty_keeps_the_model_near_its_reference(tmp_path: Path):
+    """The reference is the model at the beginning: k3 is 0 in the first step and not in the third."""
+    begin = Trainer(config_of(tmp_path, 1, run={"name": "begin"}), devices=jax.devices()[:1])
+    begin.fit([])
+    policy = PolicyConfig(kl="k3")
+    start = {"init_from": str(tmp_path / "begin"), "name": "next"}
+    run = RolloutRun(config_of(tmp_path, 3, policy, run=start), devices=jax.devices()[:1])
+    kl = [float(run.step().report["kl"]) for _ in range(3)]
+    assert abs(kl[0]) < 1e-6 < kl[2]
+    run.rewarder.close()
+    begin._run.rewarder.close()
+
+
+def test_prompts_of_a_file_and_of_a_function(tmp_path: Path):
+    records = [{"prompt": f"{n} + {n} = ", "answer": str(2 * n)} for n in range(40)]
+    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, records)))
+    (tmp_path / "sums.py").write_text("def prompts():\n    return [{'prompt': 'a', 'answer': 'b'}, {'prompt': 'c'}]\n")
+    of = lambda name: RolloutRun(
+        config_of(
+            tmp_path, 1, data={"path": str(tmp_path / name)}, rl={"rewards": {"exact": 1.0}}, model={"vocab": 257}
+        ),
+        devices=jax.devices()[:1],
+    )
+    rows = of("sums.jsonl").data
+    assert isinstance(rows.train, PromptRows) and isinstance(rows.heldout, PromptRows)
+    texts = {one.record["prompt"] for part in (rows.train, rows.heldout) for one in part.prompts}
+    assert texts == {one["prompt"] for one in records}
+    epoch = [one.tokens for one in rows.train.taken(0, len(rows.train.prompts))]
+    assert len(set(epoch)) == len(epoch) and rows.decode is not None
+    assert rows.decode(rows.train.prompts[0].tokens) == rows.train.prompts[0].record["prompt"]
+    assert of("sums.py:prompts").data.vocab == 257
+
+
+def test_what_cannot_be_is_refused(tmp_path: Path):
+    (tmp_path / "bad.jsonl").write_text('{"prompt": "a"}\n{"text": "b"}\n')
+    (tmp_path / "odd.jsonl").write_text('{"prompt": "a"\n')
+    (tmp_path / "none.py").write_text("def prompts():\n    return []\n")
+    (tmp_path / "fails.py").write_text("import nothing_of_this_name\n")
+    for changes, parts in (
+        ({"rl": {"group": 1}}, ("rl.group: 1", "at least 2")),
+        ({"rl": {"answer_tokens": 40}}, ("data.sequence_length: 32", "40", "at least")),
+        ({"data": {"batch_size": 4}}, ("data.batch_size: 4", "16 answers", "at least 8")),
+        ({"data": {"path": "digit"}}, ("data.path", "digit", "did you mean digits")),
+        ({"data": {"path": str(tmp_path / "bad.jsonl")}}, ("data.path", "record 2", "prompt")),
+        ({"data": {"path": str(tmp_path / "odd.jsonl")}}, ("data.path", "line 1", "JSON")),
+        ({"data": {"path": str(tmp_path / "none.py:prompts")}}, ("data.path", "no prompts")),
+        ({"data": {"path": str(tmp_path / "none.py:prompt")}}, ("data.path", "prompt", "did you mean prompts")),
+        ({"data": {"path": str(tmp_path / "fails.py:prompts")}}, ("data.path", "ModuleNotFoundError")),
+        ({"data": {"source": "synthetic", "path": None}}, ("loss.name: grpo", "synthetic", "prompts")),
+        ({"loss": "cross_entropy"}, ("loss.name: cross_entropy", "data.source: prompts", "grpo")),
+        ({"policy": PolicyConfig(kl="k1")}, ("loss.policy.kl: k1", "loss.reference", "run.init_from")),
+        ({"model": {"vocab": 8}}, ("model.vocab: 8", "at least 14")),
+        ({"data": {"packed": False}}, ("data.packed: false", "true")),
+    ):
+        with refused(*parts):
+            RolloutRun(config_of(tmp_path, 1, **changes), devices=jax.devices()[:1])
+    with refused("rl.group: 4", "data.source is synthetic", "prompts"):
+        RolloutRun(replace(small(), rl=RlConfig(group=4)), devices=jax.devices()[:1])
+
+
+def test_code_that_a_checkpoint_names_is_not_run(tmp_path: Path):
+    file = tmp_path / "mine.py"
+    file.write_text("def prompts():\n    return [{'prompt': '1', 'answer': '1'}] * 4\n")
+    data = {"path": f"{file}:prompts"}
+    trainer = Trainer(
+        config_of(tmp_path, 1, data=data, rl={"rewards": {"exact": 1.0}}, model={"vocab": 257}),
+        devices=jax.devices()[:1],
+    )
+    trainer.fit([])
+    file.write_text("raise SystemExit('this file was run')\n")
+    folder = Path(trainer.config.run.dir) / trainer.config.run.name
+    with refused("data.path", "mine.py:prompts", "code", "--set data.path"):
+        Trainer.from_checkpoint(folder, devices=jax.devices()[:1])
+    trainer._run.rewarder.close()
