@@ -32,6 +32,10 @@ class Chart:
 
 CHARTS = (
     Chart("Loss, nats per token", "nats", ("loss", "eval_loss")),
+    Chart("Reward", "plain", ("metrics.reward", "metrics.eval_reward")),
+    Chart("Share of right answers", "share", ("metrics.eval_success",), smooth=False),
+    Chart("Tokens of an answer", "plain", ("metrics.answer_tokens",)),
+    Chart("Entropy of drawn tokens, nats", "nats", ("metrics.entropy",)),
     Chart("Gradient norm", "plain", ("grad_norm",)),
     Chart("Learning rate", "plain", ("learning_rate",), smooth=False),
     Chart("Learning rate of the layers' matrices", "plain", ("matrix_learning_rate",), smooth=False),

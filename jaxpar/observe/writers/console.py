@@ -33,8 +33,21 @@ FILES = (
 )
 """Files of a run's folder, with a description."""
 
-ACCURACY, MARGIN = "reward_accuracy", "reward_margin"
-"""Metrics of a loss of pairs that have a column."""
+COLUMNS: dict[str, tuple[str, int, Callable[[float], str]]] = {
+    "reward_accuracy": ("accuracy", 9, percent),
+    "reward_margin": ("margin", 7, lambda value: f"{value:.2f}"),
+    "reward": ("reward", 8, lambda value: f"{value:.3f}"),
+    "answer_tokens": ("length", 8, lambda value: f"{value:.1f}"),
+}
+"""Metrics that have a column: its title, width and format."""
+
+HELDOUT: dict[str, tuple[str, Callable[[float], str]]] = {
+    "eval_reward_accuracy": ("accuracy", percent),
+    "eval_reward_margin": ("margin", lambda value: f"{value:.3f}"),
+    "eval_success": ("success", percent),
+    "eval_reward": ("reward", lambda value: f"{value:.3f}"),
+}
+"""Metrics of an evaluation that have a line of their own."""
 
 HEADER_EVERY = 25
 PLAIN_WIDTH = 120
@@ -103,9 +116,11 @@ class ConsoleView(Listener):
                 if values := _without_columns(block, reported):
                     self._line(f"{'':>16}  {block}: {values}", "dim")
         self._lines_since_header += 1
-        if record.metrics is not None and f"eval_{ACCURACY}" in record.metrics:
-            accuracy, margin = (record.metrics[f"eval_{name}"] for name in (ACCURACY, MARGIN))
-            self._line(f"{'':>16}  held-out accuracy {percent(accuracy)}, margin {margin:.3f}", "cyan")
+        metrics = record.metrics or {}
+        if heldout := [
+            f"{words} {shown(metrics[name])}" for name, (words, shown) in HELDOUT.items() if name in metrics
+        ]:
+            self._line(f"{'':>16}  held-out {', '.join(heldout)}", "cyan")
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], description="training", completed=record.step)
 
@@ -194,9 +209,9 @@ def _columns(record: StepRecord, time: str, steps: int | None) -> list[tuple[str
     ]
     if record.matrix_learning_rate is not None:
         columns.append(("matrix lr", 10, f"{record.matrix_learning_rate:.1e}"))
-    of_pairs = record.metrics is not None and ACCURACY in record.metrics
-    if record.metrics is not None and of_pairs:
-        columns += [("accuracy", 9, percent(record.metrics[ACCURACY])), ("margin", 7, f"{record.metrics[MARGIN]:.2f}")]
+    metrics = record.metrics or {}
+    of_loss = [(*column[:2], column[2](metrics[name])) for name, column in COLUMNS.items() if name in metrics]
+    columns += of_loss
     columns += [
         ("s/step", 9, three_digits(record.step_time_s)),
         ("tokens/s", 9, count(record.tokens_per_second)),
@@ -208,7 +223,7 @@ def _columns(record: StepRecord, time: str, steps: int | None) -> list[tuple[str
     }
     shown = {column: value for name, value in of_blocks.items() if (column := metric_of(name).column)}
     columns += [(column, len(column) + 1, f"{value:.2f}") for column, value in shown.items()]
-    if not shown and not of_pairs:  # There is no room for both.
+    if not shown and not of_loss:  # There is no room for both.
         columns.append(("/device", 8, count(record.tokens_per_second_per_device)))
     if record.mfu is not None:
         columns.append(("MFU", 6, percent(record.mfu)))
