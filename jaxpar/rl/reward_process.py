@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import queue
 import subprocess
 import sys
@@ -14,6 +13,7 @@ from typing import Any
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import did_you_mean, quoted
+from jaxpar.config.strict_json import json_text
 from jaxpar.config.user_code import is_user_code
 from jaxpar.rl.rewards import REWARDS
 
@@ -46,11 +46,11 @@ class RewardProcess:
     def rewards(
         self, prompts: Sequence[str], completions: Sequence[str], columns: Mapping[str, Sequence[Any]]
     ) -> list[float | None]:
-        """The reward of each answer; None where the function gives none, or no finite number. Raises `RewardError`."""
+        """The reward of each answer; None where the function gives none, or no finite one. Raises `RewardError`."""
         if self._process.poll() is not None:
             self.close()
             self._begin()
-        request = json.dumps({"prompts": prompts, "completions": completions, "columns": columns})
+        request = json_text({"prompts": prompts, "completions": completions, "columns": columns})
         try:
             assert self._process.stdin is not None, "it is a pipe"
             self._process.stdin.write(request + "\n")
@@ -63,7 +63,7 @@ class RewardProcess:
         made = answer["rewards"]
         if len(made) != len(completions):
             raise RewardError(f"{self.name}: {len(made)} rewards for {len(completions)} answers")
-        return [one if one is not None and math.isfinite(one) else None for one in made]
+        return made
 
     def close(self) -> None:
         """End the process; the next answers begin another."""

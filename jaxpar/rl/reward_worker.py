@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.strict_json import json_text
 from jaxpar.config.user_code import is_user_code
 from jaxpar.rl.rewards import REWARDS
 from jaxpar.rl.user_code import load_function
@@ -22,7 +23,7 @@ def main(name: str) -> None:
     """Answer requests until standard input ends."""
     answers = sys.stdout
     sys.stdout = sys.stderr
-    say = lambda **fields: print(json.dumps(fields), file=answers, flush=True)
+    say = lambda **fields: print(json_text(fields), file=answers, flush=True)
     try:
         function = load_function(name, "rl.rewards") if is_user_code(name) else REWARDS[name]
     except UserError as error:

@@ -18,11 +18,19 @@ from tests.sentences import refused, refused_by_command
 from tests.small_run import small
 
 READ = {
-    "run.init_from", "loss.reference", "data.path", "data.heldout_path", "data.routing", "distributed.secret_file",
-    "parallel.schedule",
+    "run.init_from", "loss.reference", "data.path", "data.heldout_path", "data.tokenizer", "data.routing",
+    "distributed.secret_file", "parallel.schedule",
 }  # fmt: skip
 WRITTEN = {"run.dir", "memory.offload_dir"}
-NO_PATHS = {"run.name", "run.profile", "run.wandb", "run.compile_cache", "model.preset", "distributed.coordinator"}
+NO_PATHS = {
+    "run.name",
+    "run.profile",
+    "run.wandb",
+    "run.compile_cache",
+    "model.preset",
+    "data.end_token",
+    "distributed.coordinator",
+}
 """Other keys with text; JAX reads and writes its cache of programs at URLs itself."""
 CHECKED = ("run.dir", "run.compile_cache", "data.path", "data.heldout_path", "data.sources", "memory.offload_dir",
            "distributed.secret_file")  # fmt: skip

@@ -34,7 +34,7 @@ def test_the_defaults_are_valid():
     model.low_rank={upp: 4} => model.low_rank: 'upp' | no matrix | did you mean up?
     model.low_rank={up: 500} => model.low_rank.up: | from 1 to 256 | got 500
     model.low_rank={up: 0} => model.low_rank.up: | from 1 to 256 | got 0
-    loss.name=dpp => loss.name: expected cross_entropy or dpo | 'dpp' | did you mean dpo?
+    loss.name=dpp => loss.name: expected cross_entropy | 'dpp' | did you mean dpo?
     loss.name=dpo => loss.name: dpo | loss.reference and run.init_from are null
     loss.name=dpo | run.init_from=a => loss.name: dpo | data.source is stdlib | data.source: tokens
     DPO | loss.beta=0 => loss.beta: must be above 0 | 0.0

@@ -15,6 +15,7 @@ def check_paths(config: Config) -> None:
         "loss.reference": config.loss.reference,
         "data.path": config.data.path,
         "data.heldout_path": config.data.heldout_path,
+        "data.tokenizer": config.data.tokenizer,
         "data.routing": config.data.routing,
         "distributed.secret_file": config.distributed.secret_file,
         "parallel.schedule": config.parallel.schedule,

@@ -50,9 +50,9 @@ class PolicyConfig:
     entropy: Annotated[float, at_least(0, 1e6)] | None = None
     """Weight of a term of the loss that keeps the entropy of tokens up, as estimated by -log p."""
     mismatch: Mismatch | None = None
-    """Correction where sampler and step disagree. `truncated` multiplies a token by min(w, mismatch_high). `icepop` does
-    by w, or by 0 outside of mismatch_low to mismatch_high. `masked_sequence` leaves out answers whose product of w is
-    above mismatch_high, `masked_negative` those with A < 0 and a mean of -log(r w) above it."""
+    """Correction where sampler and step disagree. `truncated` multiplies a token by min(w, mismatch_high); `icepop`
+    multiplies by w, or by 0 outside of mismatch_low to mismatch_high. `masked_sequence` leaves out answers whose
+    product of w is above mismatch_high, `masked_negative` those with A < 0 and a mean of -log(r w) above it."""
     mismatch_low: Annotated[float, at_least(0, 1e6)] | None = None
     """Lower limit of `mismatch`."""
     mismatch_high: Annotated[float, at_least(0, 1e6)] | None = None
