@@ -133,6 +133,9 @@ class DataSource:
     """Keys of `data` that this source reads and some others do not."""
     pairs: bool = False
     """Whether its documents can be pairs of answers."""
+    codec: str | None = None
+    """`module:name` of a function from `DataConfig` to what reads and writes its texts, without opening the data; None
+    for sources whose folders have a tokenizer, or which are opened for it."""
     run: str = "jaxpar.training.run.run:Run"
     """`module:name` of the run that takes its steps: `Run`, or a subclass that makes its batches while it trains."""
 
@@ -148,6 +151,7 @@ DATA_SOURCES: dict[str, DataSource] = {
     "prompts": DataSource(
         "jaxpar.rl.prompts:open_prompts",
         keys=("path", "heldout_path", "tokenizer", "end_token"),
+        codec="jaxpar.rl.prompts:codec_of",
         run="jaxpar.rl.run:RolloutRun",
     ),
 }

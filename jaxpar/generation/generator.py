@@ -98,6 +98,10 @@ class Generator:
         """Go on with other weights of the same model; nothing compiles again."""
         self._weights = weights if is_unstacked(weights) else self._laid_out(weights)
 
+    def drop_weights(self) -> None:
+        """Free the copy of the weights, until `update` gives others."""
+        self._weights: Weights = {}
+
     def _laid_out(self, weights: Weights) -> Weights:
         """The weights as the programs read them."""
         layout = self._layout
@@ -180,8 +184,8 @@ class Generator:
         decode = self.programs.decode(rows * answers, capacity)
         self.speed = Speed(prompt_tokens=sum(map(len, prompts)))
         began = time.perf_counter()
-        numbers = np.arange(first_number, first_number + rows * answers, dtype=np.int32)
-        state, drawn = prefill(self._weights, *self._placed(prompts, rows, padded, numbers), self._seed)
+        ids = np.arange(first_number, first_number + rows * answers, dtype=np.int32)
+        state, drawn = prefill(self._weights, *self._placed(prompts, rows, padded, ids), self._seed)
         read = self._read(drawn)
         self.speed.prompt_seconds = time.perf_counter() - began
         began = time.perf_counter()

@@ -19,6 +19,7 @@ from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens.text_codec import TextCodec
 from jaxpar.data.tokens.tokenizer_file import END_NAMES, tokenizer_path
 from jaxpar.rl.records import Record, read_records
+from jaxpar.rl.tasks import TASKS
 from jaxpar.units import plural
 
 
@@ -121,14 +122,17 @@ class Tokenizer:
         self.end = names[wanted[0]]
 
 
+def codec_of(config: DataConfig) -> Bytes | Characters | Tokenizer:
+    """The tokens of prompts and answers. Raises `UserError` where `data.tokenizer` is none."""
+    if config.tokenizer is not None:
+        return Tokenizer(config.tokenizer, config.end_token)
+    return Characters(TASKS[config.path].alphabet) if config.path in TASKS else Bytes()
+
+
 def open_prompts(config: DataConfig, vocab: int | None, seed: int) -> Data:
     """The data of `data.source: prompts`; see `open_data`."""
     assert config.path is not None, "the path is checked"
-    records = read_records(config.path, config.heldout_path)
-    if config.tokenizer is not None:
-        codec = Tokenizer(config.tokenizer, config.end_token)
-    else:
-        codec = Bytes() if records.alphabet is None else Characters(records.alphabet)
+    records, codec = read_records(config.path, config.heldout_path), codec_of(config)
     if vocab is not None and vocab < codec.vocab:
         raise UserError(f"model.vocab: {vocab} is too small for the prompts; expected at least {codec.vocab}, or null")
     encoded = lambda every: [Prompt(tuple(codec.encode(one["prompt"])), one) for one in every]

@@ -32,8 +32,6 @@ class Records:
 
     train: Sequence[Record]
     heldout: Sequence[Record]
-    alphabet: str | None
-    """The characters that a task is written in; None takes bytes."""
     rewards: tuple[str, ...]
     """Rewards of the task, where the configuration names none."""
     name: str
@@ -44,14 +42,14 @@ def read_records(path: str, heldout_path: str | None = None) -> Records:
     if path in TASKS:
         task = TASKS[path]
         every = _checked(task.records(), f"task {path}")
-        alphabet, rewards = task.alphabet, task.rewards
+        rewards = task.rewards
     else:
-        every, alphabet, rewards = _read(path, "data.path"), None, ()
+        every, rewards = _read(path, "data.path"), ()
     if heldout_path is not None:
-        return Records(every, _read(heldout_path, "data.heldout_path"), alphabet, rewards, path)
+        return Records(every, _read(heldout_path, "data.heldout_path"), rewards, path)
     train = [one for one in every if not _is_heldout(one["prompt"])]
     heldout = [one for one in every if _is_heldout(one["prompt"])]
-    return Records(train or every, heldout if train else [], alphabet, rewards, path)
+    return Records(train or every, heldout if train else [], rewards, path)
 
 
 def _is_heldout(prompt: str) -> bool:

@@ -20,6 +20,7 @@ from jaxpar.distributed import liveness
 from jaxpar.generation.generator import Generator
 from jaxpar.generation.sampling import Sampling
 from jaxpar.layout.stages import mask_of
+from jaxpar.mesh.parameters import Weights
 from jaxpar.model.flops import Pairs, windows
 from jaxpar.rl.advantages import advantages, overlong_penalty, token_weights
 from jaxpar.rl.answers import Answer, Learned, answer_rows
@@ -94,7 +95,7 @@ class RolloutRun(Run):
         assert isinstance(heldout, PromptRows), "there is held-out data"
         rl = self.config.rl
         prompts = list(heldout.prompts[: self.config.evaluation.batches * rl.prompts])
-        answers = self._drawn(prompts, 0.0)
+        answers = self._drawn(self.evaluated_weights(), prompts, 0.0)
         rewards = self._rewards(answers, 1)[:, 0]
         reward = float(np.nanmean(rewards)) if not np.isnan(rewards).all() else float("nan")
         metrics = {"loss": -reward, "reward": reward, "truncated": float(np.mean([not one.ended for one in answers]))}
@@ -113,7 +114,7 @@ class RolloutRun(Run):
         rl, data, policy = self.config.rl, self.config.data, policy_of(self.config.loss)
         prompts = self.prompts.taken(index * rl.prompts, rl.prompts)
         began = time.perf_counter()
-        answers = self._drawn(prompts, 1.0, index * rl.prompts * rl.group, rl.group)
+        answers = self._drawn(self.current_weights(), prompts, 1.0, index * rl.prompts * rl.group, rl.group)
         drawn = time.perf_counter()
         raw = self._rewards(answers, rl.group)
         rewarded = time.perf_counter()
@@ -150,14 +151,19 @@ class RolloutRun(Run):
             means |= {"reward": float(np.nanmean(rewards)), "reward_spread": float(np.mean(spread))}
         return means
 
-    def _drawn(self, prompts: Sequence[Prompt], temperature: float, first: int = 0, group: int = 1) -> list[Answer]:
-        """Answers to each of `prompts`, those of one side by side, with the current weights."""
+    def _drawn(
+        self, weights: Weights, prompts: Sequence[Prompt], temperature: float, first: int = 0, group: int = 1
+    ) -> list[Answer]:
+        """Answers to each of `prompts`, those of one side by side."""
         end = self.data.separator
         assert end is not None, "a token ends answers"
-        made = self._generator(temperature).continued(
+        generator = self._generator(temperature)
+        generator.update(generated_with(self, weights)[1])
+        made = generator.continued(
             [one.tokens for one in prompts], self.config.rl.answer_tokens, stop=[end], first_number=first,
             answers=group,
         )  # fmt: skip
+        generator.drop_weights()  # the step needs the memory
         answers = []
         for prompt, one in zip([one for one in prompts for _ in range(group)], made, strict=True):
             ending = [] if one.ending is None else [one.ending]
@@ -166,12 +172,10 @@ class RolloutRun(Run):
         return answers
 
     def _generator(self, temperature: float) -> Generator:
-        """The generator of a temperature, with the current weights; its programs stay compiled."""
+        """The generator of a temperature, whose programs stay compiled."""
         if temperature not in self._generators:
             sampling = Sampling(temperature=temperature)
             self._generators[temperature] = generator_of(self, sampling, self.config.run.seed)
-        _, weights = generated_with(self, self.current_weights())
-        self._generators[temperature].update(weights)
         return self._generators[temperature]
 
     def _rewards(self, answers: Sequence[Answer], group: int) -> np.ndarray:

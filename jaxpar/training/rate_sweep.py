@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.bounds import COUNT
-from jaxpar.config.parts import OPTIMIZERS
+from jaxpar.config.parts import OBJECTIVES, OPTIMIZERS
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.training.run.run import Run
@@ -78,6 +78,10 @@ def sweep_rates(config: Config, *, low: float, high: float, steps: int, progress
         raise UserError(f"--steps: expected at least {FEWEST_STEPS}, got {steps}")
     if steps > COUNT:
         raise UserError(f"--steps: expected at most {COUNT}, got {steps}")
+    if OBJECTIVES[config.loss.name].rewards:
+        raise UserError(
+            f"loss.name: {config.loss.name} has no loss that falls as it learns; expected a loss of tokens or of pairs"
+        )
     trainer = Run(_swept(config, high))
     functions, peak = trainer.functions, trainer.layout.arguments
     rates, losses, ended = [], [], f"it took all its {steps} steps"

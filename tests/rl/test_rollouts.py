@@ -17,9 +17,12 @@ from jaxpar.config.mappings.policy import PolicyConfig
 from jaxpar.config.schema.reinforcement import RlConfig
 from jaxpar.generation.generator import Generator
 from jaxpar.generation.sampling import Sampling
+from jaxpar.interop.sources.open_source import open_source
+from jaxpar.interop.sources.tokenizer import text_of
 from jaxpar.rl.answers import PER_TOKEN
 from jaxpar.rl.prompts import PromptRows
 from jaxpar.rl.run import RolloutRun
+from jaxpar.training.rate_sweep import sweep_rates
 from jaxpar.training.run.trainer import Trainer
 from tests.reference import decoder64
 from tests.same_bits import assert_same_bits
@@ -107,6 +110,9 @@ def test_a_run_that_is_continued_has_the_bits_of_one_that_is_not(tmp_path: Path)
     second = Trainer(config_of(tmp_path / "parts", 4), devices=jax.devices()[:1])
     second.fit([])
     assert second.steps_done == 4
+    source = open_source(str(tmp_path / "parts" / second.config.run.name), "--model")
+    text = text_of(source, None, lambda _: None)
+    assert text.decode(text.encode("12:5,3=")) == "12:5,3=" and text.stops == [second.data.separator]
     assert_same_bits(jax.device_get(second.state.master), jax.device_get(whole.state.master))
     metrics = recorder.records[-1].metrics
     assert metrics is not None
@@ -185,6 +191,8 @@ def test_what_cannot_be_is_refused(tmp_path: Path):
     ):
         with refused(*parts):
             RolloutRun(config_of(tmp_path, 1, **changes), devices=jax.devices()[:1])
+    with refused("loss.name: grpo", "loss of tokens"):
+        sweep_rates(config_of(tmp_path, 1), low=1e-4, high=1e-2, steps=100, progress=lambda *_: None)
     with refused("rl.group: 4", "data.source is synthetic", "prompts"):
         RolloutRun(replace(small(), rl=RlConfig(group=4)), devices=jax.devices()[:1])
 

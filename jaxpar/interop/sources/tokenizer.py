@@ -8,8 +8,9 @@ from functools import partial
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.parts import DATA_SOURCES
+from jaxpar.config.parts import DATA_SOURCES, implementation
 from jaxpar.config.paths import user_path
+from jaxpar.config.schema import DataConfig
 from jaxpar.config.spelling import named
 from jaxpar.data.chat.encoding import ChatEncoder
 from jaxpar.data.chat.template import CHAT, CHATML, chosen_template, template_beside
@@ -42,6 +43,8 @@ def text_of(source: Model, tokenizer: Path | None, report: Report, *, special_to
     if origin is not None and (origin.folder / TOKENIZER).exists():
         return read_model_text(origin.folder / TOKENIZER, origin.folder, special_tokens=special_tokens)
     if not isinstance(source, HFFolder) and source.origin is None:
+        if (codec := DATA_SOURCES[source.config.data.source].codec) is not None:
+            return _text_of_codec(source.config.data, codec, special_tokens)
         for folder in trained_on(source, report):
             if (folder / TOKENIZER).exists():
                 return read_model_text(folder / TOKENIZER, None, special_tokens=special_tokens)
@@ -55,6 +58,15 @@ def text_of(source: Model, tokenizer: Path | None, report: Report, *, special_to
                 data.decode, end_tokens, data.separator, encode, encode, {}, f"data.source={run.data.source}"
             )
     raise _unknown(source)
+
+
+def _text_of_codec(data: DataConfig, codec: str, special_tokens: bool) -> ModelText:
+    """The text of a source of data, from its `codec`."""
+    if data.tokenizer is not None:
+        folder = user_path(data.tokenizer, "data.tokenizer")
+        return read_model_text(tokenizer_path(folder), folder, special_tokens=special_tokens)
+    made = implementation(codec)(data)
+    return ModelText(made.decode, [made.end], made.end, made.encode, made.encode, {}, f"data.source={data.source}")
 
 
 def chat_encoder_of(
@@ -104,6 +116,8 @@ def trained_on(source: Model, report: Report) -> list[Path]:
     tuned = isinstance(source, AdaptedWeights) or source.origin is None
     if tuned and not isinstance(source, HFFolder):
         data = source.config.data  # A source that reads no folders has neither key.
+        if DATA_SOURCES[data.source].codec is not None:
+            return [] if data.tokenizer is None else [user_path(data.tokenizer, "data.tokenizer")]
         paths = [*(data.sources or {}), *([] if data.path is None else [data.path])]
         folders = [user_path(path, "data.path") for path in paths]
         for folder in folders:
