@@ -26,7 +26,7 @@ def _alike(text: str, wanted: str) -> float:
     return alike / (max(len(text), len(wanted)) + 1)
 
 
-def last_number(prompts: Sequence[str], completions: Sequence[str], answer: Sequence[str], **_: object) -> list[float]:
+def last_value(prompts: Sequence[str], completions: Sequence[str], answer: Sequence[str], **_: object) -> list[float]:
     """1 where the last number of the text equals `answer`, else 0."""
     return [float(_parsed(text) == float(wanted)) for text, wanted in zip(completions, answer, strict=True)]
 
@@ -43,5 +43,5 @@ def pattern(prompts: Sequence[str], completions: Sequence[str], pattern: Sequenc
     ]
 
 
-REWARDS: dict[str, Reward] = {"exact": exact, "characters": characters, "number": last_number, "pattern": pattern}
+REWARDS: dict[str, Reward] = {"exact": exact, "characters": characters, "number": last_value, "pattern": pattern}
 """By the name that `rl.rewards` has."""
