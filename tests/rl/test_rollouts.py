@@ -75,29 +75,22 @@ def test_answers_have_the_log_probabilities_of_float64(tmp_path: Path, layout: s
     assert float(metrics.report["importance"]) == pytest.approx(1, abs=1e-6)
 
 
-def test_answers_to_one_prompt_share_its_forward_and_are_those_of_prompts_apart(tmp_path: Path):
+def test_answers_to_one_prompt_share_its_forward_and_other_weights_compile_nothing(tmp_path: Path):
+    """They are those of the same prompt several times, in every token and log-probability."""
     run = RolloutRun(config_of(tmp_path, 1), devices=jax.devices()[:1])
     generator = Generator(run.config, run.mesh, run.current_weights(), sampling=Sampling(temperature=1.0), seed=3)
     prompts = [[1, 2, 3], [4, 5, 6, 7, 8]]
-    together = generator.continued(prompts, 5, answers=3, first_number=10)
-    apart = generator.continued([one for one in prompts for _ in range(3)], 5, first_number=10)
+    together = generator.continued(prompts, 5, answers=4, first_number=10)
+    apart = generator.continued([one for one in prompts for _ in range(4)], 5, first_number=10)
     assert len({tuple(one.tokens) for one in together}) > 2, "answers differ"
     for one, other in zip(together, apart, strict=True):
         np.testing.assert_array_equal(one.tokens, other.tokens)
         np.testing.assert_allclose(one.log_probabilities, other.log_probabilities, atol=1e-5)
-
-
-def test_other_weights_compile_nothing_and_are_used(tmp_path: Path):
-    run = RolloutRun(config_of(tmp_path, 1), devices=jax.devices()[:1])
-    generator = Generator(run.config, run.mesh, run.current_weights())
-    (before,) = generator.continued([[1, 2, 3]], 4)
     compiled = generator.programs.compiles
-    generator.update(
-        jax.tree.map(lambda x: x + 0.1 * np.sin(np.arange(x.size)).reshape(x.shape), run.current_weights())
-    )
-    (after,) = generator.continued([[1, 2, 3]], 4)
+    generator.update(jax.tree.map(lambda x: 2 * x, run.current_weights()))
+    changed = generator.continued(prompts, 5, answers=4, first_number=10)
     assert generator.programs.compiles == compiled
-    assert not np.allclose(before.log_probabilities, after.log_probabilities, atol=1e-3)
+    assert not np.allclose(changed[0].log_probabilities[:1], together[0].log_probabilities[:1], atol=1e-3)
 
 
 def test_a_run_that_is_continued_has_the_bits_of_one_that_is_not(tmp_path: Path):
@@ -135,6 +128,7 @@ def test_the_shipped_configuration_learns_the_length_of_answers(tmp_path: Path):
     assert seen[0]["truncated"] > 0.4 and np.mean([one["truncated"] for one in seen[-10:]]) < 0.2
 
 
+@pytest.mark.long
 def test_a_penalty_keeps_the_model_near_its_reference(tmp_path: Path):
     """The reference is the model at the beginning: k3 is 0 in the first step and not in the third."""
     begin = Trainer(config_of(tmp_path, 1, run={"name": "begin"}), devices=jax.devices()[:1])
@@ -197,6 +191,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path):
         RolloutRun(replace(small(), rl=RlConfig(group=4)), devices=jax.devices()[:1])
 
 
+@pytest.mark.long
 def test_code_that_a_checkpoint_names_is_not_run(tmp_path: Path):
     file = tmp_path / "mine.py"
     file.write_text("def prompts():\n    return [{'prompt': '1', 'answer': '1'}] * 4\n")
