@@ -54,7 +54,8 @@ def whole_backward(config: Config) -> str | None:
     layers = [declare_layer(model) for model in kind_models(config.model).values()]
     names = {name: None for layer in layers for part in layer.parts for name in part.factored_names}
     if names:
-        return f"{', '.join(names)} of its layers are products of two matrices: the gradient of one needs the other"
+        by_key = " (model.low_rank)" if names.keys() & config.model.low_rank.keys() else ""
+        return f"{', '.join(names)} of its layers{by_key} are products of two matrices: the gradient of one needs the other"
     return None
 
 
