@@ -106,11 +106,6 @@ def test_more_hosts_never_make_the_best_plan_slower(case: Case):
     assert times[1] <= SAME * times[0] and times[2] <= SAME * times[1], (times, case)
 
 
-def test_less_of_it_does(case: Case):
-    """So the statements above are about the hardware that they change."""
-    assert case.seconds(with_links(case.cluster, hbm=1 / case.factor)) > case.seconds(case.cluster)
-
-
 def test_a_network_that_becomes_a_fast_one_makes_no_layout_slower():
     """Other compiled programs count from `SLOW_NETWORK` on. The layout is the first of 175B with rows of 32k."""
     config = planned_config(load_config(CONFIGS / "gpt3_175b_32k.yaml", []))
