@@ -40,7 +40,6 @@ BASE = small(
 def changed(config: Config) -> Config:
     """`config` with another value of every number that is an argument."""
     name = config.optimizer.name
-    name = config.optimizer.name
     numbers = {key: value for key, value in CHANGED.items() if key != "matrix_learning_rate" or name == "muon"}
     return replace(
         config,
