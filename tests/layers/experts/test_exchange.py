@@ -37,7 +37,7 @@ RANKS, EACH, ROOM, ROWS = 3, 2, 6, 4
 ROUTINGS = {
     "even": np.arange(20).reshape(10, 2) % 6,
     "all to one rank": np.tile([4, 5], (10, 1)),
-    "drawn": np.argsort(np.random.default_rng(0).random((10, 6)))[:, :3],
+    "drawn": np.argsort(np.random.default_rng(0).random((10, 6)))[:, :2],
     "some count for nothing": np.where(np.arange(10)[:, None] < 6, np.random.default_rng(1).integers(0, 6, (10, 2)), 6),
 }
 

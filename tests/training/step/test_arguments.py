@@ -86,9 +86,8 @@ def cached(tmp_path: Path) -> Iterator[Path]:
     compilation_cache.reset_cache()
 
 
-@pytest.mark.parametrize(
-    "offload", ["none", pytest.param("host", marks=pytest.mark.long), pytest.param("file", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("offload", ["none", "host", "file"])
 def test_a_run_with_other_numbers_compiles_nothing(offload: str, cached: Path, tmp_path: Path):
     """From the initial weights to the sample, wherever the state is stored."""
     config = replace(BASE, memory=replace(BASE.memory, optimizer_offload=offload))
