@@ -84,7 +84,7 @@ def test_tokens_in_codes_on_their_way_to_experts_change_a_step_by_their_rounding
     assert apart(gradients, wanted) == pytest.approx(0.0135, rel=0.02)
 
 
-@pytest.mark.matrix(quick=("several rounds of slices in a pipeline",), ci=1)
+@pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("name", SPLIT)
 def test_shared_experts_in_fp8_give_the_numbers_of_one_device(name: str):
     """Nothing else of the model is quantised; a third of what that changes is the limit."""
