@@ -38,6 +38,7 @@ def trained(folder: Path, name: str, steps: int, parallel: dict[str, Any]) -> li
     return [(one.loss, one.grad_norm, one.features) for one in recorded.records]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parallel", [{}, SPLIT], ids=["one device", "split"])
 def test_averages_are_those_of_all_steps_also_after_a_restore(tmp_path: Path, parallel: dict[str, Any]):
     steps = trained(tmp_path, "run", STEPS // 2, parallel) + trained(tmp_path, "run", STEPS, parallel)
