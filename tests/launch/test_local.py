@@ -23,10 +23,7 @@ def start(code: str, *options: str, processes: int = 2) -> subprocess.Popen[str]
     setup = "import os, signal, sys, time; R = int(os.environ['JAX_PROCESS_ID']); "
     launcher = [sys.executable, str(ROOT / "launch/local.py"), "--processes", str(processes), *options, "--"]
     return subprocess.Popen(
-        [*launcher, sys.executable, "-c", setup + code],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [*launcher, sys.executable, "-c", setup + code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 

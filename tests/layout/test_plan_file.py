@@ -62,8 +62,7 @@ def test_of_a_list_the_first_is_read(file: Path):
 
 
 @pytest.mark.parametrize(
-    "version",
-    [pytest.param(PLAN_VERSION + 1, id="next"), PLAN_VERSION - 1, 0, -1, "1", 1.0, True, None, [1]],
+    "version", [pytest.param(PLAN_VERSION + 1, id="next"), PLAN_VERSION - 1, 0, -1, "1", 1.0, True, None, [1]]
 )
 def test_another_version_is_refused(file: Path, capsys: pytest.CaptureFixture[str], version: object):
     edit(file, version=version)

@@ -7,12 +7,7 @@ from dataclasses import replace
 import pytest
 
 from jaxpar.config.schema import LoraConfig, ModelConfig
-from jaxpar.layers.counting import (
-    factor_parameters,
-    layer_matmul_parameters,
-    matmul_parameters,
-    parameter_count,
-)
+from jaxpar.layers.counting import factor_parameters, layer_matmul_parameters, matmul_parameters, parameter_count
 from jaxpar.model.flops import flops_per_step, mfu
 
 GPT2 = ModelConfig(

@@ -13,13 +13,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema import ModelConfig
-from jaxpar.layers.experts.messages import (
-    exchange_of,
-    ranks_per_token,
-    room_of,
-    row_room,
-    rows_sent,
-)
+from jaxpar.layers.experts.messages import exchange_of, ranks_per_token, room_of, row_room, rows_sent
 from jaxpar.layers.experts.rows import (
     by_expert,
     by_rank,

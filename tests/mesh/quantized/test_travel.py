@@ -17,13 +17,7 @@ from jaxpar.mesh import collectives
 from jaxpar.mesh.axes import AXES
 from jaxpar.mesh.quantized.blocks import LARGEST, row_bytes
 from jaxpar.mesh.quantized.transport import Transport
-from jaxpar.mesh.quantized.travel import (
-    gather_secondary,
-    gather_shards,
-    gather_stored,
-    reduce_shards,
-    scatter_shards,
-)
+from jaxpar.mesh.quantized.travel import gather_secondary, gather_shards, gather_stored, reduce_shards, scatter_shards
 from tests.sentences import refused
 from tests.traced import mesh_of, operations, sent_by_groups
 

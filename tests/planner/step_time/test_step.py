@@ -133,9 +133,7 @@ def test_an_update_takes_as_long_as_what_its_rule_reads_and_writes():
     config = Config(model=MODEL)
     rule = lambda name, moments="float32": update_of(
         replace(
-            config,
-            optimizer=replace(config.optimizer, name=name),
-            precision=replace(config.precision, moments=moments),
+            config, optimizer=replace(config.optimizer, name=name), precision=replace(config.precision, moments=moments)
         )
     )
     assert rule("adamw") == ADAMW

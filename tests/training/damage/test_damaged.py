@@ -13,15 +13,7 @@ from jaxpar.config import Config
 from jaxpar.train import main
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
-from tests.training.runs import (
-    MESH,
-    fit,
-    folder_of,
-    losses,
-    run_config,
-    saved_state,
-    write_config,
-)
+from tests.training.runs import MESH, fit, folder_of, losses, run_config, saved_state, write_config
 
 
 @pytest.fixture(scope="module")

@@ -92,10 +92,7 @@ PIPES: dict[str, dict[str, Any]] = {
     "dualpipe-v": {"pipe": 2, "schedule": "dualpipe-v", "virtual_stages": 2},
     "v-half": {"pipe": 2, "schedule": "v-half", "virtual_stages": 2, "pipe_ticks": "branching"},
 }
-KINDS = {
-    "kinds": {"dense": {"experts": None}, "routed": {}},
-    "pattern": Pattern(prefix=("dense",), unit=("routed",)),
-}
+KINDS = {"kinds": {"dense": {"experts": None}, "routed": {}}, "pattern": Pattern(prefix=("dense",), unit=("routed",))}
 
 
 def _fits(row: dict[str, Any]) -> bool:

@@ -54,7 +54,7 @@ def test_gradients_are_those_of_the_products_projected():
 
 
 LAYOUTS = factor_layouts.LAYOUTS | {
-    "some matrices": {"parallel": {"tensor": 4, "context": 2}, "model": {"low_rank": {"up": 3, "value": 2}}},
+    "some matrices": {"parallel": {"tensor": 4, "context": 2}, "model": {"low_rank": {"up": 3, "value": 2}}}
 }
 
 

@@ -58,14 +58,8 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
 }  # fmt: skip
 
 TRAINED: dict[str, dict[str, dict[str, Any]]] = {
-    "AdamW with an average": {
-        "parallel": {"replica": 2, "fsdp": 2},
-        "optimizer": {"name": "adamw", "ema": 0.9},
-    },
-    "Muon, ZeRO-1": {
-        "parallel": {"replica": 2, "fsdp": 2, "zero": 1},
-        "optimizer": {"name": "muon"},
-    },
+    "AdamW with an average": {"parallel": {"replica": 2, "fsdp": 2}, "optimizer": {"name": "adamw", "ema": 0.9}},
+    "Muon, ZeRO-1": {"parallel": {"replica": 2, "fsdp": 2, "zero": 1}, "optimizer": {"name": "muon"}},
     "Adafactor, state on the host": {
         "parallel": {"replica": 2, "fsdp": 2},
         "optimizer": {"name": "adafactor", "learning_rate": 1e-2, "options": {"relative": True}},
@@ -78,9 +72,7 @@ TRAINED: dict[str, dict[str, dict[str, Any]]] = {
     },
 }
 
-FROZEN: dict[str, dict[str, Any]] = {
-    "ZeRO-3": {"replica": 2, "fsdp": 2, "microbatches": 2},
-}
+FROZEN: dict[str, dict[str, Any]] = {"ZeRO-3": {"replica": 2, "fsdp": 2, "microbatches": 2}}
 SHARDED = {"shard_state_over_replicas": True}
 STEPS = 3
 

@@ -56,10 +56,7 @@ def trained(run: SmallRun) -> tuple[list[tuple[float, float]], float, Any]:
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "adamw with an average, one device, microbatches": {
-        "optimizer": {"ema": 0.9},
-        "parallel": {"microbatches": 2},
-    },
+    "adamw with an average, one device, microbatches": {"optimizer": {"ema": 0.9}, "parallel": {"microbatches": 2}},
     "muon, fsdp, zero 3, microbatches": {
         "parallel": {"fsdp": 4, "zero": 3, "microbatches": 2},
         "optimizer": {"name": "muon"},

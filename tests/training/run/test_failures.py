@@ -15,13 +15,7 @@ from jaxpar.observe.events import Listener, RunInfo, StepRecord
 from jaxpar.observe.writers.event_log import EVENTS_FILE, EventLog
 from jaxpar.training.errors import TrainingError
 from tests.sentences import refused
-from tests.training.runs import (
-    MESH,
-    fit,
-    folder_of,
-    losses,
-    run_config,
-)
+from tests.training.runs import MESH, fit, folder_of, losses, run_config
 
 
 class Broken(Listener):

@@ -31,9 +31,7 @@ OPTIONS = {
 }
 """All options with a fraction of the optimizers that have some, with another value than by default."""
 BASE = small(
-    model={"layers": 1, "dropout": 0.1},
-    optimizer={"ema": 0.99},
-    data={"batch_size": 2, "sequence_length": 16},
+    model={"layers": 1, "dropout": 0.1}, optimizer={"ema": 0.99}, data={"batch_size": 2, "sequence_length": 16}
 )
 
 

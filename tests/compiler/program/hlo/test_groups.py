@@ -76,11 +76,7 @@ def test_other_forms_are_refused(form: str):
 
 
 @pytest.mark.parametrize(
-    ("form", "problem"),
-    [
-        ("{{0,1},{2,3}}", "neither whole axes"),
-        ("[2,8]<=[16]", "does not have"),
-    ],
+    ("form", "problem"), [("{{0,1},{2,3}}", "neither whole axes"), ("[2,8]<=[16]", "does not have")]
 )
 def test_groups_that_are_no_axes_are_refused(form: str, problem: str):
     op = collective(f", replica_groups={form}")

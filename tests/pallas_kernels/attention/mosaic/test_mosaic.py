@@ -62,7 +62,7 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "packed-window-softcap": Case(Mask(window=60, segmented=True), 150, softcap=2.0, deterministic=True, louder=4.0),
+    "packed-window-softcap": Case(Mask(window=60, segmented=True), 150, softcap=2.0, deterministic=True, louder=4.0)
 }
 LONG = {
     "causal-fused": Case(Mask(), 203, results="inputs", neighbours=True),
