@@ -1,7 +1,5 @@
 """Eight virtual CPU devices for every test, what runs when, what it took, and memory that is given back."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os

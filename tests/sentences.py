@@ -1,7 +1,5 @@
 """What a message of an error must name, without its wording: what tests of refusals share."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager

@@ -1,7 +1,5 @@
 """A decoder small enough to compile in seconds, and its step on any layout: what tests of whole steps share."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

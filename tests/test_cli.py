@@ -1,7 +1,5 @@
 """What all commands share: mistakes in one sentence, types of arguments, and how a command ends."""
 
-from __future__ import annotations
-
 import warnings
 from collections.abc import Sequence
 from pathlib import Path

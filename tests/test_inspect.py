@@ -1,7 +1,5 @@
 """`python -m jaxpar.inspect`, as a user types it."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """`jaxpar` and `python -m jaxpar`: the commands listed, and run."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib

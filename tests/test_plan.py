@@ -1,7 +1,5 @@
 """`python -m jaxpar.plan`: what it prints and writes, and that what it writes trains."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

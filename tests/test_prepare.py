@@ -1,7 +1,5 @@
 """`python -m jaxpar.prepare` as a command: what it prints, and the one sentence for each mistake."""
 
-from __future__ import annotations
-
 import gzip
 import shutil
 

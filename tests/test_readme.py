@@ -1,7 +1,5 @@
 """The example of tests/README.md passes."""
 
-from __future__ import annotations
-
 import importlib.util
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Nothing that is read can run code, or is markup: no pickle, no YAML of objects, no evaluated text, no shell."""
 
-from __future__ import annotations
-
 import ast
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`python -m jaxpar.schedule`, as a user types it."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """That `refused` fails where a message is not what it should be."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.checkpoint import CheckpointError

@@ -1,7 +1,5 @@
 """Numbers are written with few digits, in a unit that suits them, and never with an exponent."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from fractions import Fraction

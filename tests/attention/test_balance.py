@@ -1,7 +1,5 @@
 """Orders of a sequence: each is a permutation, and the work that it gives each rank is counted exactly."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 from hypothesis import given, settings

@@ -1,7 +1,5 @@
 """The table of predictions is put into docs/predictions.md, and shipped configurations are priced."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

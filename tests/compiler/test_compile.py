@@ -1,7 +1,5 @@
 """The step compiled in a child process: what comes back, what is kept, and what is reported when it fails."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Which job a process belongs to: what is written wins, and what cannot be determined is one sentence."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.config import DistributedConfig

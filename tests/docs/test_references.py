@@ -1,7 +1,5 @@
 """Pages name only what exists, and each kind of mistake is reported."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

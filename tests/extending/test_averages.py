@@ -1,7 +1,5 @@
 """Carried state registered from outside the package: values on one device and a split mesh, and in checkpoints."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """A mixer registered from outside the package: a float64 recurrence, token by token, on any layout; and its decode."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

@@ -1,7 +1,5 @@
 """SOAP of `docs/extending.md`, registered from outside: parity with float64 on split meshes, storage, and restoring."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from math import prod

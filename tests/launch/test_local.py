@@ -1,7 +1,5 @@
 """launch/local.py starts the processes of a job, prints what they say, and ends all when one fails."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

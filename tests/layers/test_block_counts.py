@@ -1,7 +1,5 @@
 """Layers of one block and of three: the numbers of one device on a split mesh, and the blocks that they have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

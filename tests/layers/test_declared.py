@@ -1,7 +1,5 @@
 """Layers have the weights, the activations and the groups of matmuls that their parts declare."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """One format of `plan.json`: what it holds, files of before, and versions that are not read."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields, is_dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Model FLOPs and MFU, against shapes written out by hand and the formula of the PaLM paper."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Adafactor on every layout against optax, layer by layer and expert by expert, on one device."""
 
-from __future__ import annotations
-
 from math import prod
 
 import jax

@@ -1,7 +1,5 @@
 """Templates of pages: what is shown is escaped, and the content policy allows what was written and nothing else."""
 
-from __future__ import annotations
-
 import base64
 import hashlib
 import html

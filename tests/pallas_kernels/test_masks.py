@@ -1,7 +1,5 @@
 """The mask algebra, held to a judgement of each pair by itself."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

@@ -1,7 +1,5 @@
 """Carried state is registered from outside the package: the step, its metrics and checkpoints follow."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

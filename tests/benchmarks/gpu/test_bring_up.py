@@ -1,7 +1,5 @@
 """The bring-up of kernels on a GPU, without one: what it runs, what stops it, how it goes on, and what it records."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path

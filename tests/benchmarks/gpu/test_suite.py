@@ -1,7 +1,5 @@
 """The GPU suite without a GPU: it runs, states what it left out, and shares the time among its parts."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """The model of links beside published collectives that were measured alone."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from dataclasses import replace
 from math import inf

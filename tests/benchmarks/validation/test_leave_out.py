@@ -1,7 +1,5 @@
 """Residuals of published runs: what is left out of them, and the intervals and tables that follow."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from math import exp, expm1

@@ -1,7 +1,5 @@
 """Links in a report: those inside a node and those between nodes are apart where XLA may use both at a time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Programs whose attention is our kernels: the report knows their work."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """What context strategies move in the program for H100s: their formulas' bytes, behind the attention that they feed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

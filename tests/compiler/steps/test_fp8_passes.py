@@ -1,7 +1,5 @@
 """Passes over memory of a step in FP8, read from the program of llama3-8b for 8 H100s, cut to 4 layers."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from functools import cache

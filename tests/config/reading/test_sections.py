@@ -1,7 +1,5 @@
 """A configuration survives the way through plain values, and two of them can be compared."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import MISSING, fields, is_dataclass
 from random import Random

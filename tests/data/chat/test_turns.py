@@ -1,7 +1,5 @@
 """Which of the assistant's turns are counted, and what ends them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Places of rows in an exchange, against plain loops; and how many rounds any routing takes."""
 
-from __future__ import annotations
-
 from functools import partial
 from math import comb
 

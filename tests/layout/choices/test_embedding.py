@@ -1,7 +1,5 @@
 """What a plan sends of the embedding: its table, or the rows of tokens."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

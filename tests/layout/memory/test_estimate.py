@@ -1,7 +1,5 @@
 """The estimate of memory, against what tracing and the state's shapes say, and against XLA."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import prod
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Weights and gradients that travel quantised, or through a secondary shard: what arrives, and the bytes sent."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from math import prod

@@ -1,7 +1,5 @@
 """What a person sees, with a terminal and without."""
 
-from __future__ import annotations
-
 import io
 import re
 from datetime import datetime

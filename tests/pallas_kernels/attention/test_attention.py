@@ -1,7 +1,5 @@
 """Blockwise attention, held to dense float64 attention in values and gradients."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """`flash_attention`: what it computes on a CPU, what it refuses, and which implementation it says it took."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import replace

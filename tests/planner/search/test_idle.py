@@ -1,7 +1,5 @@
 """Hosts that are left idle."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Times of layouts in FP8: against programs that were compiled for GPUs, and what must follow from the recipe."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

@@ -3,8 +3,6 @@
 `--draw SEED` repeats a draw.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, replace
 from math import inf

@@ -1,7 +1,5 @@
 """What a step waits for of its messages: the rule, beside the compiled programs that it is held against."""
 
-from __future__ import annotations
-
 from statistics import median
 
 import pytest

@@ -1,7 +1,5 @@
 """The time model: what it is built from, and what must follow from that."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Messages of weights and gradients under pipelines, against what the executor's own step sends."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import prod
 from typing import Any

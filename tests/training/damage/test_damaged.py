@@ -1,7 +1,5 @@
 """A run whose newest checkpoint is damaged names it, takes the one before, and ends as it would have."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What takes its time in a run is no part of a step to the watch over its processes, and is given time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any

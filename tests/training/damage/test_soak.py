@@ -3,8 +3,6 @@
 Two thousand in CI, twenty thousand before a release.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

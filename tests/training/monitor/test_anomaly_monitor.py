@@ -1,7 +1,5 @@
 """What a run notices while it trains: injected spikes, infinities and slow loaders, each reported once."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

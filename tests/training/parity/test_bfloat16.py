@@ -4,8 +4,6 @@ What layouts share in float32 to 1e-6 they share in bfloat16 only as far as part
 rounds its part of a matmul, one device the whole.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

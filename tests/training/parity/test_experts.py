@@ -1,7 +1,5 @@
 """Experts: the same numbers on every layout, and those of a float64 reference that exchanges nothing."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import asdict, replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Experts in 8 bits, on several layouts: tokens on their way to them, and products of shared and of routed experts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

@@ -1,7 +1,5 @@
 """Models of several kinds of layers: the same numbers on every layout, and what layers report counted once."""
 
-from __future__ import annotations
-
 import shutil
 from functools import cache
 from pathlib import Path

@@ -1,8 +1,6 @@
 """Matrices that are products of two factors: the gradients are those of the whole matrices, projected; on every layout
 the same numbers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

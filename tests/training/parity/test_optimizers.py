@@ -1,8 +1,6 @@
 """Every optimizer trains alike on a split mesh, under each ZeRO stage, and on one device: the weights, their average,
 and what experts report."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

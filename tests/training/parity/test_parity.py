@@ -4,8 +4,6 @@ The matrix covers every pair of values of its factors (not their product): each 
 some layout.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -5,8 +5,6 @@ gradients are compared by the relative error of the whole gradient, |found - exa
 docs/zeropp.md states; a scale applied twice, a shard of another step or a contribution left out exceed them.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

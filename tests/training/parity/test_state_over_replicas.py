@@ -1,7 +1,5 @@
 """Master weights and optimizer state split over replicas: gradients, updated weights, and runs that go on without."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Master weights and moments that rest outside the device: the same bits, through checkpoints of either kind."""
 
-from __future__ import annotations
-
 import errno
 import os
 from math import prod

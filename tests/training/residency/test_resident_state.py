@@ -1,7 +1,5 @@
 """State of some weights on the device while that of the others is in host memory: the same bits, and fewer copies."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path

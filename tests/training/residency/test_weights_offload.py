@@ -1,7 +1,5 @@
 """Layers whose weights and gradients rest in host memory: the same bits as on the device, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

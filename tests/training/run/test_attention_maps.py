@@ -1,7 +1,5 @@
 """Attention weights are those that the trained model attends with."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The moving average of the weights in a whole run: saved, restored, evaluated, turned on and off."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """The user's mistakes at the command line: one sentence on stderr, exit code 2, no traceback, nothing written."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Runs that fail: errors in a listener, full disks, interrupted saves, and what is left of them."""
 
-from __future__ import annotations
-
 import errno
 import json
 import resource

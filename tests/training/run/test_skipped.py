@@ -1,7 +1,5 @@
 """Steps whose loss or gradient is not finite leave no trace in the weights and are counted; too many end the run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Container
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The folder of a run: what it promises to hold, when a run may go on in it, and that nothing in it is lost."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Two jobs on one run's folder: the second is refused in a sentence that states who holds it, and a kill frees it."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os

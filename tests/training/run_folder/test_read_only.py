@@ -1,7 +1,5 @@
 """Folders that cannot be written and files that cannot be read: one sentence, nothing changed, and nothing repeated."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import shutil

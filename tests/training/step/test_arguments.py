@@ -1,7 +1,5 @@
 """Numbers of a configuration that change no program: they are arguments of what is compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path

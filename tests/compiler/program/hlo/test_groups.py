@@ -1,7 +1,5 @@
 """Replica groups in each of XLA's forms, and the mesh axes that they are."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.compiler.program.hlo.groups import groups_of

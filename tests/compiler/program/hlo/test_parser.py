@@ -1,7 +1,5 @@
 """HLO text becomes records; what is not known is an error that shows the line."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

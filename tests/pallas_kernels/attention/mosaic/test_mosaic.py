@@ -6,8 +6,6 @@ from a value: `matmuls.Simulated` puts a trip through shared memory in their pla
 gets.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from functools import partial
