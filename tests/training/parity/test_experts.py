@@ -265,19 +265,6 @@ def test_tokens_beyond_the_capacity_of_an_expert_are_dropped_and_counted():
 
 
 @pytest.mark.long
-def test_a_loss_of_sequences_is_the_same_for_any_number_of_microbatches():
-    own = {"per_token": 2, "balance_loss": 0.0, "sequence_loss": 1.0}
-    model = {"layers": 1, "experts": ExpertsConfig(count=8, router="softmax_top_k", width=WIDTH, **own)}
-    one, four = (
-        SmallRun(small(model=model, parallel={"microbatches": number, "tensor": tensor}))
-        for number, tensor in ((1, 1), (4, 2))
-    )
-    wanted, found = one.loss_and_gradients()[1], four.loss_and_gradients()[1]
-    worst, leaf = worst_difference(found, wanted)
-    assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
-
-
-@pytest.mark.long
 def test_a_run_goes_on_with_experts_on_fewer_ranks(tmp_path: Path):
     """Muon, the norm that clips, biases, and a checkpoint on another size of the expert axis."""
     model = {"layers": 2, "experts": ExpertsConfig(count=4, shared=1, router="sigmoid", width=WIDTH)}
