@@ -110,14 +110,12 @@ def test_loss_and_gradients_of_factors_equal_one_device(layout: str):
 
 def trained(run: SmallRun) -> tuple[list[tuple[float, float]], Any]:
     """The losses and gradient norms of some steps, and the weights after them, with their average if there is one."""
-    state, found = run.step.residency.initial_state(), []
-    for step in range(STEPS):
-        state, metrics = run.step.residency.advance(run.step.train, state, run.batch(step), run.step.arguments)
-        found.append((float(metrics.loss), float(metrics.grad_norm)))
+    state, metrics = run.advance(STEPS)
     weights = (state.master, state.optimizer.get("average"))
     if run.config.memory.optimizer_offload == "file":
         weights = jax.tree.map(lambda array: run.step.residency.readable([array])[0], weights)
-    return found, tuple(run.by_layer(own) for own in weights if own is not None)
+    losses_and_norms = [(float(of_step.loss), float(of_step.grad_norm)) for of_step in metrics]
+    return losses_and_norms, tuple(run.by_layer(own) for own in weights if own is not None)
 
 
 @cache
