@@ -3,8 +3,6 @@
 Nothing is installed for it but Chromium itself; no port is opened, and nothing is asked of a network.
 """
 
-from __future__ import annotations
-
 import base64
 import fcntl
 import json

@@ -1,7 +1,5 @@
 """Eight virtual CPU devices for every test, what runs when, what it took, and memory that is given back."""
 
-from __future__ import annotations
-
 import ctypes
 import gc
 import os
@@ -11,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from jaxpar.compiler.quiet import quiet_imports
 from tests import patience, selection
 from tests.selection import Selection
 from tests.spent import Spent, resident_mib
@@ -26,20 +25,7 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
 # A shell's background job ignores Ctrl-C, and so would every process that a test starts and interrupts.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
-
-def _import_jax_silently() -> None:
-    """Import JAX with the screen turned away: the GPU compiler's libraries write to it where there is no driver."""
-    screen, nowhere = os.dup(2), os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, 2)
-    try:
-        import jax  # noqa: F401
-    finally:
-        os.dup2(screen, 2)
-        os.close(screen)
-        os.close(nowhere)
-
-
-_import_jax_silently()
+quiet_imports()  # the first test that looks for devices is not the one that CUDA's stub writes to
 
 LONGEST = 600
 """Seconds; a test that asks for a longer limit is among the longest."""

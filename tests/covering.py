@@ -1,7 +1,5 @@
 """Rows that cover every pair of values of some factors: far fewer than their product, and every two features meet."""
 
-from __future__ import annotations
-
 import itertools
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any

@@ -16,8 +16,6 @@ In a block that is printed, numbers with their units, bars and lines are not com
 stands for anything.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import re

@@ -1,7 +1,5 @@
 """Puts weights that a test has made into the layout of a step, without compiling anything."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -4,8 +4,6 @@ The CUDA plugin is loaded in a child process, which talks on its screen where th
 described by a text, so nothing of the machine at hand enters the program.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

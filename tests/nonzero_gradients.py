@@ -1,7 +1,5 @@
 """Models and a batch in which everything counts: what tests that compare layouts share."""
 
-from __future__ import annotations
-
 import zlib
 from typing import Any
 

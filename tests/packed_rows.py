@@ -1,7 +1,5 @@
 """A batch of packed documents that end in all places where a mixer with a state could go wrong."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from tests.small_run import SmallRun

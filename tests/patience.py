@@ -4,8 +4,6 @@ Beside other jobs, or on a slower machine, a process takes longer to get on, and
 waits for `seconds(60)`. The measure is taken once per session and handed to child processes.
 """
 
-from __future__ import annotations
-
 import os
 import time
 

@@ -1,7 +1,5 @@
 """Trees of arrays that must be the same, to the last bit or nearly."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import chex

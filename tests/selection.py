@@ -16,8 +16,6 @@ names (tests that failed, until they are mended). Tests asked for by their ids r
 that failed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess

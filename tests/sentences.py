@@ -1,7 +1,5 @@
 """What a message of an error must name, without its wording: what tests of refusals share."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -74,7 +72,8 @@ def refused_by_command(status: int, out: str, errors: str, *parts: str) -> str:
     """
     __tracebackhide__ = True
     assert (status, out) == (2, ""), errors
-    [sentence] = errors.splitlines()
+    sentence, *more = errors.splitlines()
+    assert not more, f"more than one line: {errors}"
     assert sentence.startswith("jaxpar: ") and sentence.isprintable(), f"no printable line of jaxpar: {sentence!r}"
     missing = [part for part in parts if part not in sentence]
     assert not missing, f"{missing} not in: {sentence}"

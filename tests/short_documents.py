@@ -1,7 +1,5 @@
 """Cuts the rows of a batch into short documents, so that ranks hold different numbers of tokens that count."""
 
-from __future__ import annotations
-
 import numpy as np
 
 

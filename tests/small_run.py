@@ -1,7 +1,5 @@
 """A decoder small enough to compile in seconds, and its step on any layout: what tests of whole steps share."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -77,11 +75,16 @@ class SmallRun:
 
     def train(self, steps: int) -> tuple[list[float], Any]:
         """Losses and final weights of `steps` steps from the initial weights, as NumPy."""
-        state, losses = self.step.residency.initial_state(), []
+        state, metrics = self.advance(steps)
+        return [float(of_step.loss) for of_step in metrics], self.by_layer(state.master)
+
+    def advance(self, steps: int) -> tuple[Any, list[Any]]:
+        """The state after `steps` steps from the initial one, wherever it is stored, and the metrics of each."""
+        state, metrics = self.step.residency.initial_state(), []
         for step in range(steps):
-            state, metrics = self.step.train(state, self.batch(step), self.step.arguments)
-            losses.append(float(metrics.loss))
-        return losses, self.by_layer(state.master)
+            state, of_step = self.step.residency.advance(self.step.train, state, self.batch(step), self.step.arguments)
+            metrics.append(of_step)
+        return state, metrics
 
     def by_layer(self, weights: Any) -> Any:
         """Weights or their gradients as NumPy, with layers in the order of the model, and none that pads the stack."""

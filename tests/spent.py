@@ -5,8 +5,6 @@ clock's, as JAX's own events report them. `--spent FILE` writes a line of JSON f
 processor time of long and slow tests to `tests/seconds.json`, from which CI draws (`tests/selection.py`).
 """
 
-from __future__ import annotations
-
 import json
 import resource
 import time

@@ -1,7 +1,5 @@
 """The browser of the tests, where it is missing or does not do what it should."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """`python -m jaxpar.generate --chat`: a conversation over standard input, and the way to it from a base model."""
 
-from __future__ import annotations
-
 import io
 import json
 import shutil

@@ -1,7 +1,5 @@
 """`python -m jaxpar.doctor`: a report, an exit code, and one sentence when it cannot begin."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """`python -m jaxpar.evaluate`: a table, a file, the report of a run, and one sentence for what it cannot do."""
 
-from __future__ import annotations
-
 import json
 import math
 import re

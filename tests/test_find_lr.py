@@ -1,7 +1,5 @@
 """The learning-rate finder: what it measures, writes and suggests."""
 
-from __future__ import annotations
-
 import io
 import json
 from pathlib import Path

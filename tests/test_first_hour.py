@@ -1,7 +1,5 @@
 """The commands of the README and the pages work in their order, and print what the pages say."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

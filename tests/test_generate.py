@@ -1,7 +1,5 @@
 """`python -m jaxpar.generate`: text and numbers from a run, and one sentence for what it cannot do."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

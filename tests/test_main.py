@@ -1,7 +1,5 @@
 """`jaxpar` and `python -m jaxpar`: the commands listed, and run."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 import tomllib
@@ -11,6 +9,7 @@ import pytest
 
 import jaxpar
 from jaxpar.__main__ import COMMANDS, main
+from tests.observe.report.written_runs import write_run
 from tests.sentences import refused_by_command
 
 ROOT = Path(__file__).parents[1]
@@ -31,9 +30,36 @@ def test_a_command_is_run_with_its_arguments(capsys: pytest.CaptureFixture[str])
     assert main(["train", "--confg", "x"]) == 2, "the exit code is the command's"
 
 
-def test_the_list_and_help_import_no_jax():
-    listed = "import sys; from jaxpar.__main__ import main; main([]); assert 'jax' not in sys.modules"
-    subprocess.run([sys.executable, "-c", listed], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
+WITHOUT_LIBRARIES = """
+import sys
+from jaxpar.__main__ import COMMANDS, main
+
+def imported(*names):
+    assert not {*names, "flax", "optax", "grain", "orbax", "matplotlib"} & {*sys.modules}, sys.argv
+
+main([])
+imported("jax", "numpy", "rich")
+for name in COMMANDS:
+    try:
+        main([name, "--help"])
+    except SystemExit as end:
+        assert end.code == 0
+    imported("jax", "numpy", "rich", "tokenizers", "pyarrow")
+assert main(["report", sys.argv[1]]) == 0
+imported("jax", "numpy")
+assert main(["schedule", "--compare", "--stages", "4", "--microbatches", "8"]) == 0
+imported("jax", "jaxlib")
+"""
+
+
+def test_help_reports_and_schedules_import_no_large_library(tmp_path: Path):
+    folder = write_run(tmp_path / "run", steps=4)
+    command = [sys.executable, "-c", WITHOUT_LIBRARIES, str(folder)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    for shown in ("--set SECTION.KEY=VALUE", "checkpoint.every", "--input PATTERN", "--inspect FOLDER"):
+        assert shown in done.stdout
+    assert str(ROOT) not in done.stdout
     script = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["scripts"]["jaxpar"]
     assert script == "jaxpar.__main__:main"
 

@@ -1,7 +1,5 @@
 """`python -m jaxpar.models`: the families that are known, and a configuration that begins with a model's weights."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

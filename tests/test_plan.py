@@ -1,7 +1,5 @@
 """`python -m jaxpar.plan`: what it prints and writes, and that what it writes trains."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -205,15 +203,10 @@ def test_a_budget_states_which_numbers_have_no_layout(folder: Path, capsys: pyte
 @pytest.mark.parametrize(
     ("arguments", "sentence"),
     [
-        (["--cluster", "h100:1x"], "expected gpu:hosts x gpus"),
-        (["--cluster", "h110:1x8"], "did you mean h100"),
         (["--cluster", "cpu:8"], "expected cpu:hosts x devices"),
         (["--cluster", "h100:1x8", "--fix", "tensor=5"], "70 would be allowed but for --fix tensor=5"),
-        (["--cluster", "h100:1x8", "--top", "0"], "--top: expected a whole number from 1 up, got '0'"),
         (["--cluster", "h100:99999999x8"], "799999992 GPUs; expected at most 1048576"),
-        (["--cluster", "h100:1x8", "--timeout", "0"], "--timeout: expected seconds above 0, at most 1000000, got '0'"),
         (["--cluster", "cpu:1x8", "--verify"], "--verify: compiles for GPUs"),
-        (["--cluster", "h100:1x8", "--fix", "remat=some"], "expected none, gemm_last, selective or full"),
         (["--cluster", "h100:1x8", "--profile", "nowhere.json"], "there is no such file"),
         (["--cluster", "h100:1x2", "--out", "/nowhere/plan.json"], "cannot be written"),
         ([*BUDGET, "--gpus", "12:24"], "12 GPUs are not whole hosts of 8"),
@@ -221,9 +214,7 @@ def test_a_budget_states_which_numbers_have_no_layout(folder: Path, capsys: pyte
         ([*BUDGET, "--price", "-1"], "--price '-1': expected the price of a GPU-hour above 0"),
         ([*BUDGET, "--days", "0"], "--days 0: expected a number above 0"),
         ([*BUDGET, "--stragglers", "1.5"], "--stragglers 1.5: expected the share of the time"),
-        ([*BUDGET, "--tokens", "nan"], "--tokens nan: expected a number above 0"),
         ([*BUDGET, "--power-cap", "5000"], "--power-cap 5000"),
-        (["budgets"], "did you mean budget?"),
         (["validate", "--data", "runs.csv"], "python -m benchmarks.validation"),
     ],
 )

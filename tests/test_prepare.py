@@ -1,12 +1,7 @@
 """`python -m jaxpar.prepare` as a command: what it prints, and the one sentence for each mistake."""
 
-from __future__ import annotations
-
 import gzip
 import shutil
-import subprocess
-import sys
-from pathlib import Path
 
 import pyarrow as arrow
 import pyarrow.parquet
@@ -15,8 +10,6 @@ import pytest
 from jaxpar.prepare import main
 from tests.data.folders import contents, prepared, texts, write_jsonl, write_tokenizer
 from tests.sentences import refused_by_command
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture(scope="module")
@@ -44,17 +37,8 @@ def refused(capsys, *arguments, parts=()):
 
 def arguments(files, out, *more):
     """A whole command line; what `more` says again wins."""
-    return [
-        "--input",
-        files / "a.jsonl",
-        "--tokenizer",
-        files / "tokenizer.json",
-        "--out",
-        out,
-        "--processes",
-        1,
-        *more,
-    ]
+    given = ["--input", files / "a.jsonl", "--tokenizer", files / "tokenizer.json", "--out", out, "--processes", 1]
+    return [*given, *more]
 
 
 def test_a_folder_is_made_and_reported(capsys, files, tmp_path):
@@ -98,10 +82,6 @@ MISTAKES = {
     "no tokenizer": (["--input", "a.jsonl", "--out", "o"], "expected either --tokenizer FILE or --train-bpe VOCAB"),
     "a folder to make": (["--inspect", "x", "--out", "o"], "--out is for --input: expected --inspect FOLDER alone"),
     "documents": (["--inspect", "x", "--documents", "-1"], "--documents -1: expected from 0 to 1000000"),
-    "too many documents": (
-        ["--inspect", "x", "--documents", "9" * 20],
-        f"--documents {'9' * 20}: expected from 0 to 1000000",
-    ),
     "a missing folder": (["--inspect", "gone"], "has no index.json, so it is no token folder"),
 }
 
@@ -117,10 +97,7 @@ OPTIONS = {
     "both": (["--train-bpe", 400], "expected either --tokenizer FILE or --train-bpe VOCAB"),
     "a missing tokenizer": (["--tokenizer", "gone.json"], "--tokenizer 'gone.json' does not exist"),
     "no tokenizer": (["--tokenizer", __file__], "is no tokenizer file of Hugging Face's tokenizers (invalid type"),
-    "a separator": (
-        ["--separator", "<end>"],
-        "--separator '<end>' is no token of the tokenizer; its special tokens are",
-    ),
+    "a separator": (["--separator", "<end>"], "--separator '<end>' is no token of the tokenizer; its special tokens"),
     "a share": (["--heldout-fraction", 1.5], "--heldout-fraction 1.5: expected from 0 to below 1"),
     "no processes": (["--processes", 0], "--processes 0: expected at least 1"),
     "no pattern": (["--input", "gone*.txt"], "--input 'gone*.txt' matches no file"),
@@ -194,15 +171,3 @@ def test_inputs_that_cannot_be_used(capsys, files, tmp_path):
     ):
         printed = refused(capsys, *arguments(files, tmp_path / "out" / name, "--input", tmp_path / name)[2:], *[])
         assert all(part in printed for part in words.split(".*")), printed
-
-
-def test_help_is_quick_and_leaves_the_libraries_alone():
-    code = (
-        "import sys; from jaxpar.prepare import main\n"
-        "try: main(['--help'])\n"
-        "except SystemExit as end: assert end.code == 0\n"
-        "assert not {'jax', 'numpy', 'rich', 'tokenizers', 'pyarrow'} & set(sys.modules), 'heavy imports'"
-    )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "--input PATTERN" in done.stdout and "--inspect FOLDER" in done.stdout

@@ -1,9 +1,5 @@
 """`python -m jaxpar.report`, as a user types it."""
 
-from __future__ import annotations
-
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,8 +7,6 @@ import pytest
 from jaxpar.report import main
 from tests.observe.report.written_runs import write_run
 from tests.sentences import refused_by_command
-
-ROOT = Path(__file__).parents[1]
 
 
 @pytest.fixture
@@ -65,15 +59,3 @@ def test_a_mistake_gets_one_sentence(
     runs: Path, arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     refused_by_command(main(arguments), *capsys.readouterr(), expected)
-
-
-def test_it_is_there_at_once_because_it_imports_no_jax(runs: Path) -> None:
-    program = (
-        "import sys\n"
-        "from jaxpar.report import main\n"
-        f"main([{str(runs / 'first')!r}])\n"
-        "heavy = {'jax', 'numpy', 'flax', 'matplotlib'} & set(sys.modules)\n"
-        "assert not heavy, heavy\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False, cwd=ROOT)
-    assert done.returncode == 0, done.stderr

@@ -1,7 +1,5 @@
 """That `assert_same_bits` distinguishes what equal numbers do not."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

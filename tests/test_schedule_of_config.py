@@ -1,7 +1,5 @@
 """`python -m jaxpar.schedule --config X --cluster Y`: schedules with the planner's times of a configuration."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

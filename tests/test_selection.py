@@ -1,7 +1,5 @@
 """What runs at which level, on a small suite of its own."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

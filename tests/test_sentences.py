@@ -1,7 +1,5 @@
 """That `refused` fails where a message is not what it should be."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.checkpoint import CheckpointError
@@ -15,18 +13,10 @@ def test_a_message_with_all_parts_passes_in_any_order_and_is_handed_back():
     assert "got 7" in str(caught.value)
 
 
-@pytest.mark.parametrize(
-    "raised",
-    [
-        UserError("heads: got 7"),
-        UserError("model.heads: got 8"),
-        UserError("model.heads: got 7", "and more"),
-    ],
-    ids=["no key", "no value", "two lines"],
-)
-def test_another_message_fails(raised: UserError):
+@pytest.mark.parametrize("message", [("heads: got 7",), ("model.heads: got 8",), ("model.heads: got 7", "and more")])
+def test_another_message_fails(message: tuple[str, ...]):
     with pytest.raises(AssertionError), refused("model.heads", "7"):
-        raise raised
+        raise UserError(*message)
 
 
 def test_a_grid_stands_below_the_line_that_has_the_parts():
@@ -49,14 +39,10 @@ def test_another_error_or_none_fails():
 @pytest.mark.parametrize(
     ("status", "out", "errors"),
     [
-        (1, "", "jaxpar: --steps: got 5\n"),
-        (2, "step 1\n", "jaxpar: --steps: got 5\n"),
-        (2, "", "--steps: got 5\n"),
-        (2, "", "jaxpar: --steps: got 5\nand more\n"),
-        (2, "", "jaxpar: --step: got 5\n"),
+        (1, "", "jaxpar: --steps: got 5\n"), (2, "step 1\n", "jaxpar: --steps: got 5\n"), (2, "", "--steps: got 5\n"),
+        (2, "", "jaxpar: --steps: got 5\nand more\n"), (2, "", "jaxpar: --step: got 5\n"),
     ],
-    ids=["another status", "something on stdout", "no name of the program", "two lines", "no key"],
-)
+)  # fmt: skip
 def test_a_command_that_refuses_in_another_form_fails(status: int, out: str, errors: str):
     assert refused_by_command(2, "", "jaxpar: --steps: got 5\n", "--steps", "5") == "jaxpar: --steps: got 5"
     with pytest.raises((AssertionError, ValueError)):

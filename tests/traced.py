@@ -1,7 +1,5 @@
 """What a traced program does: its operations, how often each runs, and the bytes that its collectives send."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator
 from math import prod

@@ -1,7 +1,5 @@
 """What a pass through a chunk of layers keeps, in bytes, as tracing it finds: to hold the closed forms against."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any, NamedTuple
 

@@ -1,9 +1,5 @@
 """Orders of a sequence: each is a permutation, and the work that it gives each rank is counted exactly."""
 
-from __future__ import annotations
-
-from pathlib import Path
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -26,13 +22,6 @@ MASKS = [
     Mask(causal, window, segmented) for causal in (True, False) for window in (None, 5) for segmented in (True, False)
 ]
 RANKS = [2, 4, 8]
-
-
-def packed(length: int, mean: int, seed: int = 0) -> np.ndarray:
-    """A row of documents of geometric lengths, [1, length]."""
-    lengths = np.random.default_rng(seed).geometric(1 / mean, size=length)
-    lengths = lengths[: np.searchsorted(lengths.cumsum(), length) + 1]
-    return np.repeat(np.arange(1, len(lengths) + 1, dtype=np.int32), lengths)[None, :length]
 
 
 @pytest.mark.parametrize("ranks", RANKS)
@@ -107,35 +96,12 @@ def test_the_work_of_all_ranks_is_the_work_of_the_rows(segments: np.ndarray, ord
     assert work.sum() == visible_pairs(mask, segments) == int(kept.sum())
 
 
-DOCS = (Path(__file__).parents[2] / "docs" / "long-context.md").read_text(encoding="utf-8")
-DOCUMENTED = {
-    "causal": (Mask(), None),
-    "causal, window of 4096": (Mask(window=4096), None),
-    "documents of 8k tokens in the mean": (Mask(segmented=True), packed(65536, mean=8192)),
-    "documents of 1k tokens in the mean": (Mask(segmented=True), packed(65536, mean=1024)),
-}
-
-
-@pytest.mark.parametrize("name", DOCUMENTED)
-def test_the_docs_state_what_is_counted(name: str) -> None:
-    mask, segments = DOCUMENTED[name]
-    orders = [(mask, segments, sequence_order(order, 65536, 8), 8) for order in ORDERS]
-    over = [round(100 * imbalance(visible_pairs_per_rank(*order))) for order in orders]
-    blocks = [blocks_per_rank(*order, 512, 512).max() for order in orders]
-    cells = [
-        f"{f'+{o}%' if o else 0}, {f'**{n}**' if n == min(blocks) else n}" for o, n in zip(over, blocks, strict=True)
-    ]
-    (line,) = (line for line in DOCS.splitlines() if line.startswith(f"| {name} "))
-    assert [cell.strip() for cell in line.strip("|").split("|")] == [name, *cells]
-
-
 @pytest.mark.parametrize(("run", "block", "computed"), [(None, 512, "2.0"), (256, 256, "1.06")])
 def test_blocks_inside_the_chunks_of_a_zigzag_rank_compute_little_that_is_masked(run, block, computed) -> None:
     assert run_length("zigzag", 4096, 8) == 256 and run_length("striped", 4096, 8) is None
     order = Mask(), None, sequence_order("zigzag", 4096, 8), 8
     ratio = blocks_per_rank(*order, 512, 512, run).sum() * block**2 / visible_pairs(Mask(), 4096)
     assert ratio == pytest.approx(float(computed), rel=5e-3)
-    assert computed in DOCS
 
 
 def test_a_row_of_padding_is_no_work_for_anybody() -> None:

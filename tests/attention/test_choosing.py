@@ -1,7 +1,5 @@
 """Which attention is chosen, and what is reported of the others."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import get_args, get_type_hints
 

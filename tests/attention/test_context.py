@@ -1,7 +1,5 @@
 """Every context strategy equals dense attention in float64: output and gradients, on 2 to 8 ranks."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

@@ -4,8 +4,6 @@ Pallas' interpreter does not know varying types, so what the kernels compute is 
 (`tests/pallas_kernels`). Here programs are traced, not compiled: what is compiled for GPUs has the kernels alone.
 """
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import pytest

@@ -1,7 +1,5 @@
 """The picture of sequence orders shows the pairs that masks keep and the shares that ranks have."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 from xml.etree import ElementTree

@@ -1,7 +1,5 @@
 """What `auto` makes of our kernels once records say that they were right on a device."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 

@@ -1,7 +1,5 @@
 """The benchmark of strategies, tried at a size that takes no time: what it reports, and not how long things take."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

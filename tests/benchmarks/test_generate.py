@@ -1,7 +1,5 @@
 """Both sides of the generation benchmark continue the same prompts, and what is printed are their rates."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path

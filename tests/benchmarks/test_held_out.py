@@ -1,7 +1,5 @@
 """Studies of held-out losses: the settings of each run, what is not run again, and the table."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The search for the most layers that fit, with sizes by decree: nothing is compiled."""
 
-from __future__ import annotations
-
 from math import inf
 
 import pytest

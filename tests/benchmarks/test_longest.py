@@ -1,7 +1,5 @@
 """The search for the longest row that fits, with lengths that fit by decree: nothing is compiled."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.longest.__main__ import Layout, layouts, table

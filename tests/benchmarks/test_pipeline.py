@@ -1,7 +1,5 @@
 """The benchmark of pipelines, at sizes that run in no time: what it reports, and not how long anything takes."""
 
-from __future__ import annotations
-
 import json
 
 import jax

@@ -1,20 +1,17 @@
 """The table of predictions is put into docs/predictions.md, and shipped configurations are priced."""
 
-from __future__ import annotations
-
-import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from benchmarks.planner.shipped import compared, first_choice, shipped, table
+from benchmarks.planner.shipped import compared, shipped, table
 from benchmarks.validation.page import MARKS, PAGE, with_table
-from jaxpar.config import config_to_yaml
+from jaxpar.config import Config, config_to_yaml
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.model import step_time
 from jaxpar.planner.step_time.update import update_of
-from jaxpar.units import GIB
 from tests.sentences import refused
 from tests.small_run import small
 
@@ -35,15 +32,17 @@ def test_a_page_without_a_place_is_a_sentence(page: str):
         with_table(page, [])
 
 
+def config_of(remat: Any) -> Config:
+    return small(
+        model={"layers": 4, "embed": 512, "heads": 8, "mlp": 2048, "vocab": 1024},
+        parallel={"fsdp": 8, "zero": 3, "microbatches": 2}, memory={"remat": remat},
+        data={"sequence_length": 1024, "batch_size": 16}, precision={"compute": "bfloat16"},
+    )  # fmt: skip
+
+
 def test_a_shipped_configuration_is_priced_beside_the_planners_first(tmp_path: Path):
     """What the file sets, as it stands, and the first of the command that it names, both by the same model."""
-    config = small(
-        model={"layers": 4, "embed": 512, "heads": 8, "mlp": 2048, "vocab": 1024},
-        parallel={"fsdp": 8, "zero": 3, "microbatches": 2},
-        memory={"remat": "full"},
-        data={"sequence_length": 1024, "batch_size": 16},
-        precision={"compute": "bfloat16"},
-    )
+    config = config_of("full")
     file = tmp_path / "own.yaml"
     head = "# A model.\n#   python -m jaxpar.plan --config configs/own.yaml --cluster h100:1x8 --avoid offload\n"
     file.write_text(head + config_to_yaml(config))
@@ -68,14 +67,7 @@ def test_a_configuration_that_sets_each_layer_is_priced_as_it_is(tmp_path: Path)
     head = "#   python -m jaxpar.plan --config configs/own.yaml --cluster h100:1x8 --avoid offload\n"
     mixture = [{"layers": "0-1", "preset": "full"}, {"layers": "2-3", "preset": "none"}]
     for name, remat in {"full": "full", "mixture": mixture, "none": "none"}.items():
-        config = small(
-            model={"layers": 4, "embed": 512, "heads": 8, "mlp": 2048, "vocab": 1024},
-            parallel={"fsdp": 8, "zero": 3, "microbatches": 2},
-            memory={"remat": remat},
-            data={"sequence_length": 1024, "batch_size": 16},
-            precision={"compute": "bfloat16"},
-        )
-        (tmp_path / "own.yaml").write_text(head + config_to_yaml(config))
+        (tmp_path / "own.yaml").write_text(head + config_to_yaml(config_of(remat)))
         (one,) = shipped(tmp_path)
         row = compared(one)
         seconds[name] = row["shipped"]["seconds"]
@@ -89,21 +81,6 @@ def test_a_configuration_that_sets_each_layer_is_priced_as_it_is(tmp_path: Path)
 def test_every_shipped_configuration_of_a_cluster_names_its_command():
     found = {one.file.stem: one.cluster for one in shipped()}
     assert found["llama3_8b"] == "h100:1x8" and {"llama3_70b", "llama3_405b", "gpt3_175b_32k"} <= {*found}
-
-
-@pytest.mark.parametrize("name", ["gemma3_1b", "gpt2_124m", "llama3_1b", "qwen3_0p6b"])
-def test_the_first_lines_of_a_file_have_what_the_planner_expects_of_its_first(name: str):
-    """The first keeps all activations, whose program is not that with `gemm_last`, of which other numbers are."""
-    (one,) = (one for one in shipped() if one.file.stem == name)
-    _, first, _ = first_choice(one)
-    lines = " ".join(line.lstrip("# ") for line in one.file.read_text().splitlines() if line.startswith("#"))
-    (found,) = re.findall(r"expects ([\d.]+ m?s) and (\d+) GiB of it", lines)
-    seconds, gib = first.candidate.seconds, first.candidate.memory.device / GIB
-    assert found == (
-        f"{seconds:.2f} s" if seconds >= 1 or "0." in found[0] else f"{1000 * seconds:.0f} ms",
-        f"{gib:.0f}",
-    )
-    assert first.candidate.layout.remat == "none" and "activations" in lines and "remat: gemm_last" in lines
 
 
 def test_a_command_with_other_options_is_refused(tmp_path: Path):

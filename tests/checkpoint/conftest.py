@@ -1,7 +1,5 @@
 """Checkpointers of a temporary folder, whose sentences for the user are collected."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from pathlib import Path
 

@@ -6,8 +6,6 @@ writing goes on in the background. They run one after another, forked from this 
 but has touched no device yet.
 """
 
-from __future__ import annotations
-
 import os
 import sys
 import time

@@ -1,7 +1,5 @@
 """Small states with hard values, and their shardings over meshes of any size."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import jax

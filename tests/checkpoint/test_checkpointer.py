@@ -1,7 +1,5 @@
 """What is saved comes back bit for bit, on any mesh, and only where it fits."""
 
-from __future__ import annotations
-
 import os
 
 import jax

@@ -1,7 +1,5 @@
 """Whatever happens to the files of a checkpoint is noticed, named, and costs that checkpoint alone."""
 
-from __future__ import annotations
-
 import os
 import shutil
 

@@ -1,7 +1,5 @@
 """Which folders are checkpoints, which of them may go, and how one goes."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.checkpoint import folders

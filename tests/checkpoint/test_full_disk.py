@@ -3,8 +3,6 @@
 The kernel plays the full disk: it refuses to let any file of the process grow beyond a limit.
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

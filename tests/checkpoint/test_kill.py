@@ -1,7 +1,5 @@
 """kill -9 in the middle of a save: the last complete checkpoint is always found, and saving goes on."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """The manifest: one text for given files, any other text refused."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

@@ -1,7 +1,5 @@
 """Two processes of one job, one folder: they agree, share the work, and one process can go on from there."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -3,8 +3,6 @@
 It stops with an assertion where a promise is broken; the parent looks at the exit status and at the folder.
 """
 
-from __future__ import annotations
-
 import re
 import resource
 import sys

@@ -1,7 +1,5 @@
 """Devices, layout and collectives, on the virtual ones."""
 
-from __future__ import annotations
-
 import jax
 import pytest
 

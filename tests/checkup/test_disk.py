@@ -1,7 +1,5 @@
 """The folder of runs is tried out, and nothing is left in it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Findings of several processes become one report."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.checkup.finding import Finding, attempt, merged, worst

@@ -1,7 +1,5 @@
 """What nvidia-smi says is judged; the machine at hand has no driver, so its output is recorded."""
 
-from __future__ import annotations
-
 from jaxpar.checkup.finding import Finding
 from jaxpar.checkup.machine import Gpu, check_machine, read_gpus
 

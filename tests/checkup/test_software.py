@@ -1,7 +1,5 @@
 """Versions are compared with the ranges of pyproject.toml, and the plugin's with jaxlib's."""
 
-from __future__ import annotations
-
 import pytest
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet

@@ -1,7 +1,5 @@
 """Small steps compiled for clusters of H100s, each once for all workers, with their reports."""
 
-from __future__ import annotations
-
 import atexit
 import fcntl
 import hashlib

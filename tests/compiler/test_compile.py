@@ -1,9 +1,8 @@
 """The step compiled in a child process: what comes back, what is kept, and what is reported when it fails."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -137,9 +136,11 @@ def test_a_compile_that_dies_states_its_last_lines_and_nothing_of_our_environmen
     assert "\n" not in sentence
 
 
-def test_a_flag_that_xla_does_not_know_is_reported_before_compiling():
+@pytest.mark.parametrize("more", [{"flags": ("--xla_gpu_no_such_thing=1",)}, {}], ids=["asked for", "of a run"])
+def test_a_flag_that_xla_does_not_know_is_reported_before_compiling(more: Any, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("XLA_FLAGS", "" if more else "--xla_gpu_no_such_thing=1")
     with refused("XLA_FLAGS", "--xla_gpu_no_such_thing=1"):
-        compile_step(wide(**EIGHT), parse_cluster("h100:1x8"), cache=None, flags=("--xla_gpu_no_such_thing=1",))
+        compile_step(wide(**EIGHT), parse_cluster("h100:1x8"), cache=None, **more)
 
 
 @pytest.mark.parametrize(
@@ -162,9 +163,3 @@ def test_a_cache_that_cannot_be_written_is_reported_before_compiling(tmp_path: P
     file.write_text("")
     with refused(str(file), "cannot be kept", "File exists"):
         compile_step(wide(**EIGHT), parse_cluster("h100:1x8"), cache=file)
-
-
-def test_flags_of_the_environment_are_those_of_a_run(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setenv("XLA_FLAGS", "--xla_gpu_no_such_thing=1")
-    with refused("XLA_FLAGS", "--xla_gpu_no_such_thing=1"):
-        compile_step(wide(**EIGHT), parse_cluster("h100:1x8"), cache=None)

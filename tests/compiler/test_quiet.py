@@ -1,7 +1,5 @@
 """The screen stays free of what CUDA's stub logs where there is no driver, and of nothing else."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

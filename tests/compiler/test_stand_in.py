@@ -1,7 +1,5 @@
 """Where cuDNN is not installed, a fused kernel of ours is compiled in its place, for each kind of layers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

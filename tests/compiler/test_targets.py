@@ -1,7 +1,5 @@
 """GPUs as XLA's compiler sees them."""
 
-from __future__ import annotations
-
 import re
 
 import pytest

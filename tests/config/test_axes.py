@@ -1,7 +1,5 @@
 """The axis of -1 takes what remains, and a mesh that does not fit the devices is refused."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.config import ParallelConfig, resolve_axes, virtual_devices_needed

@@ -1,7 +1,5 @@
 """The configurations that come with jaxpar load, fit together and say what their names say."""
 
-from __future__ import annotations
-
 import itertools
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """Experts that do not fit: one sentence each, with the key, the value and what was expected."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

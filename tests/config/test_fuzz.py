@@ -3,8 +3,6 @@
 Three thousand indexes of token folders are broken in `tests/data/tokens/test_token_index.py`.
 """
 
-from __future__ import annotations
-
 import json
 import random
 from collections import Counter

@@ -1,7 +1,5 @@
 """Latent attention: what is refused in one sentence, and numbers of weights and FLOPs from the paper's formulas."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.config import load_config

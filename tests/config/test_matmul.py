@@ -1,7 +1,5 @@
 """Refusals of `precision.matmul`, each with the way out."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

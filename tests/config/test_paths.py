@@ -1,7 +1,5 @@
 """Paths and hosts that cannot be any, and URLs in place of paths, are one sentence before anything is opened."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

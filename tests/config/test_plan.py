@@ -1,7 +1,5 @@
 """The plan survives JSON and refuses what it does not know."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 

@@ -1,7 +1,5 @@
 """The presets are the published models: their parameter counts say so."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

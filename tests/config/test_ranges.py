@@ -1,7 +1,5 @@
 """The range and type of each key, and products of keys that no machine holds."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, is_dataclass, replace
 from typing import Annotated, get_args
 

@@ -1,7 +1,5 @@
 """What a user wrote stands in messages without control characters, and no longer than a reader wants it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """JSON that is printed or written for a user has no token that strict readers refuse."""
 
-from __future__ import annotations
-
 import ast
 import json
 from pathlib import Path

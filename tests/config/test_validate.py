@@ -1,7 +1,5 @@
 """Every check between keys: what it refuses, with which keys and values, and what it lets through."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.config import Config, load_config

@@ -1,7 +1,5 @@
 """Seconds of layers with experts: grouped products against measurements, messages by formula, what slows them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import exp, log
 from typing import Any

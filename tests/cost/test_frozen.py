@@ -1,7 +1,5 @@
 """The time of a step with low-rank factors: no gradients of frozen weights, and the products of factors."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Messages between pods, whose uplinks are oversubscribed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

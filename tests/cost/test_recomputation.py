@@ -1,7 +1,5 @@
 """Costs of making activations again, from the layer times that predict a step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

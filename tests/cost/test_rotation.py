@@ -1,7 +1,5 @@
 """Norms of heads before the rotary embedding cost what they move."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

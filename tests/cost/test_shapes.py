@@ -1,7 +1,5 @@
 """What the shape of a layer, and how a row is split, cost."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Measured tables: they replace shares near what was measured, and nothing elsewhere."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

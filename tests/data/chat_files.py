@@ -1,7 +1,5 @@
 """A tokenizer with a chat template, conversations, and token folders of them, for tests."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

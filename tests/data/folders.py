@@ -1,7 +1,5 @@
 """Small texts, a tokenizer of bytes, and token folders made of them: what tests of prepared data share."""
 
-from __future__ import annotations
-
 import io
 import json
 from itertools import pairwise

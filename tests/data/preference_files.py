@@ -1,7 +1,5 @@
 """Token folders of pairs of answers, for tests."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

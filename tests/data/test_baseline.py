@@ -1,7 +1,5 @@
 """The bigram baseline is the textbook's, scored on what the batches score."""
 
-from __future__ import annotations
-
 import itertools
 import math
 from collections import Counter

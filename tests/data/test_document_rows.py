@@ -1,7 +1,5 @@
 """Conversations are whole in their rows, or truncated at one end, and every row has a token that the loss counts."""
 
-from __future__ import annotations
-
 import re
 from itertools import pairwise
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A keyed permutation is one, depends on its key in every place, and looks like any other permutation."""
 
-from __future__ import annotations
-
 from collections import Counter
 from itertools import permutations
 from math import factorial, sqrt

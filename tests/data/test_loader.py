@@ -1,7 +1,5 @@
 """A batch is a function of the step and of the rows asked for, and of nothing else."""
 
-from __future__ import annotations
-
 import itertools
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """Which row of which source an example is, is a function of its number; sources have their shares and go on."""
 
-from __future__ import annotations
-
 import json
 from collections import Counter
 

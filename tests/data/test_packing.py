@@ -1,7 +1,5 @@
 """Rows are what laying the documents end to end and cutting gives, and the same row whenever it is asked for."""
 
-from __future__ import annotations
-
 from itertools import groupby
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The second version of the order: no table of documents, every row once, and rows and documents evenly spread."""
 
-from __future__ import annotations
-
 import tracemalloc
 
 import numpy as np

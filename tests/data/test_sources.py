@@ -1,7 +1,5 @@
 """A data source is one file and one entry: nothing else lists the sources by name."""
 
-from __future__ import annotations
-
 import sys
 from types import ModuleType
 

@@ -1,7 +1,5 @@
 """The standard library as a data set: which files, which split, which tokens."""
 
-from __future__ import annotations
-
 import itertools
 import sysconfig
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A stream knows its documents, and gives a prompt."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

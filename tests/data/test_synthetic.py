@@ -1,7 +1,5 @@
 """Generated text is deterministic, learnable, and of the vocabulary asked for."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

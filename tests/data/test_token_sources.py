@@ -1,7 +1,5 @@
 """Token folders as data: alone or mixed, with their tokenizer, their held-out documents and their vocabulary."""
 
-from __future__ import annotations
-
 import json
 import shutil
 

@@ -1,7 +1,5 @@
 """An address at which nobody listens."""
 
-from __future__ import annotations
-
 import socket
 
 import pytest

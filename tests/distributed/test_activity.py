@@ -1,7 +1,5 @@
 """Whether a process does anything is seen from what it uses."""
 
-from __future__ import annotations
-
 import os
 import time
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Where process 0 listens: where the others look for it, and nowhere else."""
 
-from __future__ import annotations
-
 import socket
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path

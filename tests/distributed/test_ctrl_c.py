@@ -1,7 +1,5 @@
 """Ctrl-C on the command line, while the main thread does something that no handler of Python interrupts."""
 
-from __future__ import annotations
-
 import signal
 import subprocess
 import sys

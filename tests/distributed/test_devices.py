@@ -1,7 +1,5 @@
 """XLA's flags on a machine with a GPU. The machine at hand has none, so its driver is pretended."""
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

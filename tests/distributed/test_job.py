@@ -1,7 +1,5 @@
 """Which job a process belongs to: what is written wins, and what cannot be determined is one sentence."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.config import DistributedConfig
@@ -85,11 +83,7 @@ def test_the_expected_number_of_devices_may_be_written():
     ("environment", "written", "parts"),
     [
         ({}, {"processes": 2}, ("distributed.coordinator and distributed.process_id: null", "no launcher is known")),
-        (
-            recorded("slurm-one-task-per-node"),
-            {"processes": 2},
-            ("processes: 2", "Slurm started 4", "null"),
-        ),
+        (recorded("slurm-one-task-per-node"), {"processes": 2}, ("processes: 2", "Slurm started 4", "null")),
         (KUBERNETES, {}, ("distributed.coordinator: null", "Kubernetes", "pod 0", "JAX_NUM_PROCESSES", "JOBSET_NAME")),
         (OPEN_MPI, {}, ("distributed.coordinator: null", "Open MPI", "set it to host:port of process 0")),
         (JAX | {"JAX_PROCESS_ID": "2"}, {}, ("distributed.process_id: 2", "distributed.processes (2)")),

@@ -1,7 +1,5 @@
 """What launchers leave in the environment is understood: recorded environments, and odd lists of nodes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

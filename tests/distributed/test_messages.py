@@ -1,7 +1,5 @@
 """Lines from the network are read, or are malformed; there is no third."""
 
-from __future__ import annotations
-
 import contextlib
 import json
 from dataclasses import astuple

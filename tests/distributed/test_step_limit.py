@@ -1,7 +1,5 @@
 """How long a step may take: what the user set, else what the steps so far give."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.distributed.step_limit import LEAST_S, UNKNOWN_S, StepLimit

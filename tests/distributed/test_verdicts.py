@@ -1,7 +1,5 @@
 """Who is to blame, from what is known of each process."""
 
-from __future__ import annotations
-
 from jaxpar.distributed import verdicts
 from jaxpar.distributed.verdicts import Mark, Sign
 

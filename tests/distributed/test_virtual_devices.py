@@ -1,7 +1,5 @@
 """What XLA:CPU's client has when several virtual devices stand in for GPUs. In processes of their own."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

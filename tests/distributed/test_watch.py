@@ -1,7 +1,5 @@
 """Watches of several processes, here in one, over real connections: who is lost is reported to all."""
 
-from __future__ import annotations
-
 import json
 import socket
 import threading

@@ -3,8 +3,6 @@
 `python -m tests.docs.notebooks [name]` runs them and writes what they print and draw into them, to be committed.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import sys

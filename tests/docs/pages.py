@@ -1,7 +1,5 @@
 """The code of a page, each with its place. markdown-it-py, which parses pages, comes with rich."""
 
-from __future__ import annotations
-
 import json
 import re
 from dataclasses import dataclass, field

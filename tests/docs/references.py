@@ -4,8 +4,6 @@
 and yields what is wrong. Sources are read, never imported.
 """
 
-from __future__ import annotations
-
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Sequence

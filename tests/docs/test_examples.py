@@ -1,7 +1,5 @@
 """The training commands of README can be given in the order in which they stand."""
 
-from __future__ import annotations
-
 import re
 import shlex
 from pathlib import Path

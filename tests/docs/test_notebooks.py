@@ -1,7 +1,5 @@
 """The notebooks run from the first cell to the last, and what is kept in them is what they show."""
 
-from __future__ import annotations
-
 import base64
 import json
 import re

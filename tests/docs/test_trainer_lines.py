@@ -1,7 +1,5 @@
 """The lines of Python in docs/python.md do what they show."""
 
-from __future__ import annotations
-
 import doctest
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What lm-evaluation-harness measured with its own backend (`tests/goldens/generate_evaluation.py`)."""
 
-from __future__ import annotations
-
 import json
 from functools import cache
 from pathlib import Path

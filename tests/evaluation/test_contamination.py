@@ -1,7 +1,5 @@
 """Texts of a task that are in training data are found, and its numbers are also those without them."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The model that lm-evaluation-harness gets answers as its own `hf` model does."""
 
-from __future__ import annotations
-
 import importlib
 import json
 import sys

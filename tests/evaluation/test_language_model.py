@@ -1,7 +1,5 @@
 """What a model answers about texts is checked, and every prompt draws with a number of its own."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Every n-gram of a text that a stream has is found, and no other one."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """Standard errors are those of their definitions."""
 
-from __future__ import annotations
-
 import math
 from statistics import stdev
 

@@ -1,7 +1,5 @@
 """Numbers of tasks are those of lm-evaluation-harness."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

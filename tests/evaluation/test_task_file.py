@@ -1,7 +1,5 @@
 """Files of tasks are read whole or refused in one sentence that names the file, the line and the field."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

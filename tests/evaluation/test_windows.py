@@ -1,7 +1,5 @@
 """Windows score each token of a text once, with as much before it as they are made for."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.evaluation.windows import windows

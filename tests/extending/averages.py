@@ -6,8 +6,6 @@ trains as `python -m jaxpar.train` does, and a logged step records `average_loss
 all steps with finite numbers, logged or not; each has DECAY times the weight of the step after it.
 """
 
-from __future__ import annotations
-
 import sys
 
 import jax.numpy as jnp

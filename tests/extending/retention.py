@@ -6,8 +6,6 @@ trains as `python -m jaxpar.train` does. A head h has a state S, which decays by
 S' = decay * S + k v^T, and its output is q S'. The output is normed by head and gated. A document begins with S = 0.
 """
 
-from __future__ import annotations
-
 import sys
 
 import jax

@@ -3,8 +3,6 @@
 Registered as `optimizer.name: soap`, from outside jaxpar. `optimizer.options` has its settings.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from math import prod
 

@@ -1,7 +1,5 @@
 """A mixer registered from outside the package: a float64 recurrence, token by token, on any layout; and its decode."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 
@@ -97,6 +95,7 @@ def test_loss_and_gradients_equal_a_recurrence_in_float64(layout: str, monkeypat
     assert_close(loss, wanted, run.by_layer(found), renamed(gradients, "attention", "retention"))
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("parallel", [{}, {"context": 2, "tensor": 2}], ids=["one device", "context and tensor"])
 def test_decode_equals_the_parallel_form_for_100_tokens(parallel: dict[str, Any]):
     run = run_of(HYBRID, parallel=parallel, data={"sequence_length": 128})
@@ -114,6 +113,7 @@ def test_decode_equals_the_parallel_form_for_100_tokens(parallel: dict[str, Any]
         np.testing.assert_allclose(new.log_probabilities, after.max(axis=-1), atol=TOLERANCE, rtol=TOLERANCE)
 
 
+@pytest.mark.long
 def test_a_hybrid_of_retention_and_attention_trains_alike_on_a_split_mesh():
     wanted, _ = run_of(HYBRID).train(4)
     run = run_of(HYBRID, parallel={"context": 2, "tensor": 2, "fsdp": 2, "zero": 3})
@@ -154,10 +154,10 @@ def test_a_field_that_it_reads_is_in_every_batch(optional: bool, monkeypatch: py
     run = run_of({"mixer": "marked"})
     with refused("marked", "float32", "by row and token"):
         run.place(run.rows(0))
-    losses = []
+    losses, state = [], run.step.residency.initial_state()
     for value in (0.0, 1.0):
         batch = run.place(run.rows(0) | {"marked": np.full((8, 32), value, np.float32)})
-        losses.append(float(run.step.gradients(run.step.residency.initial_state(), batch)[0]))
+        losses.append(float(run.step.gradients(state, batch)[0]))
     assert losses[0] != losses[1]
 
 

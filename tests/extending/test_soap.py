@@ -1,7 +1,5 @@
 """SOAP of `docs/extending.md`, registered from outside: parity with float64 on split meshes, storage, and restoring."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import asdict, replace
 from math import prod
@@ -76,9 +74,12 @@ def of_mesh(parallel: dict[str, Any], **sections: dict[str, Any]) -> Config:
 
 @pytest.mark.parametrize(
     "parallel",
-    [{}, SPLIT, pytest.param({"pipe": 2, "fsdp": 2, "zero": 1, "microbatches": 2}, marks=pytest.mark.long)],
+    [
+        pytest.param({}, marks=pytest.mark.long), pytest.param(SPLIT, marks=pytest.mark.long(always=True)),
+        pytest.param({"pipe": 2, "fsdp": 2, "zero": 1, "microbatches": 2}, marks=pytest.mark.long),
+    ],
     ids=str,
-)
+)  # fmt: skip
 def test_its_steps_equal_the_float64_trainer(parallel: dict[str, int], monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(trainer64, "muon_direction", soap64)
     run = SmallRun(of_mesh(parallel))
@@ -104,6 +105,7 @@ def trained(folder: Path, name: str, steps: int, parallel: dict[str, Any], **sec
     return config
 
 
+@pytest.mark.long
 def test_a_run_goes_on_on_another_mesh(tmp_path: Path):
     whole = trained(tmp_path, "whole", STEPS, SPLIT)
     trained(tmp_path, "moved", 3, SPLIT)

@@ -1,7 +1,5 @@
 """An objective registered from outside the package: loss and gradients of its formula in float64, on any layout."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Inputs registered from outside the package: loss and gradients in float64 on any layout, training, and refusals."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -7,8 +7,6 @@ trains as `python -m jaxpar.train` does. A token that ends a sequence of four th
 loss makes it less likely, where it makes others likelier.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

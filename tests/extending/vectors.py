@@ -6,8 +6,6 @@
 trains as `python -m jaxpar.train` does. The source's vectors are random, one for each token of the vocabulary.
 """
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Mapping
 

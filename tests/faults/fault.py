@@ -1,7 +1,5 @@
 """What a seeded fault is, and how it names the tests that must notice it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal

@@ -1,7 +1,5 @@
 """Faults that somebody could make, each one replacement in the code, and the tests that must notice it."""
 
-from __future__ import annotations
-
 from tests.faults.catalogue.communication import COMMUNICATION
 from tests.faults.catalogue.experts import EXPERTS
 from tests.faults.catalogue.hybrids import HYBRIDS

@@ -1,7 +1,5 @@
 """A pytest plugin that states which copy of the code was tested."""
 
-from __future__ import annotations
-
 import importlib.util
 
 import pytest

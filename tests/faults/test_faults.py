@@ -1,7 +1,5 @@
 """Each seeded fault turns its tests red: a suite that cannot fail proves nothing."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

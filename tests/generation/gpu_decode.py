@@ -1,7 +1,5 @@
 """What decoding a token does with the weights of layers on a GPU, as XLA compiles it without one; child only."""
 
-from __future__ import annotations
-
 import re
 from math import prod
 from typing import Any

@@ -1,7 +1,5 @@
 """Generation with experts: no token is dropped, merged with others, or routed by a random number."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Generation gives the tokens and the log-probabilities of the training step's forward, on any layout."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """The weights of a pipeline become those of generation without a whole copy on any device."""
 
-from __future__ import annotations
-
 import re
 from math import prod
 from typing import Any

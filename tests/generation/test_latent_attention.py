@@ -1,7 +1,5 @@
 """Generation with multi-head latent attention: latent vectors are cached, and never expanded for a token."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """A run's configuration, laid out for generation."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """The filters and penalties of sampling, against their definitions in NumPy."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -1,7 +1,5 @@
 """Scores of tokens are those of the training step's forward, on any layout, from few compiled programs."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -7,8 +7,6 @@ Run it where torch and transformers import; jaxpar need not be installed. transf
 that jaxpar drew, and its log-probabilities of these and its likeliest tokens are compared with jaxpar's.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -12,8 +12,6 @@ The weights are drawn by NumPy, norms and biases included. The model runs in flo
 (norms, rotary angles, softmax) in float32.
 """
 
-from __future__ import annotations
-
 import json
 import shutil
 import sys

@@ -10,8 +10,6 @@ examples of the tasks (`*.jsonl`) and their settings for jaxpar (`*.yaml`) and f
 of this folder, in float32.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -10,8 +10,6 @@ writes for each case `tests/goldens/peft/<name>.npz`: `logits` float32 [batch, s
 golden's tokens; `adapter`, the digest of the adapter's weights; `made_with`, the versions.
 """
 
-from __future__ import annotations
-
 import hashlib
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Reads a golden: a tiny model in Hugging Face's format, as `transformers` wrote it, and its logits there."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The reference decoder computes what transformers computes, from the weights that the tables of families read."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import numpy as np

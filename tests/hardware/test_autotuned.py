@@ -1,7 +1,5 @@
 """Tiles of Triton's matmuls in a file: which flags they need, what XLA takes of them without a GPU, and refusals."""
 
-from __future__ import annotations
-
 import tempfile
 from pathlib import Path
 

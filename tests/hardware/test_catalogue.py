@@ -1,7 +1,5 @@
 """The catalogue of GPUs."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.hardware.catalogue import GPUS, gpu_named, gpu_of

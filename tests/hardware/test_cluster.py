@@ -1,7 +1,5 @@
 """Clusters from text and from files."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """What there is of the host's memory, and what XLA pins of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

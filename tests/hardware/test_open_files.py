@@ -1,7 +1,5 @@
 """How many files a process may open."""
 
-from __future__ import annotations
-
 import resource
 
 import pytest

@@ -1,7 +1,5 @@
 """XLA's flags: known to the installed XLA, and never against what the user set."""
 
-from __future__ import annotations
-
 import os
 
 import pytest

@@ -1,7 +1,5 @@
 """Folders in Hugging Face's format to change and to break, made of the goldens."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Exports the factors of `test_adapter` in PEFT's format: `python -m tests.interop.peft_adapters FOLDER`."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

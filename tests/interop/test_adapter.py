@@ -1,7 +1,5 @@
 """A run with low-rank factors saves these alone; it is read merged with its model, and exported in PEFT's format."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from dataclasses import replace

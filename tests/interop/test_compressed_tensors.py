@@ -1,7 +1,5 @@
 """Exports in FP8 with a scale for each matrix, in the format `compressed-tensors`, and their way back."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

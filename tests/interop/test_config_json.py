@@ -1,7 +1,5 @@
 """`config.json` to a model section and back; what our model does not have is refused by its key."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path

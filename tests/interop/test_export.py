@@ -1,7 +1,5 @@
 """An export is the folder that was imported, byte for byte, by whichever way; an interrupted one leaves nothing."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """`convert factorize`: the factors are the best of their rank, or drawn; what it writes is a MODEL like any other."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

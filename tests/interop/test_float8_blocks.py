@@ -1,7 +1,5 @@
 """Matrices in blocks of float8 are read as bfloat16, whole and by parts; layers for further tokens are left out."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A part of a weight is read from the lines of the tensor in which it lies, and is that part of the whole."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A folder in Hugging Face's format is checked whole before a weight is read; what is wrong with it is named."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

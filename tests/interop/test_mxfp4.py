@@ -1,7 +1,5 @@
 """Tensors in MXFP4 are read as transformers reads them, whole and by parts, and written as bfloat16."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

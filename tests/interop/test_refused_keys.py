@@ -1,7 +1,5 @@
 """Keys of `config.json` that are refused by their names, and spellings of one key that must agree."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

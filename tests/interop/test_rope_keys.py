@@ -1,7 +1,5 @@
 """Rotary embeddings of `config.json`, which may state a thing twice: as transformers 5.24 reads them, or refused."""
 
-from __future__ import annotations
-
 import math
 from typing import Any
 

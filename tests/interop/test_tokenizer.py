@@ -1,7 +1,5 @@
 """The tokens that begin and end a text are those that a model's own files name."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from pathlib import Path

@@ -1,7 +1,5 @@
 """An export has the tokenizer and the chat template that the model was trained with."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace

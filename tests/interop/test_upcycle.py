@@ -1,7 +1,5 @@
 """`convert upcycle`: at first a model with experts computes what its dense model computes."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

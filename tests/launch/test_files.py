@@ -1,7 +1,5 @@
 """The files for clusters parse, agree with themselves and with what the processes read."""
 
-from __future__ import annotations
-
 import os
 import re
 import shutil

@@ -1,7 +1,5 @@
 """launch/local.py starts the processes of a job, prints what they say, and ends all when one fails."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -23,10 +21,7 @@ def start(code: str, *options: str, processes: int = 2) -> subprocess.Popen[str]
     setup = "import os, signal, sys, time; R = int(os.environ['JAX_PROCESS_ID']); "
     launcher = [sys.executable, str(ROOT / "launch/local.py"), "--processes", str(processes), *options, "--"]
     return subprocess.Popen(
-        [*launcher, sys.executable, "-c", setup + code],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+        [*launcher, sys.executable, "-c", setup + code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     )
 
 

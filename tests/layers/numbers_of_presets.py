@@ -4,8 +4,6 @@
 still described by hand, in eight places.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Layers of one block and of three: the numbers of one device on a split mesh, and the blocks that they have."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -33,6 +31,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(MIXERS, "retention_attention", (RETENTION, MIXERS["attention"]))
 
 
+@pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("layers", MODELS)
 def test_layers_of_any_number_of_blocks_equal_one_device(layers: str):
     """In the loss and every gradient, on a mesh of fsdp and tensor ranks in a pipeline."""

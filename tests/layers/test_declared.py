@@ -1,7 +1,5 @@
 """Layers have the weights, the activations and the groups of matmuls that their parts declare."""
 
-from __future__ import annotations
-
 import ast
 from dataclasses import replace
 from pathlib import Path
@@ -160,8 +158,7 @@ def test_the_time_of_an_average_layer_is_that_of_its_kinds():
 
 
 @pytest.mark.parametrize(
-    ("model", "name"),
-    [("model.activation=gelu", "mlp_gate"), ("model.norm_placement=sandwich", "attention_residual")],
+    ("model", "name"), [("model.activation=gelu", "mlp_gate"), ("model.norm_placement=sandwich", "attention_residual")]
 )
 def test_a_remat_map_may_name_what_only_other_models_layers_have(model: str, name: str):
     def runs(written: str) -> tuple[LayerRun, ...]:

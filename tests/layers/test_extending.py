@@ -1,7 +1,5 @@
 """The worked example of `docs/extending.md`: one file and one entry of a registry, and everything else follows."""
 
-from __future__ import annotations
-
 import re
 import sys
 from collections.abc import Iterator

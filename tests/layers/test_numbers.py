@@ -1,7 +1,5 @@
 """What is derived from the declarations of a layer's parts is what was described by hand before, number for number."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Tree attention over keys on 2, 4 and 8 ranks equals dense attention in float64."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """`memory.remat: auto`: the cheapest that fits, and a sentence where nothing does."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

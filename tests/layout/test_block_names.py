@@ -1,7 +1,5 @@
 """A feed-forward has any name: tiles, rings, memory and training follow the declared block."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

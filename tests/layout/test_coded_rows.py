@@ -1,7 +1,5 @@
 """How many rows of a model of two kinds of layers are stored as codes: what estimates count and what a layout has."""
 
-from __future__ import annotations
-
 import jax
 import pytest
 

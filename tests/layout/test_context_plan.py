@@ -1,7 +1,5 @@
 """How a plan shares a row over context ranks: groups inside nodes, what would not be used, what is exchanged again."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """A plan that is given to a run decides: it is run as it is, to the same bits, or refused in one sentence."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

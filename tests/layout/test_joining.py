@@ -1,7 +1,5 @@
 """Limits up to which XLA joins messages of a layer."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

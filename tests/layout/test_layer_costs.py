@@ -1,7 +1,5 @@
 """What it costs not to keep an activation under `precision.matmul`: as much as a step takes longer."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

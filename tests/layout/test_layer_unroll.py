@@ -1,7 +1,5 @@
 """Layers in a turn of the loop: where several are worth their memory, and where they change nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

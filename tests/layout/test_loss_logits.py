@@ -1,7 +1,5 @@
 """What a plan does with the logits of the loss's kernel: as asked, or what memory allows and takes less time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Which plans merge matmuls that share an operand."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

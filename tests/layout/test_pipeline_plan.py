@@ -1,7 +1,5 @@
 """What a pipeline's plan says, and the sizes that a schedule cannot have: one sentence, before anything is compiled."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

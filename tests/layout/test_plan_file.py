@@ -1,7 +1,5 @@
 """One format of `plan.json`: what it holds, files of before, and versions that are not read."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import fields, is_dataclass
 from pathlib import Path
@@ -62,8 +60,7 @@ def test_of_a_list_the_first_is_read(file: Path):
 
 
 @pytest.mark.parametrize(
-    "version",
-    [pytest.param(PLAN_VERSION + 1, id="next"), PLAN_VERSION - 1, 0, -1, "1", 1.0, True, None, [1]],
+    "version", [pytest.param(PLAN_VERSION + 1, id="next"), PLAN_VERSION - 1, 0, -1, "1", 1.0, True, None, [1]]
 )
 def test_another_version_is_refused(file: Path, capsys: pytest.CaptureFixture[str], version: object):
     edit(file, version=version)

@@ -1,7 +1,5 @@
 """The weights whose state stays on the device while the others' is on the host: what fits, and no more."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

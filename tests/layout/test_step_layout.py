@@ -1,7 +1,5 @@
 """The layout of a plan's step, which the step obeys."""
 
-from __future__ import annotations
-
 from dataclasses import FrozenInstanceError, replace
 
 import jax

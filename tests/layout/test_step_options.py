@@ -1,7 +1,5 @@
 """Compiler options of a step."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Gathers of the next layer's weights in parts: where other messages are under way, and where that changes nothing."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -4,8 +4,6 @@ At any time a few units (`IN_TRANSIT`) are whole on the device: the one that com
 offloaded, the next one that is being fetched, and the room that the next copy needs.
 """
 
-from __future__ import annotations
-
 from jaxpar.memory.layer_shape import LayerShape, inside_numbers, matrix_numbers
 
 IN_TRANSIT = 4

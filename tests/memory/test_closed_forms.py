@@ -1,7 +1,5 @@
 """Bytes of activations: sums of named arrays, and the published closed forms."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.config.plan import AxisSizes

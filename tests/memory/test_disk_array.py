@@ -1,7 +1,5 @@
 """Files of arrays on disk, in a folder that several processes share."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A share of what layers keep goes to the host: whole layers from the first on, one in part, large arrays alone."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st

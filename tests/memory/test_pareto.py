@@ -1,7 +1,5 @@
 """The search over what layers keep, against trying everything."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Iterator
 from dataclasses import replace

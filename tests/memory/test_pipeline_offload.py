@@ -1,7 +1,5 @@
 """Offloading under a pipeline, against the memory that its authors measured."""
 
-from __future__ import annotations
-
 import csv
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Remat presets as maps, and what they make a training step run again."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any, get_args
 

@@ -1,7 +1,5 @@
 """How many rows make a piece."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import pytest

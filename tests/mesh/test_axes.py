@@ -1,7 +1,5 @@
 """Which axes a value varies over: the cast, its derivative, and the check."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

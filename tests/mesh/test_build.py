@@ -1,7 +1,5 @@
 """Devices laid out as a mesh, on machines that are not here: fake devices have a process and a number."""
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass
 

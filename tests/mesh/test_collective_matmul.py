@@ -1,7 +1,5 @@
 """Rings of collective matmuls: the numbers and the bytes of the plain ones, and nothing that exists whole."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from typing import Any

@@ -1,7 +1,5 @@
 """The collectives: what they compute, the bytes their docstrings promise, and what they refuse."""
 
-from __future__ import annotations
-
 import re
 from functools import partial
 from math import prod

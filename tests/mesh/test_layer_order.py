@@ -1,7 +1,5 @@
 """Where layers lie: each in one row, a rank's chunks together, and the rest of the rows marked as padding."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

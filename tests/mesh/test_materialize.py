@@ -1,7 +1,5 @@
 """Weights gathered, and gradients in the form they accumulate in: equal to a dense model, for every ZeRO stage."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """ZeRO stages as placements, and which dim they split."""
 
-from __future__ import annotations
-
 import jax
 import pytest
 from jax.sharding import PartitionSpec as P

@@ -1,7 +1,5 @@
 """From logical axes to mesh axes."""
 
-from __future__ import annotations
-
 import pytest
 from jax.sharding import PartitionSpec as P
 

@@ -1,7 +1,5 @@
 """Programs inside programs, and functions that are traced once and repeated."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import jax

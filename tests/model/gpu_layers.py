@@ -1,7 +1,5 @@
 """The training step of a deep decoder compiled for eight H100s: its memory, and what its loops over layers wait for."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import dataclass
 from typing import Any

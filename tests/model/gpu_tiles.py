@@ -1,7 +1,5 @@
 """Parts of a decoder of Llama-3-8B's shapes, compiled for H100s with and without tiles: what memory they take."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

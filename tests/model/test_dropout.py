@@ -1,7 +1,5 @@
 """Dropout is a function of the global token: of its example, index and place in the model, and of nothing else."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

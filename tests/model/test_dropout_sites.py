@@ -4,8 +4,6 @@ All weights are zero but the token embedding and the output biases, each of them
 leaves the last layer then shows, bit by bit, which places have dropped an element.
 """
 
-from __future__ import annotations
-
 import itertools
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The embedding's gradient is summed in float32, however many tokens share a row."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

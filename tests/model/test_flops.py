@@ -1,18 +1,11 @@
 """Model FLOPs and MFU, against shapes written out by hand and the formula of the PaLM paper."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 
 from jaxpar.config.schema import LoraConfig, ModelConfig
-from jaxpar.layers.counting import (
-    factor_parameters,
-    layer_matmul_parameters,
-    matmul_parameters,
-    parameter_count,
-)
+from jaxpar.layers.counting import factor_parameters, layer_matmul_parameters, matmul_parameters, parameter_count
 from jaxpar.model.flops import flops_per_step, mfu
 
 GPT2 = ModelConfig(

@@ -1,7 +1,5 @@
 """A folder of Hugging Face's has the logits here that transformers computes: on one device, and split every way."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """A backward in two halves gives the gradients of the whole one, and runs no matmul that the whole one does not."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from functools import cache

@@ -1,7 +1,5 @@
 """Cross-entropy over a split vocabulary equals the dense one in float64, with its gradients."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Normalisations against their formulas in float64, and their precision when compute is bfloat16."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import jax

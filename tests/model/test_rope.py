@@ -1,7 +1,5 @@
 """Rotary embeddings: frequencies by the published formulas, and rotations that see distances alone."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 import pytest

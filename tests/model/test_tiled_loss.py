@@ -1,7 +1,5 @@
 """Head and loss in tiles give the numbers of the whole in float64, and never have the logits of more than a tile."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

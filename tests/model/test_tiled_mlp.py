@@ -1,7 +1,5 @@
 """The feed-forward in tiles gives the numbers of the whole in float64, and never has all hidden activations."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

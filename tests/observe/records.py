@@ -1,7 +1,5 @@
 """Events that the tests of this folder share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from jaxpar.observe.events import RunInfo, StepRecord, Summary

@@ -1,7 +1,5 @@
 """environment.json: what a run was started with."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """What is reported of things that repeat."""
 
-from __future__ import annotations
-
 from jaxpar.observe.episodes import Episodes
 
 

@@ -1,7 +1,5 @@
 """Listeners and their fan-out."""
 
-from __future__ import annotations
-
 import errno
 import inspect
 import os

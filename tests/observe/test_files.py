@@ -1,7 +1,5 @@
 """Atomic writes, and files that only grow."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """What lies in memory, counted from arrays of known sizes."""
 
-from __future__ import annotations
-
 import gc
 
 import jax

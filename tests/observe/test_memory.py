@@ -1,7 +1,5 @@
 """Memory of a process on CPU devices, which report none of their own."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from jaxpar.observe import memory

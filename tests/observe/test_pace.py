@@ -1,7 +1,5 @@
 """Slow steps, waiting devices and stragglers, from made-up times."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.observe.pace import Losses, Pace, SlowSteps

@@ -1,7 +1,5 @@
 """The window of steps under the profiler, with the real profiler."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jax

@@ -1,7 +1,5 @@
 """When a loss is a spike."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

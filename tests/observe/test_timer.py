@@ -1,7 +1,5 @@
 """The step timer, on a clock that the test turns."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.observe.timer import StepTimer

@@ -1,7 +1,5 @@
 """One optimizer run on a mesh, shared by the tests of the rules."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

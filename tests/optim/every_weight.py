@@ -1,7 +1,5 @@
 """The updates of all weights of a tree, one after the other."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

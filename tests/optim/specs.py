@@ -1,7 +1,5 @@
 """Weights that tests of optimizers update."""
 
-from __future__ import annotations
-
 from jaxpar.mesh.parameters import ParamSpec
 
 

@@ -1,7 +1,5 @@
 """Biases that balance experts: moved by a fixed step against the sign of the load, and in no norm."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec as P

@@ -1,7 +1,5 @@
 """Moments in bfloat16 and in 8 bits: how far from float32, in how many bytes, and the same on every layout."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

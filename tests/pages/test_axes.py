@@ -1,7 +1,5 @@
 """Ticks at round numbers."""
 
-from __future__ import annotations
-
 from math import log10
 
 import pytest

@@ -1,7 +1,5 @@
 """The colors of curves: all different, and to be seen on light paper and on dark."""
 
-from __future__ import annotations
-
 from jaxpar.pages.palette import THEME, series
 from jaxpar.pipeline.drawing.colors import Rgb, contrast
 

@@ -4,8 +4,6 @@ ptxas moves instructions: what a program asks to run while a product is under wa
 is in flight is read here, and not in PTX.
 """
 
-from __future__ import annotations
-
 import re
 import shutil
 import subprocess

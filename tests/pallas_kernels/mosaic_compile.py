@@ -1,7 +1,5 @@
 """What Mosaic GPU kernels become for H100s that are not here; child only (see `tests.gpu_compile.in_child`)."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

@@ -1,7 +1,5 @@
 """A registry chooses an implementation, states why it did and why it took no other, and logs each choice once."""
 
-from __future__ import annotations
-
 import logging
 from dataclasses import dataclass
 

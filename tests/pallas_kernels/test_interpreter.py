@@ -1,7 +1,5 @@
 """Every public function takes `interpret=True` and nothing else on a machine without a GPU."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """The mask algebra, held to a judgement of each pair by itself."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest
@@ -120,8 +118,7 @@ def test_a_segment_that_comes_back_cannot_be_counted() -> None:
 
 
 @pytest.mark.parametrize(
-    ("mask", "missing"),
-    [(Mask(segmented=True), "q_segments"), (Mask(prefix=True), "prefix_lengths")],
+    ("mask", "missing"), [(Mask(segmented=True), "q_segments"), (Mask(prefix=True), "prefix_lengths")]
 )
 def test_tokens_that_a_mask_needs_cannot_be_left_out(mask: Mask, missing: str) -> None:
     indices = np.arange(4)[None]

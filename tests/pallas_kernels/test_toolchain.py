@@ -1,7 +1,5 @@
 """Versions that compile kernels wrongly are refused, and the others are not."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """A record of a kernel is of every file that decides what the kernel computes."""
 
-from __future__ import annotations
-
 import ast
 from collections.abc import Iterator
 from pathlib import Path

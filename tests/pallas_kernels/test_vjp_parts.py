@@ -1,7 +1,5 @@
 """What JAX's VJP objects have to be for `pallas_kernels.vjp_parts`; each failure states what a new JAX changed."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from pathlib import Path

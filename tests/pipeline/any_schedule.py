@@ -1,7 +1,5 @@
 """Any published schedule, for property tests."""
 
-from __future__ import annotations
-
 from hypothesis import strategies as st
 
 from jaxpar.pipeline.schedules import SCHEDULES, Schedule, make_schedule

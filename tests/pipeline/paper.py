@@ -1,7 +1,5 @@
 """A pipeline's program run on paper: with names for numbers, by its rows alone, as the executor runs it on devices."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Iterator
 from typing import Any

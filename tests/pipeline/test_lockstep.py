@@ -1,7 +1,5 @@
 """Uniform ticks: how many of which kind, what they keep of the orders, and ticks in which ranks branch."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import pytest

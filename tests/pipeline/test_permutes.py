@@ -1,7 +1,5 @@
 """What ranks may leave out must have no collective permute, however deep it lies."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """docs/pipelines.md and docs/schedules.md: pictures are what the tool draws today, and commands run."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import subprocess

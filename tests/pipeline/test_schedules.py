@@ -1,7 +1,5 @@
 """Published schedules: their orders as papers and programs have them, and sizes that they cannot take."""
 
-from __future__ import annotations
-
 import pytest
 from hypothesis import given, settings
 

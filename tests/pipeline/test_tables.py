@@ -1,7 +1,5 @@
 """Schedules from CSV: what is written is read back, and mistakes are named by line and column."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

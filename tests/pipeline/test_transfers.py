@@ -1,7 +1,5 @@
 """What ranks send, and when it is used."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 from hypothesis import given, settings

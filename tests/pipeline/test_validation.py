@@ -1,7 +1,5 @@
 """What is no schedule is refused, with a grid in which the faulty cell is marked."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import replace
 

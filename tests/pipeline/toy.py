@@ -1,7 +1,5 @@
 """A model of toy layers for the executor: traced and compiled in a second, and differentiated in float64 beside it."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property

@@ -1,7 +1,5 @@
 """Small models and spaces that searches are tried on."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from itertools import product
 from typing import Any

@@ -1,7 +1,5 @@
 """Anchors: what measured runs of jaxpar change about predictions on their system."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from math import exp, log

@@ -1,7 +1,5 @@
 """What failures, stragglers and power caps cost, against what was published of large runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

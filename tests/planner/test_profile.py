@@ -1,7 +1,5 @@
 """Profiles: what was measured replaces what is fitted, and a file that is none is one sentence."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """`--verify`: what the compiled programs say decides the order, the memory and the waiting for messages."""
 
-from __future__ import annotations
-
 import json
 import shlex
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The gradient of experts' matrices compiled for H100s that are not here; child only (see `tests.gpu_compile`)."""
 
-from __future__ import annotations
-
 import re
 
 import jax

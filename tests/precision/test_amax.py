@@ -1,7 +1,5 @@
 """Largest magnitudes of the tensors of quantised matmuls: against float64, and on layouts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

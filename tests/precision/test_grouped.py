@@ -1,7 +1,5 @@
 """Products of routed experts in FP8 with scales of tiles, against float64 products of numbers quantised here."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import ml_dtypes

@@ -1,7 +1,5 @@
 """Products of routed experts in FP8 with a scale for a tensor or a row, against float64 products of such numbers."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Delayed scaling: its state machine against a simulation, and the state of whole runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

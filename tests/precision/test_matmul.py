@@ -1,7 +1,5 @@
 """Matmuls in FP8: scales, the three products against float64, and whole steps on several layouts."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

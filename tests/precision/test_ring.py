@@ -1,7 +1,5 @@
 """Rings of matmuls in FP8: the numbers of plain collectives, and codes of 8 bits on the way."""
 
-from __future__ import annotations
-
 from collections import Counter
 from functools import partial
 from typing import Any

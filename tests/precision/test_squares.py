@@ -1,7 +1,5 @@
 """Squares of a matrix that share a scale, whichever part of them a rank stores: scales and codes made once per step."""
 
-from __future__ import annotations
-
 from collections import Counter
 from math import prod
 from typing import Any, NamedTuple

@@ -1,7 +1,5 @@
 """Matmuls in FP8 with scales of tiles: codes, the three products against float64, and whole steps on layouts."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

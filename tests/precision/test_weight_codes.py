@@ -1,7 +1,5 @@
 """Matrices as codes of 8 bits: made once per step, from the master weights, and gathered as they are."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from functools import cache

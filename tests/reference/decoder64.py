@@ -15,8 +15,6 @@ queries and W of values, `kv_down [L, E, R + P]`, `kv_norm [L, R]`, `key_up [L, 
 names of the configuration's `model` section. Dropout is not part of the reference.
 """
 
-from __future__ import annotations
-
 import functools
 import math
 from collections.abc import Mapping

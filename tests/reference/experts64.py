@@ -4,8 +4,6 @@ Weights as in `decoder64`, with those of a layer's feed-forward: `mlp.router [L,
 `up`/`gate [L, N, E, F]`, `down [L, N, F, E]`, and of the shared ones `shared_up`, `shared_gate`, `shared_down`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 from unittest import mock

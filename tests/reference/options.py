@@ -3,8 +3,6 @@
 Those of `rope` are spelled out as `rope_base`, ...
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Tiny random weights and batches on which the reference itself is tested."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The reference decoder is right by arithmetic that does not go through its own derivative."""
 
-from __future__ import annotations
-
 import copy
 
 import jax

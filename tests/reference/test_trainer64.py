@@ -1,7 +1,5 @@
 """The reference trainer follows the formulas of its docstring, checked on numbers worked out by hand."""
 
-from __future__ import annotations
-
 import math
 
 import numpy as np

@@ -27,8 +27,6 @@ with M = 0 at the start:
 Shares no code with jaxpar.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping
 from typing import Any

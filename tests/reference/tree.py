@@ -1,7 +1,5 @@
 """Nested dicts of arrays, and their leaves by path."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from typing import Any
 

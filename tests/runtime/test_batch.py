@@ -1,7 +1,5 @@
 """Fields of a batch: shapes, partitions, and the one sentence that a wrong array is refused with."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Carried state is registered from outside the package: the step, its metrics and checkpoints follow."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -40,11 +38,8 @@ class AppliedSteps(Carried[jax.Array]):
 
 def two_steps() -> tuple[SmallRun, Any, list[Any]]:
     run = SmallRun(small(model={"layers": 1}, parallel={"fsdp": 2, "microbatches": 2}))
-    state, metrics = run.step.residency.initial_state(), []
-    for step in range(2):
-        state, own = run.step.train(state, run.batch(step), run.step.arguments)
-        metrics.append(jax.device_get(own))
-    return run, state, metrics
+    state, metrics = run.advance(2)
+    return run, state, jax.device_get(metrics)
 
 
 def test_registered_state_moves_with_the_step_and_is_saved(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):

@@ -1,7 +1,5 @@
 """The loss scale of float16: how it moves, and what an overflow does to a training step."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

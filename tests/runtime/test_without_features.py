@@ -1,7 +1,5 @@
 """The runtime runs without the features that plug into it: FP8, low-rank factors, experts and preferences."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -3,8 +3,6 @@
 `python -m tests.runtime.two_steps FILE` prints the losses; the file has `config` and `plan`.
 """
 
-from __future__ import annotations
-
 import json
 import sys
 from collections.abc import Mapping

@@ -1,7 +1,5 @@
 """Stand-ins for programs on PATH: small shell scripts."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 import sys

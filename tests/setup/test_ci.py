@@ -1,7 +1,5 @@
 """`.ci/run`, whose parts are stand-ins: it ends with the first part that fails."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

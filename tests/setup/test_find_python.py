@@ -1,7 +1,5 @@
 """launch/find_python.sh runs each candidate, in a stated order, and believes nothing else."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

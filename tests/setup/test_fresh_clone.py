@@ -1,7 +1,5 @@
 """A fresh clone needs one command, and nothing but a Python somewhere on the machine."""
 
-from __future__ import annotations
-
 import json
 import math
 import os

@@ -1,7 +1,5 @@
 """launch/install_browser.sh installs Chromium once, as root, where apt-get is; everywhere else it stays quiet."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The wheel and the sdist hold what their commands need: installed alone, away from the checkout."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

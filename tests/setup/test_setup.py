@@ -3,8 +3,6 @@
 A stand-in for Python records what it was asked for, so that these tests install nothing.
 """
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The versions that an installation gets are those that are tested, and what CI runs depends on the commit alone."""
 
-from __future__ import annotations
-
 import re
 import tomllib
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Overlap: compute between a message and its done hides the message, once, and takes longer for it."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.cost.messages import overlapped

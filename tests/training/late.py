@@ -1,7 +1,5 @@
 """Batches that come late on a machine of any speed: devices still at work would hide a pause of fixed length."""
 
-from __future__ import annotations
-
 import time
 
 import jax

@@ -4,8 +4,6 @@ With SECONDS above 0 each batch comes late, by at least so much. The loss mask o
 the labels of batch SPIKED are such that nothing leads to them.
 """
 
-from __future__ import annotations
-
 import sys
 from typing import Any
 

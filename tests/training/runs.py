@@ -1,7 +1,5 @@
 """Whole runs of the small decoder in temporary folders, in this process or by the command line."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

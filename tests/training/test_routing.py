@@ -1,7 +1,5 @@
 """Routing replay: experts that come with a batch, in place of those that the routers would choose."""
 
-from __future__ import annotations
-
 import io
 from dataclasses import replace
 from pathlib import Path

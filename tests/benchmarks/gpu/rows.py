@@ -1,7 +1,5 @@
 """GPUs and rows of runs on them, as tests make them up."""
 
-from __future__ import annotations
-
 from typing import Any
 
 H200 = {

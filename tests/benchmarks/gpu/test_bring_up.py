@@ -1,7 +1,5 @@
 """The bring-up of kernels on a GPU, without one: what it runs, what stops it, how it goes on, and what it records."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,9 +10,9 @@ import pytest
 from benchmarks.gpu import __main__ as suite
 from benchmarks.gpu.attention_cases import Case
 from benchmarks.gpu.bring_up import run, steps
-from benchmarks.gpu.bring_up.ladder import KERNELS, RUNGS, Kernel, kernel
+from benchmarks.gpu.bring_up.ladder import KERNELS, RUNGS, WIDTHS, Kernel, kernel
 from benchmarks.gpu.bring_up.message import message
-from benchmarks.gpu.bring_up.steps import STAGES, Step, trouble
+from benchmarks.gpu.bring_up.steps import STAGES, Step, launched, trouble
 from benchmarks.gpu.journal import Journal, read
 from benchmarks.gpu.record import ALWAYS
 from pallas_kernels.verified import SOURCES, read_records, user_file
@@ -82,6 +80,12 @@ def test_every_kernel_of_ours_climbs_in_one_order_attention_first_and_sanitizers
     assert [one.tool is not None for stage in STAGES for one in stage] == [False] * (len(STEPS) - len(last)) + [
         True
     ] * len(last)
+
+
+def test_each_width_of_attention_and_both_grouped_kernels_are_launched():
+    sorts = {one.name: len(launched(one, one.cases(132, False)[RUNGS[2]])) for one in KERNELS}
+    assert {number for name, number in sorts.items() if name.startswith("attention/")} == {len(WIDTHS)}
+    assert {number for name, number in sorts.items() if name.startswith("grouped_tiled")} == {2}
 
 
 @pytest.mark.parametrize("processors", [132, 114, 78, 16])

@@ -1,7 +1,5 @@
 """The row of a case states whether a kernel's results are as near to float64 as those of the plain form."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import numpy as np

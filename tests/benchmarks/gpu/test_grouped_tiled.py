@@ -1,7 +1,5 @@
 """Gradients of grouped matmuls that the GPU suite times beside those of codes."""
 
-from __future__ import annotations
-
 import jax
 
 from benchmarks.gpu import grouped_tiled

@@ -1,7 +1,5 @@
 """Steps of a bring-up that hang, crash or take too long: what the journal has of them, and what is left out after."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What the GPU suite records: kernels that were right on a GPU, with speeds of attention."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

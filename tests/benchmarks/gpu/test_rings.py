@@ -1,7 +1,5 @@
 """Products in the chunks of a ring beside whole ones."""
 
-from __future__ import annotations
-
 import jax
 import numpy as np
 import pytest

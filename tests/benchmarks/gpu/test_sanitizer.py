@@ -1,7 +1,5 @@
 """compute-sanitizer in a bring-up: it checks a kernel's own launches, and what it reports of others is no fault."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

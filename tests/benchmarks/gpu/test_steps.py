@@ -1,7 +1,5 @@
 """Steps that the GPU suite times: what multiplies in ours, and that of PyTorch is the same."""
 
-from __future__ import annotations
-
 import jax
 import pytest
 

@@ -1,7 +1,5 @@
 """The GPU suite without a GPU: it runs, states what it left out, and shares the time among its parts."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess
@@ -78,29 +76,30 @@ def test_a_part_that_hangs_is_killed_and_one_that_crashes_is_reported(tmp_path: 
     assert run("crash") == "ended with 3: broken"
 
 
+def flags_of(part: Part, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The flags of XLA with which a part runs."""
+    (folder / "flags.sh").write_text('#!/bin/sh\necho "$XLA_FLAGS" >&2; exit 3\n')
+    (folder / "flags.sh").chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(folder / "flags.sh"))
+    printed = suite._child(part, 10, folder / "rows.jsonl", folder)
+    assert printed is not None
+    return printed.split()[3:]
+
+
 def test_parts_run_with_the_flags_of_a_run_and_those_that_the_user_set_win(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    (tmp_path / "flags.sh").write_text('#!/bin/sh\necho "$XLA_FLAGS" >&2; exit 3\n')
-    (tmp_path / "flags.sh").chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "flags.sh"))
     own = "--xla_gpu_enable_triton_gemm=true"
     monkeypatch.setenv("XLA_FLAGS", own)
-    printed = suite._child(Part("any", 1, lambda journal: None), 10, tmp_path / "rows.jsonl", tmp_path)
-    flags = xla_flags()
-    assert printed is not None and printed.split()[3:] == [*(flag for flag in flags if "triton_gemm" not in flag), own]
+    found = flags_of(Part("any", 1, lambda journal: None), tmp_path, monkeypatch)
+    assert found == [*(flag for flag in xla_flags() if "triton_gemm" not in flag), own]
 
 
 def test_the_part_with_tritons_matmuls_writes_their_tiles(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    (tmp_path / "flags.sh").write_text('#!/bin/sh\necho "$XLA_FLAGS" >&2; exit 3\n')
-    (tmp_path / "flags.sh").chmod(0o755)
-    monkeypatch.setattr(sys, "executable", str(tmp_path / "flags.sh"))
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     (part,) = (part for part in PARTS if part.name == "triton")
-    printed = suite._child(part, 10, tmp_path / "rows.jsonl", tmp_path)
-    assert printed is not None
-    flags = printed.split()[3:]
+    flags = flags_of(part, tmp_path, monkeypatch)
     assert "--xla_gpu_enable_triton_gemm=true" in flags and "--xla_gpu_enable_triton_gemm=false" not in flags
     file = Path(flags[-1].partition("=")[2])
     assert flags[-1].startswith("--xla_gpu_dump_autotune_results_to=") and file.suffix == ".txt", "text, not binary"

@@ -1,7 +1,5 @@
 """Targets of the kernels: what they compare, and where they are judged."""
 
-from __future__ import annotations
-
 import pytest
 
 from benchmarks.gpu import __main__ as suite

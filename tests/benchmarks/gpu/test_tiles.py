@@ -1,7 +1,5 @@
 """Tiles that the GPU suite times beside the entries of the tables."""
 
-from __future__ import annotations
-
 from benchmarks.gpu import tiles
 from benchmarks.gpu.report import table
 from pallas_kernels.attention import kinds

@@ -1,7 +1,5 @@
 """Residuals of published runs: what is left out of them, and the intervals and tables that follow."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from math import exp, expm1
@@ -11,7 +9,7 @@ from typing import Any
 import pytest
 
 from benchmarks.validation.leave_out import by_source, left_out, pairs_of, spread_of
-from benchmarks.validation.page import MARKS, PAGE, inputs, sources_table
+from benchmarks.validation.page import inputs, sources_table
 from jaxpar.planner.step_time.interval import PUBLISHED, RESIDUALS
 
 
@@ -74,7 +72,4 @@ def test_the_planners_intervals_are_those_of_the_published_runs():
     written = json.loads(RESIDUALS.read_text())
     assert written["inputs"] == inputs(), "run python -m benchmarks.validation --write"
     assert written["spread"] == {name: asdict(PUBLISHED)[name] for name in ("alone", "beside", "shared")}
-    low, high = PUBLISHED.interval(1.0)
-    page = PAGE.read_text().partition(MARKS[0])[2].partition(MARKS[1])[0]
-    assert f"-{100 * (1 - low):.1f}% to +{100 * (high - 1):.1f}%" in page
-    assert exp(PUBLISHED.alone) == pytest.approx(high)
+    assert exp(PUBLISHED.alone) == pytest.approx(PUBLISHED.interval(1.0)[1])

@@ -1,7 +1,5 @@
 """Rows of published runs: what they state, what they leave open, and what is refused."""
 
-from __future__ import annotations
-
 import csv
 from pathlib import Path
 

@@ -4,8 +4,6 @@ It runs under the versions of JAX and its CUDA plugin that are installed, and ne
 carry JAX's version in their names.
 """
 
-from __future__ import annotations
-
 import gzip
 import json
 import re

@@ -1,7 +1,5 @@
 """Programs for the tests: compiled ones from `fixtures/`, and hand-written ones."""
 
-from __future__ import annotations
-
 import gzip
 import json
 from functools import lru_cache

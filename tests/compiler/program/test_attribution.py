@@ -1,7 +1,5 @@
 """Transfers in the project's words: collective, axis, bytes, dtype, how often, across hosts."""
 
-from __future__ import annotations
-
 import inspect
 
 import pytest

@@ -1,7 +1,5 @@
 """Small collectives that XLA writes as a fusion, a kernel of their own, count like any other."""
 
-from __future__ import annotations
-
 from jaxpar.compiler.program.attribution import movements
 from jaxpar.compiler.program.costs.ops import costs
 from jaxpar.compiler.program.hlo.records import ProgramError

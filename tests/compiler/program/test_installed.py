@@ -1,7 +1,5 @@
 """The compiler that is installed writes what the records know, and the same without making machine code."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Executions: products of trip counts, shares of branches, and what a recomputation asked for."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.compiler.program.hlo.records import Module, ProgramError

@@ -1,7 +1,5 @@
 """A program becomes a trace: transfers between start and done, loops, branches, links."""
 
-from __future__ import annotations
-
 from operator import attrgetter
 
 import pytest

@@ -1,7 +1,5 @@
 """`python -m jaxpar.inspect --remat-frontier`, as a user types it."""
 
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Links in a report: those inside a node and those between nodes are apart where XLA may use both at a time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
@@ -23,8 +21,7 @@ PROGRAM = module_text(
 
 
 @pytest.mark.parametrize(
-    ("limit", "planned", "apart"),
-    [(None, 1, False), (1, 1, False), (2, 1, True), (None, 2, True), (1, 2, False)],
+    ("limit", "planned", "apart"), [(None, 1, False), (1, 1, False), (2, 1, True), (None, 2, True), (1, 2, False)]
 )
 def test_links_are_apart_where_a_program_may_have_several_collectives_in_flight(
     limit: int | None, planned: int, apart: bool

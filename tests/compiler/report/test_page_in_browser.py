@@ -1,7 +1,5 @@
 """A real browser looks at the page of `python -m jaxpar.inspect`."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """The report of one small step, and how it is shown."""
 
-from __future__ import annotations
-
 import io
 import json
 import re

@@ -1,7 +1,5 @@
 """Seconds of kernels and transfers: those of the planner's model of GPUs and links."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

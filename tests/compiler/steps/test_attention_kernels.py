@@ -1,7 +1,5 @@
 """Programs whose attention is our kernels: the report knows their work."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -58,10 +56,7 @@ def test_launches_that_stand_in_for_cudnn_count_five_products_as_wide_as_keys_an
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("cluster", "strategy", "name", "products", "repeated"),
-    [
-        ("h100:1x8", "ring", "mosaic", 2 + 5, 1),
-        ("a100-80:1x8", "ulysses", "triton", 2 + 3 + 4, 3),
-    ],
+    [("h100:1x8", "ring", "mosaic", 2 + 5, 1), ("a100-80:1x8", "ulysses", "triton", 2 + 3 + 4, 3)],
 )
 def test_the_work_of_attention_kernels_is_known(
     cluster: str, strategy: str, name: str, products: int, repeated: int

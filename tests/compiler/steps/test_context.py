@@ -1,7 +1,5 @@
 """What context strategies move in the program for H100s: their formulas' bytes, behind the attention that they feed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -29,10 +27,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "ring, window of the neighbour": {"parallel": {"context": 8}, "model": {"window": 8}},
     "ulysses": {"parallel": {"context": 8}, "model": {"kv_heads": 2}},
     "ulysses, no remat": {"parallel": {"context": 4, "tensor": 2}, "memory": {"remat": "none"}},
-    "ulysses, tiles of the MLP": {
-        "parallel": {"context": 4, "tensor": 2},
-        "memory": {"remat": "none", "mlp_tiles": 2},
-    },
+    "ulysses, tiles of the MLP": {"parallel": {"context": 4, "tensor": 2}, "memory": {"remat": "none", "mlp_tiles": 2}},
     "ulysses, full remat": {"parallel": {"context": 4, "fsdp": 2}, "memory": {"remat": "full"}},
     "usp": {"parallel": {"context": 8, "ulysses": 4, "microbatches": 2}, "model": {"kv_heads": 2}},
     "usp, full remat": {"parallel": {"context": 8, "ulysses": 2}, "memory": {"remat": "full"}},

@@ -1,7 +1,5 @@
 """Rows of the embedding in the program for H100s: what they send in place of the table, and of how many tokens."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.compiler.compile import plan_for

@@ -1,7 +1,5 @@
 """Experts in the program for H100s: exchanges by name with the bytes of their formulas, FLOPs of the rows there are."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

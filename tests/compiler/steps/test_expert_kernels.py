@@ -1,7 +1,5 @@
 """A training step whose experts' products are a kernel's, as XLA's GPU compiler makes it."""
 
-from __future__ import annotations
-
 import re
 from collections import defaultdict
 from math import prod

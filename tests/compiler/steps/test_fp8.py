@@ -1,7 +1,5 @@
 """FP8 in programs compiled for H100s, MXFP8 for B200s: which products are in 8 bits, and what is sent in 8 bits."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A training step whose head and loss are the kernel's, as XLA's GPU compiler makes it."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.compiler.program.costs.ops import recomputed_flops

@@ -1,7 +1,5 @@
 """What the compiled program moves and multiplies is what the code asked for, on eleven layouts."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

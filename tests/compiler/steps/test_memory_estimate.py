@@ -1,7 +1,5 @@
 """What a step is estimated to take, against what XLA allocates for it on H100s."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

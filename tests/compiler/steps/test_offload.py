@@ -1,7 +1,5 @@
 """Offload read from the GPU program: which bytes move, what memory it saves, and what hides the copies."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 

@@ -1,7 +1,5 @@
 """State in pinned host memory, read from the GPU program: what moves, and what the device no longer holds."""
 
-from __future__ import annotations
-
 import re
 from functools import cache
 

@@ -1,7 +1,5 @@
 """What pipelines run, send and keep, read from the programs that XLA makes for GPUs."""
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

@@ -1,7 +1,5 @@
 """GEMM-last in the programs that XLA makes: what two large models keep, and that no matmul runs twice for it."""
 
-from __future__ import annotations
-
 from functools import cache
 
 import pytest

@@ -1,7 +1,5 @@
 """Configurations for clusters, compiled: how long they wait for messages (docs/overlap.md)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

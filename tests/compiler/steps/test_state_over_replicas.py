@@ -1,7 +1,5 @@
 """Optimizer state over replicas in programs compiled for two nodes of H100s: what is sent between them, and memory."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

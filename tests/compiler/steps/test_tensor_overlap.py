@@ -1,7 +1,5 @@
 """Rings between tensor ranks in the program for H100s: a matmul beside the sends, and the bytes of the formulas."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

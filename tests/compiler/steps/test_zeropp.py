@@ -1,7 +1,5 @@
 """ZeRO++ in programs compiled for two nodes of H100s: its collectives send what they state, on the links they state."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

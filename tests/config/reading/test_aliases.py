@@ -1,7 +1,5 @@
 """Keys under the names of other systems lead to ours, and all mistakes of a file are reported at once."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import fields
 from pathlib import Path

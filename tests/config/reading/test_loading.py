@@ -1,7 +1,5 @@
 """A file and overrides become a configuration, or one sentence that states what to put right."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """`section.key=value` on the command line, and on a configuration that exists."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 

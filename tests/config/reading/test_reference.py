@@ -1,7 +1,5 @@
 """The reference page and `--help` say what the schema says, and cost no import of JAX."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A configuration survives the way through plain values, and two of them can be compared."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import MISSING, fields, is_dataclass
 from random import Random
@@ -130,11 +128,7 @@ def test_plain_values_are_checked(plain):
 def test_the_difference_names_each_key_with_both_values():
     old = load_config(None, ["run.seed=1"])
     new = load_config(None, ["run.seed=2", "model.kv_heads=4", "model.tied=true"])
-    assert config_difference(old, new) == [
-        "run.seed: 1 -> 2",
-        "model.kv_heads: null -> 4",
-        "model.tied: false -> true",
-    ]
+    assert config_difference(old, new) == ["run.seed: 1 -> 2", "model.kv_heads: null -> 4", "model.tied: false -> true"]
     assert config_difference(old, old) == []
 
 

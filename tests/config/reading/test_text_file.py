@@ -1,7 +1,5 @@
 """Files that a user names are regular and of a size that they can have: a pipe is refused, and not waited for."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Callable
 from pathlib import Path

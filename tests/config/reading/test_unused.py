@@ -1,7 +1,5 @@
 """Settings that another one leaves without effect are refused, and those of a file reported under an override."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.config import load_config

@@ -1,7 +1,5 @@
 """Scalars are YAML 1.2's, and what is not a plain document of sections is refused with its line."""
 
-from __future__ import annotations
-
 import math
 
 import pytest

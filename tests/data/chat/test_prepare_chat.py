@@ -1,7 +1,5 @@
 """Conversations become tokens of which those count that the assistant says, with the end of each of its turns."""
 
-from __future__ import annotations
-
 import json
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Pairs of answers become two documents each, the chosen one first, of which what follows the prompt counts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Conversations in the forms of ShareGPT and Alpaca, and messages that say whether they are trained on."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.data.chat_files import prepared_chat, spelled, turns

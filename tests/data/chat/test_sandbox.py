@@ -1,7 +1,5 @@
 """Templates are programs of others: what they render is found in the text, and what they may do has limits."""
 
-from __future__ import annotations
-
 from datetime import date
 
 import pytest

@@ -1,7 +1,5 @@
 """Which template a tokenizer's folder has, where it may have several by name, in any of the files that hold one."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

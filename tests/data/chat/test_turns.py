@@ -1,7 +1,5 @@
 """Which of the assistant's turns are counted, and what ends them."""
 
-from __future__ import annotations
-
 import json
 
 import pytest
@@ -52,9 +50,7 @@ ROLES = ("<|system|>", "<|user|>", "<|assistant|>", "<|observation|>")
 
 
 @pytest.mark.parametrize(
-    "source",
-    [GLM, MARKED_GLM, GLM.replace("m.content }}", "m.content + '\n' }}")],
-    ids=["plain", "marked", "newline"],
+    "source", [GLM, MARKED_GLM, GLM.replace("m.content }}", "m.content + '\n' }}")], ids=["plain", "marked", "newline"]
 )
 def test_the_token_of_the_next_role_is_counted_where_it_ends_the_turn(tmp_path, source):
     tokenizer = write_tokenizer(tmp_path / "tokenizer.json", more=ROLES)

@@ -7,8 +7,6 @@ Each time a folder is finished it must be the same, byte for byte, as the one th
 process forked from this one, which has imported everything, so a kill costs a fraction of a second.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

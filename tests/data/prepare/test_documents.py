@@ -1,7 +1,5 @@
 """Documents are found alike in every format and compression, whatever the parts; what is broken has its place."""
 
-from __future__ import annotations
-
 import glob
 import gzip
 import json

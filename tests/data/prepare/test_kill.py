@@ -1,7 +1,5 @@
 """kill -9 of a preparation at any moment: the same command, given again until it ends, makes the same folder."""
 
-from __future__ import annotations
-
 import re
 import signal
 import subprocess

@@ -1,7 +1,5 @@
 """Pieces have the tokens of the whole text, for each kind of tokenizer that may be cut; the others are not cut."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """A preparation gives the tokens of the tokenizer's library, the same bytes however it is run, and goes on."""
 
-from __future__ import annotations
-
 import gzip
 import io
 import json

@@ -1,7 +1,5 @@
 """Starts of documents in files are the array that laying the shards end to end gives, and take no memory for each."""
 
-from __future__ import annotations
-
 import os
 import tracemalloc
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The log-probabilities of a reference model, in a file that anyone may have changed."""
 
-from __future__ import annotations
-
 from io import BytesIO
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Sharded tokens are the array that laying the shards end to end gives, and a damaged block is never given out."""
 
-from __future__ import annotations
-
 import io
 import os
 

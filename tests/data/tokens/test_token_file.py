@@ -1,7 +1,5 @@
 """Token files are read as they are, and each way in which one can be wrong has its sentence."""
 
-from __future__ import annotations
-
 import os
 import struct
 

@@ -1,7 +1,5 @@
 """A token folder is used as it was made or not at all; what is wrong with it is named."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

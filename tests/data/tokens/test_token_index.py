@@ -1,7 +1,5 @@
 """An index is read as it was written, or refused in one sentence: whatever was done to it."""
 
-from __future__ import annotations
-
 import copy
 import json
 import random

@@ -1,7 +1,5 @@
 """Connections to a meeting that are no processes of its job: they send what a test wants."""
 
-from __future__ import annotations
-
 import json
 import socket
 import time

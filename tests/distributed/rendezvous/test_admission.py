@@ -1,7 +1,5 @@
 """Whoever connects to process 0 and whatever it says: the job goes on, and who is refused hears why."""
 
-from __future__ import annotations
-
 import contextlib
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Processes meet: all go on together, or each gets one sentence that names who or what is missing."""
 
-from __future__ import annotations
-
 import socket
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """The relay passes bytes on, and keeps quiet about the end of what it leads to."""
 
-from __future__ import annotations
-
 import socket
 import threading
 import time

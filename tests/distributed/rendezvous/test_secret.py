@@ -1,7 +1,5 @@
 """A job with a secret: who does not know it does not join, and both sides say why."""
 
-from __future__ import annotations
-
 import os
 import socket
 import threading

@@ -1,7 +1,5 @@
 """Faults of what ranks send and sum."""
 
-from __future__ import annotations
-
 from tests.faults.fault import Fault, parity, pipeline_parity
 
 RING = "tests/mesh/test_collective_matmul.py::test_a_ring_has_the_numbers_of_the_plain_collectives[4-2]"

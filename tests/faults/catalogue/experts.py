@@ -1,7 +1,5 @@
 """Faults of experts: what is multiplied, summed and counted where tokens are exchanged."""
 
-from __future__ import annotations
-
 from tests.faults.fault import Fault
 
 FLOAT64 = "tests/training/parity/test_experts.py::test_loss_and_gradients_equal_float64"

@@ -1,7 +1,5 @@
 """Faults of mixers with a state."""
 
-from __future__ import annotations
-
 from tests.faults.fault import Fault
 
 RECURRENCE = "jaxpar/layers/linear_attention/recurrence.py"

@@ -1,7 +1,5 @@
 """Faults of models with several kinds of layers, and of what layers report."""
 
-from __future__ import annotations
-
 from tests.faults.fault import Fault
 
 GOLDEN = "tests/model/test_goldens.py::test_logits_equal_those_of_transformers[gemma3]"

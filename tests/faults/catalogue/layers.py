@@ -1,7 +1,5 @@
 """Faults of the layer loop and of attention."""
 
-from __future__ import annotations
-
 from tests.faults.fault import Fault, context, parity
 
 LOOP = "tests/model/loop/test_layer_loop.py"

@@ -1,7 +1,5 @@
 """Faults of what is kept, and of how that is chosen."""
 
-from __future__ import annotations
-
 from tests.faults.fault import Fault
 
 PARETO = "tests/memory/test_pareto.py"

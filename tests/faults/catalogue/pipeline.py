@@ -1,7 +1,5 @@
 """Faults of pipelines."""
 
-from __future__ import annotations
-
 from tests.faults.fault import Fault, pipeline_parity
 
 EXECUTOR = "tests/pipeline/execution/test_executor.py::test_gradients_and_reports_are_summed_over_the_microbatches"

@@ -1,7 +1,5 @@
 """Faults of plans that are written and given to runs."""
 
-from __future__ import annotations
-
 from tests.faults.fault import Fault
 
 PLAN = (

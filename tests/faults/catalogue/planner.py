@@ -1,7 +1,5 @@
 """Faults of what is predicted of a step."""
 
-from __future__ import annotations
-
 from tests.faults.fault import Fault
 
 KINDS = "tests/planner/search/test_kinds.py"

@@ -1,7 +1,5 @@
 """Faults of FP8 matmuls: scales, and their history."""
 
-from __future__ import annotations
-
 from tests.faults.fault import Fault
 
 MATMUL = "tests/precision/test_matmul.py"

@@ -1,7 +1,5 @@
 """Faults of prepared text."""
 
-from __future__ import annotations
-
 from tests.faults.fault import Fault
 
 PREPARED = (

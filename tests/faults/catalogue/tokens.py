@@ -1,7 +1,5 @@
 """Faults of batches, masks and positions: which token is where, and what it sees."""
 
-from __future__ import annotations
-
 from tests.faults.fault import Fault, parity
 
 REFERENCE = "tests/training/parity/test_reference.py::test_loss_and_gradients_of_options_equal_float64"

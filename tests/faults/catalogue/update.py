@@ -1,7 +1,5 @@
 """Faults of the update, and of what keeps a run alive and honest."""
 
-from __future__ import annotations
-
 from tests.faults.fault import Fault
 
 REFERENCE = "tests/training/parity/test_reference.py::test_loss_and_gradients_of_options_equal_float64"

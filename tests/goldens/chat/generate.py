@@ -7,8 +7,6 @@ Run from the repository's root:
 The tokenizer has a token for each of 58 characters, and three special ones.
 """
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

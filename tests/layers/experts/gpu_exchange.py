@@ -3,8 +3,6 @@
 Products are stand-ins of the same work for every expert, so that the account depends on no kernel.
 """
 
-from __future__ import annotations
-
 from math import prod
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Clusters of tokens that are sent as one row, against loops in float64."""
 
-from __future__ import annotations
-
 from itertools import pairwise
 from typing import Any
 

@@ -1,8 +1,6 @@
 """Routers that draw, or assign all tokens at once, against their papers' formulas in NumPy's float64: choices, weights,
 losses, and gradients by central differences of the formula."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

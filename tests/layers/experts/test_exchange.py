@@ -1,10 +1,7 @@
 """Places of rows in an exchange, against plain loops; and how many rounds any routing takes."""
 
-from __future__ import annotations
-
 from functools import partial
 from math import comb
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -14,15 +11,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema import ModelConfig
-from jaxpar.layers.experts.messages import (
-    exchange_of,
-    messages_of,
-    ranks_per_token,
-    room_of,
-    row_bytes_of_ways,
-    row_room,
-    rows_sent,
-)
+from jaxpar.layers.experts.messages import exchange_of, ranks_per_token, room_of, row_room, rows_sent
 from jaxpar.layers.experts.rows import (
     by_expert,
     by_rank,
@@ -36,12 +25,11 @@ from jaxpar.layers.experts.rows import (
 from jaxpar.memory.layer_shape import LayerShape
 from pallas_kernels.grouped_matmul.mosaic import times_weights
 
-PAGE = Path(__file__).parents[3] / "docs" / "experts-exchange.md"
 RANKS, EACH, ROOM, ROWS = 3, 2, 6, 4
 ROUTINGS = {
     "even": np.arange(20).reshape(10, 2) % 6,
     "all to one rank": np.tile([4, 5], (10, 1)),
-    "drawn": np.argsort(np.random.default_rng(0).random((10, 6)))[:, :3],
+    "drawn": np.argsort(np.random.default_rng(0).random((10, 6)))[:, :2],
     "some count for nothing": np.where(np.arange(10)[:, None] < 6, np.random.default_rng(1).integers(0, 6, (10, 2)), 6),
 }
 
@@ -185,30 +173,3 @@ def test_room_is_bounded_and_auto_sends_less():
     assert exchange_of("auto", qwen, 2.0, expert=8, tensor=1)[0] == "all_gather"
     assert exchange_of("auto", mixtral, 1.0, expert=1, tensor=4)[0] == "all_gather"
     assert exchange_of("all_gather", mixtral, 1.0, expert=8, tensor=1)[0] == "all_gather"
-
-
-def test_the_page_states_what_each_exchange_sends_and_holds():
-    """Qwen3-30B-A3B's experts, with 8,192 tokens on each of 8 GPUs in two hosts."""
-    experts, tokens, hosts, each, embed, capacity = ExpertsConfig(count=128, per_token=8), 8192, 2, 4, 2048, 1.25
-    ranks, mib = hosts * each, lambda count: f"{count / 2**20:,.0f} MiB"
-    ways = tokens * row_bytes_of_ways(embed, 2, None)
-    (message,) = messages_of("all_to_all", experts, capacity, ranks, 1)
-    whole = ways * message.rows
-    between = whole * (hosts - 1) / hosts
-    room = room_of(tokens * experts.per_token, ranks, capacity)
-    rows = ranks * row_room(tokens, room, experts, ranks, capacity)
-    multiplied = mib(2 * embed * ranks * room)
-    assert ranks * room == room_of(ranks * tokens * experts.per_token, ranks, capacity), "the same of all_gather"
-    sent = {name: ways * rows_sent(name, experts, capacity, ranks, 1) for name in ("all_to_all", "all_gather")}
-    assert between + whole * (each - 1) / (each * hosts) == pytest.approx(sent["all_to_all"])
-    by_node = between + whole * (each - 1) / each
-    wanted = {
-        "all_to_all": [str(ranks - 1), mib(sent["all_to_all"]), mib(between), mib(2 * embed * rows), multiplied],
-        "hierarchical": [str(each - 1 + hosts - 1), mib(by_node), mib(between), mib(2 * embed * rows), multiplied],
-        "all_gather": [
-            "a ring", mib(sent["all_gather"]), "as the ring runs", mib(2 * embed * ranks * tokens), multiplied,
-        ],
-    }  # fmt: skip
-    lines = PAGE.read_text(encoding="utf-8").partition("rows received (`expert_input`)")[2].splitlines()[2:5]
-    found = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    assert {name.strip("`"): cells for name, *cells in found} == wanted

@@ -1,7 +1,5 @@
 """The exchange in the program for H100s: its bytes, and what runs beside it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

@@ -2,8 +2,6 @@
 
 Those that draw, or solve a problem about all tokens, are in `test_drawing_routers.py`."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from typing import Any
 

@@ -5,8 +5,6 @@ Each is a function of (x [batch, seq, embed], weights of one layer, options of t
 convolutions [H, D, 4].
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

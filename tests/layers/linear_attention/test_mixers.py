@@ -1,7 +1,5 @@
 """Mixers with a state: recurrences in float64, token by token, on any layout; and their decode."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Kernels that were verified on the devices of a test, or that were not."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import pytest

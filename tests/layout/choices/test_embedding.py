@@ -1,7 +1,5 @@
 """What a plan sends of the embedding: its table, or the rows of tokens."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 
@@ -82,8 +80,7 @@ def test_gradients_in_half_the_bytes_are_timed_so():
 
 
 @pytest.mark.parametrize(
-    ("rows", "zero", "trained", "frozen"),
-    [(11, 3, "rows", "rows"), (20, 3, "rows", "table"), (14, 2, "rows", "table")],
+    ("rows", "zero", "trained", "frozen"), [(11, 3, "rows", "rows"), (20, 3, "rows", "table"), (14, 2, "rows", "table")]
 )
 def test_of_a_frozen_table_nothing_is_sent_in_the_backward(rows: int, zero: int, trained: str, frozen: str):
     halves = {"compute": "bfloat16", "storage": "bfloat16"}

@@ -1,7 +1,5 @@
 """Which implementation a plan takes for the products of experts, and why."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """How experts get their tokens is decided by the plan: what it takes, what runs, and what is refused."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

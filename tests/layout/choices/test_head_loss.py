@@ -1,7 +1,5 @@
 """What a plan takes for head and loss, and why."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any

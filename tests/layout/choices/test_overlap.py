@@ -1,7 +1,5 @@
 """How tensor ranks exchange the sequence: what a plan takes and why, and what it refuses."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """When replicas share optimizer state."""
 
-from __future__ import annotations
-
 from typing import Any, cast
 
 import jax

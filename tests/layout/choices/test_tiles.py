@@ -1,7 +1,5 @@
 """The plan takes as many tiles as memory asks for, states why, and refuses what cannot be."""
 
-from __future__ import annotations
-
 import jax
 import pytest
 

@@ -1,7 +1,5 @@
 """Whether the nodes of a mesh allow what a configuration asks of messages, and what a plan decides of them."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """The estimate of memory, against what tracing and the state's shapes say, and against XLA."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from math import prod
 from pathlib import Path
@@ -18,13 +16,7 @@ from jaxpar.config.plan import Choice, Plan
 from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.choices.pipeline import schedule_of
-from jaxpar.layout.memory.estimate import (
-    MemoryEstimate,
-    case_of,
-    chunk_bytes,
-    estimate_memory,
-    offloaded_bytes,
-)
+from jaxpar.layout.memory.estimate import MemoryEstimate, case_of, chunk_bytes, estimate_memory, offloaded_bytes
 from jaxpar.layout.memory.fixed import parts_of, state_of
 from jaxpar.layout.memory.slots import pipeline_slots
 from jaxpar.layout.memory.state_bytes import frozen_bytes, host_gradient_bytes, offloaded_state_bytes, state_bytes

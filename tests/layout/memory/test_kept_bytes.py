@@ -1,7 +1,5 @@
 """What traced steps keep between forward and backward, against the closed forms."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

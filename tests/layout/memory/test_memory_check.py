@@ -1,7 +1,5 @@
 """What cannot fit is refused before anything is allocated."""
 
-from __future__ import annotations
-
 import gc
 from types import SimpleNamespace
 from typing import Any

@@ -1,7 +1,5 @@
 """Which changes of settings are tried where a step does not fit."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from jaxpar.layout.memory.nearest_fit import changes

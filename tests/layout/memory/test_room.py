@@ -1,7 +1,5 @@
 """What is left for activations, against compiled programs."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

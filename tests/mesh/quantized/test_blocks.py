@@ -1,7 +1,5 @@
 """Block codes: how far off a number may come back, that rounding of gradients has no bias, and the bytes of a row."""
 
-from __future__ import annotations
-
 import jax
 import jax.numpy as jnp
 import numpy as np

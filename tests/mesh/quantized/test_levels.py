@@ -1,7 +1,5 @@
 """The ranks of a collective inside and between nodes, against a count of each group."""
 
-from __future__ import annotations
-
 import itertools
 from collections import Counter
 

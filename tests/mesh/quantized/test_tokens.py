@@ -1,7 +1,5 @@
 """The exchange of tokens in two levels, and in codes: bits, gradients, and bytes by link."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

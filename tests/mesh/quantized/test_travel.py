@@ -1,7 +1,5 @@
 """Weights and gradients that travel quantised, or through a secondary shard: what arrives, and the bytes sent."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from math import prod
@@ -17,13 +15,7 @@ from jaxpar.mesh import collectives
 from jaxpar.mesh.axes import AXES
 from jaxpar.mesh.quantized.blocks import LARGEST, row_bytes
 from jaxpar.mesh.quantized.transport import Transport
-from jaxpar.mesh.quantized.travel import (
-    gather_secondary,
-    gather_shards,
-    gather_stored,
-    reduce_shards,
-    scatter_shards,
-)
+from jaxpar.mesh.quantized.travel import gather_secondary, gather_shards, gather_stored, reduce_shards, scatter_shards
 from tests.sentences import refused
 from tests.traced import mesh_of, operations, sent_by_groups
 

@@ -1,7 +1,5 @@
 """Memory as GPUs have it."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """What weights of the next layer are tied to, where they are gathered in parts."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Buffers of what layers keep, which GPUs do not fill where every entry is written before it is read."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import pytest
 

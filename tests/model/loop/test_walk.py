@@ -1,7 +1,5 @@
 """A walk runs every slot once, in order, with what was fetched for it, and fetches nothing in vain."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

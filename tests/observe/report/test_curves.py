@@ -1,7 +1,5 @@
 """What the page draws of a run."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

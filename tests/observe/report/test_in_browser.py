@@ -1,7 +1,5 @@
 """A real browser clicks through the page and looks at it; nothing may be printed as an error, thrown or asked for."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Iterator
 from pathlib import Path

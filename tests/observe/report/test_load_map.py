@@ -1,7 +1,5 @@
 """Heat maps by layer and step of what blocks and features record; and the curves of what blocks report."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

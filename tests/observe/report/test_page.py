@@ -1,7 +1,5 @@
 """What the page says, read as text; `test_in_browser.py` looks at it."""
 
-from __future__ import annotations
-
 import html
 import re
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A run is reported from its folder, whatever state its files are in."""
 
-from __future__ import annotations
-
 import json
 import os
 import random

@@ -1,7 +1,5 @@
 """The table of a sweep: a line for each run, its results, and the keys in which runs differ."""
 
-from __future__ import annotations
-
 import html
 import re
 from datetime import UTC, datetime

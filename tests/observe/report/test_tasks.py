@@ -1,7 +1,5 @@
 """Results of `python -m jaxpar.evaluate` are on the page of their run, the newest of each."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

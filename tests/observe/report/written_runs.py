@@ -1,7 +1,5 @@
 """Folders of runs as the listeners of a run write them, made without training."""
 
-from __future__ import annotations
-
 import json
 import math
 from dataclasses import replace

@@ -1,11 +1,10 @@
 """What a person sees, with a terminal and without."""
 
-from __future__ import annotations
-
 import io
 import re
 from datetime import datetime
 from pathlib import Path
+from typing import Any
 
 import pytest
 from rich.console import Console
@@ -94,20 +93,25 @@ def test_a_terminal_gets_a_progress_bar_and_its_cursor_back_also_from_a_run_that
     assert "\x1b[?25h" in text(screen)
 
 
-def test_what_is_not_known_has_no_column(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("changes", "shows"),
+    [
+        ({"memory_bytes": 2**30, "memory_kind": "host"}, r" host mem .*\n.* 1\.0 GiB "),
+        (
+            {"memory_bytes": round(51.26 * 2**30), "memory_peak_bytes": round(62.14 * 2**30)}
+            | {"memory_limit_bytes": round(75.3 * 2**30)},
+            r" GiB/peak/max .*\n.* 51\.3/62\.1/75 ",
+        ),
+        ({"matrix_learning_rate": 2e-2}, r" lr matrix lr +s/step .*\n.* 3\.00e-04 +2\.0e-02 "),
+    ],
+    ids=["the host's memory", "a device's memory", "the rate of Muon's matrices"],
+)
+def test_what_is_known_has_a_column_and_what_is_not_has_none(changes: dict[str, Any], shows: str) -> None:
     shown, screen = view()
     shown.step(record(1))
-    assert "MFU" not in text(screen) and "memory" not in text(screen)
-    shown.step(record(2, memory_bytes=2**30, memory_kind="host"))
-    assert "host mem" in text(screen)
-
-
-def test_under_muon_a_line_has_both_learning_rates() -> None:
-    shown, screen = view()
-    shown.step(record(1))
-    assert "matrix lr" not in text(screen)
-    shown.step(record(2, matrix_learning_rate=2e-2))
-    assert re.search(r" lr matrix lr +s/step .*\n.* 3\.00e-04 +2\.0e-02 ", text(screen))
+    assert not any(word in text(screen) for word in ("MFU", "mem", "GiB", "matrix lr"))
+    shown.step(record(2, **changes))
+    assert re.search(shows, text(screen))
 
 
 def test_a_line_has_the_time_of_day_the_share_done_and_the_seconds_of_a_step(tmp_path: Path) -> None:
@@ -137,15 +141,6 @@ def test_experts_have_a_column_for_their_load_and_a_line_under_the_heading() -> 
     assert "load" in title and "1.53" in first and "1.48" in second and "1.53" in third
     assert "experts: rank load 1.21, entropy 2.06, dropped 0" in under and "dropped" not in second
     assert "dropped 0.25, clusters 0.4" in last
-
-
-def test_a_devices_memory_stands_in_the_line_with_its_peak_and_what_there_is() -> None:
-    shown, screen = view()
-    known = {"memory_peak_bytes": round(62.14 * 2**30), "memory_limit_bytes": round(75.3 * 2**30)}
-    shown.step(record(1, memory_bytes=round(51.26 * 2**30), **known))
-    assert re.search(r" GiB/peak/max .*\n.* 51\.3/62\.1/75 ", text(screen))
-    shown.step(record(2, memory_bytes=2**30, memory_kind="host", **known))
-    assert re.search(r" host mem .*\n.* 1\.0 GiB ", text(screen))
 
 
 def test_a_sample_cannot_move_the_cursor_or_be_interpreted_as_markup(tmp_path: Path) -> None:

@@ -1,7 +1,5 @@
 """A logged step that has no loss, in every file and on the screen."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """events.jsonl over a run's starts, ends and kills."""
 
-from __future__ import annotations
-
 import json
 from datetime import UTC, datetime
 from pathlib import Path

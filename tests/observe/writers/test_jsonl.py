@@ -1,7 +1,5 @@
 """metrics.jsonl over kills and restores."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """loss.png: when it is drawn and what it shows."""
 
-from __future__ import annotations
-
 import io
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """summary.json."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

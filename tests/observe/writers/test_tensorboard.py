@@ -1,7 +1,5 @@
 """TensorBoard events, read back from the files."""
 
-from __future__ import annotations
-
 import struct
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Weights & Biases, for real but offline: what it keeps in the run's folder is read back."""
 
-from __future__ import annotations
-
 import json
 import os
 import struct

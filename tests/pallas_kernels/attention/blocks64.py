@@ -1,8 +1,6 @@
 """What `dense64` says, for rows of thousands of tokens: masks of whole arrays, and attention a block of queries at a
 time."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from pallas_kernels.masks import Mask

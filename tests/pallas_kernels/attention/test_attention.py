@@ -1,7 +1,5 @@
 """Blockwise attention, held to dense float64 attention in values and gradients."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -25,10 +23,7 @@ TOLERANCE = 1e-5
 BF16_TOLERANCE = 1.5e-2
 """Of the output, log-sum-exp and gradients under bfloat16, against float64 on the same rounded inputs."""
 
-SEGMENTS = np.array(
-    [[1] * 11 + [2] * 20 + [3] * 2 + [0] * 4, [1] * 1 + [2] * 1 + [3] * 35],
-    np.int32,
-)
+SEGMENTS = np.array([[1] * 11 + [2] * 20 + [3] * 2 + [0] * 4, [1] * 1 + [2] * 1 + [3] * 35], np.int32)
 PACKED = Tokens.whole_rows(SEGMENTS, np.array([9, 20], np.int32))
 ZIGZAG = np.r_[0:9, 28:37]
 """Queries of a rank that holds both ends of a row."""

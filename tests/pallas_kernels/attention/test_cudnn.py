@@ -1,7 +1,5 @@
 """What is asked of cuDNN, and what a backward keeps of it; cuDNN itself runs on GPUs only."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

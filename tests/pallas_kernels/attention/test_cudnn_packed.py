@@ -1,7 +1,5 @@
 """Packed documents as cuDNN takes them: what it is called with, on a machine without it, and when it is allowed."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """`flash_attention`: what it computes on a CPU, what it refuses, and which implementation it says it took."""
 
-from __future__ import annotations
-
 import json
 import logging
 from dataclasses import replace
@@ -84,11 +82,7 @@ def test_a_kernel_in_the_interpreter_gives_what_plain_jax_gives() -> None:
         ({}, {"segment_ids": SEGMENTS * 1.0}, ("integers", "not float64 (2, 11)")),
         ({}, {"prefix": np.zeros(3, np.int32)}, ("each row (2)", "got int32 (3,)")),
         ({}, {"prefix": 3, "causal": False}, ("prefix", "causal")),
-        (
-            {"keys": 9},
-            {"segment_ids": (SEGMENTS,) * 3},
-            ("queries", "keys", "got 3", "query (2, 11, 4, 8)"),
-        ),
+        ({"keys": 9}, {"segment_ids": (SEGMENTS,) * 3}, ("queries", "keys", "got 3", "query (2, 11, 4, 8)")),
         ({}, {"segment_ids": [[1] * 11] * 2}, ("each query (2, 11)", "not a list", "query (2, 11, 4, 8)")),
         ({}, {"segment_ids": (SEGMENTS, None)}, ("each key (2, 11)", "not a NoneType", "query (2, 11, 4, 8)")),
         ({}, {"causal": None}, ("causal", "True or False", "got None", "query (2, 11, 4, 8)")),

@@ -1,7 +1,5 @@
 """Rows of the lengths that are run on devices, with the tiles of the tables, in interpreters and on paper."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """What launches of attention kernels say of their work, against masks counted pair by pair."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

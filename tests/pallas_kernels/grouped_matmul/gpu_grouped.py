@@ -1,7 +1,5 @@
 """The grouped matmul kernels compiled for H100s that are not here; child only (see `tests.gpu_compile.in_child`)."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any

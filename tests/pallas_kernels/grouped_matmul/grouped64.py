@@ -1,7 +1,5 @@
 """Grouped products in float64 NumPy, group by group."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Rows times the matrix of their group: numbers, gradients, work, and which implementation runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 from typing import Any

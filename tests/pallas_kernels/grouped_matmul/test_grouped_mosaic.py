@@ -1,7 +1,5 @@
 """The Hopper kernels of the grouped matmul in the simulator of Mosaic GPU against float64, and compiled for H100s."""
 
-from __future__ import annotations
-
 import re
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The Triton kernels of the grouped matmul in Pallas' interpreter against float64, and compiled for H100s and A100s."""
 
-from __future__ import annotations
-
 from functools import partial
 
 import jax

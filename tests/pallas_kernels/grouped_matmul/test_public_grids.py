@@ -6,8 +6,6 @@ one or two. Left out is what `grouped_matmul` has no argument for: float32 opera
 and quantised operands, which `grouped_tiled_matmul` has.
 """
 
-from __future__ import annotations
-
 from functools import partial
 from typing import NamedTuple
 

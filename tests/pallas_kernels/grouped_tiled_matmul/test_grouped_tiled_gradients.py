@@ -1,7 +1,5 @@
 """Gradients of groups' matrices, of codes with scales of tiles: plain JAX and the Hopper kernel against float64."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -87,10 +85,7 @@ def test_simulated_kernel_is_as_near_to_float64_as_plain_jax_and_without_a_race(
     assert REPORTED not in capfd.readouterr().out
 
 
-COMPILED = {
-    "DeepSeek-V3's up": (65536, 32, 7168, 2048, E4M3),
-    "Qwen3-30B-A3B's down": (16384, 16, 768, 2048, E5M2),
-}
+COMPILED = {"DeepSeek-V3's up": (65536, 32, 7168, 2048, E4M3), "Qwen3-30B-A3B's down": (16384, 16, 768, 2048, E5M2)}
 
 
 @pytest.mark.matrix(quick=("Qwen3-30B-A3B's down",), ci=1)

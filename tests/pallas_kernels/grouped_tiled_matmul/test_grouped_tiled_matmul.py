@@ -1,7 +1,5 @@
 """Grouped products of codes with scales of tiles: plain JAX and the Hopper kernel against float64; which one runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import NamedTuple
 

@@ -1,7 +1,5 @@
 """The kernels of the head's loss compiled for GPUs that are not here, and what the assembler reports of them."""
 
-from __future__ import annotations
-
 import re
 import shlex
 import tempfile

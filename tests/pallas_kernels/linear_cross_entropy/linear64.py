@@ -1,7 +1,5 @@
 """Cross-entropy of a linear head in float64 NumPy with its derivative written out: what the kernels are held to."""
 
-from __future__ import annotations
-
 from typing import NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The head's loss by the kernel, in the interpreter, and by plain JAX, against float64; and the loss of kept logits."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import chex

@@ -1,7 +1,5 @@
 """The kernels of the head's loss, compiled for Hopper and Ampere at the size of a large vocabulary."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

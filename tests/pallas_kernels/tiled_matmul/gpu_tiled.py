@@ -1,7 +1,5 @@
 """The matmul of tiles compiled for H100s that are not here; child only (see `tests.gpu_compile.in_child`)."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Grids of text."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 from jaxpar.pipeline.drawing.grid import cells_of_orders, cells_of_ticks, cells_of_time, grid

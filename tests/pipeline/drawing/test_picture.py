@@ -1,7 +1,5 @@
 """Pictures of schedules, read back as XML."""
 
-from __future__ import annotations
-
 import re
 from fractions import Fraction
 from xml.etree import ElementTree

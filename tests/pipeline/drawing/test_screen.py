@@ -1,7 +1,5 @@
 """Schedules on terminals of any width, with color and without."""
 
-from __future__ import annotations
-
 import io
 import re
 from functools import cache

@@ -1,7 +1,5 @@
 """Traces of schedules for Perfetto."""
 
-from __future__ import annotations
-
 import json
 from fractions import Fraction
 

@@ -1,7 +1,5 @@
 """The executor: every schedule's gradients are those of the whole batch, and nothing runs that its table has not."""
 
-from __future__ import annotations
-
 from collections import Counter
 from typing import Any
 

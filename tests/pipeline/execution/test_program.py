@@ -1,7 +1,5 @@
 """What the executor reads: each action finds what it needs where its row says, and slots are as few as can be."""
 
-from __future__ import annotations
-
 from collections import Counter
 
 import numpy as np

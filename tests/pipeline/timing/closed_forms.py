@@ -3,8 +3,6 @@
 For chunks that take the same time, without head and transfers. p is ranks, m microbatches, v virtual stages.
 """
 
-from __future__ import annotations
-
 from jaxpar.pipeline.actions import Kind
 from jaxpar.pipeline.table import Schedule
 from jaxpar.pipeline.timing.durations import Durations

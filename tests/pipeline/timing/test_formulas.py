@@ -1,7 +1,5 @@
 """Simulated bubbles and chunks in flight are those of the papers' closed formulas."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

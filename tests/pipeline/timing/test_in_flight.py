@@ -1,7 +1,5 @@
 """Chunks in flight and their bytes."""
 
-from __future__ import annotations
-
 from hypothesis import given, settings
 
 from jaxpar.pipeline.schedules import Kind, Schedule, make_schedule, parse_action

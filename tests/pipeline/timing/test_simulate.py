@@ -1,7 +1,5 @@
 """Simulated time: dependencies, transfers, uneven chunks and the head, in each of the three modes."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 from itertools import pairwise
 

@@ -1,7 +1,5 @@
 """Workloads: times and bytes of a rank's layers, whatever the number of chunks."""
 
-from __future__ import annotations
-
 from fractions import Fraction
 
 import pytest

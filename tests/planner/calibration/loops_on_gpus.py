@@ -1,7 +1,5 @@
 """Loops of the stopwatch, compiled for H100s in a child process."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`calibrate`: a model's shapes, attention, copies and collectives are measured and written, with what could not be."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from dataclasses import replace

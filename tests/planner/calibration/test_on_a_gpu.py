@@ -1,7 +1,5 @@
 """`calibrate` on one GPU, which is a CPU that goes by the name of an H100: all of it but the GPU's own speed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

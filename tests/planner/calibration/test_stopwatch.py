@@ -1,7 +1,5 @@
 """The stopwatch: what it times is all there, on the device, and what is bound by launches is refused."""
 
-from __future__ import annotations
-
 import re
 
 import jax

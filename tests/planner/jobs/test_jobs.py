@@ -1,7 +1,5 @@
 """Jobs that share a cluster: what a simulation keeps, what the policies give, and files of jobs."""
 
-from __future__ import annotations
-
 import json
 import random
 from dataclasses import replace

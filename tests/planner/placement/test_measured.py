@@ -1,7 +1,5 @@
 """Where bandwidths between nodes were measured, layouts are placed, timed again, and ranked by that."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Ranks are placed on nodes so that slow pairs are not used, never worse than in the default order."""
 
-from __future__ import annotations
-
 from itertools import permutations
 from pathlib import Path
 

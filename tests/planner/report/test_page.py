@@ -1,7 +1,5 @@
 """The page of a search: its plans and other layouts in a table and a picture."""
 
-from __future__ import annotations
-
 import html
 import re
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """The time of a step by part, as text."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.planner.report import words

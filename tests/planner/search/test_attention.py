@@ -1,7 +1,5 @@
 """The attention that a run would take is the one that is timed."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any
 

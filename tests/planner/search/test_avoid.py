@@ -1,7 +1,5 @@
 """What a search leaves out, the mark of what was never measured, and what more hardware may not do."""
 
-from __future__ import annotations
-
 from jaxpar.config import Config
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.planner.report import words

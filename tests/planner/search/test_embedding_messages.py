@@ -1,7 +1,5 @@
 """What the planner takes a layout to send of the embedding is what the trainer's plan of that layout sends."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Layouts of models with experts: the axis that splits them is searched, and what comes first is what it should be."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any

@@ -4,8 +4,6 @@ time.
 First choices of the small models of one machine, whose files name a command too, are compiled before a release.
 """
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """On hosts of several kinds stages are of one kind each, and as long as their GPUs are fast where that saves time."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path

@@ -1,7 +1,5 @@
 """What may rest on the host is what the cluster's hosts have, or what the configuration allows of it."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from jaxpar.planner.report.text import host_words

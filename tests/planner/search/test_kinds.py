@@ -1,7 +1,5 @@
 """Models of several kinds of layers: each is timed by itself, and what pads a chunk counts where it runs."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -3,8 +3,6 @@
 `--draw SEED` repeats a draw.
 """
 
-from __future__ import annotations
-
 import random
 from dataclasses import dataclass, replace
 from math import inf
@@ -104,11 +102,6 @@ def test_more_hosts_never_make_the_best_plan_slower(case: Case):
     hosts = case.cluster.hosts
     times = [case.with_idle_hosts(number) for number in (hosts, hosts + 1, 2 * hosts + 1)]
     assert times[1] <= SAME * times[0] and times[2] <= SAME * times[1], (times, case)
-
-
-def test_less_of_it_does(case: Case):
-    """So the statements above are about the hardware that they change."""
-    assert case.seconds(with_links(case.cluster, hbm=1 / case.factor)) > case.seconds(case.cluster)
 
 
 def test_a_network_that_becomes_a_fast_one_makes_no_layout_slower():

@@ -1,7 +1,5 @@
 """Plans for clusters whose pods are oversubscribed."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from jaxpar.hardware.cluster import Pods, parse_cluster

@@ -1,7 +1,5 @@
 """The search finds what timing every layout finds, and its bounds are below what they bound."""
 
-from __future__ import annotations
-
 from itertools import islice
 
 import pytest

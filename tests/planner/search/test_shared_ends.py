@@ -1,7 +1,5 @@
 """Pipelines whose ranks share embedding and head: what they take, and where they are chosen."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Virtual stages of unequal lengths are in the space where they add few layers of padding."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from itertools import product
 

@@ -1,7 +1,5 @@
 """Rows of compiled programs beside the planner, and one compiled again: what its messages need and wait for."""
 
-from __future__ import annotations
-
 from hashlib import sha256
 
 import pytest

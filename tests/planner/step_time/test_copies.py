@@ -1,7 +1,5 @@
 """Copies of activations to the host's memory cost what the link takes, beside compute, as programs have them."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,20 +1,10 @@
 """What a step waits for of its messages: the rule, beside the compiled programs that it is held against."""
 
-from __future__ import annotations
-
 from statistics import median
 
 import pytest
 
-from benchmarks.planner.compiled import (
-    WAITED,
-    Program,
-    by_kind,
-    laid_out,
-    predicted,
-    prepared,
-    read_programs,
-)
+from benchmarks.planner.compiled import WAITED, Program, by_kind, laid_out, predicted, prepared, read_programs
 from jaxpar.compiler.report.record import Collective
 from jaxpar.planner.report.words import axes
 from jaxpar.planner.step_time.overlap import BESIDE, GATHERS, SCATTERS, waited

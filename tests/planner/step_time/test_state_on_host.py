@@ -1,7 +1,5 @@
 """State on the host: a step takes as long as the host's link needs for the bytes that the executor moves."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Ticks counted once give the same seconds as the simulator, whatever the durations."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.pipeline.schedules import make_schedule

@@ -10,8 +10,6 @@ of the one that was left in peace, each step once, and must end with its weights
 A run is a process forked from this one, which has imported everything but has touched no device yet.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import mmap

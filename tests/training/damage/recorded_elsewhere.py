@@ -1,7 +1,5 @@
 """Training from the command line, where process 1 alone has a record of the loss's kernel."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import replace
 from typing import Any

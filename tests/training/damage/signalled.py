@@ -1,7 +1,5 @@
 """Training from the command line, where process 1 sends itself SIGTERM at the moment that SIGNAL names."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

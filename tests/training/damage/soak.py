@@ -6,8 +6,6 @@ prints a line of JSON per evaluation on stderr: the step, the process's memory i
 threads and open files that there are; how long steps took is in the run's own metrics.
 """
 
-from __future__ import annotations
-
 import argparse
 import gc
 import json

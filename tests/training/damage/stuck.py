@@ -1,8 +1,6 @@
 """Training from the command line, in a process whose main thread falls asleep: when it has taken SLEEP_AT steps, or,
 where that is `data`, when it opens its data."""
 
-from __future__ import annotations
-
 import os
 import sys
 import time

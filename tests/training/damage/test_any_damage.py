@@ -4,8 +4,6 @@ Checkpoints are damaged in `tests/checkpoint/test_damage.py` and `test_damaged.p
 `tests/data/tokens/test_token_folder.py`.
 """
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """A run whose newest checkpoint is damaged names it, takes the one before, and ends as it would have."""
 
-from __future__ import annotations
-
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -13,15 +11,7 @@ from jaxpar.config import Config
 from jaxpar.train import main
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
-from tests.training.runs import (
-    MESH,
-    fit,
-    folder_of,
-    losses,
-    run_config,
-    saved_state,
-    write_config,
-)
+from tests.training.runs import MESH, fit, folder_of, losses, run_config, saved_state, write_config
 
 
 @pytest.fixture(scope="module")

@@ -3,8 +3,6 @@
 A dozen of training in CI, a hundred and more before a release.
 """
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """kill -9 of the training command: the same command, given again until it ends, makes the run that was never killed."""
 
-from __future__ import annotations
-
 import json
 import random
 import re

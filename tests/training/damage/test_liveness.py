@@ -1,7 +1,5 @@
 """Nothing hangs: a real process that dies, stops, sleeps or never gets on ends the whole job with one sentence."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """What takes its time in a run is no part of a step to the watch over its processes, and is given time."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -43,11 +41,7 @@ def test_evaluations_saves_and_profiles_are_pauses(tmp_path: Path, places: Calla
     steps, evaluations = places(Run, "step"), places(Run, "evaluation")
     saves, profiles = places(Saves, "begin"), places(ProfileWindow, "close")
     config = run_config(
-        tmp_path,
-        5,
-        run={"profile": "2:3"},
-        evaluation={"batches": 1, "every": 2},
-        checkpoint={"every": 4},
+        tmp_path, 5, run={"profile": "2:3"}, evaluation={"batches": 1, "every": 2}, checkpoint={"every": 4}
     )
     make_trainer(config).fit([Recorder()])
     assert steps == [(f"in step {step}", True) for step in range(1, 6)]

@@ -3,8 +3,6 @@
 Two thousand in CI, twenty thousand before a release.
 """
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -75,11 +73,7 @@ def assert_the_files_are_those_that_are_promised(folder: Path, steps: int):
     logged = [record["step"] for record in read_metrics(folder / "metrics.jsonl")]
     assert logged == [1, *range(10, steps + 1, 10)]
     names = {"config.yaml", "plan.json", "metrics.jsonl", "events.jsonl", "environment.json", "summary.json"}
-    assert {path.name for path in folder.iterdir()} == names | {
-        "loss.png",
-        "tensorboard",
-        "checkpoints",
-    }
+    assert {path.name for path in folder.iterdir()} == names | {"loss.png", "tensorboard", "checkpoints"}
     assert len(list((folder / "tensorboard").iterdir())) == 1
     events = [json.loads(line)["event"] for line in (folder / "events.jsonl").read_text().splitlines()]
     assert events.count("saved") == 20 and events[-1] == "close"

@@ -1,7 +1,5 @@
 """What a run notices while it trains: injected spikes, infinities and slow loaders, each reported once."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -23,15 +21,7 @@ from jaxpar.training.monitor import anomaly_monitor as anomaly_monitor
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.training.late import Late
-from tests.training.runs import (
-    MESH,
-    Recorder,
-    folder_of,
-    losses,
-    make_run,
-    run_config,
-    saved_state,
-)
+from tests.training.runs import MESH, Recorder, folder_of, losses, make_run, run_config, saved_state
 
 type Rows = dict[str, np.ndarray]
 
@@ -85,16 +75,7 @@ SPIKES = {"limits": {"spike_window": 10, "spike": 4.0, **QUIET["limits"]}}
 
 def watched(folder: Path, steps: int, **sections: Any) -> Config:
     """A run that learns quickly, with a window of ten losses."""
-    return run_config(
-        folder,
-        steps,
-        **{
-            "parallel": MESH,
-            "optimizer": {"ema": 0.9},
-            "watch": SPIKES,
-            **sections,
-        },
-    )
+    return run_config(folder, steps, **{"parallel": MESH, "optimizer": {"ema": 0.9}, "watch": SPIKES, **sections})
 
 
 ROLLBACK: dict[str, Any] = {

@@ -1,7 +1,5 @@
 """Two real processes: one comes late with every batch, a batch is not finite, and a spike takes both back."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """What is reported of gradients that are not finite."""
 
-from __future__ import annotations
-
 import numpy as np
 import pytest
 

@@ -1,7 +1,5 @@
 """A run warns of numbers of layers that reach a feature's limit."""
 
-from __future__ import annotations
-
 from jaxpar.config import Config
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.runtime.carried import Limit

@@ -1,7 +1,5 @@
 """Layouts in which matrices with factors are compared with one device: of LoRA, and of products of two."""
 
-from __future__ import annotations
-
 from typing import Any
 
 from jaxpar.config.schema.model import Pattern

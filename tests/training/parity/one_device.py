@@ -1,7 +1,5 @@
 """What the matrices of layouts compare: initial weights bit for bit, loss and gradients within 1e-5."""
 
-from __future__ import annotations
-
 from typing import Any, SupportsFloat
 
 import jax

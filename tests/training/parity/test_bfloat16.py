@@ -4,8 +4,6 @@ What layouts share in float32 to 1e-6 they share in bfloat16 only as far as part
 rounds its part of a matmul, one device the whole.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -17,10 +15,7 @@ from tests.short_documents import into_documents
 from tests.small_run import SmallRun, small, worst_difference
 
 MODEL = {"vocab": 61, "kv_heads": 2}
-LAYOUTS = {
-    "zero3": {"fsdp": 2, "tensor": 2, "context": 2, "zero": 3},
-    "zero1": {"replica": 2, "tensor": 4, "zero": 1},
-}
+LAYOUTS = {"zero3": {"fsdp": 2, "tensor": 2, "context": 2, "zero": 3}, "zero1": {"replica": 2, "tensor": 4, "zero": 1}}
 LOSS, GRADIENT = 1e-3, 5e-2
 """Largest difference relative to the loss, and to the largest entry of a gradient. Measured: at most 1.3e-4 and 2.7e-2,
 between layouts as well as to float32; bfloat16 itself rounds by up to 3.9e-3."""

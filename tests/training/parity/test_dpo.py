@@ -4,8 +4,6 @@ The definition is written here in NumPy from `DPOTrainer.dpo_loss` of TRL (`loss
 hand; the decoder's own derivative is that of `tests/reference/decoder64.py`.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Rows of the embedding that are exchanged in place of its table: the numbers of one device on every layout."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

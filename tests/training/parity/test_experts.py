@@ -1,7 +1,5 @@
 """Experts: the same numbers on every layout, and those of a float64 reference that exchanges nothing."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import asdict, replace
 from functools import cache
@@ -92,10 +90,7 @@ PIPES: dict[str, dict[str, Any]] = {
     "dualpipe-v": {"pipe": 2, "schedule": "dualpipe-v", "virtual_stages": 2},
     "v-half": {"pipe": 2, "schedule": "v-half", "virtual_stages": 2, "pipe_ticks": "branching"},
 }
-KINDS = {
-    "kinds": {"dense": {"experts": None}, "routed": {}},
-    "pattern": Pattern(prefix=("dense",), unit=("routed",)),
-}
+KINDS = {"kinds": {"dense": {"experts": None}, "routed": {}}, "pattern": Pattern(prefix=("dense",), unit=("routed",))}
 
 
 def _fits(row: dict[str, Any]) -> bool:
@@ -267,19 +262,6 @@ def test_tokens_beyond_the_capacity_of_an_expert_are_dropped_and_counted():
     _, metrics = run.step.train(state_with(run.step, run.by_row(weights)), run.batch(0), run.step.arguments)
     report = block_means({name: float(value) for name, value in metrics.report.items()})["experts"]
     assert report["dropped"] == pytest.approx(7 / 8) and report["load"] == pytest.approx(8)
-
-
-@pytest.mark.long
-def test_a_loss_of_sequences_is_the_same_for_any_number_of_microbatches():
-    own = {"per_token": 2, "balance_loss": 0.0, "sequence_loss": 1.0}
-    model = {"layers": 1, "experts": ExpertsConfig(count=8, router="softmax_top_k", width=WIDTH, **own)}
-    one, four = (
-        SmallRun(small(model=model, parallel={"microbatches": number, "tensor": tensor}))
-        for number, tensor in ((1, 1), (4, 2))
-    )
-    wanted, found = one.loss_and_gradients()[1], four.loss_and_gradients()[1]
-    worst, leaf = worst_difference(found, wanted)
-    assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
 
 
 @pytest.mark.long

@@ -1,7 +1,5 @@
 """Under float16 the loss is scaled for the backward, and the gradients show nothing of it."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 
 import jax

@@ -1,7 +1,5 @@
 """Experts in 8 bits, on several layouts: tokens on their way to them, and products of shared and of routed experts."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -26,20 +24,20 @@ MODEL: dict[str, Any] = {"layers": 2, "experts": EXPERTS}
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "all to all in slices, several rounds": {
-        "parallel": {"expert": 4, "experts": {"slices": 2, "capacity": 1.0, "exchange": "all_to_all"}},
+        "parallel": {"expert": 4, "experts": {"slices": 2, "capacity": 1.0, "exchange": "all_to_all"}}
     },
     "own rows first, which are not sent but rounded": {
         "parallel": {
             "expert": 4,
             "experts": {"slices": 2, "own_rows": "first", "capacity": 1.0, "exchange": "all_to_all"},
-        },
+        }
     },
     "all gather, recomputed": {
         "parallel": {"expert": 2, "fsdp": 2, "experts": {"exchange": "all_gather"}},
         "memory": {"remat": "full"},
     },
     "pipeline, tensor ranks": {
-        "parallel": {"pipe": 2, "expert": 2, "tensor": 2, "microbatches": 2, "experts": {"exchange": "all_to_all"}},
+        "parallel": {"pipe": 2, "expert": 2, "tensor": 2, "microbatches": 2, "experts": {"exchange": "all_to_all"}}
     },
 }
 
@@ -84,7 +82,7 @@ def test_tokens_in_codes_on_their_way_to_experts_change_a_step_by_their_rounding
     assert apart(gradients, wanted) == pytest.approx(0.0135, rel=0.02)
 
 
-@pytest.mark.matrix(quick=("several rounds of slices in a pipeline",), ci=1)
+@pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("name", SPLIT)
 def test_shared_experts_in_fp8_give_the_numbers_of_one_device(name: str):
     """Nothing else of the model is quantised; a third of what that changes is the limit."""
@@ -102,23 +100,23 @@ CHANGED = {"fp8_block": 0.040, "fp8_current": 0.051, "fp8_delayed": 0.051}
 """By so much of their norm gradients of this model change."""
 ROUTED_ON: dict[str, dict[str, Any]] = {
     "expert and tensor ranks, several rounds": {
-        "parallel": {"expert": 2, "tensor": 2, "fsdp": 2, "experts": {"capacity": 1.0, "exchange": "all_to_all"}},
+        "parallel": {"expert": 2, "tensor": 2, "fsdp": 2, "experts": {"capacity": 1.0, "exchange": "all_to_all"}}
     },
     "four expert ranks, slices, several rounds": {
-        "parallel": {"expert": 4, "experts": {"slices": 2, "capacity": 1.0, "exchange": "all_to_all"}},
+        "parallel": {"expert": 4, "experts": {"slices": 2, "capacity": 1.0, "exchange": "all_to_all"}}
     },
     "own rows first, several rounds": {
         "parallel": {
             "expert": 2,
             "experts": {"slices": 2, "own_rows": "first", "capacity": 1.0, "exchange": "all_to_all"},
-        },
+        }
     },
     "all gather, recomputed": {
         "parallel": {"expert": 2, "experts": {"exchange": "all_gather"}},
         "memory": {"remat": "full"},
     },
     "an exception and a quantised layer in one place of two stages": {
-        "parallel": {"pipe": 2, "expert": 2, "microbatches": 2, "experts": {"exchange": "all_to_all"}},
+        "parallel": {"pipe": 2, "expert": 2, "microbatches": 2, "experts": {"exchange": "all_to_all"}}
     },
 }
 

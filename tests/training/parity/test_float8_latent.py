@@ -1,7 +1,5 @@
 """Latent attention with FP8 matmuls, beside layers of plain attention: the numbers of one device on every layout."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

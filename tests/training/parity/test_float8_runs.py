@@ -1,7 +1,5 @@
 """FP8 matmuls in whole runs: checkpoints, adapters, preferences, and what an evaluation or generation multiplies in."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Models of several kinds of layers: the same numbers on every layout, and what layers report counted once."""
 
-from __future__ import annotations
-
 import shutil
 from functools import cache
 from pathlib import Path
@@ -106,10 +104,7 @@ def test_kinds_that_change_nothing_are_the_plain_model():
 @pytest.mark.long
 def test_a_run_goes_on_with_another_pipeline(tmp_path: Path):
     """Checkpoints hold the layers of each kind by number, whatever pads the stacks."""
-    pipes: list[dict[str, Any]] = [
-        {"pipe": 2, "microbatches": 4, "stage_layers": (2, 3)},
-        {"fsdp": 2, "tensor": 2},
-    ]
+    pipes: list[dict[str, Any]] = [{"pipe": 2, "microbatches": 4, "stage_layers": (2, 3)}, {"fsdp": 2, "tensor": 2}]
     model = MODEL | {"layers": 5}
 
     def config(name: str, steps: int, parallel: dict[str, Any]) -> Config:

@@ -1,7 +1,5 @@
 """Multi-head latent attention: the gradients of a float64 reference, and the same numbers on every layout."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from functools import cache
 from math import prod

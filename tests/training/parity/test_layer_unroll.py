@@ -1,7 +1,5 @@
 """Layers in a turn of the loop, and gathers of weights in parts: the numbers of one device."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

@@ -1,7 +1,5 @@
 """Long packed rows on eight devices, of 64k tokens before a release: every context strategy trains alike."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,7 +1,5 @@
 """Low-rank factors: their gradients are those of full fine-tuning, projected; on every layout the same numbers."""
 
-from __future__ import annotations
-
 import zlib
 from dataclasses import replace
 from typing import Any

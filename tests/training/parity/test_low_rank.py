@@ -1,8 +1,6 @@
 """Matrices that are products of two factors: the gradients are those of the whole matrices, projected; on every layout
 the same numbers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import cache
 from typing import Any
@@ -54,7 +52,7 @@ def test_gradients_are_those_of_the_products_projected():
 
 
 LAYOUTS = factor_layouts.LAYOUTS | {
-    "some matrices": {"parallel": {"tensor": 4, "context": 2}, "model": {"low_rank": {"up": 3, "value": 2}}},
+    "some matrices": {"parallel": {"tensor": 4, "context": 2}, "model": {"low_rank": {"up": 3, "value": 2}}}
 }
 
 

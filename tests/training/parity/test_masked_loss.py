@@ -3,8 +3,6 @@
 Which tokens those are is found here by the text of the documents, and not by the mask that is stored beside them.
 """
 
-from __future__ import annotations
-
 import re
 from dataclasses import asdict
 from typing import Any

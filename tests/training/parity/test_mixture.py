@@ -1,7 +1,5 @@
 """A run on several token folders reports their epochs, and notes weights that change between two starts."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 

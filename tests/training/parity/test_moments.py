@@ -1,7 +1,5 @@
 """Training with moments in fewer bits: the loss of a small decoder, saves, and what is refused."""
 
-from __future__ import annotations
-
 from functools import cache
 from pathlib import Path
 from typing import Any

@@ -1,8 +1,6 @@
 """Every optimizer trains alike on a split mesh, under each ZeRO stage, and on one device: the weights, their average,
 and what experts report."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -37,12 +35,13 @@ def train(optimizer: str, model: str, split: str, zero: int) -> tuple[list[float
     """The losses, (weights, their moving average), and what the last step reports."""
     parallel = SPLIT[split] | {"zero": zero}
     run = SmallRun(small(model={"layers": 2} | MODELS[model], optimizer=OPTIMIZERS[optimizer], parallel=parallel))
-    state, losses, report = run.step.residency.initial_state(), [], {}
-    for step in range(STEPS):
-        state, metrics = run.step.train(state, run.batch(step), run.step.arguments)
-        losses.append(float(metrics.loss))
-        report = {name: float(value) for name, value in metrics.report.items() if name not in OF_LAYOUTS}
-    return losses, (run.by_layer(state.master), run.by_layer(state.optimizer["average"])), report
+    state, metrics = run.advance(STEPS)
+    report = {name: float(value) for name, value in metrics[-1].report.items() if name not in OF_LAYOUTS}
+    return (
+        [float(of_step.loss) for of_step in metrics],
+        (run.by_layer(state.master), run.by_layer(state.optimizer["average"])),
+        report,
+    )
 
 
 @cache

@@ -3,8 +3,6 @@
 The matrix covers every pair of values of its factors, as in `test_parity.py`: each schedule with every other feature.
 """
 
-from __future__ import annotations
-
 import itertools
 from functools import cache
 from typing import Any

@@ -5,8 +5,6 @@ gradients are compared by the relative error of the whole gradient, |found - exa
 docs/zeropp.md states; a scale applied twice, a shard of another step or a contribution left out exceed them.
 """
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 
@@ -60,14 +58,7 @@ QUANTISED: dict[str, tuple[float, dict[str, dict[str, Any]]]] = {
     ),
     "all of int8, state over replicas": (
         0.05,
-        {
-            "parallel": {
-                "replica": 2,
-                "fsdp": 4,
-                "overlap": {"shard_state_over_replicas": True},
-                **INT8,
-            },
-        },
+        {"parallel": {"replica": 2, "fsdp": 4, "overlap": {"shard_state_over_replicas": True}, **INT8}},
     ),
     "int8 weights under ZeRO-1": (0.05, {"parallel": {"fsdp": 8, "zero": 1, "quantized": {"weights": "int8"}}}),
     "float8 weights": (0.15, {"parallel": {"fsdp": 8, "quantized": {"weights": "float8_e4m3fn"}}}),
@@ -81,9 +72,7 @@ QUANTISED: dict[str, tuple[float, dict[str, dict[str, Any]]]] = {
     ),
     "all of int8 in a pipeline": (
         0.05,
-        {
-            "parallel": {"pipe": 2, "fsdp": 4, "secondary_shard": 2, "microbatches": 2, **INT8},
-        },
+        {"parallel": {"pipe": 2, "fsdp": 4, "secondary_shard": 2, "microbatches": 2, **INT8}},
     ),
     "all of int8, layers on the host": (
         0.05,

@@ -5,8 +5,6 @@ with fewer KV heads than ranks, the sequence over context. Rows hold many short 
 that counts in one of them.
 """
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from typing import Any
 

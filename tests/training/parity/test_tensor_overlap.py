@@ -1,7 +1,5 @@
 """Rings between tensor ranks train to the numbers of one device, with every feature that a layer's matmuls meet."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

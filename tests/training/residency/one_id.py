@@ -1,7 +1,5 @@
 """Training from the command line, by a process whose id other processes have too, as in containers."""
 
-from __future__ import annotations
-
 import os
 import sys
 

@@ -1,7 +1,5 @@
 """State in files of one folder that several processes share."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

@@ -1,7 +1,5 @@
 """Arrays in files go to a checkpoint and come back a piece at a time, bit for bit, and fit those that are no files."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Activations that wait in host memory for their backward: the same bits, counted, refused where there is no room."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

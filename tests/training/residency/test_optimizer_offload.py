@@ -1,7 +1,5 @@
 """Master weights and moments that rest outside the device: the same bits, through checkpoints of either kind."""
 
-from __future__ import annotations
-
 import errno
 import os
 from math import prod
@@ -41,13 +39,11 @@ def states_of(offload: str, **sections: dict[str, Any]) -> tuple[list[tuple[floa
     """Loss and gradient norm of some steps, and the last state as NumPy."""
     sections["memory"] = {"optimizer_offload": offload} | sections.get("memory", {})
     run = SmallRun(small(**sections))
-    state, before = run.step.residency.initial_state(), []
-    for step in range(STEPS):
-        state, metrics = run.step.residency.advance(run.step.train, state, run.batch(step), run.step.arguments)
-        before.append((float(metrics.loss), float(metrics.grad_norm)))
+    state, metrics = run.advance(STEPS)
     stored = {_memory_of(leaf) for leaf in jax.tree.leaves((state.master, state.optimizer))}
     assert stored == {{"none": "device", "host": "pinned_host"}.get(offload, offload)}
-    return before, jax.device_get(in_memory(state))
+    losses_and_norms = [(float(of_step.loss), float(of_step.grad_norm)) for of_step in metrics]
+    return losses_and_norms, jax.device_get(in_memory(state))
 
 
 def _memory_of(leaf: Any) -> str:

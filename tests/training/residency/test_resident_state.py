@@ -1,7 +1,5 @@
 """State of some weights on the device while that of the others is in host memory: the same bits, and fewer copies."""
 
-from __future__ import annotations
-
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -48,18 +46,13 @@ def run_of(stays: tuple[str, ...] | None, **sections: Any) -> SmallRun:
 
 def trained(run: SmallRun) -> tuple[list[tuple[float, float]], float, Any]:
     """Loss and gradient norm of some steps, the validation loss after them, and the state."""
-    step, state, before = run.step, run.step.residency.initial_state(), []
-    for number in range(STEPS):
-        state, metrics = step.residency.advance(step.train, state, run.batch(number), step.arguments)
-        before.append((float(metrics.loss), float(metrics.grad_norm)))
-    return before, float(step.evaluate(state.master, run.batch(0))[0]["loss"]), state
+    state, metrics = run.advance(STEPS)
+    losses_and_norms = [(float(of_step.loss), float(of_step.grad_norm)) for of_step in metrics]
+    return losses_and_norms, float(run.step.evaluate(state.master, run.batch(0))[0]["loss"]), state
 
 
 CASES: dict[str, dict[str, Any]] = {
-    "adamw with an average, one device, microbatches": {
-        "optimizer": {"ema": 0.9},
-        "parallel": {"microbatches": 2},
-    },
+    "adamw with an average, one device, microbatches": {"optimizer": {"ema": 0.9}, "parallel": {"microbatches": 2}},
     "muon, fsdp, zero 3, microbatches": {
         "parallel": {"fsdp": 4, "zero": 3, "microbatches": 2},
         "optimizer": {"name": "muon"},

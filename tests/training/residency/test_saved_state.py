@@ -1,7 +1,5 @@
 """Layers that are not in order on the device are moved for a save, and back, with room for one stack."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

@@ -1,7 +1,5 @@
 """Layers whose weights and gradients rest in host memory: the same bits as on the device, and what is refused."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax
@@ -35,12 +33,10 @@ def run_of(offload: str, **sections: Any) -> SmallRun:
 
 def steps_of(run: SmallRun) -> tuple[list[tuple[float, float]], Any, float]:
     """Loss and gradient norm of some steps, the last state as NumPy, and the loss of its weights."""
-    state, before = run.step.residency.initial_state(), []
-    for step in range(STEPS):
-        state, metrics = run.step.train(state, run.batch(step), run.step.arguments)
-        before.append((float(metrics.loss), float(metrics.grad_norm)))
+    state, metrics = run.advance(STEPS)
     assert {leaf.sharding.memory_kind for leaf in jax.tree.leaves(state.master)} == {"pinned_host"}
-    return before, jax.device_get(state), float(run.step.evaluate(state.master, run.batch(0))[0]["loss"])
+    losses_and_norms = [(float(of_step.loss), float(of_step.grad_norm)) for of_step in metrics]
+    return losses_and_norms, jax.device_get(state), float(run.step.evaluate(state.master, run.batch(0))[0]["loss"])
 
 
 CASES: dict[str, dict[str, Any]] = {

@@ -1,7 +1,5 @@
 """Devices that have no pinned host memory."""
 
-from __future__ import annotations
-
 from types import SimpleNamespace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Training from the command line, where only process 0 may look at its clock."""
 
-from __future__ import annotations
-
 import sys
 
 import jax

@@ -1,7 +1,5 @@
 """Processes of a job whose hosts have other records of kernels: they run one plan, or refuse with a sentence."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """Attention weights are those that the trained model attends with."""
 
-from __future__ import annotations
-
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -52,10 +50,7 @@ def expected(weights: Any, options: Any, batch: Any) -> Any:
 
 @pytest.mark.parametrize(
     ("model", "layout"),
-    [
-        ({"window": 6, "attention_softcap": 2.0, "qk_norm": True}, {"fsdp": 2, "tensor": 2}),
-        (GPT2, {}),
-    ],
+    [({"window": 6, "attention_softcap": 2.0, "qk_norm": True}, {"fsdp": 2, "tensor": 2}), (GPT2, {})],
 )
 def test_they_are_the_float64_decoders(tmp_path: Path, model: dict[str, Any], layout: dict[str, int]) -> None:
     trainer = make_run(run_config(tmp_path, 5, model=SHAPE | model, parallel=layout))

@@ -1,7 +1,5 @@
 """The moving average of the weights in a whole run: saved, restored, evaluated, turned on and off."""
 
-from __future__ import annotations
-
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,14 +13,7 @@ from jaxpar.memory.disk_array import DiskArray
 from jaxpar.training.run.sampling import continue_tokens
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
-from tests.training.runs import (
-    MESH,
-    fit,
-    losses,
-    make_run,
-    run_config,
-    saved_state,
-)
+from tests.training.runs import MESH, fit, losses, make_run, run_config, saved_state
 
 AVERAGED: dict[str, Any] = {"parallel": MESH, "optimizer": {"ema": 0.9}}
 

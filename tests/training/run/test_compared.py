@@ -1,7 +1,5 @@
 """A run compares cuDNN's packed attention with plain XLA before its plan is final."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from functools import partial
 

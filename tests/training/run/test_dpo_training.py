@@ -1,7 +1,5 @@
 """Runs on pairs of answers: the reference is computed once and kept, and training tells the answers apart."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from pathlib import Path

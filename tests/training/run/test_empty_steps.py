@@ -1,7 +1,5 @@
 """Steps whose batch has no token that the loss counts: they have no loss, change nothing, and are counted."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Runs that fail: errors in a listener, full disks, interrupted saves, and what is left of them."""
 
-from __future__ import annotations
-
 import errno
 import json
 import resource
@@ -15,13 +13,7 @@ from jaxpar.observe.events import Listener, RunInfo, StepRecord
 from jaxpar.observe.writers.event_log import EVENTS_FILE, EventLog
 from jaxpar.training.errors import TrainingError
 from tests.sentences import refused
-from tests.training.runs import (
-    MESH,
-    fit,
-    folder_of,
-    losses,
-    run_config,
-)
+from tests.training.runs import MESH, fit, folder_of, losses, run_config
 
 
 class Broken(Listener):

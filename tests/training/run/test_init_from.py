@@ -1,7 +1,5 @@
 """A run may begin with the weights of a model: read by parts onto any layout, and never again once it has saved."""
 
-from __future__ import annotations
-
 import shutil
 from dataclasses import replace
 from pathlib import Path

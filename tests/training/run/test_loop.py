@@ -1,7 +1,5 @@
 """The loop around the step: what it compiles, frees, evaluates, traces and lets go of."""
 
-from __future__ import annotations
-
 import itertools
 import json
 import os

@@ -1,7 +1,5 @@
 """Whole steps, evaluation and sampling under pipelines are those of one device: norms, metrics, padding and all."""
 
-from __future__ import annotations
-
 from functools import cache
 from typing import Any
 

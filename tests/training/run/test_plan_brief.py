@@ -1,7 +1,5 @@
 """The plan in a few lines, and as a table."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest

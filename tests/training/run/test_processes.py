@@ -1,7 +1,5 @@
 """Several real processes of one job: the numbers of a single process, one set of files, a sentence for a straggler."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

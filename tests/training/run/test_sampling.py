@@ -1,7 +1,5 @@
 """The sample at the end of a run: with a cache, and by whole windows under a pipeline."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from typing import Any
 

@@ -1,7 +1,5 @@
 """`checkpoint.every_minutes`: when a save is due, and that all processes of a job save after the same step."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

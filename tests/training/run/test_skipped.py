@@ -1,7 +1,5 @@
 """Steps whose loss or gradient is not finite leave no trace in the weights and are counted; too many end the run."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Container
 from pathlib import Path
@@ -18,16 +16,7 @@ from jaxpar.train import main
 from jaxpar.training.errors import TrainingError
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
-from tests.training.runs import (
-    MESH,
-    Recorder,
-    fit,
-    folder_of,
-    make_run,
-    run_config,
-    saved_state,
-    write_config,
-)
+from tests.training.runs import MESH, Recorder, fit, folder_of, make_run, run_config, saved_state, write_config
 
 
 def fit_poisoned(config: Config, steps: Container[int], recorded: Recorder | None = None) -> Recorder:
@@ -146,12 +135,7 @@ def test_a_single_good_step_restarts_the_count(tmp_path: Path):
 @pytest.mark.long
 def test_float16_recovers_from_a_loss_scale_that_is_too_large(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(loss_scale, "INITIAL", 2.0**24)
-    half = run_config(
-        tmp_path / "half",
-        12,
-        parallel=MESH,
-        precision={"compute": "float16"},
-    )
+    half = run_config(tmp_path / "half", 12, parallel=MESH, precision={"compute": "float16"})
     _, recorded = fit(half)
     skipped = [int(found[1]) for text in recorded.messages if (found := re.match(r"Step (\d+) skipped", text))]
     assert skipped[0] == 1

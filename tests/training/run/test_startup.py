@@ -1,7 +1,5 @@
 """How a run starts: modules that it does without until they are used, and programs that it compiles once."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """`Trainer` in a program: a run from its checkpoint, its weights by name, and text from it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Facts of a checkpoint that are missing or of another type are one sentence, whoever reads them."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

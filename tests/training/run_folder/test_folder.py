@@ -1,7 +1,5 @@
 """The folder of a run: what it promises to hold, when a run may go on in it, and that nothing in it is lost."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from dataclasses import replace
@@ -57,6 +55,7 @@ def test_metrics_and_summary_have_the_promised_keys(finished: Config):
     records = read_metrics(folder / "metrics.jsonl")
     assert [record["step"] for record in records] == [1, 2, 3, 4]
     assert all(record.keys() >= METRICS for record in records)
+    assert not any("matrix_learning_rate" in record for record in records), "only Muon has one"
     assert [record["step"] for record in records if "eval_loss" in record] == [2, 4]
     summary = json.loads((folder / "summary.json").read_text())
     assert summary.keys() >= SUMMARY
@@ -73,11 +72,6 @@ def test_a_muon_run_logs_both_learning_rates(tmp_path: Path):
     records = read_metrics(folder_of(config) / "metrics.jsonl")
     for name, peak in rates.items():
         assert [record[name] for record in records] == pytest.approx([peak / 3, 2 * peak / 3, peak]), name
-
-
-def test_without_muon_there_is_one_learning_rate(finished: Config):
-    records = read_metrics(folder_of(finished) / "metrics.jsonl")
-    assert not any("matrix_learning_rate" in record for record in records)
 
 
 def test_the_plan_and_the_configuration_in_the_folder_are_those_of_the_trainer(finished: Config):

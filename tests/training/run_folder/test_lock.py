@@ -1,7 +1,5 @@
 """Two jobs on one run's folder: the second is refused in a sentence that states who holds it, and a kill frees it."""
 
-from __future__ import annotations
-
 import errno
 import fcntl
 import os
@@ -38,11 +36,7 @@ lock.release()
 def held_by_another(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """Another process that holds the lock of `folder` until its standard input is closed."""
     with subprocess.Popen(
-        [sys.executable, "-c", HOLDER, str(folder)],
-        cwd=ROOT,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
+        [sys.executable, "-c", HOLDER, str(folder)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as process:
         assert process.stdout is not None and process.stdout.readline() == "held\n"
         yield process
@@ -117,8 +111,7 @@ while done < {turns}:
 
 
 @pytest.mark.parametrize(
-    "text",
-    [b"", b'{"host": "n1", "pi', b"[]", b'{"host": "a\\u001b[2J", "pid": 1, "since": "2026-01-01"}', b"\xff"],
+    "text", [b"", b'{"host": "n1", "pi', b"[]", b'{"host": "a\\u001b[2J", "pid": 1, "since": "2026-01-01"}', b"\xff"]
 )
 def test_a_lock_file_without_readable_content_still_holds(tmp_path: Path, text: bytes):
     holder, second = RunLock(tmp_path), RunLock(tmp_path)

@@ -1,7 +1,5 @@
 """Folders that cannot be written and files that cannot be read: one sentence, nothing changed, and nothing repeated."""
 
-from __future__ import annotations
-
 import ctypes
 import re
 import shutil
@@ -89,10 +87,7 @@ def test_a_run_in_a_folder_that_became_read_only_is_one_sentence(tmp_path: Path,
     config = copy_of(whole, tmp_path, steps=STEPS + 2)
     before = contents(tmp_path)
     for _ in range(2):
-        with (
-            closed(folder_of(config)),
-            refused("run.dir", str(folder_of(config)), "Permission denied"),
-        ):
+        with closed(folder_of(config)), refused("run.dir", str(folder_of(config)), "Permission denied"):
             fit(config)
     assert contents(tmp_path) == before
 
@@ -142,10 +137,7 @@ def test_a_save_that_may_not_be_written_costs_that_checkpoint_alone(tmp_path: Pa
             r"the record of what was run is damaged \(.*/config\.yaml: cannot be read \(Permission denied\)",
         ),
         ("plan.json", r"^run\.dir is .*/run cannot be written \(Permission denied\)$"),
-        (
-            "metrics.jsonl",
-            r"/metrics\.jsonl of run 'run' cannot be used \(Permission denied\): the run stopped; once",
-        ),
+        ("metrics.jsonl", r"/metrics\.jsonl of run 'run' cannot be used \(Permission denied\): the run stopped; once"),
         ("checkpoints", r"^checkpoint folder .*/checkpoints cannot be read \(Permission denied\)$"),
     ],
 )

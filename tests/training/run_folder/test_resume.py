@@ -1,7 +1,5 @@
 """A run that stops and goes on is the run that never stopped: on the same mesh bit for bit, on another to rounding."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Numbers of a configuration that change no program: they are arguments of what is compiled."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import fields, replace
 from pathlib import Path
@@ -31,15 +29,12 @@ OPTIONS = {
 }
 """All options with a fraction of the optimizers that have some, with another value than by default."""
 BASE = small(
-    model={"layers": 1, "dropout": 0.1},
-    optimizer={"ema": 0.99},
-    data={"batch_size": 2, "sequence_length": 16},
+    model={"layers": 1, "dropout": 0.1}, optimizer={"ema": 0.99}, data={"batch_size": 2, "sequence_length": 16}
 )
 
 
 def changed(config: Config) -> Config:
     """`config` with another value of every number that is an argument."""
-    name = config.optimizer.name
     name = config.optimizer.name
     numbers = {key: value for key, value in CHANGED.items() if key != "matrix_learning_rate" or name == "muon"}
     return replace(
@@ -87,9 +82,8 @@ def cached(tmp_path: Path) -> Iterator[Path]:
     compilation_cache.reset_cache()
 
 
-@pytest.mark.parametrize(
-    "offload", ["none", pytest.param("host", marks=pytest.mark.long), pytest.param("file", marks=pytest.mark.long)]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("offload", ["none", "host", "file"])
 def test_a_run_with_other_numbers_compiles_nothing(offload: str, cached: Path, tmp_path: Path):
     """From the initial weights to the sample, wherever the state is stored."""
     config = replace(BASE, memory=replace(BASE.memory, optimizer_offload=offload))

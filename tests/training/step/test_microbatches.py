@@ -1,7 +1,5 @@
 """A batch in several microbatches: the loss and gradients of all its tokens."""
 
-from __future__ import annotations
-
 import jax
 import pytest
 

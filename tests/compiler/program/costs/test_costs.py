@@ -1,7 +1,5 @@
 """FLOPs, kinds and recomputation of ops."""
 
-from __future__ import annotations
-
 import json
 
 import pytest

@@ -1,7 +1,5 @@
 """Bytes read and written: the slice of a buffer that is only sliced, the whole of what is used whole."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.compiler.program.costs.slices import Slices

@@ -1,7 +1,5 @@
 """Replica groups in each of XLA's forms, and the mesh axes that they are."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.compiler.program.hlo.groups import groups_of
@@ -76,11 +74,7 @@ def test_other_forms_are_refused(form: str):
 
 
 @pytest.mark.parametrize(
-    ("form", "problem"),
-    [
-        ("{{0,1},{2,3}}", "neither whole axes"),
-        ("[2,8]<=[16]", "does not have"),
-    ],
+    ("form", "problem"), [("{{0,1},{2,3}}", "neither whole axes"), ("[2,8]<=[16]", "does not have")]
 )
 def test_groups_that_are_no_axes_are_refused(form: str, problem: str):
     op = collective(f", replica_groups={form}")

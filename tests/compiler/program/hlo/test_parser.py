@@ -1,23 +1,12 @@
 """HLO text becomes records; what is not known is an error that shows the line."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 
 import pytest
 
 from jaxpar.compiler.program.hlo.records import HOST_MEMORY, ArrayShape, Frame, ProgramError, leaves, shape_bytes
-from tests.compiler.program.programs import (
-    FIXTURES,
-    TINY,
-    compiled,
-    leniently,
-    module,
-    module_text,
-    only,
-    strictly,
-)
+from tests.compiler.program.programs import FIXTURES, TINY, compiled, leniently, module, module_text, only, strictly
 
 TABLES = """FileNames
 1 "jaxpar/layers/layer.py"

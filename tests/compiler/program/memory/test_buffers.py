@@ -1,7 +1,5 @@
 """Buffer assignment and lifetimes as XLA writes them; memory over the schedule; what lies at the peak."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.compiler.program.hlo.records import ProgramError

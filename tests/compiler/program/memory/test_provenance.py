@@ -1,7 +1,5 @@
 """The op that computed what lies in a buffer, found back through loops and copies."""
 
-from __future__ import annotations
-
 import pytest
 
 from jaxpar.compiler.program.hlo.records import Module

@@ -5,8 +5,6 @@ Here they are reads of the asynchronous proxy, as on a device, which are over wh
 written there and not ordered after that is a race, whether or not it spoils a number in this run.
 """
 
-from __future__ import annotations
-
 import time
 from collections import Counter
 from typing import Any

@@ -6,8 +6,6 @@ from a value: `matmuls.Simulated` puts a trip through shared memory in their pla
 gets.
 """
 
-from __future__ import annotations
-
 import itertools
 from dataclasses import replace
 from functools import partial
@@ -62,7 +60,7 @@ class Case(NamedTuple):
 
 
 CASES = {
-    "packed-window-softcap": Case(Mask(window=60, segmented=True), 150, softcap=2.0, deterministic=True, louder=4.0),
+    "packed-window-softcap": Case(Mask(window=60, segmented=True), 150, softcap=2.0, deterministic=True, louder=4.0)
 }
 LONG = {
     "causal-fused": Case(Mask(), 203, results="inputs", neighbours=True),

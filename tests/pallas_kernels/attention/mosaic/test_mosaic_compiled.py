@@ -1,7 +1,5 @@
 """The Hopper kernels compile for H100s that are not at hand, inside a checked `shard_map`, and fit their registers."""
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import pytest

@@ -1,7 +1,5 @@
 """The Hopper kernels over parts of the keys, as a step of a ring asks for them, in the simulator of Mosaic GPU."""
 
-from __future__ import annotations
-
 import jax.numpy as jnp
 import numpy as np
 import pytest

@@ -3,8 +3,6 @@
 Segments and orders of tokens are made as for the Triton kernels, which have all kinds of cases.
 """
 
-from __future__ import annotations
-
 import pytest
 
 from pallas_kernels.masks import Mask

@@ -1,7 +1,5 @@
 """Races with what tensor cores read, which Mosaic GPU's simulator overlooks by itself, are seen with `simulator`."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import jax

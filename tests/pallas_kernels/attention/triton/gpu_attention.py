@@ -1,7 +1,5 @@
 """The Triton attention kernels compiled for GPUs that are not here; child only (see `tests.gpu_compile.in_child`)."""
 
-from __future__ import annotations
-
 import re
 import subprocess
 from functools import partial

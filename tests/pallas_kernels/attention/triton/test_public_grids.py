@@ -4,8 +4,6 @@ JAX's are of `tests/pallas/mgpu_attention_test.py`, tokamax' of `tokamax/_src/op
 what `flash_attention` has no argument for: a bias, any mask pair by pair, dropout and quantised inputs.
 """
 
-from __future__ import annotations
-
 from typing import Any, NamedTuple
 
 import numpy as np

@@ -1,7 +1,5 @@
 """The Triton kernels in Pallas' interpreter, which puts NaN past the end of an array, against float64."""
 
-from __future__ import annotations
-
 from functools import partial
 from typing import Any, NamedTuple
 

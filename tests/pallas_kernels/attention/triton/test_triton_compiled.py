@@ -1,7 +1,5 @@
 """The Triton kernels compile for GPUs that are not at hand, inside a checked `shard_map`, and fit their registers."""
 
-from __future__ import annotations
-
 import pytest
 
 from pallas_kernels.attention.triton.tiles import AMPERE, AMPERE_SHORT

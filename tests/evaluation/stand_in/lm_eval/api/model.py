@@ -1,7 +1,5 @@
 """The abstract methods of `lm_eval.api.model.LM` in release 0.4.13."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from typing import Any
 
