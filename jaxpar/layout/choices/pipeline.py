@@ -55,7 +55,8 @@ def whole_backward(config: Config) -> str | None:
     names = {name: None for layer in layers for part in layer.parts for name in part.factored_names}
     if names:
         by_key = " (model.low_rank)" if names.keys() & config.model.low_rank.keys() else ""
-        return f"{', '.join(names)} of its layers{by_key} are products of two matrices: the gradient of one needs the other"
+        products = f"{', '.join(names)} of its layers{by_key} are products of two matrices"
+        return f"{products}: the gradient of one needs the other"
     return None
 
 
