@@ -12,9 +12,10 @@ from jaxtyping import PyTree
 
 from jaxpar.config import Config
 from jaxpar.generation.functions import GenerationFunctions, Rows
-from jaxpar.generation.layout import BY_ROW, generation_layout
+from jaxpar.generation.layout import BY_PART, BY_ROW, generation_layout
 from jaxpar.generation.sampling import Drawn, Sampling
 from jaxpar.generation.unstacked import unstacked_layout
+from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.build import mapped
 from jaxpar.mesh.parameters import Partitions
 from jaxpar.runtime.batch import FORWARD, BatchLayout
@@ -31,31 +32,33 @@ class Programs:
     mesh: Mesh
     sampling: Sampling
     zero: int
+    records: bool = False
     _compiled: dict[tuple[int, ...], Wrapped] = field(default_factory=dict, init=False)
 
     def prefill(self, rows: int, prompt: int, capacity: int) -> Wrapped:
-        """Compiled on first use: (weights, batch, lengths, numbers, seed) -> (rows, drawn)."""
+        """Compiled on first use: (weights, batch, lengths, numbers, seed) -> (rows, drawn, records)."""
         if (rows, prompt, capacity) not in self._compiled:
             functions, weights, state, drawn = self.parts(rows, prompt, capacity)
             batch = BatchLayout(FORWARD, (rows, prompt))
             layouts = weights, batch.partitions, BY_ROW, BY_ROW, PartitionSpec()
-            prefill = mapped(functions.prefill, self.mesh, functions.dtype, layouts, (state, drawn))
+            prefill = mapped(functions.prefill, self.mesh, functions.dtype, layouts, (state, drawn, BY_PART))
             self._compiled[rows, prompt, capacity] = jax.jit(prefill)
         return self._compiled[rows, prompt, capacity]
 
     def decode(self, rows: int, capacity: int) -> Wrapped:
-        """Compiled on first use: (weights, rows, seed) -> (rows, drawn); the given rows are donated."""
+        """Compiled on first use: (weights, rows, seed) -> (rows, drawn, records); the given rows are donated."""
         if (rows, capacity) not in self._compiled:
             functions, weights, state, drawn = self.parts(rows, 0, capacity)
             layouts = weights, state, PartitionSpec()
-            decode = mapped(functions.decode, self.mesh, functions.dtype, layouts, (state, drawn))
+            by_row = PartitionSpec((*DATA_AXES, "tensor"))
+            decode = mapped(functions.decode, self.mesh, functions.dtype, layouts, (state, drawn, by_row))
             self._compiled[rows, capacity] = jax.jit(decode, donate_argnums=1, compiler_options=COMPILER_OPTIONS)
         return self._compiled[rows, capacity]
 
     def parts(self, rows: int, tokens: int, capacity: int) -> tuple[GenerationFunctions, Partitions, Rows, Drawn]:
         """The functions, for a batch of `tokens` tokens a row, and the layouts of weights, `Rows` and `Drawn`."""
         layout = generation_layout(self.config, self.mesh, rows=rows, tokens=tokens, zero=self.zero)
-        functions = GenerationFunctions(layout, capacity, self.sampling)
+        functions = GenerationFunctions(layout, capacity, self.sampling, self.records)
         cache = {
             kind: [{block.part.name: block.cache for block in functions.stages.prototype(kind).blocks}] * stack.rows
             for kind, stack in layout.order.stacks.items()

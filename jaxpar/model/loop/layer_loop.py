@@ -19,6 +19,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -34,6 +35,7 @@ from jaxpar.model.loop.layer_stack import Keep, LayerStack, Step, tie_to
 from jaxpar.model.loop.stash import Stash, Stashes, fetch, put_x, written
 from jaxpar.model.loop.walk import Site, walk
 from jaxpar.runtime.passes import Accumulator, Context, Cotangents, Report, Saved, Side, Valid
+from jaxpar.runtime.records import Records, with_layer
 from pallas_kernels.vjp_parts import residuals_of
 
 type Tokens = Mapping[str, Context]
@@ -126,16 +128,22 @@ class LayerLoop:
 
     def run(self, weights: Chunk, x: Stream, tokens: Tokens) -> Stream:
         """Forward through a chunk, saving nothing."""
+        return self.recorded(weights, x, tokens, {})[0]
+
+    def recorded(self, weights: Chunk, x: Stream, tokens: Tokens, records: Records) -> tuple[Stream, Records]:
+        """`run`, and `records` with those of the chunk's layers; nothing is recorded where it is empty."""
 
         def step_of(stack: LayerStack, _: int, keep: Keep) -> Step:
-            def step(w: Arrays, nothing: None, row: jax.Array, x: Stream) -> Stream:
-                number = stack.order.own(weights.chunk)[row]
-                y = stack.programs[keep.variant].run(w, x, number, tokens[stack.name])[0]
-                return stack.unless_padding(number, y, x)
+            def step(w: Arrays, nothing: None, row: jax.Array, carry: tuple[Stream, Records]) -> tuple[Stream, Records]:
+                x, records = carry
+                index, new = stack.order.own(weights.chunk)[row], {} if records else None
+                y, _ = stack.programs[keep.variant].run(w, x, index, tokens[stack.name], new)
+                after = y, with_layer(records, new or {}, index)
+                return jax.tree.map(partial(stack.unless_padding, index), after, carry)
 
             return Step(step)
 
-        return self._walk(weights, step_of, x, saves=False)
+        return self._walk(weights, step_of, (x, records), saves=False)
 
     def forward(
         self, weights: Chunk, x: Stream, tokens: Tokens, saved: Saved, side: Side, valid: Valid = True
