@@ -82,7 +82,7 @@ class GenerationFunctions:
         lengths: Int[Array, " batch"],
         numbers: Int[Array, " batch"],
         seed: UInt[Array, ""],
-    ) -> tuple[Rows, Drawn, Records]:
+    ) -> tuple[Rows, tuple[Drawn, Records]]:
         """The rows after their prompts and one token more, and records [batch, part, layer, ...] of the prompts.
 
         Args:
@@ -100,17 +100,19 @@ class GenerationFunctions:
         seen = None
         if self.sampling.repetition_penalty != 1.0:
             seen = self._seen(batch, lengths)
-        records = {name: reduce_max(values, ("pipe",)) for name, values in records.items()}
-        return *self._next(weights, sequence_part(x[None]), Rows(cache, lengths, lengths, numbers, seen), seed), records
+        rows = Rows(cache, lengths, lengths, numbers, seen)
+        rows, drawn = self._next(weights, sequence_part(x[None]), rows, seed)
+        return rows, (drawn, {name: reduce_max(values, ("pipe",)) for name, values in records.items()})
 
-    def decode(self, weights: Weights, rows: Rows, seed: UInt[Array, ""]) -> tuple[Rows, Drawn, Records]:
+    def decode(self, weights: Weights, rows: Rows, seed: UInt[Array, ""]) -> tuple[Rows, tuple[Drawn, Records]]:
         """The rows with one token more, and records [batch, 1, layer, ...] of the last one."""
         rows = vary(rows)
         index = rows.lengths - 1
         batch = one_document_rows(rows.token[None], index[None])
         x, cache, records = self._layers(weights, self.stages.embed(weights, batch), batch, rows.lengths, rows.cache)
-        by_row = {name: reduce_max(last.swapaxes(0, 1), ("pipe", "context")) for name, last in records.items()}
-        return *self._next(weights, x, rows._replace(cache=cache), seed), by_row
+        rows, drawn = self._next(weights, x, rows._replace(cache=cache), seed)
+        same = lambda last: reduce_max(last.swapaxes(0, 1), ("pipe", "context"))
+        return rows, (drawn, {name: same(last) for name, last in records.items()})
 
     def _layers(
         self, weights: Weights, x: jax.Array, batch: Batch, lengths: Int[Array, " batch"], cache: Cache | None

@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Any
 
 import jax
 import numpy as np
@@ -38,7 +37,7 @@ class Continuation:
     """Whether the model, or the caller, ended it; else the limit of tokens did."""
     recorded: Mapping[str, np.ndarray]
     """By the name of the field of a batch that replays it, [token, layer, ...]: records of the tokens that the model
-    has read, the prompt and all but the last that was drawn. Empty unless the generator `records`."""
+    has read, the prompt and all but the last that was drawn. Empty without `records`."""
 
 
 type Records = Mapping[str, np.ndarray]
@@ -71,7 +70,6 @@ class Generator:
         zero: 0 keeps on each device what its layers compute with; under 3 the copy is sharded like the weights of a
             training step, and each token gathers every layer.
         seed: of the draws, which depend on it, the number of the row and the length of the row alone.
-        records: also return what blocks record, such as the experts of each token.
 
     Raises:
         UserError: for a layout with a pipeline.
@@ -86,14 +84,13 @@ class Generator:
         sampling: Sampling | None = None,
         zero: int = 0,
         seed: int = 0,
-        records: bool = False,
     ) -> None:
         self.config, self.mesh = config, mesh
         self.sampling = Sampling() if sampling is None else sampling
         axes = dict(mesh.shape)
         self._rows = prod(axes[axis] for axis in (*DATA_AXES, "tensor"))
         self._part = axes["context"] * axes["tensor"]
-        self.programs = Programs(config, mesh, self.sampling, zero, records)
+        self.programs = Programs(config, mesh, self.sampling, zero)
         everywhere, number = NamedSharding(mesh, PartitionSpec()), np.asarray(seed % 2**32, np.uint32)
         self._seed = jax.make_array_from_callback((), everywhere, lambda _: number)
         self.speed = Speed()
@@ -119,6 +116,7 @@ class Generator:
         stop: Sequence[int] = (),
         on_token: Callable[[int, int], bool] | None = None,
         first_number: int = 0,
+        records: bool = False,
     ) -> list[Continuation]:
         """Continue all prompts together.
 
@@ -129,6 +127,7 @@ class Generator:
             on_token: called with the place of a row in `prompts` and each new token; True ends the row after that
                 token.
             first_number: the number of the first row, for the draws; the others follow.
+            records: also return what blocks record of the tokens (`jaxpar.layers.block.Block.records`).
 
         Raises:
             UserError: a prompt is empty, has an unknown token, or is too long for learned positions.
@@ -140,9 +139,9 @@ class Generator:
         recorded: list[list[Records]] = [[] for _ in prompts]
         running = dict.fromkeys(range(len(prompts)), False)
         ended = [False] * len(prompts)
-        for drawn, records in self._drawn(prompts, tokens, first_number):
+        for drawn, new in self._drawn(prompts, tokens, first_number, records):
             for row in list(running):
-                recorded[row].append({name: all[row, : len(prompts[row])] for name, all in records.items()})
+                recorded[row].append({name: all[row, : len(prompts[row])] for name, all in new.items()})
                 token = int(drawn.token[row])
                 if not np.isfinite(drawn.log_probability[row]):
                     raise NotFinite
@@ -158,41 +157,41 @@ class Generator:
             if not running:
                 break
         return [
-            Continuation(np.array(new, np.int32), np.array(likely), end, _joined(records))
-            for new, likely, end, records in zip(found, likelihoods, ended, recorded, strict=True)
+            Continuation(np.array(new, np.int32), np.array(likely), end, _joined(pieces))
+            for new, likely, end, pieces in zip(found, likelihoods, ended, recorded, strict=True)
         ]
 
     def _drawn(
-        self, prompts: Sequence[Sequence[int]], tokens: int, first_number: int
+        self, prompts: Sequence[Sequence[int]], tokens: int, first_number: int, records: bool
     ) -> Iterator[tuple[Drawn, Records]]:
         """The new tokens of all rows, one after the other, and the records of what was read before each; the next is
         under way while one is read."""
         longest = max(map(len, prompts))
         rows = -(-len(prompts) // self._rows) * self._rows
         padded, capacity = prompt_bucket(longest, self._part), bucket(longest + tokens, self._part)
-        prefill, decode = self.programs.prefill(rows, padded, capacity), self.programs.decode(rows, capacity)
+        prefill = self.programs.prefill(rows, padded, capacity, records)
+        decode = self.programs.decode(rows, capacity, records)
         self.speed = Speed(prompt_tokens=sum(map(len, prompts)))
         began = time.perf_counter()
-        state, *drawn = prefill(self._weights, *self._placed(prompts, rows, padded, first_number), self._seed)
+        state, drawn = prefill(self._weights, *self._placed(prompts, rows, padded, first_number), self._seed)
         read = self._read(drawn)
         self.speed.prompt_seconds = time.perf_counter() - began
         began = time.perf_counter()
         for number in range(tokens):
             if number + 1 < tokens:
-                state, *coming = decode(self._weights, state, self._seed)
+                state, coming = decode(self._weights, state, self._seed)
             yield read
             self.speed.new_tokens = (number + 1) * len(prompts)
             if number + 1 < tokens:
                 read = self._read(coming)
             self.speed.new_seconds = time.perf_counter() - began
 
-    def _read(self, arrays: list[Any]) -> tuple[Drawn, Records]:
+    def _read(self, drawn: tuple[Drawn, Records]) -> tuple[Drawn, Records]:
         """`Drawn` and records of all rows, as NumPy, on every process."""
         alone = jax.process_count() == 1
-        drawn, records = jax.tree.map(
-            lambda x: np.asarray(x if alone else multihost_utils.process_allgather(x, tiled=True)), arrays
+        return jax.tree.map(
+            lambda x: np.asarray(x if alone else multihost_utils.process_allgather(x, tiled=True)), drawn
         )
-        return drawn, records
 
     def _placed(
         self, prompts: Sequence[Sequence[int]], rows: int, length: int, first_number: int

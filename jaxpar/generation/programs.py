@@ -32,33 +32,36 @@ class Programs:
     mesh: Mesh
     sampling: Sampling
     zero: int
-    records: bool = False
     _compiled: dict[tuple[int, ...], Wrapped] = field(default_factory=dict, init=False)
 
-    def prefill(self, rows: int, prompt: int, capacity: int) -> Wrapped:
-        """Compiled on first use: (weights, batch, lengths, numbers, seed) -> (rows, drawn, records)."""
-        if (rows, prompt, capacity) not in self._compiled:
-            functions, weights, state, drawn = self.parts(rows, prompt, capacity)
+    def prefill(self, rows: int, prompt: int, capacity: int, records: bool = False) -> Wrapped:
+        """Compiled on first use: (weights, batch, lengths, numbers, seed) -> (rows, (drawn, records))."""
+        key = rows, prompt, capacity, records
+        if key not in self._compiled:
+            functions, weights, state, drawn = self.parts(rows, prompt, capacity, records)
             batch = BatchLayout(FORWARD, (rows, prompt))
             layouts = weights, batch.partitions, BY_ROW, BY_ROW, PartitionSpec()
-            prefill = mapped(functions.prefill, self.mesh, functions.dtype, layouts, (state, drawn, BY_PART))
-            self._compiled[rows, prompt, capacity] = jax.jit(prefill)
-        return self._compiled[rows, prompt, capacity]
+            prefill = mapped(functions.prefill, self.mesh, functions.dtype, layouts, (state, (drawn, BY_PART)))
+            self._compiled[key] = jax.jit(prefill)
+        return self._compiled[key]
 
-    def decode(self, rows: int, capacity: int) -> Wrapped:
-        """Compiled on first use: (weights, rows, seed) -> (rows, drawn, records); the given rows are donated."""
-        if (rows, capacity) not in self._compiled:
-            functions, weights, state, drawn = self.parts(rows, 0, capacity)
+    def decode(self, rows: int, capacity: int, records: bool = False) -> Wrapped:
+        """Compiled on first use: (weights, rows, seed) -> (rows, (drawn, records)); the given rows are donated."""
+        key = rows, capacity, records
+        if key not in self._compiled:
+            functions, weights, state, drawn = self.parts(rows, 0, capacity, records)
             layouts = weights, state, PartitionSpec()
             by_row = PartitionSpec((*DATA_AXES, "tensor"))
-            decode = mapped(functions.decode, self.mesh, functions.dtype, layouts, (state, drawn, by_row))
-            self._compiled[rows, capacity] = jax.jit(decode, donate_argnums=1, compiler_options=COMPILER_OPTIONS)
-        return self._compiled[rows, capacity]
+            decode = mapped(functions.decode, self.mesh, functions.dtype, layouts, (state, (drawn, by_row)))
+            self._compiled[key] = jax.jit(decode, donate_argnums=1, compiler_options=COMPILER_OPTIONS)
+        return self._compiled[key]
 
-    def parts(self, rows: int, tokens: int, capacity: int) -> tuple[GenerationFunctions, Partitions, Rows, Drawn]:
+    def parts(
+        self, rows: int, tokens: int, capacity: int, records: bool = False
+    ) -> tuple[GenerationFunctions, Partitions, Rows, Drawn]:
         """The functions, for a batch of `tokens` tokens a row, and the layouts of weights, `Rows` and `Drawn`."""
         layout = generation_layout(self.config, self.mesh, rows=rows, tokens=tokens, zero=self.zero)
-        functions = GenerationFunctions(layout, capacity, self.sampling, self.records)
+        functions = GenerationFunctions(layout, capacity, self.sampling, records)
         cache = {
             kind: [{block.part.name: block.cache for block in functions.stages.prototype(kind).blocks}] * stack.rows
             for kind, stack in layout.order.stacks.items()

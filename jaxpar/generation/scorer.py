@@ -50,7 +50,7 @@ class TokenScores:
     """Whether no token is likelier, and none of a lower number as likely."""
     recorded: Mapping[str, np.ndarray]
     """By the name of the field of a batch that replays it, [token, layer, ...]: records of the tokens of the row but
-    the last. Empty unless the scorer `records`."""
+    the last. Empty without `records`."""
 
 
 class Scorer:
@@ -60,20 +60,20 @@ class Scorer:
     own; so the programs are few: `compiles` counts them.
     """
 
-    def __init__(self, model: PlacedModel, *, records: bool = False) -> None:
-        self.model, self._records = model, records
+    def __init__(self, model: PlacedModel) -> None:
+        self.model = model
         axes = dict(model.mesh.shape)
         self._parts = prod(axes[axis] for axis in DATA_AXES)
         self._part = axes["context"] * axes["tensor"]
-        self._compiled: dict[tuple[int, int], Wrapped] = {}
+        self._compiled: dict[tuple[int, int, bool], Wrapped] = {}
 
     @property
     def compiles(self) -> int:
         """How many programs were compiled."""
         return len(self._compiled)
 
-    def scored(self, rows: Sequence[Sequence[int]]) -> list[TokenScores]:
-        """The scores of the tokens of each row but its first.
+    def scored(self, rows: Sequence[Sequence[int]], *, records: bool = False) -> list[TokenScores]:
+        """The scores of the tokens of each row but its first, and with `records` what blocks record of those before.
 
         Raises:
             UserError: a row has fewer than two tokens or an unknown one, or is too long for learned positions.
@@ -88,11 +88,12 @@ class Scorer:
             size = self._parts * max(1, BATCH_TOKENS // length)
             for first in range(0, len(numbers), size):
                 chosen = numbers[first : first + size]
-                for number, scores in zip(chosen, self._batch([rows[one] for one in chosen], length), strict=True):
+                batch = self._batch([rows[one] for one in chosen], length, records)
+                for number, scores in zip(chosen, batch, strict=True):
                     found[number] = scores
         return [scores for scores in found if scores is not None]
 
-    def _batch(self, rows: Sequence[Sequence[int]], length: int) -> list[TokenScores]:
+    def _batch(self, rows: Sequence[Sequence[int]], length: int, records: bool) -> list[TokenScores]:
         per_part = -(-len(rows) // self._parts)
         size = self._parts * (1 << (per_part - 1).bit_length())
         tokens, labels = np.zeros((2, size, length), np.int32)
@@ -101,25 +102,26 @@ class Scorer:
             labels[number, : len(row) - 1] = row[1:]
         arrays = one_document_rows(tokens) | {"labels": labels}
         batch = BatchLayout(SCORED, tokens.shape).place(self.model.mesh, arrays)
-        scored = jax.tree.map(self._read, self._program(size, length)(self.model.weights, batch))
+        scored = jax.tree.map(self._read, self._program(size, length, records)(self.model.weights, batch))
         rows_of = lambda values: [values[index, : len(row) - 1] for index, row in enumerate(rows)]
-        log_probabilities, likeliest, records = jax.tree.map(rows_of, scored)
+        log_probabilities, likeliest, recorded = jax.tree.map(rows_of, scored)
         return [
             TokenScores(
-                log_probabilities[index], likeliest[index] > 0, {name: all[index] for name, all in records.items()}
+                log_probabilities[index], likeliest[index] > 0, {name: all[index] for name, all in recorded.items()}
             )
             for index in range(len(rows))
         ]
 
-    def _program(self, rows: int, length: int) -> Wrapped:
+    def _program(self, rows: int, length: int, records: bool) -> Wrapped:
         """Compiled on first use: (weights, batch) -> (log-probabilities, likeliest, records) [row, token, ...]."""
-        if (rows, length) not in self._compiled:
+        key = rows, length, records
+        if key not in self._compiled:
             layout = generation_layout(self.model.config, self.model.mesh, rows=rows, tokens=length)
             layouts = layout.placements.storage.layout, BatchLayout(SCORED, (rows, length)).partitions
-            function, dtype = partial(token_scores, layout, self._records), layout.plan.dtypes.compute
+            function, dtype = partial(token_scores, layout, records), layout.plan.dtypes.compute
             scored = mapped(function, self.model.mesh, dtype, layouts, (BY_TOKEN, BY_TOKEN, BY_PART))
-            self._compiled[rows, length] = jax.jit(scored)
-        return self._compiled[rows, length]
+            self._compiled[key] = jax.jit(scored)
+        return self._compiled[key]
 
     def _read(self, array: jax.Array) -> np.ndarray:
         """The whole array, on every process."""

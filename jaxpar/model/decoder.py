@@ -39,6 +39,7 @@ from jaxpar.model.programs import ops_of, wide_matrices
 from jaxpar.model.tiled_loss import FUSED, HeadLoss, TokenLosses, tiled_scores
 from jaxpar.runtime.batch import CARRIED, SEED, Field, union
 from jaxpar.runtime.objective import Objective
+from jaxpar.runtime.observed import Maxima
 from jaxpar.runtime.passes import Output
 from jaxpar.runtime.records import Records, empty_records
 from jaxpar.runtime.taps import Tap
@@ -214,8 +215,9 @@ class DecoderStages:
         attend = self.attend[kind]
 
         def apply(
-            w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap | None, zeros: Any, recorded: Any
-        ) -> Output:
+            w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap | None, zeros: Maxima | None,
+            recorded: dict[str, jax.Array] | None,
+        ) -> Output:  # fmt: skip
             context = Context(number, tokens, attend, self.train, recorded=recorded)
             return with_weights(prototype, w)(x, context, tap, zeros)
 

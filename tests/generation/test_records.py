@@ -13,7 +13,6 @@ from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.generation.generator import Continuation, Generator
 from jaxpar.generation.placed_model import PlacedModel
-from jaxpar.generation.sampling import Sampling
 from jaxpar.generation.scorer import Scorer
 from jaxpar.layout.stages import stages_of
 from jaxpar.mesh.axes import DATA_AXES, vary
@@ -90,7 +89,7 @@ def test_a_training_step_replays_the_experts_that_generation_recorded(layout: st
     experts are those that were recorded."""
     run = run_on(LAYOUTS[layout])
     placed = place(run.step, run.by_row(weights))
-    found = Generator(run.config, run.step.mesh, placed, records=True).continued(prompts(61), NEW)
+    found = Generator(run.config, run.step.mesh, placed).continued(prompts(61), NEW, records=True)
     for prompt, own in zip(prompts(61), found, strict=True):
         routing = own.recorded["routing"]
         assert routing.shape == (len(prompt) + NEW - 1, LAYERS, 3)
@@ -113,12 +112,12 @@ def test_a_training_step_replays_the_experts_that_generation_recorded(layout: st
 def test_a_plain_forward_records_what_generation_does(weights: Any):
     run = run_on({"expert": 2, "context": 2})
     placed = place(run.step, run.by_row(weights))
-    found = Generator(run.config, run.step.mesh, placed, records=True).continued(prompts(61), NEW)
+    found = Generator(run.config, run.step.mesh, placed).continued(prompts(61), NEW, records=True)
     rows = [[*a, *b.tokens.tolist()] for a, b in zip(prompts(61), found, strict=True)]
-    model = PlacedModel(run.config, run.step.mesh, placed)
-    for scores, own in zip(Scorer(model, records=True).scored(rows), found, strict=True):
+    scorer = Scorer(PlacedModel(run.config, run.step.mesh, placed))
+    for scores, own in zip(scorer.scored(rows, records=True), found, strict=True):
         np.testing.assert_array_equal(scores.recorded["routing"], own.recorded["routing"])
-    (alone,) = Scorer(model).scored(rows[:1])
+    (alone,) = scorer.scored(rows[:1])
     assert alone.recorded == {}
 
 
@@ -126,13 +125,13 @@ def test_rows_that_end_early_have_records_of_the_tokens_that_were_read(weights: 
     """Also of the token before one that ends a row; and of nothing where nobody asks."""
     run = run_on({})
     placed = place(run.step, run.by_row(weights))
-    generator = Generator(run.config, run.step.mesh, placed, sampling=Sampling(), records=True)
-    full = generator.continued(prompts(61), NEW)
+    generator = Generator(run.config, run.step.mesh, placed)
+    full = generator.continued(prompts(61), NEW, records=True)
     first = full[0].tokens.tolist()
     stop = next(token for token in first if token not in first[: first.index(token)] and first.index(token) > 1)
-    for own, more in zip(generator.continued(prompts(61), NEW, stop=[stop]), full, strict=True):
+    for own, more in zip(generator.continued(prompts(61), NEW, stop=[stop], records=True), full, strict=True):
         assert len(own.tokens) < NEW or not own.ended
         read = len(more.recorded["routing"]) - NEW + len(own.tokens) + own.ended
         np.testing.assert_array_equal(own.recorded["routing"], more.recorded["routing"][:read])
-    (alone,) = Generator(run.config, run.step.mesh, placed).continued(prompts(61)[:1], 2)
+    (alone,) = generator.continued(prompts(61)[:1], 2)
     assert alone.recorded == {}
