@@ -24,7 +24,7 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 
 from jaxpar.memory.buffers import at, entry_on_device, in_order, put, stacked
 from jaxpar.memory.streaming import to_host
@@ -34,15 +34,9 @@ from jaxpar.mesh.parameters import Arrays
 from jaxpar.model.loop.layer_stack import Keep, LayerStack, Step, tie_to
 from jaxpar.model.loop.stash import Stash, Stashes, fetch, put_x, written
 from jaxpar.model.loop.walk import Site, walk
-from jaxpar.runtime.passes import Accumulator, Context, Cotangents, Report, Saved, Side, Valid
+from jaxpar.runtime.passes import Accumulator, Context, Cotangents, Report, Saved, Side, Stream, Tokens, Valid
 from jaxpar.runtime.records import Records, with_layer
 from pallas_kernels.vjp_parts import residuals_of
-
-type Tokens = Mapping[str, Context]
-"""By kind, what its layers need to know about the tokens of a microbatch."""
-
-type Stream = Float[Array, "batch part embed"]
-"""The residual stream: a chunk's input or output."""
 
 type StepOf = Callable[[LayerStack, int, Keep], Step]
 """(layers of a kind, the first row of those of a chunk that keep the same, what they keep) -> their work in a walk."""
