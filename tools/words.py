@@ -24,7 +24,7 @@ LIMITS = {
     "codes": 232,
     "unseen": 0,
     "held": 85,
-    "place": 265,
+    "place": 264,
     "number": 643,
     FIRST_WORDS: 0,
 }
