@@ -9,7 +9,6 @@ from math import prod
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Int
 
@@ -20,6 +19,7 @@ from jaxpar.generation.sampling import Drawn, NotFinite, Sampling
 from jaxpar.generation.unstacked import is_unstacked, unstacked
 from jaxpar.layout.step_layout import shardings
 from jaxpar.mesh.axes import DATA_AXES
+from jaxpar.mesh.build import on_hosts
 from jaxpar.mesh.parameters import Weights
 from jaxpar.runtime.batch import FORWARD, BatchLayout, one_document_rows
 from jaxpar.units import plural
@@ -174,7 +174,7 @@ class Generator:
         self.speed = Speed(prompt_tokens=sum(map(len, prompts)))
         began = time.perf_counter()
         state, drawn = prefill(self._weights, *self._placed(prompts, rows, padded, first_number), self._seed)
-        read = self._read(drawn)
+        read = on_hosts(drawn)
         self.speed.prompt_seconds = time.perf_counter() - began
         began = time.perf_counter()
         for number in range(tokens):
@@ -183,15 +183,8 @@ class Generator:
             yield read
             self.speed.new_tokens = (number + 1) * len(prompts)
             if number + 1 < tokens:
-                read = self._read(coming)
+                read = on_hosts(coming)
             self.speed.new_seconds = time.perf_counter() - began
-
-    def _read(self, drawn: tuple[Drawn, Records]) -> tuple[Drawn, Records]:
-        """`Drawn` and records of all rows, as NumPy, on every process."""
-        alone = jax.process_count() == 1
-        return jax.tree.map(
-            lambda x: np.asarray(x if alone else multihost_utils.process_allgather(x, tiled=True)), drawn
-        )
 
     def _placed(
         self, prompts: Sequence[Sequence[int]], rows: int, length: int, first_number: int

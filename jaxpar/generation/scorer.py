@@ -10,7 +10,6 @@ from math import prod
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec
 from jax.stages import Wrapped
 from jaxtyping import Array, Bool, Float, Int
@@ -22,7 +21,7 @@ from jaxpar.generation.placed_model import PlacedModel
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import DATA_AXES, vary
-from jaxpar.mesh.build import mapped
+from jaxpar.mesh.build import mapped, on_hosts
 from jaxpar.mesh.collectives import reduce_max
 from jaxpar.mesh.layer_order import LAYERS, Chunk
 from jaxpar.mesh.parameters import Weights
@@ -102,7 +101,7 @@ class Scorer:
             labels[number, : len(row) - 1] = row[1:]
         arrays = one_document_rows(tokens) | {"labels": labels}
         batch = BatchLayout(SCORED, tokens.shape).place(self.model.mesh, arrays)
-        scored = jax.tree.map(self._read, self._program(size, length, records)(self.model.weights, batch))
+        scored = on_hosts(self._program(size, length, records)(self.model.weights, batch))
         rows_of = lambda values: [values[index, : len(row) - 1] for index, row in enumerate(rows)]
         log_probabilities, likeliest, recorded = jax.tree.map(rows_of, scored)
         return [
@@ -122,11 +121,6 @@ class Scorer:
             scored = mapped(function, self.model.mesh, dtype, layouts, (BY_TOKEN, BY_TOKEN, BY_PART))
             self._compiled[key] = jax.jit(scored)
         return self._compiled[key]
-
-    def _read(self, array: jax.Array) -> np.ndarray:
-        """The whole array, on every process."""
-        alone = jax.process_count() == 1
-        return np.asarray(array if alone else multihost_utils.process_allgather(array, tiled=True))
 
     def _check(self, rows: Sequence[Sequence[int]]) -> None:
         model = self.model.config.model
