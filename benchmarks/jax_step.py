@@ -25,6 +25,7 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
     import jax
 
     from jaxpar.data import batch_rows
+    from jaxpar.layers.declaration.adaptation import adaptation_of
     from jaxpar.layout.choices.matmul import multiplies
     from jaxpar.layout.stages import mask_of
     from jaxpar.model.flops import flops_per_step, mfu, windows
@@ -55,7 +56,7 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
     pairs = {
         window: round(kept(replace(mask_of(config, config.model), window=window))) for window in windows(config.model)
     }
-    flops = flops_per_step(config.model, tokens, pairs, trainer.data.vocab, config.lora)
+    flops = flops_per_step(config.model, tokens, pairs, trainer.data.vocab, adaptation_of(config))
     peak = trainer.peak_flops
     return {
         "device": f"{trainer.plan.axes.devices} x {trainer.mesh.devices.flat[0].device_kind}",

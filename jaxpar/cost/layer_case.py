@@ -10,7 +10,7 @@ from typing import Literal
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.cost.operations import Attention
-from jaxpar.layers.adapters import OFF
+from jaxpar.layers.declaration.adaptation import OFF
 from jaxpar.layers.declaration.part import Matmuls
 from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes, LayerShape, exchange_by
 from jaxpar.mesh.parameters import ParamSpec

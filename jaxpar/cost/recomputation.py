@@ -7,19 +7,14 @@ log-sum-exp) share one operation, which runs again when either is not kept.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import replace
-
-from jaxpar.config.errors import UserError
-from jaxpar.config.spelling import did_you_mean
 from jaxpar.cost.hardware_model import HardwareModel, nearest_hardware
 from jaxpar.cost.head import head_time
-from jaxpar.cost.layer import LayerTime, layer_time
+from jaxpar.cost.layer import layer_time
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.cost.messages import Network, network_of
 from jaxpar.cost.operations import Attention, Device, device_of
-from jaxpar.cost.work import Work, total
+from jaxpar.cost.work import total
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.declaration.part import Core, Matmuls, Recurrence
 from jaxpar.memory.costs import LayerCosts, Recomputation
@@ -31,7 +26,6 @@ def layer_costs(
     cluster: Cluster,
     context_strategy: str = "allgather",
     hardware: HardwareModel | None = None,
-    measured: Mapping[str, float] | None = None,
     attention: Attention | None = None,
     codes: MatmulCodes | None = None,
     exact: float = 0.0,
@@ -44,19 +38,15 @@ def layer_costs(
         cluster: where it runs; a mesh takes its GPUs in order, the tensor axis innermost.
         context_strategy: how context ranks share a row.
         hardware: what the GPUs reach; None is what was fitted for them, or for the nearest kind.
-        measured: seconds by operation (`LayerTime.operations`) that replace those of the model.
         attention: the kernels of attention; None is those of jaxpar where cuDNN runs.
         codes: how dense matmuls run in FP8; None where they run in the compute dtype.
         exact: share of the layers that are exceptions; times are the mean of both.
         magnitude_ranks: ranks over which the largest magnitude of a tensor is taken.
-
-    Raises:
-        UserError: a measured time is of no operation, or is below 0.
     """
     case = LayerCase(shape, context_strategy, codes, magnitude_ranks, attention=attention)
     on = _on(cluster, hardware)
     shares = ((1.0 - exact, case), (exact, case.exact)) if exact else ((1.0, case),)
-    times = [(share, _replaced(layer_time(own, *on), measured or {})) for share, own in shares]
+    times = [(share, layer_time(own, *on)) for share, own in shares]
     mean = lambda seconds: sum(share * seconds(time) for share, time in times)
     again = lambda operation: mean(lambda time: time.again(frozenset((operation,))).seconds)
     flops, outputs = operation_flops(shape), {}
@@ -109,15 +99,3 @@ def operation_flops(shape: LayerShape) -> dict[str, float]:
 def _on(cluster: Cluster, hardware: HardwareModel | None) -> tuple[Device, Network]:
     model = nearest_hardware(cluster.gpu) if hardware is None else hardware
     return device_of(cluster.gpu, model), network_of(cluster, model)
-
-
-def _replaced(time: LayerTime, measured: Mapping[str, float]) -> LayerTime:
-    """`time` with the measured seconds of some operations in place of its own."""
-    for name, value in measured.items():
-        if name not in time.operations:
-            near = did_you_mean(name, time.operations) or f"; there are {', '.join(time.operations)}"
-            raise UserError(f"measured times: {name!r} is no operation of a layer{near}")
-        if not value >= 0:
-            raise UserError(f"measured times: {name}: expected seconds, 0 or more, got {value!r}")
-    own = {name: Work(other=value) for name, value in measured.items()}
-    return replace(time, operations=dict(time.operations) | own)

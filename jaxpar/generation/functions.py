@@ -31,6 +31,7 @@ from jaxpar.mesh.materialize import gather
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, DecoderStages
 from jaxpar.runtime.batch import one_document_rows
+from jaxpar.runtime.records import Records, with_layer
 
 type Cache = Mapping[str, Sequence[Mapping[str, PyTree]]]
 """By kind, for each layer the cache of each block."""
@@ -63,6 +64,8 @@ class GenerationFunctions:
     sampling: Sampling
     answers: int = 1
     """Rows that continue each prompt."""
+    records: bool = False
+    """Whether both also return what blocks record of the tokens that they read."""
 
     @cached_property
     def stages(self) -> DecoderStages:
@@ -81,8 +84,9 @@ class GenerationFunctions:
         lengths: Int[Array, " batch"],
         numbers: Int[Array, " batch"],
         seed: UInt[Array, ""],
-    ) -> tuple[Rows, Drawn]:
-        """The rows after their prompts and one token more; those of a prompt stand side by side, and share its forward.
+    ) -> tuple[Rows, tuple[Drawn, Records]]:
+        """The rows after their prompts and one token more, and records [batch, part, layer, ...] of the prompts; rows of
+        one prompt stand side by side, and share its forward.
 
         Args:
             weights: in storage placement, `unstacked`.
@@ -93,41 +97,48 @@ class GenerationFunctions:
         """
         batch, lengths, numbers = vary((batch, lengths, numbers))
         x = self.stages.embed(weights, batch)
-        x, cache = self._layers(weights, x, batch, lengths, None)
+        x, cache, records = self._layers(weights, x, batch, lengths, None)
         last = sequence_part(batch["indices"]) == lengths[:, None] - 1
         x = vary(reduce_sum(jnp.where(last[..., None], x, 0).sum(axis=1), ("context", "tensor")))
         seen = None
         if self.sampling.repetition_penalty != 1.0:
             seen = self._seen(batch, lengths)
-        x, cache, lengths, seen = jax.tree.map(
-            lambda leaf: jnp.repeat(leaf, self.answers, axis=0), (x, cache, lengths, seen)
+        x, cache, lengths, seen, records = jax.tree.map(
+            lambda leaf: jnp.repeat(leaf, self.answers, axis=0), (x, cache, lengths, seen, records)
         )
-        return self._next(weights, sequence_part(x[None]), Rows(cache, lengths, lengths, numbers, seen), seed)
+        rows = Rows(cache, lengths, lengths, numbers, seen)
+        rows, drawn = self._next(weights, sequence_part(x[None]), rows, seed)
+        return rows, (drawn, {name: reduce_max(values, ("pipe",)) for name, values in records.items()})
 
-    def decode(self, weights: Weights, rows: Rows, seed: UInt[Array, ""]) -> tuple[Rows, Drawn]:
-        """The rows with one token more."""
+    def decode(self, weights: Weights, rows: Rows, seed: UInt[Array, ""]) -> tuple[Rows, tuple[Drawn, Records]]:
+        """The rows with one token more, and records [batch, 1, layer, ...] of the last one."""
         rows = vary(rows)
         index = rows.lengths - 1
         batch = one_document_rows(rows.token[None], index[None])
-        x, cache = self._layers(weights, self.stages.embed(weights, batch), batch, rows.lengths, rows.cache)
-        return self._next(weights, x, rows._replace(cache=cache), seed)
+        x, cache, records = self._layers(weights, self.stages.embed(weights, batch), batch, rows.lengths, rows.cache)
+        rows, drawn = self._next(weights, x, rows._replace(cache=cache), seed)
+        same = lambda last: reduce_max(last.swapaxes(0, 1), ("pipe", "context"))
+        return rows, (drawn, {name: same(last) for name, last in records.items()})
 
     def _layers(
         self, weights: Weights, x: jax.Array, batch: Batch, lengths: Int[Array, " batch"], cache: Cache | None
-    ) -> tuple[jax.Array, Cache]:
-        """`x` and the cache after all layers."""
+    ) -> tuple[jax.Array, Cache, Records]:
+        """`x` and the cache after all layers, and their records."""
         stages, rows = self.stages, DecodedRows(lengths, self.capacity)
         tokens, x = stages.token_context(batch), vary(x)
+        records = stages.empty_records(x) if self.records else {}
         layers = {kind: stages.prototype(kind) for kind in stages.order.stacks}
         filled: dict[str, list[PyTree]] = {kind: [None] * stack.rows for kind, stack in stages.order.stacks.items()}
         for kind, row in stages.order.slots:
             weight = gather(weights[LAYERS][kind][row], stages.placements, part=(LAYERS, kind), unstacked=True)
             layer = with_weights(layers[kind], weight)
             index = stages.loop.stacks[kind].order.own(0)[row]
-            context = Context(index, tokens[kind], stages.attend[kind], train=False, rows=rows)
+            new = {} if records else None
+            context = Context(index, tokens[kind], stages.attend[kind], train=False, rows=rows, recorded=new)
             x, after = layer.decode(x, None if cache is None else cache[kind][row], context)
             x, filled[kind][row] = vary(x), vary(after)
-        return x, filled
+            records = with_layer(records, new or {}, index)
+        return x, filled, records
 
     def _seen(self, batch: Batch, lengths: Int[Array, " batch"]) -> Bool[Array, "batch vocab"]:
         """Tokens that the prompts have."""

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.stages import Wrapped
 from jaxtyping import Int
@@ -22,6 +21,7 @@ from jaxpar.generation.sampling import Drawn, NotFinite, Sampling
 from jaxpar.generation.unstacked import is_unstacked, unstacked
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.mesh.axes import DATA_AXES
+from jaxpar.mesh.build import on_hosts
 from jaxpar.mesh.parameters import Weights
 from jaxpar.runtime.batch import FORWARD, BatchLayout, one_document_rows
 from jaxpar.units import plural
@@ -37,8 +37,15 @@ class Continuation:
     """Log-probabilities of `tokens`, in nats, by the model itself: at temperature 1 and without filters."""
     ended: bool
     """Whether the model, or the caller, ended it; else the limit of tokens did."""
+    recorded: Mapping[str, np.ndarray]
+    """By the name of the field of a batch that replays it, [token, layer, ...]: records of the tokens that the model
+    has read, the prompt and all but the last that was drawn. Empty without `records`."""
     ending: float | None = None
     """Log-probability of the token of `stop` that ended it, if one did."""
+
+
+type Records = Mapping[str, np.ndarray]
+"""By the name of a field, [row, token, layer, ...], or of one row."""
 
 
 @dataclass
@@ -132,6 +139,7 @@ class Generator:
         on_token: Callable[[int, int], bool] | None = None,
         first_number: int = 0,
         answers: int = 1,
+        records: bool = False,
     ) -> list[Continuation]:
         """Continue all prompts together.
 
@@ -142,6 +150,7 @@ class Generator:
             on_token: called with the index of a row and each new token; True ends the row after that token.
             first_number: the number of the first row, for the draws; the others follow.
             answers: rows that continue each prompt, side by side in what is returned; its forward is run once.
+            records: also return what blocks record of the tokens (`jaxpar.layers.block.Block.records`).
 
         Raises:
             UserError: a prompt is empty, has an unknown token, or is too long for learned positions.
@@ -151,11 +160,13 @@ class Generator:
         rows = len(prompts) * answers
         made: list[list[int]] = [[] for _ in range(rows)]
         likelihoods: list[list[float]] = [[] for _ in range(rows)]
+        recorded: list[list[Records]] = [[] for _ in range(rows)]
         running = dict.fromkeys(range(rows), False)
         ended = [False] * rows
         endings: list[float | None] = [None] * rows
-        for drawn in self._drawn(prompts, tokens, first_number, answers):
+        for drawn, new in self._drawn(prompts, tokens, first_number, answers, records):
             for row in list(running):
+                recorded[row].append({name: all[row, : len(prompts[row // answers])] for name, all in new.items()})
                 token = int(drawn.token[row])
                 if not np.isfinite(drawn.log_probability[row]):
                     raise NotFinite
@@ -171,22 +182,25 @@ class Generator:
             if not running:
                 break
         return [
-            Continuation(np.array(own, np.int32), np.array(likely), end, ending)
-            for own, likely, end, ending in zip(made, likelihoods, ended, endings, strict=True)
+            Continuation(np.array(new, np.int32), np.array(likely), end, _joined(pieces), ending)
+            for new, likely, end, pieces, ending in zip(made, likelihoods, ended, recorded, endings, strict=True)
         ]
 
-    def _drawn(self, prompts: Sequence[Sequence[int]], tokens: int, first_number: int, answers: int) -> Iterator[Drawn]:
-        """The new tokens of all rows, one after the other; the next is under way while one is read."""
+    def _drawn(
+        self, prompts: Sequence[Sequence[int]], tokens: int, first_number: int, answers: int, records: bool
+    ) -> Iterator[tuple[Drawn, Records]]:
+        """The new tokens of all rows, one after the other, and the records of what was read before each; the next is
+        under way while one is read."""
         longest = max(map(len, prompts))
         rows = -(-len(prompts) // self._rows) * self._rows
         padded, capacity = prompt_bucket(longest, self._part), bucket(longest + tokens, self._part)
-        prefill = self.programs.prefill(rows, padded, capacity, answers)
-        decode = self.programs.decode(rows * answers, capacity)
+        prefill = self.programs.prefill(rows, padded, capacity, answers=answers, records=records)
+        decode = self.programs.decode(rows * answers, capacity, records=records)
         self.speed = Speed(prompt_tokens=sum(map(len, prompts)))
         began = time.perf_counter()
         ids = np.arange(first_number, first_number + rows * answers, dtype=np.int32)
         state, drawn = prefill(self._weights, *self._placed(prompts, rows, padded, ids), self._seed)
-        read = self._read(drawn)
+        read = on_hosts(drawn)
         self.speed.prompt_seconds = time.perf_counter() - began
         began = time.perf_counter()
         for number in range(tokens):
@@ -195,15 +209,8 @@ class Generator:
             yield read
             self.speed.new_tokens = (number + 1) * len(prompts) * answers
             if number + 1 < tokens:
-                read = self._read(coming)
+                read = on_hosts(coming)
             self.speed.new_seconds = time.perf_counter() - began
-
-    def _read(self, drawn: Drawn) -> Drawn:
-        """`Drawn` of all rows, as NumPy, on every process."""
-        alone = jax.process_count() == 1
-        return jax.tree.map(
-            lambda x: np.asarray(x if alone else multihost_utils.process_allgather(x, tiled=True)), drawn
-        )
 
     def _placed(
         self, prompts: Sequence[Sequence[int]], rows: int, length: int, numbers: Int[np.ndarray, " answers"]
@@ -238,3 +245,8 @@ class Generator:
                     f"prompt {row}: {plural(len(prompt), 'token')} and {tokens} new are more than the learned "
                     f"positions, model.max_positions ({model.max_positions})"
                 )
+
+
+def _joined(pieces: Sequence[Records]) -> Records:
+    """Records of a row's tokens, from those of neighbouring ones."""
+    return {name: np.concatenate([piece[name] for piece in pieces]) for name in (pieces[0] if pieces else ())}

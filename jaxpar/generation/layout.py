@@ -19,6 +19,8 @@ from jaxpar.precision.recipe import in_compute_dtype
 SMALLEST_BUCKET = 64
 """Rows are padded to this many tokens, or to the next power of two above."""
 BY_ROW = PartitionSpec(DATA_AXES)
+BY_PART = PartitionSpec(DATA_AXES, ("context", "tensor"))
+"""Rows of tokens, as they are between blocks."""
 
 
 def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Config:

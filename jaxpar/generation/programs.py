@@ -12,9 +12,10 @@ from jaxtyping import PyTree
 
 from jaxpar.config import Config
 from jaxpar.generation.functions import GenerationFunctions, Rows
-from jaxpar.generation.layout import BY_ROW, generation_layout
+from jaxpar.generation.layout import BY_PART, BY_ROW, generation_layout
 from jaxpar.generation.sampling import Drawn, Sampling
 from jaxpar.generation.unstacked import unstacked_layout
+from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.build import mapped
 from jaxpar.mesh.parameters import Partitions
 from jaxpar.runtime.batch import FORWARD, BatchLayout
@@ -33,33 +34,35 @@ class Programs:
     zero: int
     _compiled: dict[tuple[int, ...], Wrapped] = field(default_factory=dict, init=False)
 
-    def prefill(self, rows: int, prompt: int, capacity: int, answers: int = 1) -> Wrapped:
-        """Compiled on first use: (weights, batch, lengths, numbers, seed) -> (rows, drawn), with so many `answers` to
-        each prompt."""
-        key = rows, prompt, capacity, answers
+    def prefill(self, rows: int, prompt: int, capacity: int, *, answers: int = 1, records: bool = False) -> Wrapped:
+        """Compiled on first use: (weights, batch, lengths, numbers, seed) -> (rows, (drawn, records)), with so many
+        `answers` to each prompt."""
+        key = rows, prompt, capacity, answers, records
         if key not in self._compiled:
-            functions, weights, state, drawn = self.parts(rows, prompt, capacity, answers)
+            functions, weights, state, drawn = self.parts(rows, prompt, capacity, answers=answers, records=records)
             batch = BatchLayout(FORWARD, (rows, prompt))
             layouts = weights, batch.partitions, BY_ROW, BY_ROW, PartitionSpec()
-            prefill = mapped(functions.prefill, self.mesh, functions.dtype, layouts, (state, drawn))
+            prefill = mapped(functions.prefill, self.mesh, functions.dtype, layouts, (state, (drawn, BY_PART)))
             self._compiled[key] = jax.jit(prefill)
         return self._compiled[key]
 
-    def decode(self, rows: int, capacity: int) -> Wrapped:
-        """Compiled on first use: (weights, rows, seed) -> (rows, drawn); the given rows are donated."""
-        if (rows, capacity) not in self._compiled:
-            functions, weights, state, drawn = self.parts(rows, 0, capacity)
+    def decode(self, rows: int, capacity: int, *, records: bool = False) -> Wrapped:
+        """Compiled on first use: (weights, rows, seed) -> (rows, (drawn, records)); the given rows are donated."""
+        key = rows, capacity, records
+        if key not in self._compiled:
+            functions, weights, state, drawn = self.parts(rows, 0, capacity, records=records)
             layouts = weights, state, PartitionSpec()
-            decode = mapped(functions.decode, self.mesh, functions.dtype, layouts, (state, drawn))
-            self._compiled[rows, capacity] = jax.jit(decode, donate_argnums=1, compiler_options=COMPILER_OPTIONS)
-        return self._compiled[rows, capacity]
+            by_row = PartitionSpec((*DATA_AXES, "tensor"))
+            decode = mapped(functions.decode, self.mesh, functions.dtype, layouts, (state, (drawn, by_row)))
+            self._compiled[key] = jax.jit(decode, donate_argnums=1, compiler_options=COMPILER_OPTIONS)
+        return self._compiled[key]
 
     def parts(
-        self, rows: int, tokens: int, capacity: int, answers: int = 1
+        self, rows: int, tokens: int, capacity: int, *, answers: int = 1, records: bool = False
     ) -> tuple[GenerationFunctions, Partitions, Rows, Drawn]:
         """The functions, for a batch of `tokens` tokens a row, and the layouts of weights, `Rows` and `Drawn`."""
         layout = generation_layout(self.config, self.mesh, rows=rows, tokens=tokens, zero=self.zero)
-        functions = GenerationFunctions(layout, capacity, self.sampling, answers)
+        functions = GenerationFunctions(layout, capacity, self.sampling, answers, records)
         cache = {
             kind: [{block.part.name: block.cache for block in functions.stages.prototype(kind).blocks}] * stack.rows
             for kind, stack in layout.order.stacks.items()

@@ -3,31 +3,31 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 from jax.sharding import PartitionSpec
 from jax.stages import Wrapped
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.config import UserError
 from jaxpar.config.counting import padded_vocab
-from jaxpar.generation.layout import bucket, generation_layout
+from jaxpar.generation.layout import BY_PART, bucket, generation_layout
 from jaxpar.generation.placed_model import PlacedModel
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import DATA_AXES, vary
-from jaxpar.mesh.build import mapped
+from jaxpar.mesh.build import mapped, on_hosts
 from jaxpar.mesh.collectives import reduce_max
 from jaxpar.mesh.layer_order import LAYERS, Chunk
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.runtime.batch import FORWARD, LABELS, BatchLayout, one_document_rows
+from jaxpar.runtime.records import Records
 from jaxpar.units import plural
 
 BATCH_TOKENS = 8192
@@ -47,6 +47,9 @@ class TokenScores:
     """In nats."""
     likeliest: Bool[np.ndarray, " tokens"]
     """Whether no token is likelier, and none of a lower number as likely."""
+    recorded: Mapping[str, np.ndarray]
+    """By the name of the field of a batch that replays it, [token, layer, ...]: records of the tokens of the row but
+    the last. Empty without `records`."""
 
 
 class Scorer:
@@ -61,15 +64,15 @@ class Scorer:
         axes = dict(model.mesh.shape)
         self._parts = prod(axes[axis] for axis in DATA_AXES)
         self._part = axes["context"] * axes["tensor"]
-        self._compiled: dict[tuple[int, int], Wrapped] = {}
+        self._compiled: dict[tuple[int, int, bool], Wrapped] = {}
 
     @property
     def compiles(self) -> int:
         """How many programs were compiled."""
         return len(self._compiled)
 
-    def scored(self, rows: Sequence[Sequence[int]]) -> list[TokenScores]:
-        """The scores of the tokens of each row but its first.
+    def scored(self, rows: Sequence[Sequence[int]], *, records: bool = False) -> list[TokenScores]:
+        """The scores of the tokens of each row but its first, and with `records` what blocks record of those before.
 
         Raises:
             UserError: a row has fewer than two tokens or an unknown one, or is too long for learned positions.
@@ -84,11 +87,12 @@ class Scorer:
             size = self._parts * max(1, BATCH_TOKENS // length)
             for first in range(0, len(numbers), size):
                 chosen = numbers[first : first + size]
-                for number, scores in zip(chosen, self._batch([rows[one] for one in chosen], length), strict=True):
+                batch = self._batch([rows[one] for one in chosen], length, records)
+                for number, scores in zip(chosen, batch, strict=True):
                     found[number] = scores
         return [scores for scores in found if scores is not None]
 
-    def _batch(self, rows: Sequence[Sequence[int]], length: int) -> list[TokenScores]:
+    def _batch(self, rows: Sequence[Sequence[int]], length: int, records: bool) -> list[TokenScores]:
         per_part = -(-len(rows) // self._parts)
         size = self._parts * (1 << (per_part - 1).bit_length())
         tokens, labels = np.zeros((2, size, length), np.int32)
@@ -97,28 +101,26 @@ class Scorer:
             labels[number, : len(row) - 1] = row[1:]
         arrays = one_document_rows(tokens) | {"labels": labels}
         batch = BatchLayout(SCORED, tokens.shape).place(self.model.mesh, arrays)
-        found = self._program(size, length)(self.model.weights, batch)
-        log_probabilities, likeliest = map(self._read, found)
-        ends = [len(row) - 1 for row in rows]
+        scored = on_hosts(self._program(size, length, records)(self.model.weights, batch))
+        rows_of = lambda values: [values[index, : len(row) - 1] for index, row in enumerate(rows)]
+        log_probabilities, likeliest, recorded = jax.tree.map(rows_of, scored)
         return [
-            TokenScores(own[:end], first[:end] > 0)
-            for own, first, end in zip(log_probabilities[: len(rows)], likeliest[: len(rows)], ends, strict=True)
+            TokenScores(
+                log_probabilities[index], likeliest[index] > 0, {name: all[index] for name, all in recorded.items()}
+            )
+            for index in range(len(rows))
         ]
 
-    def _program(self, rows: int, length: int) -> Wrapped:
-        """Compiled on first use: (weights, batch) -> (log-probabilities, likeliest) [row, token]."""
-        if (rows, length) not in self._compiled:
+    def _program(self, rows: int, length: int, records: bool) -> Wrapped:
+        """Compiled on first use: (weights, batch) -> (log-probabilities, likeliest, records) [row, token, ...]."""
+        key = rows, length, records
+        if key not in self._compiled:
             layout = generation_layout(self.model.config, self.model.mesh, rows=rows, tokens=length)
             layouts = layout.placements.storage.layout, BatchLayout(SCORED, (rows, length)).partitions
-            function, dtype = partial(token_scores, layout), layout.plan.dtypes.compute
-            scored = mapped(function, self.model.mesh, dtype, layouts, (BY_TOKEN, BY_TOKEN))
-            self._compiled[rows, length] = jax.jit(scored)
-        return self._compiled[rows, length]
-
-    def _read(self, array: jax.Array) -> np.ndarray:
-        """The whole array, on every process."""
-        alone = jax.process_count() == 1
-        return np.asarray(array if alone else multihost_utils.process_allgather(array, tiled=True))
+            function, dtype = partial(token_scores, layout, records), layout.plan.dtypes.compute
+            scored = mapped(function, self.model.mesh, dtype, layouts, (BY_TOKEN, BY_TOKEN, BY_PART))
+            self._compiled[key] = jax.jit(scored)
+        return self._compiled[key]
 
     def _check(self, rows: Sequence[Sequence[int]]) -> None:
         model = self.model.config.model
@@ -139,19 +141,23 @@ class Scorer:
 
 
 def token_scores(
-    layout: StepLayout, weights: Weights, batch: Batch
-) -> tuple[Float[Array, "batch seq"], Int[Array, "batch seq"]]:
-    """The log-probability of each label, and 1 where it is the likeliest token; on one device's part.
+    layout: StepLayout, records: bool, weights: Weights, batch: Batch
+) -> tuple[Float[Array, "batch seq"], Int[Array, "batch seq"], Records]:
+    """The log-probability of each label, 1 where it is the likeliest token, and records; on one device's part.
 
     Args:
         layout: has one pipeline stage, and stores weights as it computes.
+        records: whether the layers record.
         weights: in storage placement.
         batch: a microbatch, without a mask.
     """
     batch = vary(batch)
     stages, model = stages_of(layout, train=False), layout.config.model
-    x = stages.loop.run(Chunk(weights[LAYERS], 0, 0), stages.embed(weights, batch), stages.token_context(batch))
+    x, chunk = stages.embed(weights, batch), Chunk(weights[LAYERS], 0, 0)
+    recorded = stages.empty_records(x) if records else {}
+    x, recorded = stages.loop.recorded(chunk, vary(x), stages.token_context(batch), recorded)
     logits = batch["tokens"].size * padded_vocab(model) // layout.plan.axes.tensor
     # Nothing is differentiated, so any tree does for the accumulators.
     found = stages.scores(weights, weights, x, batch["labels"], tiles=-(-4 * logits // TILE_BYTES))
-    return jax.tree.map(lambda own: reduce_max(vary(own), ("pipe", "tensor")), found)
+    likely = jax.tree.map(lambda own: reduce_max(vary(own), ("pipe", "tensor")), found)
+    return *likely, {name: reduce_max(values, ("pipe",)) for name, values in recorded.items()}

@@ -11,17 +11,11 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from jaxpar.config.schema import Config
-from jaxpar.config.schema.model import LoraConfig
-from jaxpar.layers.declaration.adaptation import Adaptation
+from jaxpar.layers.declaration.adaptation import Adaptation, Adapters
 from jaxpar.layers.declaration.low_rank import factor_pair
 from jaxpar.layers.declaration.part import Part, Term, Weights
 from jaxpar.mesh.parameters import Nested, ParamSpec
 
-Adapters = LoraConfig
-"""Weights that are added to the matrices of a model."""
-OFF = Adapters()
-"""No adapters: all weights are trained."""
 FACTORS = ("lora_a", "lora_b")
 """Suffixes of the names of the factors A and B of a matrix: `query_lora_a` and `query_lora_b` of `query`."""
 
@@ -29,7 +23,7 @@ FACTORS = ("lora_a", "lora_b")
 class LowRank(Adaptation):
     """Factors beside frozen matrices."""
 
-    def __init__(self, lora: LoraConfig):
+    def __init__(self, lora: Adapters):
         self.lora, self.frozen_by = lora, f"lora.rank: {lora.rank}"
 
     def part(self, part: Part) -> Part:
@@ -37,16 +31,6 @@ class LowRank(Adaptation):
 
     def specs(self, specs: Nested[ParamSpec]) -> Nested[ParamSpec]:
         return with_frozen(specs)
-
-
-def adapters_of(config: Config) -> Adapters:
-    """The adapters of a configuration."""
-    return config.lora
-
-
-def freeze(adapters: Adapters) -> bool:
-    """Whether the weights of the model are frozen."""
-    return adapters.rank is not None
 
 
 def adapted(part: Part, lora: Adapters) -> Part:

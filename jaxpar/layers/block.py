@@ -49,6 +49,8 @@ class Context(NamedTuple):
     """Whether what is drawn in training is drawn."""
     rows: DecodedRows | None = None
     """In generation, the rows that are continued."""
+    recorded: dict[str, jax.Array] | None = None
+    """Where blocks write what they record (`Block.records`), [batch, part, ...]; None where nobody asks for it."""
 
 
 class Block(nnx.Module, ABC):
@@ -58,6 +60,9 @@ class Block(nnx.Module, ABC):
     """Names of what it reports."""
     fields: tuple[Field, ...] = ()
     """The fields of a batch that it reads, as `TokenContext.fields`."""
+    records: tuple[Field, ...] = ()
+    """The optional ones of `fields` that replay what another forward recorded in `Context.recorded`: [layer, ...] for
+    each token, with `limits`, whose least number stands for none."""
     reads: ClassVar[tuple[str, ...]] = ()
     """The keys of `model` for some mixers alone (`jaxpar.layout.checks.model.OF_SOME_MIXERS`) that it reads."""
     order: ClassVar[Literal["any", "contiguous"]] = "any"

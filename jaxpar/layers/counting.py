@@ -7,7 +7,7 @@ from math import prod
 
 from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.schema import ModelConfig
-from jaxpar.layers.adapters import Adapters, adapted
+from jaxpar.layers.declaration.adaptation import Adaptation
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.inputs.input import input_class
 from jaxpar.layers.inputs.token_embedding import vocabulary_matrix
@@ -43,9 +43,9 @@ def matmul_parameters(model: ModelConfig, vocab: int) -> int:
     return _over_layers(model, layer_matmul_parameters) + model.embed * vocab
 
 
-def factor_parameters(model: ModelConfig, adapters: Adapters) -> int:
-    """Weights in the adapters of all layers, which are all that is trained; 0 if there are none."""
-    factors = lambda part: adapted(part, adapters).weights.size - part.weights.size
+def factor_parameters(model: ModelConfig, adaptation: Adaptation) -> int:
+    """Weights that are added to all layers, which are all that is trained; 0 if there are none."""
+    factors = lambda part: adaptation.part(part).weights.size - part.weights.size
     return _over_layers(model, lambda layer: sum(map(factors, declare_layer(layer).parts)))
 
 

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, PyTree
 from jaxpar.config.errors import UserError
 from jaxpar.config.plan import UNTILED, LayerLayout
 from jaxpar.config.schema import Config
-from jaxpar.layers.block import Attend, Block, Context
+from jaxpar.layers.block import Block, Context
 from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declaration.adaptation import adaptation_of
@@ -47,6 +47,7 @@ class DecoderLayer(nnx.Module):
         self.ops, self.dropout = ops, model.dropout
         self.reports = _checked_reports([name for block in self.blocks for name in block.reports])
         self.fields: tuple[Field, ...] = union(*(block.fields for block in self.blocks))
+        self.records: tuple[Field, ...] = union(*(block.records for block in self.blocks))
 
     @property
     def blocks(self) -> tuple[Block, ...]:
@@ -63,19 +64,15 @@ class DecoderLayer(nnx.Module):
     def __call__(
         self,
         x: Float[Array, "batch part embed"],
-        index: Int[Array, ""],
-        tokens: TokenContext,
-        attend: Attend,
-        train: bool,
+        context: Context,
         tap: Tap | None = None,
         observed: Maxima | None = None,
     ) -> Output:
-        """`index` is the layer's number in the whole model; `part` is sequence length / (context * tensor).
+        """`part` is sequence length / (context * tensor).
 
         `observed` are zeros, whose cotangents are what the layer's matmuls observe.
         """
-        ops = self.ops.of_layer(index, tokens, observed, tap)
-        context, reports = Context(index, tokens, attend, train), {}
+        ops, reports = self.ops.of_layer(context.index, context.tokens, observed, tap), {}
 
         def run(block: Block, h: jax.Array) -> jax.Array:
             h, report = block(h, context, ops)

@@ -12,8 +12,8 @@ from jaxpar.config.counting import head_dim, kv_heads, value_dim
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema import Config, LoraConfig, ModelConfig
-from jaxpar.layers.adapters import OFF, targets_of
 from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
+from jaxpar.layers.declaration.adaptation import OFF, adaptation
 from jaxpar.layers.declaration.part import Layer, Matmuls, Part
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.experts.messages import exchange_of, room_of, row_room
@@ -92,6 +92,11 @@ class LayerShape:
     def layer(self) -> Layer:
         """The declaration of the layer."""
         return declare_layer(self.model)
+
+    @cached_property
+    def _adapted(self) -> Mapping[str, Part]:
+        """The parts of the layer with the weights that are added to them, by name."""
+        return {part.name: adaptation(self.lora).part(part) for part in self.layer.parts}
 
     @property
     def embed(self) -> int:
@@ -205,11 +210,9 @@ class LayerShape:
 
     def factors(self, part: Part, name: str) -> tuple[tuple[int, int], ...]:
         """Inputs and outputs on a device of the factors of a matrix; none if it has none."""
-        if name not in targets_of(part, self.lora):
-            return ()
-        assert self.lora.rank is not None, "there are factors"
-        inputs, outputs = self.matrix(part.weights[name])
-        return (inputs, self.lora.rank), (self.lora.rank, outputs)
+        adapted = self._adapted[part.name]
+        term = adapted.term(name)
+        return () if term is None else tuple(self.matrix(adapted.weights[one]) for one in (term.first, term.second))
 
     def rows_of(self, part: Part, group: Matmuls) -> int:
         """Rows that a group of matmuls multiplies on a device: tokens, a tensor rank's part of them, or those that are

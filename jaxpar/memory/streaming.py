@@ -60,18 +60,17 @@ def piece_rows(rows: int, row_bytes: int, least: int = 1) -> int:
 
 
 def streamed[State, Along](
-    function: Callable[[State, Along], State], state: State, along: Along, rows: int | None, start: int = 0
+    function: Callable[[State, Along], State], state: State, along: Along, rows: int | None
 ) -> State:
     """`state` (a tree of arrays in host memory) after `function` of each of its pieces, which has the same shapes.
 
     Args:
         function: a piece of `state` and the same rows of `along`, on the device, to the new piece.
         state: arrays with the same first dim.
-        along: a tree of arrays with that first dim too, on the device or in host memory; or with fewer rows.
+        along: a tree of arrays with that first dim too, on the device or in host memory.
         rows: rows of a piece, the last of which has what remains; None takes all at once, whatever the first dims.
-        start: the row of `state` that the first row of `along` belongs to; rows of `state` without one stay unchanged.
 
-    Bytes to and from the device: all of `state` that changes, once each, and of what `along` has in host memory.
+    Bytes to and from the device: all of `state`, once each, and of what `along` has in host memory.
     """
     if rows is None:
         return to_host(function(jax.tree.map(lambda a: jax.device_put(a, DEVICE), state), along))
@@ -81,7 +80,7 @@ def streamed[State, Along](
 
     def fetch(state: State, place: Index, count: int) -> tuple[State, PyTree[Array | None]]:
         there = jax.tree.map(lambda a: _fetch(a, place, count) if on_host(a) else None, along)
-        return _fetch(state, start + place, count), there
+        return _fetch(state, place, count), there
 
     def apply(piece: tuple[State, PyTree[Array | None]], place: Index, count: int) -> State:
         own = lambda a, there: _slice(a, place, count) if there is None else there
@@ -92,12 +91,12 @@ def streamed[State, Along](
         following = fetch(state, (number + 1) * rows, rows)
         new = apply(piece, number * rows, rows)
         state, arrived = _after(state, following[0])
-        return write_rows(state, new, start + number * rows), (arrived, following[1])
+        return write_rows(state, new, number * rows), (arrived, following[1])
 
     state, piece = lax.fori_loop(0, pieces - 1, turn, (state, fetch(state, 0, rows)))
-    first = start + (pieces - 1) * rows
+    first = (pieces - 1) * rows
     following = fetch(state, pieces * rows, rest) if rest else None
-    new = apply(piece, first - start, rows)
+    new = apply(piece, first, rows)
     if following is not None:
         state, arrived = _after(state, following[0])
         following = arrived, following[1]
@@ -107,14 +106,11 @@ def streamed[State, Along](
     return state
 
 
-def fetched_rows(a: Num[Array, "..."], dtype: DTypeLike, rows: int, first: int = 0) -> Num[Array, "..."]:
-    """`a` from row `first` on, which is in host memory, on the device as `dtype`, without a whole copy in its own
-    dtype there."""
-    if first and first == a.shape[0]:
-        return jax.device_put(_slice(a, 0, 1), DEVICE)[:0].astype(dtype)
-    if a.ndim == 0 or (first == 0 and rows >= a.shape[0]):
+def fetched_rows(a: Num[Array, "..."], dtype: DTypeLike, rows: int) -> Num[Array, "..."]:
+    """`a`, which is in host memory, on the device as `dtype`, without a whole copy in its own dtype there."""
+    if a.ndim == 0 or rows >= a.shape[0]:
         return jax.device_put(a, DEVICE).astype(dtype)
-    return by_rows(lambda piece: piece.astype(dtype), a, rows, first)
+    return by_rows(lambda piece: piece.astype(dtype), a, rows)
 
 
 def of_rows(function: Callable[..., Array], a: Num[Array, "..."], along: tuple[Array, ...], rows: range) -> Array:

@@ -1,4 +1,4 @@
-"""Meshes of devices, and functions on every device of a mesh."""
+"""Meshes of devices, functions on every device of a mesh, and what their arrays hold on every process."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from functools import wraps
 
 import jax
 import numpy as np
+from jax.experimental import multihost_utils
 from jax.sharding import AbstractMesh, AxisType, Mesh, PartitionSpec
 from jaxtyping import PyTree
 
@@ -63,3 +64,8 @@ def mapped[**P, R](
             return function(*arguments, **named)
 
     return jax.shard_map(precise, mesh=mesh, in_specs=in_layouts, out_specs=out_layouts, check_vma=True)
+
+
+def on_hosts[Tree](arrays: Tree) -> Tree:
+    """Arrays over a mesh as NumPy, on every process; each of them must call it."""
+    return jax.device_get(arrays) if jax.process_count() == 1 else multihost_utils.process_allgather(arrays, tiled=True)

@@ -41,20 +41,20 @@ def scatter_sequence(x: Shaped[Array, "batch seq embed"]) -> Shaped[Array, "batc
     return _scatter(x, ("tensor",), 1, "scatter_sequence")
 
 
-def gather_context(x: Shaped[Array, "..."], axis: int = 1) -> Shaped[Array, "..."]:
-    """Join the sequence parts of the context ranks along `axis` (keys and values, before attention).
+def gather_context(x: Shaped[Array, "batch part ..."]) -> Shaped[Array, "batch seq ..."]:
+    """Join the sequence parts of the context ranks (keys and values, before attention).
 
     The derivative is `scatter_context`. Sends `x * (n - 1)` bytes.
     """
-    return _gather(x, ("context",), axis, "gather_context")
+    return _gather(x, ("context",), 1, "gather_context")
 
 
-def scatter_context(x: Shaped[Array, "..."], axis: int = 1) -> Shaped[Array, "..."]:
-    """Sum over the context ranks and keep this rank's part of `axis` (gradients of gathered keys and values).
+def scatter_context(x: Shaped[Array, "batch seq ..."]) -> Shaped[Array, "batch part ..."]:
+    """Sum over the context ranks and keep this rank's part of the sequence (gradients of gathered keys and values).
 
     Sends `x * (n - 1) / n` bytes.
     """
-    return _scatter(x, ("context",), axis, "scatter_context")
+    return _scatter(x, ("context",), 1, "scatter_context")
 
 
 def shift_context(x: Shaped[Array, "..."], by: int, *, wrap: bool) -> Shaped[Array, "..."]:

@@ -15,7 +15,7 @@ from jaxpar.config.counting import rotary_dim
 from jaxpar.config.kinds import kind_model
 from jaxpar.config.plan import UNTILED, LayerLayout, Plan
 from jaxpar.config.schema import Config, ModelConfig
-from jaxpar.layers.block import Attend
+from jaxpar.layers.block import Attend, Context
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.layers.declaration.weights import specs_of, with_weights
@@ -37,9 +37,11 @@ from jaxpar.model.loop.layer_program import LayerProgram
 from jaxpar.model.loop.layer_stack import Keep, LayerStack
 from jaxpar.model.programs import ops_of, wide_matrices
 from jaxpar.model.tiled_loss import FUSED, HeadLoss, TokenLosses, tiled_scores
-from jaxpar.runtime.batch import CARRIED, SEED, Field
+from jaxpar.runtime.batch import CARRIED, SEED, Field, union
 from jaxpar.runtime.objective import Objective
+from jaxpar.runtime.observed import Maxima
 from jaxpar.runtime.passes import Output
+from jaxpar.runtime.records import Records, empty_records
 from jaxpar.runtime.taps import Tap
 from jaxpar.stores.sharded import Sharded
 
@@ -157,6 +159,10 @@ class DecoderStages:
         """The fields that layers of each kind declare."""
         return {kind: layer_of_kind(self.config, kind).fields for kind in self.order.stacks}
 
+    def empty_records(self, x: Float[Array, "batch part embed"]) -> Records:
+        """Records of the tokens of `x` in which no layer has any."""
+        return empty_records(union(*(layer_of_kind(self.config, kind).records for kind in self.order.stacks)), x)
+
     @property
     def vocab_axes(self) -> tuple[str, ...]:
         """Mesh axes that split the vocabulary."""
@@ -209,9 +215,11 @@ class DecoderStages:
         attend = self.attend[kind]
 
         def apply(
-            w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap | None, zeros: Any = None
-        ) -> Output:
-            return with_weights(prototype, w)(x, number, tokens, attend, self.train, tap, zeros)
+            w: Arrays, x: jax.Array, number: jax.Array, tokens: TokenContext, tap: Tap | None, zeros: Maxima | None,
+            recorded: dict[str, jax.Array] | None,
+        ) -> Output:  # fmt: skip
+            context = Context(number, tokens, attend, self.train, recorded=recorded)
+            return with_weights(prototype, w)(x, context, tap, zeros)
 
         def linear(w: Arrays, name: str, x: jax.Array, number: jax.Array, tokens: TokenContext) -> Any:
             return with_weights(prototype, w).linear(name, x, number, tokens)

@@ -25,8 +25,8 @@ from collections.abc import Mapping
 from jaxpar.config.counting import head_dim, value_dim
 from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.schema import ModelConfig
-from jaxpar.layers.adapters import OFF, Adapters, freeze
 from jaxpar.layers.counting import factor_parameters, matmul_parameters
+from jaxpar.layers.declaration.adaptation import ALL_TRAINED, Adaptation
 from jaxpar.layers.declaration.part import Core, Recurrence
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.inputs.input import input_class
@@ -46,7 +46,9 @@ def causal_pairs(model: ModelConfig, tokens: int, sequence: int) -> Pairs:
     return {window: round(tokens * mean_keys(sequence, window)) for window in windows(model)}
 
 
-def flops_per_step(model: ModelConfig, tokens: int, pairs: Pairs, vocab: int, adapters: Adapters = OFF) -> float:
+def flops_per_step(
+    model: ModelConfig, tokens: int, pairs: Pairs, vocab: int, adaptation: Adaptation = ALL_TRAINED
+) -> float:
     """Model FLOPs of one optimizer step (forward and backward) over all devices.
 
     Args:
@@ -54,14 +56,14 @@ def flops_per_step(model: ModelConfig, tokens: int, pairs: Pairs, vocab: int, ad
         tokens: Tokens of the step's batch that belong to a document.
         pairs: For each of `windows`, the pairs that the mask keeps, summed over the rows of the batch.
         vocab: True vocabulary size, without padding.
-        adapters: What is trained beside frozen weights, if anything.
+        adaptation: What is trained beside frozen weights, if anything.
     """
     mixers = 0
     for kind, count in kind_counts(model).items():
         layer = kind_model(model, kind)
         mixers += 3 * count * (pair_flops(layer) * pairs.get(layer.window, 0) + recurrence_flops(layer) * tokens)
-    each = 4 if freeze(adapters) else 6
-    matmuls = each * matmul_parameters(model, vocab) + 6 * factor_parameters(model, adapters)
+    each = 4 if adaptation.frozen_by else 6
+    matmuls = each * matmul_parameters(model, vocab) + 6 * factor_parameters(model, adaptation)
     matmuls += each // 2 * input_class(model).flops(model)
     return float(matmuls * tokens + mixers)
 

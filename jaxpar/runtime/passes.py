@@ -17,6 +17,12 @@ type Valid = Bool[Array, ""] | bool
 type Context = PyTree
 """The tokens of a microbatch as the layers of a kind need them."""
 
+type Tokens = Mapping[str, Context]
+"""By kind, what its layers need to know about the tokens of a microbatch."""
+
+type Stream = Float[Array, "batch part embed"]
+"""The residual stream: a chunk's input or output."""
+
 type Report = Mapping[str, Float[Array, ""]]
 """By name: this rank's part of a sum over the tokens of a microbatch that do not pad a row, whatever the loss mask. The
 step adds it up over layers, microbatches and all ranks, and divides by the number of these tokens in the batch. A value

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping
 
 import jax
 import numpy as np
-from jax.experimental import multihost_utils
 
 from jaxpar.layout.step_layout import StepLayout
+from jaxpar.mesh.build import on_hosts
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.parameters import ParamSpec, Weights
 
@@ -34,9 +34,7 @@ class NamedWeights(Mapping[str, np.ndarray]):
         leaf = self._weights
         for key in self._paths[name]:
             leaf = leaf[key.key]
-        whole = np.asarray(
-            leaf if jax.process_count() == 1 else multihost_utils.process_allgather(leaf, tiled=True), np.float32
-        )
+        whole = np.asarray(on_hosts(leaf), np.float32)
         spec = self._specs[name]
         if spec.axes[0] == LAYERS:
             whole = whole[self._layout.order.stack_at(self._paths[name]).row_of_layer]

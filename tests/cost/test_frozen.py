@@ -13,8 +13,8 @@ from jaxpar.cost.layer_case import layer_case
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.layers.adapters import OFF
 from jaxpar.layers.counting import factor_parameters, matmul_parameters
+from jaxpar.layers.declaration.adaptation import OFF, adaptation
 from jaxpar.model.flops import flops_per_step
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.layer_times import Sort
@@ -52,10 +52,10 @@ def test_products_are_those_that_the_model_asks_for(name: str, lora: LoraConfig)
     time = layer_time(case, counting, network)
     head = sum(work.matmul for work in head_time(case, vocab, counting, network))
     found = model.layers * (time.forward.matmul + time.backward.matmul) + head
-    wanted = flops_per_step(model, SEQUENCE, {}, vocab, lora)
+    wanted = flops_per_step(model, SEQUENCE, {}, vocab, adaptation(lora))
     assert found == pytest.approx(wanted, rel=1e-12)
     if lora.rank is not None:
-        assert time.weight == 2.0 * SEQUENCE * factor_parameters(model, lora) / model.layers
+        assert time.weight == 2.0 * SEQUENCE * factor_parameters(model, adaptation(lora)) / model.layers
 
 
 def step(lora: LoraConfig, zero: int) -> Step:
@@ -68,7 +68,7 @@ def step(lora: LoraConfig, zero: int) -> Step:
 def test_frozen_weights_are_not_updated_and_their_gradients_not_reduced(zero: int):
     model = MODELS["llama"]
     some, every = step(LORA, zero), step(OFF, zero)
-    factors = factor_parameters(model, LORA)
+    factors = factor_parameters(model, adaptation(LORA))
     tables = (model.vocab or 0) * model.embed
     whole = matmul_parameters(model, model.vocab or 0) + tables
     assert some.once["optimizer"] / every.once["optimizer"] == pytest.approx(factors / whole, rel=1e-9)

@@ -52,15 +52,6 @@ def test_what_runs_again_takes_as_long_as_in_the_planners_step(names: list[str],
     assert costs.backward_seconds == time.backward.seconds
 
 
-def test_measured_times_take_the_place_of_the_models():
-    modelled = layer_costs(SHAPE, CLUSTER)
-    measured = layer_costs(SHAPE, CLUSTER, measured={"query": 2.5, "mlp_down": 1.0})
-    assert again(measured) == again(modelled) | {("query",): 2.5}
-    own = time_of(SHAPE).operations
-    least = modelled.forward_seconds - own["mlp_down"].seconds - own["query"].seconds
-    assert measured.forward_seconds == pytest.approx(least + 3.5)
-
-
 def test_a_gpu_without_a_model_has_the_shares_of_the_nearest_and_is_reported():
     hopper = CLUSTER.gpu
     assert borrowed(hopper) is None

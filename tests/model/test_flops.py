@@ -6,6 +6,7 @@ import pytest
 
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.layers.counting import factor_parameters, layer_matmul_parameters, matmul_parameters, parameter_count
+from jaxpar.layers.declaration.adaptation import adaptation
 from jaxpar.model.flops import flops_per_step, mfu
 
 GPT2 = ModelConfig(
@@ -70,9 +71,9 @@ def test_frozen_weights_ask_for_no_gradients_of_their_own_and_factors_for_theirs
     """Rank 8 beside query [4096, 4096] and value [4096, 1024] of 32 layers: 8 (8192 + 5120) each."""
     lora = LoraConfig(rank=8, targets=("query", "value"))
     factors = 32 * 8 * (8192 + 5120)
-    assert factor_parameters(LLAMA3_8B, lora) == factors == 3_407_872
+    assert factor_parameters(LLAMA3_8B, adaptation(lora)) == factors == 3_407_872
     attention = 12 * 32 * 32 * 128 * causal_pairs(8192)
-    found = flops_per_step(LLAMA3_8B, 8192, {None: causal_pairs(8192)}, 128256, lora)
+    found = flops_per_step(LLAMA3_8B, 8192, {None: causal_pairs(8192)}, 128256, adaptation(lora))
     assert found == (4 * 7_504_658_432 + 6 * factors) * 8192 + attention
 
 

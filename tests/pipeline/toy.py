@@ -51,7 +51,7 @@ def linear(w: Any, name: str, x: jax.Array, *_: Any) -> jax.Array:
     return x @ w[name]
 
 
-def layer(w: Any, x: jax.Array, number: Any, tokens: Tokens, tap: Tap | None, zeros: None) -> Output:
+def layer(w: Any, x: jax.Array, number: Any, tokens: Tokens, tap: Tap | None, zeros: None, recorded: None) -> Output:
     """A residual layer that depends on its weights, its number in the model and its tokens."""
     group = lambda name, x: linear(w, name, x)
     call = tap or (lambda name, group, x: group(name, x))

@@ -39,6 +39,7 @@ ENTRIES = (
 
 TESTS = (
     *(f"tests/model/loop/test_{name}.py" for name in ("layer_loop", "layer_stack", "walk")),
+    *(f"tests/model/test_{name}.py" for name in ("dropout", "loss", "norm", "rope")),
     "tests/pipeline/execution",
     "tests/mesh", "--ignore=tests/mesh/quantized", "--ignore=tests/mesh/test_placements.py",
 )  # fmt: skip

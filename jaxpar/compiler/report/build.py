@@ -17,6 +17,7 @@ from jaxpar.config import Config
 from jaxpar.cost.hardware_model import borrowed
 from jaxpar.hardware.catalogue import GPU, gpu_named
 from jaxpar.hardware.memory import pool_bytes
+from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.model.flops import causal_pairs, flops_per_step, mfu
 from jaxpar.units import plural
 
@@ -123,7 +124,7 @@ def with_utilisation(report: Report, config: Config, gpu: GPU) -> Report:
     assert config.model.vocab is not None, "the vocabulary is known"
     tokens = config.data.batch_size * config.data.sequence_length
     pairs = causal_pairs(config.model, tokens, config.data.sequence_length)
-    flops = flops_per_step(config.model, tokens, pairs, config.model.vocab, config.lora)
+    flops = flops_per_step(config.model, tokens, pairs, config.model.vocab, adaptation_of(config))
     peaks: dict[str, float] = {gpu.training_dtype: gpu.training_peak}
     peaks |= {"float8": gpu.peaks["float8"]} if report.float8_flops else {}
     shares = {kind: mfu(flops, report.step_seconds, report.devices, peak) for kind, peak in peaks.items()}

@@ -25,8 +25,8 @@ from jaxpar.interop.sources.full_matrices import full_matrix_model, read_full_ma
 from jaxpar.interop.sources.open_source import Model
 from jaxpar.interop.sources.saved_weights import SavedWeights
 from jaxpar.interop.sources.source import Origin
-from jaxpar.layers.adapters import OFF
 from jaxpar.layers.counting import parameter_count
+from jaxpar.layers.declaration.adaptation import OFF
 from jaxpar.layers.declaration.part import factor_names
 from jaxpar.layers.declared import declare_layer
 from jaxpar.mesh.layer_order import LAYERS

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxpar.config.parts import feature
-from jaxpar.config.schema import Config
+from jaxpar.config.schema import Config, LoraConfig
 from jaxpar.layers.declaration.part import Part
 from jaxpar.mesh.parameters import Nested, ParamSpec
 
@@ -25,7 +25,17 @@ class Adaptation:
 
 ALL_TRAINED = Adaptation()
 
+Adapters = LoraConfig
+"""Weights that are added to the matrices of a model."""
+OFF = Adapters()
+"""No adapters: all weights are trained."""
+
+
+def adaptation(adapters: Adapters) -> Adaptation:
+    """The adaptation by some adapters."""
+    return ALL_TRAINED if adapters.rank is None else feature("low_rank_factors")(adapters)
+
 
 def adaptation_of(config: Config) -> Adaptation:
     """The adaptation of a configuration."""
-    return ALL_TRAINED if config.lora.rank is None else feature("low_rank_factors")(config.lora)
+    return adaptation(config.lora)

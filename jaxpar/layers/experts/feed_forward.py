@@ -88,8 +88,8 @@ class Experts(Block):
         self.kind, self.options = ROUTERS[model.experts.router], options_of(model.experts)
         self.choices = model.experts.count if self.kind.all_experts else model.experts.per_token
         limits = (NO_EXPERT, model.experts.count - 1)
-        routing = Field(ROUTING, dims=(model.layers, self.choices), limits=limits, optional=True)
-        self.fields = (routing, *([TOKENS] if self.kind.ids else []), *([UPDATES] if self.kind.anneals else []))
+        self.records = (Field(ROUTING, dims=(model.layers, self.choices), limits=limits, optional=True),)
+        self.fields = (*self.records, *([TOKENS] if self.kind.ids else []), *([UPDATES] if self.kind.anneals else []))
 
     def __call__(self, x: Float[Array, "batch part embed"], context: Context, ops: Ops) -> Output:
         """The sum, and the report. Tokens that pad rows are sent to no expert and are in no statistic."""
@@ -97,6 +97,8 @@ class Experts(Block):
         flat, valid = x.reshape(-1, x.shape[-1]), sequence_part(tokens.segments).ravel() > 0
         logits = self._router_logits(flat)
         routing = self.kind.route(logits, self._state(flat, valid, context), self.experts, self.options)
+        if context.recorded is not None:
+            context.recorded[ROUTING] = routing.indices.reshape(*x.shape[:2], -1)
         report = self._report(logits, routing, valid.astype(jnp.float32).reshape(x.shape[:2]))
         sent = self._within_capacity(routing, valid, tokens) if context.train else routing
         shared = None

@@ -13,7 +13,7 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Choice, Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import GPU
-from jaxpar.layers.adapters import adapters_of, freeze
+from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.layers.matmul_formats import (
     dense_groups,
     exact_layers,
@@ -292,8 +292,8 @@ def exempt(config: Config) -> list[Exempt]:
     if ends:
         what = "first_layers and last_layers" if len(ends) == 2 else "first_layers" if first else "last_layers"
         found.append(Exempt(f"layers {' and '.join(ends)}", f"precision.matmul_options: {what}"))
-    if freeze(adapters := adapters_of(config)):
-        found.append(Exempt("the adapters' factors", f"{adapters.rank} columns are too few to gain"))
+    if frozen_by := adaptation_of(config).frozen_by:
+        found.append(Exempt("the adapters' factors", f"too few columns to gain ({frozen_by})"))
     if config.model.low_rank:
         found.append(Exempt("factors of model.low_rank", "products of two are not quantised"))
     return found

@@ -167,10 +167,10 @@ def order_of_chunks(schedule: Schedule, stage_layers: Sequence[int], model: Mode
     return LayerOrder.of_kinds(schedule.rank_of, [tuple(islice(kinds, count)) for count in stage_layers])
 
 
-def forward_program(plan: Plan, microbatches: int) -> PipelineProgram:
+def forward_program(plan: Plan) -> PipelineProgram:
     """Forwards only, for evaluation: each rank runs all microbatches through its first chunk, then the next."""
     schedule = schedule_of(plan)
-    orders = [_forwards(chunks, microbatches) for chunks in schedule.chunks_of]
+    orders = [_forwards(chunks, plan.microbatches) for chunks in schedule.chunks_of]
     return make_program(schedule, lockstep_ticks(orders, schedule.chunks))
 
 

@@ -19,11 +19,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import PyTree
 
 from jaxpar.memory.buffers import at, entry_on_device, in_order, put, stacked
 from jaxpar.memory.streaming import to_host
@@ -33,14 +34,9 @@ from jaxpar.mesh.parameters import Arrays
 from jaxpar.model.loop.layer_stack import Keep, LayerStack, Step, tie_to
 from jaxpar.model.loop.stash import Stash, Stashes, fetch, put_x, written
 from jaxpar.model.loop.walk import Site, walk
-from jaxpar.runtime.passes import Accumulator, Context, Cotangents, Report, Saved, Side, Valid
+from jaxpar.runtime.passes import Accumulator, Context, Cotangents, Report, Saved, Side, Stream, Tokens, Valid
+from jaxpar.runtime.records import Records, with_layer
 from pallas_kernels.vjp_parts import residuals_of
-
-type Tokens = Mapping[str, Context]
-"""By kind, what its layers need to know about the tokens of a microbatch."""
-
-type Stream = Float[Array, "batch part embed"]
-"""The residual stream: a chunk's input or output."""
 
 type StepOf = Callable[[LayerStack, int, Keep], Step]
 """(layers of a kind, the first row of those of a chunk that keep the same, what they keep) -> their work in a walk."""
@@ -126,16 +122,22 @@ class LayerLoop:
 
     def run(self, weights: Chunk, x: Stream, tokens: Tokens) -> Stream:
         """Forward through a chunk, saving nothing."""
+        return self.recorded(weights, x, tokens, {})[0]
+
+    def recorded(self, weights: Chunk, x: Stream, tokens: Tokens, records: Records) -> tuple[Stream, Records]:
+        """`run`, and `records` with those of the chunk's layers; nothing is recorded where it is empty."""
 
         def step_of(stack: LayerStack, _: int, keep: Keep) -> Step:
-            def step(w: Arrays, nothing: None, row: jax.Array, x: Stream) -> Stream:
-                number = stack.order.own(weights.chunk)[row]
-                y = stack.programs[keep.variant].run(w, x, number, tokens[stack.name])[0]
-                return stack.unless_padding(number, y, x)
+            def step(w: Arrays, nothing: None, row: jax.Array, carry: tuple[Stream, Records]) -> tuple[Stream, Records]:
+                x, records = carry
+                index, new = stack.order.own(weights.chunk)[row], {} if records else None
+                y, _ = stack.programs[keep.variant].run(w, x, index, tokens[stack.name], new)
+                after = y, with_layer(records, new or {}, index)
+                return jax.tree.map(partial(stack.unless_padding, index), after, carry)
 
             return Step(step)
 
-        return self._walk(weights, step_of, x, saves=False)
+        return self._walk(weights, step_of, (x, records), saves=False)
 
     def forward(
         self, weights: Chunk, x: Stream, tokens: Tokens, saved: Saved, side: Side, valid: Valid = True

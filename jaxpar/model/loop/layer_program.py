@@ -23,9 +23,9 @@ from pallas_kernels.vjp_parts import set_arguments, set_residuals, vjp_without_a
 type Policy = Callable[..., Any]
 
 type Apply = Callable[..., Output]
-"""One layer: (weights in compute placement, x, layer's number in the model, tokens, tap, zeros) -> (x, report). The tap
-is None where the backward is not split. The cotangents of the zeros are the statistics that the layer collects; None if
-it collects none."""
+"""One layer: (weights in compute placement, x, layer's number in the model, tokens, tap, zeros, recorded) -> (x,
+report). The tap is None where the backward is not split. The cotangents of the zeros are the statistics that the layer
+collects; None if it collects none. `recorded` is as in `jaxpar.layers.block.Context`."""
 
 type Linear = Callable[[Arrays, str, jax.Array, jax.Array, Context], Arrays]
 """(weights, name of a group, its input, layer's number, tokens) -> outputs."""
@@ -51,9 +51,11 @@ class LayerProgram:
     def __post_init__(self) -> None:
         assert self.matrices is None or self.frozen is None, "a backward is split where all weights have gradients"
 
-    def run(self, w: Arrays, x: jax.Array, number: jax.Array, tokens: Context) -> Output:
+    def run(
+        self, w: Arrays, x: jax.Array, number: jax.Array, tokens: Context, recorded: dict[str, jax.Array] | None = None
+    ) -> Output:
         """The layer's output and report alone."""
-        return self.apply(w, x, number, tokens, None, self._zeros())
+        return self.apply(w, x, number, tokens, None, self._zeros(), recorded)
 
     def vjp(
         self, policy: Policy | None, w: Arrays, x: jax.Array, number: jax.Array, tokens: Context
@@ -113,7 +115,7 @@ class LayerProgram:
 
         def groups(w: Arrays, x: jax.Array, tokens: Context) -> Taps:
             found: dict[str, tuple[jax.Array, Any]] = {}
-            self.apply(w, x, vary(jnp.int32(0)), tokens, recording(found), self._zeros())
+            self.apply(w, x, vary(jnp.int32(0)), tokens, recording(found), self._zeros(), None)
             return found
 
         return groups
@@ -127,7 +129,7 @@ class LayerProgram:
         def function(
             diff: Arrays, x: jax.Array, taps: Arrays, fixed: Arrays, number: jax.Array, tokens: Context, zeros: Any
         ) -> Output:
-            return self.apply(merge(diff, fixed), x, number, tokens, tapping(taps) if taps else None, zeros)
+            return self.apply(merge(diff, fixed), x, number, tokens, tapping(taps) if taps else None, zeros, None)
 
         # Forward and recomputation are in different loops, so the compiler cannot merge them.
         checkpointed = lambda policy: jax.checkpoint(function, policy=policy, prevent_cse=False)

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cached_property
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -24,7 +23,7 @@ from jaxpar.mesh.tracing import refuse_permutes
 from jaxpar.pipeline.actions import Kind
 from jaxpar.pipeline.execution.inputs import Carry, Given, Inputs, Reports, Row, Seeds, at, buffers, put
 from jaxpar.pipeline.execution.program import PipelineProgram, Run
-from jaxpar.pipeline.execution.stages import Batch, Stages
+from jaxpar.pipeline.execution.stages import Batch, Layers, Stages
 from jaxpar.runtime.passes import Accumulator, Cotangents, Saved
 
 type Act = Callable[[Row, Carry, Given], tuple[PyTree, Carry]]
@@ -238,7 +237,7 @@ class _Executor(Inputs):
         return (), carry.with_layers(self._loop.weight_gradients(given.layers, tokens, into, carry.side))
 
     @cached_property
-    def _loop(self) -> Any:
+    def _loop(self) -> Layers:
         """The layers, as training runs them."""
         return self.stages.chunks.loop if self.program.holds else self.stages.loop
 

@@ -11,6 +11,7 @@ from math import inf
 
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.work import total
+from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.layout.choices.pipeline import holds
 from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.pipeline.schedules import SCHEDULES
@@ -48,8 +49,8 @@ class Bounds:
         config, model, reached = self.config, self.config.model, self.timer.reached(self.cluster)
         tokens, sequence = config.data.batch_size * config.data.sequence_length, config.data.sequence_length
         vocab, pairs = model.vocab or 0, causal_pairs(model, tokens, sequence)
-        products = flops_per_step(model, tokens, {}, vocab, config.lora)
-        attention = flops_per_step(model, tokens, pairs, vocab, config.lora) - products
+        products = flops_per_step(model, tokens, {}, vocab, adaptation_of(config))
+        attention = flops_per_step(model, tokens, pairs, vocab, adaptation_of(config)) - products
         device = device_of(self.cluster.gpu, reached)
         rate = device.matmul_rate(4 if config.precision.compute == "float32" else 2)
         rate = max(rate, device.matmul_rate(1)) if config.precision.matmul else rate

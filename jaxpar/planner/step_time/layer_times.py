@@ -16,7 +16,7 @@ from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
 from jaxpar.cost.work import Work, total
-from jaxpar.layers.adapters import OFF
+from jaxpar.layers.declaration.adaptation import OFF
 from jaxpar.memory.closed_forms import CLOSED_FORMS
 from jaxpar.memory.layer_shape import activation_bytes
 from jaxpar.memory.remat import remat_map, runs_by_kind

@@ -15,6 +15,7 @@ from functools import cached_property
 from jaxpar.config.schema import ModelConfig
 from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.layers.declaration.adaptation import adaptation
 from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.chunks import chunk_lengths, kinds_of_slots
@@ -50,7 +51,7 @@ class Steps(Common):
     def _flops(self) -> float:
         tokens = self.batch * self.sequence
         pairs = causal_pairs(self.model, tokens, self.sequence)
-        return flops_per_step(self.model, tokens, pairs, self.vocab, self.update.lora)
+        return flops_per_step(self.model, tokens, pairs, self.vocab, adaptation(self.update.lora))
 
     def time(self, layout: Layout, *, waits: bool = True) -> StepTime:
         """The step of a layout; with `waits` false, of a pipeline in which no rank ever waits."""

@@ -12,7 +12,8 @@ from jaxpar.config.reading.options import matrix_dtype
 from jaxpar.config.schema import Config, LoraConfig, OptimizerConfig
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.operations import Device
-from jaxpar.layers.adapters import OFF, factors_of
+from jaxpar.layers.adapters import factors_of
+from jaxpar.layers.declaration.adaptation import OFF
 from jaxpar.layers.declaration.part import Layer
 from jaxpar.layers.declared import declare_layer
 from jaxpar.mesh.parameters import ParamSpec

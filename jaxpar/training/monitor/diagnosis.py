@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.experimental import multihost_utils
 from jaxtyping import PyTree
 
 from jaxpar.config.kinds import ALL
 from jaxpar.memory.streaming import DEVICE
+from jaxpar.mesh.build import on_hosts
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.parameters import Weights
 
@@ -29,7 +29,7 @@ def broken_gradients(squares: Weights, order: LayerOrder) -> Broken:
     Collective over the processes of a job.
     """
     broken: Broken = {}
-    for name, sums in _named(_fetch(squares)).items():
+    for name, sums in _named(on_hosts(squares)).items():
         if sums.ndim == 0:
             if not np.isfinite(sums):
                 broken[name] = None
@@ -44,7 +44,7 @@ def broken_weights(weights: Weights) -> list[str]:
     """Names of the weights that are not finite. Collective over the processes of a job."""
     look = jax.jit(lambda weight: jnp.isfinite(jax.device_put(weight, DEVICE)).all())
     finite = jax.tree.map(look, weights)
-    return [name for name, value in _named(_fetch(finite)).items() if not value]
+    return [name for name, value in _named(on_hosts(finite)).items() if not value]
 
 
 def describe(broken: Broken, *, loss_is_finite: bool, weights: Sequence[str], tied: bool) -> str:
@@ -100,10 +100,3 @@ def _some(names: Sequence[str]) -> str:
 def _named(tree: PyTree[jax.Array]) -> dict[str, np.ndarray]:
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/"): np.asarray(leaf) for path, leaf in leaves}
-
-
-def _fetch(tree: PyTree[jax.Array]) -> PyTree[np.ndarray]:
-    """Arrays over the mesh, on the host of every process."""
-    if jax.process_count() == 1:
-        return jax.device_get(tree)
-    return multihost_utils.process_allgather(tree, tiled=True)

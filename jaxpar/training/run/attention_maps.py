@@ -17,6 +17,7 @@ from jaxtyping import Array, Float
 from jaxpar.config import ModelConfig, ParallelConfig, UserError
 from jaxpar.config.counting import attention_scale
 from jaxpar.config.kinds import kind_model
+from jaxpar.layers.block import Context
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layers.inputs.input import refuse_without_batches
@@ -90,7 +91,8 @@ def _weights_function(step: TrainStep, layer: int):
             attention = _KeepingAttention(mask_of(layout.config, model), model)
             w = stages.loop.stacks[kind].store.fetch(weights[LAYERS][kind], place, place)
             prototype = layer_of_kind(layout.config, kind, layout.plan.layer_of(kind))
-            x, _ = with_weights(prototype, w)(x, jnp.int32(number), tokens[kind], attention, False)
+            context = Context(jnp.int32(number), tokens[kind], attention, train=False)
+            x, _ = with_weights(prototype, w)(x, context)
             kept = attention.kept
         assert kept is not None
         # One device holds everything, but the types do not show that yet.

@@ -13,8 +13,8 @@ from jaxpar.attention.balance import imbalance, visible_pairs_per_rank
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.catalogue import gpu_of
-from jaxpar.layers.adapters import adapters_of, freeze
 from jaxpar.layers.counting import factor_parameters, parameter_count
+from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.layout.choices.experts import expert_rows
 from jaxpar.layout.choices.matmul import matmul_rows, routed_choice, tiled_choice
 from jaxpar.layout.choices.reasons import choice_rows
@@ -140,12 +140,11 @@ def _limits_rows(plan: Plan) -> list[tuple[str, str, str]]:
 
 def _factors_row(layout: StepLayout) -> list[tuple[str, str, str]]:
     """The trained factors; empty where all weights are trained."""
-    config = layout.config
-    adapters = adapters_of(config)
-    if not freeze(adapters):
+    adaptation = adaptation_of(layout.config)
+    if adaptation.frozen_by is None:
         return []
-    trained = count(factor_parameters(config.model, adapters))
-    return [("adapters", trained, f"in factors of rank {adapters.rank}; the other weights are frozen")]
+    trained = count(factor_parameters(layout.config.model, adaptation))
+    return [("adapters", trained, f"in factors; the other weights are frozen ({adaptation.frozen_by})")]
 
 
 def _objective_row(layout: StepLayout) -> list[tuple[str, str, str]]:

@@ -20,7 +20,7 @@ from jaxpar.data import Data, batch_index, open_data
 from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device, check_devices, devices_per_node, find_devices, prepare_devices
 from jaxpar.hardware.catalogue import gpu_of
-from jaxpar.layers.adapters import adapters_of
+from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.layout.checks.validate import validate
 from jaxpar.layout.given_plan import check_plan, check_plan_devices
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
@@ -309,7 +309,7 @@ class Run:
         """Model FLOPs of so many steps, in whose batches the mask keeps `pairs` in all; rows are always full."""
         data = self.config.data
         tokens = steps * data.batch_size * data.sequence_length
-        return flops_per_step(self.config.model, tokens, pairs, self.data.vocab, adapters_of(self.config))
+        return flops_per_step(self.config.model, tokens, pairs, self.data.vocab, adaptation_of(self.config))
 
     @property
     def peak_flops(self) -> float | None:

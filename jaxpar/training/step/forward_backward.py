@@ -156,7 +156,7 @@ class StepFunctions:
         weights, shared, _ = self._weights(weights, {})
         weights, accumulators = self.residency.opened(weights)
 
-        program = forward_program(self.layout.plan, self.layout.plan.microbatches)
+        program = forward_program(self.layout.plan)
         loss = lambda x, microbatch: stages.loss(weights, accumulators, x, microbatch)[1]
         totals = evaluate(program, stages, weights, batch, loss, {CARRIED: {**shared}})
         count = reduce_sum(self.layout.objective.count(batch), TOKEN_AXES)

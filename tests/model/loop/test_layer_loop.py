@@ -294,7 +294,7 @@ class Rows:
             self._say("matrices")
         return x @ w[name]
 
-    def apply(self, w: Any, x: jax.Array, index: Any, tokens: Tokens, tap: Tap, zeros: None) -> Output:
+    def apply(self, w: Any, x: jax.Array, index: Any, tokens: Tokens, tap: Tap, zeros: None, recorded: None) -> Output:
         @jax.custom_vjp
         def recorded(x: jax.Array) -> jax.Array:
             self._say("run")

@@ -1,4 +1,4 @@
-"""The sample at the end of a run: with a cache, and by whole windows under a pipeline."""
+"""The sample at the end of a run."""
 
 from dataclasses import replace
 from typing import Any
@@ -11,10 +11,8 @@ import pytest
 from jaxpar.config import LossConfig
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.generation.sampling import NotFinite
-from jaxpar.layout.step_layout import StepLayout
 from jaxpar.training.run import sampling
 from jaxpar.training.run.run import Run
-from jaxpar.training.step.train_step import TrainStep
 from tests.small_run import layout_of, small
 
 
@@ -24,11 +22,13 @@ def run_of(**parallel: Any) -> Run:
 
 
 @pytest.mark.long
-def test_a_sample_by_the_cache_is_that_by_windows() -> None:
-    run = run_of(fsdp=2, tensor=2)
+def test_a_sample_under_a_pipeline_is_that_of_one_device() -> None:
+    """Also of stages that share devices with data and tensor ranks, and share the vocabulary."""
     start = np.arange(1, 6, dtype=np.int32)
-    found = sampling.continue_tokens(run, start, 11, 0.0)
-    assert found.tolist() == sampling._by_windows(run, start, 11, 0.0).tolist() and len(found) == 11
+    wanted = sampling.continue_tokens(run_of(), start, 11, 0.0)
+    for parallel in ({"pipe": 2, "fsdp": 2}, {"pipe": 2, "tensor": 2, "pipe_ends": "shared", "microbatches": 2}):
+        assert sampling.continue_tokens(run_of(**parallel), start, 11, 0.0).tolist() == wanted.tolist()
+    assert len(wanted) == 11
 
 
 @pytest.mark.long
@@ -46,8 +46,7 @@ def test_a_sample_under_a_pipeline_needs_no_pairs_and_no_replayed_experts() -> N
     start = np.arange(1, 6, dtype=np.int32)
     wanted = sampling.continue_tokens(run, start, 3, 0.0)
     assert len(wanted) == 3
-    other = replace(run.config, loss=LossConfig(name="dpo"), data=replace(run.config.data, routing="recorded"))
-    run.functions = TrainStep(StepLayout(other, run.plan), run.mesh)
+    run.config = replace(run.config, loss=LossConfig(name="dpo"), data=replace(run.config.data, routing="recorded"))
     assert sampling.continue_tokens(run, start, 3, 0.0).tolist() == wanted.tolist()
 
 
