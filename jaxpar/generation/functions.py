@@ -85,8 +85,9 @@ class GenerationFunctions:
         numbers: Int[Array, " batch"],
         seed: UInt[Array, ""],
     ) -> tuple[Rows, tuple[Drawn, Records]]:
-        """The rows after their prompts and one token more, and records [batch, part, layer, ...] of the prompts; rows of
-        one prompt stand side by side, and share its forward.
+        """The rows after their prompts and one token more, and records [batch, part, layer, ...] of the prompts.
+
+        Rows of one prompt stand side by side, and share its forward.
 
         Args:
             weights: in storage placement, `unstacked`.

@@ -22,7 +22,7 @@ class Task:
 def _digits() -> list[dict[str, str]]:
     """`ab:max,n=`: continue a, b, a + b, ... by n digits, each the sum of the two before it modulo max."""
     records = []
-    for most, n in product(range(3, 7), range(1, 5)):
+    for most, n in product(range(3, 7), range(1, 7)):
         for first, second in product(range(most), repeat=2):
             digits = [first, second]
             while len(digits) < n + 2:
