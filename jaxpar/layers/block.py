@@ -77,8 +77,9 @@ class Block(nnx.Module, ABC):
         """The summand of the residual stream, computed from the stream or its norm, and the report."""
 
     @classmethod
-    def check(cls, model: ModelConfig) -> None:
-        """Raise `UserError` for a model, whose layers are all alike, that the block cannot be of."""
+    def check(cls, model: ModelConfig, kind: str) -> None:
+        """Raise `UserError` for a model, whose layers are all alike, that the block cannot be of; `key_of(kind, ...)`
+        (`jaxpar.config.kinds`) names its keys for the user."""
 
     def decode(
         self, x: Float[Array, "batch part embed"], cache: PyTree, context: Context, ops: Ops

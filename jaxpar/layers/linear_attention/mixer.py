@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxpar.config.counting import head_dim
 from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import key_of
 from jaxpar.config.mappings.linear_attention import LinearAttentionConfig
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.block import CACHED_ROWS, Block, Context
@@ -87,17 +88,18 @@ class LinearAttention(Block):
         """The recurrence's output after its norm and gate, float32."""
 
     @classmethod
-    def check(cls, model: ModelConfig) -> None:
+    def check(cls, model: ModelConfig, kind: str) -> None:
         """Refuse heads that do not fit, and a window. Raises `UserError`."""
         sizes = sizes_of(model)
         if sizes.heads % sizes.key_heads:
             raise UserError(
-                f"model.linear_attention.key_heads: {sizes.key_heads}; expected a divisor of its heads ({sizes.heads})"
+                f"{key_of(kind, 'linear_attention.key_heads')}: {sizes.key_heads}; expected a divisor of its heads "
+                f"({sizes.heads})"
             )
         if model.window is not None:
             raise UserError(
-                f"model.window: {model.window}, and model.mixer: {model.mixer} sees all tokens before one by its "
-                "state; expected null in layers with this mixer"
+                f"{key_of(kind, 'window')}: {model.window}, and {key_of(kind, 'mixer')}: {model.mixer} sees all tokens "
+                "before one by its state; expected null in layers with this mixer"
             )
 
     def __call__(self, x: Float[Array, "batch part embed"], context: Context, ops: Ops) -> Output:
