@@ -10,6 +10,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int, PyTree
 
+from jaxpar.config.plan import UNTILED, LayerLayout
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.activations import name_activation
@@ -49,6 +50,8 @@ class Context(NamedTuple):
     """Whether what is drawn in training is drawn."""
     rows: DecodedRows | None = None
     """In generation, the rows that are continued."""
+    layout: LayerLayout = UNTILED
+    """How the layer is computed."""
 
 
 class Block(nnx.Module, ABC):

@@ -5,8 +5,8 @@
 
 with a log decay g_t <= 0 for each key dim, or one for the head; a document begins with S = 0. Tokens of a chunk are
 multiplied with each other, and a chunk maps the state before it affinely to the one behind it: S' = M S + N (Yang et
-al. 2024, arXiv:2406.06484 and arXiv:2412.06464). Context ranks fold their tokens to M and N, gather those of all ranks
-once, and apply the maps of the ranks before them (LASP-2, arXiv:2502.07563). Everything is float32.
+al. 2024, arXiv:2406.06484 and arXiv:2412.06464). Context ranks fold their tokens to M and N, from which `transports.py`
+makes the state before each of them. Everything is float32.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxpar.layers.context import TokenContext
+from jaxpar.layers.linear_attention.transports import TRANSPORTS, Fold, State
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.collectives import gather_context
 
 CHUNK = 64
 """At most so many tokens are multiplied with each other."""
 BLOCK = 16
 """Tokens of a chunk between which decays of each key dim are multiplied out; further ones meet at a block's start."""
-
-type State = Float[Array, "batch heads key value"]
 
 
 class Streams(NamedTuple):
@@ -53,9 +51,11 @@ class Chunk(NamedTuple):
     keep: Float[Array, "batch heads width"]
 
 
-def recur(streams: Streams, tokens: TokenContext) -> tuple[Float[Array, "batch seq heads value"], State]:
-    """The outputs of this context rank's tokens, and the state behind them."""
-    state, document = _before(streams, tokens)
+def recur(
+    streams: Streams, tokens: TokenContext, transport: str
+) -> tuple[Float[Array, "batch seq heads value"], State]:
+    """The outputs of this context rank's tokens, and the state behind them; the `transport` is of `TRANSPORTS`."""
+    state, document = _before(streams, tokens, transport)
     return _scan(streams, tokens.segments, state, document)
 
 
@@ -165,7 +165,7 @@ def _products(
     return jnp.where(index[:, None] == index, spread, between)
 
 
-def _before(streams: Streams, tokens: TokenContext) -> tuple[State, Int[Array, " batch"]]:
+def _before(streams: Streams, tokens: TokenContext, transport: str) -> tuple[State, Int[Array, " batch"]]:
     """The state before this rank's tokens, and the document that it belongs to."""
     batch, length, heads, width = streams.key.shape
     ranks, segments = lax.axis_size("context"), tokens.segments
@@ -174,33 +174,23 @@ def _before(streams: Streams, tokens: TokenContext) -> tuple[State, Int[Array, "
         return zeros, segments[:, 0]
     by_rank = tokens.row_segments.reshape(batch, ranks, length)
     first_segments, last_segments = by_rank[:, :, 0], by_rank[:, :, -1]
-    maps, states = (gather_context(x[:, None]) for x in _folded(streams, segments, zeros))
-    linked = jnp.pad(
-        last_segments[:, :-1] == first_segments[:, 1:], ((0, 0), (1, 0))
-    )  # a rank's first token goes on with a document
-
-    def apply(state: State, xs: tuple[jax.Array, State, Bool[Array, " batch"]]) -> tuple[State, State]:
-        mapped, made, linked = xs
-        rows = mapped[..., None] * state if streams.rate is None else mapped @ state
-        return jnp.where(linked[:, None, None, None], rows, 0) + made, state
-
-    _, before = lax.scan(apply, zeros, jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (maps, states, vary(linked))))
-    rank = lax.axis_index("context")
-    return before[rank], vary(last_segments[:, jnp.maximum(rank - 1, 0)])
+    linked = jnp.pad(last_segments[:, :-1] == first_segments[:, 1:], ((0, 0), (1, 0)))
+    before = TRANSPORTS[transport].before(_folded(streams, segments, zeros), linked)
+    return before, vary(last_segments[:, jnp.maximum(lax.axis_index("context") - 1, 0)])
 
 
-def _folded(streams: Streams, segments: Int[Array, "batch seq"], zeros: State) -> tuple[jax.Array, State]:
-    """The map of this rank's tokens, for a state of their first document: M [batch, heads, key, key], without the delta
-    rule its diagonal [batch, heads, width], and N."""
+def _folded(streams: Streams, segments: Int[Array, "batch seq"], zeros: State) -> Fold:
+    """What this rank's tokens do to a state; without the delta rule, the map is a diagonal."""
     first, last = segments[:, 0], segments[:, -1]
     if streams.rate is None:
         factor = jnp.exp(jnp.sum(streams.decay.astype(jnp.float32), axis=1))
-        return jnp.where((first == last)[:, None, None], factor, 0), _scan(streams, segments, zeros, first)[1]
+        mapped = jnp.where((first == last)[:, None, None], factor, 0)
+        return Fold(mapped, _scan(streams, segments, zeros, first)[1])
     width = zeros.shape[2]
     value = jnp.pad(streams.value, ((0, 0), (0, 0), (0, 0), (width, 0)))
     state = jnp.concatenate([jnp.broadcast_to(jnp.eye(width), (*zeros.shape[:3], width)), zeros], axis=-1)
     folded = _scan(streams._replace(value=value), segments, vary(state), first)[1]
-    return folded[..., :width], folded[..., width:]
+    return Fold(folded[..., :width], folded[..., width:])
 
 
 def _divisor(length: int, most: int) -> int:

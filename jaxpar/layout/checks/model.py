@@ -65,7 +65,9 @@ def check_blocks(config: Config) -> None:
                 f"so experts cannot compute it; expected one that does, or {key_of(kind, 'experts')}: null"
             )
     if not any(map(mixer_classes, kind_models(config.model).values())):
-        mixers = ", ".join(f"{key_of(kind, 'mixer')}: {layer.mixer}" for kind, layer in kind_models(config.model).items())
+        mixers = ", ".join(
+            f"{key_of(kind, 'mixer')}: {layer.mixer}" for kind, layer in kind_models(config.model).items()
+        )
         raise UserError(f"{mixers}: no layer mixes tokens; expected a mixer that does in one of them")
 
 

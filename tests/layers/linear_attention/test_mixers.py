@@ -83,11 +83,10 @@ def shaken(weights: Any) -> Any:
     return jax.tree_util.tree_map_with_path(shift, jax.device_get(weights))
 
 
-@pytest.mark.matrix(quick=("kimi_delta-context and tensor",), ci=5)
-@pytest.mark.parametrize(("mixer", "layout"), ROWS)
-def test_loss_and_gradients_equal_a_recurrence_in_float64(mixer: str, layout: str, monkeypatch: pytest.MonkeyPatch):
+def assert_equals_float64(mixer: str, parallel: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> SmallRun:
+    """Loss and gradients of packed documents are those of the recurrence; returns the run."""
     # The norm of an output that is almost 0 enlarges rounding.
-    run = run_of(mixer, {"norm_epsilon": 1e-2}, parallel=LAYOUTS[layout])
+    run = run_of(mixer, {"norm_epsilon": 1e-2}, parallel=parallel)
     layers = iter(range(1000))
     monkeypatch.setattr(decoder64, "attention", lambda *inputs: MIXERS[mixer](*inputs, layer=next(layers) % 2))
     decoder64._compiled.cache_clear()
@@ -99,6 +98,13 @@ def test_loss_and_gradients_equal_a_recurrence_in_float64(mixer: str, layout: st
     decoder64._compiled.cache_clear()
     loss, found = run.step.gradients(state._replace(master=master), run.place(batch))
     assert_close(loss, wanted, as_attention(run.by_layer(found)), gradients)
+    return run
+
+
+@pytest.mark.matrix(quick=("kimi_delta-context and tensor",), ci=5)
+@pytest.mark.parametrize(("mixer", "layout"), ROWS)
+def test_loss_and_gradients_equal_a_recurrence_in_float64(mixer: str, layout: str, monkeypatch: pytest.MonkeyPatch):
+    assert_equals_float64(mixer, LAYOUTS[layout], monkeypatch)
 
 
 @pytest.mark.matrix(quick=("mamba2-context and tensor",), ci=5)
