@@ -94,7 +94,7 @@ def _chunk(streams: Streams, segments: Int[Array, "batch seq"], document: Int[Ar
     by_head = lambda x: jnp.moveaxis(x.astype(jnp.float32), 2, 1)
     q, k, v, g = (by_head(x) for x in streams[:4])
     decayed = jnp.cumsum(g, axis=2)
-    total = decayed[:, :, -1:]
+    left = jnp.pad(lax.cumsum(g, axis=2, reverse=True)[:, :, 1:], ((0, 0), (0, 0), (0, 1), (0, 0)))  # behind a token
     size, last = segments.shape[1], segments[:, -1:]
     same = (segments[:, :, None] == segments[:, None, :])[:, None]
     before = jnp.tril(jnp.ones((size, size), bool))
@@ -113,8 +113,8 @@ def _chunk(streams: Streams, segments: Int[Array, "batch seq"], document: Int[Ar
         scores=jnp.where(same & before, _products(q, k, decayed), 0),
         made=made,
         removed=removed,
-        write=jnp.where(stays, k * jnp.exp(total - decayed), 0),
-        keep=jnp.where((last == document[:, None])[..., None], jnp.exp(total[:, :, 0]), 0),
+        write=jnp.where(stays, k * jnp.exp(left), 0),
+        keep=jnp.where((last == document[:, None])[..., None], jnp.exp(decayed[:, :, -1]), 0),
     )
 
 
@@ -149,20 +149,26 @@ def _products(
     those of each key dim directly within a block of tokens, and by way of the block's start between blocks.
     """
     size = q.shape[2]
-    ages = lambda decayed: decayed[:, :, :, None] - decayed[:, :, None]  # [batch, heads, seq, seq, width]
     if decayed.shape[-1] == 1:
-        return jnp.einsum("bhtk,bhsk->bhts", q, k) * jnp.exp(jnp.minimum(ages(decayed)[..., 0], 0))
+        return jnp.einsum("bhtk,bhsk->bhts", q, k) * jnp.exp(_ages(decayed)[..., 0])
     block = _divisor(size, BLOCK)
     cut = lambda x: x.reshape(*x.shape[:2], size // block, block, x.shape[-1])
     starts = jnp.pad(decayed, ((0, 0), (0, 0), (1, 0), (0, 0)))[:, :, :size:block]  # before each block's first token
     since = cut(q) * jnp.exp(cut(decayed) - starts[:, :, :, None])
     until = jnp.exp(jnp.minimum(starts[:, :, :, None] - decayed[:, :, None], 0)) * k[:, :, None]
     between = jnp.einsum("bhnik,bhnsk->bhnis", since, until).reshape(*q.shape[:2], size, size)
-    near = jnp.exp(jnp.minimum(cut(decayed)[..., :, None, :] - cut(decayed)[..., None, :, :], 0))
-    within = jnp.einsum("bhnik,bhnjk,bhnijk->bhnij", cut(q), cut(k), near)
+    within = jnp.einsum("bhnik,bhnjk,bhnijk->bhnij", cut(q), cut(k), jnp.exp(_ages(cut(decayed))))
     index = jnp.arange(size) // block
     spread = jnp.tile(within.reshape(*q.shape[:2], size, block), size // block)
     return jnp.where(index[:, None] == index, spread, between)
+
+
+def _ages(decayed: Float[Array, "*batch seq width"]) -> Float[Array, "*batch seq seq width"]:
+    """The log decay from each token s to each later t, and 0 for other pairs. Of a token with itself the difference is
+    no part of a gradient: there the two terms cancel but for their rounding, which may exceed what older tokens give.
+    """
+    later = jnp.tril(jnp.ones((decayed.shape[-2],) * 2, bool), -1)[..., None]
+    return jnp.where(later, decayed[..., :, None, :] - decayed[..., None, :, :], 0)
 
 
 def _before(streams: Streams, tokens: TokenContext, transport: str) -> tuple[State, Int[Array, " batch"]]:

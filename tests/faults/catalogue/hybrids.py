@@ -27,8 +27,8 @@ HYBRIDS = (
         name="a_decay_twice_at_a_chunks_edge",
         description="What a token writes into the state decays once more than it should.",
         file=RECURRENCE,
-        old="k * jnp.exp(total - decayed), 0)",
-        new="k * jnp.exp(total - decayed + g), 0)",
+        old="k * jnp.exp(left), 0)",
+        new="k * jnp.exp(left + g), 0)",
         caught_by=(GRADIENTS,),
     ),
     Fault(
