@@ -186,7 +186,7 @@ def _before(streams: Streams, tokens: TokenContext, transport: str) -> tuple[Sta
 
 
 def _folded(streams: Streams, segments: Int[Array, "batch seq"], zeros: State) -> Fold:
-    """What this rank's tokens do to a state; without the delta rule, the map is a diagonal."""
+    """The effect of this rank's tokens on a state; without the delta rule, the map is a diagonal."""
     first, last = segments[:, 0], segments[:, -1]
     if streams.rate is None:
         factor = jnp.exp(jnp.sum(streams.decay.astype(jnp.float32), axis=1))

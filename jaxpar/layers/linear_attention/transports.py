@@ -28,7 +28,7 @@ type Linked = Bool[Array, "batch ranks"]
 
 
 class Fold(NamedTuple):
-    """What the tokens of a context rank do to a state of their first document."""
+    """The effect of a context rank's tokens on a state of their first document."""
 
     mapped: Float[Array, "batch heads key key"] | Float[Array, "batch heads width"]
     """M, or its diagonal: of each key dim, or one number."""

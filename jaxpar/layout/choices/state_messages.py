@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jaxpar.config import Config, UserError
-from jaxpar.config.kinds import kind_counts, kind_models
+from jaxpar.config.kinds import kind_models, layer_kinds
 from jaxpar.config.plan import AxisSizes, Choice, Plan
 from jaxpar.cost.hardware_model import nearest_hardware
 from jaxpar.cost.layer_messages import state_seconds
@@ -39,7 +39,7 @@ def state_messages(config: Config, axes: AxisSizes, device: Device, rows: int, c
         return Choice("allgather", "the speeds of these GPUs' links are unknown")
     ring = network_of(cluster, nearest_hardware(cluster.gpu)).ring(axes.context, axes.tensor)
     took = {
-        name: sum(layers * state_seconds(name, one, rows, axes.tensor, ring) for one, layers in _recurrences(config))
+        name: sum(state_seconds(name, one, rows, axes.tensor, ring) for one in _recurrences(config))
         for name in TRANSPORTS
     }
     best = min(took, key=lambda name: took[name])
@@ -56,15 +56,11 @@ def check_state_messages(plan: Plan, config: Config) -> None:
         raise UserError(f"plan.state_messages: {asked} is not possible, because {because}; expected allgather")
 
 
-def _recurrences(config: Config) -> list[tuple[Recurrence, int]]:
-    """The recurrences of the layers, with the number of layers that have each."""
-    layers = kind_counts(config.model)
-    return [
-        (one, layers[kind])
-        for kind, model in kind_models(config.model).items()
-        for _, one in declare_layer(model).operations
-        if isinstance(one, Recurrence)
-    ]
+def _recurrences(config: Config) -> list[Recurrence]:
+    """The recurrences of all layers."""
+    models = kind_models(config.model)
+    operations = [one for kind in layer_kinds(config.model) for _, one in declare_layer(models[kind]).operations]
+    return [one for one in operations if isinstance(one, Recurrence)]
 
 
 def _nothing_sent(config: Config, context: int) -> str | None:

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from io import StringIO
+from pathlib import Path
 from typing import Any
 
 import jax
 import pytest
+from rich.console import Console
 
 from jaxpar.config.plan import AxisSizes, Choice
 from jaxpar.config.schema.model import Pattern
@@ -14,6 +17,8 @@ from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.choices.reasons import choice_rows
 from jaxpar.layout.choices.state_messages import check_state_messages, state_messages
 from jaxpar.layout.make_plan import make_plan, resolve_config
+from jaxpar.layout.plan_file import PlanFile, write
+from jaxpar.planner.report.explain import print_explanation
 from tests.layout.choices.test_embedding import OnGpu
 from tests.sentences import refused
 from tests.small_run import small, with_overlap
@@ -56,12 +61,16 @@ def test_large_states_are_relayed(rows: int, context: int, mixer: str, cluster: 
     assert all(reason.startswith("it would take") for reason in choice.rejected.values())
 
 
-def test_a_transport_that_is_named_is_taken():
+def test_a_transport_that_is_named_is_taken(tmp_path: Path):
     assert chosen(1, overlap={"state_messages": "ring"}).name == "ring"
     config = resolve_config(small(model=HYBRID, parallel=with_overlap({"context": 4}, state_messages="pipelined")), 4)
     plan = make_plan(config, jax.devices()[0])
     assert ("state messages", "pipelined", "named by parallel.overlap.state_messages") in choice_rows(plan)
     check_state_messages(plan, config)
+    write(tmp_path / "plan.json", PlanFile(config, plan))
+    printed = StringIO()
+    print_explanation(tmp_path / "plan.json", Console(file=printed, width=200))
+    assert "states     pipelined: named by parallel.overlap.state_messages" in printed.getvalue()
 
 
 def test_a_plan_without_context_ranks_or_states_has_nothing_to_choose():
