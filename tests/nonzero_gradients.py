@@ -42,6 +42,15 @@ LOCAL_AND_GLOBAL = {"local": {"window": 7, "rope": {"base": 100.0}}, "global": {
 """The kinds of layers that the family `gemma` has in the matrices."""
 
 
+HYBRID: dict[str, Any] = {
+    "layers": 4,
+    "norm_epsilon": 1e-2,  # the norm of an output that is almost 0 enlarges rounding
+    "kinds": {"state": {"mixer": "gated_deltanet"}, "full": {}},
+    "pattern": Pattern(unit=("state", "state", "state", "full")),
+}
+"""Three layers of gated DeltaNet to one of attention."""
+
+
 def gemma(layers: int) -> dict[str, Any]:
     """The family with two local layers to one global one, and what is left of another unit behind."""
     unit = ("local", "global", "local")

@@ -20,6 +20,7 @@ MIXERS: dict[str, Blocks] = {
     "attention": "jaxpar.layers.attention:Attention",
     "latent_attention": "jaxpar.layers.latent_attention:LatentAttention",
     "lightning": "jaxpar.layers.linear_attention.lightning:Lightning",
+    "retention": "jaxpar.layers.linear_attention.retention:Retention",
     "gla": "jaxpar.layers.linear_attention.gla:GatedLinearAttention",
     "gated_deltanet": "jaxpar.layers.linear_attention.gated_deltanet:GatedDeltaNet",
     "kimi_delta": "jaxpar.layers.linear_attention.kimi_delta:KimiDelta",

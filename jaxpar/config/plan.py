@@ -24,7 +24,7 @@ from jaxpar.config.bounds import (
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
-PLAN_VERSION = 16
+PLAN_VERSION = 17
 """The version of `plan.json`, which a new field of `Plan` raises."""
 
 
@@ -168,6 +168,8 @@ class LayerLayout:
     """Tiles of tokens in a dense feed-forward."""
     experts: ExpertLayout | None = None
     """How experts get their tokens."""
+    states: str = "allgather"
+    """How context ranks pass on the state of a mixer."""
 
 
 UNTILED = LayerLayout()
@@ -240,6 +242,8 @@ class Plan:
     """Percentage of a device's memory that XLA counts with, more with activations on the host; null is default."""
     embedding_messages: Choice[Literal["table", "rows"]] = Choice("table")
     """Whether ranks send the embedding's table and its gradient, or the rows of their tokens and those of these."""
+    state_messages: Choice[Literal["allgather", "ring", "pipelined"]] = Choice("allgather")
+    """How context ranks pass on the states of mixers: `docs/hybrids.md`."""
     shard_state_over_replicas: Choice[bool] = Choice(False)
     """Whether master weights and optimizer state are split over replicas too."""
     layer_unroll: Choice[int] = Choice(1)
@@ -276,7 +280,7 @@ class Plan:
 
     def layer_of(self, kind: str) -> LayerLayout:
         """How the layers of a kind are computed."""
-        return LayerLayout(self.mlp_tiles.name, self.experts.get(kind))
+        return LayerLayout(self.mlp_tiles.name, self.experts.get(kind), self.state_messages.name)
 
     def with_exact_messages(self) -> Plan:
         """The plan with weights and routed tokens that travel as they are."""

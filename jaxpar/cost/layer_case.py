@@ -35,6 +35,8 @@ class LayerCase:
     """Treatment of rows of a rank's local experts: `parallel.experts.own_rows`."""
     expert_loop: bool = False
     """Whether products of experts run as a loop of plain XLA, for want of a kernel."""
+    state_messages: str = "auto"
+    """How context ranks pass on states: `parallel.overlap.state_messages`."""
 
     @property
     def tokens(self) -> int:
@@ -149,6 +151,7 @@ def layer_case(
     imbalance: float = 1.0, slices: int | Literal["auto"] = "auto", exchange_dtype: str | None = None,
     expert_codes: ExpertCodes = NO_CODES, codes: MatmulCodes | None = None, magnitude_ranks: int = 1,
     attention: Attention | None = None, own_rows: str = "auto", expert_loop: bool = False,
+    state_messages: str = "auto",
 ) -> LayerCase:  # fmt: skip
     """The case of a layer of `model`, whose layers are all alike."""
     item = 4 if precision == "float32" else 2
@@ -157,4 +160,4 @@ def layer_case(
         model, rows, sequence, context, tensor, item, lora, expert, capacity, exchange, imbalance,
         exchange_dtype, expert_codes,
     )  # fmt: skip
-    return LayerCase(shape, strategy, codes, magnitude_ranks, slices, attention, own_rows, expert_loop)
+    return LayerCase(shape, strategy, codes, magnitude_ranks, slices, attention, own_rows, expert_loop, state_messages)

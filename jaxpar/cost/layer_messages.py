@@ -6,8 +6,18 @@ from jaxpar.attention.context import neighbours
 from jaxpar.attention.ulysses import repeats
 from jaxpar.config.counting import head_dim, value_dim
 from jaxpar.cost.layer_case import LayerCase
-from jaxpar.cost.messages import Network, overlapped
+from jaxpar.cost.messages import Network, Ring, overlapped
 from jaxpar.layers.declaration.part import Recurrence
+from jaxpar.layers.linear_attention.transports import TRANSPORTS
+
+
+def state_seconds(transport: str, one: Recurrence, rows: int, tensor: int, ring: Ring) -> float:
+    """Seconds of the messages by which context ranks pass on a state of so many rows, one way."""
+    if ring.ranks == 1:
+        return 0.0
+    mapped, made = (rows * size / tensor for size in (one.mapped, one.made))
+    messages = TRANSPORTS[transport].messages(mapped, made, ring.ranks)
+    return messages.count * (ring.gather if messages.kind == "gather" else ring.shift)(messages.size)
 
 
 class LayerMessages:
@@ -48,9 +58,11 @@ class LayerMessages:
         return overlapped(gradient, gather, self.slowdown) - gradient + width * self.half
 
     def states(self, one: Recurrence) -> float:
-        """The gather of what the tokens of context ranks do to a state; the backward scatters as much."""
-        sent = self.case.shape.rows * one.sent / self.case.tensor
-        return self.over_context.gather(sent * self.ranks) if self.ranks > 1 else 0.0
+        """The messages in which context ranks pass on a state, one way; by the fastest transport where none is
+        named."""
+        asked, case = self.case.state_messages, self.case
+        names = TRANSPORTS if asked == "auto" else [asked]
+        return min(state_seconds(name, one, case.shape.rows, case.tensor, self.over_context) for name in names)
 
     def context(self) -> tuple[float, float]:
         """Forward and backward, by strategy; jaxpar computes nothing beside them."""

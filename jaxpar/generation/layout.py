@@ -36,8 +36,8 @@ def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Conf
             "generation, with the devices on tensor, context or fsdp"
         )
     overlap = replace(
-        parallel.overlap, embedding_messages="auto", layer_unroll="auto", weight_prefetch="auto", tensor="plain",
-        tensor_chunks=None,
+        parallel.overlap, embedding_messages="auto", state_messages="auto", layer_unroll="auto", weight_prefetch="auto",
+        tensor="plain", tensor_chunks=None,
     )  # fmt: skip
     parallel = replace(
         parallel, zero=zero, microbatches=1, schedule="auto", virtual_stages=None, stage_layers=None,

@@ -10,6 +10,7 @@ import jax
 from flax import nnx
 from jaxtyping import Array, Float, Int, PyTree
 
+from jaxpar.config.plan import UNTILED, LayerLayout
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.activations import name_activation
@@ -51,6 +52,8 @@ class Context(NamedTuple):
     """In generation, the rows that are continued."""
     recorded: dict[str, jax.Array] | None = None
     """Where blocks write what they record (`Block.records`), [batch, part, ...]; None where nobody asks for it."""
+    layout: LayerLayout = UNTILED
+    """How the layer is computed."""
 
 
 class Block(nnx.Module, ABC):
@@ -82,8 +85,9 @@ class Block(nnx.Module, ABC):
         """The summand of the residual stream, computed from the stream or its norm, and the report."""
 
     @classmethod
-    def check(cls, model: ModelConfig) -> None:
-        """Raise `UserError` for a model, whose layers are all alike, that the block cannot be of."""
+    def check(cls, model: ModelConfig, kind: str) -> None:
+        """Raise `UserError` for a model, whose layers are all alike, that the block cannot be of; `key_of(kind, ...)`
+        (`jaxpar.config.kinds`) names its keys for the user."""
 
     def decode(
         self, x: Float[Array, "batch part embed"], cache: PyTree, context: Context, ops: Ops

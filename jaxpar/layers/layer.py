@@ -44,7 +44,7 @@ class DecoderLayer(nnx.Module):
                 setattr(self, f"{name}_norm", norm(model))
             if self.norms_behind:
                 setattr(self, f"post_{name}_norm", norm(model))
-        self.ops, self.dropout = ops, model.dropout
+        self.ops, self.dropout, self.layout = ops, model.dropout, layout
         self.reports = _checked_reports([name for block in self.blocks for name in block.reports])
         self.fields: tuple[Field, ...] = union(*(block.fields for block in self.blocks))
         self.records: tuple[Field, ...] = union(*(block.records for block in self.blocks))
@@ -72,6 +72,7 @@ class DecoderLayer(nnx.Module):
 
         `observed` are zeros, whose cotangents are what the layer's matmuls observe.
         """
+        context = context._replace(layout=self.layout)
         ops, reports = self.ops.of_layer(context.index, context.tokens, observed, tap), {}
 
         def run(block: Block, h: jax.Array) -> jax.Array:
@@ -86,6 +87,7 @@ class DecoderLayer(nnx.Module):
     ) -> tuple[jax.Array, dict[str, PyTree]]:
         """The residual stream in generation, and the cache of each block; see `Block.decode`."""
         ops, after = self.ops.of_layer(context.index, context.tokens), {}
+        context = context._replace(layout=self.layout)
 
         def run(block: Block, h: jax.Array) -> jax.Array:
             name = block.part.name

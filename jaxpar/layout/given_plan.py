@@ -20,6 +20,7 @@ from jaxpar.layout.choices.head_loss import check_loss
 from jaxpar.layout.choices.overlap import check_overlap
 from jaxpar.layout.choices.pipeline import layer_order, schedule_of, whole_backward
 from jaxpar.layout.choices.replica_state import check_state_over_replicas
+from jaxpar.layout.choices.state_messages import check_state_messages
 from jaxpar.layout.choices.tiles import head_tokens
 from jaxpar.layout.choices.transport import check_transport
 from jaxpar.layout.layer_unroll import check_layer_unroll
@@ -76,6 +77,7 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
             raise UserError(f"plan.{key}: {tiles} are more than a device's {tokens} tokens of a microbatch")
     check_overlap(plan, config)
     check_embedding_messages(plan, config)
+    check_state_messages(plan, config)
     check_state_over_replicas(plan, config)
     check_layer_unroll(plan)
     check_weight_prefetch(plan)
@@ -130,7 +132,7 @@ def _named(plan: Plan, overlap: OverlapConfig) -> list[tuple[str, Any, Any, str]
     return [(key, planned, own, f"parallel.overlap.{key}") for key, planned, own in named]
 
 
-NAMED = ("embedding_messages", "shard_state_over_replicas", "layer_unroll", "weight_prefetch")
+NAMED = ("embedding_messages", "state_messages", "shard_state_over_replicas", "layer_unroll", "weight_prefetch")
 """Options of `parallel.overlap`, by the same name in a plan, of which `auto` leaves the choice to it."""
 DTYPES = ("compute", "gradient", "moments", "matmul")
 """Roles whose dtype is in `precision` under the same name."""

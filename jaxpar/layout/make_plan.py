@@ -26,6 +26,7 @@ from jaxpar.layout.choices.matmul import check_matmul_units, routed_choice, tile
 from jaxpar.layout.choices.overlap import tensor_overlap
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_of_chunks
 from jaxpar.layout.choices.replica_state import state_over_replicas
+from jaxpar.layout.choices.state_messages import state_messages
 from jaxpar.layout.choices.tiles import head_columns, loss_tiles, mlp_tiles, without_hidden
 from jaxpar.layout.choices.transport import check_transport
 from jaxpar.layout.compiler_choices import with_host_buffers, with_joined_messages, with_merged_matmuls
@@ -169,6 +170,7 @@ def _settled(
         collectives_at_once=parallel.overlap.collectives_at_once,
         node_devices=check_transport(config, axes, node_devices),
         embedding_messages=embedding_messages(config, axes, device, rows, cluster),
+        state_messages=state_messages(config, axes, device, rows, cluster),
         shard_state_over_replicas=state_over_replicas(config, axes, device),
         optimizer_offload=memory.optimizer_offload,
         weights_offload=memory.weights_offload,

@@ -8,7 +8,7 @@ varying type would make them wrong.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import jax
 from jax import lax
@@ -57,12 +57,15 @@ def scatter_context(x: Shaped[Array, "batch seq ..."]) -> Shaped[Array, "batch p
     return _scatter(x, ("context",), 1, "scatter_context")
 
 
-def shift_context(x: Shaped[Array, "..."], by: int, *, wrap: bool) -> Shaped[Array, "..."]:
+def shift_context(
+    x: Shaped[Array, "..."], by: int, *, wrap: bool, senders: Collection[int] | None = None
+) -> Shaped[Array, "..."]:
     """Send `x` to the context rank `by` further (ring attention); a rank that receives nothing gets zeros.
 
-    With `wrap` the last rank's goes to the first. Sends `x` bytes (but none from a rank that has nobody to send to).
+    With `wrap` the last rank's goes to the first; if there are `senders`, other ranks send nothing. Sends `x` bytes
+    (but none from a rank that has nobody to send to).
     """
-    return _shift(x, "context", by, wrap, "shift_context")
+    return _shift(x, "context", by, wrap, "shift_context", senders)
 
 
 def exchange_heads(
@@ -235,10 +238,11 @@ def _exchange(
         return lax.all_to_all(x, tuple(axes), split, joined, axis_index_groups=groups, tiled=True)
 
 
-def _shift(x: Array, axis: str, by: int, wrap: bool, collective: str) -> Array:
+def _shift(x: Array, axis: str, by: int, wrap: bool, collective: str, senders: Collection[int] | None = None) -> Array:
     must_vary(x, (axis,), collective)
     ranks = lax.axis_size(axis)
     pairs = [(rank, (rank + by) % ranks) for rank in range(ranks) if 0 <= rank + by < ranks or wrap]
+    pairs = [pair for pair in pairs if senders is None or pair[0] in senders]
     with jax.named_scope(collective):
         return lax.ppermute(x, axis, pairs)
 

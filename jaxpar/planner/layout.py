@@ -55,6 +55,8 @@ class Layout:
     """As `parallel.quantized.tokens`."""
     embedding_messages: Literal["table", "rows"] = "table"
     """Messages of a microbatch for the embedding: as in a plan."""
+    state_messages: str = "auto"
+    """As `parallel.overlap.state_messages`."""
     shard_state: bool = False
     """Whether the optimizer's state is split over replicas too: `parallel.overlap.shard_state_over_replicas`."""
     expert_codes: ExpertCodes = NO_CODES

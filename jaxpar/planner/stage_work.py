@@ -96,8 +96,8 @@ def layout_of(config: Config, plan: Plan, search: Search) -> Layout:
     remat = as_remat(plan.runs, activation_names(model))
     layout = search.activations(group, choice).layout(remat, config.memory.offload_fraction)
     return replace(
-        layout, embedding_messages=plan.embedding_messages.name, shard_state=plan.shard_state_over_replicas.name,
-        resident_state=resident_share(config, plan),
+        layout, embedding_messages=plan.embedding_messages.name, state_messages=plan.state_messages.name,
+        shard_state=plan.shard_state_over_replicas.name, resident_state=resident_share(config, plan),
     )  # fmt: skip
 
 

@@ -6,8 +6,9 @@ import pytest
 
 from jaxpar.config.parts import FEED_FORWARDS, MIXERS
 from jaxpar.config.schema.model import Pattern
-from tests.extending.retention import MIXER as RETENTION
+from tests.extending.hgrn2 import MIXER as HGRN2
 from tests.nonzero_gradients import nonzero_gradients
+from tests.sentences import refused
 from tests.small_run import SmallRun, small
 from tests.training.parity.one_device import assert_equals_one_device
 
@@ -17,8 +18,8 @@ MODELS: dict[str, dict[str, Any]] = {
         "kinds": {"mixer": {"activation": "none"}, "feed_forward": {"mixer": "none"}},
         "pattern": Pattern(unit=("mixer", "feed_forward")),
     },
-    # The norm of a retention that is almost 0 enlarges rounding.
-    "three blocks": {"layers": 2, "mixer": "retention_attention", "norm_epsilon": 1e-2},
+    # The norm of an output that is almost 0 enlarges rounding.
+    "three blocks": {"layers": 2, "mixer": "hgrn2_attention", "norm_epsilon": 1e-2},
 }
 SPLIT = {"fsdp": 2, "tensor": 2, "pipe": 2, "microbatches": 2}
 
@@ -28,7 +29,7 @@ def registered(monkeypatch: pytest.MonkeyPatch) -> None:
     """Entries of no block and of two, for the time of a test."""
     monkeypatch.setitem(FEED_FORWARDS, "none", ())
     monkeypatch.setitem(MIXERS, "none", ())
-    monkeypatch.setitem(MIXERS, "retention_attention", (RETENTION, MIXERS["attention"]))
+    monkeypatch.setitem(MIXERS, "hgrn2_attention", (HGRN2, MIXERS["attention"]))
 
 
 @pytest.mark.matrix(ci=1)
@@ -41,6 +42,14 @@ def test_layers_of_any_number_of_blocks_equal_one_device(layers: str):
     stacks = initial["layers"]
     assert {kind: sorted(name for name in stacks[kind] if not name.endswith("_norm")) for kind in stacks} == {
         "one block": {"mixer": ["attention"], "feed_forward": ["mlp"]},
-        "three blocks": {"all": ["attention", "mlp", "retention"]},
+        "three blocks": {"all": ["attention", "mixer", "mlp"]},
     }[layers]
     assert_equals_one_device(SmallRun(small(model=MODELS[layers], parallel=SPLIT)), loss, gradients, initial)
+
+
+def test_layers_none_of_which_mixes_tokens_are_refused():
+    with refused("model.mixer: none", "no layer mixes tokens"):
+        SmallRun(small(model={"mixer": "none"}))
+    kinds = {"kinds": {"a": {"mixer": "none"}, "b": {"mixer": "none", "mlp": 8}}, "pattern": Pattern(unit=("a", "b"))}
+    with refused("model.kinds.a.mixer: none, model.kinds.b.mixer: none", "no layer mixes tokens"):
+        SmallRun(small(model={"layers": 4} | kinds))

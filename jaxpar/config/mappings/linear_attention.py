@@ -10,8 +10,9 @@ from jaxpar.config.bounds import WIDTH, at_least
 
 @dataclass(frozen=True)
 class LinearAttentionConfig:
-    """Heads of a mixer with a state (`lightning`, `gla`, `gated_deltanet`, `kimi_delta`, `mamba2`), where they differ
-    from `model.heads` and `model.head_dim`. The state of a head is a matrix of `key_dim` x `value_dim`."""
+    """Heads of a mixer with a state (`lightning`, `retention`, `gla`, `gated_deltanet`, `kimi_delta`, `mamba2`),
+    where they differ from `model.heads` and `model.head_dim`. The state of a head is a matrix of `key_dim` x
+    `value_dim`."""
 
     heads: Annotated[int, at_least(1, WIDTH)] | None = None
     """Heads of values, each with a state; null is `model.heads`. Published Mamba-2 models have

@@ -17,6 +17,10 @@ class OverlapConfig:
     gradient, which are gathered and reduce-scattered in full; or the `rows` of a microbatch's tokens and their
     gradients, which are exchanged. `auto` is `rows` on GPUs where these messages are expected to take less time
     (`docs/overlap.md`)."""
+    state_messages: Literal["auto", "allgather", "ring", "pipelined"] = "auto"
+    """How context ranks pass on the states of mixers (`docs/hybrids.md`): all gather what the tokens of each do to a
+    state (`allgather`); or each sends the state behind its tokens to the next, at once (`ring`) or in blocks
+    (`pipelined`). `auto` is on GPUs what is expected to take less time, and `allgather` elsewhere."""
     shard_state_over_replicas: bool | Literal["auto"] = "auto"
     """Split master weights and optimizer state over replicas too, under `zero` 1, 2 or 3. Gradients are then
     reduce-scattered over replicas, and the next step gathers the new weights over replicas before its forward.
@@ -50,9 +54,9 @@ class OverlapConfig:
 
 
 OFF = OverlapConfig(
-    embedding_messages="table", shard_state_over_replicas=False, layer_unroll=1,
+    embedding_messages="table", state_messages="allgather", shard_state_over_replicas=False, layer_unroll=1,
     weight_prefetch="layer", collectives_at_once=1, tensor="plain", experts="off",
 )  # fmt: skip
 """The mapping that `parallel.overlap: off` stands for."""
-ON_ANY_LAYOUT = ("embedding_messages", "layer_unroll", "weight_prefetch", "tensor", "experts")
+ON_ANY_LAYOUT = ("embedding_messages", "state_messages", "layer_unroll", "weight_prefetch", "tensor", "experts")
 """Options of which every layout can have the value in `OFF`, and some layouts no other."""

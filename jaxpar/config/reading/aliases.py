@@ -88,6 +88,7 @@ ALIASES: dict[str, str] = {
         "pipeline_parallel_microbatches num_pipeline_microbatches",
     "parallel.overlap.embedding_messages": "embedding_messages",
     "parallel.overlap.shard_state_over_replicas": "shard_state_over_replicas",
+    "parallel.overlap.state_messages": "state_messages",
     "parallel.overlap.layer_unroll": "layer_unroll",
     "parallel.overlap.weight_prefetch": "weight_prefetch",
     "parallel.overlap.collectives_at_once": "collectives_at_once",

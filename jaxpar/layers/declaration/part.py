@@ -86,8 +86,10 @@ class Recurrence:
     """FLOPs of a token, forward, over all heads, as a recurrence; the backward takes twice as many."""
     chunked: int
     """The same of the form that runs, in chunks of tokens and float32."""
-    sent: int
-    """Bytes that a context rank sends of each row, over all heads: what its tokens do to a state."""
+    mapped: int
+    """Bytes of the map from the state before a context rank's tokens to that behind them, of a row, over all heads."""
+    made: int
+    """Bytes of a state likewise."""
 
 
 type Operation = Matmuls | Elementwise | Core | Recurrence

@@ -9,6 +9,7 @@ import jax
 from jaxtyping import Array, Float
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import key_of
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.part import Part, vector
 from jaxpar.layers.linear_attention.gated_deltanet import GatedDeltaNet
@@ -45,14 +46,14 @@ class KimiDelta(GatedDeltaNet):
         return declare_part(model, inward, vectors, convolved=CONVOLVED, ranks=ranks, decays=sizes.key_dim, delta=True)
 
     @classmethod
-    def check(cls, model: ModelConfig) -> None:
+    def check(cls, model: ModelConfig, kind: str) -> None:
         """Refuse shared keys: each head decays those of its own."""
-        super().check(model)
+        super().check(model, kind)
         sizes = sizes_of(model)
         if sizes.key_heads != sizes.heads:
             raise UserError(
-                f"model.linear_attention.key_heads: {sizes.key_heads}; expected null or {sizes.heads}, as a head of "
-                "kimi_delta has keys of its own"
+                f"{key_of(kind, 'linear_attention.key_heads')}: {sizes.key_heads}; expected null or {sizes.heads}, as "
+                "a head of kimi_delta has keys of its own"
             )
 
     def log_decay(self, made: jax.Array) -> Float[Array, "batch seq heads width"]:

@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxpar.config.counting import head_dim
 from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import key_of
 from jaxpar.config.mappings.linear_attention import LinearAttentionConfig
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.block import CACHED_ROWS, Block, Context
@@ -87,17 +88,18 @@ class LinearAttention(Block):
         """The recurrence's output after its norm and gate, float32."""
 
     @classmethod
-    def check(cls, model: ModelConfig) -> None:
+    def check(cls, model: ModelConfig, kind: str) -> None:
         """Refuse heads that do not fit, and a window. Raises `UserError`."""
         sizes = sizes_of(model)
         if sizes.heads % sizes.key_heads:
             raise UserError(
-                f"model.linear_attention.key_heads: {sizes.key_heads}; expected a divisor of its heads ({sizes.heads})"
+                f"{key_of(kind, 'linear_attention.key_heads')}: {sizes.key_heads}; expected a divisor of its heads "
+                f"({sizes.heads})"
             )
         if model.window is not None:
             raise UserError(
-                f"model.window: {model.window}, and model.mixer: {model.mixer} sees all tokens before one by its "
-                "state; expected null in layers with this mixer"
+                f"{key_of(kind, 'window')}: {model.window}, and {key_of(kind, 'mixer')}: {model.mixer} sees all tokens "
+                "before one by its state; expected null in layers with this mixer"
             )
 
     def __call__(self, x: Float[Array, "batch part embed"], context: Context, ops: Ops) -> Output:
@@ -105,7 +107,7 @@ class LinearAttention(Block):
         made = self._projected(x, ops)
         for name in self.convolved:
             made[name] = self._activated(convolve(made[name], self.weight(f"{name}_taps"), context.tokens), name)
-        out, _ = recur(self.streams(made, context), context.tokens)
+        out, _ = recur(self.streams(made, context), context.tokens, context.layout.states)
         return self._finished(out, made, ops), {}
 
     def decode(self, x: jax.Array, cache: PyTree, context: Context, ops: Ops) -> tuple[jax.Array, PyTree]:
@@ -138,7 +140,7 @@ class LinearAttention(Block):
             made[name] = self._activated(convolve(made[name], self.weight(f"{name}_taps"), tokens), name)
         valid = (tokens.indices < lengths[:, None]).astype(jnp.float32)
         without_padding = lambda x: x * valid.reshape(*valid.shape, *[1] * (x.ndim - 2))  # zeros change no state
-        out, state = recur(jax.tree.map(without_padding, self.streams(made, context)), tokens)
+        out, state = recur(jax.tree.map(without_padding, self.streams(made, context)), tokens, context.layout.states)
         last = lax.axis_index("context") == lax.axis_size("context") - 1
         return out, after | {"state": reduce_sum(jnp.where(last, state, 0), ("context",))}
 
@@ -240,7 +242,7 @@ def declare_recurrence(sizes: Sizes, decays: int, delta: bool) -> Recurrence:
     """The work of a recurrence: of a token with a state, and in chunks with the other tokens of its chunk too.
 
     The delta rule makes products of keys, an inverse of them (2 / 3 of a chunk's size squared for each token), and the
-    product of that with keys and values. Context ranks exchange the map M and the state N (`recurrence.Chunk`).
+    product of that with keys and values. Context ranks exchange states, or maps of states (`transports.py`).
     """
     key, value = sizes.key_dim, sizes.value_dim
     state = (6 if delta else 4) * key * value
@@ -252,7 +254,8 @@ def declare_recurrence(sizes: Sizes, decays: int, delta: bool) -> Recurrence:
         ("linear_output",),
         flops=sizes.heads * state,
         chunked=sizes.heads * (state + pairs),
-        sent=sizes.heads * 4 * (mapped + key * value),
+        mapped=sizes.heads * 4 * mapped,
+        made=sizes.heads * 4 * key * value,
     )
 
 

@@ -5,8 +5,8 @@
 
 with a log decay g_t <= 0 for each key dim, or one for the head; a document begins with S = 0. Tokens of a chunk are
 multiplied with each other, and a chunk maps the state before it affinely to the one behind it: S' = M S + N (Yang et
-al. 2024, arXiv:2406.06484 and arXiv:2412.06464). Context ranks fold their tokens to M and N, gather those of all ranks
-once, and apply the maps of the ranks before them (LASP-2, arXiv:2502.07563). Everything is float32.
+al. 2024, arXiv:2406.06484 and arXiv:2412.06464). Context ranks fold their tokens to M and N, from which `transports.py`
+makes the state before each of them. Everything is float32.
 """
 
 from __future__ import annotations
@@ -16,18 +16,16 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jaxpar.layers.context import TokenContext
+from jaxpar.layers.linear_attention.transports import TRANSPORTS, Fold, State
 from jaxpar.mesh.axes import vary
-from jaxpar.mesh.collectives import gather_context
 
 CHUNK = 64
 """At most so many tokens are multiplied with each other."""
 BLOCK = 16
 """Tokens of a chunk between which decays of each key dim are multiplied out; further ones meet at a block's start."""
-
-type State = Float[Array, "batch heads key value"]
 
 
 class Streams(NamedTuple):
@@ -53,9 +51,11 @@ class Chunk(NamedTuple):
     keep: Float[Array, "batch heads width"]
 
 
-def recur(streams: Streams, tokens: TokenContext) -> tuple[Float[Array, "batch seq heads value"], State]:
-    """The outputs of this context rank's tokens, and the state behind them."""
-    state, document = _before(streams, tokens)
+def recur(
+    streams: Streams, tokens: TokenContext, transport: str
+) -> tuple[Float[Array, "batch seq heads value"], State]:
+    """The outputs of this context rank's tokens, and the state behind them; the `transport` is of `TRANSPORTS`."""
+    state, document = _before(streams, tokens, transport)
     return _scan(streams, tokens.segments, state, document)
 
 
@@ -94,7 +94,7 @@ def _chunk(streams: Streams, segments: Int[Array, "batch seq"], document: Int[Ar
     by_head = lambda x: jnp.moveaxis(x.astype(jnp.float32), 2, 1)
     q, k, v, g = (by_head(x) for x in streams[:4])
     decayed = jnp.cumsum(g, axis=2)
-    total = decayed[:, :, -1:]
+    left = jnp.pad(lax.cumsum(g, axis=2, reverse=True)[:, :, 1:], ((0, 0), (0, 0), (0, 1), (0, 0)))  # behind a token
     size, last = segments.shape[1], segments[:, -1:]
     same = (segments[:, :, None] == segments[:, None, :])[:, None]
     before = jnp.tril(jnp.ones((size, size), bool))
@@ -113,8 +113,8 @@ def _chunk(streams: Streams, segments: Int[Array, "batch seq"], document: Int[Ar
         scores=jnp.where(same & before, _products(q, k, decayed), 0),
         made=made,
         removed=removed,
-        write=jnp.where(stays, k * jnp.exp(total - decayed), 0),
-        keep=jnp.where((last == document[:, None])[..., None], jnp.exp(total[:, :, 0]), 0),
+        write=jnp.where(stays, k * jnp.exp(left), 0),
+        keep=jnp.where((last == document[:, None])[..., None], jnp.exp(decayed[:, :, -1]), 0),
     )
 
 
@@ -149,23 +149,29 @@ def _products(
     those of each key dim directly within a block of tokens, and by way of the block's start between blocks.
     """
     size = q.shape[2]
-    ages = lambda decayed: decayed[:, :, :, None] - decayed[:, :, None]  # [batch, heads, seq, seq, width]
     if decayed.shape[-1] == 1:
-        return jnp.einsum("bhtk,bhsk->bhts", q, k) * jnp.exp(jnp.minimum(ages(decayed)[..., 0], 0))
+        return jnp.einsum("bhtk,bhsk->bhts", q, k) * jnp.exp(_ages(decayed)[..., 0])
     block = _divisor(size, BLOCK)
     cut = lambda x: x.reshape(*x.shape[:2], size // block, block, x.shape[-1])
     starts = jnp.pad(decayed, ((0, 0), (0, 0), (1, 0), (0, 0)))[:, :, :size:block]  # before each block's first token
     since = cut(q) * jnp.exp(cut(decayed) - starts[:, :, :, None])
     until = jnp.exp(jnp.minimum(starts[:, :, :, None] - decayed[:, :, None], 0)) * k[:, :, None]
     between = jnp.einsum("bhnik,bhnsk->bhnis", since, until).reshape(*q.shape[:2], size, size)
-    near = jnp.exp(jnp.minimum(cut(decayed)[..., :, None, :] - cut(decayed)[..., None, :, :], 0))
-    within = jnp.einsum("bhnik,bhnjk,bhnijk->bhnij", cut(q), cut(k), near)
+    within = jnp.einsum("bhnik,bhnjk,bhnijk->bhnij", cut(q), cut(k), jnp.exp(_ages(cut(decayed))))
     index = jnp.arange(size) // block
     spread = jnp.tile(within.reshape(*q.shape[:2], size, block), size // block)
     return jnp.where(index[:, None] == index, spread, between)
 
 
-def _before(streams: Streams, tokens: TokenContext) -> tuple[State, Int[Array, " batch"]]:
+def _ages(decayed: Float[Array, "*batch seq width"]) -> Float[Array, "*batch seq seq width"]:
+    """The log decay from each token s to each later t, and 0 for other pairs. Of a token with itself the difference is
+    no part of a gradient: there the two terms cancel but for their rounding, which may exceed what older tokens give.
+    """
+    later = jnp.tril(jnp.ones((decayed.shape[-2],) * 2, bool), -1)[..., None]
+    return jnp.where(later, decayed[..., :, None, :] - decayed[..., None, :, :], 0)
+
+
+def _before(streams: Streams, tokens: TokenContext, transport: str) -> tuple[State, Int[Array, " batch"]]:
     """The state before this rank's tokens, and the document that it belongs to."""
     batch, length, heads, width = streams.key.shape
     ranks, segments = lax.axis_size("context"), tokens.segments
@@ -174,33 +180,23 @@ def _before(streams: Streams, tokens: TokenContext) -> tuple[State, Int[Array, "
         return zeros, segments[:, 0]
     by_rank = tokens.row_segments.reshape(batch, ranks, length)
     first_segments, last_segments = by_rank[:, :, 0], by_rank[:, :, -1]
-    maps, states = (gather_context(x[:, None]) for x in _folded(streams, segments, zeros))
-    linked = jnp.pad(
-        last_segments[:, :-1] == first_segments[:, 1:], ((0, 0), (1, 0))
-    )  # a rank's first token goes on with a document
-
-    def apply(state: State, xs: tuple[jax.Array, State, Bool[Array, " batch"]]) -> tuple[State, State]:
-        mapped, made, linked = xs
-        rows = mapped[..., None] * state if streams.rate is None else mapped @ state
-        return jnp.where(linked[:, None, None, None], rows, 0) + made, state
-
-    _, before = lax.scan(apply, zeros, jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (maps, states, vary(linked))))
-    rank = lax.axis_index("context")
-    return before[rank], vary(last_segments[:, jnp.maximum(rank - 1, 0)])
+    linked = jnp.pad(last_segments[:, :-1] == first_segments[:, 1:], ((0, 0), (1, 0)))
+    before = TRANSPORTS[transport].before(_folded(streams, segments, zeros), linked)
+    return before, vary(last_segments[:, jnp.maximum(lax.axis_index("context") - 1, 0)])
 
 
-def _folded(streams: Streams, segments: Int[Array, "batch seq"], zeros: State) -> tuple[jax.Array, State]:
-    """The map of this rank's tokens, for a state of their first document: M [batch, heads, key, key], without the delta
-    rule its diagonal [batch, heads, width], and N."""
+def _folded(streams: Streams, segments: Int[Array, "batch seq"], zeros: State) -> Fold:
+    """The effect of this rank's tokens on a state; without the delta rule, the map is a diagonal."""
     first, last = segments[:, 0], segments[:, -1]
     if streams.rate is None:
         factor = jnp.exp(jnp.sum(streams.decay.astype(jnp.float32), axis=1))
-        return jnp.where((first == last)[:, None, None], factor, 0), _scan(streams, segments, zeros, first)[1]
+        mapped = jnp.where((first == last)[:, None, None], factor, 0)
+        return Fold(mapped, _scan(streams, segments, zeros, first)[1])
     width = zeros.shape[2]
     value = jnp.pad(streams.value, ((0, 0), (0, 0), (0, 0), (width, 0)))
     state = jnp.concatenate([jnp.broadcast_to(jnp.eye(width), (*zeros.shape[:3], width)), zeros], axis=-1)
     folded = _scan(streams._replace(value=value), segments, vary(state), first)[1]
-    return folded[..., :width], folded[..., width:]
+    return Fold(folded[..., :width], folded[..., width:])
 
 
 def _divisor(length: int, most: int) -> int:

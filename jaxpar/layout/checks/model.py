@@ -52,18 +52,23 @@ OF_SOME_MIXERS = (
 
 
 def check_blocks(config: Config) -> None:
-    """Refuse models that a mixer or a router does not support, settings that no mixer reads, and experts of a
-    feed-forward without the non-linearity that they compute."""
+    """Refuse models that a mixer or a router does not support, settings that no mixer reads, experts of a feed-forward
+    without the non-linearity that they compute, and layers none of which has a mixer."""
     check_experts(config)
     _check_read(config.model)
-    for layer in kind_models(config.model).values():
+    for kind, layer in kind_models(config.model).items():
         for mixer in mixer_classes(layer):
-            mixer.check(layer)
+            mixer.check(layer, kind)
         if layer.experts is not None and not of_experts(layer.activation):
             raise UserError(
-                f"model.activation: {layer.activation} declares no routed_inputs, as Gated and Plain do, so experts "
-                "cannot compute it; expected one that does, or model.experts: null"
+                f"{key_of(kind, 'activation')}: {layer.activation} declares no routed_inputs, as Gated and Plain do, "
+                f"so experts cannot compute it; expected one that does, or {key_of(kind, 'experts')}: null"
             )
+    if not any(map(mixer_classes, kind_models(config.model).values())):
+        mixers = ", ".join(
+            f"{key_of(kind, 'mixer')}: {layer.mixer}" for kind, layer in kind_models(config.model).items()
+        )
+        raise UserError(f"{mixers}: no layer mixes tokens; expected a mixer that does in one of them")
 
 
 def _check_read(model: ModelConfig) -> None:

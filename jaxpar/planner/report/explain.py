@@ -10,6 +10,7 @@ from rich.console import Console
 from jaxpar.config.kinds import of_kind
 from jaxpar.config.reading.sections import config_difference
 from jaxpar.config.spelling import printable
+from jaxpar.layout.choices.reasons import why
 from jaxpar.layout.plan_file import PlanFile, read
 from jaxpar.planner.report import words
 from jaxpar.planner.report.screen import print_lines, table
@@ -45,6 +46,7 @@ def _settings(file: PlanFile) -> list[tuple[str, str]]:
         ("ZeRO", f"stage {plan.zero}"),
         *((f"attention{of_kind(kind)}", f"{choice.name}: {choice.reason}") for kind, choice in plan.attention.items()),
         ("context", f"{plan.context_strategy.name}: {plan.context_strategy.reason}"),
+        *([("states", f"{states.name}: {why(states)}")] if (states := plan.state_messages).reason else []),
         *(("experts", line) for line in words.exchanges(plan, file.config.parallel)),
         *((plural(run.layers, "layer"), words.activations(run.activations)) for run in plan.runs),
     ]

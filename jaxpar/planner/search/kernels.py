@@ -61,6 +61,7 @@ class Kernels:
             expert_own_rows=asked.experts.own_rows, expert_loop=self._expert_loop and not self.expert_codes.by_kernel,
             exchange_dtype=asked.quantized.tokens, expert_codes=self.expert_codes, matmul_codes=self.matmul_codes,
             embedding_messages=self._embedding_messages,
+            state_messages="allgather" if asked.overlap.state_messages == "allgather" else "auto",
             shard_state=self._state_replicas > 1, attention=self.attention,
         )  # fmt: skip
 

@@ -22,7 +22,7 @@ from jaxpar.planner.step_time.update import ADAMW, Update
 OF_LAYERS = (
     "microbatch", "tensor", "context", "context_strategy", "precision", "expert", "expert_exchange", "expert_capacity",
     "imbalance", "expert_slices", "exchange_dtype", "expert_codes", "matmul_codes", "attention", "expert_own_rows",
-    "expert_loop",
+    "expert_loop", "state_messages",
 )  # fmt: skip
 """Fields of a layout that decide the time of a layer."""
 

@@ -86,7 +86,7 @@ class Layers:
                 layout.precision, lora, layout.expert, layout.expert_exchange,
                 layout.expert_capacity, layout.imbalance, layout.expert_slices, layout.exchange_dtype,
                 layout.expert_codes, layout.matmul_codes, layout.devices // layout.pipe, attention.get(kind),
-                layout.expert_own_rows, layout.expert_loop,
+                layout.expert_own_rows, layout.expert_loop, layout.state_messages,
             )
             for kind, own in kind_models(model).items()
         }  # fmt: skip

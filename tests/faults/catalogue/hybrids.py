@@ -7,6 +7,10 @@ GRADIENTS = (
     "tests/layers/linear_attention/test_mixers.py::"
     "test_loss_and_gradients_equal_a_recurrence_in_float64[mamba2-context and tensor]"
 )
+TRANSPORTS = (
+    "tests/layers/linear_attention/test_transports.py::"
+    "test_loss_and_gradients_equal_a_recurrence_in_float64[pipelined-context4-gated_deltanet]"
+)
 
 HYBRIDS = (
     Fault(
@@ -21,17 +25,25 @@ HYBRIDS = (
         name="a_decay_twice_at_a_chunks_edge",
         description="What a token writes into the state decays once more than it should.",
         file=RECURRENCE,
-        old="k * jnp.exp(total - decayed), 0)",
-        new="k * jnp.exp(total - decayed + g), 0)",
+        old="k * jnp.exp(left), 0)",
+        new="k * jnp.exp(left + g), 0)",
         caught_by=(GRADIENTS,),
     ),
     Fault(
         name="a_ranks_state_that_does_not_decay",
         description="The state of the ranks before passes a context rank as if that had no tokens.",
-        file=RECURRENCE,
-        old="rows = mapped[..., None] * state if streams.rate is None else mapped @ state",
+        file="jaxpar/layers/linear_attention/transports.py",
+        old="rows = fold.mapped[..., None] * state if fold.mapped.ndim < state.ndim else fold.mapped @ state",
         new="rows = state",
         caught_by=(GRADIENTS,),
+    ),
+    Fault(
+        name="blocks_of_a_state_out_of_turn",
+        description="A context rank sends the block after the one whose turn it is.",
+        file="jaxpar/layers/linear_attention/transports.py",
+        old="block = made[jnp.clip(tick - rank, 0, blocks - 1)]",
+        new="block = made[jnp.clip(tick - rank + 1, 0, blocks - 1)]",
+        caught_by=(TRANSPORTS,),
     ),
     Fault(
         name="a_halo_off_by_one",

@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tests.reference.decoder64 import rms_norm
+from tests.reference.decoder64 import rms_norm, rotate
 
 
 def recurrence(q: Any, k: Any, v: Any, g: Any, batch: Any, rate: Any = None) -> Any:
@@ -70,6 +70,16 @@ def lightning(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
     return out(jax.nn.sigmoid(into(x, w["gate"])) * wide.reshape(h.shape), w)
 
 
+def retention(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
+    """Sun et al. 2023, equations 1 and 8."""
+    q, k, v, gate = (into(x, w[name]) for name in ("query", "key", "value", "gate"))
+    q, k = (rotate(one, batch["positions"], options) for one in (q, k))
+    heads = v.shape[2]
+    g = jnp.log(1 - 2.0 ** (-5.0 - jnp.arange(heads)))
+    h = recurrence(repeated(q, heads), repeated(k, heads) / k.shape[-1] ** 0.5, v, g[:, None], batch)
+    return out(rms_norm(h, jnp.ones(v.shape[-1]), options["norm_epsilon"]) * jax.nn.silu(gate), w)
+
+
 def gla(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
     """Yang et al. 2023, section 4.4."""
     q, k, v, gate = (into(x, w[name]) for name in ("query", "key", "value", "gate"))
@@ -115,4 +125,4 @@ def mamba2(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
     return out(wide.reshape(h.shape) * w["output_norm"], w)
 
 
-MIXERS = {one.__name__: one for one in (lightning, gla, gated_deltanet, kimi_delta, mamba2)}
+MIXERS = {one.__name__: one for one in (lightning, retention, gla, gated_deltanet, kimi_delta, mamba2)}

@@ -16,6 +16,7 @@ from jaxpar.layers.adapters import adaptable, adapted
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.linear_attention import recurrence
 from jaxpar.memory.layer_shape import layer_shapes
+from tests.layers.linear_attention import mixers64
 from tests.layers.linear_attention.mixers64 import MIXERS
 from tests.model.test_goldens import logits
 from tests.packed_rows import packed_rows
@@ -81,11 +82,10 @@ def shaken(weights: Any) -> Any:
     return jax.tree_util.tree_map_with_path(shift, jax.device_get(weights))
 
 
-@pytest.mark.matrix(quick=("kimi_delta-context and tensor",), ci=5)
-@pytest.mark.parametrize(("mixer", "layout"), ROWS)
-def test_loss_and_gradients_equal_a_recurrence_in_float64(mixer: str, layout: str, monkeypatch: pytest.MonkeyPatch):
+def assert_equals_float64(mixer: str, parallel: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> SmallRun:
+    """Loss and gradients of packed documents are those of the recurrence; returns the run."""
     # The norm of an output that is almost 0 enlarges rounding.
-    run = run_of(mixer, {"norm_epsilon": 1e-2}, parallel=LAYOUTS[layout])
+    run = run_of(mixer, {"norm_epsilon": 1e-2}, parallel=parallel)
     layers = iter(range(1000))
     monkeypatch.setattr(decoder64, "attention", lambda *inputs: MIXERS[mixer](*inputs, layer=next(layers) % 2))
     decoder64._compiled.cache_clear()
@@ -97,6 +97,13 @@ def test_loss_and_gradients_equal_a_recurrence_in_float64(mixer: str, layout: st
     decoder64._compiled.cache_clear()
     loss, found = run.step.gradients(state._replace(master=master), run.place(batch))
     assert_close(loss, wanted, as_attention(run.by_layer(found)), gradients)
+    return run
+
+
+@pytest.mark.matrix(quick=("kimi_delta-context and tensor",), ci=5)
+@pytest.mark.parametrize(("mixer", "layout"), ROWS)
+def test_loss_and_gradients_equal_a_recurrence_in_float64(mixer: str, layout: str, monkeypatch: pytest.MonkeyPatch):
+    assert_equals_float64(mixer, LAYOUTS[layout], monkeypatch)
 
 
 @pytest.mark.matrix(quick=("mamba2-context and tensor",), ci=5)
@@ -132,6 +139,30 @@ def test_products_of_decayed_tokens_equal_float64_at_any_gate(gate: float, width
     np.testing.assert_allclose(lower(*inputs), wanted, atol=2e-4, rtol=2e-4)
     gradients = jax.grad(lambda *xs: jnp.sum(lower(*xs) ** 2), argnums=(0, 1, 2))(*inputs)
     assert all(bool(jnp.all(jnp.isfinite(x))) for x in gradients)
+
+
+@pytest.mark.parametrize("width", [1, 6], ids=["of a head", "of each dim"])
+@pytest.mark.parametrize("rate", [None, 0.5], ids=["sums", "delta rule"])
+def test_gradients_of_strong_decays_are_not_lost_in_those_of_tokens_with_themselves(width: int, rate: float | None):
+    """At -12 what a token gives to the next is 6e-6 of what it gives to itself, whose decay is 0 by definition."""
+    rng, gate = np.random.default_rng(0), np.full((1, 64, 2, width), -12.0)
+    q, k, v, out = (rng.normal(size=(1, 64, 2, 6)) for _ in range(4))
+    segments, rates = np.ones((1, 64), np.int32), None if rate is None else np.full((1, 64, 2), rate)
+
+    def by_scan(gate: Any) -> Any:
+        streams = recurrence.Streams(*(jnp.asarray(x, jnp.float32) for x in (q, k / 3, v)), gate)
+        streams = streams._replace(rate=None if rates is None else jnp.asarray(rates, jnp.float32))
+        zeros = jnp.zeros((1, 2, 6, 6), jnp.float32)
+        return jnp.sum(recurrence._scan(streams, jnp.asarray(segments), zeros, jnp.asarray(segments[:, 0]))[0] * out)
+
+    with jax.enable_x64():
+        inputs = [None if x is None else jnp.asarray(x) for x in (q, k / 3, v, rates)]
+        by_token = lambda gate: jnp.sum(
+            mixers64.recurrence(*inputs[:3], gate, {"segments": jnp.asarray(segments)}, inputs[3]) * out
+        )
+        wanted = np.asarray(jax.grad(by_token)(jnp.asarray(gate)))
+    found = np.asarray(jax.grad(by_scan)(jnp.asarray(gate, jnp.float32)))
+    assert np.abs(found - wanted).max() <= TOLERANCE * np.abs(wanted).max()
 
 
 @pytest.mark.parametrize("size", [7, 64])
@@ -192,9 +223,28 @@ def test_what_they_cannot_be_is_refused():
         run_of("kimi_delta", {"linear_attention": SHARED_KEYS})
     with refused("model.window", "16", "mamba2"):
         run_of("mamba2", {"window": 16})
+    with refused("model.linear_attention.key_dim: 2", "4", "rope.partial"):
+        run_of("retention", {"linear_attention": LinearAttentionConfig(key_dim=2)})
+    assert run_of("retention", {"linear_attention": LinearAttentionConfig(key_dim=2), "position": "none"})
     with refused("parallel.context_order", "zigzag", "gla", "contiguous"):
         run_of("gla", parallel={"context": 2, "context_order": "zigzag"})
     with refused("model.linear_attention.key_heads", "2", "parallel.tensor", "4"):
         run_of("gla", parallel={"tensor": 4})
     with refused("parallel.context", "2 tokens", "3"):
         run_of("mamba2", parallel={"context": 8}, data={"sequence_length": 16}).loss_and_gradients()
+
+
+@pytest.mark.parametrize(
+    ("mixer", "kind", "words"),
+    [
+        ("mamba2", {"window": 16}, ("model.kinds.state.window: 16", "model.kinds.state.mixer: mamba2")),
+        ("gla", {"linear_attention": {"key_heads": 3}}, ("model.kinds.state.linear_attention.key_heads: 3", "8")),
+        ("kimi_delta", {"linear_attention": {"key_heads": 2}}, ("model.kinds.state.linear_attention.key_heads: 2",)),
+        ("retention", {"linear_attention": {"key_dim": 2}}, ("model.kinds.state.linear_attention.key_dim: 2",)),
+    ],
+)
+def test_a_refusal_names_the_key_of_the_kind(mixer: str, kind: dict[str, Any], words: tuple[str, ...]):
+    pattern = Pattern(("state", "full"))
+    kinds = {"kinds": {"state": {"mixer": mixer} | kind, "full": {"window": 8}}, "pattern": pattern}
+    with refused(*words):
+        SmallRun(small(model={"layers": 2} | kinds))

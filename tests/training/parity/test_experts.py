@@ -18,7 +18,7 @@ from jaxpar.layout.choices.experts import sent_bytes
 from jaxpar.training.run.progress import block_means
 from tests.covering import covering_rows
 from tests.given_weights import state_with
-from tests.nonzero_gradients import moved_weights, nonzero_gradients
+from tests.nonzero_gradients import HYBRID, moved_weights, nonzero_gradients
 from tests.reference import experts64
 from tests.short_documents import into_documents
 from tests.small_run import SmallRun, small, worst_difference
@@ -122,6 +122,8 @@ ROWS = [
     _OWN_FIRST | {"expert": 4, "slices": 2, "exchange": "hierarchical", "replica": 2, "remat": "gemm_last"},
     _OWN_FIRST | {"pipe": "1f1b", "expert": 2, "slices": 2, "microbatches": 4, "zero": 3, "remat": "offload"},
     _OWN_FIRST | {"router": "drops", "pipe": "zb-v", "expert": 2, "slices": 2, "microbatches": 4},
+    _PLAIN | {"router": "softmax_top_k", "kinds": "hybrid", "expert": 2, "context": 2, "tensor": 2, "shared": 2},
+    _PLAIN | {"router": "sigmoid", "kinds": "hybrid", "pipe": "zb-h1", "fsdp": 2, "microbatches": 4, "zero": 3},
 ]
 
 
@@ -131,7 +133,8 @@ def config_of(row: dict[str, Any]) -> Any:
     axes = {axis: row[axis] for axis in ("expert", "fsdp", "tensor", "context", "replica", "zero", "microbatches")}
     exchange = {key: row[key] for key in ("exchange", "slices", "capacity", "own_rows") if key in row}
     layers = 2 * PIPES[row["pipe"]].get("virtual_stages", 1)
-    model = {"layers": layers, "experts": ExpertsConfig(**own)} | (KINDS if row["kinds"] else {})
+    kinds = {False: {}, True: KINDS, "hybrid": HYBRID}[row["kinds"]]
+    model = {"layers": layers, "experts": ExpertsConfig(**own)} | kinds
     model |= GPT_OSS if row["router"] == "gpt_oss" else {}
     return small(
         model=model,
@@ -156,7 +159,8 @@ def _name(row: dict[str, Any]) -> str:
     pipe = f"-{row['pipe']}" if row["pipe"] != "none" else ""
     own = f"-own-{row['own_rows']}" if "own_rows" in row else ""
     exchange = f"{row['exchange']}-{row['slices']}{own}-{row['capacity']:g}"
-    return f"{row['router']}-{axes or 'one'}{pipe}-{exchange}-{row['remat']}"
+    hybrid = "-hybrid" if row["kinds"] == "hybrid" else ""
+    return f"{row['router']}-{axes or 'one'}{pipe}-{exchange}-{row['remat']}{hybrid}"
 
 
 def test_every_row_is_a_configuration():

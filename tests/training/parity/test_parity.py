@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.covering import covering_rows, feasible_pairs
-from tests.nonzero_gradients import FAMILIES, gemma, nonzero_gradients
+from tests.nonzero_gradients import FAMILIES, HYBRID, gemma, nonzero_gradients
 from tests.small_run import SmallRun, small
 from tests.training.parity.one_device import TOLERANCE, assert_equals_one_device
 
@@ -62,11 +62,21 @@ def _fits(row: dict[str, Any]) -> bool:
     return int(np.prod(used)) <= DEVICES and rows_per_rank >= 1
 
 
-ROWS = covering_rows(FACTORS, _fits, seed=3)
+_HYBRID = {name: values[0] for name, values in FACTORS.items()} | {"family": "hybrid", "vocab": 61, "kv_heads": 2}
+ROWS = [
+    *covering_rows(FACTORS, _fits, seed=3),
+    _HYBRID | {"tensor": 2, "context": 4, "context_strategy": "ring", "zero": 1, "microbatches": 2, "remat": "full"},
+    _HYBRID | {"fsdp": 2, "expert": 2, "context": 2, "zero": 3, "packed": False, "remat": "selective", "loss_tiles": 3},
+    _HYBRID
+    | {"replica": 2, "tensor": 2, "context": 2, "context_strategy": "ulysses", "zero": 2, "remat": "half offloaded"}
+    | {"optimizer_offload": "host", "dropout": 0.1, "mlp_tiles": 3},
+]
+"""A hybrid is no value of a factor: it takes no striped order."""
 
 
 def config_of(row: dict[str, Any], **more: dict[str, Any]) -> Any:
-    family = gemma(layers=3) if row["family"] == "gemma" else FAMILIES[row["family"]]
+    others = {"gemma": gemma(layers=3), "hybrid": HYBRID}
+    family = others[row["family"]] if row["family"] in others else FAMILIES[row["family"]]
     model = {name: row[name] for name in ("kv_heads", "tied", "dropout", "vocab")} | family
     layout = ("replica", "fsdp", "expert", "tensor", "context", "context_strategy", "context_order")
     axes = {name: row[name] for name in (*layout, "zero", "microbatches")}
