@@ -26,6 +26,7 @@ from jaxpar.cost.layer_case import layer_case
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layers.block import Context
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.counting import layer_parameters, parameter_count
 from jaxpar.layers.declaration.activations import name_activation
@@ -71,7 +72,7 @@ def traced(model: ModelConfig) -> tuple[set[str], dict[str, Any]]:
         tokens = vary(TokenContext(indices, indices, indices, indices, indices[:, 0], cos, sin))
         layer: Any = with_weights(prototype, vary(weights))
         attend = lambda q, k, v, tokens, *sinks: q[..., : v.shape[-1]] * (k.sum() + v.sum())
-        return layer(vary(x), jnp.int32(0), tokens, attend, True, recording(groups))
+        return layer(vary(x), Context(jnp.int32(0), tokens, attend, train=True), recording(groups))
 
     one = lambda spec: jax.ShapeDtypeStruct(spec.shape, jnp.float32)
     weights = jax.tree.map(one, specs_of(prototype), is_leaf=lambda leaf: hasattr(leaf, "axes"))

@@ -97,7 +97,7 @@ def scan_layers(stages: Any, weights: Any, accumulators: Any, x: jax.Array, toke
 
     def body(x: jax.Array, layer: Any) -> tuple[jax.Array, None]:
         index, w, accumulator = layer
-        return stages.loop.stacks[ALL].program.apply(load(w, accumulator), x, index, tokens[ALL], None)[0], None
+        return stages.loop.stacks[ALL].program.run(load(w, accumulator), x, index, tokens[ALL])[0], None
 
     return lax.scan(body, vary(x), (vary(jax.numpy.arange(LAYERS)), weights, accumulators))[0]
 
