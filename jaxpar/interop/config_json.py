@@ -18,8 +18,11 @@ from jaxpar.interop.mapping.expert_keys import SAME
 from jaxpar.interop.mapping.family import Family, tensors_of
 from jaxpar.interop.mapping.keys import HFConfig
 from jaxpar.interop.mapping.layer_packing import layer_models, packed
+from jaxpar.interop.mapping.linear_keys import with_state
 from jaxpar.interop.mapping.rope_keys import OPTIONAL, SCALINGS
+from jaxpar.layers.declared import attends, feed_forward_classes
 from jaxpar.layers.experts.routers import options_of
+from jaxpar.layers.linear_attention.mixer import sizes_of
 
 UNUSED = (
     "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "name_or_path",
@@ -253,10 +256,20 @@ def _function(model: ModelConfig) -> dict[str, object]:
         values["max_positions"] = None
     if model.latent_attention is not None:
         values["mixer"] = "latent_attention"  # what `attention` is with these widths
+    values["linear_attention"] = sizes_of(model) if with_state(model) else None
     if model.experts is not None:
         values["experts"], values["mlp"] = _experts(model, model.experts), None
     values["rope"] = _rotary(model.rope) if model.position == "rope" else None
+    values |= dict.fromkeys(_unread(model))
     return values
+
+
+def _unread(model: ModelConfig) -> list[str]:
+    """The keys that no block of a layer reads."""
+    unread = [] if attends(model) else ["heads", "kv_heads", "head_dim", "attention_scale", "rope"]
+    if unread and model.position != "learned":
+        unread.append("position")
+    return unread + ([] if feed_forward_classes(model) else ["mlp"])
 
 
 def _rotary(rope: RopeConfig) -> RopeConfig:

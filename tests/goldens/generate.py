@@ -128,6 +128,13 @@ CASES: dict[str, tuple[str, dict]] = {
             ),
         },
     ),
+    "mamba2": (
+        "Mamba2",
+        {
+            "vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8, "n_groups": 4,
+            "state_size": 6, "chunk_size": 16, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
+        },
+    ),
     "qwen2": ("Qwen2", SMALL | {"tie_word_embeddings": True, "rope_parameters": rope(1e3)}),
     "qwen3": ("Qwen3", SMALL | {"head_dim": 12, "tie_word_embeddings": True, "rope_parameters": rope(1e3)}),
     "olmo2": (

@@ -20,6 +20,10 @@ FOLDER = Path(__file__).parent
 NAMES = tuple(sorted(path.parent.name for path in FOLDER.glob("*/config.json")))
 ROUTED = tuple(name for name in NAMES if "num_experts_per_tok" in (FOLDER / name / "config.json").read_text())
 """Those with experts."""
+WITH_STATE = ("mamba2",)
+"""Those with mixers with a state."""
+MAPPINGS = ("pattern", "experts", "latent_attention", "linear_attention", "rope")
+"""Mappings of the `model` section."""
 DENSE = tuple(name for name in NAMES if name not in ROUTED)
 
 
@@ -59,7 +63,7 @@ def options_of(model: ModelConfig) -> dict[str, Any]:
 
 def section_of(model: ModelConfig) -> dict[str, Any]:
     """`options_of` as keys of a `ModelConfig`, whose mappings are dataclasses."""
-    mappings = {name: getattr(model, name) for name in ("pattern", "experts", "latent_attention", "rope")}
+    mappings = {name: getattr(model, name) for name in MAPPINGS}
     return {"kv_heads": None, "vocab_multiple": 16} | options_of(model) | mappings
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from jaxpar.interop.families.registry import FAMILIES
-from tests.goldens.loading import NAMES, load
+from tests.goldens.loading import NAMES, WITH_STATE, load
 from tests.reference import decoder64, experts64
 from tests.reference.options import Options
 from tests.reference.tree import Tree
 
-ALIKE = [name for name in NAMES if name not in ("qwen3_moe", "deepseek_v3")]
-"""Goldens whose layers all have weights of the same shapes, as those of the reference do."""
+ALIKE = [name for name in NAMES if name not in ("qwen3_moe", "deepseek_v3", *WITH_STATE)]
+"""Goldens whose layers all have attention and weights of the same shapes, as those of the reference do."""
 TOLERANCE = 1e-5
 """Largest difference over the largest logit: transformers keeps norms, angles and softmax in float32, about 1.4e-6."""
 

@@ -81,6 +81,13 @@ REFUSED = {
     "a key that nobody knows": ("qwen3", {"quantization_config": {"bits": 4}}, ("quantization_config", "qwen3")),
     "heads twice": ("deepseek_v3", {"num_key_value_heads": 2}, ("num_key_value_heads", "2", "4")),
     "a rotary width twice": ("deepseek_v3", {"head_dim": 6}, ("head_dim", "6", "8")),
+    "limits of steps": (
+        "mamba2", {"time_step_limit": [0.001, 0.1]}, ("time_step_limit", "[0.001, 0.1]", "0 and infinity")
+    ),
+    "a width of all heads twice": ("mamba2", {"expand": 3}, ("expand", "3", "hidden_size, 2")),
+    "a longer convolution": ("mamba2", {"conv_kernel": 5}, ("conv_kernel", "5", "4")),
+    "a convolution without a bias": ("mamba2", {"use_conv_bias": False}, ("use_conv_bias", "False", "True")),
+    "biases of projections": ("mamba2", {"use_bias": True}, ("use_bias", "True")),
     "a width of heads twice": ("deepseek_v2", {"qk_head_dim": 9}, ("qk_head_dim", "9", "14")),
 }  # fmt: skip
 

@@ -6,10 +6,11 @@ from typing import Any
 
 import pytest
 
-from jaxpar.config.parts import FEED_FORWARDS, MIXERS
+from jaxpar.config.parts import MIXERS
 from jaxpar.config.schema.model import Pattern
 from tests.extending.retention import MIXER as RETENTION
 from tests.nonzero_gradients import nonzero_gradients
+from tests.sentences import refused
 from tests.small_run import SmallRun, small
 from tests.training.parity.one_device import assert_equals_one_device
 
@@ -27,9 +28,7 @@ SPLIT = {"fsdp": 2, "tensor": 2, "pipe": 2, "microbatches": 2}
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entries of no block and of two, for the time of a test."""
-    monkeypatch.setitem(FEED_FORWARDS, "none", ())
-    monkeypatch.setitem(MIXERS, "none", ())
+    """An entry of two blocks, for the time of a test."""
     monkeypatch.setitem(MIXERS, "retention_attention", (RETENTION, MIXERS["attention"]))
 
 
@@ -45,3 +44,11 @@ def test_layers_of_any_number_of_blocks_equal_one_device(layers: str):
         "three blocks": {"all": ["attention", "mlp", "retention"]},
     }[layers]
     assert_equals_one_device(SmallRun(small(model=MODELS[layers], parallel=SPLIT)), loss, gradients, initial)
+
+
+def test_layers_without_a_block_and_models_whose_tokens_see_no_others_are_refused():
+    with refused("model.mixer: none", "no token sees another"):
+        SmallRun(small(model={"mixer": "none"}))
+    kinds = {"full": {}, "empty": {"mixer": "none", "activation": "none"}}
+    with refused("model.kinds.empty.activation: none", "no block"):
+        SmallRun(small(model={"layers": 2, "kinds": kinds, "pattern": Pattern(unit=("full", "empty"))}))

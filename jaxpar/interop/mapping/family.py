@@ -10,7 +10,7 @@ from jaxpar.config.counting import rotary_dim
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.schema import ModelConfig
-from jaxpar.interop.mapping.form import Form, Laid
+from jaxpar.interop.mapping.form import Form, Laid, LaidTaps
 from jaxpar.interop.mapping.heads_form import LaidByHead
 from jaxpar.interop.mapping.keys import Entry, LayerEntry
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
@@ -138,7 +138,7 @@ def _laid(line: Tensor, specs: tuple[ParamSpec, ...], model: ModelConfig) -> Lai
     """The layout of a line's weights in its tensor; all kinds of layers have the same latent attention."""
     if line.by_head or line.rotary:
         return LaidByHead(line.form, specs, rotary=rotary_dim(model) if line.rotary else 0)
-    return Laid(line.form, specs, line.interleaved)
+    return (LaidTaps if line.form is Form.TAPS else Laid)(line.form, specs, line.interleaved)
 
 
 def _of_line(line: Tensor, weights: tuple[str, ...], layer: int | None, laid: Laid) -> Iterator[StoredTensor]:

@@ -38,6 +38,8 @@ class Form(Enum):
     """An embedding, or the `Conv1D` of GPT-2."""
     VECTOR = "[outputs]"
     """A bias, or the scale of a norm: all dims are outputs."""
+    TAPS = "[outputs, 1, taps]"
+    """The taps of PyTorch's `Conv1d` of each channel, which are the last dim of the weight (`LaidTaps`)."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +86,8 @@ class Laid:
         for spec, weight in zip(self.specs, weights, strict=True):
             stack, inputs, outputs = spec.shape[: self._stack], prod(self._inputs(spec)), prod(self._outputs(spec))
             two = weight.reshape(*stack, inputs, outputs)
-            forms = {Form.LINEAR: two.swapaxes(-1, -2), Form.TABLE: two, Form.VECTOR: two[..., 0, :]}
-            flat.append(forms[self.form])
+            forms = {Form.LINEAR: two.swapaxes(-1, -2), Form.TABLE: two}
+            flat.append(forms.get(self.form, two[..., 0, :]))
         axis = self._stack + self._order.index("outputs")
         if not self.interleaved:
             return np.ascontiguousarray(np.concatenate(flat, axis=axis))
@@ -98,12 +100,10 @@ class Laid:
 
     @property
     def _order(self) -> tuple[str, ...]:
-        return {
-            Form.LINEAR: ("outputs", "inputs"), Form.TABLE: ("inputs", "outputs"), Form.VECTOR: ("outputs",)
-        }[self.form]  # fmt: skip
+        return {Form.LINEAR: ("outputs", "inputs"), Form.TABLE: ("inputs", "outputs")}.get(self.form, ("outputs",))
 
     def _inputs(self, spec: ParamSpec) -> tuple[int, ...]:
-        return () if self.form is Form.VECTOR else spec.shape[spec.stack : spec.stack + spec.inputs]
+        return () if "inputs" not in self._order else spec.shape[spec.stack : spec.stack + spec.inputs]
 
     def _outputs(self, spec: ParamSpec) -> tuple[int, ...]:
         return spec.shape[spec.stack + len(self._inputs(spec)) :]
@@ -114,6 +114,23 @@ class Laid:
             return values
         first = values.ndim - inputs
         return values.transpose(*range(self._stack), *range(first, values.ndim), *range(self._stack, first))
+
+
+class LaidTaps(Laid):
+    """Taps of convolutions, those of several weights one after the other: a vector in rows of taps."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        taps = self.specs[0].shape[-1]
+        return (super().shape[0] // taps, 1, taps)
+
+    def read(self, index: int, region: Region, read: ReadTensor) -> np.ndarray:
+        taps = self.specs[0].shape[-1]
+        rows = lambda lines: slice(lines.start // taps, lines.stop // taps)
+        return super().read(index, region, lambda at: read((rows(at[0]), slice(0, 1), slice(0, taps))).reshape(-1))
+
+    def join(self, weights: Sequence[np.ndarray]) -> np.ndarray:
+        return super().join(weights).reshape(self.shape)
 
 
 def _lines(region: Region, sizes: Sequence[int], start: int) -> slice:
