@@ -190,3 +190,8 @@ def test_what_is_no_model_is_refused(tmp_path: Path):
     (tmp_path / "config.json").write_text("{")
     with refused("config.json:1", "not valid JSON"):
         open_source(tmp_path, "MODEL")
+
+
+def test_tensors_that_transformers_leaves_out_are_told(tmp_path: Path):
+    folder = rewrite(copy_of("qwen3_next", tmp_path / "model"), {"mtp.fc.weight": np.zeros((2, 2), np.float32)})
+    assert HFFolder(folder).remarks == ["without 1 tensor mtp.*"]

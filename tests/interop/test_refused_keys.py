@@ -88,6 +88,20 @@ REFUSED = {
     "a longer convolution": ("mamba2", {"conv_kernel": 5}, ("conv_kernel", "5", "4")),
     "a convolution without a bias": ("mamba2", {"use_conv_bias": False}, ("use_conv_bias", "False", "True")),
     "biases of projections": ("mamba2", {"use_bias": True}, ("use_bias", "True")),
+    "a shared expert of part of a width": (
+        "qwen3_next", {"shared_expert_intermediate_size": 13}, ("shared_expert_intermediate_size", "13", "12")
+    ),
+    "a longer convolution of a hybrid": ("qwen3_next", {"linear_conv_kernel_dim": 3}, ("linear_conv_kernel_dim", "3")),
+    "biases of gated attention": ("qwen3_5", {"attention_bias": True}, ("attention_bias", "True", "False")),
+    "windows of a hybrid": (
+        "qwen3_5", {"layer_types": ["sliding_attention"] * 3}, ("layer_types", "sliding_attention", "linear_attention")
+    ),
+    "experts of a latent width": ("nemotron_h", {"moe_latent_size": 8}, ("moe_latent_size", "8", "None")),
+    "a feed-forward with a gate": ("nemotron_h", {"mlp_hidden_act": "silu"}, ("mlp_hidden_act", "silu", "relu2")),
+    "a block that nobody knows": ("nemotron_h", {"layers_block_type": ["conv"]}, ("layers_block_type", "conv", "moe")),
+    "a letter that nobody knows": (
+        "nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "MX"}, ("hybrid_override_pattern", "X")
+    ),
     "a width of heads twice": ("deepseek_v2", {"qk_head_dim": 9}, ("qk_head_dim", "9", "14")),
 }  # fmt: skip
 

@@ -151,7 +151,10 @@ def attention(
     group = options["heads"] // options["kv_heads"]  # consecutive query heads share a key/value head
     key, value = jnp.repeat(key, group, axis=2), jnp.repeat(value, group, axis=2)
     probabilities = probabilities_of(query, key, options, batch, weights.get("sinks"))
-    out = jnp.einsum("bhqk,bkhd,hde->bqe", probabilities, value, weights["output"])
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", probabilities, value)
+    if "gate" in weights:  # Qwen3-Next
+        mixed = mixed / (1 + jnp.exp(-jnp.einsum("bse,ehd->bshd", x, weights["gate"])))
+    out = jnp.einsum("bqhd,hde->bqe", mixed, weights["output"])
     return out + weights["output_bias"] if options["attention_bias"] is True else out
 
 

@@ -91,6 +91,8 @@ class ModelConfig:
     attention_sinks: bool = False
     """A learned logit of each query head in the denominator of its softmax, so that a head may attend to nothing
     (gpt-oss)."""
+    attention_gate: bool = False
+    """Multiply attention's output before the projection out by the sigmoid of one of its input (Qwen3-Next)."""
     mlp_bias: bool = False
     """Biases on the projections of the feed-forward layer; with experts, on those of each and on the router's."""
     activation: Annotated[str, FEED_FORWARDS] = "swiglu"

@@ -79,7 +79,7 @@ class DeepSeekExperts:
 
     def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
         absent = REQUIRED if self.normalised else None  # DeepSeek's code and transformers have other defaults for V3
-        scale = hf_config.number("routed_scaling_factor", absent or 1.0)
+        scale = hf_config.positive("routed_scaling_factor", absent or 1.0)
         if hf_config.flag("norm_topk_prob", default=self.normalised) != self.normalised:
             raise hf_config.refusal("norm_topk_prob", not self.normalised, str(self.normalised).lower())
         expected = "sigmoid" if self.normalised else "softmax"

@@ -68,6 +68,7 @@ _WORDS = (
     ("window", None, ("local", "global")),
     ("position", "none", ("rotary", "plain")),
     ("experts", None, ("routed", "dense")),
+    ("mixer", "attention", ("state", "full")),
 )
 """A key, its value in one of two kinds, and their names, that one's last."""
 

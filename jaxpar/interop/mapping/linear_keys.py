@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from jaxpar.config.mappings.linear_attention import LinearAttentionConfig
 from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.mapping.family import Tensor
 from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.mapping.keys import HFConfig
+from jaxpar.interop.mapping.layer_keys import GLOBAL, LINEAR, layer_types
 from jaxpar.layers.declared import mixer_classes
 from jaxpar.layers.linear_attention.mixer import LinearAttention, sizes_of
 
@@ -40,7 +42,7 @@ class LinearSizes:
 
     names: Mapping[str, str]
     """Keys of `config.json` by those of `model.linear_attention`."""
-    defaults: Mapping[str, int]
+    defaults: Mapping[str, float]
     """Values where `config.json` lacks the key."""
 
     @property
@@ -48,12 +50,40 @@ class LinearSizes:
         return tuple(self.names.values())
 
     def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
-        sizes = {ours: hf_config.integer(theirs, self.defaults[ours]) for ours, theirs in self.names.items()}
+        sizes: dict[str, Any] = {}
+        for ours, theirs in self.names.items():
+            read = hf_config.integer if ours != "least_step" else hf_config.positive
+            sizes[ours] = 0 if hf_config.get(theirs) == 0 else read(theirs, self.defaults[ours])
         return [{"linear_attention": LinearAttentionConfig(**sizes)}] * layers
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
         sizes = sizes_of(next((model for model in models if with_state(model)), models[0]))
         return {theirs: getattr(sizes, ours) for ours, theirs in self.names.items()}
+
+
+@dataclass(frozen=True)
+class StateLayers:
+    """`layer_types` of a family in which all layers but some have a mixer with a state."""
+
+    mixer: str
+    """Ours, of layers that are named `linear_attention`."""
+    interval: str = "full_attention_interval"
+    """The key by which every so many layers have attention, where there are no `layer_types`."""
+    every: int = 4
+    """Its default."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return ("layer_types", self.interval)
+
+    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
+        every = hf_config.integer(self.interval, self.every)
+        default = lambda hf_config, layers: [GLOBAL if (layer + 1) % every == 0 else LINEAR for layer in range(layers)]
+        types = layer_types(hf_config, layers, default, (LINEAR, GLOBAL))
+        return [{"mixer": self.mixer if one == LINEAR else "attention"} for one in types]
+
+    def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
+        return {"layer_types": [LINEAR if model.mixer == self.mixer else GLOBAL for model in models]}
 
 
 @dataclass(frozen=True)

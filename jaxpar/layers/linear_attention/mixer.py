@@ -38,12 +38,13 @@ CACHED = PartitionSpec(CACHED_ROWS, "tensor", "context")
 
 
 class Sizes(NamedTuple):
-    """Heads and widths of a mixer with a state."""
+    """Heads and widths of a mixer with a state, and the least step of Mamba-2."""
 
     heads: int
     key_heads: int
     key_dim: int
     value_dim: int
+    least_step: float
 
 
 def sizes_of(model: ModelConfig) -> Sizes:
@@ -51,7 +52,11 @@ def sizes_of(model: ModelConfig) -> Sizes:
     linear = model.linear_attention or LinearAttentionConfig()
     heads = linear.heads or model.heads
     return Sizes(
-        heads, linear.key_heads or heads, linear.key_dim or head_dim(model), linear.value_dim or head_dim(model)
+        heads,
+        linear.key_heads or heads,
+        linear.key_dim or head_dim(model),
+        linear.value_dim or head_dim(model),
+        linear.least_step,
     )
 
 
@@ -68,6 +73,8 @@ class LinearAttention(Block):
     cache = cached_arrays()
     convolved: ClassVar[tuple[str, ...]] = ()
     """The projections that a short convolution and a SiLU follow."""
+    steps: ClassVar[bool] = False
+    """Whether it has steps, which `least_step` limits."""
 
     def __init__(self, model: ModelConfig, part: Part | None = None):
         super().__init__(part or self.declare(model))
@@ -88,11 +95,15 @@ class LinearAttention(Block):
 
     @classmethod
     def check(cls, model: ModelConfig) -> None:
-        """Refuse heads that do not fit, and a window. Raises `UserError`."""
+        """Refuse heads that do not fit, a limit of steps that there are not, and a window. Raises `UserError`."""
         sizes = sizes_of(model)
         if sizes.heads % sizes.key_heads:
             raise UserError(
                 f"model.linear_attention.key_heads: {sizes.key_heads}; expected a divisor of its heads ({sizes.heads})"
+            )
+        if sizes.least_step and not cls.steps:
+            raise UserError(
+                f"model.linear_attention.least_step: {sizes.least_step}, and {model.mixer} has no steps; expected 0"
             )
         if model.window is not None:
             raise UserError(

@@ -45,8 +45,8 @@ def check_input(config: Config) -> None:
 
 
 OF_SOME_MIXERS = (
-    "qk_norm", "attention_bias", "attention_scale", "attention_softcap", "attention_sinks", "window",
-    "linear_attention",
+    "qk_norm", "attention_bias", "attention_scale", "attention_softcap", "attention_sinks", "attention_gate",
+    "window", "linear_attention",
 )  # fmt: skip
 """Keys of `model` that only some mixers read (`Block.reads`)."""
 
