@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -195,3 +196,11 @@ def test_what_is_no_model_is_refused(tmp_path: Path):
 def test_tensors_that_transformers_leaves_out_are_told(tmp_path: Path):
     folder = rewrite(copy_of("qwen3_next", tmp_path / "model"), {"mtp.fc.weight": np.zeros((2, 2), np.float32)})
     assert HFFolder(folder).remarks == ["without 1 tensor mtp.*"]
+
+
+def test_a_tensor_may_have_the_other_name_that_transformers_writes(tmp_path: Path):
+    folder, name = shutil.copytree(FOLDER / "kimi_linear", tmp_path / "model"), "model.layers.0.{}.up_proj.weight"
+    values = tensors(folder)[name.format("mlp")]
+    rewrite(folder, {name.format("mlp"): None, name.format("block_sparse_moe"): values})
+    region = tuple(slice(0, size) for size in values.T.shape)
+    np.testing.assert_array_equal(HFFolder(folder).read("layers.mlp.up", [0], region)[0], values.T)

@@ -102,6 +102,16 @@ REFUSED = {
     "a letter that nobody knows": (
         "nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "MX"}, ("hybrid_override_pattern", "X")
     ),
+    "positions of latent attention": ("kimi_linear", {"mla_use_nope": False}, ("mla_use_nope", "False", "True")),
+    "a router of a softmax": (
+        "kimi_linear", {"moe_router_activation_func": "softmax"}, ("moe_router_activation_func", "softmax", "sigmoid")
+    ),
+    "a convolution of a nested mapping": (
+        "kimi_linear", {"linear_attn_config": {"short_conv_kernel_size": 3}}, ("linear_conv_kernel_dim", "3", "4")
+    ),
+    "a nested key that nobody knows": (
+        "kimi_linear", {"linear_attn_config": {"gate_lower_bound": -5}}, ("linear_attn_config.gate_lower_bound", "-5")
+    ),
     "a width of heads twice": ("deepseek_v2", {"qk_head_dim": 9}, ("qk_head_dim", "9", "14")),
 }  # fmt: skip
 

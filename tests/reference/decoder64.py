@@ -181,7 +181,9 @@ def latent_attention(
     sizes = dict(options["latent_attention"])
     turned = {**options, "head_dim": sizes["rope_dim"]}
     rotated = lambda vectors: rotate(vectors, batch["positions"], turned) if options["position"] == "rope" else vectors
-    of_latent = lambda latent, name: rms_norm(latent, factors(weights[name], options), options["norm_epsilon"])
+    of_latent = lambda latent, name: rms_norm(
+        latent, factors(weights[name], options), sizes.get("norm_epsilon") or options["norm_epsilon"]
+    )
     if sizes["query_rank"] is None:
         query = jnp.einsum("bse,ehd->bshd", x, weights["query"])
     else:

@@ -10,7 +10,7 @@ from jaxpar.config.counting import rotary_dim
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_model, layer_kinds
 from jaxpar.config.schema import ModelConfig
-from jaxpar.interop.mapping.form import Form, Laid, LaidTaps
+from jaxpar.interop.mapping.form import Form, Laid, LaidInRows
 from jaxpar.interop.mapping.heads_form import LaidByHead
 from jaxpar.interop.mapping.keys import Entry, LayerEntry
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
@@ -43,6 +43,9 @@ class Tensor:
     rotary: bool = False
     """Rotating pairs are neighbours in it, where ours are the two halves."""
 
+    also: str = ""
+    """Another name in files that are read, where others write them."""
+
     @property
     def of_experts(self) -> bool:
         """Whether its weights are those of experts."""
@@ -60,6 +63,8 @@ class StoredTensor:
     laid: Laid
     member: int | None = None
     """The expert whose matrix it is; None if it is not one of several."""
+    also: str = ""
+    """Another name that it may have."""
 
 
 @dataclass(frozen=True)
@@ -147,13 +152,14 @@ def _laid(line: Tensor, specs: tuple[ParamSpec, ...], model: ModelConfig) -> Lai
         return LaidByHead(line.form, specs, groups=sizes_of(model).key_heads)
     if line.by_head or line.rotary:
         return LaidByHead(line.form, specs, rotary=rotary_dim(model) if line.rotary else 0)
-    return (LaidTaps if line.form is Form.TAPS else Laid)(line.form, specs, line.interleaved)
+    return (LaidInRows if line.form in (Form.TAPS, Form.HEADS) else Laid)(line.form, specs, line.interleaved)
 
 
 def _of_line(line: Tensor, weights: tuple[str, ...], layer: int | None, laid: Laid) -> Iterator[StoredTensor]:
     """The tensor of a line in a layer, or one for each expert."""
     if EXPERT not in line.name:
-        yield StoredTensor(line.name if layer is None else line.name.format(layer=layer), weights, layer, laid)
+        name, also = (text if layer is None else text.format(layer=layer) for text in (line.name, line.also))
+        yield StoredTensor(name, weights, layer, laid, also=also)
         return
     one = tuple(replace(spec, shape=spec.shape[1:], axes=spec.axes[1:]) for spec in laid.specs)
     for expert in range(laid.specs[0].shape[0]):

@@ -38,8 +38,10 @@ class Form(Enum):
     """An embedding, or the `Conv1D` of GPT-2."""
     VECTOR = "[outputs]"
     """A bias, or the scale of a norm: all dims are outputs."""
+    HEADS = "[1, 1, outputs, 1]"
+    """A vector with a number of each head, in Kimi's files (`LaidInRows`)."""
     TAPS = "[outputs, 1, taps]"
-    """The taps of PyTorch's `Conv1d` of each channel, which are the last dim of the weight (`LaidTaps`)."""
+    """The taps of PyTorch's `Conv1d` of each channel, which are the last dim of the weight (`LaidInRows`)."""
 
 
 @dataclass(frozen=True)
@@ -116,18 +118,23 @@ class Laid:
         return values.transpose(*range(self._stack), *range(first, values.ndim), *range(self._stack, first))
 
 
-class LaidTaps(Laid):
-    """Taps of convolutions, those of several weights one after the other: a vector in rows of taps."""
+class LaidInRows(Laid):
+    """A vector of one or several weights in a tensor of more dims: rows of taps of convolutions, or one for heads."""
 
     @property
     def shape(self) -> tuple[int, ...]:
-        taps = self.specs[0].shape[-1]
-        return (super().shape[0] // taps, 1, taps)
+        (size,), taps = super().shape, self.specs[0].shape[-1]
+        return (1, 1, size, 1) if self.form is Form.HEADS else (size // taps, 1, taps)
 
     def read(self, index: int, region: Region, read: ReadTensor) -> np.ndarray:
-        taps = self.specs[0].shape[-1]
-        rows = lambda lines: slice(lines.start // taps, lines.stop // taps)
-        return super().read(index, region, lambda at: read((rows(at[0]), slice(0, 1), slice(0, taps))).reshape(-1))
+        taps, one = self.specs[0].shape[-1], slice(0, 1)
+
+        def flat(region: Region) -> np.ndarray:
+            (lines,) = region
+            rows = slice(lines.start // taps, lines.stop // taps)
+            return read((one, one, lines, one) if self.form is Form.HEADS else (rows, one, slice(0, taps))).reshape(-1)
+
+        return super().read(index, region, flat)
 
     def join(self, weights: Sequence[np.ndarray]) -> np.ndarray:
         return super().join(weights).reshape(self.shape)

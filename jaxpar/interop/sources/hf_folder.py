@@ -178,6 +178,7 @@ class HFFolder:
         stored, family = self._files.tensors, self.family
         bare = not any(name.startswith(family.prefix) for name in stored)
         names = {one.name: one.name.removeprefix(family.prefix) if bare else one.name for one in self.tensors}
+        names |= {one.name: one.also for one in self.tensors if names[one.name] not in stored and one.also in stored}
         for tensor in self.tensors:
             tensor_file = stored.get(names[tensor.name])
             if tensor_file is None:
