@@ -22,7 +22,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "mlp_bias": True,
         "max_positions": 64,
     },
-    "qwen3": {"qk_norm": True, "rope": RopeConfig(base=1e6), "head_dim": 8},
+    "qwen3": {"qk_norm": True, "attention_gate": True, "rope": RopeConfig(base=1e6), "head_dim": 8},
     "mistral": {"window": 11, "activation": "relu2", "logit_softcap": 5.0, "attention_softcap": 3.0},
     "qwen2": {"attention_bias": "qkv", "rope": RopeConfig(base=1e6, partial=0.5)},
     "olmo2": {"norm_placement": "post", "qk_norm": "projection"},

@@ -20,7 +20,8 @@ from jaxpar.config.spelling import cut, did_you_mean, quoted
 
 OWN = (
     "norm_placement", "position", "rope", "qk_norm", "attention_bias", "attention_scale", "attention_softcap",
-    "mixer", "latent_attention", "linear_attention", "window", "activation", "mlp", "mlp_bias", "experts",
+    "attention_gate", "mixer", "latent_attention", "linear_attention", "window", "activation", "mlp", "mlp_bias",
+    "experts",
 )  # fmt: skip
 """Keys of `model` that a kind may set."""
 

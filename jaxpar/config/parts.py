@@ -25,6 +25,7 @@ MIXERS: dict[str, Blocks] = {
     "gated_deltanet": "jaxpar.layers.linear_attention.gated_deltanet:GatedDeltaNet",
     "kimi_delta": "jaxpar.layers.linear_attention.kimi_delta:KimiDelta",
     "mamba2": "jaxpar.layers.linear_attention.mamba2:Mamba2",
+    "none": (),
 }
 """The values of `model.mixer`, each with the blocks that it names."""
 
@@ -37,6 +38,7 @@ FEED_FORWARDS: dict[str, Blocks] = {
     "geglu": "jaxpar.layers.feed_forward.gated:GeGLU",
     "gelu": "jaxpar.layers.feed_forward.plain:GELU",
     "relu2": "jaxpar.layers.feed_forward.plain:SquaredReLU",
+    "none": (),
 }
 """The values of `model.activation`, each with the blocks that it names."""
 

@@ -19,7 +19,10 @@ from jaxpar.interop.mapping.family import Family, tensors_of
 from jaxpar.interop.mapping.keys import HFConfig
 from jaxpar.interop.mapping.layer_packing import layer_models, packed
 from jaxpar.interop.mapping.rope_keys import OPTIONAL, SCALINGS
+from jaxpar.layers.declared import attends, feed_forward_classes, mixer_classes
 from jaxpar.layers.experts.routers import options_of
+from jaxpar.layers.linear_attention.mixer import sizes_of
+from jaxpar.layout.checks.model import OF_SOME_MIXERS
 
 UNUSED = (
     "architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "_name_or_path", "name_or_path",
@@ -240,7 +243,7 @@ def _experts(model: ModelConfig, experts: ExpertsConfig) -> ExpertsConfig:
         for one in fields(options)
         if one.name not in ONLY_IN_TRAINING and (value := getattr(options, one.name)) != one.default
     }
-    unchanged = {name: getattr(experts, name) for name in ("count", "per_token", "shared")}
+    unchanged = {name: getattr(experts, name) for name in ("count", "per_token", "shared", "shared_router")}
     return ExpertsConfig(width=width, router=router, router_options=options, **unchanged)
 
 
@@ -253,10 +256,21 @@ def _function(model: ModelConfig) -> dict[str, object]:
         values["max_positions"] = None
     if model.latent_attention is not None:
         values["mixer"] = "latent_attention"  # what `attention` is with these widths
+    values["linear_attention"] = sizes_of(model)
     if model.experts is not None:
         values["experts"], values["mlp"] = _experts(model, model.experts), None
     values["rope"] = _rotary(model.rope) if model.position == "rope" else None
+    values |= dict.fromkeys(_unread(model))
     return values
+
+
+def _unread(model: ModelConfig) -> list[str]:
+    """The keys that no block of a layer reads."""
+    read = {key for mixer in mixer_classes(model) for key in mixer.reads}
+    unread = [key for key in OF_SOME_MIXERS if key not in read]
+    if not attends(model):
+        unread += ["heads", "kv_heads", "head_dim", "rope", *(["position"] if model.position != "learned" else [])]
+    return unread + ([] if feed_forward_classes(model) else ["mlp"])
 
 
 def _rotary(rope: RopeConfig) -> RopeConfig:

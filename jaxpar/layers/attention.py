@@ -23,6 +23,8 @@ QUERY, KEY = ("heads", "head_dim"), ("kv_heads", "head_dim")
 """Dims of a query, and of a key."""
 SCALED = "attention_scaled"
 """Attention's output with sinks: less where the sink of a head has a large share of the softmax."""
+GATE, GATED = "attention_gate", "attention_gated"
+"""The gate of attention's output, before its sigmoid, and the product."""
 VALUE, OUTPUT = ("kv_heads", "value_dim"), ("heads", "value_dim")
 """Dims of a value, and of attention's output."""
 
@@ -30,7 +32,10 @@ VALUE, OUTPUT = ("kv_heads", "value_dim"), ("heads", "value_dim")
 class Attention(Block):
     """Multi-head attention with grouped queries (arXiv:2305.13245)."""
 
-    reads = ("qk_norm", "attention_bias", "attention_scale", "attention_softcap", "attention_sinks", "window")
+    reads = (
+        "qk_norm", "attention_bias", "attention_scale", "attention_softcap", "attention_sinks", "attention_gate",
+        "window",
+    )  # fmt: skip
     cache = KeyValues(PARTITION, PARTITION)
 
     def __init__(self, model: ModelConfig, part: Part | None = None):
@@ -47,9 +52,12 @@ class Attention(Block):
         """
         rotated = ("query", "key") if model.position == "rope" else ()
         projected = ("query", "key", "value")
-        made, scaled = "attention_output", []
+        gates = ("gate",) if model.attention_gate else ()
+        made, behind = "attention_output", list[Elementwise]()
         if model.attention_sinks:
-            scaled = [Elementwise(SCALED, traffic=Traffic(2, 3))]
+            behind.append(Elementwise(SCALED, traffic=Traffic(2, 3)))
+        if gates:
+            behind.append(Elementwise(GATED, traffic=Traffic(3, 5)))
         return Part(
             name="attention",
             weights=_weights(model),
@@ -57,24 +65,31 @@ class Attention(Block):
                 Activation("query", QUERY),
                 Activation("key", KEY),
                 Activation("value", VALUE),
+                *(Activation(GATE, OUTPUT) for _ in gates),
                 Activation("attention_output", OUTPUT, core=True),
                 Activation("attention_lse", ("heads",), float32=True, core=True),
-                *(Activation(one.output, OUTPUT, cheap=True) for one in scaled),
+                *(Activation(one.output, OUTPUT, cheap=True) for one in behind),
             ),
             operations=(
-                Matmuls("attention_in", projected, inward=True, outputs=projected, rotated=rotated, by_head=True),
+                Matmuls(
+                    "attention_in", projected + gates, inward=True, outputs=projected + (GATE,) * len(gates),
+                    rotated=rotated, by_head=True,
+                ),
                 # The kernels of attention give these names themselves, and keep both for their backward.
                 Core("query", keys=("key", "value"), outputs=(made, "attention_lse")),
-                *scaled,
-                Matmuls("attention_out", ("output",), inward=False, input=SCALED if scaled else made),
+                *behind,
+                Matmuls("attention_out", ("output",), inward=False, input=behind[-1].output if behind else made),
             ),
-        )
+        )  # fmt: skip
 
     def __call__(self, x: Float[Array, "batch part embed"], context: Context, ops: Ops) -> Output:
         """Projections, attention and the output, with the output's bias, which is added once the partial sums of the
         tensor ranks are summed."""
-        q, k, v = ops.run(self, "attention_in", x)
-        y = ops.run(self, "attention_out", self.mix(q, k, v, context.tokens, context.attend))
+        q, k, v, *gate = ops.run(self, "attention_in", x)
+        mixed = self.mix(q, k, v, context.tokens, context.attend)
+        for one in gate:
+            mixed = self.named(mixed * jax.nn.sigmoid(self.named(one, GATE)), GATED)
+        y = ops.run(self, "attention_out", mixed)
         return self.biased(y, "output"), {}
 
     def decode(self, x: jax.Array, cache: PyTree, context: Context, ops: Ops) -> tuple[jax.Array, PyTree]:
@@ -153,6 +168,8 @@ def _weights(model: ModelConfig) -> Weights:
         "value": matrix((embed, *key), ("embed", *KEY), scale=model.init_scale),
         "output": matrix((*query, embed), (*QUERY, "embed"), inputs=2, scale=back),
     }
+    if model.attention_gate:
+        weights["gate"] = matrix((embed, *query), ("embed", *QUERY), scale=model.init_scale)
     if model.attention_bias:
         weights["query_bias"] = vector(query, QUERY)
         weights |= {"key_bias": vector(key, KEY), "value_bias": vector(key, KEY)}

@@ -151,13 +151,13 @@ def known_activations() -> dict[str, Activation]:
 @lru_cache(maxsize=8)
 def _known(feed_forwards: tuple[str, ...], mixers: tuple[str, ...]) -> dict[str, Activation]:
     routers = ("noisy_top_k", "cosine") if "experts" in FEATURES else ()  # a tree may come without them
-    experts = [ExpertsConfig(count=4, shared=1, router=router) for router in routers]
+    experts = [ExpertsConfig(count=4, shared=1, shared_router=True, router=router) for router in routers]
     options: list[dict[str, Any]] = [
         *({"activation": name} for name in feed_forwards),
         *({"activation": name, "experts": one} for name, one in product(feed_forwards, experts) if of_experts(name)),
         *({"mixer": name} for name in mixers if name != "latent_attention"),
         *({"latent_attention": LatentAttentionConfig(kv_rank=1, query_rank=rank)} for rank in (None, 1)),
-        {"attention_sinks": True},
+        {"attention_sinks": True, "attention_gate": True},
     ]
     known: dict[str, Activation] = {}
     for placement, option in product(PLACEMENTS, options):

@@ -54,7 +54,8 @@ class LatentAttention(Block):
     def __init__(self, model: ModelConfig, part: Part | None = None):
         super().__init__(part or self.declare(model))
         self.model = model
-        self.shape, self.epsilon = shape_of(model), model.norm_epsilon
+        self.shape = shape_of(model)
+        self.epsilon = self.shape.norm_epsilon or model.norm_epsilon
         self.factors = NORMS[model.norm].factors
         assert not self.part.terms, "latent attention has no adapters"
 

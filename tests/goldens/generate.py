@@ -13,6 +13,7 @@ The weights are drawn by NumPy, norms and biases included. The model runs in flo
 """
 
 import json
+import re
 import shutil
 import sys
 from pathlib import Path
@@ -39,7 +40,7 @@ LATENT = SMALL | {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 """What is the same in DeepSeek-V2 and V3."""
-LOCAL, GLOBAL = "sliding_attention", "full_attention"
+LOCAL, GLOBAL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 
 
 def rope(base: float, **scaling: object) -> dict:
@@ -47,6 +48,12 @@ def rope(base: float, **scaling: object) -> dict:
     return {"rope_type": "default", "rope_theta": base} | scaling
 
 
+HYBRID = SMALL | {
+    "hidden_size": 16, "intermediate_size": 32, "num_hidden_layers": 3, "head_dim": 16, "linear_num_value_heads": 8,
+    "linear_num_key_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 5, "rms_norm_eps": 1e-2,
+    "layer_types": [LINEAR, LINEAR, GLOBAL], "rope_parameters": rope(1e3, partial_rotary_factor=0.25),
+}  # fmt: skip
+"""What is the same in Qwen3-Next and Qwen3.5."""
 YARN = rope(
     1e3, rope_type="yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=4.0, beta_slow=1.0, truncate=False
 )
@@ -126,6 +133,49 @@ CASES: dict[str, tuple[str, dict]] = {
             ),
         },
     ),
+    "mamba2": (
+        "Mamba2",
+        {
+            "vocab_size": 61, "hidden_size": 32, "num_hidden_layers": 2, "num_heads": 8, "head_dim": 8, "n_groups": 4,
+            "state_size": 6, "chunk_size": 16, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
+        },
+    ),
+    "nemotron_h": (
+        "NemotronH",
+        {
+            "vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_attention_heads": 4,
+            "num_key_value_heads": 2, "head_dim": 6, "mamba_num_heads": 8, "mamba_head_dim": 4, "n_groups": 4,
+            "ssm_state_size": 6, "chunk_size": 16, "n_routed_experts": 4, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12, "moe_shared_expert_intermediate_size": 24, "routed_scaling_factor": 2.5,
+            "time_step_min": 0.3, "layers_block_type": [LINEAR, "moe", GLOBAL, "mlp"],
+        },
+    ),
+    "kimi_linear": (
+        "KimiLinear",
+        {
+            "vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2,
+            "num_attention_heads": 4, "num_key_value_heads": 4, "kv_lora_rank": 12, "qk_rope_head_dim": 4,
+            "qk_nope_head_dim": 6, "v_head_dim": 5, "num_local_experts": 4, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 12, "n_shared_experts": 2, "routed_scaling_factor": 2.5, "linear_num_heads": 4,
+            "linear_head_dim": 6, "rms_norm_eps": 1e-2, "layer_types": [LINEAR, GLOBAL], "pad_token_id": 0,
+            "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 128,
+        },
+    ),
+    "qwen3_next": (
+        "Qwen3Next",
+        HYBRID | {
+            "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 24, "mlp_only_layers": [0],
+        },
+    ),
+    "qwen3_5": ("Qwen3_5", HYBRID | {"tie_word_embeddings": True, "layer_types": [GLOBAL, LINEAR, LINEAR]}),
+    "qwen3_5_moe": (
+        "Qwen3_5Moe",
+        HYBRID | {
+            "num_hidden_layers": 2, "num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 12,
+            "shared_expert_intermediate_size": 12, "layer_types": [LINEAR, GLOBAL],
+        },
+    ),
     "qwen2": ("Qwen2", SMALL | {"tie_word_embeddings": True, "rope_parameters": rope(1e3)}),
     "qwen3": ("Qwen3", SMALL | {"head_dim": 12, "tie_word_embeddings": True, "rope_parameters": rope(1e3)}),
     "olmo2": (
@@ -166,8 +216,12 @@ CASES: dict[str, tuple[str, dict]] = {
     ),
 }  # fmt: skip
 """The class of transformers and the options of its configuration, by the name of the golden."""
+OF_TEXT = ("Gemma3", "Qwen3_5", "Qwen3_5Moe")
+"""Classes whose configuration is that of the text part."""
 BFLOAT16 = ("mistral", "phi3")
 """Goldens whose weights are stored in bfloat16; the others are in float32."""
+ZERO_CENTERED = ("Gemma", "Qwen3Next", "Qwen3_5")
+"""Beginnings of classes whose norms multiply by 1 plus their weights."""
 LARGER = {"experts.gate_up_proj": 3.0, "sinks": 5.0}
 """Factors of weights of gpt-oss by their name, so that its limits and sinks matter."""
 QUANTIZED = FOLDER / "quantized"
@@ -177,14 +231,15 @@ def model_of(name: str) -> transformers.PreTrainedModel:
     """A model of a case with random weights, in the dtype in which it is stored."""
     kind, options = CASES[name]
     end = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
-    config = "Gemma3TextConfig" if kind == "Gemma3" else f"{kind}Config"
+    config = f"{kind}{'TextConfig' if kind in OF_TEXT else 'Config'}"
     model = getattr(transformers, kind + end)(getattr(transformers, config)(**options, attn_implementation="eager"))
     generator = np.random.default_rng(list(name.encode()))
     biases = [(path, own) for path, own in model.named_buffers() if path.endswith("e_score_correction_bias")]
     with torch.no_grad():
         for path, weight in sorted([*model.named_parameters(), *biases]):
             scale = "norm" in path or "ln_" in path
-            neutral = float(scale and path.endswith("weight") and not kind.startswith("Gemma"))
+            zero_centered = kind.startswith(ZERO_CENTERED) and "linear_attn" not in path
+            neutral = float(scale and path.endswith("weight") and not zero_centered)
             spread = 0.3 * next((LARGER[end] for end in LARGER if kind == "GptOss" and path.endswith(end)), 1.0)
             weight.copy_(torch.from_numpy(neutral + spread * generator.standard_normal(tuple(weight.shape))))
     return model.to(torch.bfloat16 if name in BFLOAT16 else torch.float32).eval()
@@ -205,6 +260,10 @@ def write(name: str) -> Path:
     folder = FOLDER / name
     shutil.rmtree(folder, ignore_errors=True)
     model_of(name).save_pretrained(folder)
+    if name == "kimi_linear":  # transformers writes dense layers under another name than the publisher
+        file, dense = folder / "model.safetensors", re.compile(r"block_sparse_moe\.(gate|up|down)_proj")
+        named = {dense.sub(r"mlp.\1_proj", path): leaf for path, leaf in load_file(file).items()}
+        save_file(named, file, metadata={"format": "pt"})
     tokens = np.random.default_rng(list(name.encode())).integers(0, 61, (ROWS, LENGTH)).astype(np.int32)
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
     np.savez(folder / "logits.npz", tokens=tokens, logits=logits_of(folder, tokens), made_with=np.array(versions))

@@ -9,6 +9,7 @@ import numpy as np
 
 from jaxpar.config.kinds import ALL, layer_kinds
 from jaxpar.config.schema import ModelConfig
+from jaxpar.interop.mapping.layer_packing import layer_models
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
 from jaxpar.interop.sources.hf_folder import HFFolder
 from tests.reference.options import spelled_out
@@ -18,7 +19,11 @@ FOLDER = Path(__file__).parent
 NAMES = tuple(sorted(path.parent.name for path in FOLDER.glob("*/config.json")))
 ROUTED = tuple(name for name in NAMES if "num_experts_per_tok" in (FOLDER / name / "config.json").read_text())
 """Those with experts."""
-DENSE = tuple(name for name in NAMES if name not in ROUTED)
+WITH_STATE = ("mamba2", "kimi_linear", "nemotron_h", "qwen3_next", "qwen3_5", "qwen3_5_moe")
+"""Those with mixers with a state."""
+MAPPINGS = ("pattern", "experts", "latent_attention", "linear_attention", "rope")
+"""Mappings of the `model` section."""
+DENSE = tuple(name for name in NAMES if name not in (*ROUTED, *WITH_STATE))
 
 
 def nested(leaves: Mapping[str, np.ndarray]) -> Tree:
@@ -48,6 +53,21 @@ def weights_of(source: HFFolder) -> Tree:
     return nested(leaves)
 
 
+def layers_of(source: HFFolder) -> tuple[Tree, list[tuple[Tree, dict[str, Any]]]]:
+    """The weights outside layers; those of each layer, with the options of the reference."""
+    kinds, outside, layers = layer_kinds(source.model), {}, list[tuple[Tree, dict[str, Any]]]()
+    for layer, (kind, model) in enumerate(zip(kinds, layer_models(source.model), strict=True)):
+        own = {}
+        for name, spec in weight_specs(source.model, kind).items():
+            region, inside = tuple(slice(0, size) for size in spec.shape), name.startswith(LAYER_PREFIX)
+            if inside:
+                own[name.removeprefix(LAYER_PREFIX)] = source.read(name, [layer], region)[0].astype(np.float32)
+            elif layer == 0:
+                outside[name] = source.read(name, None, region).astype(np.float32)
+        layers.append((nested(own), spelled_out(options_of(model))))
+    return nested(outside), layers
+
+
 def options_of(model: ModelConfig) -> dict[str, Any]:
     """The `model` section as a dict, without what has its default."""
     plain, usual = asdict(model), asdict(ModelConfig())
@@ -57,7 +77,7 @@ def options_of(model: ModelConfig) -> dict[str, Any]:
 
 def section_of(model: ModelConfig) -> dict[str, Any]:
     """`options_of` as keys of a `ModelConfig`, whose mappings are dataclasses."""
-    mappings = {name: getattr(model, name) for name in ("pattern", "experts", "latent_attention", "rope")}
+    mappings = {name: getattr(model, name) for name in MAPPINGS}
     return {"kv_heads": None, "vocab_multiple": 16} | options_of(model) | mappings
 
 

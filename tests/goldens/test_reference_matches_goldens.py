@@ -6,13 +6,16 @@ import numpy as np
 import pytest
 
 from jaxpar.interop.families.registry import FAMILIES
-from tests.goldens.loading import NAMES, load
-from tests.reference import decoder64, experts64
+from jaxpar.interop.sources.hf_folder import HFFolder
+from tests.goldens.loading import FOLDER, NAMES, WITH_STATE, layers_of, load, tokens_and_logits
+from tests.reference import decoder64, experts64, layers64
 from tests.reference.options import Options
 from tests.reference.tree import Tree
 
-ALIKE = [name for name in NAMES if name not in ("qwen3_moe", "deepseek_v3")]
-"""Goldens whose layers all have weights of the same shapes, as those of the reference do."""
+DIFFERENT = ("qwen3_moe", *WITH_STATE)
+"""Goldens whose layers have other blocks than attention and a feed-forward, or not all the same."""
+ALIKE = [name for name in NAMES if name not in ("deepseek_v3", *DIFFERENT)]
+"""Goldens whose layers all have attention and weights of the same shapes, as those of the reference do."""
 TOLERANCE = 1e-5
 """Largest difference over the largest logit: transformers keeps norms, angles and softmax in float32, about 1.4e-6."""
 
@@ -36,6 +39,23 @@ def test_reference_logits_equal_those_of_transformers(name: str) -> None:
     weights, options, tokens, logits = load(name)
     computed = logits_of(weights, options, decoder64.plain_batch(tokens))
     assert difference(computed, logits) < TOLERANCE
+
+
+@pytest.mark.parametrize("name", DIFFERENT)
+@pytest.mark.matrix(quick=("mamba2",), ci=3)
+def test_reference_logits_of_different_layers_equal_those_of_transformers(name: str) -> None:
+    """And each option changes them by far more than the tolerance."""
+    (outside, layers), (tokens, logits) = layers_of(HFFolder(FOLDER / name)), tokens_and_logits(name)
+    batch = decoder64.plain_batch(tokens)
+    assert difference(layers64.logits(outside, layers, batch), logits) < TOLERANCE
+    others: list[tuple[str, dict[str, object]]] = [("mlp", {"norm_epsilon": 0.1}), ("mixer", {"norm_epsilon": 0.1})]
+    others += [("attention", one) for one in ({"rope_base": 2e4}, {"rope_partial": 1.0}, {"qk_norm": False})]
+    for block, changed in others:
+        of_block = [block in weights and options | changed != options for weights, options in layers]
+        if any(of_block):
+            pairs = zip(layers, of_block, strict=True)
+            other = [(weights, options | changed if has else options) for (weights, options), has in pairs]
+            assert difference(layers64.logits(outside, other, batch), logits) > 100 * TOLERANCE, changed
 
 
 @pytest.mark.parametrize("name", ALIKE)

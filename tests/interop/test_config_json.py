@@ -329,3 +329,31 @@ def test_a_router_that_needs_state_which_the_weights_lack_is_refused_by_its_key(
             source: Any = Given8x7B()
             check_fits(source, replace(model, experts=replace(model.experts, router=router)), "run.init_from")
         assert "ExpertsConfig" not in str(caught.value) and "count" not in str(caught.value)
+
+
+def test_the_layers_of_nemotron_are_named_or_letters():
+    _, model = model_of(golden("nemotron_h"))
+    older = {"layers_block_type": ..., "hybrid_override_pattern": "ME*-"}
+    assert differences(model_of(golden("nemotron_h", **older))[1], model) == []
+    assert (
+        differences(model_of(golden("nemotron_h", layers_block_type=["mamba", "moe", "attention", "mlp"]))[1], model)
+        == []
+    )
+
+
+def test_the_layers_of_kimi_are_named_or_lists_of_their_numbers():
+    """As published: numbered from 1, in a mapping that wins over the keys beside it."""
+    _, model = model_of(golden("kimi_linear"))
+    nested = {"full_attn_layers": [2], "kda_layers": [1], "num_heads": 4, "head_dim": 6, "short_conv_kernel_size": 4}
+    older = {"layer_types": ..., "mlp_layer_types": ..., "first_k_dense_replace": 1, "linear_head_dim": ...}
+    published = golden("kimi_linear", linear_attn_config=nested, linear_num_heads=7, head_dim=72, **older)
+    assert differences(model_of(published)[1], model) == []
+
+
+def test_keys_that_no_block_of_a_layer_reads_are_no_difference():
+    """Of a layer without attention its heads, of one without a feed-forward its width."""
+    _, model = model_of(golden("mamba2"))
+    assert model.linear_attention is not None
+    assert differences(replace(model, heads=2, head_dim=3, mlp=5, position="rope"), model) == []
+    (different,) = differences(replace(model, linear_attention=replace(model.linear_attention, key_dim=5)), model)
+    assert different.key == "linear_attention"

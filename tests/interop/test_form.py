@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jaxpar.interop.mapping.form import Form, Laid
+from jaxpar.interop.mapping.form import Form, Laid, LaidInRows
 from jaxpar.interop.mapping.heads_form import LaidByHead
 from jaxpar.mesh.parameters import ParamSpec
 
@@ -11,6 +11,10 @@ QUERY = ParamSpec((6, 4, 2), ("embed", "heads", "head_dim"))
 KEY = ParamSpec((6, 2, 2), ("embed", "kv_heads", "head_dim"))
 WIDE_QUERY = ParamSpec((6, 3, 6), ("embed", "heads", "head_dim"))
 WIDER_KEY = ParamSpec((6, 2, 3), ("embed", "kv_heads", "head_dim"))
+GROUP = ParamSpec((16, 2, 3), ("embed", "heads", "head_dim"))
+VALUE = ParamSpec((16, 4, 5), ("embed", "heads", "head_dim"))
+RATE = ParamSpec((6, 4), ("embed", "latent"))
+TAPS, MORE_TAPS = (ParamSpec((heads, 2, 4), ("heads", "head_dim", "norm")) for heads in (8, 9))
 OUTPUT = ParamSpec((4, 2, 6), ("heads", "head_dim", "embed"), inputs=2)
 BIAS = ParamSpec((4, 2), ("heads", "head_dim"))
 TABLE = ParamSpec((9, 6), ("vocab", "embed"))
@@ -32,6 +36,10 @@ CASES = {
     "neighbouring pairs": (LaidByHead(Form.LINEAR, (WIDE_QUERY,), rotary=4), (18, 6)),
     "neighbouring pairs of a latent vector": (LaidByHead(Form.LINEAR, (TABLE,), rotary=4), (6, 9)),
     "two by head": (LaidByHead(Form.LINEAR, (KEY, WIDER_KEY)), (10, 6)),
+    "by head of keys": (LaidByHead(Form.LINEAR, (GROUP, VALUE), groups=2), (26, 16)),
+    "two of each head by head of keys": (LaidByHead(Form.LINEAR, (RATE, RATE), groups=2), (8, 6)),
+    "taps": (LaidInRows(Form.TAPS, (TAPS, MORE_TAPS)), (34, 1, 4)),
+    "heads": (LaidInRows(Form.HEADS, (ParamSpec((5,), ("heads",)),)), (1, 1, 5, 1)),
     "two biases of experts in turn": (Laid(Form.VECTOR, (UP_BIAS, UP_BIAS), interleaved=True), (3, 8)),
 }
 
@@ -81,3 +89,10 @@ def test_columns_of_gate_and_up_take_turns():
     gate = np.arange(3 * 6 * 4).reshape(UP.shape)
     tensor = Laid(Form.TABLE, (UP, UP), interleaved=True).join([gate, 100 + gate])
     assert tensor[2, 5, 2:4].tolist() == [gate[2, 5, 1], 100 + gate[2, 5, 1]]
+
+
+def test_heads_of_values_stand_behind_the_head_of_keys_that_they_use():
+    """Written out: two heads of keys of 3, each with two heads of values of 5 behind it."""
+    key, value = np.zeros(GROUP.shape), np.ones(VALUE.shape) * np.arange(1, 5)[:, None]
+    rows = LaidByHead(Form.LINEAR, (GROUP, VALUE), groups=2).join([key, value])[:, 0]
+    assert rows.tolist() == [0] * 3 + [1] * 5 + [2] * 5 + [0] * 3 + [3] * 5 + [4] * 5

@@ -1,6 +1,7 @@
 """A folder in Hugging Face's format is checked whole before a weight is read; what is wrong with it is named."""
 
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -188,3 +189,16 @@ def test_what_is_no_model_is_refused(tmp_path: Path):
     (tmp_path / "config.json").write_text("{")
     with refused("config.json:1", "not valid JSON"):
         open_source(tmp_path, "MODEL")
+
+
+def test_tensors_that_transformers_leaves_out_are_told(tmp_path: Path):
+    folder = rewrite(copy_of("qwen3_next", tmp_path / "model"), {"mtp.fc.weight": np.zeros((2, 2), np.float32)})
+    assert HFFolder(folder).remarks == ["without 1 tensor mtp.*"]
+
+
+def test_a_tensor_may_have_the_other_name_that_transformers_writes(tmp_path: Path):
+    folder, name = shutil.copytree(FOLDER / "kimi_linear", tmp_path / "model"), "model.layers.0.{}.up_proj.weight"
+    values = tensors(folder)[name.format("mlp")]
+    rewrite(folder, {name.format("mlp"): None, name.format("block_sparse_moe"): values})
+    region = tuple(slice(0, size) for size in values.T.shape)
+    np.testing.assert_array_equal(HFFolder(folder).read("layers.mlp.up", [0], region)[0], values.T)

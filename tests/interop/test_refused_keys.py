@@ -79,6 +79,37 @@ REFUSED = {
     "a key that nobody knows": ("qwen3", {"quantization_config": {"bits": 4}}, ("quantization_config", "qwen3")),
     "heads twice": ("deepseek_v3", {"num_key_value_heads": 2}, ("num_key_value_heads", "2", "4")),
     "a rotary width twice": ("deepseek_v3", {"head_dim": 6}, ("head_dim", "6", "8")),
+    "limits of steps": (
+        "mamba2", {"time_step_limit": [0.001, 0.1]}, ("time_step_limit", "[0.001, 0.1]", "0 and infinity")
+    ),
+    "a width of all heads twice": ("mamba2", {"expand": 3}, ("expand", "3", "hidden_size, 2")),
+    "a longer convolution": ("mamba2", {"conv_kernel": 5}, ("conv_kernel", "5", "4")),
+    "a convolution without a bias": ("mamba2", {"use_conv_bias": False}, ("use_conv_bias", "False", "True")),
+    "biases of projections": ("mamba2", {"use_bias": True}, ("use_bias", "True")),
+    "a shared expert of part of a width": (
+        "qwen3_next", {"shared_expert_intermediate_size": 13}, ("shared_expert_intermediate_size", "13", "12")
+    ),
+    "a longer convolution of a hybrid": ("qwen3_next", {"linear_conv_kernel_dim": 3}, ("linear_conv_kernel_dim", "3")),
+    "biases of gated attention": ("qwen3_5", {"attention_bias": True}, ("attention_bias", "True", "False")),
+    "windows of a hybrid": (
+        "qwen3_5", {"layer_types": ["sliding_attention"] * 3}, ("layer_types", "sliding_attention", "linear_attention")
+    ),
+    "experts of a latent width": ("nemotron_h", {"moe_latent_size": 8}, ("moe_latent_size", "8", "None")),
+    "a feed-forward with a gate": ("nemotron_h", {"mlp_hidden_act": "silu"}, ("mlp_hidden_act", "silu", "relu2")),
+    "a block that nobody knows": ("nemotron_h", {"layers_block_type": ["conv"]}, ("layers_block_type", "conv", "moe")),
+    "a letter that nobody knows": (
+        "nemotron_h", {"layers_block_type": None, "hybrid_override_pattern": "MX"}, ("hybrid_override_pattern", "X")
+    ),
+    "positions of latent attention": ("kimi_linear", {"mla_use_nope": False}, ("mla_use_nope", "False", "True")),
+    "a router of a softmax": (
+        "kimi_linear", {"moe_router_activation_func": "softmax"}, ("moe_router_activation_func", "softmax", "sigmoid")
+    ),
+    "a convolution of a nested mapping": (
+        "kimi_linear", {"linear_attn_config": {"short_conv_kernel_size": 3}}, ("linear_conv_kernel_dim", "3", "4")
+    ),
+    "a nested key that nobody knows": (
+        "kimi_linear", {"linear_attn_config": {"gate_lower_bound": -5}}, ("linear_attn_config.gate_lower_bound", "-5")
+    ),
     "a width of heads twice": ("deepseek_v2", {"qk_head_dim": 9}, ("qk_head_dim", "9", "14")),
 }  # fmt: skip
 

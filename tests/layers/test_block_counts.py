@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from jaxpar.config.parts import FEED_FORWARDS, MIXERS
+from jaxpar.config.parts import MIXERS
 from jaxpar.config.schema.model import Pattern
 from tests.extending.hgrn2 import MIXER as HGRN2
 from tests.nonzero_gradients import nonzero_gradients
@@ -26,9 +26,7 @@ SPLIT = {"fsdp": 2, "tensor": 2, "pipe": 2, "microbatches": 2}
 
 @pytest.fixture(autouse=True)
 def registered(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Entries of no block and of two, for the time of a test."""
-    monkeypatch.setitem(FEED_FORWARDS, "none", ())
-    monkeypatch.setitem(MIXERS, "none", ())
+    """An entry of two blocks, for the time of a test."""
     monkeypatch.setitem(MIXERS, "hgrn2_attention", (HGRN2, MIXERS["attention"]))
 
 
@@ -47,9 +45,12 @@ def test_layers_of_any_number_of_blocks_equal_one_device(layers: str):
     assert_equals_one_device(SmallRun(small(model=MODELS[layers], parallel=SPLIT)), loss, gradients, initial)
 
 
-def test_layers_none_of_which_mixes_tokens_are_refused():
+def test_layers_without_a_block_and_models_none_of_whose_layers_mixes_tokens_are_refused():
     with refused("model.mixer: none", "no layer mixes tokens"):
         SmallRun(small(model={"mixer": "none"}))
     kinds = {"kinds": {"a": {"mixer": "none"}, "b": {"mixer": "none", "mlp": 8}}, "pattern": Pattern(unit=("a", "b"))}
     with refused("model.kinds.a.mixer: none, model.kinds.b.mixer: none", "no layer mixes tokens"):
         SmallRun(small(model={"layers": 4} | kinds))
+    kinds = {"full": {}, "empty": {"mixer": "none", "activation": "none"}}
+    with refused("model.kinds.empty.activation: none", "no block"):
+        SmallRun(small(model={"layers": 2, "kinds": kinds, "pattern": Pattern(unit=("full", "empty"))}))

@@ -53,7 +53,7 @@ ROWS, SEQUENCE = 2, 4
 OPTIONS = [{"activation": activation, "norm_placement": place} for activation in FEED_FORWARDS for place in PLACEMENTS]
 OPTIONS += [{"norm": norm, "mlp_bias": True} for norm in NORMS]
 OPTIONS += [{"qk_norm": qk, "attention_bias": bias} for qk, bias in ((True, "qkv"), ("projection", True))]
-OPTIONS += [{"attention_sinks": True}]
+OPTIONS += [{"attention_sinks": True}, {"attention_gate": True}, {"attention_sinks": True, "attention_gate": True}]
 OPTIONS += [{"latent_attention": LatentAttentionConfig(6, rank, 2, 4, 3)} for rank in (None, 5)]
 
 
@@ -110,7 +110,7 @@ def test_the_names_of_attention_itself_are_those_that_its_kernels_keep():
     assert {name for name in known_activations() if cheap(name)} == {
         "attention_input", "mlp_input", "mlp_activated", "mlp_hidden", "expert_activated", "expert_hidden",
         "shared_activated", "shared_hidden", "expanded_query", "expanded_key", "expanded_value",
-        "attention_scaled", "mixer_input", "linear_gated",
+        "attention_scaled", "attention_gated", "mixer_input", "linear_gated",
         "linear_convolved_query", "linear_convolved_key", "linear_convolved_value",
     }  # fmt: skip
 

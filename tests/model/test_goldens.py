@@ -52,9 +52,16 @@ def test_logits_of_a_split_model_equal_those_of_transformers(name: str):
     compare(name, {"fsdp": 2, "context": 2, "tensor": 2, "context_order": "contiguous"})
 
 
-def compare(name: str, parallel: dict[str, Any]) -> None:
+@pytest.mark.matrix(quick=("mamba2-1",), ci=3)
+@pytest.mark.parametrize("length", [1, 17])
+@pytest.mark.parametrize("name", NAMES)
+def test_logits_of_shorter_rows_equal_those_of_transformers(name: str, length: int):
+    compare(name, {}, length)
+
+
+def compare(name: str, parallel: dict[str, Any], length: int | None = None) -> None:
     """Read a golden's folder into a layout, and compare the logits there with those of transformers."""
-    tokens, wanted = tokens_and_logits(name)
+    tokens, wanted = (array[:, :length] for array in tokens_and_logits(name))
     source = HFFolder(FOLDER / name)
     data = {"batch_size": tokens.shape[0], "sequence_length": tokens.shape[1]}
     run = SmallRun(small(model=section_of(source.model), parallel=parallel, data=data))

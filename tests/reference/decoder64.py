@@ -149,7 +149,10 @@ def attention(
     group = options["heads"] // options["kv_heads"]  # consecutive query heads share a key/value head
     key, value = jnp.repeat(key, group, axis=2), jnp.repeat(value, group, axis=2)
     probabilities = probabilities_of(query, key, options, batch, weights.get("sinks"))
-    out = jnp.einsum("bhqk,bkhd,hde->bqe", probabilities, value, weights["output"])
+    mixed = jnp.einsum("bhqk,bkhd->bqhd", probabilities, value)
+    if "gate" in weights:  # Qwen3-Next
+        mixed = mixed / (1 + jnp.exp(-jnp.einsum("bse,ehd->bshd", x, weights["gate"])))
+    out = jnp.einsum("bqhd,hde->bqe", mixed, weights["output"])
     return out + weights["output_bias"] if options["attention_bias"] is True else out
 
 
@@ -176,7 +179,9 @@ def latent_attention(
     sizes = dict(options["latent_attention"])
     turned = {**options, "head_dim": sizes["rope_dim"]}
     rotated = lambda vectors: rotate(vectors, batch["positions"], turned) if options["position"] == "rope" else vectors
-    of_latent = lambda latent, name: rms_norm(latent, factors(weights[name], options), options["norm_epsilon"])
+    of_latent = lambda latent, name: rms_norm(
+        latent, factors(weights[name], options), sizes.get("norm_epsilon") or options["norm_epsilon"]
+    )
     if sizes["query_rank"] is None:
         query = jnp.einsum("bse,ehd->bshd", x, weights["query"])
     else:

@@ -103,12 +103,13 @@ def experts(x: Array, own: Tree, options: Options, batch: Mapping[str, Array]) -
     bias = lambda name: own.get(f"{name}_bias", 0.0)
     logits = logits + bias("router")
     weights, statistics = route(logits, batch["tokens"].ravel(), own.get("bias"), chosen)
-    gate, up = (jnp.einsum("te,nef->tnf", flat, own[name]) + bias(name) for name in ("gate", "up"))
-    down = jnp.einsum("tnf,nfe->tne", decoder64.gated(gate, up, options), own["down"]) + bias("down")
+    made = {name: jnp.einsum("te,nef->tnf", flat, own[name]) + bias(name) for name in ("gate", "up") if name in own}
+    down = jnp.einsum("tnf,nfe->tne", _hidden(made, options), own["down"]) + bias("down")
     y = jnp.einsum("tn,tne->te", weights * counts[:, None], down)
     if chosen["shared"]:
-        gate, up = (flat @ own[f"shared_{name}"] + bias(f"shared_{name}") for name in ("gate", "up"))
-        y += decoder64.gated(gate, up, options) @ own["shared_down"] + bias("shared_down")
+        made = {name: flat @ own[f"shared_{name}"] + bias(f"shared_{name}") for name in made}
+        shared = _hidden(made, options) @ own["shared_down"] + bias("shared_down")
+        y += shared / (1 + jnp.exp(-flat @ own["shared_router"])) if "shared_router" in own else shared
     total = chosen["balance_loss"] * counts.sum() * balance(weights, statistics, counts, chosen)
     total += chosen["z_loss"] * jnp.sum(counts * jax.nn.logsumexp(logits, axis=1) ** 2)
     if chosen["sequence_loss"]:
@@ -117,6 +118,11 @@ def experts(x: Array, own: Tree, options: Options, batch: Mapping[str, Array]) -
             real, one = counts[part], balance(weights[part], statistics[part], counts[part], chosen)
             total += chosen["sequence_loss"] * jnp.where(real.sum() > 0, real.sum() * one, 0)
     return y.reshape(x.shape), total, counts @ (weights > 0)
+
+
+def _hidden(made: Mapping[str, Array], options: Options) -> Array:
+    """The hidden activation of gate and up, or of up alone: its ReLU, squared."""
+    return decoder64.gated(made["gate"], made["up"], options) if "gate" in made else jnp.maximum(made["up"], 0.0) ** 2
 
 
 def _cosines(flat: Array, own: Tree, chosen: Mapping[str, Any]) -> Array:

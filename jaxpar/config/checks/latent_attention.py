@@ -61,6 +61,7 @@ def _check_alone(kind: str, model: ModelConfig) -> None:
         ("qk_norm", "its latent vectors have norms instead"),
         ("attention_bias", "its projections have no biases"),
         ("attention_sinks", "its heads have no sinks"),
+        ("attention_gate", "its output has no gate"),
     ):
         if value := getattr(model, name):
             shown = str(value).lower()

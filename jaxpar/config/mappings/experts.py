@@ -34,6 +34,8 @@ class ExpertsConfig:
     """Hidden width of an expert; null means `model.mlp`."""
     shared: Annotated[int, at_least(0)] = 0
     """Further experts that every token uses, computed as one of `shared` times the width."""
+    shared_router: bool = False
+    """Weigh the output of the shared experts by the sigmoid of a number of each token (Qwen2-MoE, Qwen3-Next)."""
     router: Annotated[str, ROUTERS] = "top_k_softmax"
     """How experts are chosen and weighted: `docs/experts.md` has the table."""
     router_options: Annotated[

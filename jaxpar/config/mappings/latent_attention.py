@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from jaxpar.config.bounds import WIDTH, at_least
+from jaxpar.config.bounds import POSITIVE, WIDTH, at_least
 
 
 @dataclass(frozen=True)
@@ -23,3 +23,5 @@ class LatentAttentionConfig:
     """Width of the part of a query and of a key that does not rotate."""
     value_dim: Annotated[int, at_least(1, WIDTH)] = 128
     """Width of a value."""
+    norm_epsilon: Annotated[float, POSITIVE] | None = None
+    """Added to the mean square in the norms of latent vectors; null means `model.norm_epsilon`."""

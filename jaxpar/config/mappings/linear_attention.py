@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from jaxpar.config.bounds import WIDTH, at_least
+from jaxpar.config.bounds import SHARE, WIDTH, at_least
 
 
 @dataclass(frozen=True)
@@ -24,3 +24,5 @@ class LinearAttentionConfig:
     """Width of a query and of a key; null is the width of a head of attention. It is Mamba-2's state size."""
     value_dim: Annotated[int, at_least(1, WIDTH)] | None = None
     """Width of a value; null is the width of a head of attention."""
+    least_step: Annotated[float, SHARE] = 0.0
+    """Mamba-2's steps are at least this; 0 is no limit (transformers' Nemotron-H has 0.001)."""

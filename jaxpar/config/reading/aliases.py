@@ -45,6 +45,7 @@ ALIASES: dict[str, str] = {
     "model.activation": "hidden_act hidden_activation activation_function mlp_activations",
     "model.attention_bias": "qkv_bias use_qkv_bias add_qkv_bias use_bias_in_qkv",
     "model.attention_sinks": "sinks s_aux use_attention_sinks use_sink_attention",
+    "model.attention_gate": "attn_output_gate output_gate use_output_gate gated_attention",
     "model.attention_scale": "query_pre_attn_scalar attention_multiplier softmax_scale attn_scale",
     "model.embedding_scale": "scale_embeddings embedding_multiplier embed_scale scale_emb normalize_embedding",
     "model.pattern": "layer_types layer_pattern sliding_window_pattern attention_pattern global_attn_every_n_layers",

@@ -128,9 +128,11 @@ class MemoryConfig:
     `{preset: full, layer_input: offload}`. Or a list of mappings, each with `layers: 0-15`, the layers of a chunk that
     it is for. Names: `layer_input` (`save` or `offload`), `attention_input`, `query`, `key`, `value`,
     `attention_output`, `attention_lse`, `attention_residual`, `mlp_input`, `mlp_gate`, `mlp_up`, `mlp_activated`,
-    `mlp_hidden`; with attention sinks `attention_scaled`; with norms after the blocks `attention_projected`,
+    `mlp_hidden`; with attention sinks `attention_scaled`; with a gate of
+    attention `attention_gate`, `attention_gated`; with norms after the blocks `attention_projected`,
     `mlp_projected`; with experts `router_logits`, `noise_logits`, `router_projected`, `expert_input`, `expert_gate`,
-    `expert_up`, `expert_activated`, `expert_hidden`, `shared_gate`, `shared_up`, `shared_activated`, `shared_hidden`;
+    `expert_up`, `expert_activated`, `expert_hidden`, `shared_gate`, `shared_up`, `shared_activated`, `shared_hidden`,
+    `shared_router_logits`;
     with latent attention `query_latent`, `kv_latent`,
     `expanded_query`, `expanded_key`, `expanded_value`; of mixers with a state `linear_query`, `linear_key`,
     `linear_value`, `linear_gate`, `linear_decay`, `linear_decay_of_head`, `linear_rate_of_head`, `linear_step_of_head`,

@@ -82,7 +82,8 @@ class ModelConfig:
     """Factor of the attention scores; null means one over the root of the width of queries and keys, with latent
     attention times the square of what `rope.mscale_all_dim` makes of `rope.factor` (`yarn`)."""
     mixer: Annotated[str, MIXERS] = "attention"
-    """The block of a layer in which tokens see others; with `latent_attention` it is that."""
+    """The block of a layer in which tokens see others; with `latent_attention` it is that. `none` is a layer without,
+    in a kind."""
     latent_attention: LatentAttentionConfig | None = None
     """Multi-head latent attention in place of `kv_heads` and `head_dim` (`docs/models.md`)."""
     linear_attention: LinearAttentionConfig | None = None
@@ -90,10 +91,13 @@ class ModelConfig:
     attention_sinks: bool = False
     """A learned logit of each query head in the denominator of its softmax, so that a head may attend to nothing
     (gpt-oss)."""
+    attention_gate: bool = False
+    """Multiply attention's output before the projection out by the sigmoid of one of its input (Qwen3-Next)."""
     mlp_bias: bool = False
     """Biases on the projections of the feed-forward layer; with experts, on those of each and on the router's."""
     activation: Annotated[str, FEED_FORWARDS] = "swiglu"
-    """The feed-forward, by its non-linearity; those that gate it, such as `swiglu`, have a third projection."""
+    """The feed-forward, by its non-linearity; those that gate it, such as `swiglu`, have a third projection. `none` is
+    a layer without (Mamba-2)."""
     low_rank: dict[str, int] = field(default_factory=dict, hash=False)
     """The layers' matrices that are products of two, `x @ a @ b`, each with the rank between them: `{up: 64, down: 64}`
     (docs/models.md). `python -m jaxpar.convert factorize` makes them of a model's."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 from pathlib import Path
 
 import numpy as np
@@ -68,10 +69,10 @@ class Adapter:
     def factors(self, tensor: StoredTensor) -> Iterator[tuple[str, np.ndarray]]:
         """lora_A [rank, inputs] and lora_B [outputs, rank] of the module that a tensor of the model belongs to."""
         targets, rank = self._targets(tensor), self.source.rank
-        sizes = [spec.size // int(np.prod(spec.shape[: spec.inputs])) for spec in tensor.laid.specs]
-        inputs = tensor.laid.specs[0].size // sizes[0]
+        inputs = prod(tensor.laid.specs[0].shape[: tensor.laid.specs[0].inputs])
         joined_a = np.zeros((rank * len(targets), inputs), np.float32)
-        joined_b = np.zeros((sum(sizes), rank * len(targets)), np.float32)
+        outputs = [(rank * len(targets), *spec.shape[spec.inputs :]) for spec in tensor.laid.specs]
+        joined_b = [np.zeros(shape, np.float32) for shape in outputs]
         for index, (weight, spec) in enumerate(zip(tensor.weights, tensor.laid.specs, strict=True)):
             if weight not in targets:
                 continue
@@ -80,12 +81,18 @@ class Adapter:
             numbers = () if tensor.member is None else (slice(tensor.member, tensor.member + 1),)
             parts = numbers, region[: spec.inputs], region[spec.inputs :]
             (a,), (b,) = self.source.read_factors(weight, [tensor.layer], parts)
-            first, columns = sum(sizes[:index]), slice(rank * targets.index(weight), rank * (targets.index(weight) + 1))
-            joined_a[columns] = a.reshape(inputs, rank).T
-            joined_b[first : first + sizes[index], columns] = b.reshape(rank, sizes[index]).T
+            rows = slice(rank * targets.index(weight), rank * (targets.index(weight) + 1))
+            joined_a[rows] = a.reshape(inputs, rank).T
+            joined_b[index][rows] = b.reshape(rank, *spec.shape[spec.inputs :])
+        # B has the outputs of the tensor in its order, whatever that is.
+        specs = [
+            replace(spec, shape=shape, axes=("rank", *spec.axes[spec.inputs :]), inputs=1)
+            for spec, shape in zip(tensor.laid.specs, outputs, strict=True)
+        ]
+        of_outputs = replace(tensor.laid, form=Form.LINEAR, specs=tuple(specs))
         name = PREFIX + _module(tensor)
         yield f"{name}.lora_A.weight", joined_a.astype(self.dtype)
-        yield f"{name}.lora_B.weight", joined_b.astype(self.dtype)
+        yield f"{name}.lora_B.weight", of_outputs.join(joined_b).astype(self.dtype)
 
     def _targets(self, tensor: StoredTensor) -> list[str]:
         """The weights with factors in a tensor."""
@@ -128,8 +135,7 @@ def plan_adapter(source: Model, dtype: np.dtype, report: Callable[[str], None]) 
 
 
 def _targets(source: AdaptedWeights, tensor: StoredTensor) -> list[str]:
-    pairs = zip(tensor.weights, tensor.laid.specs, strict=True)
-    return [weight for weight, spec in pairs if source.is_target(weight, spec)]
+    return [weight for weight in tensor.weights if source.is_target(weight)]
 
 
 def _module(tensor: StoredTensor) -> str:

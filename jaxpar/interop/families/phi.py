@@ -34,6 +34,6 @@ PHI3 = Family(
         Same("rms_norm_eps", "norm_epsilon", default=1e-5),
         TIED,
     ),
-    layer_entries=(Rope(scalings=("default",), partial=True), Windows(all_local, typed=False)),
+    layer_entries=(Rope(scalings=("default",), partial=1.0), Windows(all_local, typed=False)),
     unused=("original_max_position_embeddings", "embd_pdrop", "resid_pdrop", "full_attn_mod", "interpolate_factor"),
 )

@@ -23,6 +23,11 @@ _WIDTHS = {
 class LatentWidths:
     """The widths of latent attention, and what follows from them."""
 
+    norm_epsilon: float | None = None
+    """The epsilon of the norms of latent vectors, where it is another than the model's."""
+    unread: tuple[str, ...] = ()
+    """Keys among those that follow which the family does not read."""
+
     @property
     def keys(self) -> tuple[str, ...]:
         return (*_WIDTHS, "num_key_value_heads", "head_dim", "qk_head_dim")
@@ -39,9 +44,9 @@ class LatentWidths:
             ("head_dim", widths["rope_dim"]),
             ("qk_head_dim", widths["rope_dim"] + widths["nope_dim"]),
         ):
-            if (value := hf_config.get(key)) not in (None, expected):
+            if key not in self.unread and (value := hf_config.get(key)) not in (None, expected):
                 raise hf_config.refusal(key, value, str(expected))
-        return {"latent_attention": LatentAttentionConfig(**widths)}
+        return {"latent_attention": LatentAttentionConfig(**widths, norm_epsilon=self.norm_epsilon)}
 
     def write(self, model: ModelConfig) -> dict[str, object]:
         latent = model.latent_attention
@@ -79,7 +84,7 @@ class DeepSeekExperts:
 
     def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
         absent = REQUIRED if self.normalised else None  # DeepSeek's code and transformers have other defaults for V3
-        scale = hf_config.number("routed_scaling_factor", absent or 1.0)
+        scale = hf_config.positive("routed_scaling_factor", absent or 1.0)
         if hf_config.flag("norm_topk_prob", default=self.normalised) != self.normalised:
             raise hf_config.refusal("norm_topk_prob", not self.normalised, str(self.normalised).lower())
         expected = "sigmoid" if self.normalised else "softmax"

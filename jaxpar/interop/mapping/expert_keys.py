@@ -37,12 +37,16 @@ class RoutedExperts:
     """The key of an expert's width; without one it is that of a feed-forward."""
     normalised: str | None = None
     """The key for whether the weights of a token are divided by their sum; without one they are."""
+    absent: bool = False
+    """Whether they are where `config.json` lacks that key."""
+    shared: str | None = None
+    """The key of the width of a shared expert, whose output a sigmoid of each token weighs."""
     dense: bool = False
     """Whether layers may have none: those of `mlp_only_layers`, and all but each `decoder_sparse_step`-th."""
 
     @property
     def keys(self) -> tuple[str, ...]:
-        more = [key for key in (self.width, self.normalised) if key is not None]
+        more = [key for key in (self.width, self.normalised, self.shared) if key is not None]
         return (*self.count, *self.per_token, *more, *(_DENSE if self.dense else ()))
 
     def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
@@ -50,10 +54,11 @@ class RoutedExperts:
         if per_token > count:
             raise hf_config.refusal(hf_config.agreed(*self.per_token), per_token, f"at most {count} experts")
         router = NORMALISED
-        if self.normalised is not None and not hf_config.flag(self.normalised, default=False):
+        if self.normalised is not None and not hf_config.flag(self.normalised, default=self.absent):
             router = PLAIN
         width = None if self.width is None else hf_config.integer(self.width)
-        experts = ExpertsConfig(count, per_token, width, router=router)
+        shared = self._shared(hf_config, width)
+        experts = ExpertsConfig(count, per_token, width, shared, shared_router=shared > 0, router=router)
         dense = self._dense_layers(hf_config, layers)
         return [{"experts": None if layer in dense else experts} for layer in range(layers)]
 
@@ -63,12 +68,23 @@ class RoutedExperts:
         written: dict[str, object] = {self.count[0]: experts.count, self.per_token[0]: experts.per_token}
         if self.width is not None:
             written[self.width] = model.mlp if experts.width is None else experts.width
+        if self.shared is not None:
+            written[self.shared] = experts.shared * (model.mlp if experts.width is None else experts.width)
         if self.normalised is not None:
             written[self.normalised] = SAME.get(experts.router, experts.router) == NORMALISED
         if self.dense:
             written["mlp_only_layers"] = [layer for layer, one in enumerate(models) if one.experts is None]
             written["decoder_sparse_step"] = 1
         return written
+
+    def _shared(self, hf_config: HFConfig, width: int | None) -> int:
+        """The width of the shared expert as a multiple of that of another."""
+        if self.shared is None:
+            return 0
+        shared, width = hf_config.integer(self.shared), width or 1
+        if shared % width:
+            raise hf_config.refusal(self.shared, shared, f"a multiple of {self.width}, {width}")
+        return shared // width
 
     def _dense_layers(self, hf_config: HFConfig, layers: int) -> set[int]:
         if not self.dense:

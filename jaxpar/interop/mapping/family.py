@@ -8,12 +8,13 @@ from itertools import groupby, islice
 
 from jaxpar.config.counting import rotary_dim
 from jaxpar.config.errors import UserError
-from jaxpar.config.kinds import layer_kinds
+from jaxpar.config.kinds import kind_model, layer_kinds
 from jaxpar.config.schema import ModelConfig
-from jaxpar.interop.mapping.form import Form, Laid
+from jaxpar.interop.mapping.form import Form, Laid, LaidInRows
 from jaxpar.interop.mapping.heads_form import LaidByHead
 from jaxpar.interop.mapping.keys import Entry, LayerEntry
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
+from jaxpar.layers.linear_attention.mixer import sizes_of
 from jaxpar.mesh.parameters import ParamSpec
 
 LAYER, EXPERT = "{layer}", "{expert}"
@@ -37,8 +38,13 @@ class Tensor:
     """The outputs of its weights take turns."""
     by_head: bool = False
     """Whether its weights are concatenated within each head."""
+    by_key_head: bool = False
+    """Whether they are within each head of keys of a mixer with a state, whose heads of values stand in it together."""
     rotary: bool = False
     """Rotating pairs are neighbours in it, where ours are the two halves."""
+
+    also: str = ""
+    """Another name in files that are read, where others write them."""
 
     @property
     def of_experts(self) -> bool:
@@ -57,6 +63,8 @@ class StoredTensor:
     laid: Laid
     member: int | None = None
     """The expert whose matrix it is; None if it is not one of several."""
+    also: str = ""
+    """Another name that it may have."""
 
 
 @dataclass(frozen=True)
@@ -88,6 +96,9 @@ class Family:
     """The head's tensor, which files of a tied model may repeat; it is not read there."""
     buffers: tuple[str, ...] = ("rotary_emb.inv_freq",)
     """Ends of names of tensors in old files that are no weights; they are not read."""
+    omitted: tuple[str, ...] = ()
+    """Beginnings of names of tensors that transformers leaves out, as those that predict further tokens; they are not
+    read, which is reported."""
     further_layers: str | None = None
     """The key for the number of layers behind those of the model, which predict further tokens; they are not read."""
 
@@ -121,6 +132,7 @@ def tensors_of(family: Family, model: ModelConfig, most: int | None = None) -> l
 def _tensors(family: Family, model: ModelConfig) -> Iterator[StoredTensor]:
     kinds = layer_kinds(model)
     specs = {kind: weight_specs(model, kind) for kind in dict.fromkeys(kinds)}
+    models = {kind: kind_model(model, kind) for kind in specs}
     for in_layers, lines in groupby(family.tensors, key=lambda line: LAYER in line.name):
         table = list(lines)
         for layer in range(model.layers) if in_layers else (None,):
@@ -131,20 +143,23 @@ def _tensors(family: Family, model: ModelConfig) -> Iterator[StoredTensor]:
                     continue
                 if bool(specs_of_kind[weights[0]].routed) == line.of_experts:
                     specs_here = tuple(specs_of_kind[weight] for weight in weights)
-                    yield from _of_line(line, weights, layer, _laid(line, specs_here, model))
+                    yield from _of_line(line, weights, layer, _laid(line, specs_here, models[kinds[layer or 0]]))
 
 
 def _laid(line: Tensor, specs: tuple[ParamSpec, ...], model: ModelConfig) -> Laid:
-    """The layout of a line's weights in its tensor; all kinds of layers have the same latent attention."""
+    """The layout of a line's weights in its tensor, for a model whose layers are all alike."""
+    if line.by_key_head:
+        return LaidByHead(line.form, specs, groups=sizes_of(model).key_heads)
     if line.by_head or line.rotary:
         return LaidByHead(line.form, specs, rotary=rotary_dim(model) if line.rotary else 0)
-    return Laid(line.form, specs, line.interleaved)
+    return (LaidInRows if line.form in (Form.TAPS, Form.HEADS) else Laid)(line.form, specs, line.interleaved)
 
 
 def _of_line(line: Tensor, weights: tuple[str, ...], layer: int | None, laid: Laid) -> Iterator[StoredTensor]:
     """The tensor of a line in a layer, or one for each expert."""
     if EXPERT not in line.name:
-        yield StoredTensor(line.name if layer is None else line.name.format(layer=layer), weights, layer, laid)
+        name, also = (text if layer is None else text.format(layer=layer) for text in (line.name, line.also))
+        yield StoredTensor(name, weights, layer, laid, also=also)
         return
     one = tuple(replace(spec, shape=spec.shape[1:], axes=spec.axes[1:]) for spec in laid.specs)
     for expert in range(laid.specs[0].shape[0]):

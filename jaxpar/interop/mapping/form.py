@@ -38,6 +38,10 @@ class Form(Enum):
     """An embedding, or the `Conv1D` of GPT-2."""
     VECTOR = "[outputs]"
     """A bias, or the scale of a norm: all dims are outputs."""
+    HEADS = "[1, 1, outputs, 1]"
+    """A vector with a number of each head, in Kimi's files (`LaidInRows`)."""
+    TAPS = "[outputs, 1, taps]"
+    """The taps of PyTorch's `Conv1d` of each channel, which are the last dim of the weight (`LaidInRows`)."""
 
 
 @dataclass(frozen=True)
@@ -84,8 +88,8 @@ class Laid:
         for spec, weight in zip(self.specs, weights, strict=True):
             stack, inputs, outputs = spec.shape[: self._stack], prod(self._inputs(spec)), prod(self._outputs(spec))
             two = weight.reshape(*stack, inputs, outputs)
-            forms = {Form.LINEAR: two.swapaxes(-1, -2), Form.TABLE: two, Form.VECTOR: two[..., 0, :]}
-            flat.append(forms[self.form])
+            forms = {Form.LINEAR: two.swapaxes(-1, -2), Form.TABLE: two}
+            flat.append(forms.get(self.form, two[..., 0, :]))
         axis = self._stack + self._order.index("outputs")
         if not self.interleaved:
             return np.ascontiguousarray(np.concatenate(flat, axis=axis))
@@ -98,12 +102,10 @@ class Laid:
 
     @property
     def _order(self) -> tuple[str, ...]:
-        return {
-            Form.LINEAR: ("outputs", "inputs"), Form.TABLE: ("inputs", "outputs"), Form.VECTOR: ("outputs",)
-        }[self.form]  # fmt: skip
+        return {Form.LINEAR: ("outputs", "inputs"), Form.TABLE: ("inputs", "outputs")}.get(self.form, ("outputs",))
 
     def _inputs(self, spec: ParamSpec) -> tuple[int, ...]:
-        return () if self.form is Form.VECTOR else spec.shape[spec.stack : spec.stack + spec.inputs]
+        return () if "inputs" not in self._order else spec.shape[spec.stack : spec.stack + spec.inputs]
 
     def _outputs(self, spec: ParamSpec) -> tuple[int, ...]:
         return spec.shape[spec.stack + len(self._inputs(spec)) :]
@@ -114,6 +116,28 @@ class Laid:
             return values
         first = values.ndim - inputs
         return values.transpose(*range(self._stack), *range(first, values.ndim), *range(self._stack, first))
+
+
+class LaidInRows(Laid):
+    """A vector of one or several weights in a tensor of more dims: rows of taps of convolutions, or one for heads."""
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        (size,), taps = super().shape, self.specs[0].shape[-1]
+        return (1, 1, size, 1) if self.form is Form.HEADS else (size // taps, 1, taps)
+
+    def read(self, index: int, region: Region, read: ReadTensor) -> np.ndarray:
+        taps, one = self.specs[0].shape[-1], slice(0, 1)
+
+        def flat(region: Region) -> np.ndarray:
+            (lines,) = region
+            rows = slice(lines.start // taps, lines.stop // taps)
+            return read((one, one, lines, one) if self.form is Form.HEADS else (rows, one, slice(0, taps))).reshape(-1)
+
+        return super().read(index, region, flat)
+
+    def join(self, weights: Sequence[np.ndarray]) -> np.ndarray:
+        return super().join(weights).reshape(self.shape)
 
 
 def _lines(region: Region, sizes: Sequence[int], start: int) -> slice:

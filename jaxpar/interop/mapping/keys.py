@@ -69,7 +69,7 @@ class HFConfig:
                 )
         return None if first is None else (first, value)
 
-    def number(self, key: str, default: object) -> float:
+    def positive(self, key: str, default: object) -> float:
         """The value of a key that is a number above 0.
 
         Raises:
@@ -183,7 +183,7 @@ class Converted:
         return (self.theirs,)
 
     def read(self, hf_config: HFConfig) -> dict[str, object]:
-        return {self.ours: self.to_ours(hf_config.number(self.theirs, self.default))}
+        return {self.ours: self.to_ours(hf_config.positive(self.theirs, self.default))}
 
     def write(self, model: ModelConfig) -> dict[str, object]:
         return {self.theirs: self.to_theirs(model)}

@@ -6,10 +6,11 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from jaxpar.config.schema import ModelConfig
+from jaxpar.config.spelling import one_of
 from jaxpar.interop.mapping.keys import HFConfig
 
-LOCAL, GLOBAL = "sliding_attention", "full_attention"
-"""Names in `layer_types` of layers with a window, and without."""
+LOCAL, GLOBAL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
+"""Names in `layer_types` of layers with a window, without, and with a state in place of attention."""
 
 type Types = Callable[[HFConfig, int], list[str]]
 """The type of each layer where `config.json` has no `layer_types`."""
@@ -49,7 +50,9 @@ def from_max_window_layers(hf_config: HFConfig, layers: int) -> list[str]:
     return [LOCAL if layer >= first else GLOBAL for layer in range(layers)]
 
 
-def layer_types(hf_config: HFConfig, layers: int, default: Types) -> list[str]:
+def layer_types(
+    hf_config: HFConfig, layers: int, default: Types, known: tuple[str, ...] = (LOCAL, GLOBAL)
+) -> list[str]:
     """The type of each layer.
 
     Raises:
@@ -61,8 +64,8 @@ def layer_types(hf_config: HFConfig, layers: int, default: Types) -> list[str]:
     if not isinstance(types, list) or len(types) != layers:
         raise hf_config.refusal("layer_types", types, f"a list of {layers}, one for each layer")
     for one in types:
-        if one not in (LOCAL, GLOBAL):
-            raise hf_config.refusal("layer_types", one, f"{LOCAL} or {GLOBAL}")
+        if one not in known:
+            raise hf_config.refusal("layer_types", one, one_of(known))
     return types
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import fields, is_dataclass
 
 import numpy as np
 
@@ -33,7 +34,14 @@ def _differing(keys: Mapping[str, object], base: Mapping[str, object]) -> dict[s
     for key, value in differing.items():
         if isinstance(value, dict) and isinstance(before := base.get(key), dict):
             differing[key] = _differing(value, before)
-    return differing
+    return {key: _as_mapping(value) for key, value in differing.items()}
+
+
+def _as_mapping(value: object) -> object:
+    """A value as a kind has it: of a mapping's dataclass, the members that are not at their defaults."""
+    if not is_dataclass(value):
+        return value
+    return {one.name: setting for one in fields(value) if (setting := getattr(value, one.name)) != one.default}
 
 
 def layer_models(model: ModelConfig) -> list[ModelConfig]:
@@ -68,6 +76,7 @@ _WORDS = (
     ("window", None, ("local", "global")),
     ("position", "none", ("rotary", "plain")),
     ("experts", None, ("routed", "dense")),
+    ("mixer", "attention", ("state", "full")),
 )
 """A key, its value in one of two kinds, and their names, that one's last."""
 

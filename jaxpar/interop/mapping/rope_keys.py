@@ -56,15 +56,18 @@ class Rope:
     """Default base if `config.json` has none."""
     scalings: tuple[str, ...] = tuple(SCALINGS)
     """The types of scaling that transformers has for the family, out of `SCALINGS`."""
-    partial: bool = False
-    """Whether a part of each head may rotate."""
+    partial: float | None = None
+    """The default share of each head that rotates, in families where it may be a part."""
+    unused: tuple[str, ...] = ()
+    """Further keys of a scaling that have no effect on texts."""
     absent: Mapping[str, object] = field(default_factory=dict)
     """The scaling where `config.json` has neither `rope_scaling` nor `rope_parameters`."""
     keys: tuple[str, ...] = ("rope_theta", "rope_scaling", "rope_parameters", _PARTIAL)
 
     def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
         mappings = _stated(hf_config, {key: hf_config.get(key) for key in ("rope_scaling", "rope_parameters")})
-        _check_in_force(hf_config, mappings, {"rope_theta": self.base, _PARTIAL: 1.0})
+        _check_in_force(hf_config, mappings, {"rope_theta": self.base, _PARTIAL: self.partial or 1.0})
+        mappings = {key: _without(mapping, self.unused) for key, mapping in mappings.items()}
         mappings = mappings or {"rope_scaling": self.absent}
         return [_rotary(hf_config, "rope_theta", mappings, self.base, self.scalings, self.partial)] * layers
 
@@ -73,7 +76,7 @@ class Rope:
         scaling = _written_scaling(model)
         if scaling is None and self.absent:
             scaling = {"rope_type": "default"}
-        partial = {_PARTIAL: model.rope.partial} if self.partial else {}
+        partial = {} if self.partial is None else {_PARTIAL: model.rope.partial}
         return {"rope_theta": model.rope.base, "rope_scaling": scaling, **partial}
 
 
@@ -127,21 +130,25 @@ def _stated(hf_config: HFConfig, values: Mapping[str, object]) -> dict[str, Mapp
     return stated
 
 
+def _without(mapping: Mapping[str, object], keys: tuple[str, ...]) -> Mapping[str, object]:
+    return {key: value for key, value in mapping.items() if key not in keys}
+
+
 def _rotary(
     hf_config: HFConfig,
     theta: str,
     mappings: Stated,
     base: float,
     scalings: tuple[str, ...] = tuple(SCALINGS),
-    partial: bool = False,
+    partial: float | None = None,
 ) -> dict[str, object]:
     """Our keys of layers, from the key of their base and the mappings that state something about them."""
     stated_base = _agreed(hf_config, theta, "rope_theta", mappings)
     share = _agreed(hf_config, _PARTIAL, _PARTIAL, mappings)
     ours = {"base": hf_config.in_range(*stated_base, "rope.base") if stated_base else base}
     ours |= _scaling_of(hf_config, mappings, scalings)
-    if partial:
-        ours["partial"] = hf_config.in_range(*share, "rope.partial") if share else 1.0
+    if partial is not None:
+        ours["partial"] = hf_config.in_range(*share, "rope.partial") if share else partial
     elif share and share[1] not in (1, 1.0):
         raise hf_config.refusal(*share, "1: all of each head rotates")
     return {"rope": ours}

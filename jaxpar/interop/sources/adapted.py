@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +12,16 @@ import numpy as np
 
 from jaxpar.checkpoint.facts import BASE
 from jaxpar.config.errors import UserError
-from jaxpar.config.kinds import layer_kinds
+from jaxpar.config.kinds import kind_models, layer_kinds
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.spelling import named
 from jaxpar.interop.mapping.form import Region
-from jaxpar.interop.mapping.weight_names import weight_specs
+from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.saved_weights import SavedWeights
 from jaxpar.interop.sources.source import Origin, WeightSource
-from jaxpar.layers.adapters import FACTORS
-from jaxpar.mesh.parameters import ParamSpec
+from jaxpar.layers.adapters import FACTORS, Adapters, targets_of
+from jaxpar.layers.declared import declare_layer
 
 
 def base_facts(source: WeightSource) -> dict[str, object]:
@@ -106,7 +107,7 @@ class AdaptedWeights:
         if layers is None or not len(layers):
             return frozen
         spec = weight_specs(self.model, layer_kinds(self.model)[layers[0]])[weight]
-        if not self.is_target(weight, spec):
+        if not self.is_target(weight):
             return frozen
         end = spec.stack + spec.inputs
         a, b = self.read_factors(weight, layers, (region[: spec.stack], region[spec.stack : end], region[end:]))
@@ -129,10 +130,9 @@ class AdaptedWeights:
         """Factor of the product of the factors."""
         return self.config.lora.alpha / self.rank
 
-    def is_target(self, weight: str, spec: ParamSpec) -> bool:
+    def is_target(self, weight: str) -> bool:
         """Whether a weight has factors."""
-        targets = self.config.lora.targets
-        return spec.matrix and (targets is None or weight.rpartition(".")[2] in targets)
+        return weight in _targets(self.model, self.config.lora)
 
     def read_factors(
         self, weight: str, layers: Sequence[int], regions: tuple[Region, Region, Region]
@@ -146,3 +146,10 @@ class AdaptedWeights:
             self.factors.read(a, layers, (*stack, *inputs, rank)),
             self.factors.read(b, layers, (*stack, rank, *outputs)),
         )
+
+
+@lru_cache(maxsize=16)
+def _targets(model: ModelConfig, lora: Adapters) -> frozenset[str]:
+    """The names of the matrices with factors, in layers of any kind."""
+    parts = (part for layer in kind_models(model).values() for part in declare_layer(layer).parts)
+    return frozenset(f"{LAYER_PREFIX}{part.name}.{name}" for part in parts for name in targets_of(part, lora))

@@ -79,6 +79,8 @@ class HFFolder:
         self.family, self.model = model_of(hf_config)
         self.further = _further_layers(hf_config, self.family)
         """Layers of the folder that predict further tokens, which are not read."""
+        self.omitted = 0
+        """Tensors that are not read, as transformers does not read them."""
         self._files = _FILES[quantization_of(hf_config)](folder)
         self.untied = self.model.tied and self._head_differs()
         """Whether the head differs from the embedding, though `config.json` ties them: then transformers does not."""
@@ -119,6 +121,8 @@ class HFFolder:
             last = self.model.layers + self.further - 1
             which = f"layer {last}" if self.further == 1 else f"layers {self.model.layers} to {last}"
             remarks.append(f"without {which}, for the prediction of further tokens")
+        if self.omitted:
+            remarks.append(f"without {plural(self.omitted, 'tensor')} {', '.join(self.family.omitted)}*")
         return remarks
 
     @property
@@ -174,6 +178,7 @@ class HFFolder:
         stored, family = self._files.tensors, self.family
         bare = not any(name.startswith(family.prefix) for name in stored)
         names = {one.name: one.name.removeprefix(family.prefix) if bare else one.name for one in self.tensors}
+        names |= {one.name: one.also for one in self.tensors if names[one.name] not in stored and one.also in stored}
         for tensor in self.tensors:
             tensor_file = stored.get(names[tensor.name])
             if tensor_file is None:
@@ -187,7 +192,8 @@ class HFFolder:
         known = {*names.values(), *unread}
         more = tuple(f"{family.prefix}layers.{self.model.layers + index}." for index in range(self.further))
         left = [name for name in stored if name not in known and not name.endswith(family.buffers)]
-        left = [name for name in left if not name.startswith(more)]
+        self.omitted = sum(name.startswith(family.omitted) for name in left)
+        left = [name for name in left if not name.startswith((*more, *family.omitted))]
         # transformers writes their number without the layers, if it had left them out itself.
         self.further *= any(name.startswith(more) for name in stored) if more else 0
         if left:

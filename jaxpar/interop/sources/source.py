@@ -23,8 +23,8 @@ from jaxpar.mesh.parameters import ParamSpec
 
 SHAPES = (
     "layers", "vocab", "embed", "heads", "kv_heads", "head_dim", "mlp", "norm", "norm_placement", "position",
-    "max_positions", "qk_norm", "attention_bias", "attention_sinks", "mlp_bias", "activation", "experts", "low_rank",
-    "mixer", "latent_attention", "linear_attention", "tied", "input",
+    "max_positions", "qk_norm", "attention_bias", "attention_sinks", "attention_gate", "mlp_bias", "activation",
+    "experts", "low_rank", "mixer", "latent_attention", "linear_attention", "tied", "input",
 )  # fmt: skip
 """Keys of the model section that decide which weights there are, and their shapes."""
 MEANING = ("norm",)

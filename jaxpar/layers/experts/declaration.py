@@ -20,6 +20,8 @@ ROUTED = ("routed", "expert_mlp")
 """Dims of a hidden activation of the routed experts: rows for each token, hidden width."""
 SHARED = ("shared_mlp",)
 """Dims of a hidden activation of the shared ones."""
+SHARED_ROUTER = "shared_router"
+"""The router of the shared ones: a logit of each token, whose sigmoid weighs their output."""
 
 
 def width_of(model: ModelConfig) -> int:
@@ -52,6 +54,11 @@ def declare(model: ModelConfig, feed_forward: type[FeedForward]) -> Part:
             first = [project, replace(first[0], input="router_projected")]
         activations = [*of_logits, *activations]
         operations = [*first, sent, replace(hidden, input=INPUT), *_non_linear("expert", gated)]
+    if experts.shared_router:
+        activations.append(Activation(f"{SHARED_ROUTER}_logits", (SHARED_ROUTER,), between=True, float32=True))
+        operations.append(
+            Matmuls(SHARED_ROUTER, (SHARED_ROUTER,), inward=True, outputs=(f"{SHARED_ROUTER}_logits",), exact=True)
+        )
     if experts.shared:
         names = tuple(f"shared_{name}" for name in inward)
         activations += _hidden("shared", SHARED, inward)
@@ -59,7 +66,12 @@ def declare(model: ModelConfig, feed_forward: type[FeedForward]) -> Part:
         operations += [Matmuls("shared_out", ("shared_down",), inward=False, input="shared_hidden")]
     operations += [Matmuls(OUT, ("down",), inward=False, input="expert_hidden")]
     width = width_of(model)
-    dims = [("experts", experts.count), ("expert_mlp", width), ("shared_mlp", experts.shared * width)]
+    dims = [
+        ("experts", experts.count),
+        ("expert_mlp", width),
+        ("shared_mlp", experts.shared * width),
+        (SHARED_ROUTER, 1),
+    ]
     dims += [("projection", projection_of(experts))] if ROUTERS[experts.router].cosine else []
     return Part("mlp", weights, tuple(activations), tuple(operations), chosen=experts.per_token, dims=tuple(dims))
 
@@ -101,11 +113,18 @@ def _weights(model: ModelConfig, experts: ExpertsConfig, inward: tuple[str, ...]
     if model.mlp_bias:
         found |= {f"{name}_bias": vector((count, width), ("experts", "mlp")) for name in inward}
         found["down_bias"] = vector((count, embed), ("experts", "norm"))
-    if experts.shared:
-        wide = (embed, experts.shared * width)
-        found |= {f"shared_{name}": matrix(wide, ("embed", "mlp"), scale=model.init_scale) for name in inward}
-        found["shared_down"] = matrix(wide[::-1], ("mlp", "embed"), scale=back)
-        if model.mlp_bias:
-            found |= {f"shared_{name}_bias": vector(wide[1:], ("mlp",)) for name in inward}
-            found["shared_down_bias"] = vector((embed,), ("norm",))
-    return Weights(found)
+    return Weights(found | (_shared_weights(model, experts, inward) if experts.shared else {}))
+
+
+def _shared_weights(model: ModelConfig, experts: ExpertsConfig, inward: tuple[str, ...]) -> dict[str, ParamSpec]:
+    """The matrices of the shared experts, and their router."""
+    embed, back = model.embed, model.init_scale / (2 * model.layers) ** 0.5
+    wide = (embed, experts.shared * width_of(model))
+    weights = {f"shared_{name}": matrix(wide, ("embed", "mlp"), scale=model.init_scale) for name in inward}
+    if experts.shared_router:
+        weights[SHARED_ROUTER] = ParamSpec((embed, 1), ("embed", "router"), scale=model.init_scale, decay=True)
+    weights["shared_down"] = matrix(wide[::-1], ("mlp", "embed"), scale=back)
+    if model.mlp_bias:
+        weights |= {f"shared_{name}_bias": vector(wide[1:], ("mlp",)) for name in inward}
+        weights["shared_down_bias"] = vector((embed,), ("norm",))
+    return weights

@@ -22,7 +22,7 @@ from jaxpar.layers.dropout import draws
 from jaxpar.layers.experts import clusters
 from jaxpar.layers.experts.assignment import within_capacity
 from jaxpar.layers.experts.clusters import clustered
-from jaxpar.layers.experts.declaration import IN, OUT, declare
+from jaxpar.layers.experts.declaration import IN, OUT, SHARED_ROUTER, declare
 from jaxpar.layers.experts.exchange import EXCHANGES
 from jaxpar.layers.experts.rounds import Operands, exchanged, lists_of
 from jaxpar.layers.experts.routers import ROUTERS, entropy, options_of
@@ -40,7 +40,7 @@ from jaxpar.layers.experts.routing import (
 from jaxpar.layers.experts.rows import expert_of_row, rows_of_experts
 from jaxpar.layers.feed_forward.base import FeedForward
 from jaxpar.layers.ops.plain import Grouped, Ops
-from jaxpar.mesh.collectives import reduce_sum
+from jaxpar.mesh.collectives import gather_sequence, reduce_sum
 from jaxpar.mesh.parameters import Arrays
 from jaxpar.runtime.batch import TOKENS, UPDATES, Field
 from jaxpar.runtime.passes import AUXILIARY_LOSS, Output
@@ -276,8 +276,15 @@ class Experts(Block):
         hidden = self._activated(
             "shared", {name: self.biased(y, f"shared_{name}") for name, y in zip(names, made, strict=True)}
         )
+        weight: Any = 1.0
+        if SHARED_ROUTER in self.part.weights:
+            weight = jax.nn.sigmoid(self._logits(x.reshape(-1, x.shape[-1]), SHARED_ROUTER)).reshape(*x.shape[:2], 1)
+            # A factor of the hidden activation, as that of a routed expert.
+            hidden = (hidden * gather_sequence(weight)).astype(hidden.dtype)
         y = self.project("shared_out", hidden, ops.matmul("shared_out"))
-        return self.biased(y, "shared_down")  # once, and not on each tensor rank
+        if "shared_down_bias" not in self.part.weights:
+            return y
+        return y + (weight * self.weight("shared_down_bias")).astype(y.dtype)  # once, and not on each tensor rank
 
     def _with_term(self, narrow: Any, x: jax.Array, name: str, w: Arrays, y: jax.Array) -> jax.Array:
         """`y`, which is `x` times a matrix, and `x` times the term that is added to the matrix, if there is one."""

@@ -23,19 +23,19 @@ def convolve(
     Raises `UserError` where a context rank has fewer tokens than the sum reaches back.
     """
     reach, (_, length), ranks = TAPS - 1, tokens.segments.shape, lax.axis_size("context")
-    if length < reach:
+    if ranks > 1 and length < reach:
         raise UserError(
             f"parallel.context: each rank has {length} tokens of a row; expected {reach} at least, as a short "
             "convolution reaches back so far"
         )
-    halo, documents = jnp.zeros_like(x[:, :reach]), jnp.full_like(tokens.segments[:, :reach], -1)
+    behind = jnp.pad(x, ((0, 0), (reach, 0), (0, 0), (0, 0)))
+    segments = jnp.pad(tokens.segments, ((0, 0), (reach, 0)), constant_values=-1)
     if ranks > 1:
         rank = lax.axis_index("context")
-        halo = shift_context(x[:, -reach:], 1, wrap=False)
+        behind = jnp.concatenate([shift_context(x[:, -reach:], 1, wrap=False), x], axis=1)
         of_ranks = tokens.row_segments.reshape(-1, ranks, length)[:, :, -reach:]
-        documents = jnp.where(rank > 0, of_ranks[:, jnp.maximum(rank - 1, 0)], documents)
-    behind = jnp.concatenate([halo, x], axis=1)
-    segments = jnp.concatenate([documents, tokens.segments], axis=1)
+        documents = jnp.where(rank > 0, of_ranks[:, jnp.maximum(rank - 1, 0)], -1)
+        segments = jnp.concatenate([documents, tokens.segments], axis=1)
 
     def tap(index: int) -> jax.Array:
         same = segments[:, index : index + length] == tokens.segments

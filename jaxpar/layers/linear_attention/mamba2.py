@@ -34,9 +34,10 @@ def log_of_numbers(key: Array, shape: tuple[int, ...]) -> Float[Array, " heads"]
 
 class Mamba2(LinearAttention):
     """With steps D = softplus(d + b), the log decay is -D exp(A), and D x enters the state: queries are C, keys are B,
-    values are x. A share of x is added to the output; the norm of each group of heads comes after the SiLU gate."""
+    values are x. A share of x is added to the output; the norm of each group of heads comes after the SiLU gate. Steps
+    may have a least value."""
 
-    convolved = CONVOLVED
+    convolved, steps = CONVOLVED, True
     cache = cached_arrays(*CONVOLVED)
 
     @staticmethod
@@ -57,6 +58,7 @@ class Mamba2(LinearAttention):
 
     def streams(self, made: Mapping[str, jax.Array], context: Context) -> Streams:
         steps = jax.nn.softplus(self.biased(made["step"], "step").astype(jnp.float32))
+        steps = jnp.maximum(steps, self.sizes.least_step)
         decay = -jnp.exp(self.weight("decay_rate").astype(jnp.float32)) * steps
         query, key = (self.by_value_head(made[name]) for name in ("query", "key"))
         return Streams(query, key, steps[..., None] * made["value"], decay[..., None])

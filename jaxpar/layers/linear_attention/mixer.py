@@ -39,12 +39,13 @@ CACHED = PartitionSpec(CACHED_ROWS, "tensor", "context")
 
 
 class Sizes(NamedTuple):
-    """Heads and widths of a mixer with a state."""
+    """Heads and widths of a mixer with a state, and the least step of Mamba-2."""
 
     heads: int
     key_heads: int
     key_dim: int
     value_dim: int
+    least_step: float
 
 
 def sizes_of(model: ModelConfig) -> Sizes:
@@ -52,7 +53,11 @@ def sizes_of(model: ModelConfig) -> Sizes:
     linear = model.linear_attention or LinearAttentionConfig()
     heads = linear.heads or model.heads
     return Sizes(
-        heads, linear.key_heads or heads, linear.key_dim or head_dim(model), linear.value_dim or head_dim(model)
+        heads,
+        linear.key_heads or heads,
+        linear.key_dim or head_dim(model),
+        linear.value_dim or head_dim(model),
+        linear.least_step,
     )
 
 
@@ -69,6 +74,8 @@ class LinearAttention(Block):
     cache = cached_arrays()
     convolved: ClassVar[tuple[str, ...]] = ()
     """The projections that a short convolution and a SiLU follow."""
+    steps: ClassVar[bool] = False
+    """Whether it has steps, which `least_step` limits."""
 
     def __init__(self, model: ModelConfig, part: Part | None = None):
         super().__init__(part or self.declare(model))
@@ -89,12 +96,17 @@ class LinearAttention(Block):
 
     @classmethod
     def check(cls, model: ModelConfig, kind: str) -> None:
-        """Refuse heads that do not fit, and a window. Raises `UserError`."""
+        """Refuse heads that do not fit, a limit of steps that there are not, and a window. Raises `UserError`."""
         sizes = sizes_of(model)
         if sizes.heads % sizes.key_heads:
             raise UserError(
                 f"{key_of(kind, 'linear_attention.key_heads')}: {sizes.key_heads}; expected a divisor of its heads "
                 f"({sizes.heads})"
+            )
+        if sizes.least_step and not cls.steps:
+            raise UserError(
+                f"{key_of(kind, 'linear_attention.least_step')}: {sizes.least_step}, and {model.mixer} has no steps; "
+                "expected 0"
             )
         if model.window is not None:
             raise UserError(

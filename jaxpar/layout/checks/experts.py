@@ -71,6 +71,8 @@ def _check(key: str, experts: ExpertsConfig) -> None:
             f"{key}.router: with {experts.router} a token's experts depend on later tokens, which a causal model does "
             f"not have when it generates; expected another router, or {key}.router_options: {{force: true}}"
         )
+    if experts.shared_router and not experts.shared:
+        raise UserError(f"{key}.shared_router: true, and {key}.shared is 0; expected false, or shared experts")
     most = count - 1 if router.noise else count
     if chosen > most:
         why = f"; {experts.router} leaves one out" if most < count else ""

@@ -12,7 +12,7 @@ from jaxpar.config.kinds import key_of, kind_models
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.layers.counting import parameter_count
-from jaxpar.layers.declared import declare_layer, mixer_classes, of_experts
+from jaxpar.layers.declared import declare_layer, feed_forward_classes, mixer_classes, of_experts
 from jaxpar.layers.inputs.input import TIED, input_class, refuse_without_batches
 from jaxpar.layout.checks.experts import check_experts
 
@@ -45,8 +45,8 @@ def check_input(config: Config) -> None:
 
 
 OF_SOME_MIXERS = (
-    "qk_norm", "attention_bias", "attention_scale", "attention_softcap", "attention_sinks", "window",
-    "linear_attention",
+    "qk_norm", "attention_bias", "attention_scale", "attention_softcap", "attention_sinks", "attention_gate",
+    "window", "linear_attention",
 )  # fmt: skip
 """Keys of `model` that only some mixers read (`Block.reads`)."""
 
@@ -55,6 +55,7 @@ def check_blocks(config: Config) -> None:
     """Refuse models that a mixer or a router does not support, settings that no mixer reads, experts of a feed-forward
     without the non-linearity that they compute, and layers none of which has a mixer."""
     check_experts(config)
+    _check_mixing(config.model)
     _check_read(config.model)
     for kind, layer in kind_models(config.model).items():
         for mixer in mixer_classes(layer):
@@ -64,10 +65,19 @@ def check_blocks(config: Config) -> None:
                 f"{key_of(kind, 'activation')}: {layer.activation} declares no routed_inputs, as Gated and Plain do, "
                 f"so experts cannot compute it; expected one that does, or {key_of(kind, 'experts')}: null"
             )
-    if not any(map(mixer_classes, kind_models(config.model).values())):
-        mixers = ", ".join(
-            f"{key_of(kind, 'mixer')}: {layer.mixer}" for kind, layer in kind_models(config.model).items()
-        )
+
+
+def _check_mixing(model: ModelConfig) -> None:
+    """Refuse layers without a block, and models in which no token sees another."""
+    models = kind_models(model)
+    for kind, layer in models.items():
+        if not (mixer_classes(layer) or feed_forward_classes(layer)):
+            raise UserError(
+                f"{key_of(kind, 'activation')}: none, and the mixer is none too, so that a layer has no block; "
+                "expected one of the two"
+            )
+    if not any(map(mixer_classes, models.values())):
+        mixers = ", ".join(f"{key_of(kind, 'mixer')}: {layer.mixer}" for kind, layer in models.items())
         raise UserError(f"{mixers}: no layer mixes tokens; expected a mixer that does in one of them")
 
 

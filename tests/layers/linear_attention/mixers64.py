@@ -117,6 +117,7 @@ def mamba2(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
     )
     heads, groups = v.shape[2], c.shape[2]
     steps = jax.nn.softplus(into(x, w["step"]) + w["step_bias"])
+    steps = jnp.maximum(steps, (options.get("linear_attention") or {}).get("least_step", 0.0))
     g = -jnp.exp(w["decay_rate"]) * steps
     h = recurrence(repeated(c, heads), repeated(b, heads), steps[..., None] * v, g[..., None], batch)
     h = (h + w["skip"][:, None] * v) * jax.nn.silu(into(x, w["gate"]))

@@ -221,6 +221,8 @@ def test_what_they_cannot_be_is_refused():
         run_of("gla", {"linear_attention": LinearAttentionConfig(key_heads=3)})
     with refused("model.linear_attention.key_heads", "2", "8", "kimi_delta"):
         run_of("kimi_delta", {"linear_attention": SHARED_KEYS})
+    with refused("model.linear_attention.least_step", "0.1", "gla"):
+        run_of("gla", {"linear_attention": LinearAttentionConfig(least_step=0.1)})
     with refused("model.window", "16", "mamba2"):
         run_of("mamba2", {"window": 16})
     with refused("model.linear_attention.key_dim: 2", "4", "rope.partial"):

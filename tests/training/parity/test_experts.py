@@ -130,6 +130,7 @@ ROWS = [
 def config_of(row: dict[str, Any]) -> Any:
     kind = (ROUTERS | OTHERS)[row["router"]]
     own = {"count": 8, "router": row["router"], "shared": row["shared"], "width": WIDTH} | kind
+    own["shared_router"] = row["shared"] > 0 and row["router"] in ("softmax_top_k", "gpt_oss")
     axes = {axis: row[axis] for axis in ("expert", "fsdp", "tensor", "context", "replica", "zero", "microbatches")}
     exchange = {key: row[key] for key in ("exchange", "slices", "capacity", "own_rows") if key in row}
     layers = 2 * PIPES[row["pipe"]].get("virtual_stages", 1)
