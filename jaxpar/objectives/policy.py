@@ -155,7 +155,7 @@ def mismatch_weight(log_weight: ByToken, log_ratio: ByToken, drawn: Drawn, polic
 def _answer_sum(values: ByToken, drawn: Drawn) -> ByToken:
     """At each token the sum over its answer, of all context ranks."""
     rows, length = values.shape
-    room = lax.axis_size("context") * length // 2 + 1
+    room = lax.axis_size("context") * length + 1
     # Padding goes to a document that there is no room for: an index of -1 would be that of the last one.
     row, document = jnp.arange(rows)[:, None], jnp.where(drawn.segments > 0, drawn.segments - 1, room)
     sums = jnp.zeros((rows, room), values.dtype).at[row, document].add(values * drawn.mask, mode="drop")

@@ -11,11 +11,11 @@ type ByAnswer = Float[np.ndarray, "prompt group"]
 """A number for each answer; NaN where it has no reward."""
 
 
-def advantages(rewards: ByAnswer, policy: Policy) -> ByAnswer:
+def advantages(rewards: ByAnswer, policy: Policy, raw: ByAnswer | None = None) -> ByAnswer:
     """The advantage of each answer in its group; NaN where it is left out.
 
     Left out are answers without a reward, answers that are alone in their group, and under `drop_equal` groups whose
-    rewards are all equal.
+    rewards are all equal: `raw` ones, before penalties, where there are some.
     """
     valid = ~np.isnan(rewards)
     size = valid.sum(axis=1, keepdims=True)
@@ -32,7 +32,8 @@ def advantages(rewards: ByAnswer, policy: Policy) -> ByAnswer:
             made = centred
     left_out = ~valid | (size < 2)
     if policy.drop_equal:
-        widest = np.where(valid, rewards, -np.inf).max(axis=1) - np.where(valid, rewards, np.inf).min(axis=1)
+        given = rewards if raw is None else raw
+        widest = np.where(valid, given, -np.inf).max(axis=1) - np.where(valid, given, np.inf).min(axis=1)
         left_out |= (widest <= 0)[:, None]
     return np.where(left_out, np.nan, made)
 
@@ -51,11 +52,11 @@ def token_weights(lengths: Int[np.ndarray, " answers"], most: int, average: str)
         most: tokens that an answer may have.
         average: see `PolicyConfig.average`.
     """
-    total, answers = lengths.sum(), len(lengths)
+    total, answers = lengths.sum(), max(1, len(lengths))
     match average:
         case "sequence":
             return total / (answers * lengths)
         case "length":
-            return np.full(answers, total / (answers * most))
+            return np.full(len(lengths), total / (answers * most))
         case _:
-            return np.ones(answers)
+            return np.ones(len(lengths))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 from jaxtyping import Int
@@ -17,10 +18,13 @@ from jaxpar.data.packing import Row
 from jaxpar.data.stdlib import END_OF_DOCUMENT, VOCAB, decode, encode
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens.text_codec import TextCodec
-from jaxpar.data.tokens.tokenizer_file import END_NAMES, tokenizer_path
+from jaxpar.data.tokens.tokenizer_file import END_NAMES, tokenizer_path, vocabulary_size
 from jaxpar.rl.records import Record, read_records
 from jaxpar.rl.tasks import TASKS
 from jaxpar.units import plural
+
+UNKNOWN = "\ufffd"
+"""Text of a token that stands for nothing: a model's vocabulary may be larger than an alphabet."""
 
 
 @dataclass(frozen=True)
@@ -94,7 +98,8 @@ class Characters:
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """The text of some tokens, without ends."""
-        return "".join(self.alphabet[int(token)] for token in tokens if token < self.end)
+        shown = lambda token: self.alphabet[token] if token < self.end else UNKNOWN
+        return "".join(shown(int(token)) for token in tokens if token != self.end)
 
 
 class Bytes:
@@ -113,7 +118,8 @@ class Tokenizer:
     def __init__(self, path: str, end_token: str | None):
         label = f"data.tokenizer: {quoted(path)}"
         codec = TextCodec(tokenizer_path(user_path(path, "data.tokenizer")), label)
-        self.encode, self.decode, self.vocab = codec.encode_start, codec.decode, codec.tokenizer.get_vocab_size()
+        self.encode = partial(codec.encode_start, special_tokens=True)  # a prompt may spell out a chat's template
+        self.decode, self.vocab = codec.decode, vocabulary_size(codec.tokenizer)
         names = codec.special
         wanted = [end_token] if end_token is not None else [name for name in END_NAMES if name in names]
         if not wanted or wanted[0] not in names:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.paths import user_path
+from jaxpar.config.paths import is_name, user_path
 from jaxpar.config.reading.text_file import read_text_file
 from jaxpar.config.spelling import did_you_mean, quoted
 from jaxpar.config.user_code import is_user_code
@@ -59,12 +59,18 @@ def _is_heldout(prompt: str) -> bool:
 
 def _read(path: str, key: str) -> list[Record]:
     if is_user_code(path):
-        return _checked(load_function(path, key)(), f"{key}: {quoted(path)}")
+        try:
+            records = load_function(path, key)()
+        except (Exception, SystemExit) as error:
+            if isinstance(error, UserError):
+                raise
+            raise UserError(f"{key}: {quoted(path)} failed ({type(error).__name__}: {error})") from error
+        return _checked(records, f"{key}: {quoted(path)}")
     file = user_path(path, key)
     if not Path(file).is_file():
         near = did_you_mean(path, TASKS) or f"; the tasks are {', '.join(TASKS)}"
         raise UserError(f"{key}: {quoted(path)} is no file of prompts and no task{near}")
-    lines = read_text_file(file, LONGEST_FILE, f"{key}: {quoted(path)}").splitlines()
+    lines = read_text_file(file, LONGEST_FILE, f"{key}: {quoted(path)}").split("\n")
     return _checked([_line(text, at, path, key) for at, text in enumerate(lines, 1) if text.strip()], key)
 
 
@@ -81,6 +87,10 @@ def _checked(records: Any, where: str) -> list[Record]:
     for index, one in enumerate(records, 1):
         if not isinstance(one, Mapping) or not isinstance(one.get("prompt"), str) or not one["prompt"]:
             raise UserError(f"{where}: record {index} has no prompt; expected a mapping with the text `prompt`")
+        if not is_name(one["prompt"].replace("\0", "")):
+            raise UserError(f"{where}: record {index} has half of a surrogate pair in its prompt; expected UTF-8")
+        if taken := {"prompts", "completions"} & {*one}:
+            raise UserError(f"{where}: record {index} has a column {taken.pop()}, which rewards get otherwise")
     if not records:
         raise UserError(f"{where}: it has no prompts; expected one at least")
     return list(records)

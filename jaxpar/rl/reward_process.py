@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 import queue
+import signal
 import subprocess
 import sys
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
@@ -49,7 +52,10 @@ class RewardProcess:
         """The reward of each answer; None where the function gives none, or no finite one. Raises `RewardError`."""
         if self._process.poll() is not None:
             self.close()
-            self._begin()
+            try:
+                self._begin()
+            except UserError as error:  # its file has changed
+                raise RewardError(str(error)) from None
         request = json_text({"prompts": prompts, "completions": completions, "columns": columns})
         try:
             assert self._process.stdin is not None, "it is a pipe"
@@ -67,13 +73,7 @@ class RewardProcess:
 
     def close(self) -> None:
         """End the process; the next answers begin another."""
-        self._process.kill()
-        self._process.wait()
-        self._reader.join()
-        for pipe in (self._process.stdin, self._process.stdout):
-            assert pipe is not None, "both are pipes"
-            with suppress(OSError):  # what was not sent yet is lost with the process
-                pipe.close()
+        self._end()
 
     def _begin(self) -> None:
         command = [sys.executable, "-m", "jaxpar.rl.reward_worker", self.name]
@@ -82,8 +82,9 @@ class RewardProcess:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
         self._lines: queue.Queue[str] = queue.Queue()
-        self._reader = threading.Thread(target=_put_lines, args=(self._process, self._lines), daemon=True)
-        self._reader.start()
+        reader = threading.Thread(target=_put_lines, args=(self._process, self._lines), daemon=True)
+        reader.start()
+        self._end = weakref.finalize(self, _end, self._process, reader)
         try:
             answer = self._read(START_SECONDS)
         except RewardError as error:
@@ -97,10 +98,27 @@ class RewardProcess:
             line = self._lines.get(timeout=seconds)
         except queue.Empty:
             self.close()
-            raise RewardError(f"{self.name}: it took more than {seconds:g} s (rl.reward_seconds)") from None
+            limit = "rl.reward_seconds" if seconds == self._seconds else "its import"
+            raise RewardError(f"{self.name}: it took more than {seconds:g} s ({limit})") from None
         if not line:
             raise RewardError(f"{self.name}: its process ended with exit code {self._process.wait()}")
-        return json.loads(line)
+        try:
+            return json.loads(line)
+        except ValueError:
+            self.close()
+            raise RewardError(f"{self.name}: it wrote {quoted(line.strip()[:80])} between its answers") from None
+
+
+def _end(process: subprocess.Popen[str], reader: threading.Thread) -> None:
+    """End a process with those that it began, and close its pipes."""
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)  # it leads a session
+    process.wait()
+    reader.join(timeout=5)
+    for pipe in (process.stdin, process.stdout):
+        assert pipe is not None, "both are pipes"
+        with suppress(OSError):  # what was not sent yet is lost with the process
+            pipe.close()
 
 
 def _put_lines(process: subprocess.Popen[str], lines: queue.Queue[str]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import json
+import os
 import sys
 from collections.abc import Mapping
 from typing import Any
@@ -21,15 +22,17 @@ from jaxpar.rl.user_code import load_function
 
 def main(name: str) -> None:
     """Answer requests until standard input ends."""
-    answers = sys.stdout
-    sys.stdout = sys.stderr
+    # Neither the function nor a process that it begins gets hold of the pipes.
+    requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
     say = lambda **fields: print(json_text(fields), file=answers, flush=True)
     try:
         function = load_function(name, "rl.rewards") if is_user_code(name) else REWARDS[name]
     except UserError as error:
         return say(error=str(error))
     say(ready=True)
-    for line in sys.stdin:
+    for line in requests:
         say(**_answer(function, json.loads(line)))
 
 

@@ -28,6 +28,9 @@ class Rewarder:
         if not weights:
             raise UserError("rl.rewards: there is none; expected a reward with its weight, as {exact: 1.0}")
         self._weights, self._seconds, self._stops = weights, seconds, stops
+        self.failure = "their functions gave none"
+        """The last failure of a reward, in words."""
+        self._told: set[str] = set()
 
     @cached_property
     def processes(self) -> list[RewardProcess]:
@@ -65,5 +68,8 @@ class Rewarder:
     def _failed(self, why: str, answers: int) -> list[None]:
         if self._stops:
             raise TrainingError(f"a reward failed ({why}): the run stopped")
-        logging.getLogger(__name__).warning("%s; %d answers are left out.", why, answers)
+        self.failure = why
+        if why not in self._told:  # once, not for each group of each step
+            self._told.add(why)
+            logging.getLogger(__name__).warning("%s; its answers are left out, and counted.", why)
         return [None] * answers

@@ -13,12 +13,12 @@ type Reward = Callable[..., Sequence[float | None]]
 
 def exact(prompts: Sequence[str], completions: Sequence[str], answer: Sequence[str], **_: object) -> list[float]:
     """1 for the text of the column `answer` without spaces around it, else 0."""
-    return [float(text.strip() == wanted.strip()) for text, wanted in zip(completions, answer, strict=True)]
+    return [float(text.strip() == str(wanted).strip()) for text, wanted in zip(completions, answer, strict=True)]
 
 
 def characters(prompts: Sequence[str], completions: Sequence[str], answer: Sequence[str], **_: object) -> list[float]:
     """The share of characters that equal those of `answer` at the same index, of the longer text; the end is one."""
-    return [_alike(text, wanted) for text, wanted in zip(completions, answer, strict=True)]
+    return [_alike(text, str(wanted)) for text, wanted in zip(completions, answer, strict=True)]
 
 
 def _alike(text: str, wanted: str) -> float:
@@ -28,7 +28,7 @@ def _alike(text: str, wanted: str) -> float:
 
 def last_value(prompts: Sequence[str], completions: Sequence[str], answer: Sequence[str], **_: object) -> list[float]:
     """1 where the last number of the text equals `answer`, else 0."""
-    return [float(_parsed(text) == float(wanted)) for text, wanted in zip(completions, answer, strict=True)]
+    return [float(_parsed(text) == _parsed(str(wanted))) for text, wanted in zip(completions, answer, strict=True)]
 
 
 def _parsed(text: str) -> float | None:

@@ -27,6 +27,7 @@ from jaxpar.rl.answers import Answer, Learned, answer_rows
 from jaxpar.rl.prompts import Prompt, PromptRows
 from jaxpar.rl.reference import ReferenceModel
 from jaxpar.rl.rewarder import Rewarder
+from jaxpar.training.errors import TrainingError
 from jaxpar.training.run.continuing import generated_with, generator_of
 from jaxpar.training.run.run import Run
 from pallas_kernels.masks import visible_pairs
@@ -74,11 +75,15 @@ class RolloutRun(Run):
 
     def batches_from(self, first: int) -> Iterator[tuple[dict[str, jax.Array], Pairs]]:
         """See `Run`. Each batch is made when it is asked for, with the weights of that moment."""
-        index = batch_index(first, self.left_out)
+        began, index = first, batch_index(first, self.left_out)
         from_first(self.rewarder.start)  # one that does not work ends the run before its first step
         while True:
             liveness.at("drawing answers", busy=True)
             arrays = self._batch(index)
+            if first == began and "reward" not in self.last_metrics:
+                raise TrainingError(
+                    f"no answer of step {first + 1} has a reward ({self.rewarder.failure}): the run stopped"
+                )
             mask = mask_of(self.config, self.config.model)
             pairs = {
                 window: visible_pairs(replace(mask, window=window), arrays["segments"])
@@ -124,7 +129,7 @@ class RolloutRun(Run):
         if policy.kl_in == "reward" and policy.kl != "none":
             k1 = [float((one.log_probabilities - other).sum()) for one, other in zip(answers, references, strict=True)]
             rewards = rewards - policy.kl_weight * np.reshape(k1, raw.shape)
-        each = advantages(rewards, policy).reshape(-1)
+        each = advantages(rewards, policy, raw).reshape(-1)
         valid = np.flatnonzero(~np.isnan(each))
         weights = token_weights(lengths.reshape(-1)[valid], rl.answer_tokens, policy.average)
         learned = [
@@ -203,6 +208,12 @@ class RolloutRun(Run):
             raise UserError(
                 f"data.sequence_length: {data.sequence_length} has no room for a prompt of {longest} tokens and an "
                 f"answer of {rl.answer_tokens} (rl.answer_tokens); expected at least {each}"
+            )
+        model = self.config.model
+        if model.position == "learned" and longest + rl.answer_tokens > model.max_positions:
+            raise UserError(
+                f"model.max_positions: {model.max_positions} learned positions are fewer than a prompt of {longest} "
+                f"tokens and an answer of {rl.answer_tokens} (rl.answer_tokens) need"
             )
         rows = -(-answers // (data.sequence_length // each))
         if rows > data.batch_size:

@@ -6,6 +6,7 @@ The user's own configuration or command names them: `jaxpar.config.user_code` re
 from __future__ import annotations
 
 import importlib.util
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -21,11 +22,12 @@ def load_function(text: str, key: str) -> Callable[..., Any]:
     spec = importlib.util.spec_from_file_location(f"jaxpar_user_{abs(hash(str(path)))}", path)
     assert spec is not None and spec.loader is not None, "a path that ends in .py has a loader"
     module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # dataclasses and pickles look for it there
     try:
         spec.loader.exec_module(module)
     except FileNotFoundError:
         raise UserError(f"{key}: {quoted(text)}: there is no file {quoted(str(path))}") from None
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise UserError(f"{key}: {quoted(text)} fails when it is imported ({type(error).__name__}: {error})") from error
     functions = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
     if name not in functions:

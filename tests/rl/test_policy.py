@@ -184,6 +184,18 @@ def test_the_first_update_from_answers_has_a_ratio_of_one():
     assert means["clipped"] == 0
 
 
+def test_a_row_may_be_full_of_answers_of_one_token():
+    """Each with a prompt of one token: a document for each token of the row."""
+    ones, split = np.ones((1, 8), np.float32), PartitionSpec(None, "context")
+
+    def slope(p: jax.Array, ones: jax.Array) -> jax.Array:
+        drawn = Drawn(ones, 1 + jnp.arange(8)[None], ones, ones, 0 * ones, 0 * ones, 0 * ones)
+        return jax.grad(lambda p: _sums(p, drawn, PRESETS["gspo"])[0])(p)
+
+    run = jax.jit(mapped(slope, build_mesh(AxisSizes(), jax.devices()[:1]), "float32", (split, split), split))
+    np.testing.assert_allclose(run(1e-5 * ones, ones), -ones, rtol=1e-4)
+
+
 def test_advantages_are_those_of_the_papers():
     rewards = np.array([[1.0, 2, 3], [4, 5, 6]])
     np.testing.assert_allclose(advantages(rewards, PRESETS["rloo"]), [[-1.5, 0, 1.5]] * 2)
@@ -193,6 +205,7 @@ def test_advantages_are_those_of_the_papers():
 
 def test_answers_without_a_reward_and_groups_of_one_kind_are_left_out():
     rewards = np.array([[0.0, np.nan, 1], [2, 2, 2], [np.nan, np.nan, 7]])
+    assert np.isnan(advantages(np.array([[0.0, -0.5]]), PRESETS["dapo"], np.zeros((1, 2)))).all(), "before penalties"
     found = advantages(rewards, PRESETS["dapo"])
     assert np.isnan(found).tolist() == [[False, True, False], [True] * 3, [True] * 3]
     assert np.isnan(advantages(rewards, PRESETS["grpo"])).tolist()[1] == [False] * 3

@@ -16,7 +16,14 @@ from jaxpar.training.errors import TrainingError
 from tests.sentences import refused
 
 CODE = """
+from __future__ import annotations
+import dataclasses
+import subprocess
 import time
+
+@dataclasses.dataclass
+class Settings:
+    scale: int = 1
 
 def length(prompts, completions, **columns):
     print("seen", len(prompts))
@@ -37,6 +44,13 @@ def odd(prompts, completions, **columns):
 def hangs(prompts, completions, **columns):
     time.sleep(60)
 
+def writes(prompts, completions, **columns):
+    subprocess.run(["echo", "hello"])
+    return [1.0 for _ in completions]
+
+def waits(prompts, completions, **columns):
+    subprocess.run(["sleep", "60"])
+
 def ends(prompts, completions, **columns):
     raise SystemExit(3)
 """
@@ -54,7 +68,8 @@ def file(tmp_path: Path) -> str:
     [
         ("exact", ["12", " 12\n", "13"], {"answer": ["12"] * 3}, [1, 1, 0]),
         ("characters", ["12", "15", "123", ""], {"answer": ["12"] * 4}, [1, 2 / 3, 2 / 4, 0]),
-        ("number", ["it is 1,200.5", "7", "none"], {"answer": ["1200.5", "8", "1"]}, [1, 0, 0]),
+        ("exact", ["12"], {"answer": [12]}, [1]),
+        ("number", ["it is 1,200.5", "7", "none"], {"answer": ["1,200.5", 8, "1"]}, [1, 0, 0]),
         ("pattern", ["ab\nc", "abd"], {"pattern": ["a.*c"] * 2}, [1, 0]),
     ],
 )
@@ -63,7 +78,7 @@ def test_rewards_that_come_with_jaxpar(name: str, texts: list[str], columns: dic
 
 
 def test_functions_of_a_users_file(file: str):
-    for name, wanted in (("length", [1, 2, 0]), ("later", [1, 1, 1]), ("odd", [None, None, 2])):
+    for name, wanted in (("length", [1, 2, 0]), ("later", [1, 1, 1]), ("odd", [None, None, 2]), ("writes", [1, 1, 1])):
         process = RewardProcess(f"{file}:{name}", 30)
         assert process.rewards(PROMPTS, TEXTS, COLUMNS) == wanted
         process.close()
@@ -71,7 +86,13 @@ def test_functions_of_a_users_file(file: str):
 
 @pytest.mark.parametrize(
     ("name", "seconds", "words"),
-    [("broken", 30, "KeyError"), ("short", 30, "1 rewards for 3"), ("hangs", 1, "1 s"), ("ends", 30, "exit code 3")],
+    [
+        ("broken", 30, "KeyError"),
+        ("short", 30, "1 rewards for 3"),
+        ("hangs", 1, "1 s"),
+        ("waits", 1, "1 s"),
+        ("ends", 30, "exit code 3"),
+    ],
 )
 def test_one_that_fails_loses_its_answers_alone(file: str, name: str, seconds: float, words: str):
     """And the process is there again for the next prompt."""

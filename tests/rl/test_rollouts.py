@@ -22,6 +22,7 @@ from jaxpar.interop.sources.tokenizer import text_of
 from jaxpar.rl.answers import PER_TOKEN
 from jaxpar.rl.prompts import PromptRows
 from jaxpar.rl.run import RolloutRun
+from jaxpar.training.errors import TrainingError
 from jaxpar.training.rate_sweep import sweep_rates
 from jaxpar.training.run.trainer import Trainer
 from tests.reference import decoder64
@@ -167,6 +168,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path):
     (tmp_path / "odd.jsonl").write_text('{"prompt": "a"\n')
     (tmp_path / "none.py").write_text("def prompts():\n    return []\n")
     (tmp_path / "fails.py").write_text("import nothing_of_this_name\n")
+    (tmp_path / "raises.py").write_text("def prompts():\n    raise ValueError('no network')\n")
     for changes, parts in (
         ({"rl": {"group": 1}}, ("rl.group: 1", "at least 2")),
         ({"rl": {"answer_tokens": 40}}, ("data.sequence_length: 32", "40", "at least")),
@@ -182,6 +184,15 @@ def test_what_cannot_be_is_refused(tmp_path: Path):
         ({"policy": PolicyConfig(kl="k1")}, ("loss.policy.kl: k1", "loss.reference", "run.init_from")),
         ({"model": {"vocab": 8}}, ("model.vocab: 8", "at least 14")),
         ({"data": {"packed": False}}, ("data.packed: false", "true")),
+        ({"data": {"path": str(tmp_path / "raises.py:prompts")}}, ("data.path", "ValueError", "no network")),
+        ({"data": {"end_token": "<e>"}}, ("data.end_token: '<e>'", "data.tokenizer is null")),
+        ({"watch": {"on_spike": "rollback"}}, ("watch.on_spike: rollback", "report")),
+        (
+            {"model": {"position": "learned", "max_positions": 32}, "rl": {"answer_tokens": 26}},
+            ("model.max_positions: 32", "26 (rl.answer_tokens)"),
+        ),
+        ({"policy": PolicyConfig(kl_weight=0.1)}, ("loss.policy.kl_weight: 0.1", "null")),
+        ({"policy": PolicyConfig(dual=0.5)}, ("loss.policy.dual: 0.5", "above 1")),
     ):
         with refused(*parts):
             RolloutRun(config_of(tmp_path, 1, **changes), devices=jax.devices()[:1])
@@ -191,7 +202,14 @@ def test_what_cannot_be_is_refused(tmp_path: Path):
         RolloutRun(replace(small(), rl=RlConfig(group=4)), devices=jax.devices()[:1])
 
 
-@pytest.mark.long
+def test_a_run_without_any_reward_ends_at_its_first_step(tmp_path: Path):
+    (tmp_path / "none.py").write_text("def none(prompts, completions, **columns):\n    raise OSError('nowhere')\n")
+    rewards = {f"{tmp_path}/none.py:none": 1.0}
+    run = RolloutRun(config_of(tmp_path, 1, rl={"rewards": rewards}), devices=jax.devices()[:1])
+    with closing(run.rewarder), pytest.raises(TrainingError, match="nowhere"):
+        next(run.batches_from(0))
+
+
 def test_code_that_a_checkpoint_names_is_not_run(tmp_path: Path):
     file = tmp_path / "mine.py"
     file.write_text("def prompts():\n    return [{'prompt': '1', 'answer': '1'}] * 4\n")

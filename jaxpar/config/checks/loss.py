@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import fields
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.mappings.policy import policy_of
+from jaxpar.config.mappings.policy import Policy, PolicyConfig, policy_of
 from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES, PAIRS_FORMAT
 from jaxpar.config.schema import Config
 from jaxpar.config.schema.reinforcement import RlConfig
@@ -66,8 +66,14 @@ def check_rewards(config: Config) -> None:
                     f"expected data.source: {PROMPTS} with it"
                 )
         return
+    _check_policy(config)
+    _check_run_of_rewards(config)
+
+
+def _check_policy(config: Config) -> None:
+    """Refuse settings of a loss of answers that do not fit together."""
     policy = policy_of(config.loss)
-    if rl.group == 1:
+    if config.rl.group == 1:
         raise UserError(
             f"rl.group: 1 answer to a prompt has no others to compare its reward with (loss.policy.baseline: "
             f"{policy.baseline}); expected at least 2"
@@ -82,10 +88,50 @@ def check_rewards(config: Config) -> None:
             f"loss.reference: {quoted(config.loss.reference)} would not be used, because loss.policy.kl is none; "
             "expected a kl with it, or null"
         )
+    if policy.kl_in == "reward" and policy.kl not in ("none", "k1"):
+        raise UserError(
+            f"loss.policy.kl: {policy.kl} is a term of the loss; expected k1 with loss.policy.kl_in: reward"
+        )
+    _check_read(config.loss.policy, policy)
+
+
+def _check_run_of_rewards(config: Config) -> None:
+    """Refuse settings that a run of answers cannot have."""
+    if config.watch.on_spike != "report":
+        raise UserError(
+            f"watch.on_spike: {config.watch.on_spike} judges losses, and one of rewards is about 0 whatever the model "
+            "learns; expected report"
+        )
+    if config.data.end_token is not None and config.data.tokenizer is None:
+        raise UserError(
+            f"data.end_token: {quoted(config.data.end_token)} is of a tokenizer, and data.tokenizer is null"
+        )
     if not config.data.packed:
         raise UserError("data.packed: false lets the answers of a row see each other; expected true with prompts")
     if config.evaluation.sample_tokens:
         raise UserError(
             f"evaluation.sample_tokens: {config.evaluation.sample_tokens}; expected 0 with data.source: {PROMPTS}, "
             "whose evaluations draw answers"
+        )
+
+
+def _check_read(written: PolicyConfig, policy: Policy) -> None:
+    """Refuse settings that the others leave without an effect."""
+    for key, without in (
+        ("kl_weight", policy.kl == "none"),
+        ("kl_in", policy.kl == "none"),
+        ("mismatch_high", policy.mismatch == "none"),
+        ("mismatch_low", policy.mismatch != "icepop"),
+        ("std_epsilon", policy.baseline != "group_std"),
+        ("low", policy.clip in ("cispo_absolute", "aipo")),
+        ("dual", policy.clip not in ("ppo", "gspo")),
+    ):
+        if without and (value := getattr(written, key)) is not None:
+            raise UserError(
+                f"loss.policy.{key}: {value} would not be used (baseline {policy.baseline}, clip {policy.clip}, kl "
+                f"{policy.kl}, mismatch {policy.mismatch}); expected null"
+            )
+    if 0 < policy.dual <= 1:
+        raise UserError(
+            f"loss.policy.dual: {policy.dual:g} would cut answers that nothing moved; expected above 1, or 0"
         )

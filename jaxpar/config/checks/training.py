@@ -61,7 +61,8 @@ def _check_path(data: DataConfig) -> None:
     """Refuse data from a path without one, or with two."""
     if data.path is None and data.sources is None:
         raise UserError(
-            f"data.path: null, and data.source: {data.source} needs the path of a token folder or a file of tokens"
+            f"data.path: null, and data.source: {data.source} needs "
+            + ("a task or a file of prompts" if data.source == "prompts" else "a token folder or a file of tokens")
         )
     if data.path is not None and data.sources is not None:
         raise UserError(

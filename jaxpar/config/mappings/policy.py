@@ -25,7 +25,7 @@ class PolicyConfig:
     baseline: Baseline | None = None
     """Advantage of an answer in its group: reward less the mean, over the standard deviation (`group_std`), or not
     (`group`), or reward less the mean of the others (`leave_one_out`)."""
-    std_epsilon: Annotated[float, at_least(0, 1)] | None = None
+    std_epsilon: Annotated[float, at_least(1e-12, 1)] | None = None
     """Added to the standard deviation: 1e-4 in TRL, 1e-6 in verl, tunix and NeMo-RL."""
     clip: Clip | None = None
     """`ppo`: min(r A, clip(r, 1 - low, 1 + high) A). `gspo`: the same with the geometric mean of r over an answer.

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import date
 from functools import partial
 from pathlib import Path
@@ -62,10 +63,11 @@ def text_of(source: Model, tokenizer: Path | None, report: Report, *, special_to
 
 def _text_of_codec(data: DataConfig, codec: str, special_tokens: bool) -> ModelText:
     """The text of a source of data, from its `codec`."""
+    made = implementation(codec)(data)
     if data.tokenizer is not None:
         folder = user_path(data.tokenizer, "data.tokenizer")
-        return read_model_text(tokenizer_path(folder), folder, special_tokens=special_tokens)
-    made = implementation(codec)(data)
+        text = read_model_text(tokenizer_path(folder), folder, special_tokens=special_tokens)
+        return replace(text, stops=[*dict.fromkeys((made.end, *text.stops))])
     return ModelText(made.decode, [made.end], made.end, made.encode, made.encode, {}, f"data.source={data.source}")
 
 

@@ -14,6 +14,7 @@ from jaxpar.checkpoint.facts import MONITOR
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import config_to_dict
 from jaxpar.config.checks.run import profile_steps
+from jaxpar.config.parts import OBJECTIVES
 from jaxpar.config.spelling import named
 from jaxpar.distributed import liveness
 from jaxpar.generation.sampling import NotFinite
@@ -295,7 +296,8 @@ class _Loop:
         self.monitor.step(number, turn)
         self.progress.counted(float(tokens), finite=bool(finite))
         if finite and tokens:
-            return self.monitor.loss(float(loss))
+            # A loss of rewards is about 0 whatever the model learns.
+            return None if OBJECTIVES[self.config.loss.name].rewards else self.monitor.loss(float(loss))
         if finite:
             self.monitor.empty(number)
             return None

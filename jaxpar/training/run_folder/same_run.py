@@ -30,6 +30,8 @@ MAY_CHANGE_KEYS = (
     "optimizer.clip_norm",
     "optimizer.ema",
     "precision.matmul",
+    "rl.reward_seconds",
+    "rl.on_reward_error",
 )
 """Other keys that may change: the length of a run, and the remedies for a run that diverged or exceeds its formats."""
 
