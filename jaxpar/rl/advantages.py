@@ -32,8 +32,8 @@ def advantages(rewards: ByAnswer, policy: Policy, raw: ByAnswer | None = None) -
             made = centred
     left_out = ~valid | (size < 2)
     if policy.drop_equal:
-        given = rewards if raw is None else raw
-        widest = np.where(valid, given, -np.inf).max(axis=1) - np.where(valid, given, np.inf).min(axis=1)
+        compared = rewards if raw is None else raw
+        widest = np.where(valid, compared, -np.inf).max(axis=1) - np.where(valid, compared, np.inf).min(axis=1)
         left_out |= (widest <= 0)[:, None]
     return np.where(left_out, np.nan, made)
 
