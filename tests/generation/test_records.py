@@ -82,7 +82,7 @@ def recorded_by(run: SmallRun, weights: Any, rows: dict[str, np.ndarray]) -> np.
     return np.asarray(compiled(place(run.step, weights), run.place(rows))["routing"])
 
 
-@pytest.mark.matrix(quick=("experts, context and tensor",), ci=1)
+@pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_training_step_replays_the_experts_that_generation_recorded(layout: str, weights: Any):
     """With the same weights the loss and its gradients are those without a replay, to the bit; with other routers the

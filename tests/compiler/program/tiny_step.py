@@ -5,6 +5,8 @@ sequence gathered and scattered over `tensor`; a permutation over `pipe`; an all
 axes. Two hosts of four GPUs. Run as `python -m tests.compiler.program.tiny_step FOLDER`: XLA's texts go there.
 """
 
+from __future__ import annotations
+
 import json
 import os
 import sys
