@@ -44,7 +44,7 @@ def test_an_entry_makes_a_source():
 @pytest.mark.parametrize(
     ("given", "parts"),
     [
-        (["data.source=counting", "data.path=a"], ("data.path: 'a'", "data.source is counting", "tokens or prompts with it")),
+        (["data.source=counting", "data.path=a"], ("data.path: 'a'", "data.source is counting", "tokens or prompts")),
         (["data.separator=3"], ("data.separator: 3", "data.source is stdlib", "tokens or counting with it", "null")),
         (["data.long_conversations=truncate_end"], ("data.long_conversations: 'truncate_end'", "tokens", "or drop")),
         (["data.source=counting", "loss.name=dpo", "run.init_from=a"], ("data.source is counting", "source: tokens")),
