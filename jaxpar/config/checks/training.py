@@ -62,7 +62,11 @@ def _check_path(data: DataConfig) -> None:
     if data.path is None and data.sources is None:
         raise UserError(
             f"data.path: null, and data.source: {data.source} needs "
-            + ("a task or a file of prompts" if data.source == "prompts" else "a token folder or a file of tokens")
+            + (
+                "a task or a file of prompts"
+                if data.source == "prompts"
+                else "the path of a token folder or a file of tokens"
+            )
         )
     if data.path is not None and data.sources is not None:
         raise UserError(
