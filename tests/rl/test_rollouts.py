@@ -116,17 +116,17 @@ def test_a_run_that_is_continued_has_the_bits_of_one_that_is_not(tmp_path: Path)
 
 
 @pytest.mark.long
-def test_the_shipped_configuration_learns_the_length_of_answers(tmp_path: Path):
-    """Which is what it learns first, in some dozen steps."""
-    overrides = [f"run.dir={tmp_path}", "run.steps=60"]
-    run = RolloutRun("configs/grpo_digits.yaml", overrides=overrides, devices=jax.devices()[:1])
+def test_the_shipped_configuration_learns(tmp_path: Path):
+    """First the length of answers; three seeds had a reward of 0.30 to 0.36 after 100 steps of its 800."""
+    run = RolloutRun("configs/grpo_digits.yaml", overrides=[f"run.dir={tmp_path}"], devices=jax.devices()[:1])
     with closing(run.rewarder):
         seen = []
-        for _ in range(60):
+        for _ in range(100):
             run.step()
             seen.append(run.last_metrics)
-    assert seen[0]["reward"] < 0.15 and np.mean([one["reward"] for one in seen[-10:]]) > 0.3
-    assert seen[0]["truncated"] > 0.4 and np.mean([one["truncated"] for one in seen[-10:]]) < 0.2
+    mean = lambda name, steps: np.mean([one[name] for one in steps])
+    assert mean("reward", seen[:5]) < 0.1 and mean("reward", seen[-10:]) > 0.25
+    assert mean("truncated", seen[:5]) > 0.3 and mean("truncated", seen[-10:]) < 0.2
 
 
 @pytest.mark.long
