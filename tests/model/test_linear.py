@@ -24,8 +24,9 @@ from tests.nonzero_gradients import FAMILIES
 from tests.small_run import SmallRun, small
 from tests.traced import operations
 
-MATRICES = {"llama": 7, "gpt2": 6, "qwen3": 7, "olmo2": 7, "gemma": 7}
-"""Matmuls of a layer besides attention: query, key, value, output, and up, down and perhaps gate."""
+MATRICES = {"llama": 7, "gpt2": 6, "qwen3": 8, "olmo2": 7, "gemma": 7}
+"""Matmuls of a layer besides attention: query, key, value, output, and up, down and perhaps gate; qwen3
+has here a gate of attention too."""
 
 
 def group(name: str, x: jax.Array) -> tuple[jax.Array, ...]:
