@@ -30,7 +30,7 @@ FLASH1 = 2.0
 
 @dataclass(frozen=True)
 class Mechanisms:
-    """What a system does otherwise than jaxpar. No system copies a pipeline's weights and gradients from and into
+    """The ways in which a system differs from jaxpar. No system copies a pipeline's weights and gradients from and into
     stacks (`Step.spent["slices"]`). The defaults are assumed of software that `SYSTEMS` does not know."""
 
     attention: Literal["hopper", "flash2", "flash1", "scores"] = "flash2"
@@ -81,7 +81,7 @@ STATED: Mapping[str, Mapping[str, Any]] = {
     "recompute_last_matmul=1": {"recompute_last": True}, "recompute_last_matmul=0": {"recompute_last": False},
     "pure_16bit=1": {}, "gradient_type=16-bit": {}, "overlap_weight_gradient=0": {},
 }  # fmt: skip
-"""What the column `mechanisms` may state; the last three change no time here."""
+"""The values of the column `mechanisms`; the last three change no time here."""
 
 
 def mechanisms_of(row: Mapping[str, str], place: str) -> Mechanisms:

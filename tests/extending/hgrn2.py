@@ -15,8 +15,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from jaxpar.config.errors import UserError
-from jaxpar.config.kinds import key_of
 from jaxpar.config.parts import MIXERS
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.block import Context
@@ -29,6 +27,8 @@ from jaxpar.layers.norm import rms_normalize
 class HGRN2(LinearAttention):
     """In layer l of L, f is b + (1 - b) sigmoid(x W), with b = l / L: deeper layers forget less."""
 
+    shares_keys = False
+
     @staticmethod
     def declare(model: ModelConfig) -> Part:
         """Three projections inward; each key dim has a decay."""
@@ -36,17 +36,6 @@ class HGRN2(LinearAttention):
         norm = vector((sizes.value_dim,), ("norm",), "ones")
         inward = {"query": KEY, "forget": KEY, "value": VALUE}
         return declare_part(model, inward, {"output_norm": norm}, decays=sizes.key_dim)
-
-    @classmethod
-    def check(cls, model: ModelConfig, kind: str) -> None:
-        """Refuse shared keys. Raises `UserError`."""
-        super().check(model, kind)
-        sizes = sizes_of(model)
-        if sizes.key_heads != sizes.heads:
-            raise UserError(
-                f"{key_of(kind, 'linear_attention.key_heads')}: {sizes.key_heads}; expected null or {sizes.heads}, as "
-                "each head of hgrn2 forgets by itself"
-            )
 
     def streams(self, made: Mapping[str, jax.Array], context: Context) -> Streams:
         least = context.index / self.layers

@@ -14,7 +14,6 @@ from jaxpar.config.mappings.linear_attention import LinearAttentionConfig
 from jaxpar.config.mappings.overlap import OverlapConfig
 from jaxpar.config.parts import MIXERS
 from jaxpar.config.schema.model import Pattern
-from jaxpar.generation.generator import Generator
 from jaxpar.layers.block import Context
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.linear_attention import recurrence
@@ -23,14 +22,14 @@ from jaxpar.memory.layer_shape import activation_bytes
 from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.runtime.batch import Field
 from jaxpar.runtime.passes import Output
+from tests.decoding import assert_decodes
 from tests.extending import hgrn2
 from tests.memory.shapes import layer_shape
-from tests.model.test_goldens import logits
 from tests.packed_rows import packed_rows
 from tests.reference import decoder64
 from tests.sentences import refused
 from tests.small_run import SmallRun, small
-from tests.training.parity.one_device import TOLERANCE, assert_close
+from tests.training.parity.one_device import assert_close
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one device": {},
@@ -104,20 +103,8 @@ def test_loss_and_gradients_equal_a_recurrence_in_float64(layout: str, monkeypat
 
 @pytest.mark.long
 @pytest.mark.parametrize("parallel", [{}, {"context": 2, "tensor": 2}], ids=["one device", "context and tensor"])
-def test_decode_equals_the_parallel_form_for_100_tokens(parallel: dict[str, Any]):
-    run = run_of(HYBRID, parallel=parallel, data={"sequence_length": 128})
-    prompts = [list(range(1, 4)), list(range(5, 22)), [7]]
-    weights = run.step.residency.initial_state().master
-    found = Generator(run.config, run.step.mesh, weights).continued(prompts, 100)
-    one = run_of(HYBRID, data={"sequence_length": 128})
-    tokens = np.zeros((8, 128), np.int32)
-    for row, (prompt, new) in enumerate(zip(prompts, found, strict=True)):
-        tokens[row, : len(prompt) + 100] = [*prompt, *new.tokens]
-    by_training = np.asarray(logits(one.step)(jax.device_get(weights), one.place(decoder64.plain_batch(tokens))))
-    likely = jax.nn.log_softmax(by_training.astype(np.float32), axis=-1)
-    for row, (prompt, new) in enumerate(zip(prompts, found, strict=True)):
-        after = np.asarray(likely[row, len(prompt) - 1 : len(prompt) + 99])
-        np.testing.assert_allclose(new.log_probabilities, after.max(axis=-1), atol=TOLERANCE, rtol=TOLERANCE)
+def test_decode_equals_the_parallel_form_for_200_tokens(parallel: dict[str, Any]):
+    assert_decodes(HYBRID, parallel)
 
 
 @pytest.mark.long

@@ -1,4 +1,4 @@
-"""What layers record in generation, and in a plain forward, is what a training step replays: the experts of tokens."""
+"""A training step replays what layers recorded in generation or in a plain forward: the experts of tokens."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def batch_of(found: list[Continuation]) -> tuple[dict[str, np.ndarray], np.ndarr
 
 
 def recorded_by(run: SmallRun, weights: Any, rows: dict[str, np.ndarray]) -> np.ndarray:
-    """What a forward of the training step's layout records, on one device."""
+    """The records of a forward of the training step's layout, on one device."""
 
     def forward(state: Any, batch: Any) -> Records:
         stages = stages_of(run.step.layout, train=False)

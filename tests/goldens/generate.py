@@ -53,7 +53,7 @@ HYBRID = SMALL | {
     "linear_num_key_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 5, "rms_norm_eps": 1e-2,
     "layer_types": [LINEAR, LINEAR, GLOBAL], "rope_parameters": rope(1e3, partial_rotary_factor=0.25),
 }  # fmt: skip
-"""What is the same in Qwen3-Next and Qwen3.5."""
+"""The common part of Qwen3-Next and Qwen3.5."""
 YARN = rope(
     1e3, rope_type="yarn", factor=4.0, original_max_position_embeddings=32, beta_fast=4.0, beta_slow=1.0, truncate=False
 )

@@ -351,7 +351,7 @@ def test_the_layers_of_kimi_are_named_or_lists_of_their_numbers():
 
 
 def test_keys_that_no_block_of_a_layer_reads_are_no_difference():
-    """Of a layer without attention its heads, of one without a feed-forward its width."""
+    """Heads of a layer without attention, and the width of one without a feed-forward."""
     _, model = model_of(golden("mamba2"))
     assert model.linear_attention is not None
     assert differences(replace(model, heads=2, head_dim=3, mlp=5, position="rope"), model) == []

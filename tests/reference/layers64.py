@@ -24,7 +24,7 @@ KEYS = ("experts", "mixer", "linear_attention")
 
 
 def block(name: str, x: Any, weights: Tree, options: Options, batch: Mapping[str, Any], layer: int) -> Any:
-    """What a block adds to the residual stream."""
+    """The summand of the residual stream that a block makes."""
     if name == "attention":
         return decoder64.attention(x, weights, options, batch)
     if name == "mixer":

@@ -12,17 +12,19 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpar.config import Config, LossConfig
+from jaxpar.config import Config, DataConfig, LossConfig
 from jaxpar.config.mappings.policy import PolicyConfig
 from jaxpar.config.schema.reinforcement import RlConfig
+from jaxpar.config.user_code import refuse_stored_code
 from jaxpar.generation.generator import Generator
 from jaxpar.generation.sampling import Sampling
 from jaxpar.interop.sources.open_source import open_source
-from jaxpar.interop.sources.tokenizer import text_of
+from jaxpar.interop.sources.tokenizer import _text_of_codec, text_of
 from jaxpar.rl.answers import PER_TOKEN
-from jaxpar.rl.prompts import PromptRows
+from jaxpar.rl.prompts import PromptRows, Tokenizer
 from jaxpar.rl.run import RolloutRun
 from jaxpar.training.errors import TrainingError
+from jaxpar.training.monitor.anomaly_monitor import AnomalyMonitor
 from jaxpar.training.rate_sweep import sweep_rates
 from jaxpar.training.run.trainer import Trainer
 from tests.reference import decoder64
@@ -94,8 +96,10 @@ def test_answers_to_one_prompt_share_its_forward_and_other_weights_compile_nothi
     assert not np.allclose(changed[0].log_probabilities[:1], together[0].log_probabilities[:1], atol=1e-3)
 
 
-def test_a_run_that_is_continued_has_the_bits_of_one_that_is_not(tmp_path: Path):
+def test_a_run_that_is_continued_has_the_bits_of_one_that_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Prompts, draws and rewards of a step depend on the seed, the step and the weights alone."""
+    judged: list[float] = []
+    monkeypatch.setattr(AnomalyMonitor, "loss", lambda self, loss: judged.append(loss))
     recorder = Recorder()
     whole = Trainer(config_of(tmp_path / "whole", 4, evaluation={"batches": 1}), devices=jax.devices()[:1])
     whole.fit([recorder])
@@ -108,11 +112,28 @@ def test_a_run_that_is_continued_has_the_bits_of_one_that_is_not(tmp_path: Path)
     text = text_of(source, None, lambda _: None)
     assert text.decode(text.encode("12:5,3=")) == "12:5,3=" and text.stops == [second.data.separator]
     assert_same_bits(jax.device_get(second.state.master), jax.device_get(whole.state.master))
+    assert judged == [], "a loss of rewards is about 0, whatever happens"
     metrics = recorder.records[-1].metrics
     assert metrics is not None
     assert {"reward", "answer_tokens", "truncated", "left_out", "entropy", "eval_reward", "eval_success"} <= {*metrics}
     for one in (whole, first, second):
         one._run.rewarder.close()
+
+
+def test_special_tokens_of_a_prompt_are_read_as_such_and_end_an_answer_where_they_are_to():
+    """A prompt spells out a chat's template; `generate` ends as the run did."""
+    tokenizer, data = "tests/goldens/chat", DataConfig(source="prompts", path="a", tokenizer="tests/goldens/chat")
+    codec = Tokenizer(tokenizer, "<|im_start|>")
+    assert codec.encode("<|im_start|>hi")[0] == codec.end != Tokenizer(tokenizer, "<|im_end|>").end
+    text = _text_of_codec(replace(data, end_token="<|im_start|>"), "jaxpar.rl.prompts:codec_of", False)
+    assert text.stops[0] == codec.end
+
+
+def test_stored_code_is_refused_until_it_is_named_again():
+    config = replace(small(), rl=RlConfig(rewards={"exact": 1.0, "a.py:f": 1.0}))
+    with refused("rl.rewards: 'a.py:f'", "the plan", "--set rl.rewards"):
+        refuse_stored_code(config, ["data.path=b.py:g"], "the plan")
+    refuse_stored_code(config, ["rl.rewards={a.py:f: 1.0}"], "the plan")
 
 
 @pytest.mark.long

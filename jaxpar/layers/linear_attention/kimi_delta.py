@@ -8,8 +8,6 @@ from functools import partial
 import jax
 from jaxtyping import Array, Float
 
-from jaxpar.config.errors import UserError
-from jaxpar.config.kinds import key_of
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.part import Part, vector
 from jaxpar.layers.linear_attention.gated_deltanet import GatedDeltaNet
@@ -32,6 +30,8 @@ class KimiDelta(GatedDeltaNet):
     """As gated DeltaNet, but with a log decay of each key dim, from a product of two matrices, as that of the gate is;
     the gate is a sigmoid."""
 
+    shares_keys = False
+
     @staticmethod
     def declare(model: ModelConfig) -> Part:
         """Six projections inward, two of them through a head's width."""
@@ -44,17 +44,6 @@ class KimiDelta(GatedDeltaNet):
         inward = {"query": KEY, "key": KEY, "value": VALUE, "gate": VALUE, "rate": HEAD, "decay": KEY}
         ranks = {"decay": sizes.value_dim, "gate": sizes.value_dim}
         return declare_part(model, inward, vectors, convolved=CONVOLVED, ranks=ranks, decays=sizes.key_dim, delta=True)
-
-    @classmethod
-    def check(cls, model: ModelConfig, kind: str) -> None:
-        """Refuse shared keys: each head decays those of its own."""
-        super().check(model, kind)
-        sizes = sizes_of(model)
-        if sizes.key_heads != sizes.heads:
-            raise UserError(
-                f"{key_of(kind, 'linear_attention.key_heads')}: {sizes.key_heads}; expected null or {sizes.heads}, as "
-                "a head of kimi_delta has keys of its own"
-            )
 
     def log_decay(self, made: jax.Array) -> Float[Array, "batch seq heads width"]:
         return -self.decay_rates()[:, None] * self.softplus_steps(made)

@@ -76,6 +76,8 @@ class LinearAttention(Block):
     """The projections that a short convolution and a SiLU follow."""
     steps: ClassVar[bool] = False
     """Whether it has steps, which `least_step` limits."""
+    shares_keys: ClassVar[bool] = True
+    """Whether several heads of values may use a head of keys."""
 
     def __init__(self, model: ModelConfig, part: Part | None = None):
         super().__init__(part or self.declare(model))
@@ -102,6 +104,11 @@ class LinearAttention(Block):
             raise UserError(
                 f"{key_of(kind, 'linear_attention.key_heads')}: {sizes.key_heads}; expected a divisor of its heads "
                 f"({sizes.heads})"
+            )
+        if sizes.key_heads != sizes.heads and not cls.shares_keys:
+            raise UserError(
+                f"{key_of(kind, 'linear_attention.key_heads')}: {sizes.key_heads}; expected null or {sizes.heads}, as "
+                f"each head of {model.mixer} decays its keys by itself"
             )
         if sizes.least_step and not cls.steps:
             raise UserError(

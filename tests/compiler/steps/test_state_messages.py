@@ -1,4 +1,4 @@
-"""What context ranks send of the states of mixers in the program for H100s: the same bytes whatever the sequence."""
+"""Context ranks send as many bytes of states, in the program for H100s, whatever the length of the sequence."""
 
 from __future__ import annotations
 

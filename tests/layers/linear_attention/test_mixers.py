@@ -11,14 +11,13 @@ import pytest
 from jaxpar.config.mappings.linear_attention import LinearAttentionConfig
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema.model import LoraConfig, ModelConfig, Pattern
-from jaxpar.generation.generator import Generator
 from jaxpar.layers.adapters import adaptable, adapted
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.linear_attention import recurrence
 from jaxpar.memory.layer_shape import layer_shapes
+from tests.decoding import assert_decodes
 from tests.layers.linear_attention import mixers64
 from tests.layers.linear_attention.mixers64 import MIXERS
-from tests.model.test_goldens import logits
 from tests.packed_rows import packed_rows
 from tests.reference import decoder64
 from tests.sentences import refused
@@ -109,20 +108,8 @@ def test_loss_and_gradients_equal_a_recurrence_in_float64(mixer: str, layout: st
 @pytest.mark.matrix(quick=("mamba2-context and tensor",), ci=5)
 @pytest.mark.parametrize("parallel", [{}, {"context": 2, "tensor": 2}], ids=["one device", "context and tensor"])
 @pytest.mark.parametrize("mixer", MIXERS)
-def test_decode_equals_the_parallel_form_for_100_tokens(mixer: str, parallel: dict[str, Any]):
-    run = run_of(mixer, hybrid(mixer), parallel=parallel, data={"sequence_length": 128})
-    prompts = [list(range(1, 4)), list(range(5, 22)), [7]]
-    weights = run.step.residency.initial_state().master
-    found = Generator(run.config, run.step.mesh, weights).continued(prompts, 100)
-    one = run_of(mixer, hybrid(mixer), data={"sequence_length": 128})
-    tokens = np.zeros((8, 128), np.int32)
-    for row, (prompt, new) in enumerate(zip(prompts, found, strict=True)):
-        tokens[row, : len(prompt) + 100] = [*prompt, *new.tokens]
-    by_training = np.asarray(logits(one.step)(jax.device_get(weights), one.place(decoder64.plain_batch(tokens))))
-    likely = jax.nn.log_softmax(by_training.astype(np.float32), axis=-1)
-    for row, (prompt, new) in enumerate(zip(prompts, found, strict=True)):
-        after = np.asarray(likely[row, len(prompt) - 1 : len(prompt) + 99])
-        np.testing.assert_allclose(new.log_probabilities, after.max(axis=-1), atol=TOLERANCE, rtol=TOLERANCE)
+def test_decode_equals_the_parallel_form_for_200_tokens(mixer: str, parallel: dict[str, Any]):
+    assert_decodes(options_of(mixer) | hybrid(mixer), parallel)
 
 
 @pytest.mark.parametrize("width", [1, 6], ids=["of a head", "of each dim"])

@@ -33,7 +33,7 @@ HYBRID = {
 def chosen(
     rows: int, context: int = 8, mixer: str = "gated_deltanet", cluster: str = "h100:1x8", **parallel: Any
 ) -> Any:
-    """Of heads of 128 x 128, 32 of them."""
+    """The choice for 32 heads of 128 x 128."""
     config = small(
         model={"mixer": mixer, "embed": 4096, "heads": 32, "kv_heads": 32},
         data={"sequence_length": 4096},
