@@ -20,6 +20,7 @@ from __future__ import annotations
 import dataclasses
 import subprocess
 import time
+from pathlib import Path
 
 @dataclasses.dataclass
 class Settings:
@@ -49,7 +50,9 @@ def writes(prompts, completions, **columns):
     return [1.0 for _ in completions]
 
 def waits(prompts, completions, **columns):
-    subprocess.run(["sleep", "60"])
+    child = subprocess.Popen(["sleep", "60"])
+    Path(__file__).with_name("child").write_text(str(child.pid))
+    child.wait()
 
 def ends(prompts, completions, **columns):
     raise SystemExit(3)
@@ -61,6 +64,12 @@ PROMPTS, TEXTS, COLUMNS = ["a", "a", "a"], ["x", "yy", ""], {"scale": [1, 1, 2]}
 def file(tmp_path: Path) -> str:
     (tmp_path / "mine.py").write_text(CODE)
     return str(tmp_path / "mine.py")
+
+
+def is_running(process: int) -> bool:
+    """Whether there is such a process, which has not ended."""
+    stat = Path(f"/proc/{process}/stat")
+    return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
 @pytest.mark.parametrize(
@@ -101,6 +110,8 @@ def test_one_that_fails_loses_its_answers_alone(file: str, name: str, seconds: f
         with pytest.raises(RewardError, match=words):
             process.rewards(PROMPTS, TEXTS, COLUMNS)
     process.close()
+    if name == "waits":
+        assert not is_running(int(Path(file).with_name("child").read_text())), "its child ends with it"
     records = [{"prompt": "a", "scale": 1}] * 3
     weights = {f"{file}:length": 1.0, f"{file}:{name}": 2.0}
     with closing(Rewarder(weights, seconds, stops=False)) as rewarder:
