@@ -32,7 +32,8 @@ def last_value(prompts: Sequence[str], completions: Sequence[str], answer: Seque
 
 
 def _parsed(text: str) -> float | None:
-    numbers = re.findall(r"-?\d+(?:\.\d+)?", text.replace(",", ""))
+    without_separators = re.sub(r"(?<=\d),(?=\d{3}(?!\d))", "", text)
+    numbers = re.findall(r"(?<!\d)-?\d+(?:\.\d+)?", without_separators)
     return float(numbers[-1]) if numbers else None
 
 

@@ -79,6 +79,7 @@ def is_running(process: int) -> bool:
         ("characters", ["12", "15", "123", ""], {"answer": ["12"] * 4}, [1, 2 / 3, 2 / 4, 0]),
         ("exact", ["12"], {"answer": [12]}, [1]),
         ("number", ["it is 1,200.5", "7", "none"], {"answer": ["1,200.5", 8, "1"]}, [1, 0, 0]),
+        ("number", ["10-3", "x = -3", "12,13"], {"answer": [3, -3, 13]}, [1, 1, 1]),
         ("pattern", ["ab\nc", "abd"], {"pattern": ["a.*c"] * 2}, [1, 0]),
     ],
 )

@@ -206,6 +206,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path):
         ({"model": {"vocab": 8}}, ("model.vocab: 8", "at least 14")),
         ({"data": {"packed": False}}, ("data.packed: false", "true")),
         ({"data": {"path": str(tmp_path / "raises.py:prompts")}}, ("data.path", "ValueError", "no network")),
+        ({"data": {"prefetch": 0}}, ("data.prefetch: 0", "expected 2")),
         ({"data": {"end_token": "<e>"}}, ("data.end_token: '<e>'", "data.tokenizer is null")),
         ({"watch": {"on_spike": "rollback"}}, ("watch.on_spike: rollback", "report")),
         (

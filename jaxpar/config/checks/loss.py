@@ -7,7 +7,7 @@ from dataclasses import fields
 from jaxpar.config.errors import UserError
 from jaxpar.config.mappings.policy import Policy, PolicyConfig, policy_of
 from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES, PAIRS_FORMAT
-from jaxpar.config.schema import Config
+from jaxpar.config.schema import Config, DataConfig
 from jaxpar.config.schema.reinforcement import RlConfig
 from jaxpar.config.spelling import one_of, quoted
 
@@ -105,6 +105,11 @@ def _check_run_of_rewards(config: Config) -> None:
     if config.data.end_token is not None and config.data.tokenizer is None:
         raise UserError(
             f"data.end_token: {quoted(config.data.end_token)} is of a tokenizer, and data.tokenizer is null"
+        )
+    if config.data.prefetch != DataConfig().prefetch:
+        raise UserError(
+            f"data.prefetch: {config.data.prefetch} would not be used, because answers are drawn when a step begins; "
+            f"expected {DataConfig().prefetch}"
         )
     if not config.data.packed:
         raise UserError("data.packed: false lets the answers of a row see each other; expected true with prompts")
