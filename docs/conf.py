@@ -26,15 +26,15 @@ NAV = {
     ),
     "Guides": (
         "planner", "inspect", "cluster-files", "parallelism", "memory", "long-context", "hybrids", "pipelines",
-        "experts", "fp8", "zeropp", "weights", "fine-tune", "reinforcement", "conversations", "generate", "evaluation",
+        "experts", "fp8", "zeropp", "low-rank", "weights", "fine-tune", "reinforcement", "conversations", "generate", "evaluation",
         "python", "checkpoints", "operations", "warnings", "reports", "network", "Extend jaxpar <extending>",
     ),
     "Reference": ("configuration", "commands", "api", "special-tokens", "glossary"),
     "How it works": (
         "architecture", "Memory <memory-model>", "Overlap <overlap>", "experts-exchange", "schedules", "kernels",
-        "Predictions <predictions>",
+        "Step times <predictions>",
     ),
-    "Results": ("benchmarks", "Long context <long-context-results>"),
+    "Results": ("benchmarks", "Predictions <prediction-errors>", "Long context <long-context-results>"),
     "Decisions": ("decisions", "../ROADMAP", "../CHANGELOG"),
     "Contribute": ("../CONTRIBUTING", "testing", "../tests/README"),
 }  # fmt: skip

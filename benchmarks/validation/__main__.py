@@ -1,7 +1,7 @@
 """The planner's time model against published runs of other systems, each with the mechanisms of its software.
 
     python -m benchmarks.validation                                   # errors and coverage by source: a minute
-    python -m benchmarks.validation --write                           # and docs/predictions.md and the intervals
+    python -m benchmarks.validation --write                           # and docs/prediction-errors.md and the intervals
     python -m benchmarks.validation --data CSV                        # the errors of the runs of a file
 
 Nothing is fitted: each system has its documented mechanisms (`mechanisms`), and is left out in turn (`leave_out`).
@@ -26,7 +26,7 @@ def main(arguments: Sequence[str]) -> None:
     """Command line; the exit code is 2 for a user error."""
     parser = Parser("benchmarks.validation", __doc__)
     parser.add_argument("--data", metavar="CSV", type=Path, help="print the errors of predictions of these runs")
-    parser.add_argument("--write", action="store_true", help="write docs/predictions.md and the planner's intervals")
+    parser.add_argument("--write", action="store_true", help="write docs/prediction-errors.md and the planner's intervals")
     options = parser.parse_args(arguments)
     if options.data is not None and options.write:
         raise UserError("--write: is of the published runs; leave out --data")

@@ -1,4 +1,4 @@
-"""A table of docs/predictions.md, and the residuals from which the planner's intervals follow."""
+"""A table of docs/prediction-errors.md, and the residuals from which the planner's intervals follow."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxpar.cost.hardware_model import AMPERE, HOPPER
 from jaxpar.planner.step_time.interval import RESIDUALS, Spread
 from jaxpar.units import percent
 
-PAGE = Path(__file__).parents[2] / "docs" / "predictions.md"
+PAGE = Path(__file__).parents[2] / "docs" / "prediction-errors.md"
 MARKS = "<!-- benchmarks.validation: begin -->", "<!-- benchmarks.validation: end -->"
 """The marks between which the page has the tables."""
 NAIVE = "one MFU per GPU", "after a run"

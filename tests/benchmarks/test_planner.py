@@ -1,4 +1,4 @@
-"""The table of predictions is put into docs/predictions.md, and shipped configurations are priced."""
+"""The table of predictions is put into docs/prediction-errors.md, and shipped configurations are priced."""
 
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ def test_the_table_is_put_between_the_marks_of_the_page_and_again_there():
 
 @pytest.mark.parametrize("page", ["none", BEGIN, END + BEGIN, BEGIN + END + BEGIN + END])
 def test_a_page_without_a_place_is_a_sentence(page: str):
-    with refused("predictions.md", BEGIN, END, "once"):
+    with refused("prediction-errors.md", BEGIN, END, "once"):
         with_table(page, [])
 
 

@@ -196,7 +196,7 @@ def without_evidence(plans: Sequence[Planned]) -> str | None:
     """A legend of the marks in a table of plans; None where none has one."""
     names = sorted({name for one in plans for name in never_measured(one.candidate.layout)})
     if not names and plans[0].plan.experts:
-        return "Intervals are those of dense models: two runs with experts were compared (docs/predictions.md)."
+        return "Intervals are those of dense models: two runs with experts were compared (docs/prediction-errors.md)."
     if not names:
         return None
     return f"{MARK} never measured: no published run used {one_of(names)}; --avoid {names[0]} leaves it out."

@@ -13,7 +13,7 @@ SHARE = 0.8
 """Share of measured steps that an interval holds."""
 
 RESIDUALS = Path(__file__).parent / "residuals.json"
-"""How far published runs are from predictions: each system's in turn, left out (docs/predictions.md). `python -m
+"""How far published runs are from predictions: each system's in turn, left out (docs/prediction-errors.md). `python -m
 benchmarks.validation --write` writes it."""
 
 
