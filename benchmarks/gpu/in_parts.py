@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpar.attention.ring import merge
-from pallas_kernels.attention import Kernels, Settings, Tokens, output_products
+from pallas_kernels.attention import ForwardBackward, MaskInputs, Settings, compute_delta
 
 
 def zigzag(seq: int, ranks: int) -> np.ndarray:
@@ -24,7 +24,7 @@ def zigzag(seq: int, ranks: int) -> np.ndarray:
 
 
 def in_parts(
-    kernels: Kernels, settings: Settings, ranks: int, indices: np.ndarray, segments: np.ndarray | None
+    kernels: ForwardBackward, settings: Settings, ranks: int, indices: np.ndarray, segments: np.ndarray | None
 ) -> Callable[..., tuple[jax.Array, jax.Array]]:
     """(q, k, v) -> output and log-sum-exp, differentiable: each part's queries over each part's keys.
 
@@ -40,10 +40,10 @@ def in_parts(
         """Parts [batch x ranks, part, ...] shifted so that each rank has the part of the rank so many before it."""
         return jnp.roll(x.reshape(-1, ranks, *x.shape[1:]), step, axis=1).reshape(x.shape)
 
-    def tokens(batch: int, step: jax.Array) -> Tokens:
+    def tokens(batch: int, step: jax.Array) -> MaskInputs:
         rows = [jnp.broadcast_to(jnp.asarray(x), (batch, len(indices))) for x in (indices, segments) if x is not None]
         pairs = [(apart(row), passed(apart(row), step)) for row in rows]
-        return Tokens(*(x for pair in pairs for x in pair))
+        return MaskInputs(*(x for pair in pairs for x in pair))
 
     def forward(q: jax.Array, k: jax.Array, v: jax.Array) -> tuple[jax.Array, jax.Array]:
         queries, keys, values = map(apart, (q, k, v))
@@ -63,8 +63,8 @@ def in_parts(
 
     def backward(kept: tuple[jax.Array, ...], cotangents: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, ...]:
         (q, k, v, out, lse), (d_out, d_lse) = kept, cotangents
-        inner = output_products(out, d_out, lse, d_lse)
-        queries, keys, values, *of_queries = map(apart, (q, k, v, lse, inner, d_out))
+        delta = compute_delta(out, d_out, lse, d_lse)
+        queries, keys, values, *of_queries = map(apart, (q, k, v, lse, delta, d_out))
 
         def step(sums: tuple[jax.Array, ...], number: jax.Array) -> tuple[tuple[jax.Array, ...], None]:
             given = passed(keys, number), passed(values, number), tokens(len(q), number)

@@ -27,7 +27,7 @@ from jaxpar.mesh.collective_matmul import (
     scattered_gradients,
     scattered_products,
 )
-from jaxpar.mesh.rings import Asked
+from jaxpar.mesh.rings import Perturbed
 
 CHUNKS = (2, 4)
 """Of a rank's part."""
@@ -83,15 +83,15 @@ class Case:
 
     def _cut(self, chunks: int) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """The same in so many chunks."""
-        asked = Asked(True, (True,) * len(self.widths))
+        perturbed = Perturbed(True, (True,) * len(self.widths))
         if self.kind == "gather":
             return (
                 lambda x, weights: gathered_products(chunks, x, weights, self.dtype),
-                lambda x, weights, dy: gathered_gradients(chunks, asked, x, weights, list(dy), self.dtype),
+                lambda x, weights, dy: gathered_gradients(chunks, perturbed, x, weights, list(dy), self.dtype),
             )
         return (
             lambda x, weights: scattered_products(chunks, [x], weights, self.dtype),
-            lambda x, weights, dy: scattered_gradients(chunks, asked, [x], weights, dy, self.dtype),
+            lambda x, weights, dy: scattered_gradients(chunks, perturbed, [x], weights, dy, self.dtype),
         )
 
 

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from benchmarks.gpu.attention_cases import Case
 from benchmarks.gpu.journal import Journal
 from benchmarks.gpu.programs import compile_all, seconds_of, sentence
-from pallas_kernels.attention import Settings, Tokens, mosaic, triton
+from pallas_kernels.attention import MaskInputs, Settings, mosaic, triton
 from pallas_kernels.attention.kinds import kind_of
 from pallas_kernels.attention.mosaic.forward import ForwardTiles
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS
@@ -62,13 +62,13 @@ def measure(journal: Journal) -> None:
         indices = jnp.broadcast_to(jnp.arange(case.seq, dtype=jnp.int32), (case.batch, case.seq))
         given = None if segments is None else jnp.asarray(segments)
         settings = Settings(case.mask, case.width**-0.5, neighbours=True, results="inputs", interpret=journal.dry)
-        for launch in launches(case, settings, Tokens(indices, indices, given, given)):
+        for launch in launches(case, settings, MaskInputs(indices, indices, given, given)):
             what = f"{launch.kernel}, {launch.name}, width {case.width}, {case.name}"
             if journal.has_time(what, 10):
                 _time(journal, case, launch, what)
 
 
-def launches(case: Case, settings: Settings, tokens: Tokens) -> Iterator[Launch]:
+def launches(case: Case, settings: Settings, tokens: MaskInputs) -> Iterator[Launch]:
     """The kernels that support the case, each with the neighbours of its entry."""
     request = case.request(lse=True, interpret=settings.interpret)
     sizes = case.width, case.width if case.value_width is None else case.value_width
@@ -91,7 +91,7 @@ def launches(case: Case, settings: Settings, tokens: Tokens) -> Iterator[Launch]
                 yield _of_mosaic(name, entry, listed.get(name, []), tiles, settings, tokens)
 
 
-def _of_mosaic(name: str, entry: Any, listed: list[Any], tiles: Any, settings: Settings, tokens: Tokens) -> Launch:
+def _of_mosaic(name: str, entry: Any, listed: list[Any], tiles: Any, settings: Settings, tokens: MaskInputs) -> Launch:
     def program(candidate: Any) -> Callable[..., Any]:
         chosen = tiles._replace(**{name: candidate})
         if name == "forward":
@@ -137,12 +137,12 @@ def _of_forward(entry: ForwardTiles) -> list[ForwardTiles]:
     return [replace(entry, overlapped="none")] if entry.consumers == CONSUMERS else []
 
 
-def _forward(kernel: Callable, settings: Settings, tokens: Tokens, q, k, v, d_out, lse) -> Any:
+def _forward(kernel: Callable, settings: Settings, tokens: MaskInputs, q, k, v, d_out, lse) -> Any:
     del d_out, lse
     return kernel(settings, q, k, v, tokens)
 
 
-def _backward(kernel: Callable, settings: Settings, tokens: Tokens, q, k, v, d_out, lse) -> Any:
+def _backward(kernel: Callable, settings: Settings, tokens: MaskInputs, q, k, v, d_out, lse) -> Any:
     return kernel(settings, q, k, v, tokens, lse, jnp.zeros_like(lse), d_out)
 
 

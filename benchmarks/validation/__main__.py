@@ -26,7 +26,9 @@ def main(arguments: Sequence[str]) -> None:
     """Command line; the exit code is 2 for a user error."""
     parser = Parser("benchmarks.validation", __doc__)
     parser.add_argument("--data", metavar="CSV", type=Path, help="print the errors of predictions of these runs")
-    parser.add_argument("--write", action="store_true", help="write docs/prediction-errors.md and the planner's intervals")
+    parser.add_argument(
+        "--write", action="store_true", help="write docs/prediction-errors.md and the planner's intervals"
+    )
     options = parser.parse_args(arguments)
     if options.data is not None and options.write:
         raise UserError("--write: is of the published runs; leave out --data")

@@ -11,8 +11,8 @@ from jaxpar.attention.backends import merged
 from jaxpar.attention.row import ContextAttention, RowTokens
 from jaxpar.attention.sinks import with_sinks
 from jaxpar.mesh.collectives import gather_context, scatter_context
-from pallas_kernels.attention import Settings, name_results, output_products
-from pallas_kernels.attention.derivative import Results
+from pallas_kernels.attention import Settings, compute_delta, name_residuals
+from pallas_kernels.attention.derivative import OutputAndLse
 from pallas_kernels.attention.registry import Implementation
 from pallas_kernels.varying import vary_alike
 from pallas_kernels.vjp_parts import custom_vjp
@@ -42,26 +42,26 @@ def allgather(
 type _Static = tuple[Implementation, Settings]
 
 
-def _forward(static: _Static, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> tuple[Results, tuple]:
+def _forward(static: _Static, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> tuple[OutputAndLse, tuple]:
     backend, settings = static
     tokens = row.seen(settings.mask, None, None)
     out, lse = merged(backend).forward(settings, q, gather_context(k), gather_context(v), tokens)
-    out, lse = name_results(out.astype(q.dtype), lse)
+    out, lse = name_residuals(out.astype(q.dtype), lse)
     return (out, lse), (q, k, v, row, out, lse)
 
 
-def _backward(static: _Static, residuals: tuple, cotangents: Results) -> tuple:
+def _backward(static: _Static, residuals: tuple, cotangents: OutputAndLse) -> tuple:
     backend, settings = static
     (q, k, v, row, out, lse), (d_out, d_lse) = residuals, cotangents
     dq, dk, dv = merged(backend).backward(
         settings, q, gather_context(k), gather_context(v), row.seen(settings.mask, None, None),
-        lse, output_products(out, d_out, lse, d_lse), d_out,
+        lse, compute_delta(out, d_out, lse, d_lse), d_out,
     )  # fmt: skip
     return dq.astype(q.dtype), scatter_context(dk.astype(k.dtype)), scatter_context(dv.astype(v.dtype)), None
 
 
 @custom_vjp(0)
-def _attend(static: _Static, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> Results:
+def _attend(static: _Static, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> OutputAndLse:
     return _forward(static, q, k, v, row)[0]
 
 

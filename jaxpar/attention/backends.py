@@ -9,7 +9,7 @@ from jaxpar.attention.request import AttentionRequest
 from jaxpar.attention.sinks import with_sinks
 from jaxpar.config.kinds import ALL
 from jaxpar.config.plan import Choice
-from pallas_kernels.attention import Kernels, Settings, Tokens, cudnn, packed_room
+from pallas_kernels.attention import ForwardBackward, MaskInputs, Settings, cudnn, packed_room
 from pallas_kernels.attention.registry import REGISTRY, Implementation
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
@@ -19,14 +19,14 @@ BACKENDS = REGISTRY.names
 """Values of `attention.backend`; `flash` is any of our kernels that supports the run."""
 
 
-def merged(backend: Implementation) -> Kernels:
+def merged(backend: Implementation) -> ForwardBackward:
     """The kernels of a backend that compute a part of a row, for a strategy that merges parts."""
     assert backend.kernels is not None, f"{backend.name} supports full rows only"
     return backend.kernels
 
 
 def attend_alone(
-    backend: Implementation, settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: Tokens,
+    backend: Implementation, settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: MaskInputs,
     sinks: jax.Array | None,
 ) -> jax.Array:  # fmt: skip
     """Attention over all keys of the queries, which this device has."""

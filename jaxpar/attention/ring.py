@@ -20,8 +20,8 @@ from jaxpar.attention.backends import merged
 from jaxpar.attention.row import ContextAttention, RowTokens
 from jaxpar.attention.sinks import with_sinks
 from jaxpar.mesh.collectives import shift_context
-from pallas_kernels.attention import Settings, Tokens, name_results, output_products
-from pallas_kernels.attention.derivative import Results
+from pallas_kernels.attention import MaskInputs, Settings, compute_delta, name_residuals
+from pallas_kernels.attention.derivative import OutputAndLse
 from pallas_kernels.attention.registry import Implementation
 from pallas_kernels.masks import Mask
 from pallas_kernels.varying import vary_alike
@@ -88,7 +88,7 @@ class _Ring:
     def rank(self) -> jax.Array:
         return lax.axis_index("context") // self.stride
 
-    def tokens(self, row: RowTokens, step: jax.Array | int) -> Tokens:
+    def tokens(self, row: RowTokens, step: jax.Array | int) -> MaskInputs:
         """The tokens of this rank's queries, and of the keys that have travelled `step` ranks."""
         source = (self.rank - step) % self.size
         return row.seen(self.settings.mask, (self.rank, self.stride), (source, self.stride))
@@ -147,7 +147,7 @@ def _unpacked(message: jax.Array, like: Pair) -> tuple[Pair, Pair]:
     return _parted(kv, like), _parted(gradients, like)
 
 
-def _forward(ring: _Ring, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> tuple[Results, tuple]:
+def _forward(ring: _Ring, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> tuple[OutputAndLse, tuple]:
     attend = lambda kv, step: merged(ring.backend).forward(ring.settings, q, *kv, ring.tokens(row, step))
     kv = ring.shift((k, v)) if ring.steps > 1 else None
     results = attend((k, v), 0)
@@ -160,17 +160,17 @@ def _forward(ring: _Ring, q: jax.Array, k: jax.Array, v: jax.Array, row: RowToke
 
         kv, results = _each(step, (kv, results), range(1, ring.steps - 1))
         results = merge(results, attend(kv, ring.steps - 1))
-    out, lse = name_results(results[0].astype(q.dtype), results[1])
+    out, lse = name_residuals(results[0].astype(q.dtype), results[1])
     return (out, lse), (q, k, v, row, out, lse)
 
 
-def _backward(ring: _Ring, residuals: tuple, cotangents: Results) -> tuple:
+def _backward(ring: _Ring, residuals: tuple, cotangents: OutputAndLse) -> tuple:
     (q, k, v, row, out, lse), (d_out, d_lse) = residuals, cotangents
-    inner = output_products(out, d_out, lse, d_lse)
+    delta = compute_delta(out, d_out, lse, d_lse)
 
     def differentiate(kv: Pair, step: jax.Array | int) -> tuple[jax.Array, Pair]:
         tokens = ring.tokens(row, step)
-        dq, dk, dv = merged(ring.backend).backward(ring.settings, q, *kv, tokens, lse, inner, d_out)
+        dq, dk, dv = merged(ring.backend).backward(ring.settings, q, *kv, tokens, lse, delta, d_out)
         return dq, (dk, dv)
 
     def step(carry: tuple[Pair, jax.Array, Pair], step: jax.Array) -> tuple[tuple[Pair, jax.Array, Pair], None]:
@@ -203,7 +203,7 @@ def _add[Tree](a: Tree, b: Tree) -> Tree:
 
 
 @custom_vjp(0)
-def _attend(ring: _Ring, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> Results:
+def _attend(ring: _Ring, q: jax.Array, k: jax.Array, v: jax.Array, row: RowTokens) -> OutputAndLse:
     return _forward(ring, q, k, v, row)[0]
 
 

@@ -9,7 +9,7 @@ import jax
 from jax import lax
 from jaxtyping import Array, Int
 
-from pallas_kernels.attention import Settings, Tokens
+from pallas_kernels.attention import MaskInputs, Settings
 from pallas_kernels.attention.registry import Implementation
 from pallas_kernels.masks import Mask
 
@@ -44,7 +44,7 @@ class RowTokens(NamedTuple):
     row_indices: Int[Array, "batch seq"]
     row_segments: Int[Array, "batch seq"]
 
-    def seen(self, mask: Mask, queries: tuple[jax.Array, int] | None, keys: tuple[jax.Array, int] | None) -> Tokens:
+    def seen(self, mask: Mask, queries: tuple[jax.Array, int] | None, keys: tuple[jax.Array, int] | None) -> MaskInputs:
         """Tokens of some queries and keys, each a group of ranks (number of the group, ranks in a group).
 
         None means this rank's own queries, and the keys of all ranks.
@@ -52,8 +52,8 @@ class RowTokens(NamedTuple):
         q_indices, q_segments = (self.indices, self.segments) if queries is None else self._of(*queries)
         kv_indices, kv_segments = (self.row_indices, self.row_segments) if keys is None else self._of(*keys)
         if not mask.segmented:
-            return Tokens(q_indices, kv_indices)
-        return Tokens(q_indices, kv_indices, q_segments, kv_segments)
+            return MaskInputs(q_indices, kv_indices)
+        return MaskInputs(q_indices, kv_indices, q_segments, kv_segments)
 
     def _of(self, group: jax.Array, ranks: int) -> tuple[jax.Array, jax.Array]:
         length = ranks * self.indices.shape[1]

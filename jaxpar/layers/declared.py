@@ -31,7 +31,7 @@ from jaxpar.layers.declaration.part import (
 from jaxpar.layers.feed_forward.base import HIDDEN, FeedForward
 from jaxpar.layers.norm import NORMS
 
-PLACEMENTS = {"pre": (True, False), "post": (False, True), "sandwich": (True, True)}
+NORM_POSITIONS = {"pre": (True, False), "post": (False, True), "sandwich": (True, True)}
 """By `model.norm_placement`: whether a part has a norm before it, and one after it."""
 
 
@@ -94,7 +94,7 @@ def declare_layer(model: ModelConfig) -> Layer:
     whose norm is added to the stream by what comes next.
     """
     norm = NORMS[model.norm].declare(model)
-    before, behind = PLACEMENTS[model.norm_placement]
+    before, after = NORM_POSITIONS[model.norm_placement]
     parts = declare_parts(model)
     norms: dict[str, Weights] = {}
     activations = [Activation(LAYER_INPUT, ("embed",), between=True)]
@@ -102,7 +102,7 @@ def declare_layer(model: ModelConfig) -> Layer:
     norm_pending = False
     for part in parts:
         norms |= {f"{part.name}_norm": norm} if before else {}
-        norms |= {f"post_{part.name}_norm": norm} if behind else {}
+        norms |= {f"post_{part.name}_norm": norm} if after else {}
         source = activations[-1].name
         if before or norm_pending:
             source = f"{part.name}_input"
@@ -110,14 +110,14 @@ def declare_layer(model: ModelConfig) -> Layer:
             activations.append(Activation(source, ("embed",), between=True, cheap=True))
         *inside, last = part.operations
         assert isinstance(last, Matmuls)
-        result = f"{part.name}_projected" if behind else f"{part.name}_residual" if part is not parts[-1] else ""
+        result = f"{part.name}_projected" if after else f"{part.name}_residual" if part is not parts[-1] else ""
         outputs = (result,) if result else ()
         reads_stream = lambda one: isinstance(one, Matmuls) and one.inward and not one.input
         operations += [(part, replace(one, input=source) if reads_stream(one) else one) for one in inside]
-        operations.append((part, replace(last, outputs=outputs, adds=not behind)))
+        operations.append((part, replace(last, outputs=outputs, adds=not after)))
         activations += part.activations
         activations += [Activation(name, ("embed",), between=True) for name in outputs]
-        norm_pending = behind
+        norm_pending = after
     if norm_pending:
         operations.append((parts[-1], _between("layer_output", norms=1, adds=True)))
     return Layer(parts, norms, tuple(activations), tuple(operations))
@@ -160,7 +160,7 @@ def _known(feed_forwards: tuple[str, ...], mixers: tuple[str, ...]) -> dict[str,
         {"attention_sinks": True, "attention_gate": True},
     ]
     known: dict[str, Activation] = {}
-    for placement, option in product(PLACEMENTS, options):
+    for placement, option in product(NORM_POSITIONS, options):
         for one in declare_layer(ModelConfig(norm_placement=placement, **option)).activations:  # pyright: ignore
             assert known.setdefault(one.name, one) == one, f"{one.name} is not the same in all layers"
     return known

@@ -1,4 +1,4 @@
-"""One decoder layer: blocks, each with a norm before or after it or both, each added to the residual stream."""
+"""A decoder layer: blocks (its sublayers, such as attention), each with norms, added to the residual stream."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxpar.layers.block import Block, Context
 from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declaration.adaptation import adaptation_of
-from jaxpar.layers.declared import PLACEMENTS, blocks_of, declare_layer
+from jaxpar.layers.declared import NORM_POSITIONS, blocks_of, declare_layer
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.ops.plain import Ops
@@ -29,20 +29,22 @@ PLAIN_OPS = Ops()
 
 
 class DecoderLayer(nnx.Module):
-    """Blocks, each with its norms, added to the residual stream. Between them a rank has its part of the sequence;
-    inside, its part of heads and hidden width."""
+    """Blocks, each with a norm before it, after it, or both, added to the residual stream.
+
+    Between blocks activations are split over tensor ranks by sequence, inside by heads or hidden width.
+    """
 
     def __init__(self, config: Config, layout: LayerLayout = UNTILED, ops: Ops = PLAIN_OPS):
         model, norm = config.model, NORMS[config.model.norm]
         self.activations = declare_layer(model).activations
-        self.norms_before, self.norms_behind = PLACEMENTS[model.norm_placement]
+        self.pre_norm, self.post_norm = NORM_POSITIONS[model.norm_placement]
         blocks = blocks_of(model, adaptation_of(config), layout)
         self.names = tuple(block.part.name for block in blocks)
         for name, block in zip(self.names, blocks, strict=True):
             setattr(self, name, block)
-            if self.norms_before:
+            if self.pre_norm:
                 setattr(self, f"{name}_norm", norm(model))
-            if self.norms_behind:
+            if self.post_norm:
                 setattr(self, f"post_{name}_norm", norm(model))
         self.ops, self.dropout, self.layout = ops, model.dropout, layout
         self.reports = _checked_reports([name for block in self.blocks for name in block.reports])
@@ -51,12 +53,12 @@ class DecoderLayer(nnx.Module):
 
     @property
     def blocks(self) -> tuple[Block, ...]:
-        """Its blocks, in order."""
+        """The blocks of the layer, in order."""
         return tuple(getattr(self, name) for name in self.names)
 
     def linear(self, name: str, x: jax.Array, index: Int[Array, ""], tokens: TokenContext) -> Any:
-        """A group of matmuls with the collectives around it: linear in the layer's matrices, and in `x`. For a backward
-        that computes the weights' gradients later."""
+        """Run a group of matmuls by its name, with its collectives. Schedules that compute weight gradients later
+        differentiate it by itself: it is linear in the group's matrices and in `x`."""
         ops = self.ops.of_layer(index, tokens)
         (block,) = (one for one in self.blocks if name in [group.name for group in one.part.groups])
         return ops.run(block, name, x)
@@ -68,9 +70,13 @@ class DecoderLayer(nnx.Module):
         tap: Tap | None = None,
         observed: Maxima | None = None,
     ) -> Output:
-        """`part` is sequence length / (context * tensor).
+        """The residual stream after the layer, and the reports of its blocks.
 
-        `observed` are zeros, whose cotangents are what the layer's matmuls observe.
+        Args:
+            x: the residual stream; `part` is sequence length / (context * tensor).
+            context: this rank's tokens, and what else all layers share.
+            tap: calls each group of matmuls; splits the backward for zero-bubble schedules.
+            observed: zeros, whose cotangents are the statistics of the layer's matmuls, such as amax for FP8.
         """
         context = context._replace(layout=self.layout)
         ops, reports = self.ops.of_layer(context.index, context.tokens, observed, tap), {}
@@ -80,12 +86,12 @@ class DecoderLayer(nnx.Module):
             reports.update(report)
             return h
 
-        return self._added(x, context, run), reports
+        return self._residual_blocks(x, context, run), reports
 
     def decode(
         self, x: Float[Array, "batch part embed"], caches: Mapping[str, PyTree] | None, context: Context
     ) -> tuple[jax.Array, dict[str, PyTree]]:
-        """The residual stream in generation, and the cache of each block; see `Block.decode`."""
+        """The residual stream after a step of generation, and the updated cache of each block; see `Block.decode`."""
         ops, after = self.ops.of_layer(context.index, context.tokens), {}
         context = context._replace(layout=self.layout)
 
@@ -94,19 +100,21 @@ class DecoderLayer(nnx.Module):
             h, after[name] = block.decode(h, None if caches is None else caches[name], context, ops)
             return h
 
-        return self._added(x, context, run), after
+        return self._residual_blocks(x, context, run), after
 
-    def _added(self, x: jax.Array, context: Context, run: Callable[[Block, jax.Array], jax.Array]) -> jax.Array:
-        """The residual stream, with what `run` makes of it in each block added to it."""
-        for site, name in enumerate(self.names, start=1):
-            h = getattr(self, f"{name}_norm")(x) if self.norms_before else x
-            h = self._named(h, f"{name}_input") if self.norms_before or site > 1 else h
+    def _residual_blocks(
+        self, x: jax.Array, context: Context, run: Callable[[Block, jax.Array], jax.Array]
+    ) -> jax.Array:
+        """x + post_norm(block(pre_norm(x))) for each block in turn, where `run` calls the block."""
+        for dropout_index, name in enumerate(self.names, start=1):
+            h = getattr(self, f"{name}_norm")(x) if self.pre_norm else x
+            h = self._named(h, f"{name}_input") if self.pre_norm or dropout_index > 1 else h
             h = run(getattr(self, name), h)
-            if self.norms_behind:
-                # The norm's derivative needs its input, and from that elementwise work recomputes the residual stream.
+            if self.post_norm:
+                # The norm's backward needs its input; from that, elementwise operations recompute the residual stream.
                 h = getattr(self, f"post_{name}_norm")(self._named(h, f"{name}_projected"))
-            x = x + self._drop(h, len(self.names) * context.index + site, context.tokens, context.train)
-            if not self.norms_behind and name != self.names[-1]:
+            x = x + self._drop(h, len(self.names) * context.index + dropout_index, context.tokens, context.train)
+            if not self.post_norm and name != self.names[-1]:
                 x = self._named(x, f"{name}_residual")
         return x
 

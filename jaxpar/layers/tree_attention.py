@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from jaxpar.mesh.collectives import reduce_max, reduce_sum
-from pallas_kernels.attention import Settings, Tokens, attention_forward
+from pallas_kernels.attention import MaskInputs, Settings, attention_forward
 from pallas_kernels.masks import Mask
 from pallas_kernels.varying import vary_alike
 
@@ -57,7 +57,7 @@ def tree_attention(
         ValueError: If the keys do not vary over context ranks.
     """
     settings = Settings(mask, q.shape[-1] ** -0.5 if scale is None else scale, softcap, 1, kv_block)
-    inputs: tuple = vary_alike((q[:, None], k, v, Tokens(q_indices[:, None], kv_indices)))
+    inputs: tuple = vary_alike((q[:, None], k, v, MaskInputs(q_indices[:, None], kv_indices)))
     out, lse = (x[:, 0] for x in attention_forward(settings, *inputs))
 
     peak = reduce_max(lse, ("context",))

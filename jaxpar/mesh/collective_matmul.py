@@ -28,16 +28,16 @@ from jaxpar.config.plan import TensorOverlap
 from jaxpar.mesh.collectives import gather_sequence, must_vary, scatter_sequence
 from jaxpar.mesh.rings import (
     ArrayTuple,
-    Asked,
+    ChunkSlice,
     Cotangent,
-    Place,
+    Perturbed,
     Sums,
-    asked_of,
-    gather_and_scatter,
-    gather_round,
+    bidirectional_rings,
     instantiated,
-    rings_of,
-    scatter_round,
+    perturbed_arguments,
+    ring_all_gather,
+    ring_gather_and_reduce_scatter,
+    ring_reduce_scatter,
 )
 from pallas_kernels.varying import vary_alike
 from pallas_kernels.vjp_parts import custom_vjp
@@ -122,17 +122,17 @@ def gathered_products(
 
     inputs = x.ndim - 2
 
-    def visit(chunk: jax.Array, place: Place, state: None) -> tuple[None, list[jax.Array]]:
+    def compute(chunk: jax.Array, where: ChunkSlice, state: None) -> tuple[None, list[jax.Array]]:
         one = lambda w: _times(_rows(chunk), _matrix(w, inputs), dtype).reshape(*chunk.shape[:2], *w.shape[inputs:])
         return state, list(map(one, weights))
 
-    _, ys = gather_round(rings_of(x.shape[1], chunks), x, visit, None)
+    _, ys = ring_all_gather(bidirectional_rings(x.shape[1], chunks), x, compute, None)
     return tuple(ys)
 
 
 def gathered_gradients(
     chunks: int,
-    asked: Asked,
+    perturbed: Perturbed,
     x: jax.Array,
     weights: Sequence[jax.Array],
     dys: list[jax.Array],
@@ -144,17 +144,17 @@ def gathered_gradients(
 
     `scales` are those of the products of each of `dys` and its weight, in the gradient of `x`.
     """
-    rings = rings_of(x.shape[1], chunks)
+    rings = bidirectional_rings(x.shape[1], chunks)
     dgrad = lambda dys, arrived: _input_gradient(dys, weights, x.ndim - 2, dtype, arrived, scales)
-    wgrad = lambda x, dys, sums: _weight_gradients([(x, dy) for dy in asked.of(dys)], sums)
-    if not any(asked.weights):
-        return scatter_round(rings, dys, dgrad), []
-    if not asked.inputs:
-        visit = lambda chunk, place, sums: (wgrad(chunk, place.of(dys), sums), [])
+    wgrad = lambda x, dys, sums: _weight_gradients([(x, dy) for dy in perturbed.select(dys)], sums)
+    if not any(perturbed.weights):
+        return ring_reduce_scatter(rings, dys, dgrad), []
+    if not perturbed.inputs:
+        compute = lambda chunk, where, sums: (wgrad(chunk, where.select(dys), sums), [])
         start: Sums = None
-        sums, _ = gather_round(rings, x, visit, start)
+        sums, _ = ring_all_gather(rings, x, compute, start)
         return None, sums or []
-    dx, sums = gather_and_scatter(rings, x, dys, dgrad, wgrad)
+    dx, sums = ring_gather_and_reduce_scatter(rings, x, dys, dgrad, wgrad)
     return dx, sums or []
 
 
@@ -167,26 +167,33 @@ def scattered_products(
         each = [_times(_rows(x), _matrix(w, x.ndim - 2), dtype) for x, w in zip(xs, weights, strict=True)]
         return _sum(each if addend is None else [addend, *each])
 
-    return scatter_round(rings_of(xs[0].shape[1] // lax.axis_size("tensor"), chunks), list(xs), products)
+    return ring_reduce_scatter(
+        bidirectional_rings(xs[0].shape[1] // lax.axis_size("tensor"), chunks), list(xs), products
+    )
 
 
 def scattered_gradients(
-    chunks: int, asked: Asked, xs: Sequence[jax.Array], weights: Sequence[jax.Array], dy: jax.Array, dtype: DTypeLike
+    chunks: int,
+    perturbed: Perturbed,
+    xs: Sequence[jax.Array],
+    weights: Sequence[jax.Array],
+    dy: jax.Array,
+    dtype: DTypeLike,
 ) -> tuple[list[jax.Array] | None, list[jax.Array]]:
     """The gradients of `scattered_products`: those of `xs` as `dtype`, and in float32 those of the weights that have
     one."""
 
-    def visit(chunk: jax.Array, place: Place, sums: Sums) -> tuple[Sums, list[jax.Array]]:
+    def compute(chunk: jax.Array, where: ChunkSlice, sums: Sums) -> tuple[Sums, list[jax.Array]]:
         new = [
             _input_gradient([chunk], [w], x.ndim - 2, dtype).reshape(*chunk.shape[:2], *x.shape[2:])
             for x, w in zip(xs, weights, strict=True)
         ]
-        if any(asked.weights):
-            sums = _weight_gradients([(x, chunk) for x in place.of(asked.of(xs))], sums)
-        return sums, new if asked.inputs else []
+        if any(perturbed.weights):
+            sums = _weight_gradients([(x, chunk) for x in where.select(perturbed.select(xs))], sums)
+        return sums, new if perturbed.inputs else []
 
-    sums, dxs = gather_round(rings_of(dy.shape[1], chunks), dy, visit, None)
-    return dxs if asked.inputs else None, sums or []
+    sums, dxs = ring_all_gather(bidirectional_rings(dy.shape[1], chunks), dy, compute, None)
+    return dxs if perturbed.inputs else None, sums or []
 
 
 # ---- products of a chunk
@@ -257,25 +264,25 @@ def _narrow(weights: Sequence[jax.Array], xs: Sequence[jax.Array]) -> list[jax.A
     return [w.astype(xs[0].dtype) for w in weights]
 
 
-type _Saved = tuple[Asked, ArrayTuple, ArrayTuple]
+type _Saved = tuple[Perturbed, ArrayTuple, ArrayTuple]
 
 
 def _ring_forward(gathers: bool, chunks: int, xs: ArrayTuple, weights: ArrayTuple) -> tuple[ArrayTuple, _Saved]:
-    asked, xs, weights = asked_of(xs, weights)
-    return _ring(gathers, chunks, xs, weights), (asked, xs, weights)
+    perturbed, xs, weights = perturbed_arguments(xs, weights)
+    return _ring(gathers, chunks, xs, weights), (perturbed, xs, weights)
 
 
 def _ring_backward(
     gathers: bool, chunks: int, saved: _Saved, dys: tuple[Cotangent, ...]
 ) -> tuple[PyTree[jax.Array], ...]:
-    asked, xs, weights = saved
+    perturbed, xs, weights = saved
     narrow, dtype, each = _narrow(weights, xs), xs[0].dtype, [instantiated(dy, xs[0]) for dy in dys]
     if gathers:
-        dx, sums = gathered_gradients(chunks, asked, xs[0], narrow, each, dtype)
+        dx, sums = gathered_gradients(chunks, perturbed, xs[0], narrow, each, dtype)
         dxs = None if dx is None else [dx]
     else:
-        dxs, sums = scattered_gradients(chunks, asked, xs, narrow, each[0], dtype)
-    return None if dxs is None else tuple(dxs), asked.gradients(sums, weights)
+        dxs, sums = scattered_gradients(chunks, perturbed, xs, narrow, each[0], dtype)
+    return None if dxs is None else tuple(dxs), perturbed.gradients(sums, weights)
 
 
 _ring.defvjp(_ring_forward, _ring_backward, symbolic_zeros=True)

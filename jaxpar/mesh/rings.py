@@ -1,7 +1,8 @@
-"""Rings over tensor ranks: what is gathered or summed passes from rank to rank, beside the matmuls of what has arrived.
+"""Collective matmuls over tensor ranks: all-gathers and reduce-scatters as rings of permutes that overlap with matmuls.
 
-XLA would move all sends to one place and wait for them. An `optimization_barrier` around a send and the matmuls beside
-it makes both end before the next send begins, so the latency-hiding scheduler starts the send first.
+XLA would schedule all permutes together and wait for them. An `optimization_barrier` around a permute and the matmuls
+that overlap with it makes both end before the next permute begins; within a pair the latency-hiding scheduler starts
+the permute first.
 """
 
 from __future__ import annotations
@@ -23,134 +24,147 @@ type Sums = ArrayList | None
 """Sums so far; None before the first addend."""
 
 type Cotangent = jax.Array | SymbolicZero
-"""A gradient of an output; symbolic where the output is not used."""
+"""Cotangent of an output; a `SymbolicZero` where the output is not used."""
 
 
-class Place(NamedTuple):
-    """Where a chunk belongs in the joined sequence."""
+class ChunkSlice(NamedTuple):
+    """The tokens of a chunk in the full sequence."""
 
-    first: jax.Array
+    start: jax.Array
     tokens: int
 
-    def of(self, xs: Sequence[jax.Array]) -> ArrayList:
-        """The chunk of each array of the whole sequence."""
-        return [lax.dynamic_slice_in_dim(x, self.first, self.tokens, axis=1) for x in xs]
+    def select(self, xs: Sequence[jax.Array]) -> ArrayList:
+        """The chunk of each of some arrays of the full sequence."""
+        return [lax.dynamic_slice_in_dim(x, self.start, self.tokens, axis=1) for x in xs]
 
 
 class Ring(NamedTuple):
-    """A chunk of each rank's part, on its way round the tensor ranks."""
+    """The ring of one chunk of each rank's sequence shard."""
 
     chunk: int
+    """Index of the chunk in its shard."""
     tokens: int
     """Tokens of the chunk."""
-    part: int
-    """Tokens of a whole part."""
-    by: Literal[1, -1]
-    """How many ranks further it is sent."""
+    shard_tokens: int
+    """Tokens of a rank's sequence shard."""
+    direction: Literal[1, -1]
+    """Each rank sends to the next rank (1) or to the one before it (-1)."""
 
-    def behind(self, ranks: int) -> Place:
-        """The chunk of the rank from which so many sends lead to this one."""
-        rank = (lax.axis_index("tensor") - ranks * self.by) % lax.axis_size("tensor")
-        return Place(rank * self.part + self.chunk * self.tokens, self.tokens)
+    def upstream(self, hops: int) -> ChunkSlice:
+        """The slice of the chunk that starts `hops` ranks upstream (downstream, if negative)."""
+        rank = (lax.axis_index("tensor") - hops * self.direction) % lax.axis_size("tensor")
+        return ChunkSlice(rank * self.shard_tokens + self.chunk * self.tokens, self.tokens)
 
-    def own(self, x: jax.Array) -> jax.Array:
-        """The chunk of this rank's part."""
+    def local(self, x: jax.Array) -> jax.Array:
+        """The chunk of this rank's shard."""
         return lax.slice_in_dim(x, self.chunk * self.tokens, (self.chunk + 1) * self.tokens, axis=1)
 
-    def send(self, x: jax.Array, collective: str) -> jax.Array:
-        """The array that the rank before this one sends."""
+    def shift(self, x: jax.Array, collective: str) -> jax.Array:
+        """The `x` of the upstream neighbour: one permute."""
         ranks = lax.axis_size("tensor")
         with jax.named_scope(collective):
-            return lax.ppermute(x, "tensor", [(rank, (rank + self.by) % ranks) for rank in range(ranks)])
+            return lax.ppermute(x, "tensor", [(rank, (rank + self.direction) % ranks) for rank in range(ranks)])
 
 
-def rings_of(part: int, chunks: int) -> list[Ring]:
-    """Every second chunk goes the other way round."""
-    assert part % chunks == 0, f"{part} tokens of a rank in {chunks} chunks"
-    return [Ring(chunk, part // chunks, part, -1 if chunk % 2 else 1) for chunk in range(chunks)]
+def bidirectional_rings(shard_tokens: int, chunks: int) -> list[Ring]:
+    """A ring for each chunk; odd chunks go in the reverse direction, so that both directions of the links are used."""
+    assert shard_tokens % chunks == 0, f"{shard_tokens} tokens of a rank in {chunks} chunks"
+    return [Ring(chunk, shard_tokens // chunks, shard_tokens, -1 if chunk % 2 else 1) for chunk in range(chunks)]
 
 
-def gather_round[State](
-    rings: list[Ring], x: jax.Array, visit: Callable[[jax.Array, Place, State], tuple[State, ArrayList]], state: State
+def ring_all_gather[State](
+    rings: list[Ring],
+    x: jax.Array,
+    compute: Callable[[jax.Array, ChunkSlice, State], tuple[State, ArrayList]],
+    state: State,
 ) -> tuple[State, ArrayList]:
-    """The chunks of `x` pass round, and `visit(chunk, its place, state)` gives (state, results) beside each send; each
-    of the results is joined for the whole sequence."""
-    held, results = [ring.own(x) for ring in rings], []
-    for left in reversed(range(lax.axis_size("tensor"))):
+    """All-gather `x` over the sequence, chunk by chunk: `compute(chunk, its slice, state)` gives (state, results) while
+    the chunk is sent on. Results are concatenated over the sequence."""
+    local, results = [ring.local(x) for ring in rings], []
+    for remaining in reversed(range(lax.axis_size("tensor"))):
         for ring in rings:
-            chunk, place = held[ring.chunk], ring.behind(lax.axis_size("tensor") - 1 - left)
-            state, result = visit(chunk, place, state)
-            if left:
-                held[ring.chunk] = ring.send(chunk, "gather_sequence")
-                held, state, result = lax.optimization_barrier((held, state, result))
-            results.append([(place, own) for own in result])
+            chunk, where = local[ring.chunk], ring.upstream(lax.axis_size("tensor") - 1 - remaining)
+            state, result = compute(chunk, where, state)
+            if remaining:
+                local[ring.chunk] = ring.shift(chunk, "gather_sequence")
+                local, state, result = lax.optimization_barrier((local, state, result))
+            results.append([(where, one) for one in result])
     length = x.shape[1] * lax.axis_size("tensor")
     return state, [_joined(parts, length) for parts in zip(*results, strict=True)]
 
 
-def _joined(parts: Sequence[tuple[Place, jax.Array]], length: int) -> jax.Array:
-    """Chunks of the whole sequence as one array."""
+def _joined(parts: Sequence[tuple[ChunkSlice, jax.Array]], length: int) -> jax.Array:
+    """Chunks of the full sequence as one array."""
     like = parts[0][1]
     joined = vary_over(lax.empty((like.shape[0], length, *like.shape[2:]), like.dtype), varying_axes(like))
-    for place, chunk in parts:
-        joined = lax.dynamic_update_slice_in_dim(joined, chunk, place.first, axis=1)
+    for where, chunk in parts:
+        joined = lax.dynamic_update_slice_in_dim(joined, chunk, where.start, axis=1)
     return joined
 
 
-def scatter_round(rings: list[Ring], xs: list[jax.Array], products: Callable[..., jax.Array]) -> jax.Array:
-    """`products(chunk of each of xs, addend)` summed over all ranks: each sum passes round, to the rank of its chunk.
+def ring_reduce_scatter(rings: list[Ring], xs: list[jax.Array], matmul: Callable[..., jax.Array]) -> jax.Array:
+    """Reduce-scatter of `matmul(chunk of each of xs, addend)`: the partial sum of a chunk passes through all ranks and
+    ends on the rank that owns the chunk.
 
-    With two chunks, one is sent while the products of the other are computed and added to what has arrived. With one
-    chunk, what arrives is added to the products that were computed beside it.
+    With two chunks, one sum is sent while the matmul of the other chunk adds to the sum that has arrived. With one
+    chunk, the matmul overlaps with the permute, and the sum that arrives is added afterwards:
+
+        one chunk:   compute A | send A, compute A', then A' + the sum that arrived | ...
+        two chunks:  compute A | send A, compute B | send B, compute A' + the sum that arrived of A | ...
     """
     sums: list[Any] = [None] * len(rings)
     sending: Ring | None = None
-    for left in reversed(range(lax.axis_size("tensor"))):
+    for remaining in reversed(range(lax.axis_size("tensor"))):
         for ring in rings:
             arrived = sums[ring.chunk] if sending is not ring else None
-            later = arrived is None and sums[ring.chunk] is not None
-            new = products(ring.behind(-left).of(xs), arrived)
+            add_afterwards = arrived is None and sums[ring.chunk] is not None
+            new = matmul(ring.upstream(-remaining).select(xs), arrived)
             if sending is not None:
-                sent = sending.send(sums[sending.chunk], "scatter_sequence")
+                sent = sending.shift(sums[sending.chunk], "scatter_sequence")
                 sums[sending.chunk], new, xs = lax.optimization_barrier((sent, new, xs))
-            if later:
+            if add_afterwards:
                 new = sums[ring.chunk] + new
-            if later or sending is None:  # no product is computed before what is sent beside it can be sent
+            if add_afterwards or sending is None:  # the next matmul waits until its permute can start
                 new, xs = lax.optimization_barrier((new, xs))
-            sums[ring.chunk], sending = new, ring if left else None
-    return _own_part(rings, sums)
+            sums[ring.chunk], sending = new, ring if remaining else None
+    return _local_shard(rings, sums)
 
 
-def _own_part(rings: list[Ring], chunks: list[Any]) -> jax.Array:
-    """A rank's part of the sequence from its chunks [batch * tokens, embed]."""
+def _local_shard(rings: list[Ring], chunks: list[Any]) -> jax.Array:
+    """A rank's sequence shard from its chunks [batch * tokens, embed]."""
     each = zip(rings, chunks, strict=True)
     return jnp.concatenate([chunk.reshape(-1, ring.tokens, chunk.shape[-1]) for ring, chunk in each], axis=1)
 
 
-def gather_and_scatter[T](
+def ring_gather_and_reduce_scatter[T](
     rings: list[Ring], x: jax.Array, dys: list[jax.Array], dgrad: Callable[..., jax.Array], wgrad: Callable[..., T]
 ) -> tuple[jax.Array, T | None]:
-    """(`x`'s part of `dgrad(dys, addend)` summed over the ranks, sum of `wgrad(x, dys, sums)` over all chunks).
+    """(reduce-scatter of `dgrad(dys, addend)`, sum of `wgrad(x, dys, sums)` over the chunks of an all-gather of `x`).
 
-    The chunks of `x` are sent beside dgrad, and the sums of dgrad beside wgrad. Both go the same way round, so that the
-    chunk of `dys` that dgrad takes is that which wgrad takes one send later.
+    Permutes of `x` overlap with dgrad, and those of dgrad's sums with wgrad. Both go in the same direction, so wgrad
+    reads the chunk of `dys` that dgrad read a step before. On rank r of 4, with one chunk for each rank:
+
+        step           1      2      3      4
+        dgrad of dy    r+3    r+2    r+1    r
+        wgrad of x     r      r-1    r-2    r-3
     """
-    held, sums = [ring.own(x) for ring in rings], None
+    local, sums = [ring.local(x) for ring in rings], None
     totals: list[Any] = [None] * len(rings)
-    before = [ring.behind(0).of(dys) for ring in rings]
-    for left in reversed(range(lax.axis_size("tensor"))):
+    previous = [ring.upstream(0).select(dys) for ring in rings]
+    for remaining in reversed(range(lax.axis_size("tensor"))):
         for ring in rings:
-            chunk, of_chunk, before[ring.chunk] = held[ring.chunk], before[ring.chunk], ring.behind(-left).of(dys)
-            new = dgrad(before[ring.chunk], totals[ring.chunk])
-            if left:
-                held[ring.chunk] = ring.send(chunk, "gather_sequence")
-                held, new, of_chunk = lax.optimization_barrier((held, new, of_chunk))
-            sums = wgrad(chunk, of_chunk, sums)
-            if left:
-                new = ring.send(new, "scatter_sequence")
-                new, held, sums, before, dys = lax.optimization_barrier((new, held, sums, before, dys))
+            chunk, dy_of_chunk = local[ring.chunk], previous[ring.chunk]
+            previous[ring.chunk] = ring.upstream(-remaining).select(dys)
+            new = dgrad(previous[ring.chunk], totals[ring.chunk])
+            if remaining:
+                local[ring.chunk] = ring.shift(chunk, "gather_sequence")
+                local, new, dy_of_chunk = lax.optimization_barrier((local, new, dy_of_chunk))
+            sums = wgrad(chunk, dy_of_chunk, sums)
+            if remaining:
+                new = ring.shift(new, "scatter_sequence")
+                new, local, sums, previous, dys = lax.optimization_barrier((new, local, sums, previous, dys))
             totals[ring.chunk] = new
-    return _own_part(rings, totals), sums
+    return _local_shard(rings, totals), sums
 
 
 # ---- derivatives
@@ -158,32 +172,32 @@ def gather_and_scatter[T](
 
 @jax.tree_util.register_static
 @dataclass(frozen=True)
-class Asked:
-    """The arguments that a derivative is asked for: a split backward asks for one half at a time."""
+class Perturbed:
+    """The arguments that need gradients: a split backward asks for inputs and weights one after the other."""
 
     inputs: bool
     weights: tuple[bool, ...]
 
-    def of[Leaf](self, weights: Sequence[Leaf]) -> list[Leaf]:
-        """The weights, or what belongs to each, that have gradients."""
-        return [own for own, asked in zip(weights, self.weights, strict=True) if asked]
+    def select[Leaf](self, weights: Sequence[Leaf]) -> list[Leaf]:
+        """The items of a sequence, one for each weight, whose weights need gradients."""
+        return [one for one, perturbed in zip(weights, self.weights, strict=True) if perturbed]
 
     def gradients(self, sums: Sums, weights: Sequence[jax.Array]) -> tuple[jax.Array | None, ...]:
-        """Cotangents of all weights, from the sums for those that have gradients."""
+        """Cotangents of all weights, from the sums for those that need gradients."""
         each, pairs = iter(sums or ()), zip(weights, self.weights, strict=True)
-        return tuple(next(each).astype(w.dtype) if asked else None for w, asked in pairs)
+        return tuple(next(each).astype(w.dtype) if perturbed else None for w, perturbed in pairs)
 
 
-def asked_of[Inputs, Weights](inputs: Inputs, weights: Weights) -> tuple[Asked, Inputs, Weights]:
-    """(what is asked for, values of inputs, values of weights), of the arguments of a forward with symbolic zeros."""
+def perturbed_arguments[Inputs, Weights](inputs: Inputs, weights: Weights) -> tuple[Perturbed, Inputs, Weights]:
+    """(arguments that need gradients, values of inputs, values of weights), for a forward with symbolic zeros."""
     is_leaf = lambda leaf: hasattr(leaf, "perturbed")
     perturbed = lambda tree: [leaf.perturbed for leaf in jax.tree.leaves(tree, is_leaf=is_leaf)]
     values = lambda tree: jax.tree.map(lambda leaf: leaf.value, tree, is_leaf=is_leaf)
-    return Asked(any(perturbed(inputs)), tuple(perturbed(weights))), values(inputs), values(weights)
+    return Perturbed(any(perturbed(inputs)), tuple(perturbed(weights))), values(inputs), values(weights)
 
 
 def instantiated(dy: Cotangent, like: jax.Array) -> jax.Array:
-    """A cotangent as an array, which varies over the axes of `like`."""
+    """A cotangent as an array with the varying manual axes of `like`."""
     if isinstance(dy, SymbolicZero):
         return vary_over(jnp.zeros(dy.shape, like.dtype), varying_axes(like))
     return dy

@@ -35,7 +35,7 @@ from jaxpar.mesh.collective_matmul import (
     scattered_products,
 )
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
-from jaxpar.mesh.rings import ArrayTuple, Asked
+from jaxpar.mesh.rings import ArrayTuple, Perturbed
 from jaxpar.precision.matmul import GroupScaling, Scales, quantised_products
 from jaxpar.precision.recipe import E4M3, Recipe
 from jaxpar.precision.scale import Codes, largest_over, scale_of
@@ -125,10 +125,16 @@ class Whole(Dense):
         return tuple(map(scatter_sequence, ys)) if self.scatters else ys
 
     def gradients(
-        self, asked: Asked, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, dys: list[jax.Array], sizes: Any
+        self,
+        perturbed: Perturbed,
+        x: jax.Array,
+        weights: ArrayTuple,
+        scaling: GroupScaling,
+        dys: list[jax.Array],
+        sizes: Any,
     ) -> tuple[jax.Array, ArrayTuple]:
         """All gradients."""
-        del asked, sizes
+        del perturbed, sizes
         recipe, tiled = scaling.recipe, scaling.recipe.tiles is not None
         inputs = _rows(scaling.quantised(_flat(x), scaling.scales.input, E4M3, by_row=True), joins=self.gathers)
         terms, dws = [], []
@@ -200,9 +206,15 @@ class Ring(Dense):
         return tuple(y * (codes.scales * own.scales).astype(x.dtype) for y, own in zip(found, matrices, strict=True))
 
     def gradients(
-        self, asked: Asked, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, dys: list[jax.Array], sizes: Any
+        self,
+        perturbed: Perturbed,
+        x: jax.Array,
+        weights: ArrayTuple,
+        scaling: GroupScaling,
+        dys: list[jax.Array],
+        sizes: Any,
     ) -> tuple[jax.Array | None, tuple[jax.Array | None, ...]]:
-        """The gradients that are asked for."""
+        """The gradients of `perturbed` arguments."""
         del sizes
         inputs = scaling.quantised(x, scaling.scales.input, E4M3)
         matrices = [scaling.matrix(w, n, by_input=False) for n, w in enumerate(weights)]
@@ -211,10 +223,10 @@ class Ring(Dense):
         values, codes = [own.values for own in matrices], [own.values for own in each]
         scales = [dy.scales * own.scales for dy, own in zip(each, matrices, strict=True)]
         if self.scatters:
-            dxs, sums = scattered_gradients(self.chunks, asked, [inputs.values], values, codes[0], x.dtype)
+            dxs, sums = scattered_gradients(self.chunks, perturbed, [inputs.values], values, codes[0], x.dtype)
             dx = None if dxs is None else dxs[0] * scales[0].astype(x.dtype)
         else:
-            dx, sums = gathered_gradients(self.chunks, asked, inputs.values, values, codes, x.dtype, scales)
-        pairs = zip(sums, asked.of(each), asked.of(weights), strict=True)
+            dx, sums = gathered_gradients(self.chunks, perturbed, inputs.values, values, codes, x.dtype, scales)
+        pairs = zip(sums, perturbed.select(each), perturbed.select(weights), strict=True)
         dws = [(total * (inputs.scales * dy.scales)).reshape(w.shape) for total, dy, w in pairs]
-        return dx, asked.gradients(dws, weights)
+        return dx, perturbed.gradients(dws, weights)

@@ -30,7 +30,7 @@ from jax import lax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int
 
-from jaxpar.mesh.rings import ArrayTuple, Asked
+from jaxpar.mesh.rings import ArrayTuple, Perturbed
 from jaxpar.precision.matmul import GroupScaling, Scales, quantised_products
 from jaxpar.precision.recipe import E4M3, Recipe
 from jaxpar.precision.scale import Codes, in_tiles, largest_over, max_over, scale_of
@@ -122,11 +122,11 @@ class Experts:
         return None if recipe.tiles is not None else _scales_of_rows(dys, recipe.gradient, split=self.inward)
 
     def gradients(
-        self, asked: Asked, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, dys: list[jax.Array],
+        self, perturbed: Perturbed, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, dys: list[jax.Array],
         sizes: Any,
     ) -> tuple[jax.Array, ArrayTuple]:  # fmt: skip
         """All gradients."""
-        del asked
+        del perturbed
         form, of_dy = scaling.recipe.gradient, scaling.scales.of_gradient
         codes = [_rows(scaling, dy, of_dy(n), form) for n, dy in enumerate(dys)]
         matrices = [scaling.matrix(w, n, by_input=False) for n, w in enumerate(weights)]

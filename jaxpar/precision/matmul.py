@@ -25,7 +25,7 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxpar.mesh.axes import vary, varying_axes
-from jaxpar.mesh.rings import ArrayTuple, Asked, Cotangent, asked_of, instantiated
+from jaxpar.mesh.rings import ArrayTuple, Cotangent, Perturbed, instantiated, perturbed_arguments
 from jaxpar.precision.recipe import E4M3, Recipe
 from jaxpar.precision.scale import Codes, in_tiles, largest_of, quantise
 from jaxpar.runtime.observed import Maxima
@@ -103,9 +103,15 @@ class Form(Protocol):
         ...
 
     def gradients(
-        self, asked: Asked, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, dys: list[jax.Array], sizes: Any
+        self,
+        perturbed: Perturbed,
+        x: jax.Array,
+        weights: ArrayTuple,
+        scaling: GroupScaling,
+        dys: list[jax.Array],
+        sizes: Any,
     ) -> tuple[jax.Array | None, tuple[jax.Array | None, ...]]:
-        """The gradients of the input and of each matrix, those at least that are `asked` for."""
+        """The gradients of the input and of each matrix, at least of those that are `perturbed`."""
         ...
 
 
@@ -136,13 +142,13 @@ def _products(form: Form, x: jax.Array, weights: ArrayTuple, scaling: GroupScali
 
 
 def _forward(form: Form, *arguments: Any) -> tuple[ArrayTuple, tuple[PyTree, ...]]:
-    asked, x, weights = asked_of(*arguments[:2])
+    perturbed, x, weights = perturbed_arguments(*arguments[:2])
     rest = jax.tree.map(lambda leaf: leaf.value, arguments[2:], is_leaf=lambda leaf: hasattr(leaf, "perturbed"))
-    return _products(form, x, weights, *rest), (asked, x, weights, *rest)
+    return _products(form, x, weights, *rest), (perturbed, x, weights, *rest)
 
 
 def _backward(form: Form, saved: tuple[Any, ...], cotangents: tuple[Cotangent, ...]) -> tuple[PyTree, ...]:
-    asked, x, weights, scaling, sizes = saved
+    perturbed, x, weights, scaling, sizes = saved
     dys = [instantiated(dy, x) for dy in cotangents]
     if scaling.scales.gradients is None:  # not in the branch, because it may send
         gradients = form.gradient_scales(dys, scaling.recipe)
@@ -152,7 +158,7 @@ def _backward(form: Form, saved: tuple[Any, ...], cotangents: tuple[Cotangent, .
 
     def quantised() -> tuple[PyTree, ...]:
         amax = _amax_of_group(x, weights, dys, scaling.zeros, coded=scaling.coded, sizes=sizes)
-        return *form.gradients(asked, x, weights, known, dys, sizes), amax
+        return *form.gradients(perturbed, x, weights, known, dys, sizes), amax
 
     def exactly() -> tuple[PyTree, ...]:
         _, pullback = jax.vjp(lambda x, weights: form.exact_outputs(x, weights, sizes), x, weights)

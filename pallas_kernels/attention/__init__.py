@@ -1,17 +1,17 @@
 """Attention: `flash_attention`, its implementations, the registry that picks one, and the form in plain JAX."""
 
-from pallas_kernels.attention.derivative import SAVED_NAMES, Kernels, name_results, output_products
+from pallas_kernels.attention.derivative import CHECKPOINT_NAMES, ForwardBackward, compute_delta, name_residuals
 from pallas_kernels.attention.reference import attention, attention_backward, attention_forward
-from pallas_kernels.attention.settings import Settings, Tokens
+from pallas_kernels.attention.settings import MaskInputs, Settings
 
 __all__ = [
-    "SAVED_NAMES",
-    "Kernels",
+    "CHECKPOINT_NAMES",
+    "ForwardBackward",
+    "MaskInputs",
     "Settings",
-    "Tokens",
     "attention",
     "attention_backward",
     "attention_forward",
-    "name_results",
-    "output_products",
+    "compute_delta",
+    "name_residuals",
 ]

@@ -13,7 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.registry import REGISTRY
 from pallas_kernels.attention.request import Request
-from pallas_kernels.attention.settings import Settings, Tokens
+from pallas_kernels.attention.settings import MaskInputs, Settings
 from pallas_kernels.device import INTERPRETER, target
 from pallas_kernels.masks import Mask
 
@@ -158,7 +158,7 @@ def _check_options(
         raise ValueError(f"a scale is a finite number, got {scale!r}: {shapes}")
 
 
-def _tokens(q: jax.Array, k: jax.Array, segment_ids: Any, prefix: Any, offsets: Any, shapes: str) -> Tokens:
+def _tokens(q: jax.Array, k: jax.Array, segment_ids: Any, prefix: Any, offsets: Any, shapes: str) -> MaskInputs:
     segments: tuple = (None, None)
     if segment_ids is not None:
         segments = segment_ids if isinstance(segment_ids, tuple) else (segment_ids, segment_ids)
@@ -175,7 +175,7 @@ def _tokens(q: jax.Array, k: jax.Array, segment_ids: Any, prefix: Any, offsets: 
     if prefix is not None:
         prefix = _per_row(prefix, q.shape[0], "a prefix", shapes)
     q_indices, kv_indices = (_indices(offset, x, shapes) for offset, x in zip(offsets, (q, k), strict=True))
-    return Tokens(q_indices, kv_indices, segments[0], segments[1], prefix)
+    return MaskInputs(q_indices, kv_indices, segments[0], segments[1], prefix)
 
 
 def _indices(offset: Offset, x: jax.Array, shapes: str) -> Int[Array, "batch tokens"]:

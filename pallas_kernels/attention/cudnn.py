@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention import comparison, cudnn_packed
 from pallas_kernels.attention.cudnn_packed import narrowed, widened
-from pallas_kernels.attention.derivative import SAVED_NAMES
+from pallas_kernels.attention.derivative import CHECKPOINT_NAMES
 from pallas_kernels.attention.request import Request
 from pallas_kernels.choice import NEEDS_GPU
 from pallas_kernels.masks import Mask
@@ -147,7 +147,7 @@ def _forward(settings: _Settings, q: jax.Array, k: jax.Array, v: jax.Array) -> t
     Without the names no remat policy but one that knows cuDNN's primitives could keep the softmax statistics, and the
     forward would run again in the backward. Output and values are kept as narrow as they are.
     """
-    output, statistics = SAVED_NAMES
+    output, statistics = CHECKPOINT_NAMES
     out, pull = vjp_without_arguments(partial(_fused, settings), q, k, widened(v, q), differentiated=(True,) * 3)
     named = checkpoint_name(narrowed(out, v), output)
     keep = lambda residual: named if residual is out else checkpoint_name(residual, statistics)

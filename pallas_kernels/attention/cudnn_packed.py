@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float, Int
 
-from pallas_kernels.attention.derivative import name_results
+from pallas_kernels.attention.derivative import name_residuals
 from pallas_kernels.attention.packed_room import FEWEST, SCRATCH, Room, Shape
 from pallas_kernels.attention.request import Request
 from pallas_kernels.varying import vary_alike, vary_over, varying_axes
@@ -162,7 +162,7 @@ def _forward(static: Static, q: jax.Array, k: jax.Array, v: jax.Array, segments:
 
     start = jnp.zeros(q.shape, q.dtype), jnp.zeros(q.shape[:3], jnp.float32)
     out, lse = _calls(documents, static.room.forward, call, vary_over(start, varying_axes(q)))
-    out, lse = name_results(_without_padding(segments, narrowed(out, v)), lse)
+    out, lse = name_residuals(_without_padding(segments, narrowed(out, v)), lse)
     return out, (q, k, v, segments, out, lse)
 
 

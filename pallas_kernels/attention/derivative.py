@@ -1,8 +1,8 @@
-"""Attention's derivative, made of a forward and a backward of the same implementation.
+"""The custom VJP of attention, built from the forward and backward of one backend.
 
-**Rematerialisation.** The derivative keeps q, k, v, the output and the log-sum-exp. Under `jax.checkpoint` the last two
-are known to the policy as the names in `SAVED_NAMES`; a policy that saves both never runs the forward again. It has to
-get q, k and v from somewhere too: if it does not save them under names of the caller's, it recomputes what makes them.
+**Rematerialisation.** The residuals are q, k, v, the output and the log-sum-exp. Under `jax.checkpoint` a policy knows
+the last two by `CHECKPOINT_NAMES`; one that saves both never runs the forward again. Unless the policy also saves q, k
+and v, under names that the caller gives them, the projections that produce them are recomputed.
 """
 
 from __future__ import annotations
@@ -15,74 +15,76 @@ import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.settings import Settings, Tokens
+from pallas_kernels.attention.settings import MaskInputs, Settings
 from pallas_kernels.varying import vary_alike
 from pallas_kernels.vjp_parts import custom_vjp
 
-SAVED_NAMES = ("attention_output", "attention_lse")
-"""`checkpoint_name`s of the two results that the derivative keeps."""
+CHECKPOINT_NAMES = ("attention_output", "attention_lse")
+"""`checkpoint_name`s of the output and the log-sum-exp, which are residuals."""
 
-type Results = tuple[jax.Array, jax.Array]
+type OutputAndLse = tuple[jax.Array, jax.Array]
 """Output [batch, queries, heads, value_width], and float32 log-sum-exp [batch, queries, heads]."""
 
 
 @dataclass(frozen=True)
-class Kernels:
-    """Attention over a subset of a row's keys, and the contribution of these keys to the gradients.
+class ForwardBackward:
+    """Attention over one block of a sequence's keys and values (as in ring attention), and the gradients of the block.
 
-    `forward(settings, q, k, v, tokens)` gives output and log-sum-exp without a derivative; outputs over several sets
-    of keys are merged by their log-sum-exp. `backward(settings, q, k, v, tokens, lse, inner, d_out)` gives (dq, dk,
-    dv); `lse` is the log-sum-exp over all keys of the row, of which k and v may be some, and `inner` comes from
-    `output_products`. All arrays must vary alike (`vary_alike`).
+    `forward(settings, q, k, v, tokens)` gives output and log-sum-exp without a derivative; outputs over several blocks
+    are merged by their log-sum-exp. `backward(settings, q, k, v, tokens, lse, delta, d_out)` gives (dq, dk, dv); `lse`
+    is the log-sum-exp over all blocks of the sequence, and `delta` comes from `compute_delta`. All arrays must have the
+    same varying manual axes under `shard_map` (`vary_alike`).
     """
 
-    forward: Callable[..., Results]
+    forward: Callable[..., OutputAndLse]
     backward: Callable[..., tuple[jax.Array, jax.Array, jax.Array]]
 
-    def attend(self, settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: Tokens) -> Results:
+    def attend(self, settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: MaskInputs) -> OutputAndLse:
         """Attention whose output (in q's dtype) and log-sum-exp are both differentiable."""
         static = (self, replace(settings, results="inputs"))
         return _attend(static, *vary_alike(jax.tree.map(jnp.asarray, (q, k, v, tokens))))
 
 
-type _Static = tuple[Kernels, Settings]
+type _Static = tuple[ForwardBackward, Settings]
 
 
-def _forward(static: _Static, q: jax.Array, k: jax.Array, v: jax.Array, tokens: Tokens) -> tuple[Results, tuple]:
+def _forward(
+    static: _Static, q: jax.Array, k: jax.Array, v: jax.Array, tokens: MaskInputs
+) -> tuple[OutputAndLse, tuple]:
     kernels, settings = static
     out, lse = kernels.forward(settings, q, k, v, tokens)
-    out, lse = name_results(out.astype(q.dtype), lse)
+    out, lse = name_residuals(out.astype(q.dtype), lse)
     return (out, lse), (q, k, v, tokens, out, lse)
 
 
-def _backward(static: _Static, residuals: tuple, cotangents: Results) -> tuple:
+def _backward(static: _Static, residuals: tuple, cotangents: OutputAndLse) -> tuple:
     kernels, settings = static
     q, k, v, tokens, out, lse = residuals
     d_out, d_lse = cotangents
-    inner = output_products(out, d_out, lse, d_lse)
-    gradients = kernels.backward(settings, q, k, v, tokens, lse, inner, d_out)
+    delta = compute_delta(out, d_out, lse, d_lse)
+    gradients = kernels.backward(settings, q, k, v, tokens, lse, delta, d_out)
     return *(gradient.astype(x.dtype) for gradient, x in zip(gradients, (q, k, v), strict=True)), None
 
 
 @custom_vjp(0)
-def _attend(static: _Static, q: jax.Array, k: jax.Array, v: jax.Array, tokens: Tokens) -> Results:
+def _attend(static: _Static, q: jax.Array, k: jax.Array, v: jax.Array, tokens: MaskInputs) -> OutputAndLse:
     return _forward(static, q, k, v, tokens)[0]
 
 
 _attend.defvjp(_forward, _backward)
 
 
-def name_results(out: jax.Array, lse: jax.Array) -> Results:
-    """Mark the two results that the derivative keeps, for remat policies."""
-    return checkpoint_name(out, SAVED_NAMES[0]), checkpoint_name(lse, SAVED_NAMES[1])
+def name_residuals(out: jax.Array, lse: jax.Array) -> OutputAndLse:
+    """Name the output and the log-sum-exp for remat policies."""
+    return checkpoint_name(out, CHECKPOINT_NAMES[0]), checkpoint_name(lse, CHECKPOINT_NAMES[1])
 
 
-def output_products(
+def compute_delta(
     out: Float[Array, "batch queries heads value_width"],
     d_out: Float[Array, "batch queries heads value_width"],
     lse: Float[Array, "batch queries heads"],
     d_lse: Float[Array, "batch queries heads"] | float = 0.0,
 ) -> Float[Array, "batch queries heads"]:
-    """The term subtracted from the gradient of every probability: sum(out * d_out) - d_lse, float32."""
-    inner = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
-    return inner - jnp.where(lse == -jnp.inf, 0.0, d_lse)
+    """sum(out * d_out) - d_lse, float32. The gradient of scores is probabilities * (d_probabilities - delta)."""
+    delta = (d_out.astype(jnp.float32) * out.astype(jnp.float32)).sum(-1)
+    return delta - jnp.where(lse == -jnp.inf, 0.0, d_lse)  # the log-sum-exp of a fully masked query is constant

@@ -20,8 +20,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.blocks import Blocks, loop
-from pallas_kernels.attention.derivative import Kernels
-from pallas_kernels.attention.settings import Settings, Tokens
+from pallas_kernels.attention.derivative import ForwardBackward
+from pallas_kernels.attention.settings import MaskInputs, Settings
 from pallas_kernels.masks import Mask, allowed, visited_blocks
 from pallas_kernels.varying import vary_over, varying_axes
 
@@ -74,7 +74,7 @@ def attention(
     """
     _check_shapes(q, k, v, query_block, kv_block)
     settings = Settings(mask, q.shape[-1] ** -0.5 if scale is None else scale, softcap, query_block, kv_block)
-    tokens = Tokens(q_indices, kv_indices, q_segments, kv_segments, prefix_lengths)
+    tokens = MaskInputs(q_indices, kv_indices, q_segments, kv_segments, prefix_lengths)
     out, lse = KERNELS.attend(settings, q, k, v, tokens)
     return (out, lse) if return_lse else out
 
@@ -84,9 +84,9 @@ def attention_forward(
     q: Float[Array, "batch queries heads width"],
     k: Float[Array, "batch keys kv_heads width"],
     v: Float[Array, "batch keys kv_heads value_width"],
-    tokens: Tokens,
+    tokens: MaskInputs,
 ) -> tuple[Float[Array, "batch queries heads value_width"], Float[Array, "batch queries heads"]]:
-    """Output and log-sum-exp, both float32; see `Kernels`."""
+    """Output and log-sum-exp, both float32; see `ForwardBackward`."""
     cut = _Cut.of(settings, q, k)
 
     def per_query_block(carry: tuple, block: Any):
@@ -115,16 +115,16 @@ def attention_backward(
     q: Float[Array, "batch queries heads width"],
     k: Float[Array, "batch keys kv_heads width"],
     v: Float[Array, "batch keys kv_heads value_width"],
-    tokens: Tokens,
+    tokens: MaskInputs,
     lse: Float[Array, "batch queries heads"],
-    inner: Float[Array, "batch queries heads"],
+    delta: Float[Array, "batch queries heads"],
     d_out: Float[Array, "batch queries heads value_width"],
 ) -> tuple[
     Float[Array, "batch queries heads width"],
     Float[Array, "batch keys kv_heads width"],
     Float[Array, "batch keys kv_heads value_width"],
 ]:
-    """Gradients of q, k and v, in float32; see `Kernels`."""
+    """Gradients of q, k and v, in float32; see `ForwardBackward`."""
     cut = _Cut.of(settings, q, k)
     lse = jnp.where(lse == -jnp.inf, jnp.inf, lse)  # makes the probabilities of such a row exp(-inf) = 0
 
@@ -155,13 +155,13 @@ def attention_backward(
 
     q_tokens, kv_tokens, visited = cut.tokens(settings.mask, tokens)
     kv_blocks = (cut.split_kv(k), cut.split_kv(v), kv_tokens)
-    query_blocks = tuple(map(cut.split_queries, (q, d_out, lse, inner)))
+    query_blocks = tuple(map(cut.split_queries, (q, d_out, lse, delta)))
     zeros = (_zeros_like(kv_blocks[0]), _zeros_like(kv_blocks[1]))
     (dk, dv), dq = loop(per_query_block, zeros, (*query_blocks, q_tokens, visited))
     return cut.join_queries(dq) * settings.scale, cut.join_kv(dk) * settings.scale, cut.join_kv(dv)
 
 
-KERNELS = Kernels(attention_forward, attention_backward)
+KERNELS = ForwardBackward(attention_forward, attention_backward)
 
 
 class _State(NamedTuple):
@@ -239,7 +239,7 @@ class _Cut:
         """Undo `split_kv`."""
         return self.keys.join(jnp.swapaxes(x, 2, 3))
 
-    def tokens(self, mask: Mask, tokens: Tokens) -> tuple[tuple, tuple, jax.Array]:
+    def tokens(self, mask: Mask, tokens: MaskInputs) -> tuple[tuple, tuple, jax.Array]:
         """(indices, segments) of query blocks and of key blocks, and which pairs of blocks must be computed."""
         q_indices = self.queries.split(tokens.q_indices, mode="edge")
         kv_indices = self.keys.split(tokens.kv_indices, constant_values=_PADDING_INDEX)

@@ -9,10 +9,10 @@ import jax
 
 from pallas_kernels import choice
 from pallas_kernels.attention import cudnn, expected, mosaic, reference, triton
-from pallas_kernels.attention.derivative import Kernels
+from pallas_kernels.attention.derivative import ForwardBackward
 from pallas_kernels.attention.kinds import kind_of
 from pallas_kernels.attention.request import Request
-from pallas_kernels.attention.settings import Settings, Tokens
+from pallas_kernels.attention.settings import MaskInputs, Settings
 from pallas_kernels.choice import Registry
 from pallas_kernels.verified import SOURCES, record_of
 
@@ -21,7 +21,7 @@ from pallas_kernels.verified import SOURCES, record_of
 class Implementation(choice.Implementation):
     """A way to compute attention on one device."""
 
-    kernels: Kernels | None = None
+    kernels: ForwardBackward | None = None
     """Kernels whose outputs can be merged; None if it attends over full rows only."""
     function: Callable[..., jax.Array] | None = None
     """A function in place of `kernels`, called like `pallas_kernels.attention.attention`."""
@@ -34,7 +34,7 @@ class Implementation(choice.Implementation):
     def remarks(self, request: Request) -> list[str]:
         return [clause for clause in (self.note(request), self.varies) if clause is not None]
 
-    def attend(self, settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: Tokens) -> jax.Array:
+    def attend(self, settings: Settings, q: jax.Array, k: jax.Array, v: jax.Array, tokens: MaskInputs) -> jax.Array:
         """The output, in q's dtype, differentiable."""
         if self.kernels is not None:
             return self.kernels.attend(settings, q, k, v, tokens)[0]

@@ -39,7 +39,7 @@ class Settings:
         return jnp.dtype(jnp.float32) if self.results == "float32" else x.dtype
 
 
-class Tokens(NamedTuple):
+class MaskInputs(NamedTuple):
     """The arrays that decide the mask (see `pallas_kernels.masks`)."""
 
     q_indices: Int[Array, "batch queries"]

@@ -17,7 +17,7 @@ from jaxpar.attention.balance import sequence_order
 from jaxpar.attention.ring import merge, ring_steps
 from jaxpar.mesh.axes import AXES
 from jaxpar.mesh.collectives import gather_context
-from pallas_kernels.attention import SAVED_NAMES, Settings
+from pallas_kernels.attention import CHECKPOINT_NAMES, Settings
 from pallas_kernels.masks import Mask
 from tests.covering import covering_rows, feasible_pairs
 from tests.pallas_kernels.dense64 import Tokens, attention, pairs, worst
@@ -228,7 +228,7 @@ def test_ranks_outside_a_window_are_sent_nothing():
 
 @pytest.mark.parametrize(("strategy", "collective"), [("allgather", "all_gather"), ("ring", "ppermute")])
 def test_a_layer_attends_once_and_keeps_nothing_of_other_ranks(strategy: str, collective: str):
-    saved = ("q", "kv", *SAVED_NAMES)
+    saved = ("q", "kv", *CHECKPOINT_NAMES)
     text, everything = _traced(strategy, "zigzag", Mask(), saved), _traced(strategy, "zigzag", Mask(), None)
     assert text.count(f" {collective}[") == everything.count(f" {collective}[")
     assert text.count(" exp ") == everything.count(" exp ")

@@ -31,7 +31,7 @@ from jaxpar.layers.context import TokenContext
 from jaxpar.layers.counting import layer_parameters, parameter_count
 from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declaration.weights import specs_of, with_weights
-from jaxpar.layers.declared import PLACEMENTS, activation_names, declare_layer, known_activations
+from jaxpar.layers.declared import NORM_POSITIONS, activation_names, declare_layer, known_activations
 from jaxpar.layers.feed_forward.gated import SwiGLU
 from jaxpar.layers.layer import DecoderLayer
 from jaxpar.layers.norm import NORMS
@@ -44,13 +44,15 @@ from jaxpar.planner.step_time.layer_times import Layers, Sort
 from jaxpar.planner.step_time.model import Steps
 from jaxpar.planner.step_time.update import ADAMW
 from jaxpar.runtime.taps import recording
-from pallas_kernels.attention.derivative import SAVED_NAMES
+from pallas_kernels.attention.derivative import CHECKPOINT_NAMES
 from tests.sentences import refused
 from tests.traced import mesh_of, operations
 
 QUICKSTART = Path(__file__).parents[2] / "configs" / "quickstart.yaml"
 ROWS, SEQUENCE = 2, 4
-OPTIONS = [{"activation": activation, "norm_placement": place} for activation in FEED_FORWARDS for place in PLACEMENTS]
+OPTIONS = [
+    {"activation": activation, "norm_placement": place} for activation in FEED_FORWARDS for place in NORM_POSITIONS
+]
 OPTIONS += [{"norm": norm, "mlp_bias": True} for norm in NORMS]
 OPTIONS += [{"qk_norm": qk, "attention_bias": bias} for qk, bias in ((True, "qkv"), ("projection", True))]
 OPTIONS += [{"attention_sinks": True}, {"attention_gate": True}, {"attention_sinks": True, "attention_gate": True}]
@@ -106,7 +108,7 @@ def test_a_layer_has_what_it_declares(options: dict[str, Any]):
 
 
 def test_the_names_of_attention_itself_are_those_that_its_kernels_keep():
-    assert tuple(name for name in known_activations() if of_core(name)) == SAVED_NAMES
+    assert tuple(name for name in known_activations() if of_core(name)) == CHECKPOINT_NAMES
     assert {name for name in known_activations() if cheap(name)} == {
         "attention_input", "mlp_input", "mlp_activated", "mlp_hidden", "expert_activated", "expert_hidden",
         "shared_activated", "shared_hidden", "expanded_query", "expanded_key", "expanded_value",
@@ -192,7 +194,7 @@ def test_norms_behind_a_part_take_time_and_memory():
     hardware = hardware_of(cluster.gpu)
     device, network = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
     seconds = {}
-    for placement in PLACEMENTS:
+    for placement in NORM_POSITIONS:
         model = replace(PRESETS["llama3-8b"], norm_placement=placement)
         case = layer_case(model, 8192, 1, 1, 1, "allgather", "bfloat16")
         seconds[placement] = layer_time(case, device, network)

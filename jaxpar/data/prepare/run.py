@@ -24,7 +24,13 @@ from jaxpar.data.prepare.job import WORK, Job
 from jaxpar.data.prepare.options import CHAT_FORMATS, Options
 from jaxpar.data.prepare.output.atomic_files import TEMPORARY, alone_in, write_file
 from jaxpar.data.prepare.output.shards import ShardPlan, plan_shards, read_shard, remove_units, shard_maker
-from jaxpar.data.prepare.output.tokenize import UnitRecord, broken_places, is_complete, read_record, unit_maker
+from jaxpar.data.prepare.output.tokenize import (
+    UnitRecord,
+    has_expected_sizes,
+    invalid_documents,
+    read_record,
+    unit_maker,
+)
 from jaxpar.data.prepare.progress import metering
 from jaxpar.data.prepare.record import begin_or_go_on, check_usable
 from jaxpar.data.prepare.train_bpe import chosen_units, train_bpe
@@ -169,7 +175,7 @@ class _Preparation:
         weights = [sum(part.weight for part in unit) for unit in job.units]
         records = {index: record for index in range(len(weights)) if (record := read_record(job, index))}
         if not any(job.shard_folder.iterdir()):  # Otherwise all units were made, and shards delete their files.
-            records = {index: record for index, record in records.items() if is_complete(job, index, record)}
+            records = {index: record for index, record in records.items() if has_expected_sizes(job, index, record)}
         missing = [index for index in range(len(weights)) if index not in records]
         if records:
             _print(self.console, f"{_count(records, 'unit')} finished before")
@@ -201,7 +207,7 @@ class _Preparation:
         places: list[str] = []
         for unit in sorted(records):
             if len(places) <= _SHOWN_PLACES:
-                places += broken_places(self.job, records[unit])
+                places += invalid_documents(self.job, records[unit])
         return ", ".join(places[:_SHOWN_PLACES]) + (", ..." if len(places) > _SHOWN_PLACES else "")
 
     def _shards(self, records: Sequence[UnitRecord]) -> dict[str, dict[str, Shard]]:

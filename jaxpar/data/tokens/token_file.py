@@ -1,4 +1,4 @@
-"""Token files: `.npy`, one dimension, unsigned integers, read when they are used."""
+"""Token files: `.npy`, one dimension, unsigned integers, read lazily."""
 
 from __future__ import annotations
 
@@ -23,36 +23,36 @@ _EXPECTED = "expected a .npy file with one dimension of unsigned integers"
 
 
 def read_token_file(path: str, *, key: str, separator: int | None, vocab: int | None) -> tuple[TokenStream, int]:
-    """A token file as a stream, and its largest token; reads the file once, a piece at a time.
+    """A token file as a stream, and its largest token id; reads the file once, in chunks.
 
     Args:
         path: the `.npy` file.
-        key: configuration key that names the file, for messages.
-        separator: token that ends a document; None makes the file one document.
-        vocab: tokens must be below it, if given.
+        key: configuration key that names the file, for error messages.
+        separator: end-of-document token id; None makes the file one document.
+        vocab: vocabulary size, which token ids must be below; None to allow any 31-bit id.
 
     Raises:
-        UserError: missing, unreadable, empty, truncated, of another shape or type, or with a token that is too large.
+        UserError: missing, unreadable, empty, truncated, of another shape or type, or with too large a token id.
     """
     try:
         tokens = _open(Path(path).expanduser(), f"{key}={quoted(path)}")
     except OSError as error:
         raise UserError(f"{key}={quoted(path)} cannot be read ({error.strerror}); {_EXPECTED}") from error
-    stops, largest = [], 0
-    for first in range(0, len(tokens), _CHUNK):
-        chunk = tokens[first : first + _CHUNK]
+    next_starts, largest = [], 0
+    for offset in range(0, len(tokens), _CHUNK):
+        chunk = tokens[offset : offset + _CHUNK]
         largest = max(largest, int(chunk.max()))
         if separator is not None:
-            stops.append(np.flatnonzero(chunk == separator) + first + 1)
+            next_starts.append(np.flatnonzero(chunk == separator) + offset + 1)
     limit, reason = (vocab, f"model.vocab={vocab}") if vocab is not None else (1 << 31, "2**31")
     if largest >= limit:
-        raise UserError(f"{key}={quoted(path)} holds token {largest}; expected only tokens below {reason}")
-    starts = np.concatenate([np.zeros(1, np.int64), *stops])
+        raise UserError(f"{key}={quoted(path)} has token id {largest}; expected ids below {reason}")
+    starts = np.concatenate([np.zeros(1, np.int64), *next_starts])
     return TokenStream(tokens, starts[starts < len(tokens)]), largest
 
 
 def _open(path: Path, label: str) -> FileArray:
-    """The file's tokens; each kind of error has its own sentence, which begins with `label`."""
+    """The tokens of the file. Raises `UserError`, whose message begins with `label`."""
     if not path.exists():
         names = [entry.name for entry in path.parent.iterdir()] if path.parent.is_dir() else []
         near = difflib.get_close_matches(path.name, names, n=1)
@@ -68,13 +68,13 @@ def _open(path: Path, label: str) -> FileArray:
     try:
         shape, dtype, offset = _header(path)
     except HEADER_ERRORS as error:
-        raise UserError(f"{label} has no readable .npy header; {_EXPECTED}") from error
+        raise UserError(f"{label} has no readable .npy header ({error}); {_EXPECTED}") from error
     if dtype.kind != "u":
         raise UserError(f"{label} holds {dtype}; {_EXPECTED} (save it with tokens.astype(numpy.uint32))")
     if len(shape) != 1:
         raise UserError(f"{label} has shape {shape}; {_EXPECTED} (save it with tokens.reshape(-1))")
     if shape[0] == 0:
-        raise UserError(f"{label} holds no tokens; expected at least one row of data.sequence_length tokens")
+        raise UserError(f"{label} holds no tokens; expected at least one")
     needed = offset + shape[0] * dtype.itemsize
     if size < needed:
         raise UserError(
@@ -93,7 +93,7 @@ def _header(path: Path) -> tuple[tuple[int, ...], np.dtype, int]:
         elif version == (2, 0):
             shape, _, dtype = np.lib.format.read_array_header_2_0(file)
         else:
-            raise ValueError(f"format version {version}, which plain integers never need")
+            raise ValueError(f"unsupported .npy format version {version[0]}.{version[1]}")
         if min(shape, default=0) < 0:
             raise ValueError(f"shape {shape}")
         return shape, dtype, file.tell()

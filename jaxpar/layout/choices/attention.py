@@ -31,7 +31,7 @@ from jaxpar.layers.declared import attends, mixer_classes
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.memory.remat import recomputed
 from jaxpar.units import size
-from pallas_kernels.attention import SAVED_NAMES
+from pallas_kernels.attention import CHECKPOINT_NAMES
 
 CPU_BLOCK = 64
 """Queries and keys of a block of scores on a CPU: of 32 to 512 the fastest, forward and backward, for 256 tokens of 8
@@ -217,7 +217,7 @@ def attention_request(
         sequence=config.data.sequence_length,
         context=context,
         rows=config.data.batch_size // (AxisSizes(**axis_sizes(parallel)).data * parallel.microbatches),
-        attends_again=any(recomputed(runs, name) for name in SAVED_NAMES),
+        attends_again=any(recomputed(runs, name) for name in CHECKPOINT_NAMES),
         ulysses=parallel.ulysses or neighbours(context, model.heads // tensor, at_hand),
         permutes=parallel.pipe == 1 or parallel.pipe_ticks == "uniform",
         deterministic=config.attention.deterministic,

@@ -1,7 +1,8 @@
-"""`python -m jaxpar.plan calibrate`: measures what this machine reaches, and writes tables that later plans use.
+"""`python -m jaxpar.plan calibrate`: measures achieved throughput, and writes tables that later plans use.
 
-It measures what the planner's time model counts: the matmuls of a model, its attention, memory, copies to the host and
-back, and collectives. All processes of a job measure at the same time, as they would train; process 0 writes.
+It measures the operations of the planner's cost model: the matmuls of a model, its attention, memory, copies to the
+host and back, and collectives. All processes of a job measure at the same time, as they would train; process 0
+writes.
 """
 
 from __future__ import annotations
@@ -40,46 +41,46 @@ CONSOLE = Console(width=120, markup=False, highlight=False, soft_wrap=True)
 class Sizes:
     """Sizes to measure."""
 
-    tokens: tuple[float, ...]
-    """Tokens of a microbatch, in rows of the model's configuration."""
+    sequences: tuple[float, ...]
+    """Microbatch sizes, in sequences of the model's configuration."""
     tensor: tuple[int, ...]
-    """Ranks that share a layer."""
+    """Tensor-parallel degrees."""
     lengths: tuple[int, ...]
     """Sequence lengths of attention."""
     memory: int
-    """Numbers of the arrays that memory is measured with."""
+    """Elements of each array in the test of memory bandwidth."""
     copies: tuple[int, ...]
     """Bytes of copies to the host and back."""
     messages: tuple[int, ...]
     """Bytes of collectives, ascending."""
     loop_s: float
-    """Seconds of a loop."""
+    """Minimum seconds of a timed loop."""
 
 
 ON_GPU = Sizes(
-    tokens=(0.25, 1, 4), tensor=(1, 2, 4, 8), lengths=(4096, 8192, 16384, 32768), memory=2**28,
+    sequences=(0.25, 1, 4), tensor=(1, 2, 4, 8), lengths=(4096, 8192, 16384, 32768), memory=2**28,
     copies=(16 * MIB, 256 * MIB), messages=tuple(16 * KIB * 4**step for step in range(9)), loop_s=0.05,
 )  # fmt: skip
-ON_GPU_QUICK = replace(ON_GPU, tokens=(1,), lengths=(4096, 16384), messages=ON_GPU.messages[2::3], loop_s=0.02)
+ON_GPU_QUICK = replace(ON_GPU, sequences=(1,), lengths=(4096, 16384), messages=ON_GPU.messages[2::3], loop_s=0.02)
 ON_CPU = Sizes(
-    tokens=(0.5, 1, 2), tensor=(1, 2, 4, 8), lengths=(128, 256, 512), memory=2**24, copies=(4 * MIB,),
+    sequences=(0.5, 1, 2), tensor=(1, 2, 4, 8), lengths=(128, 256, 512), memory=2**24, copies=(4 * MIB,),
     messages=(16 * KIB, 256 * KIB, 4 * MIB), loop_s=0.02,
 )  # fmt: skip
-ON_CPU_QUICK = replace(ON_CPU, tokens=(1,), tensor=(1,), lengths=(128,), messages=ON_CPU.messages[:2], loop_s=0.01)
+ON_CPU_QUICK = replace(ON_CPU, sequences=(1,), tensor=(1,), lengths=(128,), messages=ON_CPU.messages[:2], loop_s=0.01)
 
-USUAL = Config(
+DEFAULT_ON_GPU = Config(
     run=RunConfig(name="llama3-8b"),
     model=PRESETS["llama3-8b"],
     data=DataConfig(source="synthetic", sequence_length=8192),
 )
-"""The model whose shapes are measured on GPUs where none is named."""
-SMALL = Config(
+"""The model whose shapes are measured on GPUs if --config is not set."""
+DEFAULT_ON_CPU = Config(
     run=RunConfig(name="a small decoder"),
     model=ModelConfig(layers=4, embed=128, heads=8, kv_heads=8, mlp=384, vocab=256),
     precision=PrecisionConfig(compute="float32"),
     data=DataConfig(source="synthetic", sequence_length=256),
 )
-"""The same on CPUs."""
+"""The model whose shapes are measured on CPUs if --config is not set."""
 
 
 @dataclass(frozen=True)
@@ -87,17 +88,24 @@ class Calibration:
     """The user's options."""
 
     output: Path
+    """The profile to write."""
     config: Path | None = None
+    """The model whose shapes are measured; None for a default."""
     overrides: Sequence[str] = ()
+    """`key=value` for the configuration."""
     devices: int = 8
     """Virtual devices of a CPU."""
     quick: bool = False
+    """Measure fewer sizes."""
     sizes: Sizes | None = None
-    """None takes those for the device."""
+    """Sizes to measure; None for the defaults of the device."""
 
     def run(self) -> Profile:
-        """Measure, print, and write the profile. Raises `UserError` where it cannot be written."""
-        prepare_devices(self.devices, self._config(USUAL).distributed)
+        """Measure, print, and write the profile.
+
+        Raises `UserError` if it cannot be written, the GPU is not in the catalogue, or nothing could be measured.
+        """
+        prepare_devices(self.devices, self._config(DEFAULT_ON_GPU).distributed)
         found = find_devices()
         if jax.process_index() == 0:
             check_writable(self.output)  # fails now rather than after minutes
@@ -107,7 +115,7 @@ class Calibration:
             raise UserError(
                 f"calibrate: {device.device_kind} is not in the catalogue of GPUs, so no cluster can be planned with it"
             )
-        config = planned_config(self._config(SMALL if gpu is None else USUAL))
+        config = planned_config(self._config(DEFAULT_ON_CPU if gpu is None else DEFAULT_ON_GPU))
         profile = self._measured(config, found, gpu)
         if jax.process_index() == 0:
             write_profile(self.output, profile)
@@ -130,13 +138,13 @@ class Calibration:
         sizes, device = self._sizes(gpu), jax.local_devices()[0]
         watch = Stopwatch(sizes.loop_s)
         watch.measure_launch()
-        shapes = matmuls_of(config, cluster_at_hand(devices), sizes.tokens, sizes.tensor)
-        lacking = missing(config, devices, device)
+        shapes = matmuls_of(config, cluster_at_hand(devices), sizes.sequences, sizes.tensor)
+        unmeasurable_here = unmeasurable(config, devices, device)
         if jax.process_index() == 0:
             lengths, messages = ", ".join(map(str, sizes.lengths)), len(sizes.messages)
             CONSOLE.print(
                 f"Measuring {len(shapes)} matmuls, attention over {lengths} tokens, memory, copies to the host, and "
-                f"messages of {messages} sizes; on a GPU this takes minutes"
+                f"collectives of {messages} sizes; on a GPU this takes minutes"
             )
         measured = Profile(
             device=device.device_kind,
@@ -156,7 +164,7 @@ class Calibration:
             memory=tuple(measured_memory(watch, sizes.memory)),
             host_copies=() if why_no_copies(device) else tuple(measured_copies(watch, device, sizes.copies)),
             collectives=tuple(measured_collectives(watch, devices, sizes.messages)),
-            could_not_measure=tuple(lacking),
+            could_not_measure=tuple(unmeasurable_here),
         )
         measured = replace(measured, refused=tuple(watch.refused))
         model, links = _of_gpu(measured, gpu) if gpu is not None else _of_cpu(measured)
@@ -165,7 +173,7 @@ class Calibration:
         return replace(measured, model=model, links=links)
 
 
-def missing(config: Config, devices: list[Any], device: Any) -> list[str]:
+def unmeasurable(config: Config, devices: list[Any], device: Any) -> list[str]:
     """Parameters that this machine, or `calibrate` itself, cannot measure, each with the reason."""
     found = []
     if len(devices) == 1:
@@ -175,54 +183,54 @@ def missing(config: Config, devices: list[Any], device: Any) -> list[str]:
     if (why := why_no_copies(device)) is not None:
         found.append(f"host copies: {why}")
     if config.precision.matmul is not None:
-        found.append(f"products in FP8 ({config.precision.matmul}): they keep their share")
+        found.append(f"matmuls in FP8 ({config.precision.matmul}): the planner uses its default efficiency")
     if any(model.experts is not None for model in kind_models(config.model).values()):
-        found.append("grouped products of experts: they keep their share")
+        found.append("grouped matmuls of experts: the planner uses its default efficiency")
     return found
 
 
 def _of_gpu(measured: Profile, gpu: GPU) -> tuple[dict[str, float], dict[str, float]]:
-    """`Profile.model` and `links`: what tables do not hold."""
+    """`Profile.model` and `links`: parameters of the cost model that are not tables."""
     moved = [one.bytes / one.seconds for one in measured.memory]
     return {"memory_share": max(moved) / gpu.hbm_bandwidth} if moved else {}, {}
 
 
 def _of_cpu(measured: Profile) -> tuple[dict[str, float], dict[str, float]]:
-    """The same where no datasheet has peaks and links. Devices of one CPU share what one of them alone can have. Raises
-    `UserError` where there is nothing to derive them from."""
+    """The same where no datasheet has peaks and links. All virtual devices share one CPU: each has a part of the rate
+    of one alone. Raises `UserError` if nothing was measured."""
     rates = [2.0 * one.m * one.n * one.k / one.seconds for one in measured.matmuls]
     moved = [one.bytes / one.seconds for one in measured.memory]
     if not rates or not moved:
         raise UserError(f"calibrate: nothing could be measured on this machine ({measured.refused[0]})")
-    together, best, bandwidth = measured.devices, max(rates), max(moved)
+    devices, peak, bandwidth = measured.devices, max(rates), max(moved)
     attended = [4.0 * one.width * one.heads * one.length * one.keys / one.forward for one in measured.attention]
-    start, sent = _gathers([one for one in measured.collectives if one.ranks == together])
+    start, sent = _gathers([one for one in measured.collectives if one.ranks == devices])
     model = {
-        "matmul_share": median(rates) / best,
+        "matmul_share": median(rates) / peak,
         "message_seconds": start,
         "memory_share": 1.0,
         "node_share": 1.0,
         "network_share": 1.0,
     }
     if attended:
-        model["attention_share"] = max(attended) / best
+        model["attention_share"] = max(attended) / peak
     return model, {
-        "peak_flops": best / together,
-        "memory_bandwidth": bandwidth / together,
-        "node_bandwidth": sent or bandwidth / together,
+        "peak_flops": peak / devices,
+        "memory_bandwidth": bandwidth / devices,
+        "node_bandwidth": sent or bandwidth / devices,
         "node_latency": start,
     }
 
 
 def _gathers(messages: Sequence[Sent]) -> tuple[float, float]:
-    """Seconds before anything is sent, and bytes a second, of gathers: the smallest against the largest; zeros where
-    there are no two."""
+    """Latency (the seconds of the smallest all-gather) and bytes a second of all-gathers, from the smallest and the
+    largest; zeros if there are fewer than two."""
     gathers = [one for one in messages if one.collective == "all_gather"]
     if len(gathers) < 2:
         return 0.0, 0.0
-    few, many = gathers[0], gathers[-1]
-    sent = (many.ranks - 1) / many.ranks * (many.bytes - few.bytes)
-    return few.seconds, sent / max(many.seconds - few.seconds, 1e-9)
+    smallest, largest = gathers[0], gathers[-1]
+    sent = (largest.ranks - 1) / largest.ranks * (largest.bytes - smallest.bytes)
+    return smallest.seconds, sent / max(largest.seconds - smallest.seconds, 1e-9)
 
 
 def _print(profile: Profile, output: Path) -> None:
@@ -234,11 +242,11 @@ def _print(profile: Profile, output: Path) -> None:
     copied = slowest_copy(profile.host_copies)
     parts = [
         f"{len(profile.matmuls)} matmuls of {profile.shapes}{fastest}", *attended, *moved,
-        *([f"host copies at {rate(copied)}"] if copied else []), f"{len(profile.collectives)} messages",
+        *([f"host copies at {rate(copied)}"] if copied else []), f"{len(profile.collectives)} collectives",
     ]  # fmt: skip
     CONSOLE.print(f"{profile.title}: {'; '.join(parts)}; a launch takes {seconds(profile.launch_seconds)}")
     if profile.refused:
-        CONSOLE.print(f"Refused: {len(profile.refused)} measurements, as {profile.refused[0]}")
+        CONSOLE.print(f"Discarded {len(profile.refused)} measurements, the first: {profile.refused[0]}")
     for line in profile.could_not_measure:
         CONSOLE.print(f"Could not measure {line}")
     CONSOLE.print(f"Wrote {output}; plan with --profile {output}")

@@ -29,7 +29,7 @@ from jaxpar.memory.layer_shape import mean_keys
 from jaxpar.planner.calibration.stopwatch import Stopwatch
 from jaxpar.planner.profile import Attended, Dtype, Product
 from jaxpar.planner.search.space import broken_by_tensor
-from pallas_kernels.attention import Tokens
+from pallas_kernels.attention import MaskInputs
 from pallas_kernels.attention.registry import REGISTRY
 
 type Arrays = tuple[jax.Array, ...]
@@ -152,7 +152,7 @@ def _attention(config: Config, model: ModelConfig, backend: str) -> tuple[Callab
 
     @jax.jit
     def attend(q: jax.Array, k: jax.Array, v: jax.Array) -> jax.Array:
-        tokens = Tokens(indices, indices, segments, segments)
+        tokens = MaskInputs(indices, indices, segments, segments)
         return attend_alone(REGISTRY[backend], settings, q, k, v, tokens, sinks)
 
     return attend, inputs

@@ -12,7 +12,7 @@ import numpy as np
 from jaxpar.config import Config, UserError
 from jaxpar.config.parts import OBJECTIVES
 from jaxpar.data import Data, batch_rows, batches, bigram_loss
-from jaxpar.data.baseline import NOTHING_COUNTED
+from jaxpar.data.baseline import NO_LOSS_TOKENS
 from jaxpar.layout.stages import mask_of
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.flops import Pairs, windows
@@ -87,7 +87,7 @@ def heldout_metrics(
         totals.update({name: float(total) for name, total in sums.items()})
         count += float(counted)
     if not count:
-        raise UserError(NOTHING_COUNTED)
+        raise UserError(NO_LOSS_TOKENS)
     return {name: total / count for name, total in totals.items()}
 
 

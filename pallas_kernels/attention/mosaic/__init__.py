@@ -13,7 +13,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.derivative import Kernels
+from pallas_kernels.attention.derivative import ForwardBackward
 from pallas_kernels.attention.kinds import kind_of
 from pallas_kernels.attention.mosaic import matmuls
 from pallas_kernels.attention.mosaic.backward_by_keys import key_gradients
@@ -25,7 +25,7 @@ from pallas_kernels.attention.mosaic.scores import Scores
 from pallas_kernels.attention.mosaic.tiles import TABLE, Tiles
 from pallas_kernels.attention.mosaic.tiles import tiles as table_tiles
 from pallas_kernels.attention.request import Request
-from pallas_kernels.attention.settings import Settings, Tokens
+from pallas_kernels.attention.settings import MaskInputs, Settings
 from pallas_kernels.attention.work import FORWARD, multiplies
 from pallas_kernels.choice import refused_by_gpu
 from pallas_kernels.device import multiprocessors
@@ -57,7 +57,7 @@ def forward(
     q: Float[Array, "batch queries heads width"],
     k: Float[Array, "batch keys kv_heads width"],
     v: Float[Array, "batch keys kv_heads value_width"],
-    tokens: Tokens,
+    tokens: MaskInputs,
     *,
     tiles: Tiles | None = None,
 ) -> tuple[Float[Array, "batch queries heads value_width"], Float[Array, "batch queries heads"]]:
@@ -81,9 +81,9 @@ def backward(
     q: Float[Array, "batch queries heads width"],
     k: Float[Array, "batch keys kv_heads width"],
     v: Float[Array, "batch keys kv_heads value_width"],
-    tokens: Tokens,
+    tokens: MaskInputs,
     lse: Float[Array, "batch queries heads"],
-    inner: Float[Array, "batch queries heads"],
+    delta: Float[Array, "batch queries heads"],
     d_out: Float[Array, "batch queries heads value_width"],
     *,
     deterministic: bool = False,
@@ -100,7 +100,7 @@ def backward(
     """
     limits, scores, launch = _static(settings)
     tiles, length = tiles or _tiles(settings, q, v), k.shape[1]
-    mask, statistics, d_out = settings.mask, scores.statistics(lse, inner, TILE), d_out.astype(q.dtype)
+    mask, statistics, d_out = settings.mask, scores.statistics(lse, delta, TILE), d_out.astype(q.dtype)
     queries, keys = query_limits(mask, tokens, TILE), key_tokens(mask, tokens, TILE)
 
     def by_keys(wanted: str, cut) -> dict[str, jax.Array]:
@@ -126,8 +126,8 @@ def backward(
     return vary_over((dq, dk, dv), varying_axes(q))
 
 
-KERNELS = Kernels(forward, backward)
-DETERMINISTIC_KERNELS = Kernels(forward, partial(backward, deterministic=True))
+KERNELS = ForwardBackward(forward, backward)
+DETERMINISTIC_KERNELS = ForwardBackward(forward, partial(backward, deterministic=True))
 
 
 def _static(settings: Settings) -> tuple[Limits, Scores, dict]:

@@ -290,8 +290,8 @@ class _KeyGradients:
             memory.d_out.release(slot)
             memory.queries.release(slot)
             return sums
-        inner = down(column_values(statistics.at[1]), self.shape)
-        slope = self.matmuls.add_shared(-inner, *of_dp) if dp is None else dp - inner
+        delta = down(column_values(statistics.at[1]), self.shape)
+        slope = self.matmuls.add_shared(-delta, *of_dp) if dp is None else dp - delta
         memory.d_out.release(slot)
         ds = (weight * slope).astype(self.dtype)
         if memory.fused is not None:

@@ -105,7 +105,7 @@ class _Tile(NamedTuple):
     limits: tuple[Any, ...]
     """Limits of the consumer's queries."""
     lse: Any
-    inner: Any
+    delta: Any
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class _QueryGradients:
             weight, dp = products(of_scores, of_dp, wait_for_values, weights)
         else:
             weight, dp = weights(product(*of_scores, wait_for_values)), None
-        less = across(at.inner, shape)
+        less = across(at.delta, shape)
         slope = self.matmuls.add_shared(-less, *of_dp) if dp is None else dp - less
         memory.values.release(slot)
         scratch = memory.scratch.at[at.warpgroup] if memory.scratch is not None else None

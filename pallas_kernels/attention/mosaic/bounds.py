@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Int
 
 from pallas_kernels.attention.intervals import Intervals, most_visited
-from pallas_kernels.attention.settings import Tokens
+from pallas_kernels.attention.settings import MaskInputs
 from pallas_kernels.masks import Mask
 
 _GREATEST = jnp.iinfo(jnp.int32).max
@@ -69,7 +69,7 @@ class Limits:
         return values
 
 
-def query_limits(mask: Mask, tokens: Tokens, block: int) -> Int[Array, "batch rows padded_queries"]:
+def query_limits(mask: Mask, tokens: MaskInputs, block: int) -> Int[Array, "batch rows padded_queries"]:
     """(high, low where there is a window, segment where they count) of every query.
 
     Padded to whole blocks with copies of the last query, so that padding makes no block less empty or less whole.
@@ -89,7 +89,7 @@ def query_limits(mask: Mask, tokens: Tokens, block: int) -> Int[Array, "batch ro
     return jnp.pad(jnp.stack(rows, 1), [(0, 0), (0, 0), (0, -indices.shape[1] % block)], mode="edge")
 
 
-def key_tokens(mask: Mask, tokens: Tokens, block: int) -> Int[Array, "batch rows padded_keys"]:
+def key_tokens(mask: Mask, tokens: MaskInputs, block: int) -> Int[Array, "batch rows padded_keys"]:
     """(index, segment where they count) of every key, padded to whole blocks with keys that no query sees."""
     indices = tokens.kv_indices.astype(jnp.int32)
     rows, missing = [indices], -indices.shape[1] % block

@@ -42,7 +42,7 @@ class Scores:
         return jnp.exp2(self.capped(raw) * self.exponent - lse)
 
     def weight(self, raw: jax.Array, p: jax.Array) -> jax.Array:
-        """The factor from the gradient of p, less the inner product of its row, to that of `raw`, without `scale`.
+        """The factor from the gradient of p, less the `delta` of its row, to that of `raw`, without `scale`.
 
         Called together with `probabilities`, so that `raw` need not be saved.
         """
@@ -50,10 +50,10 @@ class Scores:
 
     @staticmethod
     def statistics(
-        lse: Float[Array, "batch queries heads"], inner: Float[Array, "batch queries heads"], block: int
+        lse: Float[Array, "batch queries heads"], delta: Float[Array, "batch queries heads"], block: int
     ) -> Float[Array, "batch heads 2 padded_queries"]:
-        """Log-sum-exp in base 2 and `inner`; infinite, so that probabilities are 0, for padding and empty rows."""
+        """Log-sum-exp in base 2 and `delta`; infinite, so that probabilities are 0, for padding and empty rows."""
         lse = jnp.where(lse == -jnp.inf, jnp.inf, lse.astype(jnp.float32) * LOG2_E)
         padding = [(0, 0), (0, 0), (0, -lse.shape[1] % block)]
-        lse, inner = jnp.swapaxes(lse, 1, 2), jnp.swapaxes(inner.astype(jnp.float32), 1, 2)
-        return jnp.stack([jnp.pad(lse, padding, constant_values=jnp.inf), jnp.pad(inner, padding)], 2)
+        lse, delta = jnp.swapaxes(lse, 1, 2), jnp.swapaxes(delta.astype(jnp.float32), 1, 2)
+        return jnp.stack([jnp.pad(lse, padding, constant_values=jnp.inf), jnp.pad(delta, padding)], 2)

@@ -7,7 +7,7 @@ FlexAttention (arXiv:2412.05496). Nothing is added up by atomics: results are th
 
 from __future__ import annotations
 
-from pallas_kernels.attention.derivative import Kernels
+from pallas_kernels.attention.derivative import ForwardBackward
 from pallas_kernels.attention.request import Request
 from pallas_kernels.attention.triton.backward import backward
 from pallas_kernels.attention.triton.forward import forward
@@ -16,7 +16,7 @@ from pallas_kernels.choice import refused_by_gpu
 
 __all__ = ["KERNELS", "backward", "forward", "refusal"]
 
-KERNELS = Kernels(forward, backward)
+KERNELS = ForwardBackward(forward, backward)
 
 MOST_ELEMENTS = 2**31 - 1
 """Largest number of elements of an array: offsets in a kernel are 32 bits wide."""

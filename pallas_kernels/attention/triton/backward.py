@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.settings import Settings, Tokens
+from pallas_kernels.attention.settings import MaskInputs, Settings
 from pallas_kernels.attention.triton.body import LOG2E, Rows, pairs, products, scores, softcap_slope
 from pallas_kernels.attention.triton.call import call, default_tiles
 from pallas_kernels.attention.triton.lists import Visited, Visits, per_key_block, per_query_block
@@ -30,9 +30,9 @@ def backward(
     q: Float[Array, "batch queries heads width"],
     k: Float[Array, "batch keys kv_heads width"],
     v: Float[Array, "batch keys kv_heads value_width"],
-    tokens: Tokens,
+    tokens: MaskInputs,
     lse: Float[Array, "batch queries heads"],
-    inner: Float[Array, "batch queries heads"],
+    delta: Float[Array, "batch queries heads"],
     d_out: Float[Array, "batch queries heads value_width"],
     tiles: Tiles | None = None,
 ) -> tuple[
@@ -40,11 +40,11 @@ def backward(
     Float[Array, "batch keys kv_heads width"],
     Float[Array, "batch keys kv_heads value_width"],
 ]:
-    """Gradients of q, k and v in the dtype that `settings.results` names; see `Kernels`."""
+    """Gradients of q, k and v in the dtype that `settings.results` names; see `ForwardBackward`."""
     tiles = tiles or default_tiles(settings, q, v)
     d_out = d_out.astype(q.dtype)
     # An infinite log-sum-exp makes the probabilities of a query that sees nothing exp(-inf) = 0.
-    statistics = (jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E).swapaxes(1, 2), inner.swapaxes(1, 2))
+    statistics = (jnp.where(lse == -jnp.inf, jnp.inf, lse * LOG2E).swapaxes(1, 2), delta.swapaxes(1, 2))
     arguments = (q, k, v, d_out, *statistics, tokens)
     (batch, queries, heads, width), (_, keys, kv_heads, _) = q.shape, v.shape
 
@@ -76,7 +76,7 @@ def backward(
 
 
 def _dq_kernel(
-    settings: Settings, tile: Tile, q: Any, k: Any, v: Any, d_out: Any, lse: Any, inner: Any, tokens: Tokens,
+    settings: Settings, tile: Tile, q: Any, k: Any, v: Any, d_out: Any, lse: Any, delta: Any, tokens: MaskInputs,
     visits: Visits, dq: Any,
 ) -> None:  # fmt: skip
     turn, head, row = (pl.program_id(axis) for axis in range(3))
@@ -85,7 +85,7 @@ def _dq_kernel(
     rows = Rows.of(block, tile.queries, q.shape[1])
     q_tile, d_out_tile = rows.of_heads(q, row, head), rows.of_heads(d_out, row, head)
     lse_tile = rows.of_statistics(lse, row, head, jnp.inf)[:, None]
-    inner_tile = rows.of_statistics(inner, row, head, 0.0)[:, None]
+    delta_tile = rows.of_statistics(delta, row, head, 0.0)[:, None]
     visited = Visited.by(visits, row, block)
 
     def visit(index: jax.Array, dq: tuple, cut: bool) -> tuple:
@@ -95,7 +95,7 @@ def _dq_kernel(
         p = jnp.exp2(score - lse_tile)
         if cut:
             p = jnp.where(pairs(settings, tokens, row, rows, keys, keys_first=False), p, 0.0)
-        ds = p * (products(d_out_tile, keys.of_heads(v, row, kv_head)) - inner_tile)
+        ds = p * (products(d_out_tile, keys.of_heads(v, row, kv_head)) - delta_tile)
         if settings.softcap is not None:
             ds = ds * softcap_slope(settings, score)
         ds = ds.astype(k.dtype)
@@ -108,7 +108,7 @@ def _dq_kernel(
 
 
 def _dkv_kernel(
-    settings: Settings, tile: Tile, q: Any, k: Any, v: Any, d_out: Any, lse: Any, inner: Any, tokens: Tokens,
+    settings: Settings, tile: Tile, q: Any, k: Any, v: Any, d_out: Any, lse: Any, delta: Any, tokens: MaskInputs,
     visits: Visits, dk: Any, dv: Any,
 ) -> None:  # fmt: skip
     block, kv_head, row = (pl.program_id(axis) for axis in range(3))  # early keys are seen by most queries
@@ -130,7 +130,7 @@ def _dkv_kernel(
             p = jnp.where(pairs(settings, tokens, row, queries, rows, keys_first=True), p, 0.0)
         weights = p.astype(q.dtype)
         dv = tuple(old + plgpu.dot(weights, piece) for old, piece in zip(dv, d_out_tile, strict=True))
-        ds = p * (products(v_tile, d_out_tile) - queries.of_statistics(inner, row, head, 0.0)[None, :])
+        ds = p * (products(v_tile, d_out_tile) - queries.of_statistics(delta, row, head, 0.0)[None, :])
         if settings.softcap is not None:
             ds = ds * softcap_slope(settings, score)
         ds = ds.astype(q.dtype)

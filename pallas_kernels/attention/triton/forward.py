@@ -10,7 +10,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from pallas_kernels.attention.settings import Settings, Tokens
+from pallas_kernels.attention.settings import MaskInputs, Settings
 from pallas_kernels.attention.triton.body import LOG2E, Rows, pairs, scores
 from pallas_kernels.attention.triton.call import call, default_tiles
 from pallas_kernels.attention.triton.lists import Visited, Visits, per_query_block
@@ -25,10 +25,10 @@ def forward(
     q: Float[Array, "batch queries heads width"],
     k: Float[Array, "batch keys kv_heads width"],
     v: Float[Array, "batch keys kv_heads value_width"],
-    tokens: Tokens,
+    tokens: MaskInputs,
     tile: Tile | None = None,
 ) -> tuple[Float[Array, "batch queries heads value_width"], Float[Array, "batch queries heads"]]:
-    """Output in the dtype that `settings.results` names, and log-sum-exp; see `Kernels`."""
+    """Output in the dtype that `settings.results` names, and log-sum-exp; see `ForwardBackward`."""
     tile = tile or default_tiles(settings, q, v).forward
     (batch, queries, heads, _), value_width = q.shape, v.shape[-1]
     visits = per_query_block(settings.mask, tokens, tile.queries, tile.keys, neighbours=settings.neighbours)
@@ -46,7 +46,7 @@ def forward(
 
 
 def _kernel(
-    settings: Settings, tile: Tile, q: Any, k: Any, v: Any, tokens: Tokens, visits: Visits, out: Any, lse: Any
+    settings: Settings, tile: Tile, q: Any, k: Any, v: Any, tokens: MaskInputs, visits: Visits, out: Any, lse: Any
 ) -> None:
     # Later queries see more keys where the mask is causal: they go first, so that the last to end are short ones.
     turn, head, row = (pl.program_id(axis) for axis in range(3))

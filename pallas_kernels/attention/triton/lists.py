@@ -16,7 +16,7 @@ from jaxtyping import Array, Bool, Int
 
 from pallas_kernels.attention.blocks import Blocks
 from pallas_kernels.attention.intervals import Intervals, cut_block
-from pallas_kernels.attention.settings import Tokens
+from pallas_kernels.attention.settings import MaskInputs
 from pallas_kernels.masks import Mask, full_blocks_of_rows, visited_blocks_of_rows
 
 PADDING_INDEX = jnp.iinfo(jnp.int32).max
@@ -39,14 +39,14 @@ class Lists(NamedTuple):
 type Visits = Lists | Intervals
 
 
-def per_query_block(mask: Mask, tokens: Tokens, queries: int, keys: int, *, neighbours: bool = False) -> Visits:
+def per_query_block(mask: Mask, tokens: MaskInputs, queries: int, keys: int, *, neighbours: bool = False) -> Visits:
     """The key blocks of each query block, for blocks of `queries` and `keys` tokens; `neighbours` as in `Settings`."""
     of_queries, of_keys, prefixes = _sides(mask, tokens, queries, keys)
     judge = lambda tiles: _judge(mask, tiles, of_keys, prefixes)
     return _intervals(judge, of_queries, of_keys) if neighbours else _lists(*judge(of_queries))
 
 
-def per_key_block(mask: Mask, tokens: Tokens, queries: int, keys: int, *, neighbours: bool = False) -> Visits:
+def per_key_block(mask: Mask, tokens: MaskInputs, queries: int, keys: int, *, neighbours: bool = False) -> Visits:
     """The query blocks of each key block."""
     of_queries, of_keys, prefixes = _sides(mask, tokens, queries, keys)
 
@@ -88,7 +88,7 @@ class _Side(NamedTuple):
     """Whether some of a block lie past the end."""
 
 
-def _sides(mask: Mask, tokens: Tokens, queries: int, keys: int) -> tuple[_Side, _Side, jax.Array | None]:
+def _sides(mask: Mask, tokens: MaskInputs, queries: int, keys: int) -> tuple[_Side, _Side, jax.Array | None]:
     """Blocks of queries and of keys, padded with copies of the last index; keys that are none are of no document."""
 
     def side(indices: jax.Array, segments: jax.Array | None, size: int, padding: dict, of_segments: dict) -> _Side:

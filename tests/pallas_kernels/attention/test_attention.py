@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, PartitionSpec
 
-from pallas_kernels.attention import SAVED_NAMES, attention
+from pallas_kernels.attention import CHECKPOINT_NAMES, attention
 from pallas_kernels.attention.blocks import Blocks
 from pallas_kernels.masks import Mask
 from tests.pallas_kernels.dense64 import Tokens, pairs, worst
@@ -196,8 +196,8 @@ def test_a_policy_that_saves_the_named_results_does_not_run_the_forward_again(bl
         return {name: names.count(name) for name in ("exp", "dot_general")}
 
     once = work(remat=False)
-    assert work("projection", *SAVED_NAMES) == once
-    for kept in SAVED_NAMES:
+    assert work("projection", *CHECKPOINT_NAMES) == once
+    for kept in CHECKPOINT_NAMES:
         assert work("projection", kept)["exp"] > once["exp"], "the count does not see a second forward"
 
 

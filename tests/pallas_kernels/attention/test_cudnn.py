@@ -10,7 +10,7 @@ import pytest
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import AxisType, PartitionSpec
 
-from pallas_kernels.attention import SAVED_NAMES, attention, cudnn
+from pallas_kernels.attention import CHECKPOINT_NAMES, attention, cudnn
 from pallas_kernels.masks import Mask
 from tests.sentences import refused
 
@@ -78,8 +78,8 @@ def test_a_policy_that_saves_the_named_results_does_not_run_cudnn_again(traceabl
         assert text.count("dot_product_attention_bwd_wrapper[") == 1
         return text.count("dot_product_attention_fwd_wrapper[")
 
-    assert forwards("projection", *SAVED_NAMES) == 1
-    assert [forwards("projection", name) for name in SAVED_NAMES] == [2, 2]
+    assert forwards("projection", *CHECKPOINT_NAMES) == 1
+    assert [forwards("projection", name) for name in CHECKPOINT_NAMES] == [2, 2]
 
 
 def test_output_and_values_are_kept_as_narrow_as_they_are(traceable: None) -> None:

@@ -8,8 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.attention import Kernels, Settings, reference, triton
-from pallas_kernels.attention import Tokens as KernelTokens
+from pallas_kernels.attention import ForwardBackward, MaskInputs, Settings, reference, triton
 from pallas_kernels.attention.kinds import kind_of
 from pallas_kernels.attention.mosaic import bounds
 from pallas_kernels.attention.mosaic.tiles import TABLE
@@ -32,8 +31,8 @@ def tokens_of(length: int, padding: int) -> Tokens:
     return Tokens.whole_rows(row[None].astype(np.int32), np.array([length // 3], np.int32))
 
 
-def named(tokens: Tokens) -> KernelTokens:
-    return KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
+def named(tokens: Tokens) -> MaskInputs:
+    return MaskInputs(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
@@ -72,7 +71,7 @@ def test_triton_is_as_near_to_float64_as_plain_jax(row: Row) -> None:
     draw = lambda dtype, *size: jnp.asarray(rng.normal(size=(1, row.length, 1, *size)), dtype)
     inputs = {name: draw("bfloat16", 64) for name in ("q", "k", "v", "d_out")} | {"d_lse": draw("float32")}
     tiles = triton_tiles(64, 64, row.capability, kind_of(row.mask))
-    kernels = Kernels(partial(triton.forward, tile=tiles.forward), partial(triton.backward, tiles=tiles))
+    kernels = ForwardBackward(partial(triton.forward, tile=tiles.forward), partial(triton.backward, tiles=tiles))
     options = Settings(row.mask, 0.125, neighbours=row.neighbours, interpret=True)
     expected = blocks64.attention(**inputs, mask=row.mask, tokens=tokens)
     found, plain = (
@@ -113,11 +112,11 @@ def test_tiles_visit_every_block_with_a_kept_pair_by_every_entry_of_the_tables(
                 check(np.asarray(order), np.asarray(counts), pairs_, sizes)
 
 
-def visits_of(mask: Mask, of_triton: frozenset, of_mosaic: frozenset, tokens: KernelTokens) -> list:
+def visits_of(mask: Mask, of_triton: frozenset, of_mosaic: frozenset, tokens: MaskInputs) -> list:
     """Of each pair of block sizes ((order, counts) in a list, the same as an interval), of queries' tiles and keys'."""
     limits, sizes = bounds.Limits.of(mask), [*sorted(of_triton), *sorted(of_mosaic)]
 
-    def triton_visits(made, size: tuple[int, int], tokens: KernelTokens) -> tuple:
+    def triton_visits(made, size: tuple[int, int], tokens: MaskInputs) -> tuple:
         in_list, interval = (made(mask, tokens, *size, neighbours=neighbours) for neighbours in (False, True))
         order = interval.blocks(in_list.order.shape[-1])
         return tuple(
@@ -125,12 +124,12 @@ def visits_of(mask: Mask, of_triton: frozenset, of_mosaic: frozenset, tokens: Ke
             for order, found in ((in_list.order, in_list), (order, interval))
         )
 
-    def mosaic_visits(of_keys: bool, size: tuple[int, int], tokens: KernelTokens) -> tuple:
+    def mosaic_visits(of_keys: bool, size: tuple[int, int], tokens: MaskInputs) -> tuple:
         given = bounds.query_limits(mask, tokens, size[0]), bounds.key_tokens(mask, tokens, size[1])
         return tuple(bounds.visits(limits, *given, *size, of_keys, intervals)[:2] for intervals in (None, mask))
 
     @jax.jit
-    def every(tokens: KernelTokens) -> list:
+    def every(tokens: MaskInputs) -> list:
         found = [
             tuple(triton_visits(made, size, tokens) for made in (lists.per_query_block, lists.per_key_block))
             for size in sorted(of_triton)
@@ -169,11 +168,11 @@ def test_a_window_behind_keys_that_fill_no_block_leaves_no_tile_more_than_its_li
     mask, indices = Mask(window=100), jnp.arange(1000)[None]
 
     @jax.jit
-    def visits(tokens: KernelTokens) -> bounds.Visits:
+    def visits(tokens: MaskInputs) -> bounds.Visits:
         queries, keys = bounds.query_limits(mask, tokens, blocks[0]), bounds.key_tokens(mask, tokens, blocks[1])
         return bounds.visits(bounds.Limits.of(mask), queries, keys, *blocks, of_keys, mask)
 
-    found = visits(KernelTokens(indices + 1000, indices))
+    found = visits(MaskInputs(indices + 1000, indices))
     sizes, kept = (
         blocks,
         blocks64.pairs(mask, Tokens(*np.asarray([indices + 1000, indices]), indices, indices, indices[0])),
@@ -188,11 +187,11 @@ def test_under_a_window_lists_are_as_short_as_it_leaves_them() -> None:
     mask, limits = Mask(window=500), bounds.Limits.of(Mask(window=500))
 
     @jax.jit
-    def visits(tokens: KernelTokens) -> bounds.Visits:
+    def visits(tokens: MaskInputs) -> bounds.Visits:
         queries, keys = bounds.query_limits(mask, tokens, 128), bounds.key_tokens(mask, tokens, 128)
         return bounds.visits(limits, queries, keys, 128, 128, False, mask)
 
-    found = visits(KernelTokens(indices, indices))
+    found = visits(MaskInputs(indices, indices))
     assert found.blocks.shape == (1, 32, 6) and int(found.lengths[..., 1].max()) == 5
 
 
@@ -202,7 +201,7 @@ def test_a_million_tokens_need_no_list(mask: Mask) -> None:
     row = jax.ShapeDtypeStruct((1, 2**20), jnp.int32)
     for made in (lists.per_query_block, lists.per_key_block):
         compiled = jax.jit(partial(made, mask, queries=128, keys=128, neighbours=True)).lower(
-            KernelTokens(row, row, row, row)
+            MaskInputs(row, row, row, row)
         ).compile()  # fmt: skip
         memory = compiled.memory_analysis()
         assert memory.output_size_in_bytes < 2**18 and memory.temp_size_in_bytes < 2**26, memory

@@ -14,7 +14,7 @@ from jaxpar.cost.hardware_model import HOPPER
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.tables import Row, Table, Tables
 from jaxpar.plan import main
-from jaxpar.planner.calibration.calibrate import SMALL, Calibration, Sizes
+from jaxpar.planner.calibration.calibrate import DEFAULT_ON_CPU, Calibration, Sizes
 from jaxpar.planner.calibration.collectives import groups
 from jaxpar.planner.calibration.compute import matmuls_of
 from jaxpar.planner.calibration.stopwatch import Stopwatch
@@ -31,7 +31,7 @@ from tests.small_run import small
 
 ALIKE = small(model={"mlp": 32, "vocab": 32, "activation": "gelu"})
 """A decoder with few different products."""
-TINY = Sizes(tokens=(1,), tensor=(1,), lengths=(32,), memory=2**12, copies=(2**12,), messages=(), loop_s=1e-6)
+TINY = Sizes(sequences=(1,), tensor=(1,), lengths=(32,), memory=2**12, copies=(2**12,), messages=(), loop_s=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -148,14 +148,16 @@ def test_bad_input_is_one_sentence_before_anything_is_measured(
 
 
 def test_tensor_ranks_that_a_model_cannot_have_are_left_out():
-    config = replace(SMALL, model=replace(SMALL.model, heads=4, kv_heads=4))
+    config = replace(DEFAULT_ON_CPU, model=replace(DEFAULT_ON_CPU.model, heads=4, kv_heads=4))
     four, eight = (matmuls_of(config, named_cluster("cpu:1x8"), (1,), ranks) for ranks in ((1, 2, 4), (1, 2, 4, 8)))
     assert four == eight
 
 
 def test_of_experts_their_width_is_divided_and_not_that_of_dense_layers():
     wide, odd = (
-        replace(SMALL, model=replace(SMALL.model, mlp=383, experts=ExpertsConfig(count=4, width=width)))
+        replace(
+            DEFAULT_ON_CPU, model=replace(DEFAULT_ON_CPU.model, mlp=383, experts=ExpertsConfig(count=4, width=width))
+        )
         for width in (256, 255)
     )
     of = lambda config, *ranks: matmuls_of(config, named_cluster("cpu:1x8"), (1,), ranks)

@@ -22,7 +22,7 @@ from tests.small_run import small
 H100 = "NVIDIA H100 80GB HBM3"
 CONFIG = small(model={"mlp": 32, "vocab": 32, "activation": "gelu"}, precision={"compute": "bfloat16"})
 SIZES = Sizes(
-    tokens=(1,), tensor=(1,), lengths=(32, 64), memory=2**12, copies=(2**12, 2**14), messages=(2**12,), loop_s=1e-5
+    sequences=(1,), tensor=(1,), lengths=(32, 64), memory=2**12, copies=(2**12, 2**14), messages=(2**12,), loop_s=1e-5
 )  # fmt: skip
 
 

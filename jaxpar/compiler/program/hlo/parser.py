@@ -1,7 +1,7 @@
-"""The one reader of XLA's HLO text: a scheduled module into `records.Module`, or `ProgramError`.
+"""Parser of scheduled HLO text: a `records.Module`, or `ProgramError`.
 
-It reads `compiled.as_text()`. An opcode that is not known goes into the notes of `Module.unknown`, or is an error where
-the reader is strict, as in all tests; a line that cannot be read is an error that shows it.
+It reads `compiled.as_text()`. An unknown opcode is recorded in `Module.unknown`, or an error with `strict`, as in all
+tests; a line that cannot be parsed is an error that shows the line.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ _LITERALS = ("parameter", "constant")
 
 
 @dataclass
-class _Open:
-    """A computation that is being read."""
+class _ComputationBuilder:
+    """A computation whose lines are being parsed."""
 
     name: str
     unknown: Unknown
@@ -44,19 +44,19 @@ def parse(text: str, *, strict: bool = False) -> Module:
 
     Args:
         text: scheduled HLO.
-        strict: refuse an opcode that is not known, and later a kernel whose work is not.
+        strict: raise on unknown opcodes and, when costs are computed, on custom calls of unknown cost.
 
     Raises:
-        ProgramError: the text cannot be read, or is of an unscheduled module; where `strict`, anything is not known.
+        ProgramError: the text cannot be parsed, or its module is not scheduled; with `strict`, an opcode is unknown.
     """
     unknown = Unknown(strict=strict)
     lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line]
     if not lines:
         raise ProgramError("the text is empty")
     number, header = lines[0]
-    name, facts = _module_line(header, number)
+    name, attributes_of_module = _module_line(header, number)
     stacks, computations, entry = Stacks(), {}, None
-    current: _Open | None = None
+    current: _ComputationBuilder | None = None
     for number, line in lines[1:]:
         if current is not None:
             if line == "}" or line.startswith("}, execution_thread="):
@@ -67,13 +67,13 @@ def parse(text: str, *, strict: bool = False) -> Module:
             continue
         match = _HEADER.match(line)
         if match:
-            current = _Open(match[2], unknown)
+            current = _ComputationBuilder(match[2], unknown)
             entry = current.name if match[1] else entry
         elif not stacks.read(line, number):
             raise ProgramError("line is not understood", line, number)
     if entry is None or entry not in computations:
         raise ProgramError("the text ends before the entry computation does")
-    module = Module(name, computations, entry, int(facts.get("num_partitions", "1")), unknown)
+    module = Module(name, computations, entry, int(attributes_of_module.get("num_partitions", "1")), unknown)
     _check_calls(module)
     return module
 
@@ -84,26 +84,26 @@ def _module_line(line: str, number: int) -> tuple[str, dict[str, str]]:
     name, _, rest = line.removeprefix("HloModule ").partition(", ")
     facts = attributes(without_comments(rest))
     if facts.get("is_scheduled") != "true":
-        raise ProgramError("the module is not scheduled, so its order means nothing", line, number)
+        raise ProgramError("the module is not scheduled, so its order is not that of execution", line, number)
     if facts.get("replica_count", "1") != "1":
-        raise ProgramError("more than one replica; partitions were expected", line, number)
+        raise ProgramError("replica_count is above 1; expected num_partitions", line, number)
     return name, facts
 
 
-def _read_op(line: str, number: int, current: _Open, stacks: Stacks) -> None:
+def _read_op(line: str, number: int, current: _ComputationBuilder, stacks: Stacks) -> None:
     try:
         op = _op(line, number, current, stacks)
     except ProgramError as error:
         raise ProgramError(str(error), line.strip(), number) from None
     if op.name in current.by_name:
-        raise ProgramError(f"op {op.name} stands twice", line, number)
+        raise ProgramError(f"duplicate instruction name {op.name}", line, number)
     current.ops.append(op)
     current.by_name[op.name] = op
     if line.startswith("  ROOT "):
         current.root = op
 
 
-def _op(line: str, number: int, current: _Open, stacks: Stacks) -> Op:
+def _op(line: str, number: int, current: _ComputationBuilder, stacks: Stacks) -> Op:
     line = without_comments(line)
     head = _OP.match(line)
     if head is None:
@@ -113,14 +113,14 @@ def _op(line: str, number: int, current: _Open, stacks: Stacks) -> Op:
     if call is None:
         raise ProgramError("no opcode after the shape")
     opcode, unknown = call[1], current.unknown
-    ruled = known(opcode)
-    if not ruled:
+    has_rule = known(opcode)
+    if not has_rule:
         unknown.operation(opcode, head[2], ProgramError(f"opcode {opcode} is not known"))
     end = closing(line, call.end() - 1)
     inside, rest = line[call.end() : end], line[end + 1 :]
     found = attributes(rest.removeprefix(", "))
     op_name, frames = _metadata(found.pop("metadata", "{}"), stacks)
-    literal = opcode in _LITERALS or (not ruled and "%" not in inside)
+    literal = opcode in _LITERALS or (not has_rule and "%" not in inside)
     return Op(
         name=head[2],
         opcode=opcode,
@@ -136,7 +136,7 @@ def _op(line: str, number: int, current: _Open, stacks: Stacks) -> Op:
     )
 
 
-def _operand(text: str, current: _Open) -> Operand:
+def _operand(text: str, current: _ComputationBuilder) -> Operand:
     match = _OPERAND.match(text)
     if match is None:
         raise ProgramError(f"operand {text!r} is not understood")
@@ -150,7 +150,7 @@ def _names(text: str) -> list[str]:
 
 
 def _metadata(text: str, stacks: Stacks) -> tuple[str, tuple[Frame, ...]]:
-    """JAX's op name and the stack of frames."""
+    """The `op_name` of JAX and the Python stack frames."""
     found = {match[1]: match[2] for match in _METADATA.finditer(text[1:-1])}
     name = re.sub(r"\\(.)", r"\1", found.get("op_name", '""')[1:-1])
     return name, stacks.frames(int(found["stack_frame_id"])) if "stack_frame_id" in found else ()

@@ -15,7 +15,7 @@ from jaxpar.config.reading.text_file import check_regular, read_file
 from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.atomic_files import new_file, write_file
-from jaxpar.data.prepare.output.tokenize import COUNTED, LENGTHS, TOKENS, UnitRecord, UnitSplit, read_record
+from jaxpar.data.prepare.output.tokenize import LENGTHS, LOSS_MASK, TOKENS, UnitRecord, UnitSplit, read_record
 from jaxpar.data.prepare.workers import Report
 from jaxpar.data.tokens.digests import DIGEST_BYTES, SummingFile, digest
 from jaxpar.data.tokens.token_folder import npy_header
@@ -77,7 +77,7 @@ def shard_maker(job: Job, _report: Report) -> Callable[[ShardPlan], tuple[ShardP
         shard = Shard(
             tokens=_make_values(job, plan, parts, TOKENS),
             starts=starts,
-            counted=None if job.chat is None else _make_values(job, plan, parts, COUNTED),
+            counted=None if job.chat is None else _make_values(job, plan, parts, LOSS_MASK),
             token_count=sum(part.tokens for _, part in parts),
             document_count=sum(part.documents for _, part in parts),
             text_bytes=sum(part.text_bytes for _, part in parts),
@@ -95,7 +95,7 @@ def shard_maker(job: Job, _report: Report) -> Callable[[ShardPlan], tuple[ShardP
 def remove_units(job: Job, plan: ShardPlan) -> None:
     """Delete the tokens of units that a finished shard has."""
     for unit in plan.units:
-        for kind in (TOKENS, COUNTED, LENGTHS):
+        for kind in (TOKENS, LOSS_MASK, LENGTHS):
             job.unit_file(unit, f"{plan.split}.{kind}").unlink(missing_ok=True)
 
 

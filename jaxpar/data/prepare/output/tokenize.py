@@ -1,8 +1,8 @@
-"""A unit's documents as tokens: encoded, divided into training and held-out, written, and recorded.
+"""Tokens of a work unit, a fixed slice of the input: encoded, split into training and held-out, written, recorded.
 
-The record is written last, so a unit with a record is finished and is never made twice. Units are not flushed to disk,
-which would take longer than making them when they are small: damage from a power failure is detected by size or digest,
-and the unit is redone.
+The record is written last, so a unit with a record is finished and is never made twice. Files are not fsynced, which
+would take longer than to make a small unit: damage from a power failure is detected by size or digest, and the unit is
+redone.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ from jaxpar.data.tokens.token_index import HELDOUT, TRAIN
 from jaxpar.data.tokens.tokenizer_file import Tokenizer, load_tokenizer
 
 _BATCH_DOCUMENTS = 512
-TOKENS, LENGTHS, COUNTED = "tokens", "lengths", "counted"
-"""The files of a unit's split: tokens, the length of each document, and whether each token is counted (uint8)."""
+TOKENS, LENGTHS, LOSS_MASK = "tokens", "lengths", "counted"
+"""The files of a unit's split: tokens, the length of each document, and the loss mask (uint8)."""
 _REPORTED = 10
-"""Most broken documents of a unit whose places are kept."""
+"""Maximum number of invalid documents of a unit that its record lists."""
 
 
 @dataclass(frozen=True)
@@ -43,10 +43,10 @@ class UnitSplit:
     documents: int
     tokens: int
     counted: int
-    """Tokens that the loss counts."""
+    """Tokens with loss mask 1."""
     text_bytes: int
     digests: dict[str, str]
-    """Digest of each file: `TOKENS`, `LENGTHS`, and for conversations `COUNTED`."""
+    """Digest of each file: `TOKENS`, `LENGTHS`, and for conversations and preference pairs `LOSS_MASK`."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class UnitRecord:
     empty: int
     broken: int
     first_broken: dict[str, str]
-    """`input:place` of some broken documents to the reason."""
+    """`input index:byte offset` of the first invalid documents to the reason."""
     digest: str = field(default="", compare=False)
     """Digest of the other fields."""
 
-    def encode(self) -> bytes:
-        """The text of the record."""
+    def to_json(self) -> bytes:
+        """The record as JSON."""
         plain = asdict(self) | {"digest": ""}
         plain["digest"] = digest(json.dumps(plain, sort_keys=True).encode())
         return json.dumps(plain, sort_keys=True).encode()
@@ -78,13 +78,13 @@ def read_record(job: Job, unit: int) -> UnitRecord | None:
         record = record_from_plain(UnitRecord, json.loads(raw), str(path))
     except (FileNotFoundError, ValueError, RecursionError):
         return None
-    return record if record.encode() == raw else None
+    return record if record.to_json() == raw else None
 
 
-def is_complete(job: Job, unit: int, record: UnitRecord) -> bool:
-    """Whether the files of a finished unit have their sizes."""
+def has_expected_sizes(job: Job, unit: int, record: UnitRecord) -> bool:
+    """Whether the files of a finished unit exist with the sizes that its record states."""
     for split, part in record.splits.items():
-        sizes = {TOKENS: part.tokens * job.token_bytes, LENGTHS: part.documents * 8, COUNTED: part.tokens}
+        sizes = {TOKENS: part.tokens * job.token_bytes, LENGTHS: part.documents * 8, LOSS_MASK: part.tokens}
         for kind in part.digests:
             path = job.unit_file(unit, f"{split}.{kind}")
             if not path.exists() or path.stat().st_size != sizes[kind]:
@@ -93,13 +93,13 @@ def is_complete(job: Job, unit: int, record: UnitRecord) -> bool:
 
 
 def unit_maker(job: Job, report: Report) -> Callable[[int], tuple[int, UnitRecord]]:
-    """A function that makes the unit of a number, and reports (number, bytes) of compressed input as it is read."""
+    """A function that processes work unit `i`, and calls `report((i, bytes))` as it reads compressed input."""
     tokenizer = load_tokenizer(job.tokenizer, str(job.tokenizer))
     encoder = _encoder(job, tokenizer)
 
     def make(unit: int) -> tuple[int, UnitRecord]:
         record = _make_unit(job, encoder, unit, lambda size: report((unit, size)))
-        write_file(job.unit_file(unit, "json"), record.encode(), durable=False)
+        write_file(job.unit_file(unit, "json"), record.to_json(), durable=False)
         return unit, record
 
     return make
@@ -112,7 +112,7 @@ def _encoder(job: Job, tokenizer: Tokenizer) -> PlainText | Chat:
 
 
 def unit_documents(job: Job, unit: int, progress: Progress) -> Iterator[tuple[int, Document]]:
-    """The documents of a unit, each with the number of its input. Raises `UserError` when an input cannot be read."""
+    """The documents of a unit, each with the index of its input. Raises `UserError` when an input cannot be read."""
     for part in job.units[unit]:
         file = job.inputs[part.input]
         contents = documents(
@@ -133,10 +133,10 @@ def is_validation(raw: bytes, fraction: float) -> bool:
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big") < fraction * 2**64
 
 
-def broken_places(job: Job, record: UnitRecord) -> list[str]:
-    """`file:line: reason` of the broken documents that a record keeps."""
-    places = {tuple(map(int, where.split(":"))): reason for where, reason in record.first_broken.items()}
-    return [f"{location(job.inputs[file], offset)}: {reason}" for (file, offset), reason in sorted(places.items())]
+def invalid_documents(job: Job, record: UnitRecord) -> list[str]:
+    """`file:line: reason` of the invalid documents that a record lists."""
+    offsets = {tuple(map(int, where.split(":"))): reason for where, reason in record.first_broken.items()}
+    return [f"{location(job.inputs[file], offset)}: {reason}" for (file, offset), reason in sorted(offsets.items())]
 
 
 def _make_unit(job: Job, encoder: PlainText | Chat, unit: int, progress: Progress) -> UnitRecord:
@@ -168,11 +168,11 @@ def _make_unit(job: Job, encoder: PlainText | Chat, unit: int, progress: Progres
 
 
 def _text(encoder: PlainText | Chat, text: Any) -> Text | str:
-    """The text of a document, or the reason why it is broken."""
+    """The text of a document, or the reason why it is invalid."""
     try:
         return encoder.text(text)
     except UnicodeEncodeError:
-        return "half of a surrogate pair, which is no text"
+        return "a lone UTF-16 surrogate, which is not valid Unicode text"
     except NotEncodable as error:
         return str(error)
 
@@ -181,7 +181,7 @@ class _SplitWriter:
     """The files of a unit for one split."""
 
     def __init__(self, job: Job, unit: int, split: str, stack: ExitStack) -> None:
-        self._kinds = (TOKENS, LENGTHS) if job.chat is None else (TOKENS, LENGTHS, COUNTED)
+        self._kinds = (TOKENS, LENGTHS) if job.chat is None else (TOKENS, LENGTHS, LOSS_MASK)
         self._files: dict[str, BinaryIO] = {
             kind: stack.enter_context(new_file(job.unit_file(unit, f"{split}.{kind}"), durable=False))
             for kind in self._kinds
@@ -195,7 +195,7 @@ class _SplitWriter:
         if encoded.counted is None:
             self._counted += len(encoded.tokens)
         else:
-            self._write(COUNTED, encoded.counted)
+            self._write(LOSS_MASK, encoded.counted)
             self._counted += int(encoded.counted.sum())
         self._documents.extend(encoded.lengths)
         self._text_bytes += text_bytes

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from pallas_kernels.attention import Settings, Tokens, output_products
+from pallas_kernels.attention import MaskInputs, Settings, compute_delta
 from pallas_kernels.attention.kinds import kind_of
 from pallas_kernels.attention.mosaic import DETERMINISTIC_KERNELS, KERNELS, backward, forward
 from pallas_kernels.attention.mosaic.tiles import others, tiles
@@ -49,16 +49,16 @@ def kernels(
 
     def local(q: jax.Array, k: jax.Array, v: jax.Array, segments: jax.Array) -> Any:
         indices = jnp.broadcast_to(jnp.arange(q.shape[1]), segments.shape)
-        tokens = Tokens(indices, indices, segments, segments, segments[:, 0] if settings.mask.prefix else None)
+        tokens = MaskInputs(indices, indices, segments, segments, segments[:, 0] if settings.mask.prefix else None)
         if other is not None:
             out, lse = forward(settings, q, k, v, tokens, tiles=changed)
             if other[0] == "forward":
                 return out, lse
-            return backward(settings, q, k, v, tokens, lse, output_products(out, out, lse, lse), out, tiles=changed)
+            return backward(settings, q, k, v, tokens, lse, compute_delta(out, out, lse, lse), out, tiles=changed)
         if exact:
             out, lse = chosen.forward(settings, q, k, v, tokens)
-            inner = output_products(out, out, lse, lse)
-            return out, lse, *chosen.backward(settings, q, k, v, tokens, lse, inner, out)
+            delta = compute_delta(out, out, lse, lse)
+            return out, lse, *chosen.backward(settings, q, k, v, tokens, lse, delta, out)
         (out, lse), pull = jax.vjp(lambda q, k, v: chosen.attend(settings, q, k, v, tokens), q, k, v)
         return out, lse, *pull((out, lse))
 

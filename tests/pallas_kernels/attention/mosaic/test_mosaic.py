@@ -18,8 +18,7 @@ import pytest
 from hypothesis import given, settings
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
-from pallas_kernels.attention import Settings, output_products, reference
-from pallas_kernels.attention import Tokens as KernelTokens
+from pallas_kernels.attention import MaskInputs, Settings, compute_delta, reference
 from pallas_kernels.attention.kinds import KINDS, kind_of
 from pallas_kernels.attention.mosaic import DETERMINISTIC_KERNELS, KERNELS, backward, forward, matmuls, refusal
 from pallas_kernels.attention.mosaic.backward_by_keys import KeyGradientTiles
@@ -134,14 +133,14 @@ def random_inputs(case: Case, tokens: Tokens) -> dict[str, Any]:
 def run(kernels: Any, case: Case, tokens: Tokens, inputs: dict[str, Any]) -> dict[str, Any]:
     scale, neighbours = case.widths[0] ** -0.5, case.neighbours
     options = Settings(case.mask, scale, case.softcap, neighbours=neighbours, results=case.results, interpret=True)
-    given_tokens = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
+    given_tokens = MaskInputs(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
     q, k, v, d_out, d_lse = (inputs[name] for name in ("q", "k", "v", "d_out", "d_lse"))
     # The simulator knows one launch at a time, so that a backward of several is not compiled as one program.
     once = kernels is reference.KERNELS or (kernels is KERNELS and TABLE[case.widths].fused is not None)
     backward = partial(kernels.backward, options)
     out, lse = jax.jit(partial(kernels.forward, options))(q, k, v, given_tokens)
-    inner = output_products(out, d_out, lse, d_lse)
-    dq, dk, dv = (jax.jit(backward) if once else backward)(q, k, v, given_tokens, lse, inner, d_out)
+    delta = compute_delta(out, d_out, lse, d_lse)
+    dq, dk, dv = (jax.jit(backward) if once else backward)(q, k, v, given_tokens, lse, delta, d_out)
     results = {"out": out, "dq": dq, "dk": dk, "dv": dv}
     return {name: x.astype(options.result_dtype(q)) for name, x in results.items()} | {"lse": lse}
 
@@ -165,7 +164,7 @@ def test_forwards_that_the_tables_only_list_are_too(
     inputs, options = random_inputs(case, tokens), Settings(case.mask, case.widths[0] ** -0.5, case.softcap)
     exact = {name: np.asarray(x, np.float64) for name, x in inputs.items()}
     expected = attention(**exact, kept=pairs(case.mask, tokens), softcap=case.softcap)
-    named = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
+    named = MaskInputs(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
     entry = table_tiles(*case.widths, kind_of(case.mask), case.softcap)._replace(forward=tiles)
     simulated = partial(forward, replace(options, neighbours=case.neighbours, interpret=True), tiles=entry)
     expected = {name: expected[name] for name in ("out", "lse")}
@@ -189,9 +188,9 @@ def test_fused_backwards_that_the_tables_only_list_are_too(
     exact = {name: np.asarray(x, np.float64) for name, x in inputs.items()}
     expected = attention(**exact, kept=pairs(case.mask, tokens), softcap=case.softcap)
     expected = {name: expected[name] for name in ("dq", "dk", "dv")}
-    named = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
+    named = MaskInputs(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
     out, lse = jax.jit(partial(reference.KERNELS.forward, options))(q, k, v, named)
-    given = q, k, v, named, lse, output_products(out, d_out, lse, d_lse), d_out
+    given = q, k, v, named, lse, compute_delta(out, d_out, lse, d_lse), d_out
     entry = table_tiles(*case.widths, kind_of(case.mask), case.softcap)._replace(fused=fused)
     simulated = partial(backward, replace(options, neighbours=case.neighbours, interpret=True), tiles=entry)
     found, plain = (
@@ -233,7 +232,7 @@ MASKS = [Mask(), Mask(causal=False), Mask(window=3, segmented=True), Mask(segmen
 
 
 @partial(jax.jit, static_argnums=(0, 2, 3))
-def visits_of(mask: Mask, tokens: KernelTokens, q_block: int, kv_block: int) -> tuple[Any, ...]:
+def visits_of(mask: Mask, tokens: MaskInputs, q_block: int, kv_block: int) -> tuple[Any, ...]:
     """Ones of the pairs that limits do not hide, what tiles of queries visit, and what tiles of keys do."""
     queries, keys, limits = query_limits(mask, tokens, q_block), key_tokens(mask, tokens, kv_block), Limits.of(mask)
     ones = jnp.ones((queries.shape[0], queries.shape[2], keys.shape[2]))
@@ -244,7 +243,7 @@ def visits_of(mask: Mask, tokens: KernelTokens, q_block: int, kv_block: int) -> 
 def check_visits(mask: Mask, tokens: Tokens, q_block: int = 2, kv_block: int = 3) -> None:
     """Against every pair: none is missed, none is hidden from a block called whole, and the longest come first."""
     kept = pairs(mask, tokens)
-    named = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
+    named = MaskInputs(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
     hidden, *of_both = visits_of(mask, named, q_block, kv_block)
     assert np.array_equal(np.asarray(hidden)[:, : kept.shape[1], : kept.shape[2]] == 1.0, kept)
     for of_keys, found in zip((False, True), of_both, strict=True):
@@ -274,7 +273,7 @@ def test_so_they_do_for_any_packing(segments: np.ndarray) -> None:
 def test_a_long_packed_row_visits_few_blocks() -> None:
     indices = jnp.arange(4096)[None]
     segments = 1 + indices // 512
-    mask, tokens = Mask(segmented=True), KernelTokens(indices, indices, segments, segments)
+    mask, tokens = Mask(segmented=True), MaskInputs(indices, indices, segments, segments)
     _, found, _ = visits_of(mask, tokens, 128, 128)
     assert np.array_equal(np.asarray(found.lengths)[0, :, 1], np.tile([1, 2, 3, 4], 8))
     assert np.array_equal(np.asarray(found.lengths)[0, :, 0], np.tile([0, 1, 2, 3], 8)), "only the diagonal is masked"
@@ -308,7 +307,7 @@ def test_a_scale_that_turns_the_order_of_scores_around_is_refused() -> None:
     indices = jnp.arange(4)[None]
     x = jnp.ones((1, 4, 1, 64), jnp.bfloat16)
     with refused("'mosaic'", "scale above 0", "-1", error=ValueError):
-        forward(Settings(Mask(), -1.0, interpret=True), x, x, x, KernelTokens(indices, indices))
+        forward(Settings(Mask(), -1.0, interpret=True), x, x, x, MaskInputs(indices, indices))
 
 
 @pytest.mark.parametrize("cores", [132, 78])
@@ -317,7 +316,7 @@ def test_there_is_a_program_for_each_multiprocessor_of_the_gpu(cores: int) -> No
     device = AbstractDevice(device_kind="NVIDIA H20", num_cores=cores, platform="gpu")
     q = jax.ShapeDtypeStruct((2, 8192, 8, 128), jnp.bfloat16)
     rows = jax.ShapeDtypeStruct((2, 8192), jnp.int32)
-    asked = lambda q, rows: KERNELS.forward(Settings(Mask(), 0.1), q, q, q, KernelTokens(rows, rows, rows, rows, None))
+    asked = lambda q, rows: KERNELS.forward(Settings(Mask(), 0.1), q, q, q, MaskInputs(rows, rows, rows, rows, None))
     with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
         program = str(jax.make_jaxpr(asked)(q, rows))
     assert f"grid=({cores},)" in program
@@ -335,7 +334,7 @@ def test_values_are_loaded_over_once_the_product_that_reads_them_is_over(
 
     def attended() -> jax.Array:
         options = Settings(case.mask, 0.125, results="inputs", interpret=True)
-        named = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
+        named = MaskInputs(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
         out, _ = jax.jit(lambda *x: KERNELS.forward(options, *x, named))(inputs["q"], inputs["k"], inputs["v"])
         return jax.block_until_ready(out)
 

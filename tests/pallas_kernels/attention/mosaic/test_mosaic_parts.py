@@ -4,8 +4,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from pallas_kernels.attention import Settings, output_products, reference
-from pallas_kernels.attention import Tokens as KernelTokens
+from pallas_kernels.attention import MaskInputs, Settings, compute_delta, reference
 from pallas_kernels.attention.mosaic import KERNELS
 from pallas_kernels.masks import Mask
 from tests.pallas_kernels.attention.mosaic.simulator import REPORTED, watch_tensor_cores
@@ -24,7 +23,7 @@ def test_parts_of_the_keys_merged_by_their_log_sum_exp_are_attention_over_all(
     inputs = random_inputs(case, tokens)
     q, k, v, d_out, d_lse = (inputs[name] for name in ("q", "k", "v", "d_out", "d_lse"))
     options = Settings(case.mask, case.widths[0] ** -0.5, interpret=True)
-    named = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
+    named = MaskInputs(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
     assert named.kv_segments is not None
     indices, segments = named.kv_indices, named.kv_segments
     parts = [
@@ -39,8 +38,8 @@ def test_parts_of_the_keys_merged_by_their_log_sum_exp_are_attention_over_all(
     seen = jnp.where(lse == -jnp.inf, 0.0, lse)[..., None]
     out = first * jnp.exp(first_lse[..., None] - seen) + second * jnp.exp(second_lse[..., None] - seen)
 
-    inner = output_products(out, d_out, lse, d_lse)
-    gradients = [KERNELS.backward(options, q, *part, lse, inner, d_out) for part in parts]
+    delta = compute_delta(out, d_out, lse, d_lse)
+    gradients = [KERNELS.backward(options, q, *part, lse, delta, d_out) for part in parts]
     dq = gradients[0][0] + gradients[1][0]
     dk, dv = (jnp.concatenate([of_part[place] for of_part in gradients], 1) for place in (1, 2))
 

@@ -17,7 +17,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxpar.compiler.targets import target_config
 from jaxpar.hardware.catalogue import gpu_named
 from pallas_kernels import flash_attention
-from pallas_kernels.attention import Settings, Tokens
+from pallas_kernels.attention import MaskInputs, Settings
 from pallas_kernels.attention.triton import KERNELS
 from pallas_kernels.masks import Mask
 from tests.gpu_compile import QUICKLY
@@ -52,7 +52,7 @@ def of_form(gpu: str, width: int, value_width: int, form: str) -> dict[str, dict
         attend = partial(flash_attention, causal=True, segment_ids=given, return_lse=True, implementation="triton")
         if "lists" in form:
             indices = jnp.broadcast_to(jnp.arange(q.shape[1]), segments.shape)
-            tokens = Tokens(indices, indices, segments, segments)
+            tokens = MaskInputs(indices, indices, segments, segments)
             attend = lambda q, k, v: KERNELS.attend(Settings(Mask(segmented=True), width**-0.5), q, k, v, tokens)
         (out, lse), pull = jax.vjp(lambda q, k, v: attend(q, k, v), q, k, v)
         return out, lse, *pull((out, lse))

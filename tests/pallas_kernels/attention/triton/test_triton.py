@@ -12,8 +12,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton as plgpu
 
 from jaxpar.attention.ring import merge
-from pallas_kernels.attention import Kernels, Settings, output_products, reference, triton
-from pallas_kernels.attention import Tokens as KernelTokens
+from pallas_kernels.attention import ForwardBackward, MaskInputs, Settings, compute_delta, reference, triton
 from pallas_kernels.attention.intervals import Intervals
 from pallas_kernels.attention.triton.lists import per_key_block, per_query_block
 from pallas_kernels.attention.triton.tiles import AMPERE, HOPPER, Tile, Tiles, pieces
@@ -28,7 +27,7 @@ FLOOR = 3e-6
 
 TILE = Tile(queries=16, keys=32, warps=4, stages=2)
 TILES = Tiles(TILE, TILE, Tile(queries=32, keys=16, warps=4, stages=2))
-KERNELS = Kernels(partial(triton.forward, tile=TILE), partial(triton.backward, tiles=TILES))
+KERNELS = ForwardBackward(partial(triton.forward, tile=TILE), partial(triton.backward, tiles=TILES))
 
 
 class Case(NamedTuple):
@@ -87,12 +86,14 @@ def random_inputs(case: Case, tokens: Tokens) -> dict[str, Any]:
 
 
 @partial(jax.jit, static_argnums=(0, 1))
-def run(kernels: Kernels, options: Settings, tokens: KernelTokens, inputs: dict[str, Any]) -> dict[str, jax.Array]:
+def run(
+    kernels: ForwardBackward, options: Settings, tokens: MaskInputs, inputs: dict[str, Any]
+) -> dict[str, jax.Array]:
     """Output, log-sum-exp and gradients, all float32."""
     q, k, v, d_out, d_lse = (inputs[name] for name in ("q", "k", "v", "d_out", "d_lse"))
     out, lse = kernels.forward(options, q, k, v, tokens)
-    inner = output_products(out, d_out, lse, d_lse)
-    dq, dk, dv = kernels.backward(options, q, k, v, tokens, lse, inner, d_out)
+    delta = compute_delta(out, d_out, lse, d_lse)
+    dq, dk, dv = kernels.backward(options, q, k, v, tokens, lse, delta, d_out)
     return {"out": out, "lse": lse, "dq": dq, "dk": dk, "dv": dv}
 
 
@@ -100,7 +101,7 @@ def errors(case: Case, tokens: Tokens) -> tuple[dict[str, float], dict[str, floa
     """Of the kernels, and of the plain JAX form."""
     inputs = random_inputs(case, tokens)
     options = Settings(case.mask, case.width**-0.5, case.softcap, neighbours=case.neighbours, interpret=True)
-    given_tokens = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
+    given_tokens = MaskInputs(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
     exact = {name: np.asarray(x, np.float64) for name, x in inputs.items()}
     expected = attention(**exact, kept=pairs(case.mask, tokens), softcap=case.softcap)
     found, plain = (run(kernels, options, given_tokens, inputs) for kernels in (KERNELS, reference.KERNELS))
@@ -149,7 +150,7 @@ def test_parts_of_a_row_merge_into_the_whole_and_results_are_the_same_bits_in_ev
     options = Settings(case.mask, case.width**-0.5, interpret=True)
     q, k, v, d_out, d_lse = (inputs[name] for name in ("q", "k", "v", "d_out", "d_lse"))
     indices, segments = jnp.asarray(tokens.q_indices), jnp.asarray(tokens.q_segments)
-    whole_tokens = KernelTokens(indices, indices, segments, segments)
+    whole_tokens = MaskInputs(indices, indices, segments, segments)
     whole = run(KERNELS, options, whole_tokens, inputs)
     for name, again in run(KERNELS, options, whole_tokens, inputs).items():
         assert np.array_equal(again, whole[name], equal_nan=True), name
@@ -161,11 +162,11 @@ def test_parts_of_a_row_merge_into_the_whole_and_results_are_the_same_bits_in_ev
     )  # of a rank that holds both ends, and another
     picks = [np.concatenate([np.arange(48)[part] for part in half]) for half in halves]
     parts = [
-        (k[:, pick], v[:, pick], KernelTokens(indices, indices[:, pick], segments, segments[:, pick])) for pick in picks
+        (k[:, pick], v[:, pick], MaskInputs(indices, indices[:, pick], segments, segments[:, pick])) for pick in picks
     ]
     out, lse = merge(*(forward(q, *part) for part in parts))
-    inner = output_products(out, d_out, lse, d_lse)
-    found = [backward(q, *part, lse, inner, d_out) for part in parts]
+    delta = compute_delta(out, d_out, lse, d_lse)
+    found = [backward(q, *part, lse, delta, d_out) for part in parts]
     dq = sum(dq for dq, _, _ in found)
     dk, dv = (np.zeros(x.shape, np.float32) for x in (k, v))
     for pick, (_, dk_part, dv_part) in zip(picks, found, strict=True):
@@ -188,7 +189,7 @@ def test_each_block_with_a_kept_pair_is_visited_once_and_none_is_called_whole_th
     tokens = Tokens.whole_rows(np.array([[1] * 5 + [2] * 4 + [0] * 2], np.int32), np.array([4], np.int32))
     tokens = tokens if seed is None else random_tokens(seed)
     kept = pairs(mask, tokens)
-    named = KernelTokens(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
+    named = MaskInputs(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
     for visits, pairs_, sizes in (
         (per_query_block(mask, named, 2, 3, neighbours=neighbours), kept, (2, 3)),
         (per_key_block(mask, named, 2, 3, neighbours=neighbours), kept.swapaxes(1, 2), (3, 2)),
@@ -208,14 +209,14 @@ def test_each_block_with_a_kept_pair_is_visited_once_and_none_is_called_whole_th
 def test_nothing_but_the_diagonal_is_cut_or_visited_in_vain_under_a_causal_mask() -> None:
     indices = jnp.arange(64)[None]
     for neighbours in (False, True):
-        visits = per_query_block(Mask(), KernelTokens(indices, indices), 8, 8, neighbours=neighbours)
+        visits = per_query_block(Mask(), MaskInputs(indices, indices), 8, 8, neighbours=neighbours)
         assert np.array_equal(visits.full[0], np.arange(8)) and np.array_equal(visits.visited[0], np.arange(8) + 1)
 
 
 def test_padding_beside_the_last_document_is_seen_from_no_other() -> None:
     """A block that has both visits its document's blocks alone, and is visited by them alone."""
     indices, segments = jnp.arange(64)[None], jnp.repeat(jnp.array([1, 2, 3, 0]), jnp.array([16, 16, 20, 12]))[None]
-    tokens = KernelTokens(indices, indices, segments, segments)
+    tokens = MaskInputs(indices, indices, segments, segments)
     for neighbours in (False, True):
         of_queries = per_query_block(Mask(segmented=True), tokens, 8, 8, neighbours=neighbours)
         of_keys = per_key_block(Mask(segmented=True), tokens, 8, 8, neighbours=neighbours)
@@ -225,7 +226,7 @@ def test_padding_beside_the_last_document_is_seen_from_no_other() -> None:
 
 def test_a_short_window_makes_the_lists_short() -> None:
     indices = jnp.arange(64)[None]
-    visits = per_query_block(Mask(window=8), KernelTokens(indices, indices), 8, 8)
+    visits = per_query_block(Mask(window=8), MaskInputs(indices, indices), 8, 8)
     assert max(map(int, visits.visited[0])) == 2
 
 

@@ -1,4 +1,4 @@
-"""Whether the checkpoints in a run's folder are its own: they may be unmounted, moved, or another run's."""
+"""Whether the checkpoint folder belongs to this run: it may be unmounted, moved, or linked to another run."""
 
 from __future__ import annotations
 
@@ -20,15 +20,15 @@ from jaxpar.training.run_folder.same_run import forbidden_changes
 
 
 def check_checkpoints(run: Path, config: Config) -> None:
-    """Check that the checkpoints are the run's own. A run that has saved nothing yet needs none. Writes nothing.
+    """Check that the checkpoints belong to the run. A run that has saved nothing yet needs none. Writes nothing.
 
     Args:
         run: the run's folder.
         config: the run's configuration.
 
     Raises:
-        UserError: the records in `run` prove a save, and there is no checkpoint; or `checkpoints` is a symlink to
-            nothing, or to the checkpoints of another run.
+        UserError: the run's event log or summary says that a checkpoint was saved, and there is none; or `checkpoints`
+            is a broken symlink, or a symlink to the checkpoints of another run.
     """
     folder = run / CHECKPOINTS
     refusal = f"run.name is {config.run.name!r}: {folder}"
@@ -38,40 +38,40 @@ def check_checkpoints(run: Path, config: Config) -> None:
             target = folder.resolve(strict=True)
         except (OSError, RuntimeError):  # A loop of symlinks is a RuntimeError before Python 3.13.
             raise UserError(
-                f"{refusal} is a symlink to {folder.readlink()}, which is not there; mount it, or let the symlink lead "
-                f"to where this run's checkpoints are now, or {remedy}"
+                f"{refusal} is a symlink to {folder.readlink()}, which cannot be resolved; mount it, or point the "
+                f"symlink at this run's checkpoints, or {remedy}"
             ) from None
-        if not target.is_relative_to(run.resolve()) and (owner := _other_owner(target, run, config)):
+        if not target.is_relative_to(run.resolve()) and (owner := _other_run(target, run, config)):
             raise UserError(
-                f"{refusal} is a symlink to {target}, which belongs to {owner}; let it lead to this run's own "
+                f"{refusal} is a symlink to {target}, which belongs to {owner}; point it at this run's "
                 f"checkpoints, or {remedy}"
             )
     try:
-        if _complete(folder):
+        if _committed_steps(folder):
             return
     except OSError:
         return  # The restore reports why it cannot be read.
     if save := _recorded_save(run):
-        found = "has no complete checkpoint" if folder.exists() else "is missing"
+        state = "has no complete checkpoint" if folder.exists() else "is missing"
         raise UserError(
-            f"{refusal} {found}, but {save}; mount the checkpoints or move them back to continue the run, or {remedy}"
+            f"{refusal} {state}, but {save}; mount the checkpoints or move them back to continue the run, or {remedy}"
         )
 
 
-def _complete(folder: Path) -> list[int]:
-    """Steps whose checkpoint was complete once, ascending."""
+def _committed_steps(folder: Path) -> list[int]:
+    """Steps whose checkpoint has a manifest, ascending: it was committed, though files may be lost since."""
     return [step for step in listed_steps(folder) if (step_folder(folder, step) / MANIFEST).exists()]
 
 
 def _recorded_save(run: Path) -> str | None:
-    """Words for the newest save that the run's records show; None where they show none."""
-    newest, events = None, run / EVENTS_FILE
+    """Description of the latest recorded save, for the error message; None where none is recorded."""
+    last_saved, events = None, run / EVENTS_FILE
     if events.exists():
         for line in read_file(events, None).splitlines():
             if b'"saved"' in line and type(step := _saved(line)) is int:
-                newest = step
-    if newest is not None:
-        return f"{EVENTS_FILE} states that the checkpoint of step {newest} was saved"
+                last_saved = step
+    if last_saved is not None:
+        return f"{EVENTS_FILE} states that the checkpoint of step {last_saved} was saved"
     # A run saves before it ends.
     summary = read_summary(run / SUMMARY_FILE) if (run / SUMMARY_FILE).exists() else None
     return (
@@ -90,32 +90,33 @@ def _saved(line: bytes) -> object:
         return None
 
 
-def _other_owner(target: Path, run: Path, config: Config) -> str | None:
-    """Words for the run other than `run` that the checkpoints in `target` belong to; None where they are its own.
+def _other_run(target: Path, run: Path, config: Config) -> str | None:
+    """Description of the run, other than `run`, that the checkpoints in `target` belong to; None if there is none.
 
-    A folder next to another run's configuration is that run's. Elsewhere the newest checkpoint names its run.
+    If `target` or its parent has a run's configuration, they belong to that run. Otherwise the newest checkpoint names
+    its run.
     """
-    for place in (target, target.parent):
-        if (place / RUN_CONFIG).exists():
-            return f"the run in {place}"
-    saved = next(filter(None, (_saved_config(target, step) for step in reversed(_complete(target)))), None)
+    for candidate in (target, target.parent):
+        if (candidate / RUN_CONFIG).exists():
+            return f"the run in {candidate}"
+    saved = next(filter(None, (_saved_config(target, step) for step in reversed(_committed_steps(target)))), None)
     if saved is None:
         return None
-    name, parent = saved["run"]["name"], saved["run"]["dir"]
+    name, runs_dir = saved["run"]["name"], saved["run"]["dir"]
     if name != config.run.name:
         return f"run {name!r}"
-    maker = Path(os.path.expanduser(parent)) / name
-    if (maker / RUN_CONFIG).exists() and not maker.samefile(run) and (maker / CHECKPOINTS).resolve() == target:
-        return f"the run in {maker}"
+    source = Path(os.path.expanduser(runs_dir)) / name
+    if (source / RUN_CONFIG).exists() and not source.samefile(run) and (source / CHECKPOINTS).resolve() == target:
+        return f"the run in {source}"
     try:
         changes = forbidden_changes(config_from_dict(saved), config)
     except UserError:
-        return None  # Of another release: the restore reports what does not fit.
+        return None  # saved by another version of jaxpar: the restore reports what does not fit
     return f"a run with another configuration ({'; '.join(changes)})" if changes else None
 
 
 def _saved_config(folder: Path, step: int) -> dict[str, dict[str, Any]] | None:
-    """The configuration in the facts of a checkpoint; None where they are damaged."""
+    """The configuration in a checkpoint's metadata; None where it is damaged."""
     try:
         config = json.loads(read_file(step_folder(folder, step) / FACTS))["config"]
         return config if all(isinstance(config["run"][key], str) for key in ("name", "dir")) else None
