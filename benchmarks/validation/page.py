@@ -21,8 +21,8 @@ from jaxpar.units import percent
 PAGE = Path(__file__).parents[2] / "docs" / "prediction-errors.md"
 MARKS = "<!-- benchmarks.validation: begin -->", "<!-- benchmarks.validation: end -->"
 """The marks between which the page has the tables."""
-NAIVE = "one MFU per GPU", "after a run"
-OURS = "error", "bias", "after a run", "inside", "after a run"
+NAIVE = "baseline error", "baseline error after a run"
+OURS = "error", "bias", "error after a run", "inside", "inside after a run"
 
 
 def everything() -> tuple[list[Run], list[Refused]]:
