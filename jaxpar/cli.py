@@ -66,7 +66,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--model", metavar="MODEL", required=required, help="folder of the weights")
         words = "tokenizer.json, or its folder, in place of the model's"
         self.add_argument("--tokenizer", metavar="FILE", type=Path, help=words)
-        words = "names of special tokens in a text, such as <bos>, are those tokens (default: text like any other)"
+        words = "parse the names of special tokens in a text, such as <bos>, as these tokens (default: as text)"
         self.add_argument("--special-tokens", action="store_true", help=words)
         self.add_argument(
             "--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[],

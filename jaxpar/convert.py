@@ -47,7 +47,7 @@ def main(arguments: Sequence[str]) -> None:
 def _parser() -> Parser:
     parser = Parser(
         "jaxpar.convert",
-        "Convert weights from and to Hugging Face's format, to low-rank products, and to experts (docs/weights.md).",
+        "Convert weights from and to Hugging Face's format, to low-rank matrices, and to experts (docs/weights.md).",
     )
     words = (
         "to a checkpoint, to what transformers and vLLM load, to a checkpoint with matrices as products of two, or to "
@@ -57,10 +57,14 @@ def _parser() -> Parser:
     words = f"a folder in Hugging Face's format; but for {INTO} also of a run, a checkpoint or a converted model"
     parser.add_argument("model", metavar="MODEL", help=words)
     parser.add_argument("out", metavar="OUT", nargs="?", type=Path, help="the new folder")
-    parser.add_argument("--check", action="store_true", help="both ways in memory, bit for bit; writes nothing")
+    parser.add_argument(
+        "--check", action="store_true", help="round trip in memory, compared bit for bit; writes nothing"
+    )
     words = f"of {BACK}: float32, bfloat16 or float16 (default: what the weights came in, or float32)"
     parser.add_argument("--dtype", help=words)
-    words = f"of {BACK}: compressed-tensors, 8-bit matrices with a scale each, as vLLM reads them (default: none is)"
+    words = (
+        f"of {BACK}: compressed-tensors, 8-bit matrices with a scale each, as vLLM reads them (default: not quantised)"
+    )
     parser.add_argument("--format", choices=("compressed-tensors",), help=words)
     words = f"of {BACK}: the largest file, as 500MB (default: 5GB)"
     parser.add_argument("--shard-size", metavar="SIZE", help=words)
@@ -68,15 +72,15 @@ def _parser() -> Parser:
     parser.add_argument("--adapter", action="store_true", help=words)
     words = f"of {FACTORIZE}: the rank of every product; or --share"
     parser.add_argument("--rank", metavar="N", type=positive, help=words)
-    words = f"of {FACTORIZE}: what share of a matrix's weights its factors have at most, above 0 and below 1"
+    words = f"of {FACTORIZE}: maximum number of weights of the factors relative to the matrix, above 0 and below 1"
     parser.add_argument("--share", metavar="S", type=float, help=words)
-    words = f"of {FACTORIZE}: svd, the nearest product; or random, to train it from its beginning (default: svd)"
+    words = f"of {FACTORIZE}: svd, the nearest product; or random initial values, to train from scratch (default: svd)"
     parser.add_argument("--solver", choices=("svd", "random"), help=words)
     words = f"of {UPCYCLE}: copies of the feed-forward"
     parser.add_argument("--experts", metavar="N", type=positive, help=words)
     words = f"of {UPCYCLE}: slices of a copy's hidden width, each an expert (default: 1)"
     parser.add_argument("--granularity", metavar="G", type=positive, help=words)
-    words = f"of {UPCYCLE}: experts that a token uses (default: those of two copies)"
+    words = f"of {UPCYCLE}: experts per token (default: 2 x --granularity)"
     parser.add_argument("--per-token", metavar="K", type=positive, help=words)
     return parser
 

@@ -55,11 +55,11 @@ def _parser() -> Parser:
     parser = Parser("jaxpar.evaluate", "Measure how well a model does on texts and tasks.", EPILOG)
     parser.add_model(required=False)
     parser.add_argument("--tasks", metavar="FILE|NAME", nargs="+", required=True, help="what to evaluate")
-    words = "with YAML files of more tasks of lm-evaluation-harness"
+    words = "folder of further task YAML files for lm-evaluation-harness"
     parser.add_argument("--include-path", metavar="FOLDER", type=Path, help=words)
     words = "tokens that the model reads at most (default: as its config.json or its run says)"
     parser.add_argument("--length", metavar="N", type=positive, help=words)
-    words = "token folder of training data, in which n-grams of the tasks are looked for; needs no model"
+    words = "token folder of training data: report n-grams of the tasks that occur in it; needs no model"
     parser.add_argument("--contamination", metavar="FOLDER", type=Path, help=words)
     words = f"tokens of an n-gram (default: {NGRAM})"
     parser.add_argument("--ngram", metavar="N", type=positive, help=words)

@@ -66,14 +66,34 @@ def _parser() -> Parser:
         help="with --chat: in place of the tokenizer's; or one of its templates, by name",
     )
     how = parser.add_argument_group("how")
-    how.add_argument("--tokens", metavar="N", type=int, default=128, help="most new tokens of each (default: 128)")
-    how.add_argument("--stop", metavar="TEXT", action="append", default=[], help="ends a text before it")
-    how.add_argument("--temperature", metavar="T", type=float, default=0.0, help="0, the default, takes the likeliest")
-    how.add_argument("--top-k", metavar="K", type=int, default=0, help="only the likeliest K tokens")
-    how.add_argument("--top-p", metavar="P", type=float, default=1.0, help="only the likeliest that add up to P")
+    how.add_argument(
+        "--tokens", metavar="N", type=int, default=128, help="maximum number of new tokens per prompt (default: 128)"
+    )
+    how.add_argument(
+        "--stop",
+        metavar="TEXT",
+        action="append",
+        default=[],
+        help="stop string, which is not part of the text; may be given many times",
+    )
+    how.add_argument(
+        "--temperature",
+        metavar="T",
+        type=float,
+        default=0.0,
+        help="divides the logits; 0, the default, is greedy decoding",
+    )
+    how.add_argument("--top-k", metavar="K", type=int, default=0, help="sample from the K most likely tokens")
+    how.add_argument(
+        "--top-p",
+        metavar="P",
+        type=float,
+        default=1.0,
+        help="nucleus sampling: from the most likely tokens whose probabilities add up to P",
+    )
     how.add_argument("--min-p", metavar="P", type=float, default=0.0, help="only those P times as likely as the first")
     how.add_argument("--repetition-penalty", metavar="X", type=float, default=1.0, help="above 1: repeats less")
-    how.add_argument("--seed", metavar="N", type=positive, default=1, help="of the draws (default: 1)")
+    how.add_argument("--seed", metavar="N", type=positive, default=1, help="random seed of sampling (default: 1)")
     parser.add_json("print a JSON object for each prompt, and nothing else")
     return parser
 

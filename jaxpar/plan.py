@@ -87,15 +87,19 @@ def _parser() -> Parser:
     add = parser.add_argument
     words = "fix a choice, as in tensor=8, schedule=1f1b, remat=full, offload=none; may be given many times"
     add("--fix", dest="fixed", metavar="NAME=VALUE", action="append", default=[], help=words)
-    words = "leave out a mechanism, as in offload, ulysses or zb-uniform; unmeasured is all that no published run used"
+    words = "leave out a mechanism, as in offload, ulysses or zb-uniform; unmeasured: all that no published run used"
     add("--avoid", dest="avoided", metavar="NAME", action="append", default=[], help=words)
     add("--top", metavar="N", type=positive, default=5, help="how many layouts (default 5)")
     parser.add_out(OUTPUTS)
     parser.add_json("print JSON and nothing else: a list, best first")
-    add("--verify", action="store_true", help="compile the top ones for the cluster's GPUs, and rank them by that")
+    add(
+        "--verify",
+        action="store_true",
+        help="compile the top layouts for the cluster's GPUs, and rank them by their programs",
+    )
     add("--show-model", action="store_true", help="print every number behind the times")
     add("--profile", metavar="FILE", type=Path, help="file of `calibrate`, in place of fitted numbers")
-    words = "a run on this cluster, which corrects times and intervals, as in runs/a; may be given many times"
+    words = "folder of a run on this cluster, which corrects times and intervals, as in runs/a; may be given many times"
     add("--measured", metavar="FOLDER", type=Path, action="append", default=[], help=words)
     add("--timeout", metavar="SECONDS", type=seconds, default=600, help="for each compile of --verify (default 600)")
     return parser
@@ -171,14 +175,14 @@ def _calibrate(arguments: Sequence[str]) -> None:
         "Measure this machine: matmuls of a model's shapes, its attention, memory, copies to the host, collectives by "
         "size and group. Start it as a training run on several hosts, and it measures between them.",
     )
-    parser.add_config("YAML file of the model whose shapes are measured (Llama-3 8B; a small decoder on CPUs)")
+    parser.add_config("YAML file of the model whose shapes are measured (default: Llama-3 8B; on CPUs a small decoder)")
     parser.add_argument(
         "--out",
         dest="output",
         metavar="FILE",
         type=Path,
         default=Path("hardware.yaml"),
-        help="file of the tables (hardware.yaml)",
+        help="profile to write (default: hardware.yaml)",
     )
     parser.add_argument("--devices", metavar="N", type=positive, default=8, help="virtual CPU devices (default 8)")
     parser.add_argument("--quick", action="store_true", help="fewer shapes, lengths and sizes")

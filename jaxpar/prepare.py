@@ -67,15 +67,19 @@ def _parser() -> Parser:
     )  # fmt: skip
     how.add_argument("--separator", metavar="TOKEN", help="token that ends a document (default: the tokenizer's)")
     how.add_argument(
-        "--max-broken", metavar="N", type=int, default=0, help="most broken documents to skip (default: 0)"
+        "--max-broken",
+        metavar="N",
+        type=int,
+        default=0,
+        help="maximum number of invalid documents to skip (default: 0)",
     )
     how.add_argument(
         "--max-expansion", metavar="N", type=int, default=100,
-        help="most that a compressed file may unpack to, in times of its size (default: 100)",
+        help="maximum ratio of unpacked to compressed bytes of a file (default: 100)",
     )  # fmt: skip
     how.add_argument("--processes", metavar="N", type=int, help="worker processes (default: the number of processors)")
     how.add_argument(
-        "--unit-bytes", metavar="N", type=int, help="input in a unit of work (default: by the input's size)"
+        "--unit-bytes", metavar="N", type=int, help="input bytes per unit of work (default: by the input's size)"
     )
     how.add_argument("--shard-tokens", metavar="N", type=int, default=2**29, help="tokens in a shard (default: 2^29)")
     look = parser.add_argument_group("look at a folder of tokens instead")
@@ -83,7 +87,7 @@ def _parser() -> Parser:
     look.add_argument(
         "--documents", metavar="N", type=int, default=3, help="documents that --inspect shows (default: 3)"
     )
-    look.add_argument("--verify", metavar="FOLDER", type=Path, help="compare every byte with the index")
+    look.add_argument("--verify", metavar="FOLDER", type=Path, help="verify the digests of all files of a token folder")
     return parser
 
 

@@ -17,7 +17,7 @@ def main(arguments: Sequence[str]) -> None:
     parser = Parser(
         "jaxpar.report",
         "Write a page about a run, or about several side by side: curves, plan, memory, time, environment, "
-        "events; of three or more also a table to sort. It needs no network, and works while the run is going "
+        "events; with three or more also a table to sort. It needs no network, and works while the run is going "
         "(docs/reports.md).",
     )
     parser.add_argument("runs", metavar="RUN", nargs="+", type=Path, help="folder of a run; several are compared")

@@ -71,15 +71,15 @@ def _parser() -> Parser:
         EXAMPLES + "\n".join(line for pair in lines for line in pair),
     )
     what = parser.add_argument_group("which schedule").add_argument
-    what("--name", help="a published schedule; - and _ are alike (default with --config: its own)")
+    what("--name", help="a built-in schedule; - and _ are alike (default with --config: its own)")
     what("--file", metavar="CSV", type=Path, help="a table: for each rank a line of actions such as 2F0")
     what("--compare", action="store_true", help="all schedules side by side")
-    what("--stages", metavar="P", type=positive, help="pipeline ranks")
-    what("--microbatches", metavar="M", type=positive, help="parts of the batch of a step")
+    what("--stages", metavar="P", type=positive, help="pipeline-parallel ranks")
+    what("--microbatches", metavar="M", type=positive, help="number of microbatches")
     what(
         "--virtual", metavar="V", type=positive, help="chunks of layers on each rank (default: the fewest it can have)"
     )
-    words = "YAML file: everything below as the planner predicts it for its pipeline on --cluster, in ms"
+    words = "YAML file: sizes, times (ms) and bytes are what the planner predicts for its pipeline on --cluster"
     parser.add_config(words)
     parser.add_cluster(required=False)
     words = (
@@ -93,12 +93,12 @@ def _parser() -> Parser:
     work("--transfer", type=_time, metavar="T", help="from rank to rank (default 0)")
     words = "how many times longer each rank takes, as in 1,1,1.2,1; or each chunk, in the order of the model"
     work("--stage-times", type=_times, metavar="X,X,...", help=words)
-    work("--stash", type=size, metavar="BYTES", help="what a rank keeps of a microbatch from F to B")
-    work("--kept", type=size, metavar="BYTES", help="what it keeps from B to W")
-    work("--sent", type=size, metavar="BYTES", help="an activation between ranks")
+    work("--stash", type=size, metavar="BYTES", help="bytes per microbatch and rank stored from F to B")
+    work("--kept", type=size, metavar="BYTES", help="bytes per microbatch and rank stored from B to W")
+    work("--sent", type=size, metavar="BYTES", help="bytes of an activation that is sent between ranks")
     parser.set_defaults(unit="")
     show = parser.add_argument_group("what to show").add_argument
-    words = "which mode to draw, on the screen and in files (default async); numbers are of all"
+    words = "which mode to draw, on the screen and in files (default async); the table lists all modes"
     show("--mode", choices=list(TIMELINES), help=words)
     show("--json", action="store_true", help="print JSON and nothing else")
     parser.add_out(OUTPUTS)

@@ -18,7 +18,7 @@ HEADER = """\
 
 <!-- Written by `python -m tools.commands > docs/commands.md`; edit the commands in jaxpar/ instead. -->
 
-For looking up an option. `jaxpar NAME` and `python -m jaxpar.NAME` are the same, and `--help` shows the same
+All commands and their options. `jaxpar NAME` and `python -m jaxpar.NAME` are the same, and `--help` shows the same
 options with examples:
 
     python -m jaxpar.plan --help
@@ -87,7 +87,8 @@ def _linked(text: str) -> str:
 
 def page() -> str:
     """The text of docs/commands.md."""
-    return HEADER + "\n".join(map(section, parsers())) + "\n"
+    rows = [f"| [{name}](#{name}) | {what} |" for name, what in COMMANDS.items()]
+    return "\n".join([HEADER, "| command | to |", "|---|---|", *rows, *map(section, parsers())]) + "\n"
 
 
 if __name__ == "__main__":

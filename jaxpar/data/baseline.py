@@ -55,27 +55,27 @@ class _Bigrams:
 
     pair_ids: Int64[np.ndarray, " pairs"]
     """`first * vocab + second` of each pair in the training tokens, sorted."""
-    pair_counts: Int64[np.ndarray, " pairs"]
-    first_token_counts: Int64[np.ndarray, " vocab"]
+    pair_frequencies: Int64[np.ndarray, " pairs"]
+    first_token_frequencies: Int64[np.ndarray, " vocab"]
     alpha: float
 
     def log_probabilities(self, first: np.ndarray, second: np.ndarray) -> Float64[np.ndarray, " n"]:
         """Logarithm of `p(second | first)`."""
-        vocab = len(self.first_token_counts)
+        vocab = len(self.first_token_frequencies)
         ids = first.astype(np.int64) * vocab + second
         indices = np.minimum(np.searchsorted(self.pair_ids, ids), len(self.pair_ids) - 1)
-        counts = np.where(self.pair_ids[indices] == ids, self.pair_counts[indices], 0)
-        return np.log((counts + self.alpha) / (self.first_token_counts[first] + self.alpha * vocab))
+        frequencies = np.where(self.pair_ids[indices] == ids, self.pair_frequencies[indices], 0)
+        return np.log((frequencies + self.alpha) / (self.first_token_frequencies[first] + self.alpha * vocab))
 
 
 def _fit(train: TokenStream, vocab: int) -> _Bigrams:
     tokens = train.tokens[:FIT_TOKENS].astype(np.int64)
-    ids, counts = np.unique(tokens[:-1] * vocab + tokens[1:], return_counts=True)
-    first_token_counts = np.bincount(tokens[:-1], minlength=vocab)
+    ids, frequencies = np.unique(tokens[:-1] * vocab + tokens[1:], return_counts=True)
+    first_token_frequencies = np.bincount(tokens[:-1], minlength=vocab)
 
     def leave_one_out(alpha: float) -> float:
         """Log-likelihood of the training pairs, each predicted from all the others."""
-        others = first_token_counts[ids // vocab] - 1
-        return float((counts * np.log((counts - 1 + alpha) / (others + alpha * vocab))).sum())
+        others = first_token_frequencies[ids // vocab] - 1
+        return float((frequencies * np.log((frequencies - 1 + alpha) / (others + alpha * vocab))).sum())
 
-    return _Bigrams(ids, counts, first_token_counts, max(ALPHAS, key=leave_one_out))
+    return _Bigrams(ids, frequencies, first_token_frequencies, max(ALPHAS, key=leave_one_out))

@@ -72,6 +72,12 @@ def is_running(process: int) -> bool:
     return stat.exists() and stat.read_text().rpartition(")")[2].split()[0] != "Z"
 
 
+def test_closing_starts_no_process():
+    rewarder = Rewarder({"missing_module:reward": 1.0}, 1.0, stops=False)
+    rewarder.close()
+    assert "processes" not in vars(rewarder)
+
+
 @pytest.mark.parametrize(
     ("name", "texts", "columns", "wanted"),
     [

@@ -91,6 +91,9 @@ def test_two_processes_measure_their_messages_and_the_first_writes(tmp_path: Pat
     refused = sum(any(line.startswith(word) for word in words) for line in profile.refused)
     assert len(profile.collectives) + refused == 2 * len(words) and len(profile.collectives) > len(words)
     assert all(one.ranks == 2 and one.hosts == 1 for one in profile.collectives)
+    gathers = [one.seconds for one in profile.collectives if one.collective == "all_gather"]
+    if len(gathers) == 2:  # none refused as too noisy
+        assert profile.model["message_seconds"] + profile.links["node_latency"] == pytest.approx(gathers[0], rel=1e-4)
 
 
 def test_a_plan_names_what_was_measured_and_what_was_not(
