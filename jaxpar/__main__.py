@@ -12,7 +12,7 @@ from jaxpar.config.spelling import did_you_mean, quoted
 
 COMMANDS = {
     "train": "train a model, or continue a run",
-    "prepare": "turn text, conversations or pairs of answers into packed tokens",
+    "prepare": "turn text, conversations or pairs of answers into tokens",
     "models": "print a configuration for a model in Hugging Face's format",
     "generate": "continue prompts with a model, or talk to it",
     "evaluate": "evaluate a model on texts and tasks",

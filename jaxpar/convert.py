@@ -50,11 +50,11 @@ def _parser() -> Parser:
         "Convert weights from and to Hugging Face's format, to low-rank matrices, and to experts (docs/weights.md).",
     )
     words = (
-        "to a checkpoint, to what transformers and vLLM load, to a checkpoint with matrices as products of two, or to "
-        "one with experts"
+        f"{INTO}: to a checkpoint; {BACK}: to what transformers and vLLM load; {FACTORIZE}: to low-rank matrices; "
+        f"{UPCYCLE}: to experts"
     )
     parser.add_argument("direction", choices=(INTO, BACK, FACTORIZE, UPCYCLE), help=words)
-    words = f"a folder in Hugging Face's format; but for {INTO} also of a run, a checkpoint or a converted model"
+    words = f"a folder in Hugging Face's format; or, but for {INTO}, a run, a checkpoint or a converted model"
     parser.add_argument("model", metavar="MODEL", help=words)
     parser.add_argument("out", metavar="OUT", nargs="?", type=Path, help="the new folder")
     parser.add_argument(
@@ -68,7 +68,7 @@ def _parser() -> Parser:
     parser.add_argument("--format", choices=("compressed-tensors",), help=words)
     words = f"of {BACK}: the largest file, as 500MB (default: 5GB)"
     parser.add_argument("--shard-size", metavar="SIZE", help=words)
-    words = f"of {BACK}: the low-rank factors of a run alone, in PEFT's format (default: merged with the weights)"
+    words = f"of {BACK}: export only the LoRA factors of a run, in PEFT's format (default: merged with the weights)"
     parser.add_argument("--adapter", action="store_true", help=words)
     words = f"of {FACTORIZE}: the rank of every product; or --share"
     parser.add_argument("--rank", metavar="N", type=positive, help=words)

@@ -91,7 +91,13 @@ def _parser() -> Parser:
         default=1.0,
         help="nucleus sampling: from the most likely tokens whose probabilities add up to P",
     )
-    how.add_argument("--min-p", metavar="P", type=float, default=0.0, help="only those P times as likely as the first")
+    how.add_argument(
+        "--min-p",
+        metavar="P",
+        type=float,
+        default=0.0,
+        help="only tokens at least P times as likely as the most likely",
+    )
     how.add_argument("--repetition-penalty", metavar="X", type=float, default=1.0, help="above 1: repeats less")
     how.add_argument("--seed", metavar="N", type=positive, default=1, help="random seed of sampling (default: 1)")
     parser.add_json("print a JSON object for each prompt, and nothing else")

@@ -142,7 +142,7 @@ def _budget(arguments: Sequence[str]) -> None:
     add("--price", metavar="NUMBER|FILE", required=True, help="price of a GPU-hour, or a .yaml file of prices")
     add("--mtbf", type=float, default=GPU_HOURS, help="hours of one GPU between interruptions (default 50,677)")
     add("--restart", type=float, default=RESTART_MINUTES, help="minutes from an interruption to training (default 10)")
-    words = "share of the time that stragglers take in all (default 0.104)"
+    words = "share of the run's time that is lost to stragglers (default 0.104)"
     add("--stragglers", metavar="SHARE", type=float, default=STRAGGLERS, help=words)
     add("--power-cap", type=float, metavar="WATTS", help="power cap of a GPU: slower matmuls, less energy")
     add("--days", type=float, help="a time budget: print the compute-optimal model size for it at each number of GPUs")

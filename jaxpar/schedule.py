@@ -86,11 +86,11 @@ def _parser() -> Parser:
         "Times of one microbatch through all layers of a rank, in any unit (with --config in ms); bytes as in 24MiB."
     )
     work = parser.add_argument_group("what it has to do", words).add_argument
-    work("--forward", type=_time, metavar="T", help="F (default 1)")
-    work("--backward", type=_time, metavar="T", help="the whole backward (default 2)")
+    work("--forward", type=_time, metavar="T", help="time of a forward through all layers of a rank (default 1)")
+    work("--backward", type=_time, metavar="T", help="time of a full backward through all layers of a rank (default 2)")
     work("--weight", type=_time, metavar="T", help="the part of the backward that is W (default: half)")
-    work("--head", type=_time, metavar="T", help="loss and head, with the B of the last chunk (default 0)")
-    work("--transfer", type=_time, metavar="T", help="from rank to rank (default 0)")
+    work("--head", type=_time, metavar="T", help="time of head and loss, in the backward of the last chunk (default 0)")
+    work("--transfer", type=_time, metavar="T", help="time of a send between ranks (default 0)")
     words = "how many times longer each rank takes, as in 1,1,1.2,1; or each chunk, in the order of the model"
     work("--stage-times", type=_times, metavar="X,X,...", help=words)
     work("--stash", type=size, metavar="BYTES", help="bytes per microbatch and rank stored from F to B")
@@ -98,7 +98,7 @@ def _parser() -> Parser:
     work("--sent", type=size, metavar="BYTES", help="bytes of an activation that is sent between ranks")
     parser.set_defaults(unit="")
     show = parser.add_argument_group("what to show").add_argument
-    words = "which mode to draw, on the screen and in files (default async); the table lists all modes"
+    words = "mode to draw, on the screen and in files (default async, the ideal; lockstep: uniform ticks)"
     show("--mode", choices=list(TIMELINES), help=words)
     show("--json", action="store_true", help="print JSON and nothing else")
     parser.add_out(OUTPUTS)

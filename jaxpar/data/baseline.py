@@ -27,8 +27,8 @@ def bigram_loss(train: TokenStream, batches: Iterable[Batch], vocab: int) -> flo
     """Loss of a bigram model in nats per token over the tokens of `batches` with loss mask 1, in float64.
 
     The model is `p(b | a) = (count(ab) + alpha) / (count(a) + alpha * vocab)` with counts of the first `FIT_TOKENS`
-    training tokens, and the `alpha` of `ALPHAS` with the highest leave-one-out likelihood of these tokens; validation
-    data does not affect it.
+    training tokens, pairs across documents included, and the `alpha` of `ALPHAS` with the highest leave-one-out
+    likelihood of these tokens; validation data does not affect it.
 
     Args:
         train: the training stream.

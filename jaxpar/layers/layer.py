@@ -75,7 +75,7 @@ class DecoderLayer(nnx.Module):
         Args:
             x: the residual stream; `part` is sequence length / (context * tensor).
             context: this rank's tokens, and what else all layers share.
-            tap: calls each group of matmuls; splits the backward for zero-bubble schedules.
+            tap: calls each group of matmuls; for zero-bubble schedules it captures what W needs.
             observed: zeros, whose cotangents are the statistics of the layer's matmuls, such as amax for FP8.
         """
         context = context._replace(layout=self.layout)
@@ -130,7 +130,8 @@ class DecoderLayer(nnx.Module):
 
 
 def _checked_reports(names: Sequence[str]) -> tuple[str, ...]:
-    """The names of what blocks report. Raises `UserError` for a mean over the tokens of a block that reports none."""
+    """The names of metrics. Raises `UserError` for `<block>.<value>`, a mean over the block's tokens, if the block does
+    not report `<block>.tokens`."""
     for name in names:
         block, _, value = name.partition(".")
         if value and "." not in value and f"{block}.tokens" not in names:

@@ -6,8 +6,8 @@ partial sums of all ranks then exist whole. The derivatives are rings, too:
 
 - `matmul_scatter`, backward: the gradient of the output passes round, beside both gradients of the part at hand.
 - `gather_matmul`, backward: the input passes round a second time, beside the gradient of the input (dgrad); partial
-  sums of that gradient pass round the other way, beside the gradient of the weights (wgrad). These are the independent
-  pairs of Kwai's system (USENIX ATC'24); the ring of a dependent pair is that of arXiv:2302.05442 and of
+  sums of that gradient pass round in the same direction, beside the gradient of the weights (wgrad). These are the
+  independent pairs of Kwai's system (USENIX ATC'24); the ring of a dependent pair is that of arXiv:2302.05442 and of
   asynchronous tensor parallelism in PyTorch.
 
 `jaxpar.mesh.rings` has what passes round; `jaxpar.precision.dense` has the same rings for quantised matmuls.

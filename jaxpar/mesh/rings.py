@@ -1,8 +1,7 @@
 """Collective matmuls over tensor ranks: all-gathers and reduce-scatters as rings of permutes that overlap with matmuls.
 
-XLA would schedule all permutes together and wait for them. An `optimization_barrier` around a permute and the matmuls
-that overlap with it makes both end before the next permute begins; within a pair the latency-hiding scheduler starts
-the permute first.
+XLA would schedule all permutes together and wait for them. A permute and the matmuls that overlap with it are a step;
+an `optimization_barrier` ends each step, and within a step the latency-hiding scheduler starts the permute first.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ class ChunkSlice(NamedTuple):
 
 
 class Ring(NamedTuple):
-    """The ring of one chunk of each rank's sequence shard."""
+    """The ring in which chunk number `chunk` of every rank's sequence shard circulates."""
 
     chunk: int
     """Index of the chunk in its shard."""
@@ -51,7 +50,7 @@ class Ring(NamedTuple):
     """Each rank sends to the next rank (1) or to the one before it (-1)."""
 
     def upstream(self, hops: int) -> ChunkSlice:
-        """The slice of the chunk that starts `hops` ranks upstream (downstream, if negative)."""
+        """The slice of the full sequence that the rank `hops` ranks upstream holds (downstream, if negative)."""
         rank = (lax.axis_index("tensor") - hops * self.direction) % lax.axis_size("tensor")
         return ChunkSlice(rank * self.shard_tokens + self.chunk * self.tokens, self.tokens)
 
@@ -111,6 +110,8 @@ def ring_reduce_scatter(rings: list[Ring], xs: list[jax.Array], matmul: Callable
 
         one chunk:   compute A | send A, compute A', then A' + the sum that arrived | ...
         two chunks:  compute A | send A, compute B | send B, compute A' + the sum that arrived of A | ...
+
+    where A and B are the partial sums of two chunks for one rank, and A' is that of the first for the next rank.
     """
     sums: list[Any] = [None] * len(rings)
     sending: Ring | None = None
@@ -124,7 +125,7 @@ def ring_reduce_scatter(rings: list[Ring], xs: list[jax.Array], matmul: Callable
                 sums[sending.chunk], new, xs = lax.optimization_barrier((sent, new, xs))
             if add_afterwards:
                 new = sums[ring.chunk] + new
-            if add_afterwards or sending is None:  # the next matmul waits until its permute can start
+            if add_afterwards or sending is None:  # the next matmul waits until this sum can be sent
                 new, xs = lax.optimization_barrier((new, xs))
             sums[ring.chunk], sending = new, ring if remaining else None
     return _local_shard(rings, sums)
@@ -173,7 +174,7 @@ def ring_gather_and_reduce_scatter[T](
 @jax.tree_util.register_static
 @dataclass(frozen=True)
 class Perturbed:
-    """The arguments that need gradients: a split backward asks for inputs and weights one after the other."""
+    """The arguments that need gradients: with a split backward, B needs that of inputs, and W those of weights."""
 
     inputs: bool
     weights: tuple[bool, ...]

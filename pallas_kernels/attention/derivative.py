@@ -1,8 +1,8 @@
 """The custom VJP of attention, built from the forward and backward of one backend.
 
 **Rematerialisation.** The residuals are q, k, v, the output and the log-sum-exp. Under `jax.checkpoint` a policy knows
-the last two by `CHECKPOINT_NAMES`; one that saves both never runs the forward again. Unless the policy also saves q, k
-and v, under names that the caller gives them, the projections that produce them are recomputed.
+the last two by `CHECKPOINT_NAMES`; one that saves both never runs the forward of attention again. Unless the policy
+also saves q, k and v, under names that the caller gives them, the projections that produce them are recomputed.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ type OutputAndLse = tuple[jax.Array, jax.Array]
 class ForwardBackward:
     """Attention over one block of a sequence's keys and values (as in ring attention), and the gradients of the block.
 
-    `forward(settings, q, k, v, tokens)` gives output and log-sum-exp without a derivative; outputs over several blocks
-    are merged by their log-sum-exp. `backward(settings, q, k, v, tokens, lse, delta, d_out)` gives (dq, dk, dv); `lse`
-    is the log-sum-exp over all blocks of the sequence, and `delta` comes from `compute_delta`. All arrays must have the
-    same varying manual axes under `shard_map` (`vary_alike`).
+    `forward(settings, q, k, v, tokens)` gives output and log-sum-exp of one block, and is not differentiable; outputs
+    over several blocks are merged by their log-sum-exp. `backward(settings, q, k, v, tokens, lse, delta, d_out)` gives
+    (dq, dk, dv); `lse` is the log-sum-exp over all blocks of the sequence, and `delta` comes from `compute_delta`. All
+    arrays must have the same varying manual axes under `shard_map` (`vary_alike`).
     """
 
     forward: Callable[..., OutputAndLse]

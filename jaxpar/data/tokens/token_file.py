@@ -1,4 +1,4 @@
-"""Token files: `.npy`, one dimension, unsigned integers, read lazily."""
+"""Token files: `.npy`, one dimension, unsigned integers: checked by one scan, then read from disk on access."""
 
 from __future__ import annotations
 

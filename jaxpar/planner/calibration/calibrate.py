@@ -190,24 +190,24 @@ def unmeasurable(config: Config, devices: list[Any], device: Any) -> list[str]:
 
 
 def _of_gpu(measured: Profile, gpu: GPU) -> tuple[dict[str, float], dict[str, float]]:
-    """`Profile.model` and `links`: parameters of the cost model that are not tables."""
+    """`Profile.model` and `links`, in place of fitted efficiencies and of datasheets."""
     moved = [one.bytes / one.seconds for one in measured.memory]
     return {"memory_share": max(moved) / gpu.hbm_bandwidth} if moved else {}, {}
 
 
 def _of_cpu(measured: Profile) -> tuple[dict[str, float], dict[str, float]]:
-    """The same where no datasheet has peaks and links. All virtual devices share one CPU: each has a part of the rate
-    of one alone. Raises `UserError` if nothing was measured."""
+    """The same where no datasheet has peaks and links. Rates are divided by the number of virtual devices,
+    which share one CPU. Raises `UserError` if nothing was measured."""
     rates = [2.0 * one.m * one.n * one.k / one.seconds for one in measured.matmuls]
     moved = [one.bytes / one.seconds for one in measured.memory]
     if not rates or not moved:
         raise UserError(f"calibrate: nothing could be measured on this machine ({measured.refused[0]})")
     devices, peak, bandwidth = measured.devices, max(rates), max(moved)
     attended = [4.0 * one.width * one.heads * one.length * one.keys / one.forward for one in measured.attention]
-    start, sent = _gathers([one for one in measured.collectives if one.ranks == devices])
+    latency, sent = _gathers([one for one in measured.collectives if one.ranks == devices])
     model = {
         "matmul_share": median(rates) / peak,
-        "message_seconds": start,
+        "message_seconds": latency,
         "memory_share": 1.0,
         "node_share": 1.0,
         "network_share": 1.0,
@@ -244,7 +244,7 @@ def _print(profile: Profile, output: Path) -> None:
         f"{len(profile.matmuls)} matmuls of {profile.shapes}{fastest}", *attended, *moved,
         *([f"host copies at {rate(copied)}"] if copied else []), f"{len(profile.collectives)} collectives",
     ]  # fmt: skip
-    CONSOLE.print(f"{profile.title}: {'; '.join(parts)}; a launch takes {seconds(profile.launch_seconds)}")
+    CONSOLE.print(f"{profile.title}: {'; '.join(parts)}; the smallest kernel takes {seconds(profile.launch_seconds)}")
     if profile.refused:
         CONSOLE.print(f"Discarded {len(profile.refused)} measurements, the first: {profile.refused[0]}")
     for line in profile.could_not_measure:

@@ -16,7 +16,7 @@ from jaxpar.config.reading.sections import config_from_dict
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.observe.writers.event_log import EVENTS_FILE
 from jaxpar.observe.writers.summary import SUMMARY_FILE, read_summary
-from jaxpar.training.run_folder.same_run import forbidden_changes
+from jaxpar.training.subject.same_run import forbidden_changes
 
 
 def check_checkpoints(run: Path, config: Config) -> None:
@@ -31,19 +31,19 @@ def check_checkpoints(run: Path, config: Config) -> None:
             is a broken symlink, or a symlink to the checkpoints of another run.
     """
     folder = run / CHECKPOINTS
-    refusal = f"run.name is {config.run.name!r}: {folder}"
+    subject = f"run.name is {config.run.name!r}: {folder}"
     remedy = f"choose another run.name or move {run} away to start over"
     if folder.is_symlink():
         try:
             target = folder.resolve(strict=True)
         except (OSError, RuntimeError):  # A loop of symlinks is a RuntimeError before Python 3.13.
             raise UserError(
-                f"{refusal} is a symlink to {folder.readlink()}, which cannot be resolved; mount it, or point the "
-                f"symlink at this run's checkpoints, or {remedy}"
+                f"{subject} is a symlink to {folder.readlink()}, which cannot be resolved; mount it, or point "
+                f"the symlink at this run's checkpoints, or {remedy}"
             ) from None
         if not target.is_relative_to(run.resolve()) and (owner := _other_run(target, run, config)):
             raise UserError(
-                f"{refusal} is a symlink to {target}, which belongs to {owner}; point it at this run's "
+                f"{subject} is a symlink to {target}, which belongs to {owner}; point it at this run's "
                 f"checkpoints, or {remedy}"
             )
     try:
@@ -54,7 +54,7 @@ def check_checkpoints(run: Path, config: Config) -> None:
     if save := _recorded_save(run):
         state = "has no complete checkpoint" if folder.exists() else "is missing"
         raise UserError(
-            f"{refusal} {state}, but {save}; mount the checkpoints or move them back to continue the run, or {remedy}"
+            f"{subject} {state}, but {save}; mount the checkpoints or move them back to continue the run, or {remedy}"
         )
 
 
@@ -68,11 +68,11 @@ def _recorded_save(run: Path) -> str | None:
     last_saved, events = None, run / EVENTS_FILE
     if events.exists():
         for line in read_file(events, None).splitlines():
-            if b'"saved"' in line and type(step := _saved(line)) is int:
+            if b'"saved"' in line and type(step := _step_of_save_event(line)) is int:
                 last_saved = step
     if last_saved is not None:
         return f"{EVENTS_FILE} states that the checkpoint of step {last_saved} was saved"
-    # A run saves before it ends.
+    # The summary is written after the last checkpoint, so it implies one.
     summary = read_summary(run / SUMMARY_FILE) if (run / SUMMARY_FILE).exists() else None
     return (
         None
@@ -81,7 +81,7 @@ def _recorded_save(run: Path) -> str | None:
     )
 
 
-def _saved(line: bytes) -> object:
+def _step_of_save_event(line: bytes) -> object:
     """The step of the save recorded in a line of `events.jsonl`; None where there is none, or it is damaged."""
     try:
         event = json.loads(line)
@@ -93,8 +93,8 @@ def _saved(line: bytes) -> object:
 def _other_run(target: Path, run: Path, config: Config) -> str | None:
     """Description of the run, other than `run`, that the checkpoints in `target` belong to; None if there is none.
 
-    If `target` or its parent has a run's configuration, they belong to that run. Otherwise the newest checkpoint names
-    its run.
+    If `target` or its parent has a run's configuration, they belong to that run. Otherwise the newest readable
+    checkpoint decides: by the name of its run, the folder of that run, and the keys that a run may not change.
     """
     for candidate in (target, target.parent):
         if (candidate / RUN_CONFIG).exists():

@@ -1,7 +1,7 @@
 """Parser of scheduled HLO text: a `records.Module`, or `ProgramError`.
 
-It reads `compiled.as_text()`. An unknown opcode is recorded in `Module.unknown`, or an error with `strict`, as in all
-tests; a line that cannot be parsed is an error that shows the line.
+It reads `compiled.as_text()`. An unknown opcode is recorded in `Module.unknown`, or an error with `strict`; a line that
+cannot be parsed is an error that shows the line.
 """
 
 from __future__ import annotations

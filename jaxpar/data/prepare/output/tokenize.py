@@ -1,8 +1,8 @@
 """Tokens of a work unit, a fixed slice of the input: encoded, split into training and held-out, written, recorded.
 
-The record is written last, so a unit with a record is finished and is never made twice. Files are not fsynced, which
-would take longer than to make a small unit: damage from a power failure is detected by size or digest, and the unit is
-redone.
+The record is written last: a unit with a record is finished, and skipped when the command continues. Files are not
+fsynced, which would take longer than to make a small unit: damage from a power failure is detected by size or digest,
+and the unit is made again.
 """
 
 from __future__ import annotations
@@ -41,6 +41,7 @@ class UnitSplit:
     """A unit's part of one split."""
 
     documents: int
+    """Documents; two for a preference pair."""
     tokens: int
     counted: int
     """Tokens with loss mask 1."""
@@ -93,7 +94,7 @@ def has_expected_sizes(job: Job, unit: int, record: UnitRecord) -> bool:
 
 
 def unit_maker(job: Job, report: Report) -> Callable[[int], tuple[int, UnitRecord]]:
-    """A function that processes work unit `i`, and calls `report((i, bytes))` as it reads compressed input."""
+    """A function that processes work unit `i`; it calls `report((i, bytes))`, compressed bytes since the last call."""
     tokenizer = load_tokenizer(job.tokenizer, str(job.tokenizer))
     encoder = _encoder(job, tokenizer)
 
@@ -187,7 +188,7 @@ class _SplitWriter:
             for kind in self._kinds
         }
         self._digests = {kind: hashlib.blake2b(digest_size=DIGEST_BYTES) for kind in self._kinds}
-        self._documents = array("q")
+        self._lengths = array("q")
         self._text_bytes = self._counted = 0
 
     def add(self, encoded: Encoded, text_bytes: int) -> None:
@@ -197,11 +198,11 @@ class _SplitWriter:
         else:
             self._write(LOSS_MASK, encoded.counted)
             self._counted += int(encoded.counted.sum())
-        self._documents.extend(encoded.lengths)
+        self._lengths.extend(encoded.lengths)
         self._text_bytes += text_bytes
 
     def finish(self) -> UnitSplit:
-        lengths = np.array(self._documents, "<i8")
+        lengths = np.array(self._lengths, "<i8")
         self._write(LENGTHS, lengths)
         return UnitSplit(
             documents=len(lengths),
