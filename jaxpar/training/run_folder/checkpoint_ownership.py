@@ -16,7 +16,7 @@ from jaxpar.config.reading.sections import config_from_dict
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.observe.writers.event_log import EVENTS_FILE
 from jaxpar.observe.writers.summary import SUMMARY_FILE, read_summary
-from jaxpar.training.subject.same_run import forbidden_changes
+from jaxpar.training.run_folder.same_run import forbidden_changes
 
 
 def check_checkpoints(run: Path, config: Config) -> None:
