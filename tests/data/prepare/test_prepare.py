@@ -260,7 +260,7 @@ def test_what_is_left_out_is_counted_and_named(tmp_path):
     printed, folder = printed_by(options(tmp_path / "out", source, max_broken=2, heldout_fraction=0.0))
     assert folder.index.skipped == {"broken": 2, "empty": 2}
     assert (
-        f"2 broken documents were left out: {source}:5: not JSON (Expecting value, column 1), {source}:6: half"
+        f"2 broken documents were left out: {source}:5: not JSON (Expecting value, column 1), {source}:6: a lone"
         in printed
     )
     assert decoded(folder)[0] == ["good", "fine"]

@@ -61,12 +61,12 @@ def test_a_file_that_is_truncated_while_it_is_in_use_is_one_sentence(path):
 def test_tokens_must_be_in_the_vocabulary(path):
     save(path, [3, 299])
     assert read(path, vocab=300)[1] == 299
-    with refused("data.path=", "token 299", "model.vocab=299"):
+    with refused("data.path=", "token id 299", "model.vocab=299"):
         read(path, vocab=299)
 
 
 def test_tokens_must_fit_into_int32(path):
-    with refused("token 2147483648", "2**31"):
+    with refused("token id 2147483648", "2**31"):
         read(save(path, [2**31], np.uint32))
 
 

@@ -225,7 +225,7 @@ def test_a_symlink_to_the_checkpoints_of_another_run_is_not_followed(saved: Conf
         section, key, value = {"another name": ("run", "name", "b"), "another model": ("model", "mlp", 64)}[whose]
         change_facts(disk, section, key, value)
         owner = "run 'b'" if key == "name" else "a run with another configuration (model.mlp: 64 -> 48)"
-    check_refused(saved, f"{checkpoints} is a symlink to {disk}", owner, "this run's own")
+    check_refused(saved, f"{checkpoints} is a symlink to {disk}", owner, "this run's checkpoints")
 
 
 def change_facts(folder: Path, section: str, key: str, value: Any) -> None:

@@ -109,7 +109,7 @@ def test_every_test_states_whether_it_reads_programs_strictly():
 @pytest.mark.parametrize(
     ("old", "new", "problem"),
     [
-        ("num_partitions=1", "num_partitions=1, replica_count=2", "more than one replica"),
+        ("num_partitions=1", "num_partitions=1, replica_count=2", "replica_count"),
         ("HloModule", "Module", "not an HLO module"),
         ("  ROOT ", "  ", "has no root"),
         ("}", "", "ends before the entry"),
