@@ -161,6 +161,16 @@ CASES: dict[str, tuple[str, dict]] = {
             "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 128,
         },
     ),
+    "minimax": (
+        "MiniMax",
+        SMALL | {
+            "hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 3, "head_dim": 6, "num_local_experts": 4,
+            "num_experts_per_tok": 2, "block_size": 16, "rms_norm_eps": 1e-2, "rope_parameters": rope(1e3),
+            "layer_types": [LINEAR, LINEAR, GLOBAL], "full_attn_alpha_factor": 1.5, "full_attn_beta_factor": 0.75,
+            "linear_attn_alpha_factor": 2.5, "linear_attn_beta_factor": 1.25, "mlp_alpha_factor": 3.5,
+            "mlp_beta_factor": 1,
+        },
+    ),
     "qwen3_next": (
         "Qwen3Next",
         HYBRID | {
@@ -222,6 +232,8 @@ BFLOAT16 = ("mistral", "phi3")
 """Goldens whose weights are stored in bfloat16; the others are in float32."""
 ZERO_CENTERED = ("Gemma", "Qwen3Next", "Qwen3_5")
 """Beginnings of classes whose norms multiply by 1 plus their weights."""
+COMPUTED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+"""Ends of names of tensors of MiniMax that are no weights."""
 LARGER = {"experts.gate_up_proj": 3.0, "sinks": 5.0}
 """Factors of weights of gpt-oss by their name, so that its limits and sinks matter."""
 QUANTIZED = FOLDER / "quantized"
@@ -260,6 +272,10 @@ def write(name: str) -> Path:
     folder = FOLDER / name
     shutil.rmtree(folder, ignore_errors=True)
     model_of(name).save_pretrained(folder)
+    if name == "minimax":  # transformers writes decays that it computes, and computes them where they are absent
+        file = folder / "model.safetensors"
+        trained = {path: leaf for path, leaf in load_file(file).items() if not path.endswith(COMPUTED)}
+        save_file(trained, file, metadata={"format": "pt"})
     if name == "kimi_linear":  # transformers writes dense layers under another name than the publisher
         file, dense = folder / "model.safetensors", re.compile(r"block_sparse_moe\.(gate|up|down)_proj")
         named = {dense.sub(r"mlp.\1_proj", path): leaf for path, leaf in load_file(file).items()}

@@ -110,6 +110,12 @@ REFUSED = {
     "a nested key that nobody knows": (
         "kimi_linear", {"linear_attn_config": {"gate_lower_bound": -5}}, ("linear_attn_config.gate_lower_bound", "-5")
     ),
+    "a window beside lightning attention": ("minimax", {"sliding_window": 8}, ("sliding_window", "8", "None")),
+    "windows of MiniMax": ("minimax", {"layer_types": ["sliding_attention"] * 3}, ("layer_types", "linear_attention")),
+    "a factor of residuals that is none": (
+        "minimax", {"mlp_alpha_factor": 0}, ("mlp_alpha_factor", "0", "a number above 0")
+    ),
+    "a part of each head of MiniMax": ("minimax", {"rotary_dim": 3}, ("rotary_dim", "minimax")),
     "a width of heads twice": ("deepseek_v2", {"qk_head_dim": 9}, ("qk_head_dim", "9", "14")),
 }  # fmt: skip
 

@@ -17,7 +17,7 @@ names of the configuration's `model` section. Dropout is not part of the referen
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -234,13 +234,25 @@ def decoder_layer(
     x: Float64[Array, "batch seq embed"], weights: Tree, options: Options, batch: Mapping[str, Array]
 ) -> Float64[Array, "batch seq embed"]:
     """Attention and feed-forward, with norms before them, behind them (OLMo 2, arXiv:2501.00656), or both (Gemma 2)."""
-    before, behind = options["norm_placement"] != "post", options["norm_placement"] != "pre"
     for name in ("attention", "mlp"):
-        h = norm(x, weights[name + "_norm"], options) if before else x
-        own = weights[name]
-        h = attention(h, own, options, batch) if name == "attention" else feed_forward(h, own, options)
-        x = x + (norm(h, weights[f"post_{name}_norm"], options) if behind else h)
+
+        def block(h: Array, name: str = name) -> Array:
+            if name == "attention":
+                return attention(h, weights[name], options, batch)
+            return feed_forward(h, weights[name], options)
+
+        x = added(x, block, name, weights, options)
     return x
+
+
+def added(x: Array, block: Callable[[Array], Array], name: str, weights: Tree, options: Options) -> Array:
+    """The residual stream with what a block makes of it, by the placement of norms; MiniMax-01's stream is normed."""
+    place, of = options["norm_placement"], "mlp" if name == "mlp" else "mixer"
+    h = x if place == "post" else norm(x, weights[name + "_norm"], options)
+    x = h if place == "stream" else x
+    h = block(h)
+    h = norm(h, weights[f"post_{name}_norm"], options) if place in ("post", "sandwich") else h
+    return options[f"residual_{of}_stream"] * x + options[f"residual_{of}_output"] * h
 
 
 def forward(weights: Tree, options: Options, batch: Mapping[str, Array]) -> Float64[Array, "batch seq vocab"]:

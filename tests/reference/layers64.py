@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,7 +24,7 @@ KEYS = ("experts", "mixer", "linear_attention")
 """Options that the other references do not have."""
 
 
-def block(name: str, x: Any, weights: Tree, options: Options, batch: Mapping[str, Any], layer: int) -> Any:
+def block(name: str, x: Any, *, weights: Tree, options: Options, batch: Mapping[str, Any], layer: int) -> Any:
     """The summand of the residual stream that a block makes."""
     if name == "attention":
         return decoder64.attention(x, weights, options, batch)
@@ -49,8 +50,8 @@ def logits(outside: Tree, layers: Sequence[tuple[Tree, Options]], batch: Mapping
         x = x * math.sqrt(own[0]["embed"]) if own[0]["embedding_scale"] else x
         for index, (weights, options) in enumerate(zip(trees, own, strict=True)):
             for name in (name for name in BLOCKS if name in weights):
-                h = decoder64.norm(x, weights[f"{name}_norm"], options)
-                x = x + block(name, h, weights[name], options, inputs, index)
+                made = partial(block, name, weights=weights[name], options=options, batch=inputs, layer=index)
+                x = decoder64.added(x, made, name, weights, options)
         head = outside["embedding"]["tokens"].T if own[0]["tied"] else outside["head"]["weight"]
         return decoder64.norm(x, outside["final_norm"], own[0]) @ head
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from jaxpar.config.bounds import SHARE, WIDTH, at_least
+from jaxpar.config.bounds import POSITIVE, SHARE, WIDTH, at_least
 
 
 @dataclass(frozen=True)
@@ -26,3 +26,5 @@ class LinearAttentionConfig:
     """Width of a value; null is the width of a head of attention."""
     least_step: Annotated[float, SHARE] = 0.0
     """Mamba-2's steps are at least this; 0 is no limit (transformers' Nemotron-H has 0.001)."""
+    norm_epsilon: Annotated[float, POSITIVE] | None = None
+    """Added to the mean square in the norm of the output; null means `model.norm_epsilon`."""

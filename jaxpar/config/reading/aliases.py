@@ -42,6 +42,9 @@ ALIASES: dict[str, str] = {
     "model.norm_placement":
         "norm_position norm_order post_norm use_post_norm sandwich_norm use_post_attn_norm use_post_ffw_norm "
         "post_attention_norm",
+    "model.residual.mixer_stream": "full_attn_alpha_factor layernorm_full_attention_alpha",
+    "model.residual.mixer_output": "residual_multiplier residual_scale",
+    "model.residual.mlp_stream": "mlp_alpha_factor layernorm_mlp_alpha",
     "model.activation": "hidden_act hidden_activation activation_function mlp_activations",
     "model.attention_bias": "qkv_bias use_qkv_bias add_qkv_bias use_bias_in_qkv",
     "model.attention_sinks": "sinks s_aux use_attention_sinks use_sink_attention",

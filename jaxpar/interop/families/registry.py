@@ -9,6 +9,7 @@ from jaxpar.interop.families.gpt_oss import GPT_OSS
 from jaxpar.interop.families.kimi import KIMI_LINEAR
 from jaxpar.interop.families.llama import LLAMA
 from jaxpar.interop.families.mamba import MAMBA2
+from jaxpar.interop.families.minimax import MINIMAX
 from jaxpar.interop.families.mistral import MISTRAL
 from jaxpar.interop.families.mixtral import MIXTRAL
 from jaxpar.interop.families.nemotron import NEMOTRON_H
@@ -23,6 +24,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3, OLMO2, OLMOE, SMOLLM3, PHI3, GPT2,
         DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS, MAMBA2, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, NEMOTRON_H, KIMI_LINEAR,
+        MINIMAX,
     )
 }  # fmt: skip
 """Families by name. A model that several can express is exported as the first of them."""

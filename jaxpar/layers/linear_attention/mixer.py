@@ -39,13 +39,14 @@ CACHED = PartitionSpec(CACHED_ROWS, "tensor", "context")
 
 
 class Sizes(NamedTuple):
-    """Heads and widths of a mixer with a state, and the least step of Mamba-2."""
+    """Heads and widths of a mixer with a state, the least step of Mamba-2, and the epsilon of the output's norm."""
 
     heads: int
     key_heads: int
     key_dim: int
     value_dim: int
     least_step: float
+    norm_epsilon: float
 
 
 def sizes_of(model: ModelConfig) -> Sizes:
@@ -58,6 +59,7 @@ def sizes_of(model: ModelConfig) -> Sizes:
         linear.key_dim or head_dim(model),
         linear.value_dim or head_dim(model),
         linear.least_step,
+        linear.norm_epsilon or model.norm_epsilon,
     )
 
 
@@ -81,7 +83,8 @@ class LinearAttention(Block):
 
     def __init__(self, model: ModelConfig, part: Part | None = None):
         super().__init__(part or self.declare(model))
-        self.sizes, self.epsilon, self.layers = sizes_of(model), model.norm_epsilon, model.layers
+        self.sizes, self.layers = sizes_of(model), model.layers
+        self.epsilon = self.sizes.norm_epsilon
 
     @staticmethod
     @abstractmethod
