@@ -40,6 +40,11 @@ LATENT = SMALL | {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 """What is the same in DeepSeek-V2 and V3."""
+GRANITE = {
+    "embedding_multiplier": 3.0, "attention_multiplier": 0.6, "residual_multiplier": 0.45, "logits_scaling": 6.0,
+    "rms_norm_eps": 1e-2, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+"""What is the same in Granite, dense and with experts."""
 LOCAL, GLOBAL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 
 
@@ -159,6 +164,22 @@ CASES: dict[str, tuple[str, dict]] = {
             "moe_intermediate_size": 12, "n_shared_experts": 2, "routed_scaling_factor": 2.5, "linear_num_heads": 4,
             "linear_head_dim": 6, "rms_norm_eps": 1e-2, "layer_types": [LINEAR, GLOBAL], "pad_token_id": 0,
             "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 128,
+        },
+    ),
+    "granite": ("Granite", SMALL | GRANITE | {"rope_parameters": rope(1e3), "tie_word_embeddings": True}),
+    "granitemoe": (
+        "GraniteMoe",
+        SMALL | GRANITE | {
+            "intermediate_size": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": rope(1e3),
+        },
+    ),
+    "granitemoehybrid": (
+        "GraniteMoeHybrid",
+        SMALL | GRANITE | {
+            "hidden_size": 16, "intermediate_size": 12, "shared_intermediate_size": 24, "num_local_experts": 4,
+            "num_experts_per_tok": 2, "mamba_n_heads": 8, "mamba_d_head": 4, "mamba_n_groups": 2, "mamba_d_state": 6,
+            "mamba_chunk_size": 16, "layer_types": [LINEAR, GLOBAL], "position_embedding_type": "rope",
+            "rope_parameters": rope(1e3),
         },
     ),
     "minimax": (

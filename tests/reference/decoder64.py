@@ -255,18 +255,24 @@ def added(x: Array, block: Callable[[Array], Array], name: str, weights: Tree, o
     return options[f"residual_{of}_stream"] * x + options[f"residual_{of}_output"] * h
 
 
+def embedding_scale(options: Options) -> float:
+    """The factor of token embeddings: the root of their width, a number, or none."""
+    scale = options["embedding_scale"]
+    return math.sqrt(options["embed"]) if scale is True else float(scale or 1)
+
+
 def forward(weights: Tree, options: Options, batch: Mapping[str, Array]) -> Float64[Array, "batch seq vocab"]:
     """Logits over the padded vocabulary; -inf where the id is not in the vocabulary."""
     x = weights["embedding"]["tokens"][batch["tokens"]]
-    if options["embedding_scale"]:
-        x = x * math.sqrt(options["embed"])
+    x = x * embedding_scale(options)
     if options["position"] == "learned":
         x = x + weights["embedding"]["positions"][batch["positions"]]
     for index in range(options["layers"]):
         layer = jax.tree.map(lambda stacked, index=index: stacked[index], weights["layers"][ALL])
         x = decoder_layer(x, layer, {**options, **dict(options[OF_LAYERS][index])}, batch)
     head = weights["embedding"]["tokens"].T if options["tied"] else weights["head"]["weight"]
-    capped = softcap(norm(x, weights["final_norm"], options) @ head, options["logit_softcap"])
+    scores = norm(x, weights["final_norm"], options) @ head / options["logit_divisor"]
+    capped = softcap(scores, options["logit_softcap"])
     return jnp.where(jnp.arange(head.shape[1]) < options["vocab"], capped, -jnp.inf)
 
 

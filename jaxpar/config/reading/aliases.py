@@ -62,6 +62,7 @@ ALIASES: dict[str, str] = {
     "model.init_scale": "initializer_range init_method_std init_std",
     "model.qk_norm": "use_qk_norm qk_layernorm use_qk_layernorm",
     "model.z_loss": "z_loss_multiplier z_loss_weight",
+    "model.logit_divisor": "logits_scaling logit_scale",
     "model.logit_softcap": "final_logit_softcapping final_logits_soft_cap",
     "model.attention_softcap": "attn_logit_softcapping attn_logits_soft_cap",
     "model.preset": "model_name flavor model_type",

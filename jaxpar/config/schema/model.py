@@ -110,10 +110,12 @@ class ModelConfig:
     have one where a kind sets `experts: null` (`docs/experts.md`)."""
     tied: bool = False
     """Use the token embedding as the output head."""
-    embedding_scale: bool = False
-    """Multiply token embeddings by `sqrt(embed)` (Gemma)."""
+    embedding_scale: bool | Annotated[float, POSITIVE] = False
+    """Multiply token embeddings by `sqrt(embed)` (true: Gemma) or by a number (Granite)."""
     window: Annotated[int, at_least(1)] | None = None
     """Sliding-window attention: a token sees itself and the `window - 1` tokens before it; null means no limit."""
+    logit_divisor: Annotated[float, POSITIVE] = 1.0
+    """The output logits are divided by it, before their cap (Granite)."""
     logit_softcap: Annotated[float, POSITIVE] | None = None
     """Cap of the output logits: `c * tanh(x / c)`; null means none."""
     attention_softcap: Annotated[float, POSITIVE] | None = None

@@ -6,6 +6,7 @@ from jaxpar.interop.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from jaxpar.interop.families.gemma import GEMMA2, GEMMA3
 from jaxpar.interop.families.gpt2 import GPT2
 from jaxpar.interop.families.gpt_oss import GPT_OSS
+from jaxpar.interop.families.granite import GRANITE, GRANITEMOE, GRANITEMOEHYBRID
 from jaxpar.interop.families.kimi import KIMI_LINEAR
 from jaxpar.interop.families.llama import LLAMA
 from jaxpar.interop.families.mamba import MAMBA2
@@ -24,7 +25,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3, OLMO2, OLMOE, SMOLLM3, PHI3, GPT2,
         DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS, MAMBA2, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, NEMOTRON_H, KIMI_LINEAR,
-        MINIMAX,
+        MINIMAX, GRANITE, GRANITEMOE, GRANITEMOEHYBRID,
     )
 }  # fmt: skip
 """Families by name. A model that several can express is exported as the first of them."""

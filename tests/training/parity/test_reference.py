@@ -94,7 +94,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "gemma": {
         "norm_placement": "sandwich", "norm": "zero_centered_rmsnorm", "activation": "geglu", "embedding_scale": True,
-        "attention_scale": 1.1, "attention_softcap": 3.0, "logit_softcap": 4.0, "qk_norm": True, "tied": True,
+        "attention_scale": 1.1, "attention_softcap": 3.0, "logit_softcap": 4.0, "qk_norm": True, "tied": True, "logit_divisor": 0.25,
     },
 }  # fmt: skip
 NEUTRAL = {
@@ -102,7 +102,7 @@ NEUTRAL = {
     "z_loss": 0.0, "norm_epsilon": 1e-5, "attention_bias": False, "mlp_bias": False,
     "embedding_scale": False, "attention_scale": None, "norm": "rmsnorm", "rope_base": 1e4, "rope_factor": 2.0,
     "rope_partial": 1.0, "residual_mixer_stream": 1.0, "residual_mixer_output": 1.0,
-    "residual_mlp_stream": 1.0, "residual_mlp_output": 1.0,
+    "residual_mlp_stream": 1.0, "residual_mlp_output": 1.0, "logit_divisor": 1.0,
 }  # fmt: skip
 
 
