@@ -22,6 +22,7 @@ MIXERS: dict[str, Blocks] = {
     "lightning": "jaxpar.layers.linear_attention.lightning:Lightning",
     "retention": "jaxpar.layers.linear_attention.retention:Retention",
     "gla": "jaxpar.layers.linear_attention.gla:GatedLinearAttention",
+    "relu_gla": "jaxpar.layers.linear_attention.relu_gla:ReluGatedLinearAttention",
     "gated_deltanet": "jaxpar.layers.linear_attention.gated_deltanet:GatedDeltaNet",
     "kimi_delta": "jaxpar.layers.linear_attention.kimi_delta:KimiDelta",
     "mamba2": "jaxpar.layers.linear_attention.mamba2:Mamba2",

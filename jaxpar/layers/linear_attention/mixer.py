@@ -32,6 +32,10 @@ IN, GATES, OUT = "linear_in", "linear_gates", "linear_out"
 """The groups of matmuls."""
 HEAD, KEY, VALUE = ("linear_gates",), ("linear_key_heads", "linear_key"), ("linear_heads", "linear_value")
 """Dims of a number of each head, of a query or key, and of a value."""
+QUERY, SHARED_VALUE = ("linear_heads", "linear_key"), ("linear_key_heads", "linear_value")
+"""Dims of a query and of a value in mixers that have fewer heads of keys and values than of queries."""
+SUFFIXES = {HEAD: "_of_head", QUERY: "_of_group", SHARED_VALUE: "_of_group"}
+"""Ends of names of activations by their dims, as a name has the same dims in all mixers."""
 CONVOLVED = "query", "key", "value"
 """The projections that short convolutions follow, in mixers that have them."""
 CACHED = PartitionSpec(CACHED_ROWS, "tensor", "context")
@@ -213,7 +217,7 @@ def declare_part(
 
     Args:
         model: of layers that are all alike.
-        inward: the projections by name, each with the dims of what it makes: `HEAD`, `KEY` or `VALUE`.
+        inward: the projections by name, each with the dims of what it makes.
         vectors: weights that are no matrices.
         convolved: the projections that a short convolution follows.
         ranks: projections that are products of two matrices, each with the rank between them.
@@ -225,6 +229,8 @@ def declare_part(
         HEAD: ((sizes.heads,), ("latent",)),
         KEY: ((sizes.key_heads, sizes.key_dim), ("heads", "head_dim")),
         VALUE: ((sizes.heads, sizes.value_dim), ("heads", "head_dim")),
+        QUERY: ((sizes.heads, sizes.key_dim), ("heads", "head_dim")),
+        SHARED_VALUE: ((sizes.key_heads, sizes.value_dim), ("heads", "head_dim")),
     }
     project = lambda dims: matrix((model.embed, *shapes[dims][0]), ("embed", *shapes[dims][1]), scale=scale)
     taps = lambda dims: vector((*shapes[dims][0], TAPS), (*shapes[dims][1], "norm"), uniform_taps)
@@ -232,7 +238,7 @@ def declare_part(
     weights = {name: project(dims) for name, dims in inward.items()}
     weights["output"] = matrix((*shapes[VALUE][0], model.embed), (*shapes[VALUE][1], "embed"), inputs=2, scale=back)
     weights |= {f"{name}_taps": taps(inward[name]) for name in convolved}
-    names = {name: f"linear_{name}" if dims != HEAD else f"linear_{name}_of_head" for name, dims in inward.items()}
+    names = {name: f"linear_{name}{SUFFIXES.get(dims, '')}" for name, dims in inward.items()}
     wide = tuple(name for name, dims in inward.items() if dims != HEAD)
     gates = tuple(name for name, dims in inward.items() if dims == HEAD)
     made = lambda group: tuple(names[name] for name in group)

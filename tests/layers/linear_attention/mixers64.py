@@ -94,6 +94,15 @@ def gla(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
     return out(rms_norm(h, w["output_norm"], epsilon_of(options)) * jax.nn.silu(gate), w)
 
 
+def relu_gla(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
+    """SpikingBrain: a sum over tokens of values of the group's head, weighted by relu(q) relu(k) decayed."""
+    q, k, v = (into(x, w[name]) + w.get(f"{name}_bias", 0.0) for name in ("query", "key", "value"))
+    q, k, heads = jnp.maximum(q, 0.0), jnp.maximum(k, 0.0), q.shape[2]
+    g = -jnp.log1p(jnp.exp(-(into(into(x, w["decay_a"]), w["decay_b"]) + w["decay_bias"]))) / 16
+    h = recurrence(q / q.shape[-1] ** 0.5, repeated(k, heads), repeated(v, heads), repeated(g, heads), batch)
+    return out(rms_norm(h, w["output_norm"], epsilon_of(options)), w)
+
+
 def gated_deltanet(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
     """Yang et al. 2024, section 3, with Qwen3-Next's gates."""
     q, k, v = (convolved(into(x, w[name]), w[f"{name}_taps"], batch) for name in ("query", "key", "value"))
@@ -131,4 +140,4 @@ def mamba2(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
     return out(wide.reshape(h.shape) * w["output_norm"], w)
 
 
-MIXERS = {one.__name__: one for one in (lightning, retention, gla, gated_deltanet, kimi_delta, mamba2)}
+MIXERS = {one.__name__: one for one in (lightning, retention, gla, relu_gla, gated_deltanet, kimi_delta, mamba2)}

@@ -94,7 +94,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
     "gemma": {
         "norm_placement": "sandwich", "norm": "zero_centered_rmsnorm", "activation": "geglu", "embedding_scale": True,
-        "attention_scale": 1.1, "attention_softcap": 3.0, "logit_softcap": 4.0, "qk_norm": True, "tied": True, "logit_divisor": 0.25,
+        "attention_scale": 1.1, "attention_softcap": 3.0, "logit_softcap": 4.0, "qk_norm": True, "tied": True,
+        "logit_divisor": 0.25,
     },
 }  # fmt: skip
 NEUTRAL = {
