@@ -23,6 +23,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from tests.reference import spikingbrain64
+
 FOLDER = Path(__file__).parent
 ROWS, LENGTH = 2, 40
 
@@ -337,8 +339,51 @@ def write_mxfp4() -> Path:
     return folder
 
 
+def write_spikingbrain() -> Path:
+    """`gla_swa`, a model that transformers does not have: its logits are those of `tests.reference.spikingbrain64`."""
+    folder, rng = FOLDER / "gla_swa", np.random.default_rng(7)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    config = {
+        "architectures": ["GLAswaForCausalLM"], "attn_layers": [1], "bos_token_id": 0, "dtype": "float32",
+        "elementwise_affine": True, "eos_token_id": 0, "gate_logit_normalizer": 16, "gate_low_rank_dim": 16,
+        "hidden_act": "swish", "hidden_size": 32, "intermediate_size": 40, "max_position_embeddings": 128,
+        "model_type": "gla_swa", "norm_eps": 1e-2, "num_attention_heads": 4, "num_hidden_layers": 3,
+        "num_key_value_heads": 2, "rope_theta": 1000.0, "sliding_window": 7, "tie_word_embeddings": False,
+        "use_short_conv": False, "vocab_size": 61,
+    }  # fmt: skip
+    shapes = {"model.embeddings.weight": (61, 32), "model.norm.weight": (32,), "lm_head.weight": (61, 32)}
+    inner = {
+        "attn_norm.weight": (32,), "mlp_norm.weight": (32,), "attn.q_proj.weight": (32, 32), "attn.q_proj.bias": (32,),
+        "attn.k_proj.weight": (16, 32), "attn.k_proj.bias": (16,), "attn.v_proj.weight": (16, 32),
+        "attn.v_proj.bias": (16,), "attn.o_proj.weight": (32, 32), "mlp.gate_proj.weight": (40, 32),
+        "mlp.up_proj.weight": (40, 32), "mlp.down_proj.weight": (32, 40),
+    }  # fmt: skip
+    gates = {
+        "attn.gk_proj.0.weight": (16, 32), "attn.gk_proj.1.weight": (16, 16), "attn.gk_proj.1.bias": (16,),
+        "attn.g_norm.weight": (8,),
+    }  # fmt: skip
+    for layer in range(3):
+        named = inner if layer in config["attn_layers"] else inner | gates
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in named.items()}
+    drawn = {name: ("norm" in name) + 0.3 * rng.normal(size=shape) for name, shape in sorted(shapes.items())}
+    arrays = {name: leaf.astype(np.float32) for name, leaf in drawn.items()}
+    tensors = {name: torch.from_numpy(leaf) for name, leaf in arrays.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    generation = {"_from_model_config": True, "bos_token_id": 0, "eos_token_id": 0}
+    for name, values in (("config", config), ("generation_config", generation)):
+        (folder / f"{name}.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
+    tokens = rng.integers(0, 61, (ROWS, LENGTH)).astype(np.int32)
+    logits = spikingbrain64.logits(arrays, config, tokens)
+    np.savez(folder / "logits.npz", tokens=tokens, logits=logits, made_with=np.array("tests.reference.spikingbrain64"))
+    return folder
+
+
+OTHERS = {"mxfp4": write_mxfp4, "gla_swa": write_spikingbrain}
+"""Goldens that are not of `CASES`."""
+
 if __name__ == "__main__":
-    names = sys.argv[1:] or [*CASES, "mxfp4"]
+    names = sys.argv[1:] or [*CASES, *OTHERS]
     for case in names:
-        written = write_mxfp4() if case == "mxfp4" else write(case)
+        written = OTHERS[case]() if case in OTHERS else write(case)
         print(f"{written} ({sum(file.stat().st_size for file in written.iterdir())} bytes)")

@@ -28,6 +28,7 @@ WITH_STATE = (
     "qwen3_5_moe",
     "minimax",
     "granitemoehybrid",
+    "gla_swa",
 )
 """The goldens whose mixers have a state."""
 MAPPINGS = ("pattern", "experts", "latent_attention", "linear_attention", "residual", "rope")

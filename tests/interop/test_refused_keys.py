@@ -126,6 +126,9 @@ REFUSED = {
     ),
     "a width of Mamba's heads twice": ("granitemoehybrid", {"mamba_expand": 3}, ("mamba_expand", "3", "mamba_d_head")),
     "a factor of logits that is none": ("granite", {"logits_scaling": 0}, ("logits_scaling", "0")),
+    "attention in a layer that there is not": ("gla_swa", {"attn_layers": [3]}, ("attn_layers", "3", "0 to 2")),
+    "two lists of layers of SpikingBrain": ("gla_swa", {"attn_type_list": [1]}, ("attn_type_list", "attn_layers")),
+    "convolutions of SpikingBrain": ("gla_swa", {"use_short_conv": True}, ("use_short_conv", "True", "False")),
     "a width of heads twice": ("deepseek_v2", {"qk_head_dim": 9}, ("qk_head_dim", "9", "14")),
 }  # fmt: skip
 
