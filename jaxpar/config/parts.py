@@ -54,10 +54,12 @@ FEATURES: dict[str, str] = {
     "low_rank_factors": "jaxpar.layers.adapters:LowRank",
     "quantised_groups": "jaxpar.layers.matmul_formats:quantised_groups",
     "quantised_ops": "jaxpar.layers.ops.quantised:QuantisedOps",
+    "spiking_ops": "jaxpar.layers.ops.spikes:SpikingOps",
     "quantised_state": "jaxpar.layout.quantised_matmuls:carried",
 }
 """The parts of features that a step takes where its configuration asks for them: the block of `model.experts`, the
-`Adaptation` of frozen weights, and the programs, ops and carried state of `precision.matmul`."""
+`Adaptation` of frozen weights, the programs, ops and carried state of `precision.matmul`, and the ops of
+`precision.spikes`."""
 
 
 @dataclass(frozen=True)
