@@ -28,7 +28,7 @@ from jaxpar.layers.linear_attention.recurrence import Streams
 from jaxpar.layers.norm import rms_normalize
 
 GAIN = 2.0**-2.5
-"""Of the initial matrices of the decay, as published."""
+"""Gain of the initial matrices of the decay, as published."""
 
 
 def xavier(key: Array, shape: tuple[int, ...], inputs: int, outputs: int) -> Float[Array, "*shape"]:
