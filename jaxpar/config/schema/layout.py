@@ -138,7 +138,8 @@ class MemoryConfig:
     `shared_router_logits`;
     with latent attention `query_latent`, `kv_latent`,
     `expanded_query`, `expanded_key`, `expanded_value`; of mixers with a state `linear_query`, `linear_key`,
-    `linear_value`, `linear_gate`, `linear_decay`, `linear_decay_of_head`, `linear_rate_of_head`, `linear_step_of_head`,
+    `linear_value`, `linear_query_of_group`, `linear_value_of_group`, `linear_gate`, `linear_decay`,
+    `linear_decay_of_head`, `linear_rate_of_head`, `linear_step_of_head`,
     `linear_convolved_query`, `linear_convolved_key`, `linear_convolved_value`, `linear_output`, `linear_gated`, and
     `mixer_input`, `mixer_residual`, `mixer_projected`. `docs/memory.md` describes this section."""
     offload_fraction: Annotated[float, SHARE] = 0.0
