@@ -1,5 +1,6 @@
 """`python -m jaxpar.convert hf-to-jaxpar MODEL OUT`, `jaxpar-to-hf MODEL OUT`: from and to Hugging Face's format;
-`factorize MODEL OUT`: matrices as products of two; `upcycle MODEL OUT`: a dense model as one with experts."""
+`factorize MODEL OUT`: matrices as products of two; `upcycle MODEL OUT`: a dense model as one with experts; `linearize
+MODEL OUT`: attention as gated linear attention and windows."""
 
 from __future__ import annotations
 
@@ -17,11 +18,12 @@ from jaxpar.units import parse_file_size, plural
 if TYPE_CHECKING:
     from jaxpar.interop.sources.open_source import Model
 
-INTO, BACK, FACTORIZE, UPCYCLE = "hf-to-jaxpar", "jaxpar-to-hf", "factorize", "upcycle"
+INTO, BACK, FACTORIZE, UPCYCLE, LINEARIZE = "hf-to-jaxpar", "jaxpar-to-hf", "factorize", "upcycle", "linearize"
 OPTIONS = {
     "dtype": (BACK,), "format": (BACK,), "shard_size": (BACK,), "adapter": (BACK,), "check": (INTO, BACK),
     "rank": (FACTORIZE,), "share": (FACTORIZE,), "solver": (FACTORIZE,),
     "experts": (UPCYCLE,), "granularity": (UPCYCLE,), "per_token": (UPCYCLE,),
+    "window": (LINEARIZE,),
 }  # fmt: skip
 """The directions that take each option."""
 
@@ -41,19 +43,23 @@ def main(arguments: Sequence[str]) -> None:
     if (options.out is None) != options.check:
         raise UserError("OUT: expected a new folder, or --check, which writes nothing")
     without_gpus()
-    {INTO: _into_jaxpar, BACK: _into_hf, FACTORIZE: _factorize, UPCYCLE: _upcycle}[options.direction](options)
+    directions = {
+        INTO: _into_jaxpar, BACK: _into_hf, FACTORIZE: _factorize, UPCYCLE: _upcycle, LINEARIZE: _linearize
+    }  # fmt: skip
+    directions[options.direction](options)
 
 
 def _parser() -> Parser:
     parser = Parser(
         "jaxpar.convert",
-        "Convert weights from and to Hugging Face's format, to low-rank matrices, and to experts (docs/weights.md).",
+        "Convert weights from and to Hugging Face's format, to low-rank matrices, to experts (docs/weights.md), and to "
+        "linear attention (docs/hybrids.md).",
     )
     words = (
         f"{INTO}: to a checkpoint; {BACK}: to what transformers and vLLM load; {FACTORIZE}: to low-rank matrices; "
-        f"{UPCYCLE}: to experts"
+        f"{UPCYCLE}: to experts; {LINEARIZE}: to gated linear attention and windows"
     )
-    parser.add_argument("direction", choices=(INTO, BACK, FACTORIZE, UPCYCLE), help=words)
+    parser.add_argument("direction", choices=(INTO, BACK, FACTORIZE, UPCYCLE, LINEARIZE), help=words)
     words = f"a folder in Hugging Face's format; or, but for {INTO}, a run, a checkpoint or a converted model"
     parser.add_argument("model", metavar="MODEL", help=words)
     parser.add_argument("out", metavar="OUT", nargs="?", type=Path, help="the new folder")
@@ -82,6 +88,8 @@ def _parser() -> Parser:
     parser.add_argument("--granularity", metavar="G", type=positive, help=words)
     words = f"of {UPCYCLE}: experts per token (default: 2 x --granularity)"
     parser.add_argument("--per-token", metavar="K", type=positive, help=words)
+    words = f"of {LINEARIZE}: tokens that odd layers see (default: 4096)"
+    parser.add_argument("--window", metavar="W", type=positive, help=words)
     return parser
 
 
@@ -170,6 +178,19 @@ def _upcycle(options: argparse.Namespace) -> None:
     experts = made.experts
     routed = f"{plural(experts.count, 'expert')}, {experts.per_token} per token"
     print(f"{named(options.out)}: {routed}, {made.weights:,} weights")
+
+
+def _linearize(options: argparse.Namespace) -> None:
+    from jaxpar.interop.conversion.linearize import plan_linearization
+    from jaxpar.interop.conversion.new_folder import new_folder
+    from jaxpar.interop.sources.open_source import open_source
+
+    source = open_source(options.model, "MODEL")
+    made = plan_linearization(source, options.window or 4096)
+    with new_folder(options.out) as folder:
+        made.write(folder, print)
+    linear = (made.model.layers + 1) // 2
+    print(f"{named(options.out)}: {linear} of {made.model.layers} layers with a state, {made.weights:,} weights")
 
 
 def _into_peft(source: Model, options: argparse.Namespace) -> None:

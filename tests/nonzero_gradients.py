@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpar.config.mappings.residual import ResidualConfig
 from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.schema.model import Pattern
 from tests.given_weights import state_with
@@ -23,7 +24,14 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "max_positions": 64,
     },
     "qwen3": {"qk_norm": True, "attention_gate": True, "rope": RopeConfig(base=1e6), "head_dim": 8},
-    "mistral": {"window": 11, "activation": "relu2", "logit_softcap": 5.0, "attention_softcap": 3.0},
+    "mistral": {
+        "window": 11,
+        "activation": "relu2",
+        "logit_softcap": 5.0,
+        "attention_softcap": 3.0,
+        "norm_placement": "stream",
+        "residual": ResidualConfig(1.5, 0.75, 2.0, 1.25),
+    },
     "qwen2": {"attention_bias": "qkv", "rope": RopeConfig(base=1e6, partial=0.5)},
     "olmo2": {"norm_placement": "post", "qk_norm": "projection"},
     "gemma": {

@@ -32,6 +32,11 @@ def rotary_dim(model: ModelConfig) -> int:
     return int(head_dim(model) * model.rope.partial)
 
 
+def embedding_scale(model: ModelConfig) -> float:
+    """Factor of token embeddings."""
+    return model.embed**0.5 if model.embedding_scale is True else float(model.embedding_scale or 1)
+
+
 def attention_scale(model: ModelConfig) -> float:
     """Factor of the attention scores. Under latent attention YaRN enlarges the scores by it, as in DeepSeek's models,
     and not queries and keys, of which a part alone rotates."""

@@ -22,6 +22,7 @@ MIXERS: dict[str, Blocks] = {
     "lightning": "jaxpar.layers.linear_attention.lightning:Lightning",
     "retention": "jaxpar.layers.linear_attention.retention:Retention",
     "gla": "jaxpar.layers.linear_attention.gla:GatedLinearAttention",
+    "relu_gla": "jaxpar.layers.linear_attention.relu_gla:ReluGatedLinearAttention",
     "gated_deltanet": "jaxpar.layers.linear_attention.gated_deltanet:GatedDeltaNet",
     "kimi_delta": "jaxpar.layers.linear_attention.kimi_delta:KimiDelta",
     "mamba2": "jaxpar.layers.linear_attention.mamba2:Mamba2",
@@ -53,10 +54,12 @@ FEATURES: dict[str, str] = {
     "low_rank_factors": "jaxpar.layers.adapters:LowRank",
     "quantised_groups": "jaxpar.layers.matmul_formats:quantised_groups",
     "quantised_ops": "jaxpar.layers.ops.quantised:QuantisedOps",
+    "spiking_ops": "jaxpar.layers.ops.spikes:SpikingOps",
     "quantised_state": "jaxpar.layout.quantised_matmuls:carried",
 }
 """The parts of features that a step takes where its configuration asks for them: the block of `model.experts`, the
-`Adaptation` of frozen weights, and the programs, ops and carried state of `precision.matmul`."""
+`Adaptation` of frozen weights, the programs, ops and carried state of `precision.matmul`, and the ops of
+`precision.spikes`."""
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
+from jaxpar.config.mappings.linear_attention import LinearAttentionConfig
 from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.schema.model import ModelConfig, Pattern
 
@@ -201,6 +202,21 @@ PRESETS: dict[str, ModelConfig] = {
     # Qwen/Qwen2.5-7B
     "qwen2.5-7b": replace(
         _QWEN2, preset="qwen2.5-7b", layers=28, embed=3584, heads=28, kv_heads=4, head_dim=128, mlp=18944, vocab=152064
+    ),
+    # SpikingBrain-7B (arXiv:2509.05276), which began as Qwen2.5-7B
+    "spikingbrain-7b": replace(
+        _QWEN2,
+        preset="spikingbrain-7b",
+        layers=28,
+        embed=3584,
+        heads=28,
+        kv_heads=4,
+        head_dim=128,
+        mlp=18944,
+        vocab=152064,
+        linear_attention=LinearAttentionConfig(key_heads=4),
+        kinds={"state": {"mixer": "relu_gla"}, "local": {"window": 4096}},
+        pattern=Pattern(("state", "local")),
     ),
     # allenai/OLMo-2-0425-1B
     "olmo2-1b": replace(

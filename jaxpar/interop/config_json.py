@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import MISSING, dataclass, fields, is_dataclass, replace
 
-from jaxpar.config.counting import attention_scale, head_dim, kv_heads
+from jaxpar.config.counting import attention_scale, embedding_scale, head_dim, kv_heads
 from jaxpar.config.errors import UserError
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.rope import RopeConfig
@@ -252,6 +252,7 @@ def _function(model: ModelConfig) -> dict[str, object]:
     values = {key: value for key, value in vars(model).items() if key not in TRAINING}
     values |= {"kv_heads": kv_heads(model), "head_dim": head_dim(model)}
     values["attention_scale"] = round(attention_scale(model), 12)
+    values["embedding_scale"] = round(embedding_scale(model), 12)
     if model.position != "learned":
         values["max_positions"] = None
     if model.latent_attention is not None:

@@ -6,10 +6,12 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float, Int, PyTree
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.mappings.residual import ResidualConfig
 from jaxpar.config.plan import UNTILED, LayerLayout
 from jaxpar.config.schema import Config
 from jaxpar.layers.block import Block, Context
@@ -38,6 +40,7 @@ class DecoderLayer(nnx.Module):
         model, norm = config.model, NORMS[config.model.norm]
         self.activations = declare_layer(model).activations
         self.pre_norm, self.post_norm = NORM_POSITIONS[model.norm_placement]
+        self.norms_stream, self.factors = model.norm_placement == "stream", model.residual
         blocks = blocks_of(model, adaptation_of(config), layout)
         self.names = tuple(block.part.name for block in blocks)
         for name, block in zip(self.names, blocks, strict=True):
@@ -105,15 +108,18 @@ class DecoderLayer(nnx.Module):
     def _residual_blocks(
         self, x: jax.Array, context: Context, run: Callable[[Block, jax.Array], jax.Array]
     ) -> jax.Array:
-        """x + post_norm(block(pre_norm(x))) for each block in turn, where `run` calls the block."""
+        """x + post_norm(block(pre_norm(x))) for each block in turn, where `run` calls the block; x is its norm under
+        `norm_placement: stream`, and the two terms have factors (`model.residual`)."""
         for dropout_index, name in enumerate(self.names, start=1):
             h = getattr(self, f"{name}_norm")(x) if self.pre_norm else x
             h = self._named(h, f"{name}_input") if self.pre_norm or dropout_index > 1 else h
+            x = h if self.norms_stream else x
             h = run(getattr(self, name), h)
             if self.post_norm:
                 # The norm's backward needs its input; from that, elementwise operations recompute the residual stream.
                 h = getattr(self, f"post_{name}_norm")(self._named(h, f"{name}_projected"))
-            x = x + self._drop(h, len(self.names) * context.index + dropout_index, context.tokens, context.train)
+            h = self._drop(h, len(self.names) * context.index + dropout_index, context.tokens, context.train)
+            x = residual_sum(x, h, self.factors, name)
             if not self.post_norm and name != self.names[-1]:
                 x = self._named(x, f"{name}_residual")
         return x
@@ -127,6 +133,18 @@ class DecoderLayer(nnx.Module):
         assert tokens.seed is not None, "training has a seed"
         indices = sequence_part(tokens.indices)
         return dropout(x, self.dropout, seed=tokens.seed, site=site, examples=tokens.examples, indices=indices)
+
+
+def residual_sum(
+    x: Float[Array, "batch part embed"], h: Float[Array, "batch part embed"], factors: ResidualConfig, block: str
+) -> Float[Array, "batch part embed"]:
+    """The residual stream with the output of a block; where a factor is not 1, computed in float32."""
+    stream, output = (
+        (factors.mlp_stream, factors.mlp_output) if block == "mlp" else (factors.mixer_stream, factors.mixer_output)
+    )
+    if stream == output == 1:
+        return x + h
+    return (stream * x.astype(jnp.float32) + output * h.astype(jnp.float32)).astype(x.dtype)
 
 
 def _checked_reports(names: Sequence[str]) -> tuple[str, ...]:

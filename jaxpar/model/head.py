@@ -43,7 +43,8 @@ def vocab_axes(placements: Placements) -> tuple[str, ...]:
 def head_operands(
     weights: Weights, accumulators: Weights, x: jax.Array, model: ModelConfig, placements: Placements
 ) -> tuple[jax.Array, jax.Array]:
-    """The operands of the head: the normed residual stream, and this rank's part of the vocabulary."""
+    """The operands of the head: the normed residual stream, which carries the divisor of the logits, and this rank's
+    part of the vocabulary."""
 
     def full(part: str) -> Any:
         if part not in accumulators:  # it is frozen
@@ -51,6 +52,8 @@ def head_operands(
         return materialize(weights[part], accumulators[part], placements, part=part)
 
     x = with_weights(NORMS[model.norm](model), full("final_norm"))(x)
+    if model.logit_divisor != 1:  # of the operand that is smaller than the logits
+        x = (x.astype(jnp.float32) / model.logit_divisor).astype(x.dtype)
     return x, full(head_part(model))[TIED if model.tied else "weight"]
 
 

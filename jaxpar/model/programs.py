@@ -23,12 +23,16 @@ from jaxpar.mesh.placements import Placements, WeightPlacement
 
 def program_of(config: Config, kind: str, layers: Collection[int]) -> Hashable:
     """The program of layers of a kind with such numbers in the model, which share a row of a chunk."""
+    if config.precision.spikes is not None:
+        return config.precision.spikes
     return None if config.precision.matmul is None else feature("quantised_groups")(config, kind, layers)
 
 
 def ops_of(plan: Plan, program: Hashable) -> Ops:
     """The ops of a program."""
     overlap = plan.tensor_overlap
+    if isinstance(program, float):
+        return feature("spiking_ops")(overlap, rate=program)
     return Ops(overlap) if program is None else feature("quantised_ops")(overlap, groups=program)
 
 

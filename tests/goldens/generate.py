@@ -23,6 +23,8 @@ import torch
 import transformers
 from safetensors.torch import load_file, save_file
 
+from tests.reference import spikingbrain64
+
 FOLDER = Path(__file__).parent
 ROWS, LENGTH = 2, 40
 
@@ -40,6 +42,11 @@ LATENT = SMALL | {
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 """What is the same in DeepSeek-V2 and V3."""
+GRANITE = {
+    "embedding_multiplier": 3.0, "attention_multiplier": 0.6, "residual_multiplier": 0.45, "logits_scaling": 6.0,
+    "rms_norm_eps": 1e-2, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+"""What is the same in Granite, dense and with experts."""
 LOCAL, GLOBAL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 
 
@@ -161,6 +168,32 @@ CASES: dict[str, tuple[str, dict]] = {
             "bos_token_id": 1, "eos_token_id": 2, "max_position_embeddings": 128,
         },
     ),
+    "granite": ("Granite", SMALL | GRANITE | {"rope_parameters": rope(1e3), "tie_word_embeddings": True}),
+    "granitemoe": (
+        "GraniteMoe",
+        SMALL | GRANITE | {
+            "intermediate_size": 16, "num_local_experts": 4, "num_experts_per_tok": 2, "rope_parameters": rope(1e3),
+        },
+    ),
+    "granitemoehybrid": (
+        "GraniteMoeHybrid",
+        SMALL | GRANITE | {
+            "hidden_size": 16, "intermediate_size": 12, "shared_intermediate_size": 24, "num_local_experts": 4,
+            "num_experts_per_tok": 2, "mamba_n_heads": 8, "mamba_d_head": 4, "mamba_n_groups": 2, "mamba_d_state": 6,
+            "mamba_chunk_size": 16, "layer_types": [LINEAR, GLOBAL], "position_embedding_type": "rope",
+            "rope_parameters": rope(1e3),
+        },
+    ),
+    "minimax": (
+        "MiniMax",
+        SMALL | {
+            "hidden_size": 16, "intermediate_size": 12, "num_hidden_layers": 3, "head_dim": 6, "num_local_experts": 4,
+            "num_experts_per_tok": 2, "block_size": 16, "rms_norm_eps": 1e-2, "rope_parameters": rope(1e3),
+            "layer_types": [LINEAR, LINEAR, GLOBAL], "full_attn_alpha_factor": 1.5, "full_attn_beta_factor": 0.75,
+            "linear_attn_alpha_factor": 2.5, "linear_attn_beta_factor": 1.25, "mlp_alpha_factor": 3.5,
+            "mlp_beta_factor": 1,
+        },
+    ),
     "qwen3_next": (
         "Qwen3Next",
         HYBRID | {
@@ -222,6 +255,8 @@ BFLOAT16 = ("mistral", "phi3")
 """Goldens whose weights are stored in bfloat16; the others are in float32."""
 ZERO_CENTERED = ("Gemma", "Qwen3Next", "Qwen3_5")
 """Beginnings of classes whose norms multiply by 1 plus their weights."""
+COMPUTED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
+"""Ends of names of tensors of MiniMax that are no weights."""
 LARGER = {"experts.gate_up_proj": 3.0, "sinks": 5.0}
 """Factors of weights of gpt-oss by their name, so that its limits and sinks matter."""
 QUANTIZED = FOLDER / "quantized"
@@ -260,6 +295,10 @@ def write(name: str) -> Path:
     folder = FOLDER / name
     shutil.rmtree(folder, ignore_errors=True)
     model_of(name).save_pretrained(folder)
+    if name == "minimax":  # transformers writes decays that it computes, and computes them where they are absent
+        file = folder / "model.safetensors"
+        trained = {path: leaf for path, leaf in load_file(file).items() if not path.endswith(COMPUTED)}
+        save_file(trained, file, metadata={"format": "pt"})
     if name == "kimi_linear":  # transformers writes dense layers under another name than the publisher
         file, dense = folder / "model.safetensors", re.compile(r"block_sparse_moe\.(gate|up|down)_proj")
         named = {dense.sub(r"mlp.\1_proj", path): leaf for path, leaf in load_file(file).items()}
@@ -300,8 +339,51 @@ def write_mxfp4() -> Path:
     return folder
 
 
+def write_spikingbrain() -> Path:
+    """`gla_swa`, a model that transformers does not have: its logits are those of `tests.reference.spikingbrain64`."""
+    folder, rng = FOLDER / "gla_swa", np.random.default_rng(7)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    config = {
+        "architectures": ["GLAswaForCausalLM"], "attn_layers": [1], "bos_token_id": 0, "dtype": "float32",
+        "elementwise_affine": True, "eos_token_id": 0, "gate_logit_normalizer": 16, "gate_low_rank_dim": 16,
+        "hidden_act": "swish", "hidden_size": 32, "intermediate_size": 40, "max_position_embeddings": 128,
+        "model_type": "gla_swa", "norm_eps": 1e-2, "num_attention_heads": 4, "num_hidden_layers": 3,
+        "num_key_value_heads": 2, "rope_theta": 1000.0, "sliding_window": 7, "tie_word_embeddings": False,
+        "use_short_conv": False, "vocab_size": 61,
+    }  # fmt: skip
+    shapes = {"model.embeddings.weight": (61, 32), "model.norm.weight": (32,), "lm_head.weight": (61, 32)}
+    inner = {
+        "attn_norm.weight": (32,), "mlp_norm.weight": (32,), "attn.q_proj.weight": (32, 32), "attn.q_proj.bias": (32,),
+        "attn.k_proj.weight": (16, 32), "attn.k_proj.bias": (16,), "attn.v_proj.weight": (16, 32),
+        "attn.v_proj.bias": (16,), "attn.o_proj.weight": (32, 32), "mlp.gate_proj.weight": (40, 32),
+        "mlp.up_proj.weight": (40, 32), "mlp.down_proj.weight": (32, 40),
+    }  # fmt: skip
+    gates = {
+        "attn.gk_proj.0.weight": (16, 32), "attn.gk_proj.1.weight": (16, 16), "attn.gk_proj.1.bias": (16,),
+        "attn.g_norm.weight": (8,),
+    }  # fmt: skip
+    for layer in range(3):
+        named = inner if layer in config["attn_layers"] else inner | gates
+        shapes |= {f"model.layers.{layer}.{name}": shape for name, shape in named.items()}
+    drawn = {name: ("norm" in name) + 0.3 * rng.normal(size=shape) for name, shape in sorted(shapes.items())}
+    arrays = {name: leaf.astype(np.float32) for name, leaf in drawn.items()}
+    tensors = {name: torch.from_numpy(leaf) for name, leaf in arrays.items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    generation = {"_from_model_config": True, "bos_token_id": 0, "eos_token_id": 0}
+    for name, values in (("config", config), ("generation_config", generation)):
+        (folder / f"{name}.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
+    tokens = rng.integers(0, 61, (ROWS, LENGTH)).astype(np.int32)
+    logits = spikingbrain64.logits(arrays, config, tokens)
+    np.savez(folder / "logits.npz", tokens=tokens, logits=logits, made_with=np.array("tests.reference.spikingbrain64"))
+    return folder
+
+
+OTHERS = {"mxfp4": write_mxfp4, "gla_swa": write_spikingbrain}
+"""Goldens that are not of `CASES`."""
+
 if __name__ == "__main__":
-    names = sys.argv[1:] or [*CASES, "mxfp4"]
+    names = sys.argv[1:] or [*CASES, *OTHERS]
     for case in names:
-        written = write_mxfp4() if case == "mxfp4" else write(case)
+        written = OTHERS[case]() if case in OTHERS else write(case)
         print(f"{written} ({sum(file.stat().st_size for file in written.iterdir())} bytes)")

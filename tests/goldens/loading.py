@@ -19,9 +19,19 @@ FOLDER = Path(__file__).parent
 NAMES = tuple(sorted(path.parent.name for path in FOLDER.glob("*/config.json")))
 ROUTED = tuple(name for name in NAMES if "num_experts_per_tok" in (FOLDER / name / "config.json").read_text())
 """Those with experts."""
-WITH_STATE = ("mamba2", "kimi_linear", "nemotron_h", "qwen3_next", "qwen3_5", "qwen3_5_moe")
+WITH_STATE = (
+    "mamba2",
+    "kimi_linear",
+    "nemotron_h",
+    "qwen3_next",
+    "qwen3_5",
+    "qwen3_5_moe",
+    "minimax",
+    "granitemoehybrid",
+    "gla_swa",
+)
 """The goldens whose mixers have a state."""
-MAPPINGS = ("pattern", "experts", "latent_attention", "linear_attention", "rope")
+MAPPINGS = ("pattern", "experts", "latent_attention", "linear_attention", "residual", "rope")
 """Mappings of the `model` section."""
 DENSE = tuple(name for name in NAMES if name not in (*ROUTED, *WITH_STATE))
 

@@ -9,13 +9,14 @@ from jaxpar.interop.families.registry import FAMILIES
 from jaxpar.interop.sources.hf_folder import HFFolder
 from tests.goldens.loading import FOLDER, NAMES, WITH_STATE, layers_of, load, tokens_and_logits
 from tests.reference import decoder64, experts64, layers64
-from tests.reference.options import Options
+from tests.reference.options import DEFAULTS, Options
 from tests.reference.tree import Tree
 
 DIFFERENT = ("qwen3_moe", *WITH_STATE)
 """Goldens whose layers have other blocks than attention and a feed-forward, or not all the same."""
 ALIKE = [name for name in NAMES if name not in ("deepseek_v3", *DIFFERENT)]
 """Goldens whose layers all have attention and weights of the same shapes, as those of the reference do."""
+FACTORS = ("stream", "output")
 TOLERANCE = 1e-5
 """Largest difference over the largest logit: transformers keeps norms, angles and softmax in float32, about 1.4e-6."""
 
@@ -50,12 +51,24 @@ def test_reference_logits_of_different_layers_equal_those_of_transformers(name: 
     assert difference(layers64.logits(outside, layers, batch), logits) < TOLERANCE
     others: list[tuple[str, dict[str, object]]] = [("mlp", {"norm_epsilon": 0.1}), ("mixer", {"norm_epsilon": 0.1})]
     others += [("attention", one) for one in ({"rope_base": 2e4}, {"rope_partial": 1.0}, {"qk_norm": False})]
+    others += [
+        ("mlp", {"norm_placement": "pre"}),
+        *([("mixer", {"linear_attention": None})] if name == "minimax" else []),
+    ]
+    others += [(name, {f"residual_{name}_{factor}": 1.0}) for name in ("mixer", "mlp") for factor in FACTORS]
     for block, changed in others:
-        of_block = [block in weights and options | changed != options for weights, options in layers]
+        of_block = [block in weights and matters(changed, options) for weights, options in layers]
         if any(of_block):
             pairs = zip(layers, of_block, strict=True)
             other = [(weights, options | changed if has else options) for (weights, options), has in pairs]
             assert difference(layers64.logits(outside, other, batch), logits) > 100 * TOLERANCE, changed
+
+
+def matters(changed: Options, options: Options) -> bool:
+    """Whether options have another value in a layer, which without positions reads none of rotary embeddings."""
+    rotates = options.get("position", "rope") == "rope"
+    read = {key: value for key, value in changed.items() if rotates or not key.startswith("rope_")}
+    return any(options.get(key, DEFAULTS.get(key)) != value for key, value in read.items())
 
 
 @pytest.mark.parametrize("name", ALIKE)
@@ -66,7 +79,8 @@ def test_goldens_distinguish_their_model_from_its_neighbours(name: str) -> None:
     neutral = {
         "rope_scaling": "none", "window": None, "rope_base": 20000.0, "norm_epsilon": 1e-3, "qk_norm": False,
         "attention_bias": False, "attention_scale": None, "attention_softcap": None, "logit_softcap": None,
-        "embedding_scale": False, "position": "rope", "rope_partial": 1.0,
+        "embedding_scale": False, "position": "rope", "rope_partial": 1.0, "logit_divisor": 1.0,
+        "residual_mixer_output": 1.0, "residual_mlp_output": 1.0,
     }  # fmt: skip
     if options.get("position", "rope") != "rope":
         del neutral["rope_base"]

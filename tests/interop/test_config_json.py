@@ -14,6 +14,7 @@ from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema.model import ModelConfig, Pattern
 from jaxpar.interop.config_json import config_of, differences, family_for, model_of
+from jaxpar.interop.mapping.family import tensors_of
 from jaxpar.interop.mapping.keys import HFConfig
 from jaxpar.interop.mapping.layer_packing import pattern_of
 from jaxpar.interop.sources.source import check_fits
@@ -339,6 +340,18 @@ def test_the_layers_of_nemotron_are_named_or_letters():
         differences(model_of(golden("nemotron_h", layers_block_type=["mamba", "moe", "attention", "mlp"]))[1], model)
         == []
     )
+
+
+def test_granite_hybrids_may_lack_experts_and_state_widths_and_layers_as_published():
+    _, model = model_of(golden("granitemoehybrid"))
+    older = {"layer_types": ["mamba", "attention"], "mamba_d_head": "auto"}
+    assert differences(model_of(golden("granitemoehybrid", **older))[1], model) == []
+    family, dense = model_of(golden("granitemoehybrid", num_local_experts=0, position_embedding_type="nope"))
+    assert (dense.experts, dense.mlp, dense.position) == (None, 24, "none")
+    made = config_of(family, dense, {}, length=128)
+    assert (made["num_local_experts"], made["shared_intermediate_size"]) == (0, 24)
+    names = [tensor.name for tensor in tensors_of(family, dense)]
+    assert "model.layers.0.shared_mlp.input_linear.weight" in names and not any("sparse" in name for name in names)
 
 
 def test_the_layers_of_kimi_are_named_or_lists_of_their_numbers():

@@ -196,6 +196,13 @@ def test_tensors_that_transformers_leaves_out_are_told(tmp_path: Path):
     assert HFFolder(folder).remarks == ["without 1 tensor mtp.*"]
 
 
+def test_decays_that_transformers_writes_beside_weights_are_not_read(tmp_path: Path):
+    name = "model.layers.0.self_attn.slope_rate"
+    folder = rewrite(copy_of("minimax", tmp_path / "model"), {name: np.ones((4, 1, 1), np.float32)})
+    source = HFFolder(folder)
+    assert name not in [one.name for one in source.tensors] and not source.remarks
+
+
 def test_a_tensor_may_have_the_other_name_that_transformers_writes(tmp_path: Path):
     folder, name = shutil.copytree(FOLDER / "kimi_linear", tmp_path / "model"), "model.layers.0.{}.up_proj.weight"
     values = tensors(folder)[name.format("mlp")]

@@ -110,6 +110,25 @@ REFUSED = {
     "a nested key that nobody knows": (
         "kimi_linear", {"linear_attn_config": {"gate_lower_bound": -5}}, ("linear_attn_config.gate_lower_bound", "-5")
     ),
+    "a window beside lightning attention": ("minimax", {"sliding_window": 8}, ("sliding_window", "8", "None")),
+    "windows of MiniMax": ("minimax", {"layer_types": ["sliding_attention"] * 3}, ("layer_types", "linear_attention")),
+    "a factor of residuals that is none": (
+        "minimax", {"mlp_alpha_factor": 0}, ("mlp_alpha_factor", "0", "a number above 0")
+    ),
+    "a part of each head of MiniMax": ("minimax", {"rotary_dim": 3}, ("rotary_dim", "minimax")),
+    "a feed-forward of part of an expert": (
+        "granitemoehybrid", {"shared_intermediate_size": 30}, ("shared_intermediate_size", "30", "12")
+    ),
+    "experts of a hybrid": ("granitemoehybrid", {"num_experts_per_tok": 5}, ("num_experts_per_tok", "5", "at most 4")),
+    "a type of layers of Granite": ("granitemoehybrid", {"layer_types": ["mamba", "moe"]}, ("layer_types", "moe")),
+    "learned positions of Granite": (
+        "granitemoehybrid", {"position_embedding_type": "learned"}, ("position_embedding_type", "learned", "rope")
+    ),
+    "a width of Mamba's heads twice": ("granitemoehybrid", {"mamba_expand": 3}, ("mamba_expand", "3", "mamba_d_head")),
+    "a factor of logits that is none": ("granite", {"logits_scaling": 0}, ("logits_scaling", "0")),
+    "attention in a layer that there is not": ("gla_swa", {"attn_layers": [3]}, ("attn_layers", "3", "0 to 2")),
+    "two lists of layers of SpikingBrain": ("gla_swa", {"attn_type_list": [1]}, ("attn_type_list", "attn_layers")),
+    "convolutions of SpikingBrain": ("gla_swa", {"use_short_conv": True}, ("use_short_conv", "True", "False")),
     "a width of heads twice": ("deepseek_v2", {"qk_head_dim": 9}, ("qk_head_dim", "9", "14")),
 }  # fmt: skip
 

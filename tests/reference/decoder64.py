@@ -17,7 +17,7 @@ names of the configuration's `model` section. Dropout is not part of the referen
 
 import functools
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
@@ -234,27 +234,45 @@ def decoder_layer(
     x: Float64[Array, "batch seq embed"], weights: Tree, options: Options, batch: Mapping[str, Array]
 ) -> Float64[Array, "batch seq embed"]:
     """Attention and feed-forward, with norms before them, behind them (OLMo 2, arXiv:2501.00656), or both (Gemma 2)."""
-    before, behind = options["norm_placement"] != "post", options["norm_placement"] != "pre"
     for name in ("attention", "mlp"):
-        h = norm(x, weights[name + "_norm"], options) if before else x
-        own = weights[name]
-        h = attention(h, own, options, batch) if name == "attention" else feed_forward(h, own, options)
-        x = x + (norm(h, weights[f"post_{name}_norm"], options) if behind else h)
+
+        def block(h: Array, name: str = name) -> Array:
+            if name == "attention":
+                return attention(h, weights[name], options, batch)
+            return feed_forward(h, weights[name], options)
+
+        x = added(x, block, name, weights, options)
     return x
+
+
+def added(x: Array, block: Callable[[Array], Array], name: str, weights: Tree, options: Options) -> Array:
+    """The residual stream with what a block makes of it, by the placement of norms; MiniMax-01's stream is normed."""
+    place, of = options["norm_placement"], "mlp" if name == "mlp" else "mixer"
+    h = x if place == "post" else norm(x, weights[name + "_norm"], options)
+    x = h if place == "stream" else x
+    h = block(h)
+    h = norm(h, weights[f"post_{name}_norm"], options) if place in ("post", "sandwich") else h
+    return options[f"residual_{of}_stream"] * x + options[f"residual_{of}_output"] * h
+
+
+def embedding_scale(options: Options) -> float:
+    """The factor of token embeddings: the root of their width, a number, or none."""
+    scale = options["embedding_scale"]
+    return math.sqrt(options["embed"]) if scale is True else float(scale or 1)
 
 
 def forward(weights: Tree, options: Options, batch: Mapping[str, Array]) -> Float64[Array, "batch seq vocab"]:
     """Logits over the padded vocabulary; -inf where the id is not in the vocabulary."""
     x = weights["embedding"]["tokens"][batch["tokens"]]
-    if options["embedding_scale"]:
-        x = x * math.sqrt(options["embed"])
+    x = x * embedding_scale(options)
     if options["position"] == "learned":
         x = x + weights["embedding"]["positions"][batch["positions"]]
     for index in range(options["layers"]):
         layer = jax.tree.map(lambda stacked, index=index: stacked[index], weights["layers"][ALL])
         x = decoder_layer(x, layer, {**options, **dict(options[OF_LAYERS][index])}, batch)
     head = weights["embedding"]["tokens"].T if options["tied"] else weights["head"]["weight"]
-    capped = softcap(norm(x, weights["final_norm"], options) @ head, options["logit_softcap"])
+    scores = norm(x, weights["final_norm"], options) @ head / options["logit_divisor"]
+    capped = softcap(scores, options["logit_softcap"])
     return jnp.where(jnp.arange(head.shape[1]) < options["vocab"], capped, -jnp.inf)
 
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -23,7 +23,7 @@ KEYS = ("experts", "mixer", "linear_attention")
 """Options that the other references do not have."""
 
 
-def block(name: str, x: Any, weights: Tree, options: Options, batch: Mapping[str, Any], layer: int) -> Any:
+def block(name: str, x: Any, *, weights: Tree, options: Options, batch: Mapping[str, Any], layer: int) -> Any:
     """The summand of the residual stream that a block makes."""
     if name == "attention":
         return decoder64.attention(x, weights, options, batch)
@@ -45,14 +45,13 @@ def logits(outside: Tree, layers: Sequence[tuple[Tree, Options]], batch: Mapping
     own = [complete(options) | {key: options.get(key) for key in KEYS} for _, options in layers]
 
     def forward(outside: Tree, trees: Sequence[Tree], inputs: Mapping[str, Any]) -> Any:
-        x = outside["embedding"]["tokens"][inputs["tokens"]]
-        x = x * math.sqrt(own[0]["embed"]) if own[0]["embedding_scale"] else x
+        x = outside["embedding"]["tokens"][inputs["tokens"]] * decoder64.embedding_scale(own[0])
         for index, (weights, options) in enumerate(zip(trees, own, strict=True)):
             for name in (name for name in BLOCKS if name in weights):
-                h = decoder64.norm(x, weights[f"{name}_norm"], options)
-                x = x + block(name, h, weights[name], options, inputs, index)
+                made = partial(block, name, weights=weights[name], options=options, batch=inputs, layer=index)
+                x = decoder64.added(x, made, name, weights, options)
         head = outside["embedding"]["tokens"].T if own[0]["tied"] else outside["head"]["weight"]
-        return decoder64.norm(x, outside["final_norm"], own[0]) @ head
+        return decoder64.norm(x, outside["final_norm"], own[0]) @ head / own[0]["logit_divisor"]
 
     with jax.enable_x64(True):
         doubles = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), (outside, [one for one, _ in layers]))

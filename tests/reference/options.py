@@ -1,6 +1,6 @@
 """Model options of the reference: a plain dict with the names of the configuration's `model` section.
 
-Those of `rope` are spelled out as `rope_base`, ...
+Those of `rope` and `residual` are spelled out as `rope_base`, ...
 """
 
 from collections.abc import Mapping
@@ -14,6 +14,10 @@ DEFAULTS: Options = {
     "norm": "rmsnorm",
     "norm_placement": "pre",
     "norm_epsilon": 1e-5,
+    "residual_mixer_stream": 1.0,
+    "residual_mixer_output": 1.0,
+    "residual_mlp_stream": 1.0,
+    "residual_mlp_output": 1.0,
     "position": "rope",
     "rope_base": 10000.0,
     "rope_partial": 1.0,
@@ -35,10 +39,13 @@ DEFAULTS: Options = {
     "tied": False,
     "embedding_scale": False,
     "window": None,
+    "logit_divisor": 1.0,
     "logit_softcap": None,
     "attention_softcap": None,
     "z_loss": 0.0,
 }
+NESTED = ("rope", "residual")
+"""Mappings whose members are spelled out."""
 ALL = "all"
 """The kind of layers of a model without a pattern."""
 OF_LAYERS = "of_layers"
@@ -65,9 +72,9 @@ def complete(options: Options) -> dict[str, Any]:
 
 
 def spelled_out(options: Options) -> dict[str, Any]:
-    """Options, and those of kinds, with `rope_base`, ... in place of the mapping `rope`."""
-    flat = {key: value for key, value in options.items() if key != "rope"}
-    flat |= {f"rope_{key}": value for key, value in options.get("rope", {}).items()}
+    """Options, and those of kinds, with `rope_base`, ... in place of the mappings `rope` and `residual`."""
+    flat = {key: value for key, value in options.items() if key not in NESTED}
+    flat |= {f"{name}_{key}": value for name in NESTED for key, value in options.get(name, {}).items()}
     if "kinds" in flat:
         flat["kinds"] = {kind: spelled_out(own) for kind, own in flat["kinds"].items()}
     return flat

@@ -50,7 +50,7 @@ def random_weights(options: Options, *, padded_vocab: int, positions: int = 16, 
     embedding = {"tokens": normal(padded_vocab, embed)}
     if full["position"] == "learned":
         embedding["positions"] = normal(positions, embed)
-    places = {"pre": [""], "post": ["post_"], "sandwich": ["", "post_"]}[full["norm_placement"]]
+    places = {"pre": [""], "post": ["post_"], "sandwich": ["", "post_"], "stream": [""]}[full["norm_placement"]]
     norms = {f"{place}{part}_norm": norm(layers, embed) for place in places for part in ("attention", "mlp")}
     weights: dict[str, Any] = {
         "embedding": embedding,

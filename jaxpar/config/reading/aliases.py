@@ -42,6 +42,9 @@ ALIASES: dict[str, str] = {
     "model.norm_placement":
         "norm_position norm_order post_norm use_post_norm sandwich_norm use_post_attn_norm use_post_ffw_norm "
         "post_attention_norm",
+    "model.residual.mixer_stream": "full_attn_alpha_factor layernorm_full_attention_alpha",
+    "model.residual.mixer_output": "residual_multiplier residual_scale",
+    "model.residual.mlp_stream": "mlp_alpha_factor layernorm_mlp_alpha",
     "model.activation": "hidden_act hidden_activation activation_function mlp_activations",
     "model.attention_bias": "qkv_bias use_qkv_bias add_qkv_bias use_bias_in_qkv",
     "model.attention_sinks": "sinks s_aux use_attention_sinks use_sink_attention",
@@ -59,6 +62,7 @@ ALIASES: dict[str, str] = {
     "model.init_scale": "initializer_range init_method_std init_std",
     "model.qk_norm": "use_qk_norm qk_layernorm use_qk_layernorm",
     "model.z_loss": "z_loss_multiplier z_loss_weight",
+    "model.logit_divisor": "logits_scaling logit_scale",
     "model.logit_softcap": "final_logit_softcapping final_logits_soft_cap",
     "model.attention_softcap": "attn_logit_softcapping attn_logits_soft_cap",
     "model.preset": "model_name flavor model_type",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Literal
 
-from jaxpar.config.bounds import AXIS, BYTES, LAYERS, MICROBATCHES, RANKS, SHARE, at_least
+from jaxpar.config.bounds import AXIS, BYTES, LAYERS, MICROBATCHES, POSITIVE, RANKS, SHARE, at_least
 from jaxpar.config.mappings.experts import ExpertOptions
 from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.config.mappings.overlap import OFF, ON_ANY_LAYOUT, OverlapConfig
@@ -103,6 +103,9 @@ class PrecisionConfig:
     `compute`."""
     matmul_options: MatmulOptions = field(default_factory=MatmulOptions)
     """Exceptions and other options of `matmul`."""
+    spikes: Annotated[float, POSITIVE] | None = None
+    """In evaluation and generation, inputs of the layers' matmuls are rounded to multiples of a token's mean of |x|
+    divided by this number (SpikingBrain: `docs/hybrids.md`); null leaves them."""
     storage: Literal["float32", "bfloat16", "float16"] | None = None
     """Weights between their uses in a step, and when they are gathered; null means `compute`."""
     gradient: Literal["float32", "bfloat16"] = "float32"
@@ -135,7 +138,8 @@ class MemoryConfig:
     `shared_router_logits`;
     with latent attention `query_latent`, `kv_latent`,
     `expanded_query`, `expanded_key`, `expanded_value`; of mixers with a state `linear_query`, `linear_key`,
-    `linear_value`, `linear_gate`, `linear_decay`, `linear_decay_of_head`, `linear_rate_of_head`, `linear_step_of_head`,
+    `linear_value`, `linear_query_of_group`, `linear_value_of_group`, `linear_gate`, `linear_decay`,
+    `linear_decay_of_head`, `linear_rate_of_head`, `linear_step_of_head`,
     `linear_convolved_query`, `linear_convolved_key`, `linear_convolved_value`, `linear_output`, `linear_gated`, and
     `mixer_input`, `mixer_residual`, `mixer_projected`. `docs/memory.md` describes this section."""
     offload_fraction: Annotated[float, SHARE] = 0.0

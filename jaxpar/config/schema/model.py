@@ -9,6 +9,7 @@ from jaxpar.config.bounds import BELOW_ONE, LAYERS, POSITIVE, WIDTH, at_least
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.mappings.linear_attention import LinearAttentionConfig
+from jaxpar.config.mappings.residual import ResidualConfig
 from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.parts import FEED_FORWARDS, INPUTS, MIXERS
 
@@ -61,11 +62,14 @@ class ModelConfig:
     norm: Literal["rmsnorm", "zero_centered_rmsnorm", "layernorm"] = "rmsnorm"
     """Normalisation around attention and the feed-forward layer (see `norm_placement`) and before the head;
     `zero_centered_rmsnorm` multiplies by 1 plus its weights, which begin at 0 (Gemma)."""
-    norm_placement: Literal["pre", "post", "sandwich"] = "pre"
+    norm_placement: Literal["pre", "post", "sandwich", "stream"] = "pre"
     """Whether attention and the feed-forward layer have a norm on their input (`pre`), on their output before it is
-    added to the residual stream (`post`: OLMo 2), or on both (`sandwich`: Gemma 2 and 3)."""
+    added to the residual stream (`post`: OLMo 2), on both (`sandwich`: Gemma 2 and 3), or on the residual stream before
+    them, whose norm is their input and what their output is added to (`stream`: MiniMax-01)."""
     norm_epsilon: Annotated[float, POSITIVE] = 1e-5
     """Added to the mean square (or variance) inside the normalisation."""
+    residual: ResidualConfig = field(default_factory=ResidualConfig)
+    """Factors where blocks are added to the residual stream."""
     position: Literal["rope", "learned", "none"] = "rope"
     """Rotary embeddings of queries and keys (`rope`), a table added to the token embeddings (`learned`), or nothing but
     the causal mask (`none`: every fourth layer of SmolLM3)."""
@@ -106,10 +110,12 @@ class ModelConfig:
     have one where a kind sets `experts: null` (`docs/experts.md`)."""
     tied: bool = False
     """Use the token embedding as the output head."""
-    embedding_scale: bool = False
-    """Multiply token embeddings by `sqrt(embed)` (Gemma)."""
+    embedding_scale: bool | Annotated[float, POSITIVE] = False
+    """Multiply token embeddings by `sqrt(embed)` (true: Gemma) or by a number (Granite)."""
     window: Annotated[int, at_least(1)] | None = None
     """Sliding-window attention: a token sees itself and the `window - 1` tokens before it; null means no limit."""
+    logit_divisor: Annotated[float, POSITIVE] = 1.0
+    """The output logits are divided by it, before their cap (Granite)."""
     logit_softcap: Annotated[float, POSITIVE] | None = None
     """Cap of the output logits: `c * tanh(x / c)`; null means none."""
     attention_softcap: Annotated[float, POSITIVE] | None = None

@@ -5,9 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
+import numpy as np
+
 from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.sources.open_source import Model
 from jaxpar.layers.counting import parameter_count
+from jaxpar.mesh.parameters import ParamSpec, initial_weight
+
+_draw = jax.jit(initial_weight, static_argnums=(0, 1, 2))
 
 
 @dataclass(frozen=True)
@@ -38,3 +45,10 @@ class DerivedModel:
     def weights(self) -> int:
         """Number of weights."""
         return parameter_count(self.model, padded=False)
+
+
+def initial_of_layer(weight: str, spec: ParamSpec, layer: int, seed: int) -> np.ndarray:
+    """The initial value of a layer's weight in a new run with a seed."""
+    path = tuple(jax.tree_util.DictKey(key) for key in weight.split("."))
+    numbers = jnp.array([layer], jnp.int32)
+    return np.asarray(_draw(jax.tree_util.keystr(path), spec.stacked(1), seed, numbers)[0])

@@ -7,8 +7,6 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxpar.checkpoint.facts import CAME_FROM
@@ -17,7 +15,7 @@ from jaxpar.config.kinds import kind_models, layer_kinds
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.spelling import named
 from jaxpar.interop.conversion.converted import hf_facts, keep_hf_files, write_weights
-from jaxpar.interop.conversion.derived import DerivedModel
+from jaxpar.interop.conversion.derived import DerivedModel, initial_of_layer
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.mapping.weight_names import weight_specs
 from jaxpar.interop.sources.adapted import AdaptedWeights
@@ -30,9 +28,7 @@ from jaxpar.layers.declaration.adaptation import OFF
 from jaxpar.layers.declaration.part import factor_names
 from jaxpar.layers.declared import declare_layer
 from jaxpar.mesh.layer_order import LAYERS
-from jaxpar.mesh.parameters import ParamSpec, initial_weight
-
-_draw = jax.jit(initial_weight, static_argnums=(0, 1, 2))
+from jaxpar.mesh.parameters import ParamSpec
 
 CACHED_BYTES = 4 * 2**30
 """Limit of second factors cached in memory until they are written; beyond it, a matrix is decomposed again."""
@@ -133,8 +129,7 @@ class Factorized(DerivedModel):
     def _drawn(self, factor: str, layer: int) -> np.ndarray:
         """The initial value that a new run draws with the configured seed."""
         spec = weight_specs(self.model, layer_kinds(self.model)[layer])[factor]
-        name = jax.tree_util.keystr(tuple(jax.tree_util.DictKey(key) for key in factor.split(".")))
-        return np.asarray(_draw(name, spec.stacked(1), self.config.run.seed, jnp.array([layer], jnp.int32))[0])
+        return initial_of_layer(factor, spec, layer, self.config.run.seed)
 
 
 def plan_factorization(

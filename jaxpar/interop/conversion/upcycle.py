@@ -6,8 +6,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 
 from jaxpar.checkpoint.facts import CAME_FROM
@@ -17,16 +15,13 @@ from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema import Config
 from jaxpar.config.spelling import named
 from jaxpar.interop.conversion.converted import write_weights
-from jaxpar.interop.conversion.derived import DerivedModel
+from jaxpar.interop.conversion.derived import DerivedModel, initial_of_layer
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.mapping.weight_names import weight_specs
 from jaxpar.interop.sources.full_matrices import full_matrix_model, read_full_matrix
 from jaxpar.interop.sources.open_source import Model
 from jaxpar.interop.sources.source import Origin
 from jaxpar.mesh.layer_order import LAYERS
-from jaxpar.mesh.parameters import initial_weight
-
-_draw = jax.jit(initial_weight, static_argnums=(0, 1, 2))
 
 PREFIX = f"{LAYERS}.mlp."
 """Prefix of the names of a feed-forward's weights."""
@@ -73,11 +68,8 @@ class Upcycled(DerivedModel):
         name, kind = weight.removeprefix(PREFIX), layer_kinds(self.model)[layer]
         spec, slices = weight_specs(self.model, kind)[weight], self.granularity
         if name == "router":
-            copies = spec.shape[1] // slices
-            one = replace(spec.stacked(1), shape=(1, spec.shape[0], copies))
-            path = tuple(jax.tree_util.DictKey(key) for key in weight.split("."))
-            drawn = _draw(jax.tree_util.keystr(path), one, Config().run.seed, jnp.array([layer], jnp.int32))[0]
-            return np.repeat(np.asarray(drawn), slices, axis=1)
+            copies = replace(spec, shape=(spec.shape[0], spec.shape[1] // slices))
+            return np.repeat(initial_of_layer(weight, copies, layer, Config().run.seed), slices, axis=1)
         dense = weight_specs(full_matrix_model(self.source.model), kind)[weight]
         everything = tuple(slice(0, size) for size in dense.shape)
         (values,) = read_full_matrix(self.source, weight, [layer], everything)

@@ -17,20 +17,27 @@ _SIZES = {"heads": "num_heads", "value_dim": "head_dim", "key_heads": "n_groups"
 
 @dataclass(frozen=True)
 class Expanded:
-    """`expand`, the width of all heads as a multiple of the residual stream's; transformers refuses another."""
+    """The width of all heads as a multiple of the residual stream's; transformers refuses another."""
 
-    keys: tuple[str, ...] = ("expand",)
+    expand: str = "expand"
+    heads: str = "num_heads"
+    width: str = "head_dim"
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.expand,)
 
     def read(self, hf_config: HFConfig) -> dict[str, object]:
-        expand, embed = hf_config.integer("expand", 2), hf_config.integer("hidden_size")
-        width = hf_config.integer("num_heads", 128) * hf_config.integer("head_dim", 64)
+        expand, embed = hf_config.integer(self.expand, 2), hf_config.integer("hidden_size")
+        width = hf_config.integer(self.heads, 128) * hf_config.integer(self.width, 64)
         if expand * embed != width:
-            raise hf_config.refusal("expand", expand, f"num_heads x head_dim / hidden_size, {width / embed:g}")
+            expected = f"{self.heads} x {self.width} / hidden_size, {width / embed:g}"
+            raise hf_config.refusal(self.expand, expand, expected)
         return {}
 
     def write(self, model: ModelConfig) -> dict[str, object]:
         sizes = sizes_of(model)
-        return {"expand": max(1, sizes.heads * sizes.value_dim // model.embed)}
+        return {self.expand: max(1, sizes.heads * sizes.value_dim // model.embed)}
 
 
 MAMBA2 = Family(

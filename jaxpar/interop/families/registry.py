@@ -6,9 +6,11 @@ from jaxpar.interop.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from jaxpar.interop.families.gemma import GEMMA2, GEMMA3
 from jaxpar.interop.families.gpt2 import GPT2
 from jaxpar.interop.families.gpt_oss import GPT_OSS
+from jaxpar.interop.families.granite import GRANITE, GRANITEMOE, GRANITEMOEHYBRID
 from jaxpar.interop.families.kimi import KIMI_LINEAR
 from jaxpar.interop.families.llama import LLAMA
 from jaxpar.interop.families.mamba import MAMBA2
+from jaxpar.interop.families.minimax import MINIMAX
 from jaxpar.interop.families.mistral import MISTRAL
 from jaxpar.interop.families.mixtral import MIXTRAL
 from jaxpar.interop.families.nemotron import NEMOTRON_H
@@ -16,6 +18,7 @@ from jaxpar.interop.families.olmo import OLMO2, OLMOE
 from jaxpar.interop.families.phi import PHI3
 from jaxpar.interop.families.qwen import QWEN2, QWEN3, QWEN3_5, QWEN3_5_MOE, QWEN3_MOE, QWEN3_NEXT
 from jaxpar.interop.families.smollm import SMOLLM3
+from jaxpar.interop.families.spikingbrain import SPIKINGBRAIN
 from jaxpar.interop.mapping.family import Family
 
 FAMILIES: dict[str, Family] = {
@@ -23,6 +26,7 @@ FAMILIES: dict[str, Family] = {
     for family in (
         LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3, OLMO2, OLMOE, SMOLLM3, PHI3, GPT2,
         DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS, MAMBA2, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, NEMOTRON_H, KIMI_LINEAR,
+        MINIMAX, GRANITE, GRANITEMOE, GRANITEMOEHYBRID, SPIKINGBRAIN,
     )
 }  # fmt: skip
 """Families by name. A model that several can express is exported as the first of them."""

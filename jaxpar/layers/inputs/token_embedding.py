@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxpar.config.counting import padded_vocab
+from jaxpar.config.counting import embedding_scale, padded_vocab
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.part import Weights
 from jaxpar.layers.inputs.input import TIED, Input
@@ -24,7 +24,7 @@ class TokenEmbedding(Input):
     def __init__(self, model: ModelConfig):
         super().__init__(model)
         self.learned_positions = model.position == "learned"
-        self.factor = model.embed**0.5 if model.embedding_scale else None
+        self.factor = embedding_scale(model)
 
     @staticmethod
     def declare(model: ModelConfig) -> Weights:
@@ -43,7 +43,7 @@ class TokenEmbedding(Input):
     def __call__(self, batch: Mapping[str, jax.Array]) -> Float[Array, "batch part embed"]:
         """The sum of the rows."""
         x = self.weight(TIED)
-        if self.factor is not None:
+        if self.factor != 1:
             x = x * jnp.asarray(self.factor, x.dtype)  # rounded first, as Gemma was trained
         return x + self.weight("positions") if self.learned_positions else x
 

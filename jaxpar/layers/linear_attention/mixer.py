@@ -32,6 +32,10 @@ IN, GATES, OUT = "linear_in", "linear_gates", "linear_out"
 """The groups of matmuls."""
 HEAD, KEY, VALUE = ("linear_gates",), ("linear_key_heads", "linear_key"), ("linear_heads", "linear_value")
 """Dims of a number of each head, of a query or key, and of a value."""
+QUERY, SHARED_VALUE = ("linear_heads", "linear_key"), ("linear_key_heads", "linear_value")
+"""Dims of a query and of a value in mixers that have fewer heads of keys and values than of queries."""
+SUFFIXES = {HEAD: "_of_head", QUERY: "_of_group", SHARED_VALUE: "_of_group"}
+"""Ends of names of activations by their dims, as a name has the same dims in all mixers."""
 CONVOLVED = "query", "key", "value"
 """The projections that short convolutions follow, in mixers that have them."""
 CACHED = PartitionSpec(CACHED_ROWS, "tensor", "context")
@@ -39,13 +43,14 @@ CACHED = PartitionSpec(CACHED_ROWS, "tensor", "context")
 
 
 class Sizes(NamedTuple):
-    """Heads and widths of a mixer with a state, and the least step of Mamba-2."""
+    """Heads and widths of a mixer with a state, the least step of Mamba-2, and the epsilon of the output's norm."""
 
     heads: int
     key_heads: int
     key_dim: int
     value_dim: int
     least_step: float
+    norm_epsilon: float
 
 
 def sizes_of(model: ModelConfig) -> Sizes:
@@ -58,6 +63,7 @@ def sizes_of(model: ModelConfig) -> Sizes:
         linear.key_dim or head_dim(model),
         linear.value_dim or head_dim(model),
         linear.least_step,
+        linear.norm_epsilon or model.norm_epsilon,
     )
 
 
@@ -81,7 +87,8 @@ class LinearAttention(Block):
 
     def __init__(self, model: ModelConfig, part: Part | None = None):
         super().__init__(part or self.declare(model))
-        self.sizes, self.epsilon, self.layers = sizes_of(model), model.norm_epsilon, model.layers
+        self.sizes, self.layers = sizes_of(model), model.layers
+        self.epsilon = self.sizes.norm_epsilon
 
     @staticmethod
     @abstractmethod
@@ -210,7 +217,7 @@ def declare_part(
 
     Args:
         model: of layers that are all alike.
-        inward: the projections by name, each with the dims of what it makes: `HEAD`, `KEY` or `VALUE`.
+        inward: the projections by name, each with the dims of what it makes.
         vectors: weights that are no matrices.
         convolved: the projections that a short convolution follows.
         ranks: projections that are products of two matrices, each with the rank between them.
@@ -222,6 +229,8 @@ def declare_part(
         HEAD: ((sizes.heads,), ("latent",)),
         KEY: ((sizes.key_heads, sizes.key_dim), ("heads", "head_dim")),
         VALUE: ((sizes.heads, sizes.value_dim), ("heads", "head_dim")),
+        QUERY: ((sizes.heads, sizes.key_dim), ("heads", "head_dim")),
+        SHARED_VALUE: ((sizes.key_heads, sizes.value_dim), ("heads", "head_dim")),
     }
     project = lambda dims: matrix((model.embed, *shapes[dims][0]), ("embed", *shapes[dims][1]), scale=scale)
     taps = lambda dims: vector((*shapes[dims][0], TAPS), (*shapes[dims][1], "norm"), uniform_taps)
@@ -229,7 +238,7 @@ def declare_part(
     weights = {name: project(dims) for name, dims in inward.items()}
     weights["output"] = matrix((*shapes[VALUE][0], model.embed), (*shapes[VALUE][1], "embed"), inputs=2, scale=back)
     weights |= {f"{name}_taps": taps(inward[name]) for name in convolved}
-    names = {name: f"linear_{name}" if dims != HEAD else f"linear_{name}_of_head" for name, dims in inward.items()}
+    names = {name: f"linear_{name}{SUFFIXES.get(dims, '')}" for name, dims in inward.items()}
     wide = tuple(name for name, dims in inward.items() if dims != HEAD)
     gates = tuple(name for name, dims in inward.items() if dims == HEAD)
     made = lambda group: tuple(names[name] for name in group)

@@ -9,6 +9,7 @@ from math import prod
 from jaxpar.config.bounds import PARAMETERS, WIDTH
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import key_of, kind_models
+from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.layers.counting import parameter_count
@@ -37,7 +38,7 @@ def check_input(config: Config) -> None:
     if model.tied and TIED not in weights:
         raise UserError(f"model.tied: true, and {name} tokens for the head to share; expected false")
     if model.embedding_scale and TIED not in weights:
-        raise UserError(f"model.embedding_scale: true, and {name} tokens; expected false")
+        raise UserError(f"model.embedding_scale: {spell(model.embedding_scale)}, and {name} tokens; expected false")
     if model.position == "learned" and "positions" not in weights:
         raise UserError(f"model.position: learned, and {name} positions; expected rope or none")
     if config.evaluation.sample_tokens:

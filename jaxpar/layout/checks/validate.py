@@ -9,6 +9,7 @@ from jaxpar.config.validate import validate as validate_keys
 from jaxpar.layout.checks.adapters import check_adapters, check_targets
 from jaxpar.layout.checks.matmul import check_exceptions, check_ranks
 from jaxpar.layout.checks.model import check_blocks, check_input, check_low_rank, check_parameters
+from jaxpar.layout.checks.spikes import check_spikes
 
 
 def validate(config: Config, since: Config | None = None) -> None:
@@ -28,5 +29,6 @@ def validate(config: Config, since: Config | None = None) -> None:
     if since is None:
         check_targets(config)
         check_exceptions(config)
+        check_spikes(config)
     if since is None or not became_known(since, config).isdisjoint(AXES):
         check_ranks(config)

@@ -21,6 +21,7 @@ from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device, check_devices, devices_per_node, find_devices, prepare_devices
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.layers.declaration.adaptation import adaptation_of
+from jaxpar.layout.checks.spikes import refuse_spikes
 from jaxpar.layout.checks.validate import validate
 from jaxpar.layout.given_plan import check_plan, check_plan_devices
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
@@ -84,6 +85,7 @@ class Run:
                 "overrides: expected with the path of a file; a Config is changed by with_overrides(config, [...])"
             )
         validate(config)
+        refuse_spikes(config)
         job = None
         if devices is None:
             job = prepare_devices(virtual_devices_needed(config.parallel), config.distributed)

@@ -43,6 +43,11 @@ def convolved(x: Any, taps: Any, batch: Any, bias: Any = 0.0) -> Any:
     return jax.nn.silu(total + bias)
 
 
+def epsilon_of(options: Any) -> float:
+    """The epsilon of the output's norm."""
+    return (options.get("linear_attention") or {}).get("norm_epsilon") or options["norm_epsilon"]
+
+
 def unit(x: Any) -> Any:
     return x / jnp.sqrt(jnp.sum(x * x, axis=-1, keepdims=True) + 1e-6)
 
@@ -66,7 +71,7 @@ def lightning(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
     slope = 2.0 ** (-8.0 * (jnp.arange(heads) + 1) / heads)
     g = -slope * (1 - layer / (layers - 1 + 1e-5) + 1e-5)
     h = recurrence(repeated(q, heads), repeated(k, heads), v, g[:, None], batch)
-    wide = rms_norm(h.reshape(*h.shape[:2], -1), w["output_norm"].reshape(-1), options["norm_epsilon"])
+    wide = rms_norm(h.reshape(*h.shape[:2], -1), w["output_norm"].reshape(-1), epsilon_of(options))
     return out(jax.nn.sigmoid(into(x, w["gate"])) * wide.reshape(h.shape), w)
 
 
@@ -77,7 +82,7 @@ def retention(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
     heads = v.shape[2]
     g = jnp.log(1 - 2.0 ** (-5.0 - jnp.arange(heads)))
     h = recurrence(repeated(q, heads), repeated(k, heads) / k.shape[-1] ** 0.5, v, g[:, None], batch)
-    return out(rms_norm(h, jnp.ones(v.shape[-1]), options["norm_epsilon"]) * jax.nn.silu(gate), w)
+    return out(rms_norm(h, jnp.ones(v.shape[-1]), epsilon_of(options)) * jax.nn.silu(gate), w)
 
 
 def gla(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
@@ -86,7 +91,16 @@ def gla(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
     g = jax.nn.log_sigmoid(into(into(x, w["decay_a"]), w["decay_b"]) + w["decay_bias"]) / 16
     heads = v.shape[2]
     h = recurrence(repeated(q, heads) / k.shape[-1] ** 0.5, repeated(k, heads), v, repeated(g, heads), batch)
-    return out(rms_norm(h, w["output_norm"], options["norm_epsilon"]) * jax.nn.silu(gate), w)
+    return out(rms_norm(h, w["output_norm"], epsilon_of(options)) * jax.nn.silu(gate), w)
+
+
+def relu_gla(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
+    """SpikingBrain: a sum over tokens of values of the group's head, weighted by relu(q) relu(k) decayed."""
+    q, k, v = (into(x, w[name]) + w.get(f"{name}_bias", 0.0) for name in ("query", "key", "value"))
+    q, k, heads = jnp.maximum(q, 0.0), jnp.maximum(k, 0.0), q.shape[2]
+    g = -jnp.log1p(jnp.exp(-(into(into(x, w["decay_a"]), w["decay_b"]) + w["decay_bias"]))) / 16
+    h = recurrence(q / q.shape[-1] ** 0.5, repeated(k, heads), repeated(v, heads), repeated(g, heads), batch)
+    return out(rms_norm(h, w["output_norm"], epsilon_of(options)), w)
 
 
 def gated_deltanet(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
@@ -96,7 +110,7 @@ def gated_deltanet(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
     q, k = repeated(unit(q), heads) / q.shape[-1] ** 0.5, repeated(unit(k), heads)
     g = -jnp.exp(w["decay_rate"]) * jax.nn.softplus(into(x, w["decay"]) + w["decay_bias"])
     h = recurrence(q, k, v, g[..., None], batch, jax.nn.sigmoid(into(x, w["rate"])))
-    return out(rms_norm(h, w["output_norm"], options["norm_epsilon"]) * jax.nn.silu(into(x, w["gate"])), w)
+    return out(rms_norm(h, w["output_norm"], epsilon_of(options)) * jax.nn.silu(into(x, w["gate"])), w)
 
 
 def kimi_delta(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
@@ -106,7 +120,7 @@ def kimi_delta(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
     g = -jnp.exp(w["decay_rate"])[:, None] * steps
     h = recurrence(unit(q) / q.shape[-1] ** 0.5, unit(k), v, g, batch, jax.nn.sigmoid(into(x, w["rate"])))
     gate = jax.nn.sigmoid(into(into(x, w["gate_a"]), w["gate_b"]))
-    return out(rms_norm(h, w["output_norm"], options["norm_epsilon"]) * gate, w)
+    return out(rms_norm(h, w["output_norm"], epsilon_of(options)) * gate, w)
 
 
 def mamba2(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
@@ -122,8 +136,8 @@ def mamba2(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
     h = recurrence(repeated(c, heads), repeated(b, heads), steps[..., None] * v, g[..., None], batch)
     h = (h + w["skip"][:, None] * v) * jax.nn.silu(into(x, w["gate"]))
     wide = h.reshape(*h.shape[:2], groups, -1)
-    wide = wide / jnp.sqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + options["norm_epsilon"])
+    wide = wide / jnp.sqrt(jnp.mean(wide * wide, axis=-1, keepdims=True) + epsilon_of(options))
     return out(wide.reshape(h.shape) * w["output_norm"], w)
 
 
-MIXERS = {one.__name__: one for one in (lightning, retention, gla, gated_deltanet, kimi_delta, mamba2)}
+MIXERS = {one.__name__: one for one in (lightning, retention, gla, relu_gla, gated_deltanet, kimi_delta, mamba2)}

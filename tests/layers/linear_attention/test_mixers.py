@@ -32,7 +32,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
     "pipe": {"pipe": 2, "microbatches": 2},
     "split backward": {"pipe": 2, "microbatches": 4, "schedule": "zb-h1"},
 }
-FACTORED = "gla", "kimi_delta"
+FACTORED = "gla", "relu_gla", "kimi_delta"
 """Mixers with products of two matrices, whose backward is not split."""
 ROWS = [
     (mixer, layout) for mixer in MIXERS for layout in LAYOUTS if mixer not in FACTORED or layout != "split backward"
@@ -49,7 +49,8 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def options_of(mixer: str) -> dict[str, Any]:
     linear = SHARED_KEYS if mixer != "kimi_delta" else LinearAttentionConfig(key_dim=8)
-    return {"layers": 2, "mixer": mixer, "linear_attention": linear}
+    biases = {"attention_bias": "qkv"} if mixer == "relu_gla" else {}
+    return {"layers": 2, "mixer": mixer, "linear_attention": linear} | biases
 
 
 def run_of(mixer: str, model: dict[str, Any] | None = None, **sections: dict[str, Any]) -> SmallRun:
@@ -165,7 +166,7 @@ def test_the_inverse_of_a_chunk_is_exact_also_for_equal_keys(size: int):
 def test_lora_has_factors_of_all_projections_but_products_of_two_and_numbers_of_heads(mixer: str):
     model = run_model(mixer)
     part = declare_layer(model).parts[0]
-    gate = set[str]() if mixer == "kimi_delta" else {"gate"}
+    gate = set[str]() if mixer in ("kimi_delta", "relu_gla") else {"gate"}
     assert set(adaptable(part)) == {"query", "key", "value", "output"} | gate
     factors = [name for name in adapted(part, LoraConfig(rank=2)).weights if name.endswith(("lora_a", "lora_b"))]
     assert len(factors) == 2 * len(adaptable(part))
@@ -210,6 +211,8 @@ def test_what_they_cannot_be_is_refused():
         run_of("kimi_delta", {"linear_attention": SHARED_KEYS})
     with refused("model.linear_attention.least_step", "0.1", "gla"):
         run_of("gla", {"linear_attention": LinearAttentionConfig(least_step=0.1)})
+    with refused("model.attention_bias: true", "relu_gla", "qkv"):
+        run_of("relu_gla", {"attention_bias": True})
     with refused("model.window", "16", "mamba2"):
         run_of("mamba2", {"window": 16})
     with refused("model.linear_attention.key_dim: 2", "4", "rope.partial"):

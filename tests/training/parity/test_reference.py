@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpar.config.mappings.residual import ResidualConfig
 from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.reading.options import options_of
 from tests.given_weights import state_with
@@ -83,6 +84,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "capped_logits": {"logit_softcap": 2.0, "z_loss": 1e-2, "activation": "relu2", "norm_epsilon": 0.1, "tied": True},
     "gpt2": GPT2,
     "olmo2": {"norm_placement": "post", "qk_norm": "projection", "norm_epsilon": 0.1},
+    "minimax": {"norm_placement": "stream", "residual": ResidualConfig(3.0, 0.75, 2.5, 1.25)},
     # Scores grow with the square of the last factor: with 1.5, half an ulp of the weights moves the exact gradients, in
     # float64, by 1e-5.
     "qwen2": {
@@ -93,13 +95,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gemma": {
         "norm_placement": "sandwich", "norm": "zero_centered_rmsnorm", "activation": "geglu", "embedding_scale": True,
         "attention_scale": 1.1, "attention_softcap": 3.0, "logit_softcap": 4.0, "qk_norm": True, "tied": True,
+        "logit_divisor": 0.25,
     },
 }  # fmt: skip
 NEUTRAL = {
     "window": None, "attention_softcap": None, "logit_softcap": None, "rope_scaling": "none", "qk_norm": False,
     "z_loss": 0.0, "norm_epsilon": 1e-5, "attention_bias": False, "mlp_bias": False,
     "embedding_scale": False, "attention_scale": None, "norm": "rmsnorm", "rope_base": 1e4, "rope_factor": 2.0,
-    "rope_partial": 1.0,
+    "rope_partial": 1.0, "residual_mixer_stream": 1.0, "residual_mixer_output": 1.0,
+    "residual_mlp_stream": 1.0, "residual_mlp_output": 1.0, "logit_divisor": 1.0,
 }  # fmt: skip
 
 
@@ -134,8 +138,12 @@ def test_each_of_these_options_changes_the_loss_by_far_more_than_the_tolerance(n
     _, options, weights, rows = option_case(name)
     loss = decoder64.loss(weights, options, rows)
     others = NEUTRAL | {"activation": "gelu" if options["activation"] == "relu2" else "relu2"}
+    if options["norm_placement"] == "stream":  # other placements have other weights
+        others["norm_placement"] = "pre"
     options = spelled_out(options)
-    rotary = {key for key, usual in DEFAULTS.items() if key.startswith("rope_") and options[key] != usual}
-    for option in (OPTIONS[name].keys() | rotary) & others.keys():
+    inside = {
+        key for key, usual in DEFAULTS.items() if key.startswith(("rope_", "residual_")) and options[key] != usual
+    }
+    for option in (OPTIONS[name].keys() | inside) & others.keys():
         without = decoder64.loss(weights, options | {option: others[option]}, rows)
         assert abs(without - loss) > 100 * TOLERANCE * loss, option
