@@ -1,0 +1,1 @@
+"""Linear attention: a state that passes through chunks of tokens."""

@@ -1,0 +1,29 @@
+"""A chunk of tokens as an affine map of a state, which all implementations apply one after another."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from jaxtyping import Array, Float
+
+CHUNK = 64
+"""Tokens of a chunk of the kernels: what one wgmma computes."""
+
+
+class Chunk(NamedTuple):
+    """The effect of tokens on the state S before them, and their outputs:
+
+        u = made - removed S        out = read S + scores u        S' = keep S + write^T u
+
+    Decays are in `read`, `scores`, `removed`, `write` and `keep`, whose factors are at most 1; the delta rule makes
+    `made` and `removed`, the U and W of its UT transform (Yang et al. 2024, arXiv:2406.06484).
+    """
+
+    read: Float[Array, "*batch heads seq key"]
+    scores: Float[Array, "*batch heads seq seq"]
+    made: Float[Array, "*batch heads seq value"]
+    removed: Float[Array, "*batch heads seq key"] | None
+    """None without the delta rule."""
+    write: Float[Array, "*batch heads seq key"]
+    keep: Float[Array, "*batch heads width"]
+    """The width is that of keys, or 1."""
