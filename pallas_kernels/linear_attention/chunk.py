@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
 
 CHUNK = 64
 """Tokens of a chunk of the kernels: what one wgmma computes."""
@@ -27,3 +28,19 @@ class Chunk(NamedTuple):
     write: Float[Array, "*batch heads seq key"]
     keep: Float[Array, "*batch heads width"]
     """The width is that of keys, or 1."""
+
+
+type Prepare = Callable[[PyTree, PyTree], Chunk]
+"""Makes a chunk, float32, of its inputs and of what has no gradient."""
+
+
+class Passed(NamedTuple):
+    """The result of a kernel."""
+
+    rows: Float[Array, "chunks heads seq value"]
+    """Outputs; of the backward, gradients of `made`."""
+    states: Float[Array, "chunks heads key value"] | None
+    """Before the step of each chunk, rounded as they are multiplied; None where they are not saved. Of the backward,
+    gradients of the states behind the chunks."""
+    end: Float[Array, "heads key value"]
+    """The state after all steps, float32; of the backward, the gradient of the first state."""

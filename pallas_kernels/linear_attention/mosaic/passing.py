@@ -14,7 +14,7 @@ from jaxtyping import Array, Float
 
 from pallas_kernels.attention.mosaic.memory import tiled
 from pallas_kernels.attention.mosaic.schedule import scalar, zero
-from pallas_kernels.linear_attention.chunk import CHUNK, Chunk
+from pallas_kernels.linear_attention.chunk import CHUNK, Chunk, Passed
 from pallas_kernels.linear_attention.mosaic.operands import (
     COLUMNS,
     Operands,
@@ -25,17 +25,6 @@ from pallas_kernels.linear_attention.mosaic.operands import (
     slots_of,
 )
 from pallas_kernels.pallas import mosaic_gpu as plgpu
-
-
-class Passed(NamedTuple):
-    """What a kernel makes."""
-
-    rows: Float[Array, "chunks heads seq value"]
-    """Outputs, or in the backward gradients of `made`."""
-    states: Float[Array, "chunks heads key value"] | None
-    """Of each chunk the state before its step, rounded as it is multiplied; None where it is not asked for."""
-    end: Float[Array, "heads key value"]
-    """The state after all steps, float32."""
 
 
 class Staged(NamedTuple):
