@@ -44,9 +44,7 @@ def scan_chunks(
     return chosen.scan_chunks(prepare, inputs, fixed, state, **({"interpret": True} if interpret else {}))
 
 
-def _request(
-    prepare: Prepare, inputs: PyTree, fixed: PyTree, state: jax.Array, dtype: str, device: Target
-) -> Request:
+def _request(prepare: Prepare, inputs: PyTree, fixed: PyTree, state: jax.Array, dtype: str, device: Target) -> Request:
     """The request on a device. Raises `ValueError` where chunks do not fit to the state."""
     chunk = jax.eval_shape(lambda *xs: prepare(*jax.tree.map(lambda x: x[0], xs)), inputs, fixed)
     (size, key), value = chunk.read.shape[-2:], chunk.made.shape[-1]

@@ -20,6 +20,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jaxpar.config.plan import LayerLayout
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.linear_attention.transports import TRANSPORTS, Fold, State
 from jaxpar.mesh.axes import vary
@@ -43,12 +44,11 @@ class Streams(NamedTuple):
 
 
 def recur(
-    streams: Streams, tokens: TokenContext, transport: str, backend: str
+    streams: Streams, tokens: TokenContext, layout: LayerLayout
 ) -> tuple[Float[Array, "batch seq heads value"], State]:
-    """The outputs of this context rank's tokens, and the state behind them; the `transport` is of `TRANSPORTS`, and the
-    `backend` passes a state through chunks: `xla`, or a kernel of `pallas_kernels.linear_attention`."""
-    scan = partial(_scan, backend=backend)
-    state, document = _before(streams, tokens, transport, scan)
+    """The outputs of this context rank's tokens, and the state behind them."""
+    scan = partial(_scan, backend=layout.linear_backend)
+    state, document = _before(streams, tokens, layout.states, scan)
     return scan(streams, tokens.segments, state, document)
 
 

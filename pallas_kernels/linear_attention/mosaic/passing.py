@@ -93,7 +93,8 @@ class _Kernel:
         head, columns = program()
         operands = operands_of(arrays, slots, self.count, self.chunk)
         operands.first()
-        state = plgpu.load(first.at[head, :, columns], layout=plgpu.Layout.WGMMA, optimized=False)
+        read = plgpu.load(first.at[head, :, columns], layout=plgpu.Layout.WGMMA, optimized=False)
+        state = read + 0.0  # not typed as varying, which what is computed in a kernel is not: see `scalar`
         body = partial(self.turn, operands, staged, out, states[0] if self.save else None)
         end.at[head, :, columns][...] = lax.fori_loop(0, scalar(steps, 0), body, state)
         plgpu.wait_smem_to_gmem(0)

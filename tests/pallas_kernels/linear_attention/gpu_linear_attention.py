@@ -1,4 +1,4 @@
-"""The kernels of linear attention compiled for H100s that are not here; child only (see `tests.gpu_compile.in_child`)."""
+"""Linear attention's kernels compiled for H100s that are not here; child only (see `tests.gpu_compile.in_child`)."""
 
 from typing import Any
 
@@ -24,9 +24,7 @@ def kernels(tokens: int, heads: int, key: int, value: int, delta: bool, by_key: 
         return out, pull(out)
 
     mapped = jax.shard_map(local, mesh=mesh, in_specs=spec, out_specs=spec)
-    shape = lambda *sizes, dtype="float32": jax.ShapeDtypeStruct(
-        (8, *sizes), dtype, sharding=NamedSharding(mesh, spec)
-    )
+    shape = lambda *sizes, dtype="float32": jax.ShapeDtypeStruct((8, *sizes), dtype, sharding=NamedSharding(mesh, spec))
     of_tokens = lambda *sizes, dtype="bfloat16": shape(tokens, heads, *sizes, dtype=dtype)
     decays, rate = of_tokens(key if by_key else 1, dtype="float32"), of_tokens(dtype="float32") if delta else None
     given = Streams(of_tokens(key), of_tokens(key), of_tokens(value), decays, rate)

@@ -89,7 +89,9 @@ def differences(operands: Any, state: Any) -> float:
     """The largest difference of a result of both kernels, relative to its largest number; sums in another order may
     round differently."""
     found, wanted = (
-        jax.tree.leaves((of.forward(operands, state, save=True, interpret=True), of.backward(operands, state, interpret=True)))
+        jax.tree.leaves(
+            (of.forward(operands, state, save=True, interpret=True), of.backward(operands, state, interpret=True))
+        )
         for of in (mosaic, reference)
     )
     one = lambda a, b: np.abs(a - b).max() / np.abs(b).max()
@@ -109,7 +111,9 @@ FAULTS: dict[str, tuple[Any, str, Callable[..., Any]]] = {
 
 @pytest.mark.matrix(quick=(), ci=1)
 @pytest.mark.parametrize("fault", FAULTS.values(), ids=FAULTS)
-def test_a_fault_of_a_kernel_is_seen(fault: tuple[Any, str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fault_of_a_kernel_is_seen(
+    fault: tuple[Any, str, Callable[..., Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(*fault)
     assert differences(*chunks(3, 1, 64, 64, True)) > 0.02
 
