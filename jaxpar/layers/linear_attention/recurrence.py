@@ -77,16 +77,13 @@ def _scan(
     cut = lambda x: jnp.moveaxis(x.reshape(batch, -1, size, *x.shape[2:]), 1, 0)
     streams, segments = jax.tree.map(cut, (streams, segments))
     documents = jnp.concatenate([document[None], segments[:-1, :, -1]])
-    out, state = REGISTRY[backend].scan_chunks(_prepare, streams, (segments, documents), state)
+    out, state = REGISTRY[backend].scan_chunks(prepare, streams, (segments, documents), state)
     return jnp.moveaxis(out, (0, 3), (1, 2)).reshape(batch, length + rest, *out.shape[2::2])[:, :length], state
 
 
-def _prepare(streams: Streams, fixed: tuple[Int[Array, "batch seq"], Int[Array, " batch"]]) -> Chunk:
-    return _chunk(streams, *fixed)
-
-
-def _chunk(streams: Streams, segments: Int[Array, "batch seq"], document: Int[Array, " batch"]) -> Chunk:
-    """The effect of a chunk's tokens on a state that belongs to `document`."""
+def prepare(streams: Streams, documents: tuple[Int[Array, "batch seq"], Int[Array, " batch"]]) -> Chunk:
+    """The effect of a chunk's tokens on a state; `documents` are theirs, and that which the state belongs to."""
+    segments, document = documents
     by_head = lambda x: jnp.moveaxis(x.astype(jnp.float32), 2, 1)
     q, k, v, g = (by_head(x) for x in streams[:4])
     decayed = jnp.cumsum(g, axis=2)

@@ -75,11 +75,13 @@ def results(run: Any, streams: Streams, documents: Any, state: Any) -> dict[str,
     return {name: np.asarray(x) for name, x in found.items() if x is not None}
 
 
-def float64(case: Case) -> dict[str, np.ndarray]:
-    """The results of a case."""
+def float64(case: Case, *, rounded: bool = False) -> dict[str, np.ndarray]:
+    """The results of a case, or of one whose queries, keys and values are rounded to bfloat16."""
     with jax.enable_x64():
-        of = lambda x: jnp.asarray(x)
-        given, documents, state = jax.tree.map(of, streams(case))
+        given, documents, state = jax.tree.map(jnp.asarray, streams(case))
+        if rounded:
+            low = (x.astype(jnp.bfloat16).astype(jnp.float64) for x in given[:3])
+            given = Streams(*low, given.decay, given.rate)
         return results(recurrence, given, documents, state)
 
 

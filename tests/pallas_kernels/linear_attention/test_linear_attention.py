@@ -23,9 +23,6 @@ from tests.pallas_kernels import machine_code
 from tests.pallas_kernels.attention.mosaic.simulator import REPORTED, watch_tensor_cores
 from tests.pallas_kernels.linear_attention.linear64 import Case, chunks, float64, results, streams
 
-BFLOAT16 = 2.0**-7
-"""Twice the spacing of its numbers: operands are rounded once or twice on the way to a result."""
-
 CASES = {
     "a decay of each head": Case(128, 2, 64, 64, delta=False, by_key=False),
     "delta rule, decays of keys, a remainder": Case(150, 2, 64, 128, delta=True, by_key=True, rows=2),
@@ -57,12 +54,14 @@ def errors(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> dict[
     return {name: float(relative(found[name].astype(np.float64), wanted[name])) for name in wanted}
 
 
-@pytest.mark.matrix(quick=("delta rule, decays of keys, a remainder", "decays of keys, strong"), ci=1)
+@pytest.mark.matrix(quick=("delta rule, decays of keys, a remainder",), ci=1)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_outputs_and_gradients_are_near_to_float64(case: Case) -> None:
-    """By the steps of the kernels in plain JAX, with their roundings."""
-    found = errors(by(reference, case), float64(case))
-    assert max(found.values()) <= BFLOAT16, found
+    """By the steps of the kernels in plain JAX, with their roundings: at most four times the error that queries, keys
+    and values have from being bfloat16, if nothing else is rounded."""
+    wanted = float64(case)
+    found, of_inputs = errors(by(reference, case), wanted), errors(float64(case, rounded=True), wanted)
+    assert all(error <= 4 * of_inputs[name] for name, error in found.items()), (found, of_inputs)
 
 
 SIMULATED = {
