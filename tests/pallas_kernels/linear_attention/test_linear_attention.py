@@ -121,22 +121,17 @@ def test_an_operand_that_is_loaded_before_all_products_have_read_the_last_one_is
     monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
     watch_tensor_cores(monkeypatch)
-    wait = Operands.wait
+    wait, load = Operands.wait, Operands.next
 
     def early(operands: Operands, step: Any, index: int) -> Any:
         found = wait(operands, step, index)
-        operands.next(step, index)
+        load(operands, step, index)
         return found
 
     monkeypatch.setattr(Operands, "wait", early)
-    monkeypatch.setattr(Operands, "next", _only_once(Operands.next))
-    differences(*chunks(3, 1, 256, 64, False))
+    monkeypatch.setattr(Operands, "next", lambda operands, step, *indices: load(operands, step))
+    differences(*chunks(3, 1, 64, 64, False))
     assert REPORTED in capfd.readouterr().out
-
-
-def _only_once(load: Callable[..., None]) -> Callable[..., None]:
-    """Loads one operand at a time, as `early` does; not those that a step has done with."""
-    return lambda operands, step, *indices: load(operands, step, *indices) if len(indices) == 1 else None
 
 
 COMPILED = {
