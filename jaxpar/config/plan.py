@@ -171,7 +171,7 @@ class LayerLayout:
     states: str = "allgather"
     """How context ranks pass on the state of a mixer."""
     linear_backend: str = "xla"
-    """What passes it through chunks of tokens."""
+    """The implementation that passes it through chunks of tokens."""
 
 
 UNTILED = LayerLayout()
@@ -247,7 +247,7 @@ class Plan:
     state_messages: Choice[Literal["allgather", "ring", "pipelined"]] = Choice("allgather")
     """How context ranks pass on the states of mixers: `docs/hybrids.md`."""
     linear_attention: dict[str, Choice[str]] = field(default_factory=dict, hash=False)
-    """By kind of layers, of those that have a mixer with a state, what passes it through chunks of tokens."""
+    """By kind of layers with a mixer that has a state, the implementation that passes it through chunks of tokens."""
     shard_state_over_replicas: Choice[bool] = Choice(False)
     """Whether master weights and optimizer state are split over replicas too."""
     layer_unroll: Choice[int] = Choice(1)

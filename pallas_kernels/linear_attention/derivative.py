@@ -123,7 +123,7 @@ def _of_inputs(
 def _launch(kernel: Any, chunks: Chunk, state: Float[Array, "*batch key value"]) -> Passed:
     """The result of a kernel, whose arrays have one dim for all rows and heads."""
     batch = state.shape[:-2]
-    joined = Chunk(*(None if x is None else x.reshape(x.shape[0], -1, *x.shape[1 + len(batch) :]) for x in chunks))
+    joined = jax.tree.map(lambda x: x.reshape(x.shape[0], -1, *x.shape[1 + len(batch) :]), chunks)
     passed = kernel(joined, state.reshape(-1, *state.shape[-2:]))
     split = lambda x: x.reshape(x.shape[0], *batch, *x.shape[2:])
     states = None if passed.states is None else split(passed.states)

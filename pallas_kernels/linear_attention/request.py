@@ -14,7 +14,7 @@ class Request(choice.Request):
 
     chunks: int
     heads: int
-    """Of all rows together."""
+    """Heads of all rows together."""
     size: int
     """Tokens of a chunk."""
     key: int

@@ -190,6 +190,6 @@ class AttentionConfig:
     kv_block: Annotated[int, at_least(1)] | None = None
     """Rows of keys and values in a block of the backend `xla`; null as for `query_block`."""
     linear_backend: Literal["auto", "mosaic", "xla"] = "auto"
-    """What passes the state of mixers through chunks of tokens: `xla` is plain JAX, in float32; `mosaic` is our kernel
+    """Passes the state of mixers through chunks of tokens: `xla` is plain JAX, in float32; `mosaic` is our kernel
     for Hopper GPUs, whose products have bfloat16 operands. `auto` takes the kernel only on GPUs where it was recorded
     as right and no slower. A named one that does not support the run is an error."""

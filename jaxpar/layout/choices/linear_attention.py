@@ -1,4 +1,4 @@
-"""What passes the states of mixers through chunks of tokens, in each kind of layers."""
+"""The choice of an implementation that passes the states of mixers through chunks of tokens."""
 
 from __future__ import annotations
 
@@ -45,13 +45,13 @@ def check_linear_backends(plan: Plan, config: Config, device: Device) -> None:
 def _requests(config: Config, axes: AxisSizes, device: Device, rows: int) -> dict[str, Request]:
     """By kind of layers with a state, the states of one device. Context ranks also fold their tokens to a map of states
     by the delta rule, whose columns are as many values more."""
-    tokens, found = config.data.sequence_length // axes.context, {}
+    tokens, requests = config.data.sequence_length // axes.context, {}
     for kind, model in kind_models(config.model).items():
         if any(issubclass(block, LinearAttention) for block in mixer_classes(model)):
             sizes = sizes_of(model)
             mapped = [one.mapped for _, one in declare_layer(model).operations if isinstance(one, Recurrence)]
             delta = mapped[0] == sizes.heads * 4 * sizes.key_dim**2
-            found[kind] = Request(
+            requests[kind] = Request(
                 **hardware_of(device),
                 dtype=config.precision.compute,
                 chunks=-(-tokens // CHUNK),
@@ -61,4 +61,4 @@ def _requests(config: Config, axes: AxisSizes, device: Device, rows: int) -> dic
                 value=sizes.value_dim + (sizes.key_dim if delta and axes.context > 1 else 0),
                 delta=delta,
             )
-    return found
+    return requests

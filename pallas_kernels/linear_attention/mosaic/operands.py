@@ -94,8 +94,8 @@ def slots_of(key: int, delta: bool, dtype: Any) -> tuple[Slots, ...]:
     """The types of memory of the operands, for keys of a width; two slots if 227 KiB have room for them."""
     slots = 2 if key <= 128 else 1
     of = lambda width: Slots.of(slots, CHUNK, width, dtype)
-    found = of(key), of(CHUNK), of(COLUMNS), of(key), Slots.of(slots, 0, key, jnp.float32)
-    return (*found, of(key)) if delta else found
+    common = of(key), of(CHUNK), of(COLUMNS), of(key), Slots.of(slots, 0, key, jnp.float32)
+    return (*common, of(key)) if delta else common
 
 
 def operands_of(arrays: tuple[Any, ...], slots: tuple[Slots, ...], steps: int, chunk_of: Callable) -> Operands:
