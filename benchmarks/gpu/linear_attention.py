@@ -59,9 +59,9 @@ class Case:
         documents = jnp.broadcast_to(of_token.reshape(-1, 1, CHUNK), shape[:3])
         before = jnp.concatenate([documents[:1, :, 0], documents[:-1, :, -1]])
         state = self.rows, self.heads, self.key, self.value
-        low = (x.astype(jnp.bfloat16) for x in (query, key, value))
+        query, key, value = (x.astype(jnp.bfloat16) for x in (query, key, value))
         d_out = normal(shape[0], self.rows, self.heads, CHUNK, self.value)
-        return Streams(*low, decay, rate), (documents, before), normal(*state), (d_out, normal(*state))
+        return Streams(query, key, value, decay, rate), (documents, before), normal(*state), (d_out, normal(*state))
 
     def flops(self, way: str) -> float:
         """Of the chunked form; the backward has two products for each."""
@@ -75,6 +75,11 @@ class Case:
         inputs, outputs = 2 * (2 * self.key + self.value) + decays, 2 * self.value
         forward, backward = inputs + outputs, 2 * inputs + outputs
         return self.rows * self.tokens * self.heads * (forward + (backward if way == "both" else 0))
+
+    @property
+    def results(self) -> tuple[str, ...]:
+        """Names among `RESULTS`: without the delta rule there are no rates."""
+        return tuple(name for name in RESULTS if name != "d_rate" or self.delta)
 
     def request(self, device: Any) -> Request:
         chunks, heads = self.tokens // CHUNK, self.rows * self.heads
@@ -128,8 +133,7 @@ def program(case: Case, name: str, interpret: bool = False) -> Callable[..., tup
 def _compare(case: Case, dry: bool) -> dict[str, Any]:
     arrays, run = case.arrays(), program(case, "mosaic", dry)
     have, again, low = (jax.device_get(each(*arrays)) for each in (run, run, program(case, "plain")))
-    names = [name for name in RESULTS if name != "d_rate" or case.delta]
-    return compared(names, have, again, low, _float64(arrays))
+    return compared(case.results, have, again, low, _float64(arrays))
 
 
 def _float64(arrays: Any) -> list[np.ndarray]:

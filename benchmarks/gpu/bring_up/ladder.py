@@ -199,8 +199,7 @@ def _linear_cases(processors: int, dry: bool) -> Mapping[str, Sequence[linear_at
 
 def _repeat_linear(case: linear_attention.Case, dry: bool) -> Run:
     run, arrays = linear_attention.program(case, "mosaic", dry), case.arrays()
-    names = [name for name in linear_attention.RESULTS if name != "d_rate" or case.delta]
-    return (lambda: run(*arrays)), names
+    return (lambda: run(*arrays)), case.results
 
 
 def _repeat_grouped_tiled(case: grouped_tiled.Case, dry: bool) -> Run:
