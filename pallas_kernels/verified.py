@@ -50,6 +50,7 @@ SOURCES = {
         "grouped_tiled_matmul", "tiled_matmul/mosaic.py", "grouped_matmul/mosaic", "grouped_matmul/blocks.py",
         *_PERSISTENT,
     ),
+    "linear_attention/mosaic": ("linear_attention", "attention/mosaic/matmuls.py", "vjp_parts.py", *_PERSISTENT),
     "linear_cross_entropy/triton": ("linear_cross_entropy", "device.py", "pallas.py", "ranges.py", "varying.py"),
 }
 # fmt: on

@@ -62,6 +62,18 @@ def _grouped(journal: Journal) -> None:
     grouped.measure(journal)
 
 
+def _check_linear(journal: Journal) -> None:
+    from benchmarks.gpu import linear_attention
+
+    linear_attention.check(journal)
+
+
+def _linear(journal: Journal) -> None:
+    from benchmarks.gpu import linear_attention
+
+    linear_attention.measure(journal)
+
+
 def _check_tiled(journal: Journal) -> None:
     from benchmarks.gpu import grouped_tiled, tiled
 
@@ -152,9 +164,11 @@ PARTS = (
     Part("check-cross-entropy", 30, _check_cross_entropy),
     Part("check-grouped", 30, _check_grouped),
     Part("check-tiled", 35, _check_tiled),
+    Part("check-linear", 30, _check_linear),
     Part("attention", 130, _attention),
     Part("grouped", 45, _grouped),
     Part("tiled", 45, _tiled),
+    Part("linear", 45, _linear),
     Part("cross-entropy", 45, _cross_entropy),
     Part("check-cudnn", 25, _check_attention("cudnn")),
     Part("step", 60, _step),

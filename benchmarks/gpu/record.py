@@ -9,7 +9,7 @@ from pathlib import Path
 from statistics import geometric_mean
 from typing import Any, NamedTuple
 
-from benchmarks.gpu import grouped_tiled, tiled
+from benchmarks.gpu import grouped_tiled, linear_attention, tiled
 from benchmarks.gpu.attention_cases import timed
 from jaxpar.config.strict_json import json_text
 from pallas_kernels.attention.kinds import kind_of
@@ -38,6 +38,7 @@ BESIDE = {
     "grouped_matmul/triton": Beside("grouped", "triton"),
     tiled.KERNEL: Beside("tiled", "mosaic", cases=_NAMES(tiled.TIMED)),
     grouped_tiled.KERNEL: Beside("tiled", "mosaic", cases=_NAMES(grouped_tiled.TIMED)),
+    linear_attention.KERNEL: Beside("linear_attention", "mosaic"),
     "linear_cross_entropy/triton": Beside("cross_entropy", "fused", ("chunks in plain JAX", "jaxpar's tiles")),
 }
 

@@ -28,6 +28,7 @@ def table(result: Mapping[str, Any]) -> str:
         ),
         ("Grouped matmuls, TFLOP/s (median of turns)", [_grouped(row) for row in of("grouped")]),
         ("Matmuls of FP8 tiles, TFLOP/s (median of turns)", [_tiled(row) for row in of("tiled")]),
+        ("Linear attention, TFLOP/s (median of turns)", [_linear(row) for row in of("linear_attention")]),
         ("Tiles: the table's entry, and the fastest of its neighbours", _tiles(of("tile"))),
         ("Products in the chunks of a ring, beside whole ones (median of turns)", [_ring(row) for row in of("ring")]),
         ("Linear cross-entropy, forward and backward", [_cross_entropy(row) for row in of("cross_entropy")]),
@@ -125,6 +126,12 @@ def _grouped(row: Mapping[str, Any]) -> str:
 def _tiled(row: Mapping[str, Any]) -> str:
     rate = f"{row['tflops']:8.0f}" if "tflops" in row else _why_not(row)
     return f"{row['case']:28}{row['m']:6} x {row['n']:6} x {row['k']:6}  {row['by']:18}{rate}"
+
+
+def _linear(row: Mapping[str, Any]) -> str:
+    head = f"{row['case']:22}{row['rows']:3} x {row['tokens']:6} tokens, {row['heads']:3} heads of "
+    rate = f"{row['tflops']:8.1f}" if "tflops" in row else _why_not(row)
+    return f"{head}{row['key']} x {row['value']:4}  {row['by']:8}{row['way']:9}{rate}"
 
 
 def _ring(row: Mapping[str, Any]) -> str:

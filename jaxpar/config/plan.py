@@ -24,7 +24,7 @@ from jaxpar.config.bounds import (
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
-PLAN_VERSION = 17
+PLAN_VERSION = 18
 """The version of `plan.json`, which a new field of `Plan` raises."""
 
 
@@ -170,6 +170,8 @@ class LayerLayout:
     """How experts get their tokens."""
     states: str = "allgather"
     """How context ranks pass on the state of a mixer."""
+    linear_backend: str = "xla"
+    """The implementation that passes it through chunks of tokens."""
 
 
 UNTILED = LayerLayout()
@@ -244,6 +246,8 @@ class Plan:
     """Whether ranks send the embedding's table and its gradient, or the rows of their tokens and those of these."""
     state_messages: Choice[Literal["allgather", "ring", "pipelined"]] = Choice("allgather")
     """How context ranks pass on the states of mixers: `docs/hybrids.md`."""
+    linear_attention: dict[str, Choice[str]] = field(default_factory=dict, hash=False)
+    """By kind of layers with a mixer that has a state, the implementation that passes it through chunks of tokens."""
     shard_state_over_replicas: Choice[bool] = Choice(False)
     """Whether master weights and optimizer state are split over replicas too."""
     layer_unroll: Choice[int] = Choice(1)
@@ -280,7 +284,8 @@ class Plan:
 
     def layer_of(self, kind: str) -> LayerLayout:
         """How the layers of a kind are computed."""
-        return LayerLayout(self.mlp_tiles.name, self.experts.get(kind), self.state_messages.name)
+        linear = self.linear_attention.get(kind, Choice(LayerLayout.linear_backend))
+        return LayerLayout(self.mlp_tiles.name, self.experts.get(kind), self.state_messages.name, linear.name)
 
     def with_exact_messages(self) -> Plan:
         """The plan with weights and routed tokens that travel as they are."""
@@ -290,6 +295,7 @@ class Plan:
 
 NAMED_BY = {
     "attention": "attention.backend",
+    "linear_attention": "attention.linear_backend",
     "products": "parallel.experts.backend",
     "loss": "memory.loss_backend",
     "matmul": "precision.matmul_options.backend",

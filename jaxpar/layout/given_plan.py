@@ -17,6 +17,7 @@ from jaxpar.layout.choices.attention import check_attention
 from jaxpar.layout.choices.embedding import check_embedding_messages
 from jaxpar.layout.choices.experts import check_expert_layouts
 from jaxpar.layout.choices.head_loss import check_loss
+from jaxpar.layout.choices.linear_attention import check_linear_backends
 from jaxpar.layout.choices.overlap import check_overlap
 from jaxpar.layout.choices.pipeline import layer_order, schedule_of, whole_backward
 from jaxpar.layout.choices.replica_state import check_state_over_replicas
@@ -88,6 +89,7 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
         if plan.node_devices != wanted:
             raise UserError(f"plan.node_devices: {shown(plan.node_devices)}, and the nodes here have {shown(wanted)}")
         check_attention(plan, config, device, node_devices)
+        check_linear_backends(plan, config, device)
         check_loss(plan, config, device)
         check_logits(plan, config)
     except UserError as error:

@@ -22,6 +22,7 @@ from jaxpar.layout.choices.attention import attention_plan
 from jaxpar.layout.choices.embedding import embedding_messages
 from jaxpar.layout.choices.experts import expert_layouts
 from jaxpar.layout.choices.head_loss import choose_loss
+from jaxpar.layout.choices.linear_attention import linear_backends
 from jaxpar.layout.choices.matmul import check_matmul_units, routed_choice, tiled_choice
 from jaxpar.layout.choices.overlap import tensor_overlap
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_of_chunks
@@ -171,6 +172,7 @@ def _settled(
         node_devices=check_transport(config, axes, node_devices),
         embedding_messages=embedding_messages(config, axes, device, rows, cluster),
         state_messages=state_messages(config, axes, device, rows, cluster),
+        linear_attention=linear_backends(config, axes, device, rows),
         shard_state_over_replicas=state_over_replicas(config, axes, device),
         optimizer_offload=memory.optimizer_offload,
         weights_offload=memory.weights_offload,

@@ -13,6 +13,8 @@ from pallas_kernels.attention.registry import REGISTRY as ATTENTION
 from pallas_kernels.choice import Registry
 from pallas_kernels.grouped_matmul.registry import REGISTRY as GROUPED
 from pallas_kernels.grouped_tiled_matmul.registry import REGISTRY as GROUPED_TILED
+from pallas_kernels.linear_attention.chunk import Chunk
+from pallas_kernels.linear_attention.registry import REGISTRY as LINEAR
 from pallas_kernels.linear_cross_entropy.registry import REGISTRY as LOSS
 from pallas_kernels.tiled_matmul.registry import REGISTRY as TILED
 from pallas_kernels.unsupported import Unsupported
@@ -26,7 +28,14 @@ def drawn(*shape: int) -> jax.Array:
 
 X, TABLE, LABELS = drawn(24, 64), drawn(64, 200), jnp.arange(24)
 ROWS, SIZES, UP = drawn(64, 128), jnp.array([20, 44]), drawn(2, 128, 64)
-HEADS = drawn(1, 32, 2, 64)
+HEADS, SQUARE = drawn(1, 32, 2, 64), drawn(64, 64)
+
+
+def square_chunk(x: jax.Array, _: tuple[()]) -> Chunk:
+    x = x.astype(jnp.float32)
+    return Chunk(x, x @ x.T, x, x, x, x[0])
+
+
 CODES, SCALES = jnp.ones((128, 128), jnp.float8_e4m3fn), jnp.ones((128, 1))
 
 FUNCTIONS: dict[str, tuple[Registry[Any], Callable[..., jax.Array], jax.Array]] = {
@@ -42,6 +51,13 @@ FUNCTIONS: dict[str, tuple[Registry[Any], Callable[..., jax.Array], jax.Array]] 
             codes, SCALES, CODES[None], SCALES[None], jnp.array([128]), **more
         ),
         CODES,
+    ),
+    "linear attention": (
+        LINEAR,
+        lambda rows, **more: kernels.scan_chunks(
+            square_chunk, rows[None], (), jnp.zeros((64, 64)), **more
+        )[0],
+        SQUARE,
     ),
     "tiled matmul": (
         TILED, lambda codes, **more: kernels.tiled_matmul(codes, SCALES, CODES, SCALES, **more), CODES,

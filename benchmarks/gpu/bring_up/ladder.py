@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
 
-from benchmarks.gpu import attention, cross_entropy, grouped, grouped_tiled, tiled
+from benchmarks.gpu import attention, cross_entropy, grouped, grouped_tiled, linear_attention, tiled
 from benchmarks.gpu.attention_cases import CHECKED, Case
 from benchmarks.gpu.journal import Journal
 from pallas_kernels.attention.registry import REGISTRY
@@ -180,6 +181,27 @@ def _grouped_tiled_cases(processors: int, dry: bool) -> Mapping[str, Sequence[gr
     }
 
 
+def _linear_cases(processors: int, dry: bool) -> Mapping[str, Sequence[linear_attention.Case]]:
+    if dry:
+        return {RUNGS[0]: linear_attention.DRY}
+    case = partial(linear_attention.Case, key=128, value=64, by_key=False)
+    return {
+        "one tile": [
+            case("one program, a chunk", 1, 64, 1, delta=False),
+            case("one program, a chunk by the delta rule", 1, 64, 1, delta=True),
+            case("one program, ten chunks", 1, 640, 1, delta=True),
+        ],
+        "one wave": [case("one wave", 1, 256, processors, delta=True)],
+        "three tiles a processor": [case("three waves", 3, 256, processors, delta=True)],
+        "the grid": linear_attention.CHECKED,
+    }
+
+
+def _repeat_linear(case: linear_attention.Case, dry: bool) -> Run:
+    run, arrays = linear_attention.program(case, "mosaic", dry), case.arrays()
+    return (lambda: run(*arrays)), case.results
+
+
 def _repeat_grouped_tiled(case: grouped_tiled.Case, dry: bool) -> Run:
     run, arrays = grouped_tiled.program(case, "mosaic", dry), case.arrays()
     return (lambda: run(*arrays)), grouped_tiled.RESULTS
@@ -214,6 +236,15 @@ KERNELS = (
         _each(grouped_tiled.check_case),
         _repeat_grouped_tiled,
         sort=lambda case: case.of,
+    ),
+    Kernel(
+        linear_attention.KERNEL,
+        ("linear_attention_",),
+        _linear_cases,
+        lambda case: case.name,
+        _each(linear_attention.check_case),
+        _repeat_linear,
+        sort=lambda case: str(case.delta),
     ),
 )
 

@@ -193,3 +193,7 @@ class AttentionConfig:
     scores of such a block."""
     kv_block: Annotated[int, at_least(1)] | None = None
     """Rows of keys and values in a block of the backend `xla`; null as for `query_block`."""
+    linear_backend: Literal["auto", "mosaic", "xla"] = "auto"
+    """Passes the state of mixers through chunks of tokens: `xla` is plain JAX, in float32; `mosaic` is our kernel
+    for Hopper GPUs, whose products have bfloat16 operands. `auto` takes the kernel only on GPUs where it was recorded
+    as right and no slower. A named one that does not support the run is an error."""

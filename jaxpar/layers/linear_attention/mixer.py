@@ -133,7 +133,7 @@ class LinearAttention(Block):
         made = self._projected(x, ops)
         for name in self.convolved:
             made[name] = self._activated(convolve(made[name], self.weight(f"{name}_taps"), context.tokens), name)
-        out, _ = recur(self.streams(made, context), context.tokens, context.layout.states)
+        out, _ = recur(self.streams(made, context), context.tokens, context.layout)
         return self._finished(out, made, ops), {}
 
     def decode(self, x: jax.Array, cache: PyTree, context: Context, ops: Ops) -> tuple[jax.Array, PyTree]:
@@ -166,7 +166,7 @@ class LinearAttention(Block):
             made[name] = self._activated(convolve(made[name], self.weight(f"{name}_taps"), tokens), name)
         valid = (tokens.indices < lengths[:, None]).astype(jnp.float32)
         without_padding = lambda x: x * valid.reshape(*valid.shape, *[1] * (x.ndim - 2))  # zeros change no state
-        out, state = recur(jax.tree.map(without_padding, self.streams(made, context)), tokens, context.layout.states)
+        out, state = recur(jax.tree.map(without_padding, self.streams(made, context)), tokens, context.layout)
         last = lax.axis_index("context") == lax.axis_size("context") - 1
         return out, after | {"state": reduce_sum(jnp.where(last, state, 0), ("context",))}
 

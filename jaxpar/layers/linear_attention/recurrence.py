@@ -11,19 +11,22 @@ makes the state before each of them. Everything is float32.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, Int
 
+from jaxpar.config.plan import LayerLayout
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.linear_attention.transports import TRANSPORTS, Fold, State
 from jaxpar.mesh.axes import vary
+from pallas_kernels.linear_attention import CHUNK, Chunk
+from pallas_kernels.linear_attention.registry import REGISTRY
 
-CHUNK = 64
-"""At most so many tokens are multiplied with each other."""
 BLOCK = 16
 """Tokens of a chunk between which decays of each key dim are multiplied out; further ones meet at a block's start."""
 
@@ -40,23 +43,13 @@ class Streams(NamedTuple):
     """The delta rule's r; None is without the rule."""
 
 
-class Chunk(NamedTuple):
-    """The effect of a chunk: out = read S + scores u, and S' = keep S + write^T u, with u = made - removed S."""
-
-    read: Float[Array, "batch heads seq key"]
-    scores: Float[Array, "batch heads seq seq"]
-    made: Float[Array, "batch heads seq value"]
-    removed: Float[Array, "batch heads seq key"] | None
-    write: Float[Array, "batch heads seq key"]
-    keep: Float[Array, "batch heads width"]
-
-
 def recur(
-    streams: Streams, tokens: TokenContext, transport: str
+    streams: Streams, tokens: TokenContext, layout: LayerLayout
 ) -> tuple[Float[Array, "batch seq heads value"], State]:
-    """The outputs of this context rank's tokens, and the state behind them; the `transport` is of `TRANSPORTS`."""
-    state, document = _before(streams, tokens, transport)
-    return _scan(streams, tokens.segments, state, document)
+    """The outputs of this context rank's tokens, and the state behind them."""
+    scan = partial(_scan, backend=layout.linear_backend)
+    state, document = _before(streams, tokens, layout.states, scan)
+    return scan(streams, tokens.segments, state, document)
 
 
 def advance(streams: Streams, state: State) -> tuple[Float[Array, "batch heads value"], State]:
@@ -70,27 +63,27 @@ def advance(streams: Streams, state: State) -> tuple[Float[Array, "batch heads v
 
 
 def _scan(
-    streams: Streams, segments: Int[Array, "batch seq"], state: State, document: Int[Array, " batch"]
+    streams: Streams, segments: Int[Array, "batch seq"], state: State, document: Int[Array, " batch"], *, backend: str
 ) -> tuple[Float[Array, "batch seq heads value"], State]:
-    """Outputs, and the state behind the tokens, from the `state` before them, which belongs to `document`."""
+    """Outputs, and the state behind the tokens, from the `state` before them, which belongs to `document`.
+
+    Kernels have chunks of one size, and zeros behind the last token, which change no state.
+    """
     batch, length = segments.shape
-    size = _divisor(length, CHUNK)
-
-    def chunk(carry: tuple[State, jax.Array], xs: tuple[Streams, jax.Array]) -> tuple[tuple[State, Array], Array]:
-        (state, document), (streams, segments) = carry, xs
-        one = _chunk(streams, segments, document)
-        made = one.made if one.removed is None else one.made - jnp.einsum("bhsk,bhkv->bhsv", one.removed, state)
-        out = jnp.einsum("bhsk,bhkv->bshv", one.read, state) + jnp.einsum("bhst,bhtv->bshv", one.scores, made)
-        state = one.keep[..., None] * state + jnp.einsum("bhsk,bhsv->bhkv", one.write, made)
-        return (state, segments[:, -1]), out
-
-    cut = lambda x: jnp.moveaxis(x.reshape(batch, length // size, size, *x.shape[2:]), 1, 0)
-    (state, _), out = lax.scan(jax.checkpoint(chunk), (state, document), jax.tree.map(cut, (streams, segments)))
-    return jnp.moveaxis(out, 0, 1).reshape(batch, length, *out.shape[3:]), state
+    size = _divisor(length, CHUNK) if backend == "xla" else CHUNK
+    rest = -length % size
+    streams = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, rest), *[(0, 0)] * (x.ndim - 2))), streams)
+    segments = jnp.pad(segments, ((0, 0), (0, rest)), mode="edge")
+    cut = lambda x: jnp.moveaxis(x.reshape(batch, -1, size, *x.shape[2:]), 1, 0)
+    streams, segments = jax.tree.map(cut, (streams, segments))
+    documents = jnp.concatenate([document[None], segments[:-1, :, -1]])
+    out, state = REGISTRY[backend].scan_chunks(prepare, streams, (segments, documents), state)
+    return jnp.moveaxis(out, (0, 3), (1, 2)).reshape(batch, length + rest, *out.shape[2::2])[:, :length], state
 
 
-def _chunk(streams: Streams, segments: Int[Array, "batch seq"], document: Int[Array, " batch"]) -> Chunk:
-    """The effect of a chunk's tokens on a state that belongs to `document`."""
+def prepare(streams: Streams, documents: tuple[Int[Array, "batch seq"], Int[Array, " batch"]]) -> Chunk:
+    """The effect of a chunk's tokens on a state; `documents` are theirs, and that which the state belongs to."""
+    segments, document = documents
     by_head = lambda x: jnp.moveaxis(x.astype(jnp.float32), 2, 1)
     q, k, v, g = (by_head(x) for x in streams[:4])
     decayed = jnp.cumsum(g, axis=2)
@@ -171,8 +164,10 @@ def _ages(decayed: Float[Array, "*batch seq width"]) -> Float[Array, "*batch seq
     return jnp.where(later, decayed[..., :, None, :] - decayed[..., None, :, :], 0)
 
 
-def _before(streams: Streams, tokens: TokenContext, transport: str) -> tuple[State, Int[Array, " batch"]]:
-    """The state before this rank's tokens, and the document that it belongs to."""
+def _before(
+    streams: Streams, tokens: TokenContext, transport: str, scan: Callable[..., Any]
+) -> tuple[State, Int[Array, " batch"]]:
+    """The state before this rank's tokens, and the document that it belongs to; `scan` is `_scan` by a backend."""
     batch, length, heads, width = streams.key.shape
     ranks, segments = lax.axis_size("context"), tokens.segments
     zeros = vary(jnp.zeros((batch, heads, width, streams.value.shape[-1]), jnp.float32))
@@ -181,21 +176,21 @@ def _before(streams: Streams, tokens: TokenContext, transport: str) -> tuple[Sta
     by_rank = tokens.row_segments.reshape(batch, ranks, length)
     first_segments, last_segments = by_rank[:, :, 0], by_rank[:, :, -1]
     linked = jnp.pad(last_segments[:, :-1] == first_segments[:, 1:], ((0, 0), (1, 0)))
-    before = TRANSPORTS[transport].before(_folded(streams, segments, zeros), linked)
+    before = TRANSPORTS[transport].before(_folded(streams, segments, zeros, scan), linked)
     return before, vary(last_segments[:, jnp.maximum(lax.axis_index("context") - 1, 0)])
 
 
-def _folded(streams: Streams, segments: Int[Array, "batch seq"], zeros: State) -> Fold:
+def _folded(streams: Streams, segments: Int[Array, "batch seq"], zeros: State, scan: Callable[..., Any]) -> Fold:
     """The effect of this rank's tokens on a state; without the delta rule, the map is a diagonal."""
     first, last = segments[:, 0], segments[:, -1]
     if streams.rate is None:
         factor = jnp.exp(jnp.sum(streams.decay.astype(jnp.float32), axis=1))
         mapped = jnp.where((first == last)[:, None, None], factor, 0)
-        return Fold(mapped, _scan(streams, segments, zeros, first)[1])
+        return Fold(mapped, scan(streams, segments, zeros, first)[1])
     width = zeros.shape[2]
     value = jnp.pad(streams.value, ((0, 0), (0, 0), (0, 0), (width, 0)))
     state = jnp.concatenate([jnp.broadcast_to(jnp.eye(width), (*zeros.shape[:3], width)), zeros], axis=-1)
-    folded = _scan(streams._replace(value=value), segments, vary(state), first)[1]
+    folded = scan(streams._replace(value=value), segments, vary(state), first)[1]
     return Fold(folded[..., :width], folded[..., width:])
 
 

@@ -45,6 +45,10 @@ def _settings(file: PlanFile) -> list[tuple[str, str]]:
         *([("nodes", f"start processes on them in this order: {' '.join(map(str, order))}")] if order else []),
         ("ZeRO", f"stage {plan.zero}"),
         *((f"attention{of_kind(kind)}", f"{choice.name}: {choice.reason}") for kind, choice in plan.attention.items()),
+        *(
+            (f"linear attention{of_kind(kind)}", f"{choice.name}: {why(choice)}")
+            for kind, choice in plan.linear_attention.items()
+        ),
         ("context", f"{plan.context_strategy.name}: {plan.context_strategy.reason}"),
         *([("states", f"{states.name}: {why(states)}")] if (states := plan.state_messages).reason else []),
         *(("experts", line) for line in words.exchanges(plan, file.config.parallel)),

@@ -42,6 +42,8 @@ _OURS = re.compile(r"__gpu\$xla\.gpu\.triton|mosaic_gpu\w*")
 """Custom calls of Pallas kernels, through Triton and by Mosaic GPU."""
 _HEAD_LOSS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients")
 """Names of the kernels of `pallas_kernels.linear_cross_entropy` that multiply, forward and backward."""
+_DELTA_OPERANDS = 8
+"""Operands of kernels of `pallas_kernels.linear_attention` with the delta rule, which without it have one less."""
 _ELEMENTWISE = "linear_cross_entropy_saved_gradients"
 """Name of the kernel that multiplies no matrices: an operation for each number of its result."""
 
@@ -160,6 +162,14 @@ def _tiled(op: Op) -> Product:
     return _product(op, 2.0 * left.dims[0] * right.dims[0] * left.dims[1], 2)
 
 
+def _chunks(op: Op) -> Product:
+    """Products of chunks with states and with each other, forward or backward, of operands [chunks, heads, ...]."""
+    (chunks, heads, size, key), value = _array(op, 0).dims, _array(op, 2).dims[3]
+    delta = len(op.operands) == _DELTA_OPERANDS
+    of_state = (3 if delta else 2) * key * value
+    return _product(op, 2.0 * chunks * heads * size * (of_state + size * value))
+
+
 def _block_scaled(op: Op) -> Product:
     """Quantized values [batch, m, k] times [batch, n, k], with scales."""
     return _product(op, 2.0 * prod(_array(op, 0).dims) * _array(op, 1).dims[-2])
@@ -227,5 +237,8 @@ _CALLS = {
     r"__cudnn\$blockScaledDot$": _block_scaled,
 }
 """Rules of XLA's custom calls, by pattern of the target."""
-_KERNELS = {"|".join(_HEAD_LOSS): _head_loss, "grouped_matmul_of_": _grouped, "tiled_matmul": _tiled}
+_KERNELS = {
+    "|".join(_HEAD_LOSS): _head_loss, "grouped_matmul_of_": _grouped, "tiled_matmul": _tiled,
+    "linear_attention_": _chunks,
+}  # fmt: skip
 """Rules of the kernels of `pallas_kernels`, by pattern of the name."""
