@@ -5,8 +5,8 @@
 
 with a log decay g_t <= 0 for each key dim, or one for the head; a document begins with S = 0. Tokens of a chunk are
 multiplied with each other, and a chunk maps the state before it affinely to the one behind it: S' = M S + N (Yang et
-al. 2024, arXiv:2406.06484 and arXiv:2412.06464). Context ranks fold their tokens to M and N, from which `transports.py`
-makes the state before each of them. Everything is float32.
+al. 2024, arXiv:2406.06484 and arXiv:2412.06464). `context_ranks.py` has the same over context ranks. Everything is
+float32.
 """
 
 from __future__ import annotations
@@ -16,11 +16,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
-from jaxpar.layers.context import TokenContext
-from jaxpar.layers.linear_attention.transports import TRANSPORTS, Fold, State
-from jaxpar.mesh.axes import vary
+from jaxpar.layers.linear_attention.transports import State
 
 CHUNK = 64
 """At most so many tokens are multiplied with each other."""
@@ -51,14 +49,6 @@ class Chunk(NamedTuple):
     keep: Float[Array, "batch heads width"]
 
 
-def recur(
-    streams: Streams, tokens: TokenContext, transport: str
-) -> tuple[Float[Array, "batch seq heads value"], State]:
-    """The outputs of this context rank's tokens, and the state behind them; the `transport` is of `TRANSPORTS`."""
-    state, document = _before(streams, tokens, transport)
-    return _scan(streams, tokens.segments, state, document)
-
-
 def advance(streams: Streams, state: State) -> tuple[Float[Array, "batch heads value"], State]:
     """The recurrence for one token of each row: streams are [batch, heads, ...]. Returns its output and the state."""
     q, k, v, g = (x.astype(jnp.float32) for x in streams[:4])
@@ -69,24 +59,55 @@ def advance(streams: Streams, state: State) -> tuple[Float[Array, "batch heads v
     return jnp.einsum("bhk,bhkv->bhv", q, state), state
 
 
-def _scan(
+def scan(
     streams: Streams, segments: Int[Array, "batch seq"], state: State, document: Int[Array, " batch"]
 ) -> tuple[Float[Array, "batch seq heads value"], State]:
     """Outputs, and the state behind the tokens, from the `state` before them, which belongs to `document`."""
-    batch, length = segments.shape
-    size = _divisor(length, CHUNK)
+    chunk = lambda state, xs: _step(state, *xs)
+    state, out = lax.scan(jax.checkpoint(chunk), state, _cut(streams, segments, document))
+    return jnp.moveaxis(out, 0, 1).reshape(*segments.shape, *out.shape[3:]), state
 
-    def chunk(carry: tuple[State, jax.Array], xs: tuple[Streams, jax.Array]) -> tuple[tuple[State, Array], Array]:
-        (state, document), (streams, segments) = carry, xs
-        one = _chunk(streams, segments, document)
-        made = one.made if one.removed is None else one.made - jnp.einsum("bhsk,bhkv->bhsv", one.removed, state)
-        out = jnp.einsum("bhsk,bhkv->bshv", one.read, state) + jnp.einsum("bhst,bhtv->bshv", one.scores, made)
-        state = one.keep[..., None] * state + jnp.einsum("bhsk,bhsv->bhkv", one.write, made)
-        return (state, segments[:, -1]), out
 
-    cut = lambda x: jnp.moveaxis(x.reshape(batch, length // size, size, *x.shape[2:]), 1, 0)
-    (state, _), out = lax.scan(jax.checkpoint(chunk), (state, document), jax.tree.map(cut, (streams, segments)))
-    return jnp.moveaxis(out, 0, 1).reshape(batch, length, *out.shape[3:]), state
+def state_gradient(
+    streams: Streams,
+    segments: Int[Array, "batch seq"],
+    document: Int[Array, " batch"],
+    out: Float[Array, "batch seq heads value"],
+    behind: State,
+) -> State:
+    """The gradient of the state before the tokens, from those of their outputs and of the state behind them."""
+
+    def chunk(gradient: State, xs: tuple[tuple[Streams, Array, Array], Array]) -> tuple[State, None]:
+        inputs, out = xs
+        _, pull = jax.vjp(lambda state: _step(state, *inputs), gradient)  # affine: any state has this derivative
+        return pull((gradient, out))[0], None
+
+    inputs = _cut(streams, segments, document)
+    out = _chunks(out, inputs[2].shape[0])
+    return lax.scan(chunk, behind, (inputs, out), reverse=True)[0]
+
+
+def _step(
+    state: State, streams: Streams, segments: Int[Array, "batch seq"], document: Int[Array, " batch"]
+) -> tuple[State, Float[Array, "batch seq heads value"]]:
+    """The state behind a chunk, and its outputs."""
+    one = _chunk(streams, segments, document)
+    made = one.made if one.removed is None else one.made - jnp.einsum("bhsk,bhkv->bhsv", one.removed, state)
+    out = jnp.einsum("bhsk,bhkv->bshv", one.read, state) + jnp.einsum("bhst,bhtv->bshv", one.scores, made)
+    return one.keep[..., None] * state + jnp.einsum("bhsk,bhsv->bhkv", one.write, made), out
+
+
+def _cut(
+    streams: Streams, segments: Int[Array, "batch seq"], document: Int[Array, " batch"]
+) -> tuple[Streams, Int[Array, "chunks batch seq"], Int[Array, "chunks batch"]]:
+    """The tokens in chunks, and the document before each."""
+    length = segments.shape[1]
+    streams, segments = jax.tree.map(lambda x: _chunks(x, length // _divisor(length, CHUNK)), (streams, segments))
+    return streams, segments, jnp.concatenate([document[None], segments[:-1, :, -1]])
+
+
+def _chunks(x: Shaped[Array, "batch seq ..."], chunks: int) -> Shaped[Array, "chunks batch part ..."]:
+    return jnp.moveaxis(x.reshape(x.shape[0], chunks, -1, *x.shape[2:]), 1, 0)
 
 
 def _chunk(streams: Streams, segments: Int[Array, "batch seq"], document: Int[Array, " batch"]) -> Chunk:
@@ -169,34 +190,6 @@ def _ages(decayed: Float[Array, "*batch seq width"]) -> Float[Array, "*batch seq
     """
     later = jnp.tril(jnp.ones((decayed.shape[-2],) * 2, bool), -1)[..., None]
     return jnp.where(later, decayed[..., :, None, :] - decayed[..., None, :, :], 0)
-
-
-def _before(streams: Streams, tokens: TokenContext, transport: str) -> tuple[State, Int[Array, " batch"]]:
-    """The state before this rank's tokens, and the document that it belongs to."""
-    batch, length, heads, width = streams.key.shape
-    ranks, segments = lax.axis_size("context"), tokens.segments
-    zeros = vary(jnp.zeros((batch, heads, width, streams.value.shape[-1]), jnp.float32))
-    if ranks == 1:
-        return zeros, segments[:, 0]
-    by_rank = tokens.row_segments.reshape(batch, ranks, length)
-    first_segments, last_segments = by_rank[:, :, 0], by_rank[:, :, -1]
-    linked = jnp.pad(last_segments[:, :-1] == first_segments[:, 1:], ((0, 0), (1, 0)))
-    before = TRANSPORTS[transport].before(_folded(streams, segments, zeros), linked)
-    return before, vary(last_segments[:, jnp.maximum(lax.axis_index("context") - 1, 0)])
-
-
-def _folded(streams: Streams, segments: Int[Array, "batch seq"], zeros: State) -> Fold:
-    """The effect of this rank's tokens on a state; without the delta rule, the map is a diagonal."""
-    first, last = segments[:, 0], segments[:, -1]
-    if streams.rate is None:
-        factor = jnp.exp(jnp.sum(streams.decay.astype(jnp.float32), axis=1))
-        mapped = jnp.where((first == last)[:, None, None], factor, 0)
-        return Fold(mapped, _scan(streams, segments, zeros, first)[1])
-    width = zeros.shape[2]
-    value = jnp.pad(streams.value, ((0, 0), (0, 0), (0, 0), (width, 0)))
-    state = jnp.concatenate([jnp.broadcast_to(jnp.eye(width), (*zeros.shape[:3], width)), zeros], axis=-1)
-    folded = _scan(streams._replace(value=value), segments, vary(state), first)[1]
-    return Fold(folded[..., :width], folded[..., width:])
 
 
 def _divisor(length: int, most: int) -> int:

@@ -140,7 +140,7 @@ def test_gradients_of_strong_decays_are_not_lost_in_those_of_tokens_with_themsel
         streams = recurrence.Streams(*(jnp.asarray(x, jnp.float32) for x in (q, k / 3, v)), gate)
         streams = streams._replace(rate=None if rates is None else jnp.asarray(rates, jnp.float32))
         zeros = jnp.zeros((1, 2, 6, 6), jnp.float32)
-        return jnp.sum(recurrence._scan(streams, jnp.asarray(segments), zeros, jnp.asarray(segments[:, 0]))[0] * out)
+        return jnp.sum(recurrence.scan(streams, jnp.asarray(segments), zeros, jnp.asarray(segments[:, 0]))[0] * out)
 
     with jax.enable_x64():
         inputs = [None if x is None else jnp.asarray(x) for x in (q, k / 3, v, rates)]
