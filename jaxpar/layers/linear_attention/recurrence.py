@@ -26,6 +26,11 @@ BLOCK = 16
 """Tokens of a chunk between which decays of each key dim are multiplied out; further ones meet at a block's start."""
 
 
+GRID, LEAST = 2.0**-10, -128.0
+"""Running sums of log decays are exact in multiples of the former: those of a chunk are at least 64 times the latter, of
+which the exponential is 0 in float32."""
+
+
 class Streams(NamedTuple):
     """Queries, keys, values and decays of this rank's tokens."""
 
@@ -114,7 +119,8 @@ def _chunk(streams: Streams, segments: Int[Array, "batch seq"], document: Int[Ar
     """The effect of a chunk's tokens on a state that belongs to `document`."""
     by_head = lambda x: jnp.moveaxis(x.astype(jnp.float32), 2, 1)
     q, k, v, g = (by_head(x) for x in streams[:4])
-    decayed = jnp.cumsum(g, axis=2)
+    sums = _running_sums(g)
+    decayed = sums.coarse + sums.fine
     left = jnp.pad(lax.cumsum(g, axis=2, reverse=True)[:, :, 1:], ((0, 0), (0, 0), (0, 1), (0, 0)))  # behind a token
     size, last = segments.shape[1], segments[:, -1:]
     same = (segments[:, :, None] == segments[:, None, :])[:, None]
@@ -125,13 +131,13 @@ def _chunk(streams: Streams, segments: Int[Array, "batch seq"], document: Int[Ar
     if streams.rate is not None:
         rate = by_head(streams.rate[..., None])
         earlier = same & before & ~jnp.eye(size, dtype=bool)
-        solved = _inverse(rate * jnp.where(earlier, _products(k, k, decayed), 0)) @ (
+        solved = _inverse(rate * jnp.where(earlier, _products(k, k, sums), 0)) @ (
             rate * jnp.concatenate([v, k * since], axis=-1)
         )
         made, removed = jnp.split(solved, [v.shape[-1]], axis=-1)
     return Chunk(
         read=q * since,
-        scores=jnp.where(same & before, _products(q, k, decayed), 0),
+        scores=jnp.where(same & before, _products(q, k, sums), 0),
         made=made,
         removed=removed,
         write=jnp.where(stays, k * jnp.exp(left), 0),
@@ -159,37 +165,54 @@ def _inverse(lower: Float[Array, "*batch size size"]) -> Float[Array, "*batch si
     return inverse[..., 0, :size, :size]
 
 
+class _Sums(NamedTuple):
+    """Running sums of log decays in two summands, whose differences are exact to rounding of the difference."""
+
+    coarse: Float[Array, "*batch seq width"]
+    """Multiples of `GRID`, so that float32 adds and subtracts them without rounding."""
+    fine: Float[Array, "*batch seq width"]
+    """Of the remainders, which are at most half as much each; the derivative is theirs."""
+
+
+def _running_sums(decay: Float[Array, "*batch seq width"]) -> _Sums:
+    """The running sums over a chunk, whose differences would lose digits if they were rounded as one: 64 tokens at -80
+    are -5120, and float32 has that to 2e-4."""
+    decay = jnp.maximum(decay, LEAST)
+    coarse = lax.stop_gradient(jnp.round(decay / GRID) * GRID)
+    return _Sums(*(jnp.cumsum(x, axis=-2) for x in (coarse, decay - coarse)))
+
+
 def _products(
-    q: Float[Array, "batch heads seq key"],
-    k: Float[Array, "batch heads seq key"],
-    decayed: Float[Array, "batch heads seq width"],
+    q: Float[Array, "batch heads seq key"], k: Float[Array, "batch heads seq key"], sums: _Sums
 ) -> Float[Array, "batch heads seq seq"]:
     """q_t times k_s, each key dim decayed from s to t >= s; pairs with s > t are finite, and mean nothing.
 
-    `decayed` are running sums of log decays. Their differences are taken before exponentials, of which none exceeds 1:
-    those of each key dim directly within a block of tokens, and by way of the block's start between blocks.
+    Differences of running `sums` of log decays are taken before exponentials, of which none exceeds 1: those of each
+    key dim directly within a block of tokens, and by way of the block's start between blocks.
     """
     size = q.shape[2]
-    if decayed.shape[-1] == 1:
-        return jnp.einsum("bhtk,bhsk->bhts", q, k) * jnp.exp(_ages(decayed)[..., 0])
+    if sums.fine.shape[-1] == 1:
+        return jnp.einsum("bhtk,bhsk->bhts", q, k) * jnp.exp(_ages(sums)[..., 0])
     block = _divisor(size, BLOCK)
-    cut = lambda x: x.reshape(*x.shape[:2], size // block, block, x.shape[-1])
-    starts = jnp.pad(decayed, ((0, 0), (0, 0), (1, 0), (0, 0)))[:, :, :size:block]  # before each block's first token
-    since = cut(q) * jnp.exp(cut(decayed) - starts[:, :, :, None])
-    until = jnp.exp(jnp.minimum(starts[:, :, :, None] - decayed[:, :, None], 0)) * k[:, :, None]
+    blocks, index = size // block, jnp.arange(size) // block
+    cut = lambda x: x.reshape(*x.shape[:2], blocks, block, x.shape[-1])
+    starts = [jnp.pad(x, ((0, 0), (0, 0), (1, 0), (0, 0)))[:, :, :size:block] for x in sums]  # before each first token
+    age = sum(cut(x) - start[:, :, :, None] for x, start in zip(sums, starts, strict=True))
+    rest = sum(start[:, :, :, None] - x[:, :, None] for x, start in zip(sums, starts, strict=True))
+    earlier = (index < jnp.arange(blocks)[:, None])[..., None]
+    since, until = cut(q) * jnp.exp(age), jnp.where(earlier, jnp.exp(jnp.where(earlier, rest, 0)), 0) * k[:, :, None]
     between = jnp.einsum("bhnik,bhnsk->bhnis", since, until).reshape(*q.shape[:2], size, size)
-    within = jnp.einsum("bhnik,bhnjk,bhnijk->bhnij", cut(q), cut(k), jnp.exp(_ages(cut(decayed))))
-    index = jnp.arange(size) // block
-    spread = jnp.tile(within.reshape(*q.shape[:2], size, block), size // block)
+    within = jnp.einsum("bhnik,bhnjk,bhnijk->bhnij", cut(q), cut(k), jnp.exp(_ages(_Sums(*map(cut, sums)))))
+    spread = jnp.tile(within.reshape(*q.shape[:2], size, block), blocks)
     return jnp.where(index[:, None] == index, spread, between)
 
 
-def _ages(decayed: Float[Array, "*batch seq width"]) -> Float[Array, "*batch seq seq width"]:
+def _ages(sums: _Sums) -> Float[Array, "*batch seq seq width"]:
     """The log decay from each token s to each later t, and 0 for other pairs. Of a token with itself the difference is
     no part of a gradient: there the two terms cancel but for their rounding, which may exceed what older tokens give.
     """
-    later = jnp.tril(jnp.ones((decayed.shape[-2],) * 2, bool), -1)[..., None]
-    return jnp.where(later, decayed[..., :, None, :] - decayed[..., None, :, :], 0)
+    later = jnp.tril(jnp.ones((sums.fine.shape[-2],) * 2, bool), -1)[..., None]
+    return jnp.where(later, sum(x[..., :, None, :] - x[..., None, :, :] for x in sums), 0)
 
 
 def _divisor(length: int, most: int) -> int:
