@@ -27,8 +27,8 @@ BLOCK = 16
 
 
 GRID, LEAST = 2.0**-10, -128.0
-"""Running sums of log decays are exact in multiples of the former: those of a chunk are at least 64 times the latter, of
-which the exponential is 0 in float32."""
+"""Running sums of log decays are exact in multiples of the former: those of a chunk are at least 64 times the latter,
+whose exponential is 0 in float32."""
 
 
 class Streams(NamedTuple):
@@ -171,7 +171,7 @@ class _Sums(NamedTuple):
     coarse: Float[Array, "*batch seq width"]
     """Multiples of `GRID`, so that float32 adds and subtracts them without rounding."""
     fine: Float[Array, "*batch seq width"]
-    """Of the remainders, which are at most half as much each; the derivative is theirs."""
+    """Sums of the remainders, each at most half of `GRID`; the derivative is theirs."""
 
 
 def _running_sums(decay: Float[Array, "*batch seq width"]) -> _Sums:
