@@ -15,6 +15,7 @@ ONE_DEVICE = {"parallel.fsdp": 1, "parallel.context": 1, "data.batch_size": 4}
 
 
 @pytest.mark.long
+@pytest.mark.timeout(900)
 def test_a_hybrid_whose_mixers_forget_is_clearly_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.delenv("XLA_FLAGS")  # which make eight devices here
     options = Namespace(folder=tmp_path, steps=50)
