@@ -1,7 +1,7 @@
 """Held-out losses of the quickstart's model trained with one setting or another, over seeds.
 
-Every run is a training run of `configs/quickstart.yaml` in a folder of its own; what is in the folder already is not
-run again, so a study that was cut off goes on.
+Every run is a training run of `configs/quickstart.yaml`, or of a configuration of its size, in a folder of its own;
+what is in the folder already is not run again, so a study that was cut off goes on.
 """
 
 from __future__ import annotations
@@ -40,7 +40,12 @@ def add_study(parser: Parser, folder: str) -> None:
 
 
 def held_out(
-    options: Namespace, name: str, seed: int, settings: Mapping[str, Any], command: Sequence[str] = ("jaxpar.train",)
+    options: Namespace,
+    name: str,
+    seed: int,
+    settings: Mapping[str, Any],
+    command: Sequence[str] = ("jaxpar.train",),
+    configuration: Path = CONFIG,
 ) -> float:
     """The held-out loss after the last step of a run, in nats a byte; it is trained where it is not in the folder.
 
@@ -48,8 +53,9 @@ def held_out(
         options: Those of `add_study`.
         name: Of the run, with what it differs in from others.
         seed: Of its weights and batches.
-        settings: What it changes of the quickstart, beside `SETTINGS`.
+        settings: What it changes of the configuration, beside `SETTINGS`.
         command: The module that trains, and arguments that come first.
+        configuration: The file that is trained.
 
     Raises:
         UserError: A setting is not one of a run.
@@ -59,9 +65,9 @@ def held_out(
     if not summary.exists():
         own = {"run.dir": options.folder, "run.name": name, "run.steps": options.steps, "run.seed": seed}
         overrides = [f"{key}={value}" for key, value in {**SETTINGS, **own, **settings}.items()]
-        validate(load_config(CONFIG, overrides))
+        validate(load_config(configuration, overrides))
         words = [word for override in overrides for word in ("--set", override)]
-        run = [sys.executable, "-m", *command, "--config", str(CONFIG), *words]
+        run = [sys.executable, "-m", *command, "--config", str(configuration), *words]
         subprocess.run(run, check=True, stdout=subprocess.DEVNULL)
     return float(json.loads(summary.read_text())["eval_loss"])
 

@@ -201,11 +201,12 @@ class _Layer:
         """Attention itself, with its messages of context ranks: recomputing it sends them again."""
         return Work(attention=self.attention[0], context=self.context[0])
 
-    def recurrence(self, one: Recurrence, times: int = 1, messages: int = 1) -> Work:
-        """A state that is carried along rows, forward, in float32; its products run so many `times`. Context ranks fold
-        their tokens first, which is as much work again, and pass on states so often."""
-        flops = times * one.chunked * self.case.tokens / self.case.tensor * (2 if self.shape.context > 1 else 1)
-        return Work(flops / self.device.matmul_rate(4), context=messages * self.messages.states(one))
+    def recurrence(self, one: Recurrence, times: int = 1) -> Work:
+        """A state that is carried along rows, in float32; its products run so many `times`, and once more on context
+        ranks, which fold their tokens before they pass on states."""
+        times += self.shape.context > 1
+        flops = times * one.chunked * self.case.tokens / self.case.tensor
+        return Work(flops / self.device.matmul_rate(4), context=self.messages.states(one))
 
     @cached_property
     def attention(self) -> tuple[float, float]:
@@ -239,8 +240,7 @@ class _Layer:
             elif isinstance(one, Core):
                 works.append(Work(attention=self.attention[1], context=self.context[1]))
             elif isinstance(one, Recurrence):
-                # It keeps the states of chunks, and makes the rest again, with the state before this rank's tokens.
-                works.append(self.recurrence(one, times=3, messages=2))
+                works.append(self.recurrence(one, times=3))  # what chunks made of their states is made again
         return total([*works, Work(other=self.device.bytes_seconds(moved))]), apart
 
     def _matmuls_back(self, part: Part, group: Matmuls) -> tuple[Work, float, float]:

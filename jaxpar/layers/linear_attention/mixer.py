@@ -21,8 +21,9 @@ from jaxpar.layers.block import CACHED_ROWS, Block, Context
 from jaxpar.layers.declaration.activations import Activation
 from jaxpar.layers.declaration.low_rank import factored
 from jaxpar.layers.declaration.part import Elementwise, Matmuls, Part, Recurrence, Traffic, matrix, vector
+from jaxpar.layers.linear_attention.context_ranks import recur
 from jaxpar.layers.linear_attention.convolution import TAPS, convolve, convolve_next, last_values
-from jaxpar.layers.linear_attention.recurrence import CHUNK, Streams, advance, recur
+from jaxpar.layers.linear_attention.recurrence import CHUNK, Streams, advance
 from jaxpar.layers.ops.plain import Ops
 from jaxpar.mesh.collectives import gather_sequence, reduce_sum
 from jaxpar.mesh.parameters import ParamSpec

@@ -5,30 +5,28 @@
 
 with a log decay g_t <= 0 for each key dim, or one for the head; a document begins with S = 0. Tokens of a chunk are
 multiplied with each other, and a chunk maps the state before it affinely to the one behind it: S' = M S + N (Yang et
-al. 2024, arXiv:2406.06484 and arXiv:2412.06464). Context ranks fold their tokens to M and N, from which `transports.py`
-makes the state before each of them. Everything is float32.
+al. 2024, arXiv:2406.06484 and arXiv:2412.06464). `context_ranks.py` has the same over context ranks. Everything is
+float32.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float, Int, Shaped
 
-from jaxpar.config.plan import LayerLayout
-from jaxpar.layers.context import TokenContext
-from jaxpar.layers.linear_attention.transports import TRANSPORTS, Fold, State
-from jaxpar.mesh.axes import vary
+from jaxpar.layers.linear_attention.transports import State
 from pallas_kernels.linear_attention import CHUNK, Chunk
 from pallas_kernels.linear_attention.registry import REGISTRY
 
 BLOCK = 16
 """Tokens of a chunk between which decays of each key dim are multiplied out; further ones meet at a block's start."""
+GRID, LEAST = 2.0**-10, -128.0
+"""Running sums of log decays are exact in multiples of the former: those of a chunk are at least 64 times the latter,
+whose exponential is 0 in float32."""
 
 
 class Streams(NamedTuple):
@@ -43,15 +41,6 @@ class Streams(NamedTuple):
     """The delta rule's r; None is without the rule."""
 
 
-def recur(
-    streams: Streams, tokens: TokenContext, layout: LayerLayout
-) -> tuple[Float[Array, "batch seq heads value"], State]:
-    """The outputs of this context rank's tokens, and the state behind them."""
-    scan = partial(_scan, backend=layout.linear_backend)
-    state, document = _before(streams, tokens, layout.states, scan)
-    return scan(streams, tokens.segments, state, document)
-
-
 def advance(streams: Streams, state: State) -> tuple[Float[Array, "batch heads value"], State]:
     """The recurrence for one token of each row: streams are [batch, heads, ...]. Returns its output and the state."""
     q, k, v, g = (x.astype(jnp.float32) for x in streams[:4])
@@ -62,8 +51,13 @@ def advance(streams: Streams, state: State) -> tuple[Float[Array, "batch heads v
     return jnp.einsum("bhk,bhkv->bhv", q, state), state
 
 
-def _scan(
-    streams: Streams, segments: Int[Array, "batch seq"], state: State, document: Int[Array, " batch"], *, backend: str
+def scan(
+    streams: Streams,
+    segments: Int[Array, "batch seq"],
+    state: State,
+    document: Int[Array, " batch"],
+    *,
+    backend: str = "xla",
 ) -> tuple[Float[Array, "batch seq heads value"], State]:
     """Outputs, and the state behind the tokens, from the `state` before them, which belongs to `document`.
 
@@ -74,11 +68,43 @@ def _scan(
     rest = -length % size
     streams = jax.tree.map(lambda x: jnp.pad(x, ((0, 0), (0, rest), *[(0, 0)] * (x.ndim - 2))), streams)
     segments = jnp.pad(segments, ((0, 0), (0, rest)), mode="edge")
-    cut = lambda x: jnp.moveaxis(x.reshape(batch, -1, size, *x.shape[2:]), 1, 0)
-    streams, segments = jax.tree.map(cut, (streams, segments))
-    documents = jnp.concatenate([document[None], segments[:-1, :, -1]])
-    out, state = REGISTRY[backend].scan_chunks(prepare, streams, (segments, documents), state)
+    out, state = REGISTRY[backend].scan_chunks(prepare, *_cut(streams, segments, document, size), state)
     return jnp.moveaxis(out, (0, 3), (1, 2)).reshape(batch, length + rest, *out.shape[2::2])[:, :length], state
+
+
+def state_gradient(
+    streams: Streams,
+    segments: Int[Array, "batch seq"],
+    document: Int[Array, " batch"],
+    out: Float[Array, "batch seq heads value"],
+    behind: State,
+) -> State:
+    """The gradient of the state before the tokens, from those of their outputs and of the state behind them."""
+
+    def chunk(gradient: State, xs: tuple[Streams, tuple[Array, Array], Array]) -> tuple[State, None]:
+        streams, fixed, out = xs
+        one = prepare(streams, fixed)
+        before = one.keep[..., None] * gradient + jnp.einsum("bhsk,bshv->bhkv", one.read, out)
+        if one.removed is not None:
+            made = jnp.einsum("bhst,bshv->bhtv", one.scores, out) + jnp.einsum("bhsk,bhkv->bhsv", one.write, gradient)
+            before -= jnp.einsum("bhsk,bhsv->bhkv", one.removed, made)
+        return before, None
+
+    size = _divisor(segments.shape[1], CHUNK)
+    inputs = (*_cut(streams, segments, document, size), _chunks(out, size))
+    return lax.scan(chunk, behind, inputs, reverse=True)[0]
+
+
+def _cut(
+    streams: Streams, segments: Int[Array, "batch seq"], document: Int[Array, " batch"], size: int
+) -> tuple[Streams, tuple[Int[Array, "chunks batch seq"], Int[Array, "chunks batch"]]]:
+    """The tokens in chunks, with their documents, and the document before each chunk."""
+    streams, segments = jax.tree.map(lambda x: _chunks(x, size), (streams, segments))
+    return streams, (segments, jnp.concatenate([document[None], segments[:-1, :, -1]]))
+
+
+def _chunks(x: Shaped[Array, "batch seq ..."], size: int) -> Shaped[Array, "chunks batch part ..."]:
+    return jnp.moveaxis(x.reshape(x.shape[0], -1, size, *x.shape[2:]), 1, 0)
 
 
 def prepare(streams: Streams, documents: tuple[Int[Array, "batch seq"], Int[Array, " batch"]]) -> Chunk:
@@ -86,7 +112,8 @@ def prepare(streams: Streams, documents: tuple[Int[Array, "batch seq"], Int[Arra
     segments, document = documents
     by_head = lambda x: jnp.moveaxis(x.astype(jnp.float32), 2, 1)
     q, k, v, g = (by_head(x) for x in streams[:4])
-    decayed = jnp.cumsum(g, axis=2)
+    sums = _running_sums(g)
+    decayed = sums.coarse + sums.fine
     left = jnp.pad(lax.cumsum(g, axis=2, reverse=True)[:, :, 1:], ((0, 0), (0, 0), (0, 1), (0, 0)))  # behind a token
     size, last = segments.shape[1], segments[:, -1:]
     same = (segments[:, :, None] == segments[:, None, :])[:, None]
@@ -97,13 +124,13 @@ def prepare(streams: Streams, documents: tuple[Int[Array, "batch seq"], Int[Arra
     if streams.rate is not None:
         rate = by_head(streams.rate[..., None])
         earlier = same & before & ~jnp.eye(size, dtype=bool)
-        solved = _inverse(rate * jnp.where(earlier, _products(k, k, decayed), 0)) @ (
+        solved = _inverse(rate * jnp.where(earlier, _products(k, k, sums), 0)) @ (
             rate * jnp.concatenate([v, k * since], axis=-1)
         )
         made, removed = jnp.split(solved, [v.shape[-1]], axis=-1)
     return Chunk(
         read=q * since,
-        scores=jnp.where(same & before, _products(q, k, decayed), 0),
+        scores=jnp.where(same & before, _products(q, k, sums), 0),
         made=made,
         removed=removed,
         write=jnp.where(stays, k * jnp.exp(left), 0),
@@ -131,67 +158,54 @@ def _inverse(lower: Float[Array, "*batch size size"]) -> Float[Array, "*batch si
     return inverse[..., 0, :size, :size]
 
 
+class _Sums(NamedTuple):
+    """Running sums of log decays in two summands, whose differences are exact to rounding of the difference."""
+
+    coarse: Float[Array, "*batch seq width"]
+    """Multiples of `GRID`, so that float32 adds and subtracts them without rounding."""
+    fine: Float[Array, "*batch seq width"]
+    """Sums of the remainders, each at most half of `GRID`; the derivative is theirs."""
+
+
+def _running_sums(decay: Float[Array, "*batch seq width"]) -> _Sums:
+    """The running sums over a chunk, whose differences would lose digits if they were rounded as one: 64 tokens at -80
+    are -5120, and float32 has that to 2e-4."""
+    decay = jnp.maximum(decay, LEAST)
+    coarse = lax.stop_gradient(jnp.round(decay / GRID) * GRID)
+    return _Sums(*(jnp.cumsum(x, axis=-2) for x in (coarse, decay - coarse)))
+
+
 def _products(
-    q: Float[Array, "batch heads seq key"],
-    k: Float[Array, "batch heads seq key"],
-    decayed: Float[Array, "batch heads seq width"],
+    q: Float[Array, "batch heads seq key"], k: Float[Array, "batch heads seq key"], sums: _Sums
 ) -> Float[Array, "batch heads seq seq"]:
     """q_t times k_s, each key dim decayed from s to t >= s; pairs with s > t are finite, and mean nothing.
 
-    `decayed` are running sums of log decays. Their differences are taken before exponentials, of which none exceeds 1:
-    those of each key dim directly within a block of tokens, and by way of the block's start between blocks.
+    Differences of running `sums` of log decays are taken before exponentials, of which none exceeds 1: those of each
+    key dim directly within a block of tokens, and by way of the block's start between blocks.
     """
     size = q.shape[2]
-    if decayed.shape[-1] == 1:
-        return jnp.einsum("bhtk,bhsk->bhts", q, k) * jnp.exp(_ages(decayed)[..., 0])
+    if sums.fine.shape[-1] == 1:
+        return jnp.einsum("bhtk,bhsk->bhts", q, k) * jnp.exp(_ages(sums)[..., 0])
     block = _divisor(size, BLOCK)
-    cut = lambda x: x.reshape(*x.shape[:2], size // block, block, x.shape[-1])
-    starts = jnp.pad(decayed, ((0, 0), (0, 0), (1, 0), (0, 0)))[:, :, :size:block]  # before each block's first token
-    since = cut(q) * jnp.exp(cut(decayed) - starts[:, :, :, None])
-    until = jnp.exp(jnp.minimum(starts[:, :, :, None] - decayed[:, :, None], 0)) * k[:, :, None]
+    blocks, index = size // block, jnp.arange(size) // block
+    cut = lambda x: x.reshape(*x.shape[:2], blocks, block, x.shape[-1])
+    starts = [jnp.pad(x, ((0, 0), (0, 0), (1, 0), (0, 0)))[:, :, :size:block] for x in sums]  # before each first token
+    age = sum(cut(x) - start[:, :, :, None] for x, start in zip(sums, starts, strict=True))
+    rest = sum(start[:, :, :, None] - x[:, :, None] for x, start in zip(sums, starts, strict=True))
+    earlier = (index < jnp.arange(blocks)[:, None])[..., None]
+    since, until = cut(q) * jnp.exp(age), jnp.where(earlier, jnp.exp(jnp.where(earlier, rest, 0)), 0) * k[:, :, None]
     between = jnp.einsum("bhnik,bhnsk->bhnis", since, until).reshape(*q.shape[:2], size, size)
-    within = jnp.einsum("bhnik,bhnjk,bhnijk->bhnij", cut(q), cut(k), jnp.exp(_ages(cut(decayed))))
-    index = jnp.arange(size) // block
-    spread = jnp.tile(within.reshape(*q.shape[:2], size, block), size // block)
+    within = jnp.einsum("bhnik,bhnjk,bhnijk->bhnij", cut(q), cut(k), jnp.exp(_ages(_Sums(*map(cut, sums)))))
+    spread = jnp.tile(within.reshape(*q.shape[:2], size, block), blocks)
     return jnp.where(index[:, None] == index, spread, between)
 
 
-def _ages(decayed: Float[Array, "*batch seq width"]) -> Float[Array, "*batch seq seq width"]:
+def _ages(sums: _Sums) -> Float[Array, "*batch seq seq width"]:
     """The log decay from each token s to each later t, and 0 for other pairs. Of a token with itself the difference is
     no part of a gradient: there the two terms cancel but for their rounding, which may exceed what older tokens give.
     """
-    later = jnp.tril(jnp.ones((decayed.shape[-2],) * 2, bool), -1)[..., None]
-    return jnp.where(later, decayed[..., :, None, :] - decayed[..., None, :, :], 0)
-
-
-def _before(
-    streams: Streams, tokens: TokenContext, transport: str, scan: Callable[..., Any]
-) -> tuple[State, Int[Array, " batch"]]:
-    """The state before this rank's tokens, and the document that it belongs to; `scan` is `_scan` by a backend."""
-    batch, length, heads, width = streams.key.shape
-    ranks, segments = lax.axis_size("context"), tokens.segments
-    zeros = vary(jnp.zeros((batch, heads, width, streams.value.shape[-1]), jnp.float32))
-    if ranks == 1:
-        return zeros, segments[:, 0]
-    by_rank = tokens.row_segments.reshape(batch, ranks, length)
-    first_segments, last_segments = by_rank[:, :, 0], by_rank[:, :, -1]
-    linked = jnp.pad(last_segments[:, :-1] == first_segments[:, 1:], ((0, 0), (1, 0)))
-    before = TRANSPORTS[transport].before(_folded(streams, segments, zeros, scan), linked)
-    return before, vary(last_segments[:, jnp.maximum(lax.axis_index("context") - 1, 0)])
-
-
-def _folded(streams: Streams, segments: Int[Array, "batch seq"], zeros: State, scan: Callable[..., Any]) -> Fold:
-    """The effect of this rank's tokens on a state; without the delta rule, the map is a diagonal."""
-    first, last = segments[:, 0], segments[:, -1]
-    if streams.rate is None:
-        factor = jnp.exp(jnp.sum(streams.decay.astype(jnp.float32), axis=1))
-        mapped = jnp.where((first == last)[:, None, None], factor, 0)
-        return Fold(mapped, scan(streams, segments, zeros, first)[1])
-    width = zeros.shape[2]
-    value = jnp.pad(streams.value, ((0, 0), (0, 0), (0, 0), (width, 0)))
-    state = jnp.concatenate([jnp.broadcast_to(jnp.eye(width), (*zeros.shape[:3], width)), zeros], axis=-1)
-    folded = scan(streams._replace(value=value), segments, vary(state), first)[1]
-    return Fold(folded[..., :width], folded[..., width:])
+    later = jnp.tril(jnp.ones((sums.fine.shape[-2],) * 2, bool), -1)[..., None]
+    return jnp.where(later, sum(x[..., :, None, :] - x[..., None, :, :] for x in sums), 0)
 
 
 def _divisor(length: int, most: int) -> int:

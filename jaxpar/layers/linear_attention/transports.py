@@ -1,7 +1,7 @@
 """How context ranks pass on the state of mixers: a registry of transports, with the bytes that a device sends.
 
 A rank's tokens map the state before them to M S + N, whatever their number. All transports give each rank the state
-before its tokens, and their derivatives send its gradient back.
+before its tokens; in reverse order they pass on its gradient. They have no derivative.
 """
 
 from __future__ import annotations
@@ -9,26 +9,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
-import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float
+from jaxtyping import Array, Float
 
-from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import gather_context, shift_context
 
 BLOCKS = 8
 """Parts of a state that are on their way at a time under `pipelined`, or the largest smaller divisor of its values."""
 
 type State = Float[Array, "batch heads key value"]
-type Linked = Bool[Array, "batch ranks"]
-"""Whether the first token of a context rank goes on with the document before it."""
 
 
 class Fold(NamedTuple):
-    """The effect of a context rank's tokens on a state of their first document."""
+    """The effect of a context rank's tokens on the state of the document before them."""
 
     mapped: Float[Array, "batch heads key key"] | Float[Array, "batch heads width"]
     """M, or its diagonal: of each key dim, or one number."""
@@ -49,27 +45,31 @@ class Messages(NamedTuple):
 class StateTransport:
     """A way in which context ranks pass on states."""
 
-    before: Callable[[Fold, Linked], State]
-    """From what each rank's tokens do to a state, the state before them."""
+    before: Callable[..., tuple[State, Any]]
+    """From what each rank's tokens do to a state, the state before them; in `reverse`, from the last rank to the first.
+    It returns what is made beside the messages too, which must not depend on them."""
     messages: Callable[[float, float, int], Messages]
     """Its messages, by the bytes of M and of N on a device, and the ranks."""
     sent: Callable[[float, float, int], float]
     """Bytes that a device sends, likewise."""
 
 
-def allgather(fold: Fold, linked: Linked) -> State:
-    """Gather M and N of all ranks, and apply those of the ranks before (LASP-2, arXiv:2502.07563).
+def allgather[Made](fold: Fold, beside: Made, reverse: bool = False) -> tuple[State, Made]:
+    """Gather M and N of all ranks in one message, and apply those of the ranks before (LASP-2, arXiv:2502.07563).
 
     Sends `(M + N) * (n - 1)` bytes.
     """
-    folds = Fold(*(gather_context(x[:, None]) for x in fold))
-    ranks = jax.tree.map(lambda x: jnp.moveaxis(x, 1, 0), (folds, vary(linked)))
-    behind = lambda state, rank: (_behind(state, *rank), state)
-    _, before = lax.scan(behind, jnp.zeros_like(fold.made), ranks)
-    return before[lax.axis_index("context")]
+    numbers = jnp.concatenate([x.reshape(x.shape[0], 1, -1) for x in fold], axis=-1)
+    # Without a barrier XLA puts loops that make `beside` behind the message.
+    gathered, beside = lax.optimization_barrier((gather_context(numbers), beside))
+    parts = jnp.split(jnp.moveaxis(gathered, 1, 0), [fold.mapped[0].size], axis=-1)
+    folds = Fold(*(part.reshape(-1, *x.shape) for part, x in zip(parts, fold, strict=True)))
+    following = lambda state, rank: (behind(state, rank), state)
+    _, before = lax.scan(following, jnp.zeros_like(fold.made), folds, reverse=reverse)
+    return before[lax.axis_index("context")], beside
 
 
-def relay(fold: Fold, linked: Linked, most: int = 1) -> State:
+def relay[Made](fold: Fold, beside: Made, reverse: bool = False, most: int = 1) -> tuple[State, Made]:
     """Pass the state from each rank to the next, in at most so many blocks of values, each as soon as it is there: one
     is LASP (arXiv:2404.02882), several are ZeCO (arXiv:2507.01004). ZeCO cuts the dims of keys, of which the delta rule
     needs all for each number of the next state; values are independent.
@@ -77,24 +77,31 @@ def relay(fold: Fold, linked: Linked, most: int = 1) -> State:
     Sends `N` bytes, but none from the last rank.
     """
     ranks, rank = lax.axis_size("context"), lax.axis_index("context")
+    turn = ranks - 1 - rank if reverse else rank
     blocks = next(size for size in range(most, 0, -1) if fold.made.shape[-1] % size == 0)
     made = jnp.stack(jnp.split(fold.made, blocks, axis=-1))
-    goes_on = vary(linked)[:, rank]
     arrived, arrivals = jnp.zeros_like(made[0]), []
-    for tick in range(ranks + blocks - 2):  # in which rank r sends block tick - r
-        senders = [sender for sender in range(ranks - 1) if 0 <= tick - sender < blocks]
-        block = made[jnp.clip(tick - rank, 0, blocks - 1)]
-        behind = _behind(arrived, Fold(fold.mapped, block), goes_on)
-        arrived = shift_context(behind, 1, wrap=False, senders=senders)
+    for tick in range(ranks + blocks - 2):  # in which the rank whose turn is r sends block tick - r
+        turns = [turn for turn in range(ranks - 1) if 0 <= tick - turn < blocks]
+        senders = [ranks - 1 - turn if reverse else turn for turn in turns]
+        block = made[jnp.clip(tick - turn, 0, blocks - 1)]
+        sent = behind(arrived, Fold(fold.mapped, block))
+        arrived = shift_context(sent, -1 if reverse else 1, wrap=False, senders=senders)
         arrivals.append(arrived)
-    first = jnp.maximum(rank - 1, 0)  # nothing arrives at rank 0
-    return jnp.concatenate(list(lax.dynamic_slice_in_dim(jnp.stack(arrivals), first, blocks)), axis=-1)
+    first = jnp.maximum(turn - 1, 0)  # nothing arrives at the first
+    before = jnp.concatenate(list(lax.dynamic_slice_in_dim(jnp.stack(arrivals), first, blocks)), axis=-1)
+    return before, beside
 
 
-def _behind(state: State, fold: Fold, goes_on: Bool[Array, " batch"]) -> State:
+def behind(state: State, fold: Fold) -> State:
     """The state behind a rank's tokens, from that before them."""
     rows = fold.mapped[..., None] * state if fold.mapped.ndim < state.ndim else fold.mapped @ state
-    return jnp.where(goes_on[:, None, None, None], rows, 0) + fold.made
+    return rows + fold.made
+
+
+def transposed(fold: Fold) -> Fold:
+    """With the transpose of M."""
+    return fold if fold.mapped.ndim < fold.made.ndim else fold._replace(mapped=fold.mapped.swapaxes(-1, -2))
 
 
 def _of_relay(blocks: int) -> StateTransport:

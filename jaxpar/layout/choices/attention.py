@@ -21,7 +21,7 @@ from jaxpar.attention.context import neighbours
 from jaxpar.config import AttentionConfig, Config, UserError
 from jaxpar.config.axes import axis_sizes
 from jaxpar.config.counting import head_dim, kv_heads, value_dim
-from jaxpar.config.kinds import kind_models
+from jaxpar.config.kinds import key_of, kind_models
 from jaxpar.config.plan import AxisSizes, Choice, LayerRun, Plan
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import GPU
@@ -136,7 +136,7 @@ def _order_words(config: Config, strategy: str, request: AttentionRequest, layou
     if request.context == 1:
         return ""
     if (mixer := _contiguous_mixer(config)) is not None:
-        return f"{mixer} passes a state from each context rank to the next"
+        return f"{mixer[1]} passes a state from each context rank to the next"
     (entry,) = (entry for entry in CONTEXT_STRATEGIES if entry.name == strategy)
     sent = entry.traffic(request, layout)
     return (
@@ -151,8 +151,8 @@ def _context_layout(config: Config, strategy: str, request: AttentionRequest) ->
     if (mixer := _contiguous_mixer(config)) is not None and request.context > 1:
         if order not in ("auto", "contiguous"):
             raise UserError(
-                f"parallel.context_order: {order}, and model.mixer: {mixer} passes a state from each context rank to "
-                "the next; expected auto or contiguous"
+                f"parallel.context_order: {order}, and {key_of(mixer[0], 'mixer')}: {mixer[1]} passes a state from "
+                "each context rank to the next; expected auto or contiguous"
             )
         order = "contiguous"
     layout = context_layout(strategy, order, request)
@@ -174,11 +174,11 @@ def _context_layout(config: Config, strategy: str, request: AttentionRequest) ->
     return layout
 
 
-def _contiguous_mixer(config: Config) -> str | None:
-    """The mixer of a kind of layers that takes tokens in contiguous order alone, if there is one."""
-    models = kind_models(config.model).values()
+def _contiguous_mixer(config: Config) -> tuple[str, str] | None:
+    """A kind of layers that takes tokens in contiguous order alone, and its mixer, if there is one."""
+    models = kind_models(config.model).items()
     contiguous = lambda model: any(mixer.order == "contiguous" for mixer in mixer_classes(model))
-    return next((model.mixer for model in models if contiguous(model)), None)
+    return next(((kind, model.mixer) for kind, model in models if contiguous(model)), None)
 
 
 def attention_requests(

@@ -41,8 +41,16 @@ HYBRIDS = (
         name="blocks_of_a_state_out_of_turn",
         description="A context rank sends the block after the one whose turn it is.",
         file="jaxpar/layers/linear_attention/transports.py",
-        old="block = made[jnp.clip(tick - rank, 0, blocks - 1)]",
-        new="block = made[jnp.clip(tick - rank + 1, 0, blocks - 1)]",
+        old="block = made[jnp.clip(tick - turn, 0, blocks - 1)]",
+        new="block = made[jnp.clip(tick - turn + 1, 0, blocks - 1)]",
+        caught_by=(TRANSPORTS,),
+    ),
+    Fault(
+        name="a_gradient_of_a_state_that_passes_ranks_forward",
+        description="The gradient of the state behind a context rank's tokens is mapped as a state is.",
+        file="jaxpar/layers/linear_attention/transports.py",
+        old="mapped=fold.mapped.swapaxes(-1, -2)",
+        new="mapped=fold.mapped",
         caught_by=(TRANSPORTS,),
     ),
     Fault(

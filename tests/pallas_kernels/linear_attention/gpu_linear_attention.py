@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxpar.layers.linear_attention.recurrence import _scan
+from jaxpar.layers.linear_attention.recurrence import scan
 from tests.gpu_compile import h100s
 from tests.pallas_kernels.linear_attention.linear64 import Streams
 from tests.pallas_kernels.mosaic_compile import compiled_kernels
@@ -19,7 +19,7 @@ def kernels(tokens: int, heads: int, key: int, value: int, delta: bool, by_key: 
     spec = PartitionSpec("data")
 
     def local(streams: Streams, documents: jax.Array, state: jax.Array) -> Any:
-        run = lambda streams, state: _scan(streams, documents, state, documents[:, 0], backend="mosaic")
+        run = lambda streams, state: scan(streams, documents, state, documents[:, 0], backend="mosaic")
         out, pull = jax.vjp(run, streams, state)
         return out, pull(out)
 

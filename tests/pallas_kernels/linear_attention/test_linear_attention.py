@@ -40,7 +40,7 @@ def by(kernels: Any, case: Case, **options: Any) -> dict[str, np.ndarray]:
     of = lambda x: jnp.asarray(x, jnp.int32 if x.dtype.kind == "i" else jnp.float32)
     given, documents, state = jax.tree.map(of, streams(case))
     registry = {"mosaic": SimpleNamespace(scan_chunks=partial(derivative.scan_chunks, kernels=kernels, **options))}
-    scan = partial(recurrence._scan, backend="mosaic")
+    scan = partial(recurrence.scan, backend="mosaic")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(recurrence, "REGISTRY", registry)
         run = lambda streams, documents, state: scan(streams, documents, state, documents[:, 0])
