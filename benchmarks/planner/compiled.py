@@ -32,7 +32,8 @@ from jaxpar.planner.report import words
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.stage_work import layout_of
-from jaxpar.planner.verified import WAITS, part_of
+from jaxpar.compiler.program.attribution import part_of
+from jaxpar.planner.verified import WAITS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 COMPILED = Path(__file__).parent / "compiled.csv"
@@ -154,11 +155,7 @@ def by_kind(collectives: Iterable[Collective], copied: str = "host") -> tuple[di
 
 def kind_of(row: Collective) -> str:
     """The kind of `MESSAGES` of a transfer."""
-    axes = row.axis.split("+")
-    apart = next((axis for axis in ("host", "pipe") if axis in axes), None)
-    if apart is not None:
-        return apart
-    part = part_of(row)
+    part = part_of(row.axis, row.collective)
     if part != "data":
         return "experts" if part == "exchange" else part
     return KINDS.get(row.collective, "sums")

@@ -105,7 +105,7 @@ def other_seconds(
     if does.attention != "hopper":
         layout = replace(layout, attention=tuple((kind, "flash2") for kind in kind_models(model)))
     step = Steps(model, sequence, batch, cluster).step(layout)
-    spent = step.spent_in(layout, waits=True)
+    spent = step.spent_in(layout, step.pipeline(layout))
     layers = model.layers / layout.pipe
     more = step.microbatches * layers * _Layer(step, does).more - spent["slices"]
     if does.eager:
@@ -143,7 +143,7 @@ class _Layer:
         seconds -= self.all.context if does.overlap_context else 0.0
         if does.waits_for_weights:
             gather, scatter = self.step.messages.of_layers(self.case)
-            seconds += 3 * gather + scatter - self.step.passed[self.sort].spent["data"]
+            seconds += 3 * gather + scatter - sum(run.by_kind.get("data", 0.0) for run in self.step.passed[self.sort][:2])
         return seconds
 
     def attention(self) -> float:

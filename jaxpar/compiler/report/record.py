@@ -133,6 +133,8 @@ class Report:
     """Time of transfers that no compute hides."""
     seconds_by_kind: dict[str, float]
     """Time by kind of kernel."""
+    lost_by_part: dict[str, float]
+    """Time that transfers cost, exposed or of compute beside them, by part of a predicted step."""
     largest_buffers: tuple[LiveBuffer, ...]
     compile_seconds: float
     copies: tuple[DeviceCopy, ...] = ()

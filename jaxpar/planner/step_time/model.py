@@ -23,6 +23,7 @@ from jaxpar.planner.step_time.common import OF_LAYERS, Common, values
 from jaxpar.planner.step_time.step import Step
 from jaxpar.planner.step_time.update import ADAMW, Update
 from jaxpar.planner.step_time.weight_traffic import holds_chunks, reduces_with_weights
+from jaxpar.trace.parts import Run
 
 
 @dataclass(frozen=True)
@@ -32,6 +33,8 @@ class StepTime:
     seconds: float
     breakdown: Mapping[str, float]
     """Seconds by part, on the slowest rank; they add up to `seconds`."""
+    by_kind: Mapping[str, float]
+    """The same by kind of compute and message in the program that all ranks run, who have no bubble then."""
     tokens_per_s_per_gpu: float
     mfu: float
     """Share of the dense 16-bit peak, with the project's definition (`model.flops`)."""
@@ -55,13 +58,16 @@ class Steps(Common):
 
     def time(self, layout: Layout, *, waits: bool = True) -> StepTime:
         """The step of a layout; with `waits` false, of a pipeline in which no rank ever waits."""
-        return self.priced(self.step(layout).spent_in(layout, waits), layout.devices)
+        step = self.step(layout)
+        pipeline = step.pipeline(layout) if waits else step.work
+        return self.priced(step.spent_in(layout, pipeline), pipeline, layout.devices)
 
-    def priced(self, spent: Mapping[str, float], devices: int) -> StepTime:
-        """A step of such parts on so many devices."""
+    def priced(self, spent: Mapping[str, float], pipeline: Run, devices: int) -> StepTime:
+        """A step of such parts on so many devices, whose microbatches are those of `pipeline`."""
         seconds = sum(spent.values())
         speed = self.batch * self.sequence / seconds / devices
-        return StepTime(seconds, spent, speed, self._flops / (seconds * devices * self.cluster.training_peak))
+        by_kind = dict(pipeline.by_kind)
+        return StepTime(seconds, spent, by_kind, speed, self._flops / (seconds * devices * self.cluster.training_peak))
 
     def step(self, layout: Layout) -> Step:
         """The parts of the step of a layout, shared by layouts that differ in the schedule alone."""
