@@ -59,10 +59,12 @@ class Work(NamedTuple):
 
     def run(self, prefix: str = "") -> Run:
         """The same as a run, with `prefix` before kinds of compute. Tokens on their way take the wire."""
-        compute = {"matmuls": self.matmul, "attention": self.attention, "other": self.other}
-        kinds = {prefix + kind: seconds for kind, seconds in compute.items()} if prefix else compute
-        kinds |= {"tensor": self.tensor, "context": self.context, "exchange": self.exchange, "scales": self.scales}
-        return Run(self.seconds, sum(compute.values()), kinds, {WIRE: self.sends})
+        compute = ("matmuls", self.matmul), ("attention", self.attention), ("other", self.other)
+        waits = ("tensor", self.tensor), ("context", self.context), ("exchange", self.exchange), ("scales", self.scales)
+        kinds = {prefix + kind: seconds for kind, seconds in compute if seconds}
+        computed = sum(kinds.values())
+        kinds |= {kind: seconds for kind, seconds in waits if seconds}
+        return Run(self.seconds, computed, kinds, {WIRE: self.sends} if self.sends else {})
 
     def times(self, factor: float) -> Work:
         """This many times the same."""

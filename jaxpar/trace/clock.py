@@ -13,13 +13,12 @@ of its time the outer message goes on. `added` is the closed form of one message
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from jaxpar.trace.parts import WIRE, Done, Message, Op, Part, Repeat, Run, Span, Trace
 
 
-@dataclass(frozen=True)
-class Timed:
+class Timed(NamedTuple):
     """A message with the compute beside it; seconds are those of one execution."""
 
     seconds: float
@@ -27,7 +26,7 @@ class Timed:
     """Part of `seconds` beside which nothing is computed."""
     slowed: float
     """Seconds that the compute beside it takes longer."""
-    beside: tuple[tuple[str, float], ...] = field(repr=False)
+    beside: tuple[tuple[str, float], ...]
     """Compute between its start and its `Done`, with seconds, repetitions included."""
 
     @property
@@ -38,6 +37,8 @@ class Timed:
 
 class _Flight:
     """A message under way."""
+
+    __slots__ = "beside", "end", "exposed", "left", "message", "slowed", "start"
 
     def __init__(self, message: Message, now: float):
         self.message, self.left, self.start, self.end = message, message.seconds, now, now
@@ -80,10 +81,10 @@ class Clock:
         run, flights = Run(), dict[str, _Flight]()
         for part in parts:
             match part:
-                case Op():
-                    self._compute(run, flights, part.name, Run(part.seconds, part.seconds, {part.kind: part.seconds}), 1)
                 case Repeat():
                     self._compute(run, flights, part.name, self.run(part.trace), part.times)
+                case Op():
+                    self._compute(run, flights, part.name, Run(part.seconds, part.seconds, {part.kind: part.seconds}), 1)
                 case Message():
                     flights[part.name] = flight = _Flight(part, run.seconds)
                     if part.synchronous:
@@ -102,21 +103,23 @@ class Clock:
     def _compute(self, run: Run, flights: Mapping[str, _Flight], name: str, inside: Run, times: float) -> None:
         """Run compute, which hides messages under way."""
         seconds, compute, slowed = times * inside.seconds, times * inside.compute, 0.0
-        busy = {channel: times * taken for channel, taken in inside.busy.items()}
+        run.inner.append((inside, times))
+        for channel, busy in inside.busy.items():
+            run.busy[channel] = run.busy.get(channel, 0.0) + times * busy
+        taken = {channel: times * busy for channel, busy in inside.busy.items()} if flights else {}
         for flight in flights.values():
             channel, kind = flight.message.channel, flight.message.kind
-            taken = busy.get(channel, 0.0)
-            used = flight.advance(seconds - taken, run.seconds + taken)
-            busy[channel] = taken + used
-            if used and channel.startswith(WIRE):
-                lost = self._slowdown * used
-                flight.slowed += lost
-                slowed += lost
-                run.by_kind[kind] = run.by_kind.get(kind, 0.0) + lost
+            before = taken.get(channel, 0.0)
+            if used := flight.advance(seconds - before, run.seconds + before):
+                taken[channel] = before + used
+                run.busy[channel] = run.busy.get(channel, 0.0) + used
+                if channel.startswith(WIRE):
+                    lost = self._slowdown * used
+                    flight.slowed += lost
+                    slowed += lost
+                    run.kinds[kind] = run.kinds.get(kind, 0.0) + lost
             if compute:
                 flight.beside.append((name, compute))
-        _add(run.busy, busy, 1)
-        _add(run.by_kind, inside.by_kind, times)
         if seconds:
             run.spans.append(Span(name, "compute", run.seconds, run.seconds + seconds + slowed))
         run.compute += compute
@@ -129,13 +132,14 @@ class Clock:
         channel, kind, now = flight.message.channel, flight.message.kind, run.seconds
         waited = flight.advance(flight.left, now)
         flight.exposed += waited
-        busy = {channel: waited}
+        taken = {channel: waited}
         for other in flights.values():
             if (own := other.message.channel) != channel:
-                taken = busy.get(own, 0.0)
-                busy[own] = taken + other.advance(waited - taken, now + taken)
-        _add(run.busy, busy, 1)
-        run.by_kind[kind] = run.by_kind.get(kind, 0.0) + waited
+                before = taken.get(own, 0.0)
+                taken[own] = before + other.advance(waited - before, now + before)
+        for own, used in taken.items():
+            run.busy[own] = run.busy.get(own, 0.0) + used
+        run.kinds[kind] = run.kinds.get(kind, 0.0) + waited
         run.spans.append(Span(flight.message.name, "wait", now, now + waited))
         run.seconds += waited
 
@@ -143,11 +147,6 @@ class Clock:
         flight = flights.pop(name)
         run.spans.append(Span(name, "message", flight.start, flight.end))
         self.messages[name] = Timed(flight.message.seconds, flight.exposed, flight.slowed, tuple(flight.beside))
-
-
-def _add(sums: dict[str, float], parts: Mapping[str, float], times: float) -> None:
-    for name, seconds in parts.items():
-        sums[name] = sums.get(name, 0.0) + times * seconds
 
 
 def added(message: float, beside: float, slowdown: float) -> float:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 WIRE = "wire"
@@ -65,20 +66,29 @@ class Span(NamedTuple):
     end: float
 
 
-@dataclass(eq=False)
 class Run:
     """One execution of a trace, or of work that is priced already."""
 
-    seconds: float = 0.0
-    """All of it: compute, what compute loses to messages, and waiting."""
-    compute: float = 0.0
-    by_kind: dict[str, float] = field(default_factory=dict)
-    """The same by kind: of compute, and of the messages that are waited for, or that compute takes longer beside."""
-    busy: dict[str, float] = field(default_factory=dict)
-    """Seconds of it, by channel, in which a message is under way."""
-    spans: list[Span] = field(default_factory=list)
+    def __init__(
+        self, seconds: float = 0.0, compute: float = 0.0, kinds: dict[str, float] | None = None,
+        busy: dict[str, float] | None = None,
+    ):  # fmt: skip
+        self.seconds, self.compute = seconds, compute
+        """All of it: compute, what compute loses to messages, and waiting; and compute alone."""
+        self.kinds: dict[str, float] = {} if kinds is None else kinds
+        """The part of `by_kind` that is in no inner run."""
+        self.busy: dict[str, float] = {} if busy is None else busy
+        """Seconds of it, by channel, in which a message is under way."""
+        self.inner: list[tuple[Run, float]] = []
+        """What it runs that is priced apart, with how often."""
+        self.spans: list[Span] = []
 
-    def times(self, number: float) -> Run:
-        """So many times the same."""
-        scaled = lambda parts: {name: number * seconds for name, seconds in parts.items()}
-        return Run(number * self.seconds, number * self.compute, scaled(self.by_kind), scaled(self.busy))
+    @cached_property
+    def by_kind(self) -> dict[str, float]:
+        """Its seconds by kind: of compute, and of the messages that are waited for, or that compute takes longer
+        beside."""
+        found = dict(self.kinds)
+        for inside, times in self.inner:
+            for kind, seconds in inside.by_kind.items():
+                found[kind] = found.get(kind, 0.0) + times * seconds
+        return found

@@ -9,7 +9,7 @@ from functools import lru_cache
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.ticks import Chunk, all_ticks
 from jaxpar.trace.clock import Clock
-from jaxpar.trace.parts import WIRE, Message, Part, Repeat, Run
+from jaxpar.trace.parts import WIRE, Message, Repeat, Run
 
 
 @dataclass(frozen=True)
@@ -37,10 +37,8 @@ class Pieces:
         """A chunk of so many of each layer, and of seconds of messages of others that pad it."""
         layers = list(layers)
         of_all = lambda name: (Repeat(name, getattr(layer, name), number) for layer, number in layers)
-        ends: tuple[Part, ...] = (
-            Message("sums", self.sums, WIRE, True, "pipe"), Message("first", self.gather + padding, WIRE, True, "data")
-        )  # fmt: skip
-        walk = self.clock.walk
+        walk, waits = self.clock.walk, (("pipe", self.sums), ("data", self.gather + padding))
+        ends = [Message(kind, seconds, WIRE, True, kind) for kind, seconds in waits if seconds]
         return Chunk(walk(*ends, *of_all("forward")), walk(*ends, *of_all("backward")), walk(*of_all("weight")))
 
 
