@@ -22,6 +22,7 @@ from statistics import median
 
 from jaxpar.cli import Parser, command
 from jaxpar.compiler.compile import DEFAULT_CACHE, compile_step, plan_for
+from jaxpar.compiler.program.attribution import part_of
 from jaxpar.compiler.report import Analysis, make_report
 from jaxpar.compiler.report.record import Collective
 from jaxpar.config import Config, UserError, load_config
@@ -32,8 +33,6 @@ from jaxpar.planner.report import words
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.stage_work import layout_of
-from jaxpar.compiler.program.attribution import part_of
-from jaxpar.planner.verified import WAITS
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 COMPILED = Path(__file__).parent / "compiled.csv"
@@ -60,7 +59,7 @@ COLUMNS = (
     "config", "cluster", "overrides", "mesh", "compute",
     *(name + end for name in MESSAGES for end in ("", "_exposed")),
 )  # fmt: skip
-WAITED = (*WAITS, "offload")
+WAITED = ("tensor", "context", "exchange", "data", "scales", "offload")
 """Parts of a predicted step that wait for what a program shows as exposed."""
 KINDS = {"gather_weight": "gathers", "scatter_gradient": "scatters"}
 """Of collectives of weights; the others over data ranks are sums."""

@@ -143,7 +143,9 @@ class _Layer:
         seconds -= self.all.context if does.overlap_context else 0.0
         if does.waits_for_weights:
             gather, scatter = self.step.messages.of_layers(self.case)
-            seconds += 3 * gather + scatter - sum(run.by_kind.get("data", 0.0) for run in self.step.passed[self.sort][:2])
+            seconds += (
+                3 * gather + scatter - sum(run.by_kind.get("data", 0.0) for run in self.step.passed[self.sort][:2])
+            )
         return seconds
 
     def attention(self) -> float:

@@ -84,7 +84,9 @@ class Clock:
                 case Repeat():
                     self._compute(run, flights, part.name, self.run(part.trace), part.times)
                 case Op():
-                    self._compute(run, flights, part.name, Run(part.seconds, part.seconds, {part.kind: part.seconds}), 1)
+                    self._compute(
+                        run, flights, part.name, Run(part.seconds, part.seconds, {part.kind: part.seconds}), 1
+                    )
                 case Message():
                     flights[part.name] = flight = _Flight(part, run.seconds)
                     if part.synchronous:

@@ -83,6 +83,12 @@ class Run:
         """What it runs that is priced apart, with how often."""
         self.spans: list[Span] = []
 
+    def times(self, number: float) -> Run:
+        """So many times the same."""
+        run = Run(number * self.seconds, number * self.compute)
+        run.inner.append((self, number))
+        return run
+
     @cached_property
     def by_kind(self) -> dict[str, float]:
         """Its seconds by kind: of compute, and of the messages that are waited for, or that compute takes longer

@@ -49,7 +49,9 @@ def test_enclosed_compute_hides_a_message(needed: float, left: float):
 @pytest.mark.parametrize(("compute", "message"), [(2.0, 0.5), (2.0, 2.0), (2.0, 7.0)])
 def test_compute_takes_longer_beside_messages_between_devices_as_in_the_closed_form(compute: float, message: float):
     parts = Op("x", compute), Done("a"), Op("y", 1.0)
-    assert run(send("a", message), *parts, slowdown=0.1).step.seconds == pytest.approx(1.0 + compute + added(message, compute, 0.1))
+    assert run(send("a", message), *parts, slowdown=0.1).step.seconds == pytest.approx(
+        1.0 + compute + added(message, compute, 0.1)
+    )
     copy = run(send("a", message, "to_host"), *parts, slowdown=0.1)
     assert copy.step.seconds == 1.0 + max(compute, message), "the host's copies take no multiprocessors"
 

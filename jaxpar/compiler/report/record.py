@@ -148,6 +148,11 @@ class Report:
     """The nearest settings that fit, in words, where these do not."""
 
     @property
+    def by_kind(self) -> dict[str, float]:
+        """Time of a step by kind of kernel, and by part that waits for transfers."""
+        return self.seconds_by_kind | self.lost_by_part
+
+    @property
     def step_seconds(self) -> float:
         """Time of a step, at the speeds that the GPU and its links are taken to reach."""
         return self.compute_seconds + self.slowed_seconds + self.exposed_seconds

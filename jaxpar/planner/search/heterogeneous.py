@@ -10,7 +10,7 @@ takes no less time, and equal stages are best.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import permutations
@@ -30,6 +30,9 @@ from jaxpar.planner.step_time.step import Step
 from jaxpar.planner.step_time.ticks import Chunk
 from jaxpar.planner.step_time.update import Update
 from jaxpar.trace.parts import Run
+
+type Spent = tuple[Mapping[str, float], Run]
+"""A step by part, and its program."""
 
 PER_LAYER = ("matmuls", "attention", "other", "tensor", "scales")
 """Parts of a step's time that grow with the number of layers and are not hidden."""
@@ -162,40 +165,42 @@ class _Stages:
     def step(self, lengths: Lengths | None = None) -> StepTime:
         """The step of the slowest kind, which all wait for."""
         lengths = chunk_layers(self.timer.model.layers, len(self.kind_of)) if lengths is None else lengths
-        pipeline, times = self._of_unlike_layers() if self.timer.model.pattern is not None else self.of_kinds(lengths)
-        spent = max(times, key=lambda spent: sum(spent.values()))
-        return self.timer.steps().priced(spent, pipeline, self.layout.devices)
+        times = self._of_unlike_layers() if self.timer.model.pattern is not None else self.of_kinds(lengths)
+        return self.timer.steps().priced(*max(times, key=_seconds), self.layout.devices)
 
-    def of_kinds(self, lengths: Lengths) -> tuple[Run, list[dict[str, float]]]:
-        """The pipeline, and the seconds of each kind with its longest chunk; where padded, with the longest of all.
+    def of_kinds(self, lengths: Lengths) -> list[Spent]:
+        """The step of each kind with its longest chunk; where padded, with the longest of all.
 
         Rows that pad are left out of ticks; in what comes once a step, messages and the update, they take part.
         """
         most = max(lengths)
         longest = [most if self.padded else self._longest(lengths, kind) for kind in range(len(self.kinds))]
         parts = [self._parts(kind, layers) for kind, layers in enumerate(longest)]
-        pipeline = self._pipeline(
-            [part.pieces.chunk(layers) for part, layers in zip(parts, longest, strict=True)], parts
-        )
-        once = [self._parts(kind, most).once for kind in range(len(parts))]
-        return pipeline, [part.spent_in(self.layout, pipeline, one) for part, one in zip(parts, once, strict=True)]
+        chunks = [part.pieces.chunk(layers) for part, layers in zip(parts, longest, strict=True)]
+        return self._spent(chunks, parts, [self._parts(kind, most).once for kind in range(len(parts))])
 
-    def _of_unlike_layers(self) -> tuple[Run, list[dict[str, float]]]:
-        """The pipeline, and the seconds of each kind of hosts for a model whose layers are of several kinds, in equal stages."""
+    def _of_unlike_layers(self) -> list[Spent]:
+        """The step of each kind of hosts for a model whose layers are of several kinds, in equal stages."""
         each = zip(self.kinds, self.networks, strict=True)
         parts = [self.timer.steps(group=group, network=network).step(self.layout) for group, network in each]
         chunks = [parts[kind].chunks(self.layout)[number] for number, kind in enumerate(self.kind_of)]
-        pipeline = self._pipeline(chunks, parts)
-        return pipeline, [part.spent_in(self.layout, pipeline, dict(part.once)) for part in parts]
+        return self._spent(chunks, parts, [dict(part.once) for part in parts])
 
-    def _pipeline(self, chunks: Sequence[Chunk], parts: Sequence[Step]) -> Run:
-        """The pipeline of such chunks, with the slowest head and transfers."""
-        return run_pipeline(self.layout, parts[0].microbatches, chunks, [part.pieces for part in parts])
+    def _spent(
+        self, chunks: Sequence[Chunk], parts: Sequence[Step], once: Sequence[Mapping[str, float]]
+    ) -> list[Spent]:
+        """The step of each part in a pipeline of such chunks, with the slowest head and transfers."""
+        pipeline = run_pipeline(self.layout, parts[0].microbatches, chunks, [part.pieces for part in parts])
+        return [
+            (part.spent_in(self.layout, pipeline, own), part.program(pipeline, own))
+            for part, own in zip(parts, once, strict=True)
+        ]
 
     def in_proportion(self) -> Lengths:
         """Lengths by the speed of each kind's layers; then layers move away from the slowest stage while that helps."""
         equal, kinds = chunk_layers(self.timer.model.layers, len(self.kind_of)), range(len(self.kinds))
         layout, each = self.layout, max(equal)
+
         def alone(kind: int, layers: int) -> float:
             step = self._parts(kind, layers)
             return sum(step.spent_in(layout, step.pipeline(layout)).values())
@@ -211,7 +216,7 @@ class _Stages:
             lengths = better
 
     def _seconds(self, lengths: Lengths) -> float:
-        return max(sum(spent.values()) for spent in self.of_kinds(lengths)[1])
+        return max(map(_seconds, self.of_kinds(lengths)))
 
     def _moved(self, lengths: Lengths) -> list[Lengths]:
         """A layer of each of the longest chunks of a kind, given to the shortest chunks of another."""
@@ -236,6 +241,10 @@ class _Stages:
             steps = self.timer.steps(layers * len(self.kind_of), self.kinds[kind], self.networks[kind])
             self._steps[kind, layers] = steps.step(self.layout.first_layers(layers))
         return self._steps[kind, layers]
+
+
+def _seconds(step: Spent) -> float:
+    return sum(step[0].values())
 
 
 def stage_lengths(layers: int, speeds: Sequence[float]) -> tuple[int, ...]:

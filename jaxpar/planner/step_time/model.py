@@ -33,11 +33,21 @@ class StepTime:
     seconds: float
     breakdown: Mapping[str, float]
     """Seconds by part, on the slowest rank; they add up to `seconds`."""
-    by_kind: Mapping[str, float]
-    """The same by kind of compute and message in the program that all ranks run, who have no bubble then."""
+    program: Run
+    """The program that all ranks run, without stragglers; a bubble is in what they run in it."""
     tokens_per_s_per_gpu: float
     mfu: float
     """Share of the dense 16-bit peak, with the project's definition (`model.flops`)."""
+
+    def times(self, factor: float) -> StepTime:
+        """The same on a system that takes so many times as long."""
+        spent = {name: factor * seconds for name, seconds in self.breakdown.items()}
+        return self.taking(factor * self.seconds, spent, self.program.times(factor))
+
+    def taking(self, seconds: float, breakdown: Mapping[str, float], program: Run) -> StepTime:
+        """The same work in other seconds."""
+        faster = self.seconds / seconds
+        return StepTime(seconds, breakdown, program, faster * self.tokens_per_s_per_gpu, faster * self.mfu)
 
 
 OF_STEP = (
@@ -60,14 +70,13 @@ class Steps(Common):
         """The step of a layout; with `waits` false, of a pipeline in which no rank ever waits."""
         step = self.step(layout)
         pipeline = step.pipeline(layout) if waits else step.work
-        return self.priced(step.spent_in(layout, pipeline), pipeline, layout.devices)
+        return self.priced(step.spent_in(layout, pipeline), step.program(pipeline), layout.devices)
 
-    def priced(self, spent: Mapping[str, float], pipeline: Run, devices: int) -> StepTime:
-        """A step of such parts on so many devices, whose microbatches are those of `pipeline`."""
+    def priced(self, spent: Mapping[str, float], program: Run, devices: int) -> StepTime:
+        """A step of such parts and such a program on so many devices."""
         seconds = sum(spent.values())
         speed = self.batch * self.sequence / seconds / devices
-        by_kind = dict(pipeline.by_kind)
-        return StepTime(seconds, spent, by_kind, speed, self._flops / (seconds * devices * self.cluster.training_peak))
+        return StepTime(seconds, spent, program, speed, self._flops / (seconds * devices * self.cluster.training_peak))
 
     def step(self, layout: Layout) -> Step:
         """The parts of the step of a layout, shared by layouts that differ in the schedule alone."""

@@ -22,7 +22,7 @@ from jaxpar.planner.step_time.weight_traffic import (
     reduces_with_weights,
     slices_chunks,
 )
-from jaxpar.trace.parts import Op, Repeat, Run
+from jaxpar.trace.parts import WIRE, Message, Op, Repeat, Run
 
 AGAIN = "recomputed "
 """Before the kind of compute that a backward repeats."""
@@ -111,7 +111,9 @@ class Step:
         shares = self.layers.shares
         layer = next(iter(self.passed.values()))
         if len(shares) > 1:
-            of_sorts = lambda of: walk(*(Repeat("sort", of(self.passed[sort]), share) for sort, share in shares.items()))
+            of_sorts = lambda of: walk(
+                *(Repeat("sort", of(self.passed[sort]), share) for sort, share in shares.items())
+            )
             layer = Chunk(*(of_sorts(lambda one, of=of: one[of]) for of in range(3)))
         # The output of the last chunk goes to all ranks, and what they find of its gradient is summed.
         ends = walk(Repeat("head", head), Op("sums", 2 * sums, "pipe"))
@@ -119,7 +121,9 @@ class Step:
         self.pieces = Pieces(self.clock, layer, ends, self._transfer(), sums, first)
         count, share = m * self.model.layers / layout.pipe, m if layout.shared_ends else m / layout.pipe
         self.work = walk(
-            Repeat("forward", layer.forward, count), Repeat("backward", layer.backward, count), Repeat("head", head, share)
+            Repeat("forward", layer.forward, count),
+            Repeat("backward", layer.backward, count),
+            Repeat("head", head, share),
         )
         self.ideal = self.work.seconds
 
@@ -132,6 +136,14 @@ class Step:
         else:
             chunks = (self.pieces.chunk(max(chunk_layers(self.model.layers, layout.pipe * layout.virtual_stages))),)
         return run_pipeline(layout, self.microbatches, chunks, [self.pieces])
+
+    def program(self, pipeline: Run, once: Mapping[str, float] | None = None) -> Run:
+        """The microbatches, and what comes once a step."""
+        once = self.once if once is None else once
+        return self.clock.walk(
+            Repeat("microbatches", pipeline), Message("data", once["data"], WIRE, True, "data"),
+            Op("optimizer", once["optimizer"], "optimizer"),
+        )  # fmt: skip
 
     def spent_in(self, layout: Layout, pipeline: Run, once: Mapping[str, float] | None = None) -> dict[str, float]:
         """Seconds by part of a step whose microbatches take as long as `pipeline`: the bubble is what this rank waits
