@@ -59,13 +59,17 @@ class Clock:
     """Runs traces; a trace takes the same time whenever it runs.
 
     Attributes:
-        messages: the messages of traces that were run, by name.
+        messages: the messages of traces that were run, by name, if it records.
     """
 
-    def __init__(self, slowdown: float):
-        """`slowdown`: seconds that compute loses for each second of a message between devices beside it."""
+    def __init__(self, slowdown: float, *, records: bool = False):
+        """
+        Args:
+            slowdown: seconds that compute loses for each second of a message between devices beside it.
+            records: whether runs have spans, and messages are kept.
+        """
         self.messages: dict[str, Timed] = {}
-        self._slowdown = slowdown
+        self._slowdown, self._records = slowdown, records
         self._runs: dict[Trace, Run] = {}
 
     def run(self, trace: Trace | Run) -> Run:
@@ -81,38 +85,45 @@ class Clock:
         run, flights = Run(), dict[str, _Flight]()
         for part in parts:
             match part:
-                case Repeat():
-                    self._compute(run, flights, part.name, self.run(part.trace), part.times)
-                case Op():
-                    self._compute(
-                        run, flights, part.name, Run(part.seconds, part.seconds, {part.kind: part.seconds}), 1
-                    )
-                case Message():
-                    flights[part.name] = flight = _Flight(part, run.seconds)
+                case Repeat(name, trace, times):
+                    self._compute(run, flights, name, self.run(trace), times)
+                case Op(name, seconds, kind):
+                    self._compute(run, flights, name, Run(seconds, seconds, {kind: seconds}), 1)
+                case Message(name):
+                    flights[name] = flight = _Flight(part, run.seconds)
                     if part.synchronous:
                         self._wait(run, flights, flight)
-                        self._land(run, flights, part.name)
-                case Done():
-                    channel = flights[part.name].message.channel
+                        self._land(run, flights, name)
+                case Done(name):
+                    channel = flights[name].message.channel
                     for flight in list(flights.values()):
                         if flight.message.channel == channel:
                             self._wait(run, flights, flight)
-                        if flight.message.name == part.name:
+                        if flight.message.name == name:
                             break
-                    self._land(run, flights, part.name)
+                    self._land(run, flights, name)
         return run
 
     def _compute(self, run: Run, flights: Mapping[str, _Flight], name: str, inside: Run, times: float) -> None:
         """Run compute, which hides messages under way."""
-        seconds, compute, slowed = times * inside.seconds, times * inside.compute, 0.0
+        seconds, slowed = times * inside.seconds, 0.0
         run.inner.append((inside, times))
         for channel, busy in inside.busy.items():
             run.busy[channel] = run.busy.get(channel, 0.0) + times * busy
-        taken = {channel: times * busy for channel, busy in inside.busy.items()} if flights else {}
+        if flights:
+            slowed = self._beside(run, flights, name, inside, times)
+        if self._records and seconds:
+            run.spans.append(Span(name, "compute", run.seconds, run.seconds + seconds + slowed))
+        run.compute += times * inside.compute
+        run.seconds += seconds + slowed
+
+    def _beside(self, run: Run, flights: Mapping[str, _Flight], name: str, inside: Run, times: float) -> float:
+        """Let messages progress beside compute; returns the seconds that it loses to them."""
+        taken, slowed = {channel: times * busy for channel, busy in inside.busy.items()}, 0.0
         for flight in flights.values():
             channel, kind = flight.message.channel, flight.message.kind
             before = taken.get(channel, 0.0)
-            if used := flight.advance(seconds - before, run.seconds + before):
+            if used := flight.advance(times * inside.seconds - before, run.seconds + before):
                 taken[channel] = before + used
                 run.busy[channel] = run.busy.get(channel, 0.0) + used
                 if channel.startswith(WIRE):
@@ -120,12 +131,9 @@ class Clock:
                     flight.slowed += lost
                     slowed += lost
                     run.kinds[kind] = run.kinds.get(kind, 0.0) + lost
-            if compute:
-                flight.beside.append((name, compute))
-        if seconds:
-            run.spans.append(Span(name, "compute", run.seconds, run.seconds + seconds + slowed))
-        run.compute += compute
-        run.seconds += seconds + slowed
+            if inside.compute:
+                flight.beside.append((name, times * inside.compute))
+        return slowed
 
     def _wait(self, run: Run, flights: Mapping[str, _Flight], flight: _Flight) -> None:
         """Finish a message while nothing is computed; messages of other channels go on."""
@@ -142,13 +150,15 @@ class Clock:
         for own, used in taken.items():
             run.busy[own] = run.busy.get(own, 0.0) + used
         run.kinds[kind] = run.kinds.get(kind, 0.0) + waited
-        run.spans.append(Span(flight.message.name, "wait", now, now + waited))
+        if self._records:
+            run.spans.append(Span(flight.message.name, "wait", now, now + waited))
         run.seconds += waited
 
     def _land(self, run: Run, flights: dict[str, _Flight], name: str) -> None:
         flight = flights.pop(name)
-        run.spans.append(Span(name, "message", flight.start, flight.end))
-        self.messages[name] = Timed(flight.message.seconds, flight.exposed, flight.slowed, tuple(flight.beside))
+        if self._records:
+            run.spans.append(Span(name, "message", flight.start, flight.end))
+            self.messages[name] = Timed(flight.message.seconds, flight.exposed, flight.slowed, tuple(flight.beside))
 
 
 def added(message: float, beside: float, slowdown: float) -> float:

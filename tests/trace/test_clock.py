@@ -14,7 +14,7 @@ class Ran(NamedTuple):
 
 
 def run(*parts: Op | Message | Done | Repeat, slowdown: float = 0.0) -> Ran:
-    clock = Clock(slowdown)
+    clock = Clock(slowdown, records=True)
     step = clock.run(Trace("step", parts))
     assert sum(step.by_kind.values()) == pytest.approx(step.seconds), "all time is of some kind"
     return Ran(clock.messages, step)

@@ -88,7 +88,7 @@ def schedule(
             traces[name] = Trace(name, tuple(parts))
         return traces[name]
 
-    clock = Clock(slowdown)
+    clock = Clock(slowdown, records=True)
     step = clock.run(trace(module.entry))
     overlaps = (Overlap(one, clock.messages[name]) for name, one in starts.items())
     return Schedule(clock, step, traces, tuple(overlaps))

@@ -153,6 +153,7 @@ class _Stages:
         self.padded = why_padded(layout) is not None
         """Whether short chunks take as long as the longest."""
         self._steps: dict[tuple[int, int], Step] = {}
+        self._took = Memo()
 
     @cached_property
     def kind_of(self) -> tuple[int, ...]:
@@ -216,7 +217,7 @@ class _Stages:
             lengths = better
 
     def _seconds(self, lengths: Lengths) -> float:
-        return max(map(_seconds, self.of_kinds(lengths)))
+        return self._took.of(lengths, lambda: max(map(_seconds, self.of_kinds(lengths))))
 
     def _moved(self, lengths: Lengths) -> list[Lengths]:
         """A layer of each of the longest chunks of a kind, given to the shortest chunks of another."""
