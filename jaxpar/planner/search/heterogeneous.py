@@ -185,7 +185,7 @@ class _Stages:
         each = zip(self.kinds, self.networks, strict=True)
         parts = [self.timer.steps(group=group, network=network).step(self.layout) for group, network in each]
         chunks = [parts[kind].chunks(self.layout)[number] for number, kind in enumerate(self.kind_of)]
-        return self._spent(chunks, parts, [dict(part.once) for part in parts])
+        return self._spent(chunks, parts, [part.once for part in parts])
 
     def _spent(
         self, chunks: Sequence[Chunk], parts: Sequence[Step], once: Sequence[Mapping[str, float]]
@@ -204,7 +204,7 @@ class _Stages:
 
         def alone(kind: int, layers: int) -> float:
             step = self._parts(kind, layers)
-            return sum(step.spent_in(layout, step.pipeline(layout)).values())
+            return sum(step.spent_in(layout, step.pipeline(layout), step.once).values())
 
         speeds = [1 / (alone(kind, 2 * each) - alone(kind, each)) for kind in kinds]
         if max(speeds) == min(speeds):

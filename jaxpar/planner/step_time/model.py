@@ -70,7 +70,8 @@ class Steps(Common):
         """The step of a layout; with `waits` false, of a pipeline in which no rank ever waits."""
         step = self.step(layout)
         pipeline = step.pipeline(layout) if waits else step.work
-        return self.priced(step.spent_in(layout, pipeline), step.program(pipeline), layout.devices)
+        spent, program = step.spent_in(layout, pipeline, step.once), step.program(pipeline, step.once)
+        return self.priced(spent, program, layout.devices)
 
     def priced(self, spent: Mapping[str, float], program: Run, devices: int) -> StepTime:
         """A step of such parts and such a program on so many devices."""

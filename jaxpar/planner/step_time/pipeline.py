@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
@@ -33,18 +33,22 @@ class Pieces:
         """A chunk of so many layers."""
         return self.joined([(self.layer, layers)])
 
-    def joined(self, layers: Iterable[tuple[Chunk, float]], padding: float = 0.0) -> Chunk:
+    def joined(self, layers: Sequence[tuple[Chunk, float]], padding: float = 0.0) -> Chunk:
         """A chunk of so many of each layer, and of seconds of messages of others that pad it."""
-        layers = list(layers)
-        of_all = lambda name: (Repeat(name, getattr(layer, name), number) for layer, number in layers)
-        walk, waits = self.clock.walk, (("pipe", self.sums), ("data", self.gather + padding))
-        ends = [Message(kind, seconds, WIRE, True, kind) for kind, seconds in waits if seconds]
-        return Chunk(walk(*ends, *of_all("forward")), walk(*ends, *of_all("backward")), walk(*of_all("weight")))
+        waits = ("pipe", self.sums), ("data", self.gather + padding)
+        return joined(self.clock, layers, [Message(kind, time, WIRE, True, kind) for kind, time in waits if time])
+
+
+def joined(clock: Clock, layers: Sequence[tuple[Chunk, float]], ends: Sequence[Message] = ()) -> Chunk:
+    """So many of each layer, with these messages in the forward and in the backward."""
+    of_all = lambda name: (Repeat(name, getattr(layer, name), number) for layer, number in layers)
+    forward, backward = (clock.walk(*ends, *of_all(name)) for name in ("forward", "backward"))
+    return Chunk(forward, backward, clock.walk(*of_all("weight")))
 
 
 def run_pipeline(layout: Layout, microbatches: int, chunks: Sequence[Chunk], pieces: Sequence[Pieces]) -> Run:
-    """From the start of the first forward to the end of the last backward, of chunks in the order of the model, with the
-    slowest head and transfers; for each kind of work all wait for the chunk that takes longest for it."""
+    """From the start of the first forward to the end of the last backward, of chunks in the order of the model, with
+    the slowest head and transfers; for each kind of work all wait for the chunk that takes longest for it."""
     ticks = all_ticks(layout.schedule, layout.pipe, microbatches, layout.virtual_stages)
     clock, slowest, seconds = pieces[0].clock, chunks[0], lambda run: run.seconds
     if len(chunks) > 1:

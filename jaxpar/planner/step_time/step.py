@@ -13,7 +13,7 @@ from jaxpar.planner.step_time.common import Common
 from jaxpar.planner.step_time.layer_times import Sort, sorts_of
 from jaxpar.planner.step_time.once import Once
 from jaxpar.planner.step_time.overlap import beside_copies, beside_weights, first_gather
-from jaxpar.planner.step_time.pipeline import Pieces, chunk_layers, run_pipeline
+from jaxpar.planner.step_time.pipeline import Pieces, chunk_layers, joined, run_pipeline
 from jaxpar.planner.step_time.ticks import Chunk
 from jaxpar.planner.step_time.weight_traffic import (
     SLICED,
@@ -26,7 +26,7 @@ from jaxpar.trace.parts import WIRE, Message, Op, Repeat, Run
 
 AGAIN = "recomputed "
 """Before the kind of compute that a backward repeats."""
-PARTS = (
+PARTS: tuple[str, ...] = (
     "matmuls", "attention", "other", "exchange", "tensor", "context", "scales", "recomputation", "offload", "slices",
     "data", "bubble", "stragglers", "optimizer",
 )  # fmt: skip
@@ -55,18 +55,16 @@ class Step:
         self.microbatches = where.microbatches(layout)
         self.layers = where.layers(layout)
         self.case = self.layers.case
-        self.holds = holds_chunks(layout)
         self.slots: Kinds = kinds_of_slots(where.model, layout)
         """The kind of each; none where all layers are alike."""
         self.unlike = layout.matmul_codes is not None and any(layout.matmul_codes.exact)
         """Whether some layers multiply in FP8 and others do not."""
         self.messages = DataMessages(where, layout, float(self.case.item))
         self.jitter = where.jitter(layout.devices)
-        self.gathered = {
-            sort: 0.0 if self.holds else self.messages.of_layers(case)[0] for sort, case in self.layers.cases.items()
-        }
-        """Seconds of gathers of the weights of a layer of each sort alone, hidden or not, in the forward; the backward
-        has as many."""
+        sent = (lambda _: (0.0, 0.0)) if holds_chunks(layout) else self.messages.of_layers
+        self.sent = {sort: sent(case) for sort, case in self.layers.cases.items()}
+        """Seconds of messages of the weights of a layer of each sort alone, hidden or not: gathers in the forward, the
+        backward has as many, and reductions."""
         again = self.layers.again(layout.remat, self.slots)
         self.passed = {sort: self._passed(sort, work) for sort, work in again.items()}
         """A layer of each sort."""
@@ -74,7 +72,7 @@ class Step:
     def _passed(self, sort: Sort, again: Work) -> Chunk:
         """A layer of a sort, with all that is beside it."""
         time, case, tensor = self.layers.times[sort], self.layers.cases[sort], self.layout.tensor
-        gather, scatter = (0.0, 0.0) if self.holds else self.messages.of_layers(case)
+        gather, scatter = self.sent[sort]
         forward, backward = time.forward, time.backward
         if time.message:
             forward, backward = time.beside_weights(gather, gather + scatter)
@@ -91,8 +89,7 @@ class Step:
         else:
             forth = walk(*beside_weights(forward.run(), gather, 0.0, tensor))
             back = walk(*beside_weights(back, gather, scatter, tensor))
-        copied = self.layers.copied(self.layout.remat, self.slots, self.layout.offload_fraction)[sort]
-        if copied:
+        if copied := self.layers.copied(self.layout.remat, self.slots, self.layout.offload_fraction)[sort]:
             copy = copied / self.where.cluster.host_bandwidth
             forth, back = (walk(*beside_copies(run, copy)) for run in (forth, back))
         if slices_chunks(self.layout):
@@ -108,16 +105,10 @@ class Step:
         """The forward and backward of all microbatches on a rank that never waits, and the pieces of a pipeline."""
         layout, m, walk = self.layout, self.microbatches, self.clock.walk
         head, sums = self.layers.head(layout.ends).run(), self._sum_over_stages()
-        shares = self.layers.shares
-        layer = next(iter(self.passed.values()))
-        if len(shares) > 1:
-            of_sorts = lambda of: walk(
-                *(Repeat("sort", of(self.passed[sort]), share) for sort, share in shares.items())
-            )
-            layer = Chunk(*(of_sorts(lambda one, of=of: one[of]) for of in range(3)))
+        layer = joined(self.clock, [(self.passed[sort], share) for sort, share in self.layers.shares.items()])
         # The output of the last chunk goes to all ranks, and what they find of its gradient is summed.
         ends = walk(Repeat("head", head), Op("sums", 2 * sums, "pipe"))
-        first = first_gather(self.layers.average(self.gathered))
+        first = first_gather(self.layers.average({sort: gather for sort, (gather, _) in self.sent.items()}))
         self.pieces = Pieces(self.clock, layer, ends, self._transfer(), sums, first)
         count, share = m * self.model.layers / layout.pipe, m if layout.shared_ends else m / layout.pipe
         self.work = walk(
@@ -137,24 +128,21 @@ class Step:
             chunks = (self.pieces.chunk(max(chunk_layers(self.model.layers, layout.pipe * layout.virtual_stages))),)
         return run_pipeline(layout, self.microbatches, chunks, [self.pieces])
 
-    def program(self, pipeline: Run, once: Mapping[str, float] | None = None) -> Run:
+    def program(self, pipeline: Run, once: Mapping[str, float]) -> Run:
         """The microbatches, and what comes once a step."""
-        once = self.once if once is None else once
         return self.clock.walk(
             Repeat("microbatches", pipeline), Message("data", once["data"], WIRE, True, "data"),
             Op("optimizer", once["optimizer"], "optimizer"),
         )  # fmt: skip
 
-    def spent_in(self, layout: Layout, pipeline: Run, once: Mapping[str, float] | None = None) -> dict[str, float]:
+    def spent_in(self, layout: Layout, pipeline: Run, once: Mapping[str, float]) -> dict[str, float]:
         """Seconds by part of a step whose microbatches take as long as `pipeline`: the bubble is what this rank waits
-        in it. `once` is what comes once a step, where that is of longer stages."""
-        once = self.once if once is None else once
+        in it. `once` is as the attribute, or of longer stages."""
         spent = dict.fromkeys(PARTS, 0.0)
         for kind, seconds in self.work.by_kind.items():
             spent["recomputation" if kind.startswith(AGAIN) else kind] += seconds
-        gathers = 0.0
-        if pipeline is not self.work and once is self.once:
-            gathers = 2 * self.microbatches * layout.virtual_stages * self.pieces.gather
+        waits = pipeline is not self.work
+        gathers = 2 * waits * self.microbatches * layout.virtual_stages * self.pieces.gather
         spent["data"] += once["data"] + gathers
         spent["optimizer"] += once["optimizer"]
         spent["bubble"] = pipeline.seconds - self.ideal - gathers
@@ -173,8 +161,8 @@ class Step:
                 padding = Counter({Sort(kind): number for kind, number in (slots - _kinds(own)).items()})
                 run = own + padding if why not in (None, GATHERED) else own
                 # A branch skips the work, not the messages.
-                gathered = sum(n * self.gathered[sort] for sort, n in padding.items()) if why == GATHERED else 0.0
-                made[key] = self.pieces.joined(((self.passed[sort], n) for sort, n in run.items()), gathered)
+                gathered = sum(n * self.sent[sort][0] for sort, n in padding.items()) if why == GATHERED else 0.0
+                made[key] = self.pieces.joined([(self.passed[sort], n) for sort, n in run.items()], gathered)
             found.append(made[key])
         return tuple(found)
 
