@@ -59,11 +59,9 @@ class Verified:
     @property
     def seconds_by_class(self) -> dict[str, tuple[float, float]]:
         """(predicted, compiled) by class."""
-        kinds = [one.candidate.time.program.by_kind for one in (self.predicted, self.planned)]
-        before, after = (
-            {name: sum(own.get(kind, 0.0) for kind in of) for name, of in CLASSES.items()} for own in kinds
-        )
-        return {name: (before[name], after[name]) for name in CLASSES}
+        before, after = (one.candidate.time.program.by_kind for one in (self.predicted, self.planned))
+        of = lambda kinds, found: sum(found.get(kind, 0.0) for kind in kinds)
+        return {name: (of(kinds, before), of(kinds, after)) for name, kinds in CLASSES.items()}
 
     @property
     def differences(self) -> dict[str, float]:

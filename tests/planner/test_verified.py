@@ -83,6 +83,14 @@ def test_every_part_of_a_step_and_every_kind_of_a_program_is_in_one_class(plans:
     assert {*plans[0].candidate.time.breakdown} < {*kinds, "recomputation", "stragglers"}
 
 
+def test_recomputation_is_in_the_classes_of_what_runs_again():
+    """A full recomputation runs attention again; the classes of its trace know, which the parts of a step do not."""
+    of = lambda remat: Search(Space(planned_config(small()), parse_cluster("h100:1x1"), {"remat": remat})).best(1)[0]
+    none, full = (judged(of(remat), GIB, True, {"matmul": 1.0}).seconds_by_class for remat in ("none", "full"))
+    for name in ("matrix products", "attention", "memory traffic"):
+        assert full[name][0] > 1.05 * none[name][0], name
+
+
 def test_a_verdict_names_the_classes_that_are_apart(plans: list[Planned]):
     like = judged(plans[0], GIB, True, {"matmul": 1.0})
     kernels = {CLASSES[name][0]: before for name, (before, _) in like.seconds_by_class.items() if before}

@@ -106,3 +106,17 @@ def test_spans_have_all_time_of_a_trace_and_messages_begin_when_their_link_is_fr
         "a": (0, 1.5),
         "b": (1.5, 5.5),
     }
+
+
+def test_a_loop_hides_by_the_time_in_which_the_channel_is_free():
+    inner = loop(2, X, at_once("t", 3.0, "to_host"), at_once("w", 1.0))
+    assert exposed(run(send("a", 20.0), inner, Done("a")))["a"] == 20.0 - 2 * 4.0, "waits for another link hide it"
+    assert exposed(run(send("h", 20.0, "to_host"), inner, Done("h")))["h"] == 20.0 - 2 * 2.0
+
+
+def test_a_share_of_a_run_that_is_priced_already():
+    layer = Run(8.0, 4.0, {"matmul": 4.0, "exchange": 4.0}, {"wire": 4.0})
+    once = run(send("a", 3.0), Repeat("beside", layer, 0.5), Done("a"), Repeat("rest", layer, 0.5))
+    assert (exposed(once), once.step.seconds, once.step.compute) == ({"a": 1.0}, 9.0, 4.0)
+    assert once.step.by_kind == {"message": 1.0, "matmul": 4.0, "exchange": 4.0}
+    assert once.step.busy == {"wire": 7.0}
