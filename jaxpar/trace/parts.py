@@ -74,13 +74,13 @@ class Run:
         busy: dict[str, float] | None = None,
     ):  # fmt: skip
         self.seconds, self.compute = seconds, compute
-        """All of it: compute, what compute loses to messages, and waiting; and compute alone."""
+        """All of it: compute, its losses to messages, and waiting; and compute alone."""
         self.kinds: dict[str, float] = {} if kinds is None else kinds
         """The part of `by_kind` that is in no inner run."""
         self.busy: dict[str, float] = {} if busy is None else busy
         """Seconds of it, by channel, in which a message is under way."""
         self.inner: list[tuple[Run, float]] = []
-        """What it runs that is priced apart, with how often."""
+        """The runs in it that are priced apart, with how often each runs."""
         self.spans: list[Span] = []
 
     def times(self, number: float) -> Run:
@@ -93,8 +93,8 @@ class Run:
     def by_kind(self) -> dict[str, float]:
         """Its seconds by kind: of compute, and of the messages that are waited for, or that compute takes longer
         beside."""
-        found = dict(self.kinds)
+        total = dict(self.kinds)
         for inside, times in self.inner:
             for kind, seconds in inside.by_kind.items():
-                found[kind] = found.get(kind, 0.0) + times * seconds
-        return found
+                total[kind] = total.get(kind, 0.0) + times * seconds
+        return total

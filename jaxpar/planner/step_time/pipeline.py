@@ -14,7 +14,7 @@ from jaxpar.trace.parts import WIRE, Message, Repeat, Run
 
 @dataclass(frozen=True)
 class Pieces:
-    """What the ticks of a pipeline are made of."""
+    """The durations that the ticks of a pipeline are made of."""
 
     clock: Clock
     layer: Chunk

@@ -153,7 +153,7 @@ class Step:
         """Each chunk, in the order of the model: the sum over its layers; slots that pad it count where they run."""
         model, why, lengths = self.model, why_padded(layout), chunk_lengths(self.model, layout)
         slots, sorts = Counter(chunk_slots(model, lengths)), iter(sorts_of(model, layout.matmul_codes))
-        made, found = dict[frozenset[tuple[Sort, int]], Chunk](), []
+        made, chunks = dict[frozenset[tuple[Sort, int]], Chunk](), []
         for length in lengths:
             own = Counter(islice(sorts, length))
             key = frozenset(own.items())
@@ -163,8 +163,8 @@ class Step:
                 # A branch skips the work, not the messages.
                 gathered = sum(n * self.sent[sort][0] for sort, n in padding.items()) if why == GATHERED else 0.0
                 made[key] = self.pieces.joined([(self.passed[sort], n) for sort, n in run.items()], gathered)
-            found.append(made[key])
-        return tuple(found)
+            chunks.append(made[key])
+        return tuple(chunks)
 
     def _sum_over_stages(self) -> float:
         """Seconds of a sum over the stages of what is between two layers, where they share embedding and head.
