@@ -22,6 +22,7 @@ from statistics import median
 
 from jaxpar.cli import Parser, command
 from jaxpar.compiler.compile import DEFAULT_CACHE, compile_step, plan_for
+from jaxpar.compiler.program.attribution import part_of
 from jaxpar.compiler.report import Analysis, make_report
 from jaxpar.compiler.report.record import Collective
 from jaxpar.config import Config, UserError, load_config
@@ -32,7 +33,6 @@ from jaxpar.planner.report import words
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.stage_work import layout_of
-from jaxpar.planner.verified import WAITS, part_of
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 COMPILED = Path(__file__).parent / "compiled.csv"
@@ -59,7 +59,7 @@ COLUMNS = (
     "config", "cluster", "overrides", "mesh", "compute",
     *(name + end for name in MESSAGES for end in ("", "_exposed")),
 )  # fmt: skip
-WAITED = (*WAITS, "offload")
+WAITED = ("tensor", "context", "exchange", "data", "scales", "offload")
 """Parts of a predicted step that wait for what a program shows as exposed."""
 KINDS = {"gather_weight": "gathers", "scatter_gradient": "scatters"}
 """Of collectives of weights; the others over data ranks are sums."""
@@ -154,11 +154,7 @@ def by_kind(collectives: Iterable[Collective], copied: str = "host") -> tuple[di
 
 def kind_of(row: Collective) -> str:
     """The kind of `MESSAGES` of a transfer."""
-    axes = row.axis.split("+")
-    apart = next((axis for axis in ("host", "pipe") if axis in axes), None)
-    if apart is not None:
-        return apart
-    part = part_of(row)
+    part = part_of(row.axis, row.collective)
     if part != "data":
         return "experts" if part == "exchange" else part
     return KINDS.get(row.collective, "sums")

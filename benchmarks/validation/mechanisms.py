@@ -31,7 +31,7 @@ FLASH1 = 2.0
 @dataclass(frozen=True)
 class Mechanisms:
     """The ways in which a system differs from jaxpar. No system copies a pipeline's weights and gradients from and into
-    stacks (`Step.spent["slices"]`). The defaults are assumed of software that `SYSTEMS` does not know."""
+    stacks (`slices` of a step). The defaults are assumed of software that `SYSTEMS` does not know."""
 
     attention: Literal["hopper", "flash2", "flash1", "scores"] = "flash2"
     """Kernels written for Hopper; FlashAttention-2 or 1; or matmuls with all scores in memory and GPT-3's dropout."""
@@ -105,7 +105,7 @@ def other_seconds(
     if does.attention != "hopper":
         layout = replace(layout, attention=tuple((kind, "flash2") for kind in kind_models(model)))
     step = Steps(model, sequence, batch, cluster).step(layout)
-    spent = step.spent_in(layout, waits=True)
+    spent = step.spent_in(layout, step.pipeline(layout), step.once)
     layers = model.layers / layout.pipe
     more = step.microbatches * layers * _Layer(step, does).more - spent["slices"]
     if does.eager:
@@ -143,7 +143,9 @@ class _Layer:
         seconds -= self.all.context if does.overlap_context else 0.0
         if does.waits_for_weights:
             gather, scatter = self.step.messages.of_layers(self.case)
-            seconds += 3 * gather + scatter - self.step.passed[self.sort].spent["data"]
+            seconds += (
+                3 * gather + scatter - sum(run.by_kind.get("data", 0.0) for run in self.step.passed[self.sort][:2])
+            )
         return seconds
 
     def attention(self) -> float:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from jaxpar.cost.messages import Network, Ring, overlapped
+from jaxpar.cost.messages import Network, Ring
 from jaxpar.cost.operations import Device
+from jaxpar.trace.clock import added
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,8 @@ class CollectiveMatmul:
         product, dgrad, wgrad = self._matmuls(device, self.tokens)
         if not self.inward:
             return product + dgrad + wgrad + gather + scatter
-        return product + gather + overlapped(dgrad, gather, network.model.overlap_slowdown) + wgrad + scatter
+        hidden = added(gather, dgrad, network.model.overlap_slowdown)
+        return product + gather + dgrad + hidden + wgrad + scatter
 
     def ring(self, device: Device, network: Network, chunks: int) -> float:
         """Seconds of rings in so many chunks of a rank's part; what ends one is computed beside nothing."""
@@ -44,7 +46,7 @@ class CollectiveMatmul:
 
         def beside(work: float, item: int) -> float:
             send = ring.shift(float(tokens * self.between * item))
-            return sends * overlapped(work, send, network.model.overlap_slowdown) + chunks * work
+            return sends * added(send, work, network.model.overlap_slowdown) + (sends + chunks) * work
 
         if self.inward:
             matmuls = beside(product, self.operand) + beside(dgrad, self.operand) + beside(wgrad, self.item)

@@ -18,13 +18,14 @@ from typing import Literal, NamedTuple
 from jaxpar.config.bounds import SLICES
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.cost.grouped import Products
-from jaxpar.cost.messages import Network, overlapped
+from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
 from jaxpar.cost.wire_messages import element_bytes
 from jaxpar.cost.work import ACCUMULATED, Counted
 from jaxpar.layers.declaration.part import Matmuls, Part
 from jaxpar.layers.experts.messages import messages_of, rows_for_ranks
 from jaxpar.memory.layer_shape import LayerShape
+from jaxpar.trace.clock import added
 
 MOVED = 4.0
 """Numbers read and written for each number of a row that experts have room for, on the way in and back together, where
@@ -200,7 +201,7 @@ class Experts:
         """
         send, out = self.message(slices), self.outward(slices)
         work, local, shared = self._slice(slices, first), self._local(first), self._shared
-        adds = lambda compute, messages: overlapped(compute, messages, self.network.model.overlap_slowdown) - compute
+        adds = lambda compute, messages: added(messages, compute, self.network.model.overlap_slowdown)
         between = lambda compute, to: (
             adds(compute, to) + adds(compute, send) + (slices - 2) * adds(compute, to + send) if slices > 1 else 0.0
         )

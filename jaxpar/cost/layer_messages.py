@@ -6,9 +6,10 @@ from jaxpar.attention.context import neighbours
 from jaxpar.attention.ulysses import repeats
 from jaxpar.config.counting import head_dim, value_dim
 from jaxpar.cost.layer_case import LayerCase
-from jaxpar.cost.messages import Network, Ring, overlapped
+from jaxpar.cost.messages import Network, Ring
 from jaxpar.layers.declaration.part import Recurrence
 from jaxpar.layers.linear_attention.transports import TRANSPORTS
+from jaxpar.trace.clock import added
 
 
 def state_seconds(transport: str, one: Recurrence, rows: int, tensor: int, ring: Ring) -> float:
@@ -55,7 +56,7 @@ class LayerMessages:
         gather = width * self.gathered(sent_bytes)
         if not inward:
             return gather
-        return overlapped(gradient, gather, self.slowdown) - gradient + width * self.half
+        return added(gather, gradient, self.slowdown) + width * self.half
 
     def states(self, one: Recurrence) -> float:
         """The messages in which context ranks pass on a state, one way; by the fastest transport where none is

@@ -235,9 +235,3 @@ def network_of(cluster: Cluster, model: HardwareModel) -> Network:
         pods.hosts * cluster.gpus_per_host if pods is not None and apart else None,
         1.0 if pods is None else pods.oversubscription,
     )  # fmt: skip
-
-
-def overlapped(compute: float, message: float, slowdown: float) -> float:
-    """Seconds of `compute` and a `message` beside it: while both run, each takes multiprocessors and bandwidth from the
-    other, so that the longer one takes longer (Galvatron's coefficient, arXiv:2211.13878)."""
-    return max(compute, message) + slowdown * min(compute, message)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from jaxpar.trace.parts import WIRE, Run
+
 ACCUMULATED = 8.0
 """Bytes of a gradient of a weight in float32, read and written by the product that adds to it."""
 
@@ -54,6 +56,15 @@ class Work(NamedTuple):
     def sends(self) -> float:
         """Seconds of it in which tokens travel to experts or back, hidden or not."""
         return self.exchange + self.beside
+
+    def run(self, prefix: str = "") -> Run:
+        """The same as a run, with `prefix` before kinds of compute. Tokens on their way take the wire."""
+        compute = ("matmuls", self.matmul), ("attention", self.attention), ("other", self.other)
+        waits = ("tensor", self.tensor), ("context", self.context), ("exchange", self.exchange), ("scales", self.scales)
+        kinds = {prefix + kind: seconds for kind, seconds in compute if seconds}
+        computed = sum(kinds.values())
+        kinds |= {kind: seconds for kind, seconds in waits if seconds}
+        return Run(self.seconds, computed, kinds, {WIRE: self.sends} if self.sends else {})
 
     def times(self, factor: float) -> Work:
         """This many times the same."""

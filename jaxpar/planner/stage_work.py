@@ -60,13 +60,15 @@ def stage_work(file: Path, overrides: Sequence[str], cluster: str) -> StageWork:
     search = Search(Space(config, where))
     layout = layout_of(config, plan, search)
     chunks, head, transfer = search.timer.chunk_times(layout)
-    forward, backward, weight = (layout.virtual_stages * fmean(own) for own in zip(*chunks, strict=True))
+    forward, backward, weight = (
+        layout.virtual_stages * fmean(run.seconds for run in runs) for runs in zip(*chunks, strict=True)
+    )
     times = {"forward": forward, "backward": backward, "weight": weight, "head": head, "transfer": transfer}
     sizes = chunk_bytes(config, plan)
     bytes_kept = {"stash": sizes.stash, "kept": kept_for_weights(config, plan)}
     numbers: dict[str, int | Fraction] = {name: _milliseconds(seconds) for name, seconds in times.items()}
     numbers |= {name: layout.virtual_stages * number for name, number in bytes_kept.items()} | {"sent": sizes.sent}
-    own = [chunk.forward + chunk.backward for chunk in chunks]
+    own = [chunk.forward.seconds + chunk.backward.seconds for chunk in chunks]
     of_ranks = [0.0] * layout.pipe
     for rank, seconds in zip(ranks_of(layout), own, strict=True):
         of_ranks[rank] += seconds

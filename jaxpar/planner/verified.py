@@ -7,7 +7,6 @@ predicted. A verdict names the classes of time in which the two are apart.
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -17,7 +16,6 @@ from rich.console import Console
 
 from jaxpar.compiler.compile import compile_step
 from jaxpar.compiler.report import Analysis, make_report
-from jaxpar.compiler.report.record import Collective
 from jaxpar.config import UserError
 from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.hardware.cluster import Cluster
@@ -25,33 +23,25 @@ from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.report import words
 from jaxpar.planner.report.screen import print_lines, table
 from jaxpar.planner.search.candidate import Planned
+from jaxpar.planner.step_time.step import AGAIN
+from jaxpar.trace.parts import Run
 from jaxpar.units import percent, plural, seconds, size
 
-WAITS = ("tensor", "context", "exchange", "data", "scales")
-"""Parts of a step's time that wait for messages of the program."""
 CLASSES = {
-    "matrix products": (("matmuls", "recomputation"), ("matmul",)),
-    "attention": (("attention",), ("attention",)),
-    "memory traffic": (("other", "slices", "optimizer"), ("elementwise", "copy")),
-    "tensor": (("tensor",), ("tensor",)),
-    "context": (("context",), ("context",)),
-    "experts": (("exchange",), ("exchange",)),
-    "data": (("data",), ("data",)),
-    "scales": (("scales",), ("scales",)),
-    "host": (("offload",), ("host",)),
-    "pipe": (("bubble",), ("pipe",)),
+    "matrix products": ("matmuls", f"{AGAIN}matmuls", "matmul"),
+    "attention": ("attention", f"{AGAIN}attention"),
+    "memory traffic": ("other", f"{AGAIN}other", "slices", "optimizer", "elementwise", "copy"),
+    "tensor": ("tensor",),
+    "context": ("context",),
+    "experts": ("exchange",),
+    "data": ("data",),
+    "scales": ("scales",),
+    "host": ("offload", "host"),
+    "pipe": ("bubble", "pipe"),
 }
-"""Classes of time: parts of a predicted step, and kinds of kernels of a program and axes of what it waits for."""
-ONCE = ("optimizer", "stragglers")
-"""Parts of a predicted step that are in no tick of a pipeline."""
+"""Classes of time: kinds of the predicted and of the compiled trace. The first is a part of a predicted step."""
 APART = 0.05
 """Share of the step from which the seconds of a class are apart."""
-OF_TOKENS = ("exchange_tokens", "gather_tokens", "scatter_tokens")
-"""Collectives that send tokens to their experts."""
-OF_WEIGHTS = ("gather_weight", "scatter_gradient", "gather_rows", "scatter_rows")
-"""Collectives that belong to `data` whatever axes they run over."""
-OF_SCALES = "reduce_max"
-"""The collective of scales of FP8 operands, over all ranks that hold a part of a tensor."""
 
 
 @dataclass(frozen=True)
@@ -68,18 +58,10 @@ class Verified:
 
     @property
     def seconds_by_class(self) -> dict[str, tuple[float, float]]:
-        """(predicted, compiled) by class.
-
-        All ranks of a pipeline run each tick of its program, so the predicted bubble is in the classes that run in it.
-        """
-        time, after = self.predicted.candidate.time, self.planned.candidate.time.breakdown
-        once = sum(time.breakdown.get(name, 0.0) for name in ONCE)
-        bubble = time.breakdown["bubble"]
-        ticks = (time.seconds - once) / (time.seconds - once - bubble)
-        before = {name: part * (1.0 if name in ONCE else ticks) for name, part in time.breakdown.items()}
-        before["bubble"] = 0.0
-        of = lambda parts, found: sum(found.get(part, 0.0) for part in parts)
-        return {name: (of(parts, before), of(parts, after)) for name, (parts, _) in CLASSES.items()}
+        """(predicted, compiled) by class."""
+        before, after = (one.candidate.time.program.by_kind for one in (self.predicted, self.planned))
+        of = lambda kinds, found: sum(found.get(kind, 0.0) for kind in kinds)
+        return {name: (of(kinds, before), of(kinds, after)) for name, kinds in CLASSES.items()}
 
     @property
     def differences(self) -> dict[str, float]:
@@ -149,8 +131,7 @@ def verify(
         report_progress(f"Compiling {place} of {len(plans)}: {words.axes(planned.candidate.layout)}")
         compilation = compile_step(planned.config, planned.cluster, timeout_s=timeout_s, cache=cache)
         report = make_report(Analysis(compilation, planned.cluster, hardware=hardware), planned.config.run.name)
-        kernels, messages = report.seconds_by_kind, report.collectives
-        results.append(judged(planned, report.allocated_bytes, report.fits, messages, kernels, report.notes))
+        results.append(judged(planned, report.allocated_bytes, report.fits, report.by_kind, report.notes))
     return ranked(results)
 
 
@@ -158,8 +139,7 @@ def judged(
     planned: Planned,
     allocated_bytes: int,
     fits: bool,
-    messages: Iterable[Collective],
-    kernels: Mapping[str, float],
+    kinds: Mapping[str, float],
     notes: tuple[str, ...] = (),
 ) -> Verified:
     """A plan with the memory and the time of its program in place of the predicted ones.
@@ -168,48 +148,22 @@ def judged(
         planned: the plan as predicted.
         allocated_bytes: what XLA reserves on a device.
         fits: whether a device has that.
-        messages: of the program, each waited for, or taking time from the compute beside it.
-        kernels: the program's seconds by kind.
+        kinds: the program's seconds by kind of kernel, and of message that is waited for or slows compute.
         notes: see `Verified`.
     """
     time, memory = planned.candidate.time, planned.candidate.memory
-    compiled = defaultdict(float, kernels)
-    for row in messages:
-        apart = next((axis for axis in ("host", "pipe") if axis in row.axis.split("+")), None)
-        compiled[apart or part_of(row)] += row.exposed_s + row.slowed_s
-    breakdown = {name: part if name == "stragglers" else 0.0 for name, part in time.breakdown.items()}
-    for parts, kinds in CLASSES.values():
-        breakdown[parts[0]] = sum(compiled[kind] for kind in kinds)
-    total = sum(breakdown.values())
-    faster = time.seconds / total
+    breakdown = dict.fromkeys(time.breakdown, 0.0) | {"stragglers": time.breakdown["stragglers"]}
+    for of in CLASSES.values():
+        breakdown[of[0]] = sum(kinds.get(kind, 0.0) for kind in of)
+    total, program = sum(breakdown.values()), sum(kinds.values())
     better = replace(
         planned.candidate,
-        time=replace(
-            time,
-            seconds=total,
-            breakdown=breakdown,
-            tokens_per_s_per_gpu=faster * time.tokens_per_s_per_gpu,
-            mfu=faster * time.mfu,
-        ),
+        time=time.taking(total, breakdown, Run(program, kinds=dict(kinds))),
         memory=memory._replace(temporaries=memory.temporaries + allocated_bytes - memory.device),
     )
     # What places are worth is assumed to change by the same ratio.
-    after = replace(planned, candidate=better, default_seconds=planned.default_seconds / faster)
+    after = replace(planned, candidate=better, default_seconds=planned.default_seconds * total / time.seconds)
     return Verified(after, planned, fits, notes)
-
-
-def part_of(row: Collective) -> str:
-    """The part of a step's time that a message belongs to."""
-    axes = row.axis.split("+")
-    if row.collective in OF_TOKENS:
-        return "exchange"
-    if (
-        row.collective in OF_WEIGHTS
-        or not {"tensor", "context"} & set(axes)
-        or {"replica", "fsdp", "expert"} & set(axes)
-    ):
-        return "scales" if row.collective == OF_SCALES else "data"
-    return "tensor" if "tensor" in axes else "context"
 
 
 def ranked(results: Iterable[Verified]) -> list[Verified]:

@@ -4,34 +4,21 @@ The parts run in their order. Compute of t seconds hides t seconds of the messag
 unfinished one first: messages of a channel run one after another, and those of other channels beside them. At its
 `Done` the rest of a message is exposed, and with it what its channel has to finish before it, while messages of other
 channels go on. A synchronous message is exposed from start to end. For each second of a message between devices that
-it hides, compute takes `slowdown` seconds longer, because NCCL's kernels run on some of the multiprocessors
-(`cost.messages.overlapped` has the same rule).
+it hides, compute takes `slowdown` seconds longer, because NCCL's kernels run on some of the multiprocessors.
 
-A trace that repeats between a message and its `Done` is run first: its inner messages use the compute in it, and only
-the rest of that compute hides the outer message.
+A trace that repeats between a message and its `Done` is run first: messages in it have their channel, and in the rest
+of its time the outer message goes on. `added` is the closed form of one message beside compute.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from typing import NamedTuple
 
-from jaxpar.trace.parts import WIRE, Done, Message, Op, Repeat, Trace
-
-
-@dataclass(frozen=True)
-class Span:
-    """A part of a trace over time, in seconds from the start of the trace."""
-
-    name: str
-    kind: str
-    """`compute`, `message`, or `wait` for the message of this name."""
-    start: float
-    end: float
+from jaxpar.trace.parts import WIRE, Done, Message, Op, Part, Repeat, Run, Span, Trace
 
 
-@dataclass(frozen=True)
-class Timed:
+class Timed(NamedTuple):
     """A message with the compute beside it; seconds are those of one execution."""
 
     seconds: float
@@ -39,7 +26,7 @@ class Timed:
     """Part of `seconds` beside which nothing is computed."""
     slowed: float
     """Seconds that the compute beside it takes longer."""
-    beside: tuple[tuple[str, float], ...] = field(repr=False)
+    beside: tuple[tuple[str, float], ...]
     """Compute between its start and its `Done`, with seconds, repetitions included."""
 
     @property
@@ -48,135 +35,134 @@ class Timed:
         return sum(seconds for _, seconds in self.beside)
 
 
-@dataclass
-class Run:
-    """One execution of a trace."""
-
-    seconds: float = 0.0
-    """All of it: compute, what compute loses to messages, and waiting."""
-    compute: float = 0.0
-    free: dict[str, float] = field(default_factory=dict)
-    """Seconds of compute, by channel, that hide no message of the trace."""
-    spans: list[Span] = field(default_factory=list)
-
-
-@dataclass
 class _Flight:
     """A message under way."""
 
-    message: Message
-    left: float
-    start: float
-    end: float
-    exposed: float = 0.0
-    slowed: float = 0.0
-    beside: list[tuple[str, float]] = field(default_factory=list)
+    __slots__ = "beside", "end", "exposed", "left", "message", "slowed", "start"
+
+    def __init__(self, message: Message, now: float):
+        self.message, self.left, self.start, self.end = message, message.seconds, now, now
+        self.exposed = self.slowed = 0.0
+        self.beside: list[tuple[str, float]] = []
 
     def advance(self, seconds: float, now: float) -> float:
         """Let it progress for up to `seconds` from `now`; returns the seconds that it used."""
         used = min(self.left, seconds)
-        if used:
+        if used > 0:
             self.start = now if self.left == self.message.seconds else self.start
             self.left, self.end = self.left - used, now + used
-        return used
+            return used
+        return 0.0
 
 
 class Clock:
     """Runs traces; a trace takes the same time whenever it runs.
 
     Attributes:
-        messages: the messages of the trace and of those that it repeats, by name.
-        step: the run of the trace itself.
+        messages: the messages of traces that were run, by name, if it records.
     """
 
-    def __init__(self, trace: Trace, slowdown: float):
-        """`slowdown`: seconds that compute loses for each second of a message between devices beside it."""
+    def __init__(self, slowdown: float, *, records: bool = False):
+        """
+        Args:
+            slowdown: seconds that compute loses for each second of a message between devices beside it.
+            records: whether runs have spans, and messages are kept.
+        """
         self.messages: dict[str, Timed] = {}
-        self._slowdown, self._channels = slowdown, _channels(trace)
+        self._slowdown, self._records = slowdown, records
         self._runs: dict[Trace, Run] = {}
-        self.step = self.run(trace)
 
-    def run(self, trace: Trace) -> Run:
-        """One execution of the trace, or of one that it repeats."""
+    def run(self, trace: Trace | Run) -> Run:
+        """One execution of a trace."""
+        if isinstance(trace, Run):
+            return trace
         if trace not in self._runs:
-            self._runs[trace] = self._walk(trace)
+            self._runs[trace] = self.walk(*trace.parts)
         return self._runs[trace]
 
-    def _walk(self, trace: Trace) -> Run:
-        run, flights = Run(free=dict.fromkeys(self._channels, 0.0)), dict[str, _Flight]()
-        for part in trace.parts:
+    def walk(self, *parts: Part) -> Run:
+        """One execution of the parts of a trace."""
+        run, flights = Run(), dict[str, _Flight]()
+        for part in parts:
             match part:
-                case Op(name, seconds):
-                    self._compute(run, flights, name, Run(seconds, seconds, dict.fromkeys(self._channels, seconds)))
-                case Repeat(name, inner, times):
-                    once = self.run(inner)
-                    free = {channel: seconds * times for channel, seconds in once.free.items()}
-                    self._compute(run, flights, name, Run(once.seconds * times, once.compute * times, free))
-                case Message(name, seconds):
-                    flights[name] = _Flight(part, seconds, run.seconds, run.seconds)
+                case Repeat(name, trace, times):
+                    self._compute(run, flights, name, self.run(trace), times)
+                case Op(name, seconds, kind):
+                    self._compute(run, flights, name, Run(seconds, seconds, {kind: seconds}), 1)
+                case Message(name):
+                    flights[name] = flight = _Flight(part, run.seconds)
                     if part.synchronous:
-                        self._wait(run, flights, flights[name])
+                        self._wait(run, flights, flight)
                         self._land(run, flights, name)
                 case Done(name):
+                    channel = flights[name].message.channel
                     for flight in list(flights.values()):
-                        if flight.message.channel == flights[name].message.channel:
+                        if flight.message.channel == channel:
                             self._wait(run, flights, flight)
                         if flight.message.name == name:
                             break
                     self._land(run, flights, name)
         return run
 
-    def _compute(self, run: Run, flights: Mapping[str, _Flight], name: str, inside: Run) -> None:
+    def _compute(self, run: Run, flights: Mapping[str, _Flight], name: str, inside: Run, times: float) -> None:
         """Run compute, which hides messages under way."""
-        slowed = 0.0
-        for channel in self._channels:
-            free, now = inside.free[channel], run.seconds
-            for flight in flights.values():
-                if flight.message.channel == channel:
-                    used = flight.advance(free, now)
-                    free, now = free - used, now + used
-                    if channel.startswith(WIRE):
-                        flight.slowed += self._slowdown * used
-                        slowed += self._slowdown * used
-            run.free[channel] += free
-        if inside.compute:
-            for flight in flights.values():
-                flight.beside.append((name, inside.compute))
-        if inside.seconds:
-            run.spans.append(Span(name, "compute", run.seconds, run.seconds + inside.seconds + slowed))
-        run.compute += inside.compute
-        run.seconds += inside.seconds + slowed
+        seconds, slowed = times * inside.seconds, 0.0
+        run.inner.append((inside, times))
+        for channel, busy in inside.busy.items():
+            run.busy[channel] = run.busy.get(channel, 0.0) + times * busy
+        if flights:
+            slowed = self._beside(run, flights, name, inside, times)
+        if self._records and seconds:
+            run.spans.append(Span(name, "compute", run.seconds, run.seconds + seconds + slowed))
+        run.compute += times * inside.compute
+        run.seconds += seconds + slowed
+
+    def _beside(self, run: Run, flights: Mapping[str, _Flight], name: str, inside: Run, times: float) -> float:
+        """Let messages progress beside compute; returns the seconds that it loses to them."""
+        taken, slowed = {channel: times * busy for channel, busy in inside.busy.items()}, 0.0
+        for flight in flights.values():
+            channel, kind = flight.message.channel, flight.message.kind
+            before = taken.get(channel, 0.0)
+            if used := flight.advance(times * inside.seconds - before, run.seconds + before):
+                taken[channel] = before + used
+                run.busy[channel] = run.busy.get(channel, 0.0) + used
+                if channel.startswith(WIRE):
+                    lost = self._slowdown * used
+                    flight.slowed += lost
+                    slowed += lost
+                    run.kinds[kind] = run.kinds.get(kind, 0.0) + lost
+            if inside.compute:
+                flight.beside.append((name, times * inside.compute))
+        return slowed
 
     def _wait(self, run: Run, flights: Mapping[str, _Flight], flight: _Flight) -> None:
         """Finish a message while nothing is computed; messages of other channels go on."""
         if not flight.left:
             return
-        waited = flight.advance(flight.left, run.seconds)
+        channel, kind, now = flight.message.channel, flight.message.kind, run.seconds
+        waited = flight.advance(flight.left, now)
         flight.exposed += waited
-        for channel in self._channels:
-            free, now = waited, run.seconds
-            for other in flights.values():
-                if other.message.channel == channel != flight.message.channel:
-                    used = other.advance(free, now)
-                    free, now = free - used, now + used
-        run.spans.append(Span(flight.message.name, "wait", run.seconds, run.seconds + waited))
+        taken = {channel: waited}
+        for other in flights.values():
+            if (own := other.message.channel) != channel:
+                before = taken.get(own, 0.0)
+                taken[own] = before + other.advance(waited - before, now + before)
+        for own, used in taken.items():
+            run.busy[own] = run.busy.get(own, 0.0) + used
+        run.kinds[kind] = run.kinds.get(kind, 0.0) + waited
+        if self._records:
+            run.spans.append(Span(flight.message.name, "wait", now, now + waited))
         run.seconds += waited
 
     def _land(self, run: Run, flights: dict[str, _Flight], name: str) -> None:
         flight = flights.pop(name)
-        run.spans.append(Span(name, "message", flight.start, flight.end))
-        timed = Timed(flight.message.seconds, flight.exposed, flight.slowed, tuple(flight.beside))
-        self.messages[name] = timed
+        if self._records:
+            run.spans.append(Span(name, "message", flight.start, flight.end))
+            self.messages[name] = Timed(flight.message.seconds, flight.exposed, flight.slowed, tuple(flight.beside))
 
 
-def _channels(trace: Trace) -> tuple[str, ...]:
-    """All channels of a trace and of those that it repeats."""
-    found, pending, seen = dict[str, None](), [trace], {trace}
-    while pending:
-        for part in pending.pop().parts:
-            if isinstance(part, Message):
-                found[part.channel] = None
-            elif isinstance(part, Repeat) and part.trace not in seen:
-                seen.add(part.trace)
-                pending.append(part.trace)
-    return tuple(found)
+def added(message: float, beside: float, slowdown: float) -> float:
+    """Seconds that a message adds to a step in which it starts before so many seconds of compute, and is done after:
+    what it takes longer, and what compute loses beside it (Galvatron's coefficient, arXiv:2211.13878)."""
+    waits = max(0.0, message - beside)
+    return waits + slowdown * (message - waits)

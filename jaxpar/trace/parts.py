@@ -3,46 +3,49 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
+from typing import NamedTuple
 
 WIRE = "wire"
 """Channel of messages between devices, which take multiprocessors from the compute beside them."""
 
 
-@dataclass(frozen=True)
-class Op:
+class Op(NamedTuple):
     """Compute."""
 
     name: str
     seconds: float
+    kind: str = "compute"
 
 
-@dataclass(frozen=True)
-class Message:
+class Message(NamedTuple):
     """The start of a message. The compute between it and its `Done` can hide it."""
 
     name: str
     seconds: float
-    channel: str
+    channel: str = WIRE
     """Link that it shares with others, of which one is under way at a time. Names of links between devices begin with
     `WIRE`."""
     synchronous: bool = False
     """Whether nothing runs beside it; there is no `Done` then."""
+    kind: str = "message"
 
 
-@dataclass(frozen=True)
-class Done:
+class Done(NamedTuple):
     """Waits for the message of this name."""
 
     name: str
 
 
-@dataclass(frozen=True)
-class Repeat:
-    """A trace that runs several times in a row, such as the body of a loop."""
+class Repeat(NamedTuple):
+    """A trace that runs several times in a row, such as the body of a loop; or a share of it."""
 
     name: str
-    trace: Trace
-    times: float
+    trace: Trace | Run
+    times: float = 1.0
+
+
+type Part = Op | Message | Done | Repeat
 
 
 @dataclass(frozen=True, eq=False)
@@ -50,4 +53,48 @@ class Trace:
     """The work and the messages of one device, in order."""
 
     name: str
-    parts: tuple[Op | Message | Done | Repeat, ...] = field(repr=False)
+    parts: tuple[Part, ...] = field(repr=False)
+
+
+class Span(NamedTuple):
+    """A part of a trace over time, in seconds from the start of the trace."""
+
+    name: str
+    kind: str
+    """`compute`, `message`, or `wait` for the message of this name."""
+    start: float
+    end: float
+
+
+class Run:
+    """One execution of a trace, or of work that is priced already."""
+
+    def __init__(
+        self, seconds: float = 0.0, compute: float = 0.0, kinds: dict[str, float] | None = None,
+        busy: dict[str, float] | None = None,
+    ):  # fmt: skip
+        self.seconds, self.compute = seconds, compute
+        """All of it: compute, its losses to messages, and waiting; and compute alone."""
+        self.kinds: dict[str, float] = {} if kinds is None else kinds
+        """The part of `by_kind` that is in no inner run."""
+        self.busy: dict[str, float] = {} if busy is None else busy
+        """Seconds of it, by channel, in which a message is under way."""
+        self.inner: list[tuple[Run, float]] = []
+        """The runs in it that are priced apart, with how often each runs."""
+        self.spans: list[Span] = []
+
+    def times(self, number: float) -> Run:
+        """So many times the same."""
+        run = Run(number * self.seconds, number * self.compute)
+        run.inner.append((self, number))
+        return run
+
+    @cached_property
+    def by_kind(self) -> dict[str, float]:
+        """Its seconds by kind: of compute, and of the messages that are waited for, or that compute takes longer
+        beside."""
+        total = dict(self.kinds)
+        for inside, times in self.inner:
+            for kind, seconds in inside.by_kind.items():
+                total[kind] = total.get(kind, 0.0) + times * seconds
+        return total

@@ -2,6 +2,7 @@
 
 import json
 import shlex
+from collections import Counter
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -9,7 +10,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from jaxpar.compiler.report.record import Collective
+from jaxpar.compiler.program.attribution import part_of
 from jaxpar.config import config_to_yaml
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.plan import _parser, main
@@ -18,7 +19,7 @@ from jaxpar.planner.planning import planned_config
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
-from jaxpar.planner.verified import CLASSES, WAITS, judged, print_verified, ranked
+from jaxpar.planner.verified import CLASSES, judged, print_verified, ranked
 from tests.small_run import small
 
 GIB = 2**30
@@ -31,44 +32,38 @@ def plans() -> list[Planned]:
     return Search(Space(config, parse_cluster("h100:2x4"), {"pipe": "2"})).best(2)
 
 
-def sent(axis: str, collective: str, *, exposed: float, slowed: float = 0.0) -> Collective:
-    """A message of 1 MB that takes 20 ms, of which nothing hides `exposed`."""
-    return Collective(axis, collective, "all-gather", "bf16", False, 1, 1e6, 2e-2, 2e-2, exposed, slowed)
-
-
 KERNELS = {"matmul": 0.5, "attention": 0.25, "elementwise": 0.125, "copy": 0.0625}
 
 
 def test_the_program_decides_the_order(plans: list[Planned]):
     first, second = plans
-    slow = [sent("fsdp", "gather_weight", exposed=1e-3)]
-    reported = ranked([judged(first, GIB, True, slow, KERNELS), judged(second, GIB, True, [], KERNELS)])
+    slow = KERNELS | {"data": 1e-3}
+    reported = ranked([judged(first, GIB, True, slow), judged(second, GIB, True, KERNELS)])
     assert [one.predicted for one in reported] == [second, first]
     more = KERNELS | {"matmul": 0.6}
-    reported = ranked([judged(first, GIB, True, [], more), judged(second, GIB, True, [], KERNELS)])
+    reported = ranked([judged(first, GIB, True, more), judged(second, GIB, True, KERNELS)])
     assert [one.predicted for one in reported] == [second, first], "by its compute too"
-    reported = ranked([judged(first, GIB, False, [], KERNELS), judged(second, GIB, True, slow, KERNELS)])
+    reported = ranked([judged(first, GIB, False, KERNELS), judged(second, GIB, True, slow)])
     assert [one.predicted for one in reported] == [second, first], "what does not fit comes last, however fast"
 
 
 def test_memory_and_time_are_those_of_the_program(plans: list[Planned]):
     before = plans[0].candidate
-    messages = [
-        sent("fsdp", "scatter_gradient", exposed=1e-3, slowed=5e-4),
-        sent("context", "gather_weight", exposed=2e-3),
-        sent("context", "gather_context", exposed=4e-3),
-        sent("context+tensor", "gather_sequence", exposed=8e-3),
-        sent("expert", "exchange_tokens", exposed=3e-3),
-        sent("pipe", "shift_stage", exposed=16e-3),
-        sent("host", "-", exposed=17e-3),
-    ]
-    one = judged(plans[0], 3 * GIB, True, messages, KERNELS)
+    messages = {
+        ("fsdp", "scatter_gradient"): 1.5e-3, ("context", "gather_weight"): 2e-3, ("context", "gather_context"): 4e-3,
+        ("context+tensor", "gather_sequence"): 8e-3, ("expert", "exchange_tokens"): 3e-3,
+        ("pipe", "shift_stage"): 16e-3, ("host", "-"): 17e-3, ("fsdp+tensor", "reduce_max"): 5e-3,
+    }  # fmt: skip
+    parts = Counter()
+    for (axis, collective), seconds in messages.items():
+        parts[part_of(axis, collective)] += seconds
+    one = judged(plans[0], 3 * GIB, True, KERNELS | parts)
     after = one.planned.candidate
     classes = {name: compiled for name, (_, compiled) in one.seconds_by_class.items() if compiled}
     assert classes == pytest.approx(
         {
             "matrix products": 0.5, "attention": 0.25, "memory traffic": 0.1875, "data": 3.5e-3, "context": 4e-3,
-            "tensor": 8e-3, "experts": 3e-3, "pipe": 16e-3, "host": 17e-3,
+            "tensor": 8e-3, "experts": 3e-3, "pipe": 16e-3, "host": 17e-3, "scales": 5e-3,
         }
     )  # fmt: skip
     kept = before.time.breakdown["stragglers"]
@@ -79,23 +74,30 @@ def test_memory_and_time_are_those_of_the_program(plans: list[Planned]):
 
 
 def test_every_part_of_a_step_and_every_kind_of_a_program_is_in_one_class(plans: list[Planned]):
-    one = judged(plans[0], GIB, True, [], KERNELS)
+    one = judged(plans[0], GIB, True, KERNELS)
     before = sum(predicted for predicted, _ in one.seconds_by_class.values())
     kept = plans[0].candidate.time.breakdown["stragglers"]
     assert before == pytest.approx(plans[0].candidate.seconds - kept), "the bubble is in what ranks run in it"
-    kinds = [kind for _, kinds in CLASSES.values() for kind in kinds]
-    assert {*KERNELS, "host", "pipe", *WAITS} == {*kinds} and len(kinds) == len({*kinds})
+    kinds = [kind for kinds in CLASSES.values() for kind in kinds]
+    assert len(kinds) == len({*kinds}) and {*KERNELS, "host", "pipe"} < {*kinds}
+    assert {*plans[0].candidate.time.breakdown} < {*kinds, "recomputation", "stragglers"}
+
+
+def test_recomputation_is_in_the_classes_of_what_runs_again():
+    """A full recomputation runs attention again; the classes of its trace know, which the parts of a step do not."""
+    of = lambda remat: Search(Space(planned_config(small()), parse_cluster("h100:1x1"), {"remat": remat})).best(1)[0]
+    none, full = (judged(of(remat), GIB, True, {"matmul": 1.0}).seconds_by_class for remat in ("none", "full"))
+    for name in ("matrix products", "attention", "memory traffic"):
+        assert full[name][0] > 1.05 * none[name][0], name
 
 
 def test_a_verdict_names_the_classes_that_are_apart(plans: list[Planned]):
-    like = judged(plans[0], GIB, True, [], {"matmul": 1.0})
-    kernels = dict.fromkeys(KERNELS, 0.0) | {
-        CLASSES[name][1][0]: before for name, (before, _) in like.seconds_by_class.items() if before
-    }
-    same = judged(plans[0], GIB, True, [], kernels)
+    like = judged(plans[0], GIB, True, {"matmul": 1.0})
+    kernels = {CLASSES[name][0]: before for name, (before, _) in like.seconds_by_class.items() if before}
+    same = judged(plans[0], GIB, True, kernels)
     assert same.planned.candidate.seconds == pytest.approx(plans[0].candidate.seconds)
     assert same.verdict.startswith("agrees") and same.differences == pytest.approx(dict.fromkeys(CLASSES, 0.0))
-    slower = judged(plans[0], GIB, True, [], kernels | {"attention": kernels["attention"] + 1.0})
+    slower = judged(plans[0], GIB, True, kernels | {"attention": kernels["attention"] + 1.0})
     assert slower.verdict.startswith("does not agree") and slower.verdict.endswith(": attention 1.00 s more")
     screen = Console(width=160, record=True, file=StringIO())
     print_verified([same, slower], screen)
@@ -141,6 +143,6 @@ def test_the_best_two_are_compiled_and_ranked_by_their_programs(
 
 def test_what_places_are_worth_stays_the_same_share(plans: list[Planned]):
     placed = replace(plans[0], order=(1, 0), default_seconds=1.25 * plans[0].candidate.seconds)
-    after = judged(placed, GIB, True, [], {"matmul": 2 * placed.candidate.seconds}).planned
+    after = judged(placed, GIB, True, {"matmul": 2 * placed.candidate.seconds}).planned
     assert after.candidate.seconds > 1.01 * placed.candidate.seconds
     assert after.default_seconds == pytest.approx(1.25 * after.candidate.seconds)

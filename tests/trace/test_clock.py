@@ -1,14 +1,23 @@
 """Overlap: compute between a message and its done hides the message, once, and takes longer for it."""
 
+from typing import NamedTuple
+
 import pytest
 
-from jaxpar.cost.messages import overlapped
-from jaxpar.trace.clock import Clock, Timed
-from jaxpar.trace.parts import Done, Message, Op, Repeat, Trace
+from jaxpar.trace.clock import Clock, Timed, added
+from jaxpar.trace.parts import Done, Message, Op, Repeat, Run, Trace
 
 
-def run(*parts: Op | Message | Done | Repeat, slowdown: float = 0.0) -> Clock:
-    return Clock(Trace("step", parts), slowdown)
+class Ran(NamedTuple):
+    messages: dict[str, Timed]
+    step: Run
+
+
+def run(*parts: Op | Message | Done | Repeat, slowdown: float = 0.0) -> Ran:
+    clock = Clock(slowdown, records=True)
+    step = clock.run(Trace("step", parts))
+    assert sum(step.by_kind.values()) == pytest.approx(step.seconds), "all time is of some kind"
+    return Ran(clock.messages, step)
 
 
 def send(name: str, seconds: float, channel: str = "wire") -> Message:
@@ -23,7 +32,7 @@ def loop(times: float, *parts: Op | Message | Done | Repeat) -> Repeat:
     return Repeat("loop", Trace("body", parts), times)
 
 
-def exposed(clock: Clock) -> dict[str, float]:
+def exposed(clock: Ran) -> dict[str, float]:
     return {name: timed.exposed for name, timed in clock.messages.items()}
 
 
@@ -38,9 +47,11 @@ def test_enclosed_compute_hides_a_message(needed: float, left: float):
 
 
 @pytest.mark.parametrize(("compute", "message"), [(2.0, 0.5), (2.0, 2.0), (2.0, 7.0)])
-def test_compute_takes_longer_beside_messages_between_devices_as_in_the_cost_model(compute: float, message: float):
+def test_compute_takes_longer_beside_messages_between_devices_as_in_the_closed_form(compute: float, message: float):
     parts = Op("x", compute), Done("a"), Op("y", 1.0)
-    assert run(send("a", message), *parts, slowdown=0.1).step.seconds == 1.0 + overlapped(compute, message, 0.1)
+    assert run(send("a", message), *parts, slowdown=0.1).step.seconds == pytest.approx(
+        1.0 + compute + added(message, compute, 0.1)
+    )
     copy = run(send("a", message, "to_host"), *parts, slowdown=0.1)
     assert copy.step.seconds == 1.0 + max(compute, message), "the host's copies take no multiprocessors"
 
@@ -95,3 +106,17 @@ def test_spans_have_all_time_of_a_trace_and_messages_begin_when_their_link_is_fr
         "a": (0, 1.5),
         "b": (1.5, 5.5),
     }
+
+
+def test_a_loop_hides_by_the_time_in_which_the_channel_is_free():
+    inner = loop(2, X, at_once("t", 3.0, "to_host"), at_once("w", 1.0))
+    assert exposed(run(send("a", 20.0), inner, Done("a")))["a"] == 20.0 - 2 * 4.0, "waits for another link hide it"
+    assert exposed(run(send("h", 20.0, "to_host"), inner, Done("h")))["h"] == 20.0 - 2 * 2.0
+
+
+def test_a_share_of_a_run_that_is_priced_already():
+    layer = Run(8.0, 4.0, {"matmul": 4.0, "exchange": 4.0}, {"wire": 4.0})
+    once = run(send("a", 3.0), Repeat("beside", layer, 0.5), Done("a"), Repeat("rest", layer, 0.5))
+    assert (exposed(once), once.step.seconds, once.step.compute) == ({"a": 1.0}, 9.0, 4.0)
+    assert once.step.by_kind == {"message": 1.0, "matmul": 4.0, "exchange": 4.0}
+    assert once.step.busy == {"wire": 7.0}

@@ -33,6 +33,24 @@ _GATHERS = ("all-gather",)
 _SCATTERS = ("reduce-scatter", "all-reduce")
 
 
+OF_TOKENS = ("exchange_tokens", "gather_tokens", "scatter_tokens")
+"""Collectives that send tokens to their experts."""
+OF_WEIGHTS = ("gather_weight", "scatter_gradient", "gather_rows", "scatter_rows")
+"""Collectives that belong to `data` whatever axes they run over."""
+
+
+def part_of(axis: str, collective: str | None) -> str:
+    """The part of a step's time that waits for a collective over axes joined by `+`: `host`, or as in a prediction."""
+    axes = set(axis.split("+"))
+    if apart := axes & {"host", "pipe"}:
+        return min(apart)
+    if collective in OF_TOKENS:
+        return "exchange"
+    if collective in OF_WEIGHTS or not {"tensor", "context"} & axes or {"replica", "fsdp", "expert"} & axes:
+        return "scales" if collective == "reduce_max" else "data"  # largest magnitudes are of all ranks' parts
+    return "tensor" if "tensor" in axes else "context"
+
+
 @dataclass(frozen=True)
 class Part:
     """One array of a transfer."""
@@ -74,6 +92,11 @@ class Movement:
     def axis(self) -> str:
         """Mesh axes joined by `+`, or `host`."""
         return "host" if self.transfer.channel == "host" else "+".join(self.axes)
+
+    @property
+    def part(self) -> str:
+        """The part of a step's time that waits for it: that of the largest array, where XLA combined several."""
+        return part_of(self.axis, max(self.parts, key=lambda part: part.operand_bytes).collective)
 
     def name_of(self, collective: str | None) -> str:
         """The name of a part for people: its collective between devices, or the direction to or from the host."""

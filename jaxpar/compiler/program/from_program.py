@@ -10,7 +10,7 @@ from jaxpar.compiler.program.attribution import Movement
 from jaxpar.compiler.program.hlo.records import Module
 from jaxpar.compiler.program.loops import controlled
 from jaxpar.trace.clock import Clock, Timed
-from jaxpar.trace.parts import Done, Message, Op, Repeat, Trace
+from jaxpar.trace.parts import Done, Message, Op, Repeat, Run, Trace
 
 
 @dataclass(frozen=True)
@@ -31,6 +31,7 @@ class Schedule:
     """A program on the clock."""
 
     clock: Clock
+    step: Run
     traces: Mapping[str, Trace]
     """By name of the computation that each was made from."""
     overlaps: tuple[Overlap, ...]
@@ -54,6 +55,7 @@ def schedule(
     seconds: Callable[[Movement], float],
     slowdown: float,
     channel: Callable[[Movement], str] = attrgetter("channel"),
+    kinds: Mapping[str, str] | None = None,
 ) -> Schedule:
     """Run a program on the clock.
 
@@ -64,26 +66,29 @@ def schedule(
         seconds: time of one execution of a transfer on its link.
         slowdown: as for `Clock`.
         channel: what a transfer shares with others: `Movement.channel`, or `link` where several may be in flight.
+        kinds: the kind of each kernel, by name of its op.
     """
     starts = {one.transfer.start.name: one for one in movements}
     dones = {one.transfer.done.name: name for name, one in starts.items() if not one.transfer.synchronous}
     traces: dict[str, Trace] = {}
+    kinds = {} if kinds is None else kinds
 
     def trace(name: str) -> Trace:
         if name not in traces:
             parts = []
             for op in module.computations[name].ops:
                 if (took := kernels.get(op.name, 0.0)) > 0:
-                    parts.append(Op(op.name, took))
+                    parts.append(Op(op.name, took, kinds.get(op.name, "compute")))
                 for called, times in controlled(module, op):
                     parts.append(Repeat(op.name, trace(called.name), times))
                 if (one := starts.get(op.name)) is not None:
-                    parts.append(Message(op.name, seconds(one), channel(one), one.transfer.synchronous))
+                    parts.append(Message(op.name, seconds(one), channel(one), one.transfer.synchronous, one.part))
                 if op.name in dones:
                     parts.append(Done(dones[op.name]))
             traces[name] = Trace(name, tuple(parts))
         return traces[name]
 
-    clock = Clock(trace(module.entry), slowdown)
+    clock = Clock(slowdown, records=True)
+    step = clock.run(trace(module.entry))
     overlaps = (Overlap(one, clock.messages[name]) for name, one in starts.items())
-    return Schedule(clock, traces, tuple(overlaps))
+    return Schedule(clock, step, traces, tuple(overlaps))

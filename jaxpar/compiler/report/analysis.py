@@ -21,7 +21,6 @@ from jaxpar.cost.hardware_model import HardwareModel, nearest_hardware
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.xla_flags import collectives_at_a_time
-from jaxpar.trace.parts import Op, Repeat, Trace
 
 
 @dataclass(frozen=True, eq=False)
@@ -71,31 +70,14 @@ class Analysis:
         """The program on the clock: transfers with the compute that overlaps them."""
         slowdown = self.timer.model.overlap_slowdown
         return schedule(
-            self.module, self.movements, self.kernel_seconds, self.timer.transfer, slowdown, channel=self.channel
-        )
+            self.module, self.movements, self.kernel_seconds, self.timer.transfer, slowdown, channel=self.channel,
+            kinds={cost.op.name: cost.kind for cost in self.costs},
+        )  # fmt: skip
 
     def channel(self, movement: Movement) -> str:
         """The resource that a transfer shares with others, of which one is in flight at a time."""
         limit = collectives_at_a_time(self.compilation.xla_flags, self.compilation.plan.collectives_at_once)
         return movement.link if limit > 1 else movement.channel
-
-    def seconds_by_kind(self, trace: Trace, name: str = "") -> dict[str, float]:
-        """Seconds of the kernels of one execution of a trace, by kind; of its parts of one name, or of all."""
-        totals: dict[str, float] = {}
-        for part in trace.parts:
-            inside: dict[str, float] = {}
-            if name in ("", part.name) and isinstance(part, Op):
-                inside = {self._kinds[part.name]: part.seconds}
-            elif name in ("", part.name) and isinstance(part, Repeat):
-                inside = {kind: s * part.times for kind, s in self.seconds_by_kind(part.trace).items()}
-            for kind, seconds in inside.items():
-                totals[kind] = totals.get(kind, 0.0) + seconds
-        return totals
-
-    @cached_property
-    def _kinds(self) -> dict[str, str]:
-        """Kind of each kernel (`costs.KINDS`), by name of its op."""
-        return {cost.op.name: cost.kind for cost in self.costs}
 
     @cached_property
     def buffers(self) -> Buffers:

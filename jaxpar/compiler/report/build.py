@@ -7,7 +7,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from jaxpar.compiler.program.attribution import place
-from jaxpar.compiler.program.costs.ops import float8_flops, flops_by_kind, recomputed_flops
+from jaxpar.compiler.program.costs.ops import KINDS, float8_flops, flops_by_kind, recomputed_flops
 from jaxpar.compiler.program.from_program import Overlap
 from jaxpar.compiler.program.hlo.records import Frame, leaves
 from jaxpar.compiler.program.memory.timeline import Occupant, occupants
@@ -38,7 +38,8 @@ def make_report(analysis: Analysis, config: str) -> Report:
     usable, allocated = pool_bytes(device), memory.total_allocation + analysis.buffers.beside
     # XLA's own peak is that of the fullest memory space, which may be the host's.
     peak_bytes = analysis.peak[1] if memory.host_temp or analysis.buffers.beside else memory.peak
-    axes, costs = dict(compilation.plan.axes), analysis.costs
+    axes, costs, step = dict(compilation.plan.axes), analysis.costs, analysis.schedule.step
+    kernels = {kind: seconds for kind, seconds in step.by_kind.items() if kind in KINDS}
     repeated = sum(cost.op.name in analysis.counts.repeated_by_xla for cost in costs)
     return Report(
         config=config,
@@ -63,10 +64,11 @@ def make_report(analysis: Analysis, config: str) -> Report:
         float8_flops=float8_flops(costs),
         compiler_recomputes=repeated,
         branches=len(analysis.counts.conditionals),
-        compute_seconds=analysis.schedule.clock.step.compute,
+        compute_seconds=step.compute,
         slowed_seconds=analysis.schedule.slowed_seconds,
         exposed_seconds=analysis.schedule.exposed_seconds,
-        seconds_by_kind=analysis.seconds_by_kind(analysis.schedule.traces[analysis.module.entry]),
+        seconds_by_kind=kernels,
+        lost_by_part={part: seconds for part, seconds in step.by_kind.items() if part not in kernels},
         largest_buffers=_largest(analysis, found),
         compile_seconds=compilation.compile_seconds,
         copies=device_copies(analysis),

@@ -11,7 +11,7 @@ from jaxpar.config.spelling import spaced
 from jaxpar.pages.axes import ticks
 from jaxpar.pages.palette import SERIES, THEME, Color, series
 from jaxpar.pages.render import render
-from jaxpar.trace.clock import Span
+from jaxpar.trace.parts import Span
 from jaxpar.units import percent, seconds
 
 WIDTH, LEFT, RIGHT = 960, 84, 40

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxpar.compiler.program.costs.ops import KINDS
 from jaxpar.compiler.program.hlo.records import Computation
 from jaxpar.compiler.report.analysis import Analysis
 from jaxpar.compiler.report.build import where
-from jaxpar.trace.clock import Span
+from jaxpar.trace.parts import Op, Repeat, Span, Trace
 
 LOOP_SOURCE = "jaxpar/model/loop/"
 """Part of the names of the files that loop over layers."""
@@ -82,11 +83,17 @@ def _is_backward(body: Computation) -> bool:
     return any("transpose(" in op.op_name for op in body.ops if op.opcode in ("custom-call", "fusion"))
 
 
+def _kind(analysis: Analysis, trace: Trace, name: str) -> str:
+    """The kind of kernels that takes most of the compute of a name."""
+    parts = tuple(part for part in trace.parts if isinstance(part, Op | Repeat) and part.name == name)
+    kinds = analysis.schedule.clock.run(Trace(name, parts)).by_kind
+    return max(filter(KINDS.__contains__, kinds), key=kinds.__getitem__)
+
+
 def _box(analysis: Analysis, body: Computation, span: Span) -> Box:
     source = where(body.by_name[span.name].source)
     if span.kind == "compute":
-        kinds = analysis.seconds_by_kind(analysis.schedule.traces[body.name], span.name)
-        kind = max(kinds, key=lambda kind: kinds[kind])
+        kind = _kind(analysis, analysis.schedule.traces[body.name], span.name)
         return Box(span, kind, f"{span.name} ({kind}) {source}")
     movement = next(one for one in analysis.movements if one.transfer.start.name == span.name)
     collectives = "+".join(collective or movement.kind for collective in movement.collectives)

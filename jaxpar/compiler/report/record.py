@@ -133,6 +133,8 @@ class Report:
     """Time of transfers that no compute hides."""
     seconds_by_kind: dict[str, float]
     """Time by kind of kernel."""
+    lost_by_part: dict[str, float]
+    """Time that transfers cost, exposed or of compute beside them, by part of a predicted step."""
     largest_buffers: tuple[LiveBuffer, ...]
     compile_seconds: float
     copies: tuple[DeviceCopy, ...] = ()
@@ -144,6 +146,11 @@ class Report:
     `bfloat16`, and `float8` where products run in FP8."""
     way_out: str = ""
     """The nearest settings that fit, in words, where these do not."""
+
+    @property
+    def by_kind(self) -> dict[str, float]:
+        """Time of a step by kind of kernel, and by part that waits for transfers."""
+        return self.seconds_by_kind | self.lost_by_part
 
     @property
     def step_seconds(self) -> float:

@@ -38,10 +38,7 @@ class Candidate:
 
     def slower(self, factor: float) -> Candidate:
         """The same layout on a system that takes so many times the predicted seconds."""
-        time = self.time
-        scaled = {name: factor * seconds for name, seconds in time.breakdown.items()}
-        slower = StepTime(factor * time.seconds, scaled, time.tokens_per_s_per_gpu / factor, time.mfu / factor)
-        return replace(self, time=slower)
+        return replace(self, time=self.time.times(factor))
 
 
 @dataclass(frozen=True)

@@ -25,10 +25,14 @@ from jaxpar.planner.memo import Memo
 from jaxpar.planner.search.stage_groups import Lengths, ranks_of
 from jaxpar.planner.step_time.chunks import why_padded
 from jaxpar.planner.step_time.model import Steps, StepTime
-from jaxpar.planner.step_time.pipeline import Stages, chunk_layers, seconds_of_chunks
+from jaxpar.planner.step_time.pipeline import chunk_layers, run_pipeline
 from jaxpar.planner.step_time.step import Step
-from jaxpar.planner.step_time.ticks import ChunkTime
+from jaxpar.planner.step_time.ticks import Chunk
 from jaxpar.planner.step_time.update import Update
+from jaxpar.trace.parts import Run
+
+type Spent = tuple[Mapping[str, float], Run]
+"""A step by part, and its program."""
 
 PER_LAYER = ("matmuls", "attention", "other", "tensor", "scales")
 """Parts of a step's time that grow with the number of layers and are not hidden."""
@@ -97,13 +101,13 @@ class StepTimer:
         )
         return made() if network is not None else self._known.of((layers, group and group.name), made)
 
-    def chunk_times(self, layout: Layout) -> tuple[list[ChunkTime], float, float]:
+    def chunk_times(self, layout: Layout) -> tuple[list[Chunk], float, float]:
         """Seconds of a microbatch in each chunk, in the order of the model, in the head and between ranks."""
         kinds = self.kinds(layout)
         parts = [self.steps(group=kind).step(layout) for kind in (kinds or [None])]
         of_chunk = _Stages(self, layout, kinds).kind_of if kinds else (0,) * len(ranks_of(layout))
         chunks = [parts[kind].chunks(layout)[number] for number, kind in enumerate(of_chunk)]
-        return chunks, max(part.pieces.head for part in parts), max(part.pieces.transfer for part in parts)
+        return chunks, max(part.pieces.head.seconds for part in parts), max(part.pieces.transfer for part in parts)
 
     def kinds(self, layout: Layout) -> tuple[Group, ...]:
         """The groups that stages are in, if hosts differ and all stages are of one group each; else none."""
@@ -149,6 +153,7 @@ class _Stages:
         self.padded = why_padded(layout) is not None
         """Whether short chunks take as long as the longest."""
         self._steps: dict[tuple[int, int], Step] = {}
+        self._took = Memo()
 
     @cached_property
     def kind_of(self) -> tuple[int, ...]:
@@ -162,48 +167,45 @@ class _Stages:
         """The step of the slowest kind, which all wait for."""
         lengths = chunk_layers(self.timer.model.layers, len(self.kind_of)) if lengths is None else lengths
         times = self._of_unlike_layers() if self.timer.model.pattern is not None else self.of_kinds(lengths)
-        spent = max(times, key=lambda spent: sum(spent.values()))
-        return self.timer.steps().priced(spent, self.layout.devices)
+        return self.timer.steps().priced(*max(times, key=_seconds), self.layout.devices)
 
-    def of_kinds(self, lengths: Lengths) -> list[dict[str, float]]:
-        """The seconds of each kind with its longest chunk; where padded, with the longest of all.
+    def of_kinds(self, lengths: Lengths) -> list[Spent]:
+        """The step of each kind with its longest chunk; where padded, with the longest of all.
 
         Rows that pad are left out of ticks; in what comes once a step, messages and the update, they take part.
         """
         most = max(lengths)
         longest = [most if self.padded else self._longest(lengths, kind) for kind in range(len(self.kinds))]
         parts = [self._parts(kind, layers) for kind, layers in enumerate(longest)]
-        makespan = self._makespan(
-            [part.pieces.chunk(layers) for part, layers in zip(parts, longest, strict=True)], parts
-        )
-        return [self._spent(makespan, part, self._parts(kind, most).once) for kind, part in enumerate(parts)]
+        chunks = [part.pieces.chunk(layers) for part, layers in zip(parts, longest, strict=True)]
+        return self._spent(chunks, parts, [self._parts(kind, most).once for kind in range(len(parts))])
 
-    def _of_unlike_layers(self) -> list[dict[str, float]]:
-        """The seconds of each kind of hosts for a model whose layers are of several kinds, in equal stages."""
+    def _of_unlike_layers(self) -> list[Spent]:
+        """The step of each kind of hosts for a model whose layers are of several kinds, in equal stages."""
         each = zip(self.kinds, self.networks, strict=True)
         parts = [self.timer.steps(group=group, network=network).step(self.layout) for group, network in each]
         chunks = [parts[kind].chunks(self.layout)[number] for number, kind in enumerate(self.kind_of)]
-        makespan = self._makespan(chunks, parts)
-        return [self._spent(makespan, part, part.once) for part in parts]
+        return self._spent(chunks, parts, [part.once for part in parts])
 
-    def _spent(self, makespan: float, part: Step, once: Mapping[str, float]) -> dict[str, float]:
-        """Seconds of a step of `part` in a pipeline that takes so long, with `once` for what comes once a step."""
-        waiting = {"bubble": makespan - part.ideal, "stragglers": makespan * (part.jitter - 1)}
-        spent = {**part.spent, **waiting}
-        return spent | {name: spent[name] + once[name] - part.once[name] for name in once}
-
-    def _makespan(self, chunks: Sequence[ChunkTime], parts: Sequence[Step]) -> float:
-        """Seconds of a pipeline of such chunks, with the slowest head and transfers."""
-        layout = self.layout
-        stages = Stages(layout.schedule, layout.pipe, parts[0].microbatches, layout.virtual_stages)
-        head, transfer = (max(getattr(part.pieces, name) for part in parts) for name in ("head", "transfer"))
-        return seconds_of_chunks(stages, chunks, head, transfer)
+    def _spent(
+        self, chunks: Sequence[Chunk], parts: Sequence[Step], once: Sequence[Mapping[str, float]]
+    ) -> list[Spent]:
+        """The step of each part in a pipeline of such chunks, with the slowest head and transfers."""
+        pipeline = run_pipeline(self.layout, parts[0].microbatches, chunks, [part.pieces for part in parts])
+        return [
+            (part.spent_in(self.layout, pipeline, own), part.program(pipeline, own))
+            for part, own in zip(parts, once, strict=True)
+        ]
 
     def in_proportion(self) -> Lengths:
         """Lengths by the speed of each kind's layers; then layers move away from the slowest stage while that helps."""
         equal, kinds = chunk_layers(self.timer.model.layers, len(self.kind_of)), range(len(self.kinds))
         layout, each = self.layout, max(equal)
-        alone = lambda kind, layers: sum(self._parts(kind, layers).spent_in(layout, waits=True).values())
+
+        def alone(kind: int, layers: int) -> float:
+            step = self._parts(kind, layers)
+            return sum(step.spent_in(layout, step.pipeline(layout), step.once).values())
+
         speeds = [1 / (alone(kind, 2 * each) - alone(kind, each)) for kind in kinds]
         if max(speeds) == min(speeds):
             return equal
@@ -215,7 +217,7 @@ class _Stages:
             lengths = better
 
     def _seconds(self, lengths: Lengths) -> float:
-        return max(sum(spent.values()) for spent in self.of_kinds(lengths))
+        return self._took.of(lengths, lambda: max(map(_seconds, self.of_kinds(lengths))))
 
     def _moved(self, lengths: Lengths) -> list[Lengths]:
         """A layer of each of the longest chunks of a kind, given to the shortest chunks of another."""
@@ -240,6 +242,10 @@ class _Stages:
             steps = self.timer.steps(layers * len(self.kind_of), self.kinds[kind], self.networks[kind])
             self._steps[kind, layers] = steps.step(self.layout.first_layers(layers))
         return self._steps[kind, layers]
+
+
+def _seconds(step: Spent) -> float:
+    return sum(step[0].values())
 
 
 def stage_lengths(layers: int, speeds: Sequence[float]) -> tuple[int, ...]:

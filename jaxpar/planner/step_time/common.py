@@ -18,6 +18,7 @@ from jaxpar.planner.layout import Layout
 from jaxpar.planner.memo import Memo
 from jaxpar.planner.step_time.layer_times import Layers
 from jaxpar.planner.step_time.update import ADAMW, Update
+from jaxpar.trace.clock import Clock
 
 OF_LAYERS = (
     "microbatch", "tensor", "context", "context_strategy", "precision", "expert", "expert_exchange", "expert_capacity",
@@ -55,6 +56,7 @@ class Common:
         self.hardware = hardware_of(cluster.gpu) if hardware is None else hardware
         self.device = device_of(cluster.gpu, self.hardware)
         self.network = network_of(cluster, self.hardware) if network is None else network
+        self.clock = Clock(self.hardware.overlap_slowdown)
         self._routes = any(own.experts is not None for own in kind_models(model).values())
         self._made = Memo()
 

@@ -26,21 +26,6 @@ from jaxpar.planner.step_time.chunks import Kinds
 from jaxpar.planner.step_time.update import Update, matrix_seconds
 
 
-class Passed(NamedTuple):
-    """Seconds of one layer, forward and backward, for one microbatch."""
-
-    forward: float
-    """The forward, with the messages and copies that nothing hides."""
-    backward: float
-    """The backward with them, and with recomputation."""
-    weight: float
-    """The part of the backward that computes gradients of weights."""
-    gathered: float
-    """Gathers of weights alone, hidden or not, in the forward; the backward has as many."""
-    spent: Mapping[str, float]
-    """Both by part of a step's time."""
-
-
 class Sort(NamedTuple):
     """The facts that decide the time of a layer."""
 
@@ -78,7 +63,7 @@ class Layers:
         lora: LoraConfig = OFF,
     ):  # fmt: skip
         assert model.vocab is not None, "the vocabulary is known before a step is predicted"
-        vocab, self._counts = model.vocab, _counts(model, layout.matmul_codes)
+        vocab, counts = model.vocab, _counts(model, layout.matmul_codes)
         attention = dict(layout.attention)
         quantised = {
             kind: layer_case(
@@ -90,7 +75,9 @@ class Layers:
             )
             for kind, own in kind_models(model).items()
         }  # fmt: skip
-        sorts = dict.fromkeys((*map(Sort, quantised), *self._counts))
+        self.shares = {sort: number / sum(counts.values()) for sort, number in counts.items()}
+        """The share of each sort in the layers."""
+        sorts = dict.fromkeys((*map(Sort, quantised), *counts))
         self.cases: dict[Sort, LayerCase] = {
             sort: quantised[sort.kind].exact if sort.exact else quantised[sort.kind] for sort in sorts
         }
@@ -151,15 +138,11 @@ class Layers:
 
     def mean(self, works: Mapping[Sort, Work]) -> Work:
         """Over all layers of the model, of each sort's."""
-        first, *others = works.values()
-        layers = sum(self._counts.values())
-        return total(own.times(self._counts.get(sort, 0) / layers) for sort, own in works.items()) if others else first
+        return total(works[sort].times(share) for sort, share in self.shares.items())
 
-    def average[Number: (int, float)](self, numbers: Mapping[Sort, Number]) -> Number | float:
+    def average(self, numbers: Mapping[Sort, float]) -> float:
         """The same of numbers."""
-        first, *others = numbers.values()
-        layers = sum(self._counts.values())
-        return sum(self._counts.get(sort, 0) * own for sort, own in numbers.items()) / layers if others else first
+        return sum(share * numbers[sort] for sort, share in self.shares.items())
 
 
 def _recomputed(treatments: Mapping[str, str]) -> frozenset[str]:

@@ -23,6 +23,7 @@ from jaxpar.planner.step_time.common import OF_LAYERS, Common, values
 from jaxpar.planner.step_time.step import Step
 from jaxpar.planner.step_time.update import ADAMW, Update
 from jaxpar.planner.step_time.weight_traffic import holds_chunks, reduces_with_weights
+from jaxpar.trace.parts import Run
 
 
 @dataclass(frozen=True)
@@ -32,9 +33,21 @@ class StepTime:
     seconds: float
     breakdown: Mapping[str, float]
     """Seconds by part, on the slowest rank; they add up to `seconds`."""
+    program: Run
+    """The program that all ranks run, without stragglers; a bubble is in what they run in it."""
     tokens_per_s_per_gpu: float
     mfu: float
     """Share of the dense 16-bit peak, with the project's definition (`model.flops`)."""
+
+    def times(self, factor: float) -> StepTime:
+        """The same on a system that takes so many times as long."""
+        spent = {name: factor * seconds for name, seconds in self.breakdown.items()}
+        return self.taking(factor * self.seconds, spent, self.program.times(factor))
+
+    def taking(self, seconds: float, breakdown: Mapping[str, float], program: Run) -> StepTime:
+        """The same work in other seconds."""
+        faster = self.seconds / seconds
+        return StepTime(seconds, breakdown, program, faster * self.tokens_per_s_per_gpu, faster * self.mfu)
 
 
 OF_STEP = (
@@ -55,13 +68,16 @@ class Steps(Common):
 
     def time(self, layout: Layout, *, waits: bool = True) -> StepTime:
         """The step of a layout; with `waits` false, of a pipeline in which no rank ever waits."""
-        return self.priced(self.step(layout).spent_in(layout, waits), layout.devices)
+        step = self.step(layout)
+        pipeline = step.pipeline(layout) if waits else step.work
+        spent, program = step.spent_in(layout, pipeline, step.once), step.program(pipeline, step.once)
+        return self.priced(spent, program, layout.devices)
 
-    def priced(self, spent: Mapping[str, float], devices: int) -> StepTime:
-        """A step of such parts on so many devices."""
+    def priced(self, spent: Mapping[str, float], program: Run, devices: int) -> StepTime:
+        """A step of such parts and such a program on so many devices."""
         seconds = sum(spent.values())
         speed = self.batch * self.sequence / seconds / devices
-        return StepTime(seconds, spent, speed, self._flops / (seconds * devices * self.cluster.training_peak))
+        return StepTime(seconds, spent, program, speed, self._flops / (seconds * devices * self.cluster.training_peak))
 
     def step(self, layout: Layout) -> Step:
         """The parts of the step of a layout, shared by layouts that differ in the schedule alone."""

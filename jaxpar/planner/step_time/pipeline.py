@@ -1,4 +1,4 @@
-"""Seconds of a pipeline whose ranks run one program in uniform ticks: all wait for the slowest chunk of each kind."""
+"""A pipeline whose ranks run one program in uniform ticks: all wait for the slowest chunk of each kind."""
 
 from __future__ import annotations
 
@@ -6,75 +6,59 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from jaxpar.pipeline.schedules.registry import SCHEDULES
-from jaxpar.planner.step_time.ticks import ChunkTime, ticks_of
-
-
-@dataclass(frozen=True)
-class Stages:
-    """A pipeline's shape."""
-
-    schedule: str
-    ranks: int
-    microbatches: int
-    virtual: int
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.step_time.ticks import Chunk, all_ticks
+from jaxpar.trace.clock import Clock
+from jaxpar.trace.parts import WIRE, Message, Repeat, Run
 
 
 @dataclass(frozen=True)
 class Pieces:
-    """Durations, in seconds."""
+    """The durations that the ticks of a pipeline are made of."""
 
-    forward: float
-    """Seconds of a layer."""
-    backward: float
-    """Seconds of a layer, all of it."""
-    weight: float
-    """The part of it that is gradients of weights."""
-    head: float
+    clock: Clock
+    layer: Chunk
+    """An average layer."""
+    head: Run
     """Loss and head, forward and backward."""
     transfer: float
-    """From a rank to the next."""
+    """Seconds from a rank to the next."""
     sums: float = 0.0
-    """A sum over all ranks, which share embedding and head, in every forward of a chunk and every backward."""
+    """Seconds of a sum over all ranks, which share embedding and head, in every forward of a chunk and every
+    backward."""
     gather: float = 0.0
-    """The gather of the first layer of a chunk in each of them, beside which nothing runs."""
+    """Seconds of the gather of the first layer of a chunk in each of them, beside which nothing runs."""
 
-    @property
-    def of_chunk(self) -> float:
-        """Seconds of a forward, and of a backward, that do not grow with the layers of a chunk."""
-        return self.sums + self.gather
+    def chunk(self, layers: int) -> Chunk:
+        """A chunk of so many layers."""
+        return self.joined([(self.layer, layers)])
 
-    def chunk(self, layers: int) -> ChunkTime:
-        """The seconds of a chunk of so many layers."""
-        forward, backward = self.forward * layers + self.of_chunk, self.backward * layers + self.of_chunk
-        return ChunkTime(forward, backward, self.weight * layers)
-
-
-def seconds_of_chunks(stages: Stages, chunks: Sequence[ChunkTime], head: float, transfer: float) -> float:
-    """Seconds from the start of the first forward to the end of the last backward, of chunks in the order of the model;
-    for each kind of work all wait for the chunk that takes longest for it."""
-    weight = max(chunk.weight for chunk in chunks)
-    backward = max(chunk.backward for chunk in chunks)
-    if SCHEDULES[stages.schedule].splits_backward:
-        backward = weight + max(chunk.backward - chunk.weight for chunk in chunks)
-    slowest = ChunkTime(max(chunk.forward for chunk in chunks), backward, weight)
-    return pipeline_seconds(stages, slowest, head, transfer)
+    def joined(self, layers: Sequence[tuple[Chunk, float]], padding: float = 0.0) -> Chunk:
+        """A chunk of so many of each layer, and of seconds of messages of others that pad it."""
+        waits = ("pipe", self.sums), ("data", self.gather + padding)
+        return joined(self.clock, layers, [Message(kind, time, WIRE, True, kind) for kind, time in waits if time])
 
 
-def pipeline_seconds(stages: Stages, chunk: ChunkTime, head: float, transfer: float) -> float:
-    """The same of chunks that all take as long as `chunk`. A pipeline repeats itself every so many microbatches as it
-    has ranks, so long ones are extrapolated from short ones."""
-    period = stages.ranks
-    least = max(1, SCHEDULES[stages.schedule].microbatches_per_rank)  # DualPipe-V cannot be made of fewer than 2p
-    more = max(0, stages.microbatches // period - least)
-    seconds = lambda number: ticks_of(stages.schedule, stages.ranks, number, stages.virtual).seconds(
-        chunk, head, transfer
-    )
-    if more <= 1:
-        return seconds(stages.microbatches)
-    short = stages.microbatches - more * period
-    first, second = (seconds(short + extra * period) for extra in (0, 1))
-    return first + more * (second - first)
+def joined(clock: Clock, layers: Sequence[tuple[Chunk, float]], ends: Sequence[Message] = ()) -> Chunk:
+    """So many of each layer, with these messages in the forward and in the backward."""
+    of_all = lambda name: (Repeat(name, getattr(layer, name), number) for layer, number in layers)
+    forward, backward = (clock.walk(*ends, *of_all(name)) for name in ("forward", "backward"))
+    return Chunk(forward, backward, clock.walk(*of_all("weight")))
+
+
+def run_pipeline(layout: Layout, microbatches: int, chunks: Sequence[Chunk], pieces: Sequence[Pieces]) -> Run:
+    """From the start of the first forward to the end of the last backward, of chunks in the order of the model, with
+    the slowest head and transfers; for each kind of work all wait for the chunk that takes longest for it."""
+    ticks = all_ticks(layout.schedule, layout.pipe, microbatches, layout.virtual_stages)
+    clock, slowest, seconds = pieces[0].clock, chunks[0], lambda run: run.seconds
+    if len(chunks) > 1:
+        forward, backward, weight = (max(runs, key=seconds) for runs in zip(*chunks, strict=True))
+        if ticks.splits_backward:
+            rest = max(chunks, key=lambda chunk: chunk.backward.seconds - chunk.weight.seconds)
+            backward = clock.walk(Repeat("rest", rest.backward), Repeat("rest", rest.weight, -1), Repeat("W", weight))
+        slowest = Chunk(forward, backward, weight)
+    head, transfer = max((one.head for one in pieces), key=seconds), max(one.transfer for one in pieces)
+    return ticks.run(clock, slowest, head, transfer)
 
 
 @lru_cache(maxsize=10_000)

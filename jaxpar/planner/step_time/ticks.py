@@ -1,4 +1,4 @@
-"""Seconds of a pipeline in uniform ticks, without a simulation for each set of durations.
+"""The ticks of a pipeline as a trace, without a simulation for each set of durations.
 
 In lockstep the length of a tick follows from its composition: which of F, B and W some rank does, whether it has the
 loss, and what is sent at its end. The ticks of each composition are counted once per schedule.
@@ -7,21 +7,24 @@ loss, and what is sent at its end. The ticks of each composition are counted onc
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
 from jaxpar.pipeline.actions import Kind
 from jaxpar.pipeline.schedules.registry import SCHEDULES, make_schedule
 from jaxpar.pipeline.transfers import receiver
+from jaxpar.trace.clock import Clock
+from jaxpar.trace.parts import Done, Message, Part, Repeat, Run
 
 
-class ChunkTime(NamedTuple):
-    """Seconds of one microbatch in a chunk."""
+class Chunk(NamedTuple):
+    """One microbatch in a chunk, or in a layer."""
 
-    forward: float
-    backward: float
+    forward: Run
+    backward: Run
     """All of it."""
-    weight: float
+    weight: Run
     """The part of it that is gradients of weights."""
 
 
@@ -35,19 +38,26 @@ class Tick(NamedTuple):
     forward_sends: bool
     backward_sends: bool
 
-    def seconds(self, chunk: ChunkTime, head: float, transfer: float) -> float:
-        """Its length, where a rank computes while it sends; `chunk.backward` without W where the schedule splits it."""
-        now = arrived = 0.0
-        kinds = (
-            (self.forward, chunk.forward, self.forward_sends),
-            (self.backward, chunk.backward + head * self.head, self.backward_sends),
-            (self.weight, chunk.weight, False),
-        )
-        for present, length, sends in kinds:
-            now += length * present
-            if sends:
-                arrived = now + transfer
-        return max(now, arrived)
+    def parts(self, chunk: Chunk, head: Run, transfer: float, splits: bool) -> Iterator[Part]:
+        """A rank that computes while it sends; the backward is without W where the schedule `splits` it."""
+        if self.forward:
+            yield Repeat("forward", chunk.forward)
+            if self.forward_sends:
+                yield Message("output", transfer, "forward", False, "pipe")
+        if self.backward:
+            yield Repeat("backward", chunk.backward)
+            if splits:
+                yield Repeat("weight", chunk.weight, -1)
+            if self.head:
+                yield Repeat("head", head)
+            if self.backward_sends:
+                yield Message("gradient", transfer, "backward", False, "pipe")
+        if self.weight:
+            yield Repeat("weight", chunk.weight)
+        if self.forward_sends:
+            yield Done("output")
+        if self.backward_sends:
+            yield Done("gradient")
 
 
 class Ticks(NamedTuple):
@@ -56,12 +66,17 @@ class Ticks(NamedTuple):
     counts: tuple[tuple[Tick, int], ...]
     splits_backward: bool
 
-    def seconds(self, chunk: ChunkTime, head: float, transfer: float) -> float:
-        """The makespan, as `pipeline.simulate` has it in `lockstep`, of chunks of one length; `head` is loss and head,
+    def run(self, clock: Clock, chunk: Chunk, head: Run, transfer: float) -> Run:
+        """All ticks, as `pipeline.simulate` has them in `lockstep`, of chunks of one length; `head` is loss and head,
         `transfer` what is sent from a rank to the next."""
-        if self.splits_backward:
-            chunk = chunk._replace(backward=chunk.backward - chunk.weight)
-        return sum(number * tick.seconds(chunk, head, transfer) for tick, number in self.counts)
+        ticks = ((clock.walk(*tick.parts(chunk, head, transfer, self.splits_backward)), n) for tick, n in self.counts)
+        return clock.walk(*(Repeat("tick", tick, number) for tick, number in ticks))
+
+    def continued(self, before: Ticks, steps: int) -> Ticks:
+        """Extrapolates: `steps` further steps, each as large as that to this from `before`."""
+        counts = dict(before.counts)
+        made = {tick: n + steps * (n - counts.get(tick, 0)) for tick, n in self.counts}
+        return Ticks(tuple((tick, n) for tick, n in made.items() if n), self.splits_backward)
 
 
 FEW, MORE = 4, 8
@@ -76,19 +91,12 @@ def ticks_of(schedule: str, ranks: int, microbatches: int, virtual_stages: int) 
     """The ticks of a published schedule, counted; long pipelines and many chunks are extrapolated from two short."""
     if virtual_stages > MORE_CHUNKS and SCHEDULES[schedule].virtual_stages[1] is None:
         few, more = (ticks_of(schedule, ranks, microbatches, v) for v in (FEW_CHUNKS, MORE_CHUNKS))
-        return _continued(few, more, virtual_stages - MORE_CHUNKS)
+        return more.continued(few, virtual_stages - MORE_CHUNKS)
     each, rest = divmod(microbatches, ranks)
     if ranks <= MORE or ranks % FEW or rest:
         return counted_ticks(schedule, ranks, microbatches, virtual_stages)
     few, more = (counted_ticks(schedule, p, each * p, virtual_stages) for p in (FEW, MORE))
-    return _continued(few, more, (ranks - MORE) // (MORE - FEW))
-
-
-def _continued(few: Ticks, more: Ticks, steps: int) -> Ticks:
-    """Extrapolates: `steps` further steps beyond `more`, each as large as that from `few`."""
-    before = dict(few.counts)
-    made = {tick: n + steps * (n - before.get(tick, 0)) for tick, n in more.counts}
-    return Ticks(tuple((tick, n) for tick, n in made.items() if n), more.splits_backward)
+    return more.continued(few, (ranks - MORE) // (MORE - FEW))
 
 
 @lru_cache(maxsize=10_000)
@@ -112,3 +120,16 @@ def counted_ticks(schedule: str, ranks: int, microbatches: int, virtual_stages: 
             )
         ] += 1
     return Ticks(tuple(found.items()), table.splits_backward)
+
+
+@lru_cache(maxsize=10_000)
+def all_ticks(schedule: str, ranks: int, microbatches: int, virtual_stages: int) -> Ticks:
+    """The same of any number of microbatches. A pipeline repeats itself every so many microbatches as it has ranks, so
+    long ones are extrapolated from short ones."""
+    least = max(1, SCHEDULES[schedule].microbatches_per_rank)  # DualPipe-V cannot be made of fewer than 2p
+    more = max(0, microbatches // ranks - least)
+    if more <= 1:
+        return ticks_of(schedule, ranks, microbatches, virtual_stages)
+    short = microbatches - more * ranks
+    first, second = (ticks_of(schedule, ranks, short + extra * ranks, virtual_stages) for extra in (0, 1))
+    return second.continued(first, more - 1)

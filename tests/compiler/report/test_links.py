@@ -35,4 +35,4 @@ def test_links_are_apart_where_a_program_may_have_several_collectives_in_flight(
     inside, across = (analysis.timer.transfer(movement) for movement in analysis.movements)
     wanted = max(inside, across) if apart else inside + across
     assert inside > 0 < across and analysis.schedule.exposed_seconds == pytest.approx(wanted)
-    assert analysis.schedule.clock.step.seconds == pytest.approx(wanted)
+    assert analysis.schedule.step.seconds == pytest.approx(wanted)

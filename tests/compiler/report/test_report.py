@@ -72,7 +72,7 @@ def test_exposed_time_is_a_share_of_the_time_of_a_step():
     hidden = sum(row.seconds - row.exposed_s for row in report.collectives)
     assert report.slowed_seconds == pytest.approx(HOPPER.overlap_slowdown * hidden) and hidden > 0
     assert report.compute_seconds == pytest.approx(sum(report.seconds_by_kind.values()))
-    assert analysis.schedule.clock.step.seconds == pytest.approx(report.step_seconds)
+    assert analysis.schedule.step.seconds == pytest.approx(report.step_seconds)
 
 
 def test_the_largest_buffers_name_the_line_that_made_them():

@@ -93,7 +93,7 @@ def _read(text: str, axes: dict[str, int], hosts: int) -> dict[str, Any]:
     scatters = [op.op_name for one in module.computations.values() for op in one.ops if op.opcode == "scatter"]
     return {
         "bytes": sum(part.sent_bytes for one in exchanges for part in one.movement.parts),
-        "compute": found.clock.step.compute,
+        "compute": found.step.compute,
         "exchange": sum(one.time.seconds for one in exchanges),
         "exposed": sum(one.time.exposed for one in exchanges),
         "messages": [(one.time.exposed, one.time.seconds, one.movement.kind) for one in exchanges],

@@ -48,7 +48,7 @@ COMPILED = [pytest.param(one, marks=level(one), id=one.file.stem) for one in shi
 def compiled(first: Planned) -> Verified:
     compilation = compile_step(first.config, first.cluster, timeout_s=TIMEOUT_S)
     report = make_report(Analysis(compilation, first.cluster, strict=True), "first choice")
-    return judged(first, report.allocated_bytes, report.fits, report.collectives, report.seconds_by_kind, report.notes)
+    return judged(first, report.allocated_bytes, report.fits, report.by_kind, report.notes)
 
 
 def cut(first: Planned, search: Search, layers: int) -> Planned:

@@ -55,14 +55,13 @@ def test_a_layer_attends_to_the_window_of_its_kind():
 def test_a_slot_that_pads_a_chunk_takes_time_where_it_runs_alone(layout: Layout, padding: int):
     """A chunk has three local layers and a global one, and where layers permute it runs one local layer more."""
     local, whole = (parts(of_kind(name), layout).pieces for name in ("local", "global"))
-    chunk = lambda name: (3 + padding) * getattr(local, name) + getattr(whole, name)
-    times = Durations(chunk("forward"), chunk("backward"), chunk("weight"), whole.head, whole.transfer)
+    chunk = lambda name: (3 + padding) * getattr(local.layer, name).seconds + getattr(whole.layer, name).seconds
+    times = Durations(chunk("forward"), chunk("backward"), chunk("weight"), whole.head.seconds, whole.transfer)
     schedule = make_schedule("1f1b", ranks=2, microbatches=layout.microbatches(64))
     found = parts(UNLIKE, layout)
     slots = [found.slots.count(kind) for kind in ("local", "global")]
     assert slots == [4, 1], "the shortest order that has the kinds of both"
-    spent = found.spent_in(layout, waits=True)
-    makespan = found.ideal + spent["bubble"]
+    makespan = found.pipeline(layout).seconds
     assert makespan == pytest.approx(float(simulate(schedule, times, mode="lockstep").makespan), rel=1e-9)
 
 

@@ -43,12 +43,12 @@ def test_a_sum_comes_with_every_forward_and_backward_and_two_with_a_loss(schedul
     step = step_of(layout)
     pieces: Pieces = step.pieces
     layers = LARGE.model.layers // (4 * virtual)
-    forward, backward = (layers * own + pieces.sums for own in (pieces.forward, pieces.backward))
-    durations = Durations(forward, backward, layers * pieces.weight, pieces.head, pieces.transfer, True)
+    forward, backward = (layers * own.seconds + pieces.sums for own in pieces.layer[:2])
+    weight = layers * pieces.layer.weight.seconds
+    durations = Durations(forward, backward, weight, pieces.head.seconds, pieces.transfer, True)
     table = make_schedule(schedule, ranks=4, microbatches=16, virtual_stages=virtual)
-    spent = step.spent_in(layout, waits=True)
-    assert step.ideal + spent["bubble"] == pytest.approx(float(simulate(table, durations, mode="lockstep").makespan))
-    assert pieces.sums > 0 and pieces.head == pytest.approx(step.layers.head(4).seconds + 2 * pieces.sums)
+    assert step.pipeline(layout).seconds == pytest.approx(float(simulate(table, durations, mode="lockstep").makespan))
+    assert pieces.sums > 0 and pieces.head.seconds == pytest.approx(step.layers.head(4).seconds + 2 * pieces.sums)
 
 
 def test_the_executor_sends_as_many_sums_as_are_counted():

@@ -5,7 +5,9 @@ import pytest
 from jaxpar.pipeline.schedules import make_schedule
 from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.simulate import simulate
-from jaxpar.planner.step_time.ticks import ChunkTime, counted_ticks, ticks_of
+from jaxpar.planner.step_time.ticks import Chunk, all_ticks, counted_ticks, ticks_of
+from jaxpar.trace.clock import Clock
+from jaxpar.trace.parts import Run
 
 SIZES = (
     ("1f1b", 4, 9, 1),
@@ -24,8 +26,10 @@ def test_seconds_are_the_simulators(name: str, ranks: int, microbatches: int, vi
     times = {"forward": 1.0, "backward": 2.3, "weight": 0.9, "head": 0.7, "transfer": 0.4}
     schedule = make_schedule(name, ranks=ranks, microbatches=microbatches, virtual_stages=virtual)
     wanted = simulate(schedule, Durations(**times, overlap=True), mode="lockstep").makespan
-    found = ticks_of(name, ranks, microbatches, virtual).seconds(ChunkTime(1.0, 2.3, 0.9), 0.7, 0.4)
-    assert found == pytest.approx(wanted)
+    found = ticks_of(name, ranks, microbatches, virtual).run(
+        Clock(0.1), Chunk(Run(1.0), Run(2.3), Run(0.9)), Run(0.7), 0.4
+    )
+    assert found.seconds == pytest.approx(wanted)
 
 
 @pytest.mark.parametrize(
@@ -43,3 +47,8 @@ def test_seconds_are_the_simulators(name: str, ranks: int, microbatches: int, vi
 def test_long_pipelines_and_many_chunks_follow_from_short_ones(name: str, ranks: int, virtual: int):
     sizes = name, ranks, 2 * ranks, virtual
     assert dict(ticks_of(*sizes).counts) == dict(counted_ticks(*sizes).counts)
+
+
+def test_many_microbatches_follow_from_few():
+    sizes = "interleaved", 4
+    assert dict(all_ticks(*sizes, 24, 2).counts) == dict(counted_ticks(*sizes, 24, 2).counts)
