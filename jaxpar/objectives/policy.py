@@ -5,7 +5,7 @@ With p the probability of a token, q that before the updates from an answer, s t
 
     r = p / q        w = q / s        loss of a token = -min(r A, clip(r, 1 - low, 1 + high) A) w' + kl_weight KL
 
-for `clip: ppo`; w' is w within the limits of `mismatch`, without a derivative. The step's loss is the sum over tokens
+at the temperature of the draws, for `clip: ppo`; w' is w within the limits of `mismatch`, without a derivative. The step's loss is the sum over tokens
 times the weight that `average` gives them, divided by the number of tokens.
 
 Each answer is a document of its row with its prompt; the mask has its tokens, not those of the prompt.
@@ -55,7 +55,8 @@ class PolicyGradient(Objective):
     reports = TOKENS
 
     def __init__(self, config: Config):
-        self._policy = policy = policy_of(config.loss)
+        self._policy, self._temperature = policy_of(config.loss), config.rl.temperature
+        policy = self._policy
         self.fields = (
             *Objective.fields, *(Field(name, "float32") for name in ("advantage", "weight", "before", "sampled")),
             *([Field("reference", "float32")] if policy.kl != "none" else []),
@@ -74,6 +75,7 @@ class PolicyGradient(Objective):
             batch["mask"], batch["segments"], batch["advantage"], batch["weight"], batch["before"], batch["sampled"],
             batch.get("reference", jnp.zeros_like(batch["mask"])),
         )  # fmt: skip
+        head = head.at_temperature(self._temperature)
         current = head.log_probabilities(batch["labels"])
         total = lambda current: _sums(current, drawn, self._policy)
         (loss, means), slope = jax.value_and_grad(total, has_aux=True)(current)

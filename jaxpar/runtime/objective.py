@@ -25,6 +25,10 @@ class Head(Protocol):
         derivative, and of the negative log-likelihood, which has none. Weights have no derivative; any sign will do."""
         ...
 
+    def at_temperature(self, temperature: float) -> Head:
+        """The head whose logits are divided by a temperature."""
+        ...
+
     def log_probabilities(self, labels: Int[Array, "row token"]) -> Float[Array, "row token"]:
         """The log-probability of each label in nats, without a derivative. Computes the logits once more."""
         ...

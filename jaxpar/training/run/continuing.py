@@ -70,15 +70,19 @@ def generator_of(run: Run, sampling: Sampling, seed: int) -> Generator:
 
 def generated_with(run: Run, weights: Weights) -> tuple[Config, Weights]:
     """The configuration of a run's generator, and weights of the run as it takes them."""
-    config = run.config
+    config = config_of_generator(run)
+    return config, weights if run.plan.axes.pipe == 1 else joined_weights(weights, run.layout, run.mesh, config)
+
+
+def config_of_generator(run: Run) -> Config:
+    """The configuration of a run's generator."""
     if run.plan.axes.pipe == 1:
-        return config, weights
+        return run.config
     parallel = replace(
-        config.parallel, **dict(joined_mesh(run.mesh).shape), schedule="auto", virtual_stages=None, stage_layers=None,
-        pipe_ends="last",
+        run.config.parallel, **dict(joined_mesh(run.mesh).shape), schedule="auto", virtual_stages=None,
+        stage_layers=None, pipe_ends="last",
     )  # fmt: skip
-    config = replace(config, parallel=parallel)
-    return config, joined_weights(weights, run.layout, run.mesh, config)
+    return replace(run.config, parallel=parallel)
 
 
 def check_stop(run: Run, stop: Sequence[str]) -> None:

@@ -332,6 +332,8 @@ class _Loop:
             loss = metrics.pop("loss")
             self.progress.evaluated(number, loss, metrics)
             self.listeners.evaluation(number, loss, self.baseline)
+            for prompt, continuation in self.trainer.samples:
+                self.listeners.sample(prompt, continuation)
 
     def _compiling(self, what: str) -> None:
         """Announce what is compiled now, unless this process has compiled it before."""

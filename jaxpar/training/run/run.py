@@ -86,10 +86,10 @@ class Run:
         validate(config)
         job = None
         if devices is None:
-            job = prepare_devices(virtual_devices_needed(config.parallel), config.distributed)
+            job = prepare_devices(self.needed_devices(config), config.distributed)
         _use_compile_cache(config.run.compile_cache)
         liveness.at("finding its devices")
-        devices = find_devices() if devices is None else list(devices)
+        devices = self.training_devices(config, find_devices() if devices is None else list(devices))
         if job is not None:
             check_devices(job, fixed_devices(config.parallel), devices)
         if plan is not None:
@@ -121,10 +121,22 @@ class Run:
         """(query, key) pairs that the mask keeps in the last step's batch, over all rows, by window."""
         self.last_metrics: dict[str, float] = {}
         """Metrics of the last step's batch, where the batch itself has some."""
+        self.samples: Sequence[tuple[str, str]] = ()
+        """Prompts of the last evaluation with what continues them, where it draws answers."""
         self.left_out: tuple[int, ...] = ()
         """Numbers of batches that no step uses, ascending (`watch.on_spike`)."""
         name_arrays(self, Run._arrays)
         liveness.at("ready to train")
+
+    @classmethod
+    def needed_devices(cls, config: Config) -> int:
+        """Devices to simulate on a machine without accelerators."""
+        return virtual_devices_needed(config.parallel)
+
+    def training_devices(self, config: Config, devices: Sequence[Device]) -> list[Device]:
+        """The devices of the training step, of all that there are."""
+        del config
+        return list(devices)
 
     def _planned(self, given: Plan | None, devices: Sequence[Device]) -> Plan:
         """The layout for the devices: the one that is given, checked, or one that is made."""
@@ -285,6 +297,10 @@ class Run:
         self.came_from = tuple(facts.get(CAME_FROM, ()))
         self.left_out = tuple(facts.get("left_out", ()))
         return self.continue_data(facts)
+
+    def facts(self) -> dict[str, object]:
+        """Facts of a checkpoint of this moment that this kind of run adds; bytes are files of their own."""
+        return {}
 
     def continue_data(self, facts: Mapping[str, object]) -> str | None:
         """Continue the data from where a checkpoint of the current step was; returns a message about it, if any.
