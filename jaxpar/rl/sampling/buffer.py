@@ -51,7 +51,8 @@ class RolloutBuffer:
             if version - batch.version <= self._lag:
                 return batch
             self.dropped += 1
-            self._ask()
+            if not self._waiting:
+                self._ask()
 
     def beside[T](self, work: Callable[[], T]) -> T:
         """The result of other work of the sampler, between two batches."""
