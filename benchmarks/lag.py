@@ -27,6 +27,8 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
     "aipo": {"loss.policy.clip": "aipo", "loss.policy.high": 4.0},
 }
 """By name, settings of the loss; `none` leaves it as the configuration has it."""
+SMALLER = {"rl.prompts": 16, "rl.group": 8, "data.batch_size": 64}
+"""A quarter of the answers of that configuration."""
 LAST = 20
 """Logged steps whose rewards are averaged."""
 
@@ -50,7 +52,9 @@ def main() -> None:
                 results.setdefault(name, {}).setdefault(str(lag), []).append(result)
                 shown = "  ".join(f"{key} {value:.3f}" for key, value in result.items())
                 print(f"{name:10} lag {lag}  seed {seed}  {shown}", flush=True)
-    print(f"\nheld-out success after {options.steps} steps, mean of {options.seeds} seeds; the reward of the last steps")
+    print(
+        f"\nheld-out success after {options.steps} steps, mean of {options.seeds} seeds; the reward of the last steps"
+    )
     print(f"{'':10}" + "".join(f"{f'lag {lag}':>16}" for lag in options.lags))
     for name, by_lag in results.items():
         mean = lambda lag, key, by_lag=by_lag: statistics.mean(one[key] for one in by_lag[str(lag)])
@@ -66,8 +70,8 @@ def trained(options: Namespace, name: str, lag: int, seed: int) -> dict[str, flo
     if not (folder / "summary.json").exists():
         settings = {
             "run.dir": options.folder, "run.name": run, "run.steps": options.steps, "run.seed": seed,
-            "run.log_every": 5, "optimizer.matrix_learning_rate": options.rate, "evaluation.every": options.steps,
-            "checkpoint.every": options.steps, **CORRECTIONS[name],
+            "run.log_every": 1, "optimizer.matrix_learning_rate": options.rate, "evaluation.every": options.steps,
+            "checkpoint.every": options.steps, **SMALLER, **CORRECTIONS[name],
         }  # fmt: skip
         if lag:
             settings |= {"rl.mode": "async", "rl.staleness": lag}

@@ -61,7 +61,8 @@ class Checkpointer:
         self._verified: set[int] = set()
 
     def save(self, step: int, state: PyTree[jax.Array | Pieces], facts: dict[str, object]) -> None:
-        """Save `state` and `facts` (a JSON object, whose members may be bytes too) as the checkpoint of `step`, in the background.
+        """Save `state` and `facts` (a JSON object, whose members may be bytes too) as the checkpoint of `step`, in the
+        background.
 
         Returns once the arrays are copied to the host, so the caller may donate them at once, and arrays of pieces are
         written. A broken checkpoint of the same step is moved aside; an intact one is never touched.

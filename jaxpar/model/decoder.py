@@ -270,7 +270,13 @@ class DecoderStages:
         return ("loss", *self.objective.reports)
 
     def scores(
-        self, weights: Weights, accumulators: Weights, x: jax.Array, labels: Int[Array, "batch seq"], *, tiles: int,
+        self,
+        weights: Weights,
+        accumulators: Weights,
+        x: jax.Array,
+        labels: Int[Array, "batch seq"],
+        *,
+        tiles: int,
         temperature: float = 1.0,
     ) -> tuple[Float[Array, "batch seq"], Int[Array, "batch seq"]]:
         """The log-probability of each label, in nats, and 1 where no token is likelier, else 0; without a derivative.

@@ -5,8 +5,8 @@ With p the probability of a token, q that before the updates from an answer, s t
 
     r = p / q        w = q / s        loss of a token = -min(r A, clip(r, 1 - low, 1 + high) A) w' + kl_weight KL
 
-at the temperature of the draws, for `clip: ppo`; w' is w within the limits of `mismatch`, without a derivative. The step's loss is the sum over tokens
-times the weight that `average` gives them, divided by the number of tokens.
+for `clip: ppo`; w' is w within the limits of `mismatch`, without a derivative. All are at `rl.temperature`. The step's
+loss is the sum over tokens times the weight that `average` gives them, divided by the number of tokens.
 
 Each answer is a document of its row with its prompt; the mask has its tokens, not those of the prompt.
 """

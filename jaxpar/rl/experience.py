@@ -33,8 +33,8 @@ class Experience:
         """The answers that a step learns from: `step` counts from 0 in this batch."""
         prompts = rl.prompts // rl.minibatches
         first = step % rl.minibatches * prompts * rl.group
-        chosen = first + np.flatnonzero(~np.isnan(self.advantages.reshape(-1)[first : first + prompts * rl.group]))
         answers, each = self.rollouts.answers, self.advantages.reshape(-1)
+        chosen = [at for at in range(first, first + prompts * rl.group) if not np.isnan(each[at])]
         lengths = np.array([len(answers[at].tokens) for at in chosen])
         weights = token_weights(lengths, rl.answer_tokens, policy.average)
         before = [None] * len(answers) if self.before is None or not step else self.before

@@ -14,7 +14,7 @@ import jax
 import numpy as np
 
 from jaxpar.checkpoint.processes import from_first
-from jaxpar.config import Config, UserError, virtual_devices_needed
+from jaxpar.config import Config, virtual_devices_needed
 from jaxpar.config.mappings.policy import policy_of
 from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device
@@ -45,9 +45,9 @@ SHOWN = 4
 
 
 class RolloutRun(Run):
-    """A run whose batches are answers to prompts, drawn and rewarded before each step or ahead (`data.source: prompts`).
+    """A run whose batches are answers to prompts, drawn and rewarded before a step (`data.source: prompts`).
 
-    The prompts and draws of a batch depend on the seed, its number and the weights alone. Where sampler and trainer
+    The prompts and draws of a batch depend on the seed, its index and the weights alone. Where sampler and trainer
     take turns, the weights do so too: a run that is continued goes on bit for bit, where its rewards do.
     """
 
@@ -163,11 +163,11 @@ class RolloutRun(Run):
         """See `Run`."""
         notice = super().continue_from(saved, facts)
         batches = -(-self.steps_done // self._steps_of_batch)
-        kept = SavedRollouts(batches, 0, [])
+        drawn = SavedRollouts(batches, 0, [])
         if ROLLOUTS in facts:
-            kept = SavedRollouts.from_bytes(facts[ROLLOUTS], self._prompts_of)
-        self._buffer.restore(kept.following, kept.dropped, kept.waiting)
-        self._experience = None if kept.current is None else self._experienced(kept.current, kept.before)
+            drawn = SavedRollouts.from_bytes(facts[ROLLOUTS], self._prompts_of)
+        self._buffer.restore(drawn.following, drawn.dropped, drawn.waiting)
+        self._experience = None if drawn.current is None else self._experienced(drawn.current, drawn.before)
         return notice
 
     def _batch(self, step: int) -> dict[str, np.ndarray]:
@@ -200,15 +200,15 @@ class RolloutRun(Run):
     _learned_tokens = 0
     """Tokens of answers in the batch of the last step."""
 
-    def _rollouts(self, number: int, version: int, weights: Weights) -> Rollouts:
-        """Draw and reward answers to batch `number` of the prompts, with weights of a version."""
+    def _rollouts(self, index: int, version: int, weights: Weights) -> Rollouts:
+        """Draw and reward answers to batch `index` of the prompts, with weights of a version."""
         rl, began = self.config.rl, time.perf_counter()
-        prompts, first = self._prompts_of(number), number * rl.prompts * rl.group
+        prompts, first = self._prompts_of(index), index * rl.prompts * rl.group
         answers = self._sampler.drawn(weights, prompts, rl.temperature, first, rl.group)
         drawn = time.perf_counter()
         rewards = self._rewards(answers, rl.group)
         idle, self._sampler_ended = began - self._sampler_ended, time.perf_counter()
-        return Rollouts(number, version, answers, rewards, drawn - began, self._sampler_ended - drawn, idle)
+        return Rollouts(index, version, answers, rewards, drawn - began, self._sampler_ended - drawn, idle)
 
     def _experienced(self, rollouts: Rollouts, before: Sequence[np.ndarray] | None) -> Experience:
         references = (
@@ -218,9 +218,9 @@ class RolloutRun(Run):
         )
         return experience_of(rollouts, references, before, self.config.rl, policy_of(self.config.loss))
 
-    def _prompts_of(self, number: int) -> list[Prompt]:
+    def _prompts_of(self, index: int) -> list[Prompt]:
         prompts = self.config.rl.prompts
-        return self.prompts.taken(number * prompts, prompts)
+        return self.prompts.taken(index * prompts, prompts)
 
     def _evaluated(self, prompts: Sequence[Prompt]) -> tuple[list[Answer], np.ndarray]:
         """The likeliest answers to prompts, and their rewards."""

@@ -15,10 +15,10 @@ from jaxpar.rl.sampling.buffer import RolloutBuffer
 from jaxpar.rl.sampling.rollouts import Rollouts, SavedRollouts
 
 
-def drawn(number: int, version: int, weights: Any) -> Rollouts:
+def drawn(index: int, version: int, weights: Any) -> Rollouts:
     """A batch without answers, from weights that are their version."""
     assert weights == {"version": version}
-    return Rollouts(number, version, [], np.zeros((0, 1)), 0.0, 0.0, 0.0)
+    return Rollouts(index, version, [], np.zeros((0, 1)), 0.0, 0.0, 0.0)
 
 
 def taken(buffer: RolloutBuffer, versions: range) -> list[tuple[int, int]]:
@@ -27,7 +27,7 @@ def taken(buffer: RolloutBuffer, versions: range) -> list[tuple[int, int]]:
     for version in versions:
         buffer.refresh(version, {"version": version})
         batch = buffer.take(version)
-        batches.append((batch.number, batch.version))
+        batches.append((batch.index, batch.version))
     return batches
 
 
@@ -35,7 +35,7 @@ def taken(buffer: RolloutBuffer, versions: range) -> list[tuple[int, int]]:
 def test_a_batch_is_drawn_as_many_versions_ahead_as_the_lag(lag: int):
     """At first with the first weights; in turns it depends on the order of the calls alone."""
     buffer = RolloutBuffer(drawn, lambda weights: weights, lag)
-    assert taken(buffer, range(6)) == [(number, max(0, number - lag)) for number in range(6)]
+    assert taken(buffer, range(6)) == [(index, max(0, index - lag)) for index in range(6)]
     assert buffer.following == 6 + lag and buffer.dropped == 0
 
 
@@ -61,22 +61,22 @@ def test_a_sampler_that_is_behind_takes_the_newest_weights():
     """Batches that were asked for and not begun; they are not in a checkpoint, and are asked for again."""
     begins = threading.Event()
 
-    def slow(number: int, version: int, weights: Any) -> Rollouts:
+    def slow(index: int, version: int, weights: Any) -> Rollouts:
         begins.wait(30)
-        return drawn(number, version, weights)
+        return drawn(index, version, weights)
 
     with closing(RolloutBuffer(slow, lambda weights: weights, 2, beside=True, newest=True)) as buffer:
         buffer.refresh(0, {"version": 0})
         asked = buffer.following
         threading.Timer(0.2, begins.set).start()
         waiting = buffer.settled()
-        assert [one.number for one in waiting] == [0] and (asked, buffer.following) == (3, 1)
+        assert [one.index for one in waiting] == [0] and (asked, buffer.following) == (3, 1)
         buffer.refresh(1, {"version": 1})
         assert [buffer.take(1).version for _ in range(3)] == [0, 1, 1]
 
 
 def test_an_error_of_the_sampler_ends_the_wait_for_it():
-    def broken(number: int, version: int, weights: Any) -> Rollouts:
+    def broken(index: int, version: int, weights: Any) -> Rollouts:
         raise OSError("no device")
 
     with closing(RolloutBuffer(broken, lambda weights: weights, 1, beside=True)) as buffer:
@@ -93,11 +93,11 @@ def test_batches_are_the_same_after_a_checkpoint():
     batch = Rollouts(7, 5, answers, np.array([[0.1, np.nan], [1, 2]]), 0.5, 0.25, 0.0)
     before = [one.log_probabilities + 1 for one in answers]
     data = SavedRollouts(9, 3, [batch, batch], batch, before).to_bytes()
-    again = SavedRollouts.from_bytes(data, lambda number: prompts if number == 7 else [])
+    again = SavedRollouts.from_bytes(data, lambda index: prompts if index == 7 else [])
     assert (again.following, again.dropped, len(again.waiting)) == (9, 3, 2)
     assert again.current is not None and again.before is not None
     for one in (again.current, *again.waiting):
-        assert (one.number, one.version, one.draw_seconds, one.reward_seconds) == (7, 5, 0.5, 0.25)
+        assert (one.index, one.version, one.draw_seconds, one.reward_seconds) == (7, 5, 0.5, 0.25)
         np.testing.assert_array_equal(one.rewards, batch.rewards)
         for other, answer in zip(one.answers, answers, strict=True):
             assert (other.prompt, other.tokens, other.ended) == (answer.prompt, answer.tokens, answer.ended)

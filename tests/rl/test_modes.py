@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -11,17 +11,14 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpar.config import Config
 from jaxpar.config.mappings.policy import PRESETS, Policy
 from jaxpar.config.mappings.sampler import SamplerConfig
-from jaxpar.rl.advantages import advantages
 from jaxpar.rl.run import RolloutRun
 from jaxpar.training.run.trainer import Trainer
 from tests.reference import decoder64
 from tests.rl.policy64 import answer_loss
 from tests.rl.test_rollouts import config_of, devices_of
 from tests.same_bits import assert_same_bits
-from tests.sentences import refused
 from tests.training.runs import Recorder
 
 

@@ -29,7 +29,7 @@ class RlConfig:
     """How often a batch of answers is learned from (`num_iterations` in TRL, `ppo_epochs` in verl). After the first
     step, the ratios of the loss are relative to the weights before it."""
     mode: Literal["sync", "one_step_off", "async"] = "sync"
-    """`sync` draws a batch of answers with the weights that learn from it next; `one_step_off` while the batch before it
+    """`sync` draws a batch of answers with the weights that learn from it next; `one_step_off` while the one before it
     is learned from, so with weights that are a version older; `async` up to `staleness` batches ahead. A version of the
     weights is what they are after the steps of a batch."""
     staleness: Annotated[int, at_least(1, 1000)] | None = None

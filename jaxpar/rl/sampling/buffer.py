@@ -18,7 +18,7 @@ class RolloutBuffer:
 
     Args:
         draw: draws a batch.
-        place: puts the weights of the trainer where `draw` takes them.
+        transfer: puts the weights of the trainer where `draw` takes them.
         lag: the greatest number of versions by which the weights that drew a batch may be older than those that learn
             from it; so many batches are drawn ahead.
         beside: whether a thread draws while the caller goes on; else a batch is drawn when it is asked for, and what is
@@ -27,9 +27,15 @@ class RolloutBuffer:
     """
 
     def __init__(
-        self, draw: Draw, place: Callable[[Weights], Weights], lag: int, *, beside: bool = False, newest: bool = False
+        self,
+        draw: Draw,
+        transfer: Callable[[Weights], Weights],
+        lag: int,
+        *,
+        beside: bool = False,
+        newest: bool = False,
     ):
-        self._draw, self._place, self._lag, self._takes_newest = draw, place, lag, newest
+        self._draw, self._transfer, self._lag, self._takes_newest = draw, transfer, lag, newest
         self._thread = ThreadPoolExecutor(1, "sampler") if beside else None
         self._waiting: deque[Future[Rollouts]] = deque()
         self._newest: tuple[int, Weights] = 0, {}
@@ -40,7 +46,7 @@ class RolloutBuffer:
 
     def refresh(self, version: int, weights: Weights) -> None:
         """Draw with weights of another version from now on, as many batches as the lag allows."""
-        self._newest = version, (self._place(weights) if self._thread is not None else weights)
+        self._newest = version, (self._transfer(weights) if self._thread is not None else weights)
         while len(self._waiting) <= self._lag:
             self._ask()
 
@@ -79,14 +85,14 @@ class RolloutBuffer:
             self._thread.shutdown(cancel_futures=True)
 
     def _ask(self) -> None:
-        number, asked = self.following, self._newest
+        index, asked = self.following, self._newest
         self.following += 1
         if self._thread is None:
             version, weights = asked
-            self._waiting.append(_finished(self._draw(number, version, self._place(weights))))
+            self._waiting.append(_finished(self._draw(index, version, self._transfer(weights))))
             return
-        of_asking = lambda: self._draw(number, *asked)
-        of_beginning = lambda: self._draw(number, *self._newest)
+        of_asking = lambda: self._draw(index, *asked)
+        of_beginning = lambda: self._draw(index, *self._newest)
         self._waiting.append(self._thread.submit(of_beginning if self._takes_newest else of_asking))
 
 

@@ -17,8 +17,8 @@ from jaxpar.rl.prompts import Prompt
 class Rollouts:
     """The answers to a batch of prompts, those to one prompt side by side, and their rewards."""
 
-    number: int
-    """The number of the batch of prompts, on which the draws depend."""
+    index: int
+    """The index of the batch of prompts, on which the draws depend."""
     version: int
     """The number of batches that the weights had learned from."""
     answers: Sequence[Answer]
@@ -39,7 +39,7 @@ class SavedRollouts:
     """The batches of answers that a run has drawn and not learned from to the end."""
 
     following: int
-    """The number of the next batch of prompts."""
+    """The index of the next batch of prompts."""
     dropped: int
     """Batches that were too old to be learned from."""
     waiting: Sequence[Rollouts]
@@ -63,15 +63,15 @@ class SavedRollouts:
 
     @classmethod
     def from_bytes(cls, data: bytes, prompts: Callable[[int], Sequence[Prompt]]) -> SavedRollouts:
-        """The batches in a file; `prompts` gives those of a batch by its number."""
+        """The batches in a file; `prompts` gives those of a batch by its index."""
         with np.load(io.BytesIO(data), allow_pickle=False) as arrays:
             following, dropped, size, is_current = map(int, arrays["counters"])
             batches = [_rollouts({name: arrays[f"{at}.{name}"] for name in _NAMES}, prompts) for at in range(size)]
             current = batches.pop(0) if is_current else None
             before = None
             if current is not None and "before" in arrays:
-                ends = np.cumsum([len(one.tokens) for one in current.answers])[:-1]
-                before = np.split(arrays["before"], ends)
+                splits = np.cumsum([len(one.tokens) for one in current.answers])[:-1]
+                before = np.split(arrays["before"], splits)
         return cls(following, dropped, batches, current, before)
 
 
@@ -82,7 +82,7 @@ def _arrays(batch: Rollouts) -> dict[str, np.ndarray]:
     """By `_NAMES`."""
     answers = batch.answers
     values = (
-        np.array([batch.number, batch.version]),
+        np.array([batch.index, batch.version]),
         np.array([batch.draw_seconds, batch.reward_seconds, batch.idle_seconds]),
         batch.rewards,
         np.concatenate([np.array(one.tokens, np.int32) for one in answers]),
@@ -94,14 +94,14 @@ def _arrays(batch: Rollouts) -> dict[str, np.ndarray]:
 
 
 def _rollouts(arrays: Mapping[str, np.ndarray], prompts: Callable[[int], Sequence[Prompt]]) -> Rollouts:
-    number, version = map(int, arrays["facts"])
-    ends, group = np.cumsum(arrays["lengths"])[:-1], arrays["rewards"].shape[1]
+    index, version = map(int, arrays["facts"])
+    splits, group = np.cumsum(arrays["lengths"])[:-1], arrays["rewards"].shape[1]
     parts = zip(
-        (prompt for prompt in prompts(number) for _ in range(group)),
-        np.split(arrays["tokens"], ends),
-        np.split(arrays["log_probabilities"], ends),
+        (prompt for prompt in prompts(index) for _ in range(group)),
+        np.split(arrays["tokens"], splits),
+        np.split(arrays["log_probabilities"], splits),
         arrays["ended"],
         strict=True,
     )
     answers = [Answer(prompt, tuple(tokens.tolist()), likely, bool(ended)) for prompt, tokens, likely, ended in parts]
-    return Rollouts(number, version, answers, arrays["rewards"], *map(float, arrays["seconds"]))
+    return Rollouts(index, version, answers, arrays["rewards"], *map(float, arrays["seconds"]))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 import jax
 import numpy as np
@@ -28,7 +27,7 @@ from jaxpar.rl.answer_scores import answer_scores
 from jaxpar.rl.answers import Answer
 from jaxpar.rl.prompts import Prompt
 from jaxpar.rl.sampling.transfer import WeightTransfer
-from jaxpar.training.run.continuing import config_of_generator, generated_with, generator_of
+from jaxpar.training.run.continuing import config_of_generator, generated_with, generator_of, without_stages
 from jaxpar.training.run.run import Run
 from jaxpar.units import plural
 
@@ -44,8 +43,8 @@ def split_devices(config: Config, devices: Sequence[Device]) -> tuple[list[Devic
         return list(devices), []
     if jax.process_count() > 1:
         raise UserError(
-            f"rl.sampler.devices: {taken} in a job of {jax.process_count()} processes; expected null, which takes turns "
-            "on all devices, or a job of one process"
+            f"rl.sampler.devices: {taken} in a job of {jax.process_count()} processes; expected null, which takes "
+            "turns on all devices, or a job of one process"
         )
     left, wanted = len(devices) - taken, fixed_devices(config.parallel)
     if left < 1 or wanted not in (None, left):
@@ -53,8 +52,8 @@ def split_devices(config: Config, devices: Sequence[Device]) -> tuple[list[Devic
         how = "overlap in part on" if (wanted or 1) > left else "are not all of"
         raise UserError(
             f"rl.sampler.devices: {taken}, and {layout} of the training step (parallel) {how} the job's "
-            f"{plural(len(devices), 'device')}; expected both to add up to them, or rl.sampler.devices null, which takes "
-            "turns on the same ones"
+            f"{plural(len(devices), 'device')}; expected both to add up to them, or rl.sampler.devices null, which "
+            "takes turns on the same ones"
         )
     return list(devices[:left]), list(devices[left:])
 
@@ -62,12 +61,9 @@ def split_devices(config: Config, devices: Sequence[Device]) -> tuple[list[Devic
 def sampler_layout(config: Config, devices: Sequence[Device]) -> tuple[Config, Mesh]:
     """The configuration of the sampler on its devices, and its mesh. Raises `UserError` for sizes that do not fit."""
     asked, size = config.rl.sampler, len(devices)
-    axes: dict[str, Any] = {"pipe": 1, "replica": 1, "fsdp": asked.fsdp or -1}
+    axes = {"pipe": 1, "replica": 1, "fsdp": asked.fsdp or -1}
     axes |= {"expert": asked.expert, "context": asked.context, "tensor": asked.tensor}
-    parallel = replace(
-        config.parallel, **axes, zero=0, microbatches=1, schedule="auto", virtual_stages=None, stage_layers=None,
-        pipe_ends="last",
-    )  # fmt: skip
+    parallel = replace(without_stages(config.parallel, axes), zero=0, microbatches=1)
     data = replace(
         config.data, source="synthetic", path=None, heldout_path=None, tokenizer=None, end_token=None,
         batch_size=8 * size, sequence_length=8 * size, packed=False, routing=None,
