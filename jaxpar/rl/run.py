@@ -124,20 +124,20 @@ class RolloutRun(Run):
             yield self.placer({name: one[self.placer.rows] for name, one in arrays.items()}), pairs
 
     def evaluation(self) -> dict[str, float]:
-        """The rewards of the likeliest answers to held-out prompts: their mean, negative as `loss`, and the share of
-        answers that are right where prompts have an answer."""
+        """The rewards of the likeliest answers to held-out prompts: their mean, negative as `loss`, where there are any,
+        and the share of answers that are right where prompts have an answer."""
         heldout = self.data.heldout
         assert isinstance(heldout, PromptRows), "there is held-out data"
         prompts = list(heldout.prompts[: self.config.evaluation.batches * self.config.rl.prompts])
         answers, rewards = self._buffer.beside(lambda: self._evaluated(prompts))
         self.samples = [
-            (one.prompt.record["prompt"], f"{self._text(one)} (reward {reward:.3g})")
+            (self._decoded(one.prompt.tokens), f"{self._text(one)} (reward {reward:.3g})")
             for one, reward in list(zip(answers, rewards, strict=True))[:SHOWN]
         ]
         metrics = {"truncated": float(np.mean([not one.ended for one in answers]))}
         if not np.isnan(rewards).all():
             metrics["reward"] = float(np.nanmean(rewards))
-        metrics["loss"] = -metrics.get("reward", float("nan"))
+            metrics["loss"] = -metrics["reward"]
         wanted = [one.prompt.record.get(SUCCESS) for one in answers]
         if all(one is not None for one in wanted):
             right = [self._text(one).strip() == str(text).strip() for one, text in zip(answers, wanted, strict=True)]
@@ -235,5 +235,8 @@ class RolloutRun(Run):
         return np.array(rewards, np.float64)
 
     def _text(self, answer: Answer) -> str:
+        return self._decoded(answer.text_tokens())
+
+    def _decoded(self, tokens: Sequence[int]) -> str:
         assert self.data.decode is not None, "prompts are texts"
-        return self.data.decode(answer.text_tokens())
+        return self.data.decode(tokens)

@@ -329,7 +329,10 @@ class _Loop:
         liveness.at(f"evaluating after step {number}")
         with self.timer.paused():
             metrics = self.trainer.evaluation()
-            loss = metrics.pop("loss")
+            loss = metrics.pop("loss", None)
+            if loss is None:
+                self.listeners.message(f"Nothing of the held-out data has a loss: step {number} is not evaluated.")
+                return
             self.progress.evaluated(number, loss, metrics)
             self.listeners.evaluation(number, loss, self.baseline)
             for prompt, continuation in self.trainer.samples:

@@ -250,10 +250,13 @@ class Run:
 
         Raises `UserError` when the data source holds nothing out, or nothing that the loss counts.
         """
-        return self.evaluation()["loss"]
+        metrics = self.evaluation()
+        if "loss" not in metrics:
+            raise UserError("evaluation: nothing of the held-out data has a loss; expected a reward for an answer")
+        return metrics["loss"]
 
     def evaluation(self) -> dict[str, float]:
-        """`evaluate`, and the metrics of the loss over the same batches."""
+        """`evaluate` as `loss`, where there is one, and the metrics of the loss over the same batches."""
         if self.data.heldout is None:
             raise UserError("data.heldout_path is null: expected held-out data to evaluate on")
         self.provide_reference()
