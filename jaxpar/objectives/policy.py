@@ -13,6 +13,7 @@ Each answer is a document of its row with its prompt; the mask has its tokens, n
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -67,6 +68,10 @@ class PolicyGradient(Objective):
             f"{policy.baseline} baseline; {policy.clip} from {policy.low:g} to {policy.high:g}; mean by "
             f"{policy.average}{penalty}{mismatch}"
         )
+
+    def derived(self, means: Mapping[str, float]) -> dict[str, float]:
+        """The effective share of samples of w: 1 where all are equal."""
+        return {"effective_samples": means["importance"] ** 2 / means["importance_squared"]}
 
     def loss(self, head: Head, batch: dict[str, jax.Array]) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
         """See `Objective.loss`. Sends over context some floats for each answer that a row has room for, where `gspo` or

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Protocol
 
 import jax
@@ -56,6 +57,11 @@ class Objective(ABC):
         The step adds up the shares of all ranks with other rows or tokens.
         """
         return batch["mask"].sum()
+
+    def derived(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Metrics that follow from the `reports` of a step."""
+        del means
+        return {}
 
     @abstractmethod
     def loss(self, head: Head, batch: dict[str, jax.Array]) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:

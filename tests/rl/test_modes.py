@@ -19,7 +19,8 @@ from tests.reference import decoder64
 from tests.rl.policy64 import answer_loss
 from tests.rl.test_rollouts import config_of, devices_of
 from tests.same_bits import assert_same_bits
-from tests.training.runs import Recorder
+from tests.training.damage.test_kill import finish, killed_after
+from tests.training.runs import MESH, Recorder, saved_state, write_config
 
 
 def log_probabilities64(run: RolloutRun, weights: Any, rows: dict[str, np.ndarray], temperature: float) -> np.ndarray:
@@ -153,3 +154,35 @@ def test_answers_of_another_mesh_have_the_log_probabilities_of_the_step(tmp_path
         assert answer.sum() > 16
         np.testing.assert_allclose(batch["sampled"][answer], p[answer], atol=1e-5)
     assert run.last_metrics["staleness"] == 1
+
+
+def test_weights_that_are_not_trained_are_moved_to_the_sampler_once(tmp_path: Path):
+    """Under LoRA each version moves the factors alone, to each device of the sampler."""
+    begin = Trainer(config_of(tmp_path, 1, run={"name": "begin"}), devices=jax.devices()[:1])
+    begin.fit([])
+    start = {"init_from": str(tmp_path / "begin"), "name": "next"}
+    rl = {"mode": "one_step_off", "sampler": SamplerConfig(devices=2)}
+    config = config_of(tmp_path, 3, run=start, lora={"rank": 2, "targets": ("query",)}, rl=rl)
+    run, moved = RolloutRun(config, devices=jax.devices()[:3]), []
+    with closing(run.rewarder), closing(run._buffer):
+        for _ in range(3):
+            run.step()
+            moved.append(run._sampler.transfer.moved_bytes)
+    size = lambda tree: 2 * sum(4 * leaf.size for leaf in jax.tree.leaves(tree))
+    assert moved == [size(run.current_weights()), *[size(run.state.master)] * 2]
+    assert moved[1] < moved[0] / 10
+    assert isinstance(begin._run, RolloutRun)
+    begin._run.rewarder.close()
+
+
+@pytest.mark.long
+def test_a_killed_run_ahead_goes_on_with_the_answers_of_its_checkpoint(tmp_path: Path):
+    """Within a batch of answers: the same command makes the run that was never killed."""
+    rl = {"mode": "async", "staleness": 2, "epochs": 2}
+    of = lambda name: config_of(tmp_path / name, 12, rl=rl, parallel=MESH, checkpoint={"every": 3})
+    killed, never = of("killed"), of("never")
+    file = write_config(killed, tmp_path / "killed.yaml")
+    assert killed_after(killed, file, lines=7, delay_s=0.0)
+    assert "Continuing with step " in finish(file)
+    finish(write_config(never, tmp_path / "never.yaml"))
+    assert_same_bits(saved_state(killed, 12), saved_state(never, 12))

@@ -32,8 +32,8 @@ class WeightTransfer:
         self._run = run
         placement = generation_layout(config, mesh).placements.storage
         self._dtype, self._placed = placement.dtype, shardings(mesh, placement.layout)
-        self._frozen: dict[Any, tuple[jax.Array, jax.Array]] = {}
-        """Frozen weights by their path, as the run has them and where they were moved."""
+        self._frozen: dict[Any, jax.Array] = {}
+        """Frozen weights by their path, where they were moved."""
         self.moved_bytes = 0
         """Bytes that the devices of the mesh got in the last call."""
 
@@ -44,12 +44,12 @@ class WeightTransfer:
         return jax.tree_util.tree_map_with_path(partial(self._moved, frozen), weights, self._placed)
 
     def _moved(self, frozen: set[Any], path: Any, leaf: jax.Array, where: NamedSharding) -> jax.Array:
-        if path in frozen and (known := self._frozen.get(path)) is not None and known[0] is leaf:
-            return known[1]
+        if path in self._frozen:
+            return self._frozen[path]
         there = jax.device_put(self._in_order(path, leaf), where)
         self.moved_bytes += there.dtype.itemsize * prod(where.shard_shape(there.shape)) * where.mesh.size
         if path in frozen:
-            self._frozen[path] = leaf, there
+            self._frozen[path] = there
         return there
 
     def _in_order(self, path: Any, leaf: jax.Array) -> jax.Array:
