@@ -170,6 +170,10 @@ class RolloutRun(Run):
         self._experience = None if drawn.current is None else self._experienced(drawn.current, drawn.before)
         return notice
 
+    def pause(self) -> None:
+        """See `Run`: a sampler that draws ahead ends with the batch that it has begun."""
+        self._buffer.pause()
+
     def _batch(self, step: int) -> dict[str, np.ndarray]:
         """The rows of the batch of a step, of all processes; `last_metrics` says what they hold."""
         rl, data, policy = self.config.rl, self.config.data, policy_of(self.config.loss)

@@ -98,6 +98,7 @@ CONTINUED: dict[str, dict[str, Any]] = {
     "asynchronous, within a batch": {
         "rl": {"mode": "async", "staleness": 2, "minibatches": 2, "epochs": 2}, "data": {"batch_size": 8},
     },
+    "one step off, apart": {"rl": {"mode": "one_step_off", "sampler": SamplerConfig(devices=1)}},
     "another layout of the sampler": {"rl": {"mode": "async", "staleness": 3, "sampler": SamplerConfig(tensor=2)}},
 }  # fmt: skip
 
@@ -107,7 +108,8 @@ CONTINUED: dict[str, dict[str, Any]] = {
 def test_a_run_ahead_that_is_continued_has_the_bits_of_one_that_is_not(tmp_path: Path, case: str):
     """The checkpoint has the answers that wait, with their versions, and those of the batch under way."""
     sections, devices = CONTINUED[case], jax.devices()[: 2 if "sampler" in CONTINUED[case]["rl"] else 1]
-    parallel = {"fsdp": len(devices)}
+    apart = sections["rl"].get("sampler", SamplerConfig()).devices or 0
+    parallel = {"fsdp": len(devices) - apart}
     recorder = Recorder()
     of = lambda name, steps: Trainer(config_of(tmp_path / name, steps, parallel=parallel, **sections), devices=devices)
     whole, first, second = of("whole", 7), of("parts", 3), of("parts", 7)
@@ -128,6 +130,7 @@ def test_a_run_ahead_that_is_continued_has_the_bits_of_one_that_is_not(tmp_path:
 APART: dict[str, dict[str, Any]] = {
     "tensor to tensor": {"parallel": {"fsdp": 2, "tensor": 2}, "rl": {"sampler": SamplerConfig(devices=4, tensor=4)}},
     "stages to rows": {"parallel": {"pipe": 2, "microbatches": 2}, "rl": {"sampler": SamplerConfig(devices=4)}},
+    "one device to two": {"rl": {"sampler": SamplerConfig(devices=2)}},
     "shards to context": {
         "parallel": {"fsdp": 2, "zero": 3}, "rl": {"sampler": SamplerConfig(devices=2, context=2)},
     },
@@ -156,6 +159,7 @@ def test_answers_of_another_mesh_have_the_log_probabilities_of_the_step(tmp_path
     assert run.last_metrics["staleness"] == 1
 
 
+@pytest.mark.long
 def test_weights_that_are_not_trained_are_moved_to_the_sampler_once(tmp_path: Path):
     """Under LoRA each version moves the factors alone, to each device of the sampler."""
     begin = Trainer(config_of(tmp_path, 1, run={"name": "begin"}), devices=jax.devices()[:1])

@@ -67,11 +67,15 @@ class RolloutBuffer:
     def settled(self) -> Sequence[Rollouts]:
         """The batches that wait to be learned from. Those that have begun are waited for; under `newest` others are not
         drawn, until `refresh`."""
+        self.pause()
+        return [one.result() for one in self._waiting]
+
+    def pause(self) -> None:
+        """Begin no further batch until `refresh`, where those that are asked for need no weights of before."""
         if self._takes_newest:
             remaining = [one for one in self._waiting if not one.cancel()]
             self.following -= len(self._waiting) - len(remaining)
             self._waiting = deque(remaining)
-        return [one.result() for one in self._waiting]
 
     def restore(self, following: int, dropped: int, waiting: Sequence[Rollouts]) -> None:
         """Go on from what a checkpoint has."""

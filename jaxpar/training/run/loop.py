@@ -87,6 +87,7 @@ class _Loop:
         try:
             return self._run()
         finally:
+            self.trainer.pause()
             try:
                 self.saves.close()
             finally:
