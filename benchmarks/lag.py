@@ -29,6 +29,8 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
 """By name, settings of the loss; `none` leaves it as the configuration has it."""
 SMALLER = {"rl.prompts": 16, "rl.group": 8, "data.batch_size": 64}
 """A quarter of the answers of that configuration."""
+RATES = 1e-3, 5e-3
+"""Its learning rates, of the matrices of layers last."""
 LAST = 20
 """Logged steps whose rewards are averaged."""
 
@@ -41,7 +43,7 @@ def main() -> None:
     parser.add_argument("--corrections", nargs="+", default=list(CORRECTIONS), choices=CORRECTIONS)
     parser.add_argument("--seeds", type=positive, default=1)
     parser.add_argument("--steps", type=positive, default=300)
-    parser.add_argument("--rate", type=float, default=5e-3, help="learning rate of matrices")
+    parser.add_argument("--faster", type=float, default=1.0, help="factor of the configuration's learning rates")
     add_json_file(parser)
     options = parser.parse_args()
     results: dict[str, dict[str, list[Mapping[str, float]]]] = {}
@@ -65,12 +67,13 @@ def main() -> None:
 
 def trained(options: Namespace, name: str, lag: int, seed: int) -> dict[str, float]:
     """Held-out success, and means over the last logged steps, of a run; it is trained where it is not in the folder."""
-    run = f"{name}-lag{lag}-rate{options.rate:g}-{options.steps}-{seed}"
+    run = f"{name}-lag{lag}-{options.faster:g}x-{options.steps}-{seed}"
     folder = options.folder / run
     if not (folder / "summary.json").exists():
         settings = {
             "run.dir": options.folder, "run.name": run, "run.steps": options.steps, "run.seed": seed,
-            "run.log_every": 1, "optimizer.matrix_learning_rate": options.rate, "evaluation.every": options.steps,
+            "run.log_every": 1, "optimizer.learning_rate": options.faster * RATES[0],
+            "optimizer.matrix_learning_rate": options.faster * RATES[1], "evaluation.every": options.steps,
             "checkpoint.every": options.steps, **SMALLER, **CORRECTIONS[name],
         }  # fmt: skip
         if lag:

@@ -66,7 +66,7 @@ class PolicyGradient(Objective):
         mismatch = "" if policy.mismatch == "none" else f"; {policy.mismatch} mismatch"
         self.description = (
             f"{policy.baseline} baseline; {policy.clip} from {policy.low:g} to {policy.high:g}; mean by "
-            f"{policy.average}{penalty}{mismatch}"
+            f"{policy.average}{penalty}{mismatch}; answers: {config.rl.mode}"
         )
 
     def derived(self, means: Mapping[str, float]) -> dict[str, float]:

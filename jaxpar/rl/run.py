@@ -124,8 +124,8 @@ class RolloutRun(Run):
             yield self.placer({name: one[self.placer.rows] for name, one in arrays.items()}), pairs
 
     def evaluation(self) -> dict[str, float]:
-        """The rewards of the likeliest answers to held-out prompts: their mean, negative as `loss`, where there are any,
-        and the share of answers that are right where prompts have an answer."""
+        """The rewards of the likeliest answers to held-out prompts: their mean, and its negative as `loss`, where there
+        are any; and the share of answers that are right where prompts have an answer."""
         heldout = self.data.heldout
         assert isinstance(heldout, PromptRows), "there is held-out data"
         prompts = list(heldout.prompts[: self.config.evaluation.batches * self.config.rl.prompts])

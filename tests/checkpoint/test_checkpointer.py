@@ -49,7 +49,7 @@ def test_facts_that_are_bytes_are_files_of_their_own(tmp_path):
     assert (checkpointer.contents(1), checkpointer.contents(2)) == (contents, {})
     file = tmp_path / "00000001" / "one.bin"
     file.write_bytes(file.read_bytes()[::-1])
-    with pytest.raises(CheckpointError, match="one.bin is corrupt"):
+    with pytest.raises(CheckpointError, match=r"one\.bin is corrupt"):
         checkpointer.contents(1)
     checkpointer.close()
 

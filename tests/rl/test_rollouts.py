@@ -187,7 +187,7 @@ def test_an_evaluation_without_any_reward_has_no_loss(tmp_path: Path):
     )
     trainer, recorder = Trainer(config, devices=jax.devices()[:1]), Recorder()
     trainer.fit([recorder])
-    assert any("step 1 is not evaluated" in text for text in recorder.messages) and recorder.evaluations == []
+    assert any("this step is not evaluated" in text for text in recorder.messages) and recorder.evaluations == []
     assert trainer._run.samples and trainer._run.samples[0][1].endswith("(reward nan)")
     with refused("evaluation", "expected a reward"):
         trainer.evaluate()

@@ -332,7 +332,7 @@ class _Loop:
             metrics = self.trainer.evaluation()
             loss = metrics.pop("loss", None)
             if loss is None:
-                self.listeners.message(f"Nothing of the held-out data has a loss: step {number} is not evaluated.")
+                self.listeners.message("Nothing of the held-out data has a loss: this step is not evaluated.")
                 return
             self.progress.evaluated(number, loss, metrics)
             self.listeners.evaluation(number, loss, self.baseline)
