@@ -124,7 +124,7 @@ class Tokenizer:
         codec, self._folder = TextCodec(file, label), file.parent
         self.encode = partial(codec.encode_start, special_tokens=True)  # a prompt may spell out a chat's template
         self.decode, self.vocab, self._codec = codec.decode, vocabulary_size(codec.tokenizer), codec
-        names, named = codec.special, (named_tokens(file.parent).get("eos_token"), *END_NAMES)
+        names, named = codec.special, (named_tokens(file.parent).get("eos_token", ""), *END_NAMES)
         wanted = [end_token] if end_token is not None else [name for name in named if name in names]
         if not wanted or wanted[0] not in names:
             near = did_you_mean(str(end_token), names) or f"; it has {', '.join(list(names)[:20]) or 'none'}"
