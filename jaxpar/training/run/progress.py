@@ -116,8 +116,7 @@ class Progress:
     def _metrics(self, trainer: Run, number: int, reported: Mapping[str, float], *, empty: bool) -> dict[str, float]:
         """Reports of layers and loss at step `number`, and of the loss on held-out data."""
         found = {name: value for name, value in reported.items() if "." not in name}
-        found |= self._batch_metrics
-        found |= {} if empty else trainer.layout.objective.derived(reported)
+        found |= {**self._batch_metrics, **({} if empty else trainer.layout.objective.derived(reported))}
         if empty:  # The loss has no metrics then.
             found = {name: value for name, value in found.items() if not math.isnan(value)}
         if self.heldout_loss(number) is None:
