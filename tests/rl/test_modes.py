@@ -103,7 +103,7 @@ CONTINUED: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.matrix(quick=("asynchronous, within a batch",), ci=1)
+@pytest.mark.matrix(quick=(), ci=1)
 @pytest.mark.parametrize("case", CONTINUED)
 def test_a_run_ahead_that_is_continued_has_the_bits_of_one_that_is_not(tmp_path: Path, case: str):
     """The checkpoint has the answers that wait, with their versions, and those of the batch under way."""
