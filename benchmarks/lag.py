@@ -66,7 +66,7 @@ def main() -> None:
 
 
 def trained(options: Namespace, name: str, lag: int, seed: int) -> dict[str, float]:
-    """Held-out success, and means over the last logged steps, of a run; it is trained where it is not in the folder."""
+    """Held-out success and means over the steps of a run; it is trained where it is not in the folder."""
     run = f"{name}-lag{lag}-{options.faster:g}x-{options.steps}-{seed}"
     folder = options.folder / run
     if not (folder / "summary.json").exists():
@@ -83,9 +83,14 @@ def trained(options: Namespace, name: str, lag: int, seed: int) -> dict[str, flo
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     metrics = [line["metrics"] for line in lines]
-    mean = lambda key: statistics.mean(one[key] for one in metrics[-LAST:] if key in one)
-    found = {"success": metrics[-1]["eval_success"], "reward": mean("reward"), "entropy": mean("entropy")}
-    return found | {"importance": mean("importance"), "importance_squared": mean("importance_squared")}
+    mean = lambda key, some: statistics.mean(one[key] for one in some if key in one)
+    return {
+        "success": metrics[-1]["eval_success"],
+        "reward": mean("reward", metrics[-LAST:]),
+        "reward_of_all_steps": mean("reward", metrics),
+        "effective_samples": mean("effective_samples", metrics),
+        "least_effective": min(one["effective_samples"] for one in metrics),
+    }
 
 
 if __name__ == "__main__":
