@@ -146,9 +146,7 @@ def text_of(rng: np.random.Generator) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_step_has_the_loss_and_gradients_of_float64(layout: str, name: str):
     temperature, cap = (1.5, 2.0) if name == "aipo" else (1.0, None)
-    config = of_answers(
-        name, PolicyConfig(kl="k3"), **{"model": {"layers": 2, "logit_softcap": cap}} | LAYOUTS[layout]
-    )
+    config = of_answers(name, PolicyConfig(kl="k3"), **{"model": {"layers": 2, "logit_softcap": cap}} | LAYOUTS[layout])
     run = SmallRun(replace(config, rl=replace(config.rl, temperature=temperature)))
     options, rng = asdict(run.config.model), np.random.default_rng(2)
     weights, rows = random_weights(options, padded_vocab=64), text_of(rng) | answers_of(rng)
