@@ -6,7 +6,7 @@ import itertools
 import json
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import jax
@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 from jaxpar.checkpoint import folders, manifest, processes, retention, sealing
 from jaxpar.checkpoint.arrays import ArrayFolder
 from jaxpar.checkpoint.errors import CheckpointError, Damage, reason
-from jaxpar.checkpoint.facts import FACTS, read_facts
+from jaxpar.checkpoint.facts import CONTENTS, FACTS, file_of, read_contents, read_facts
 from jaxpar.checkpoint.leaves import check_arrays, check_same, named_leaves, part, specs
 from jaxpar.checkpoint.pieces import Pieces
 
@@ -61,7 +61,8 @@ class Checkpointer:
         self._verified: set[int] = set()
 
     def save(self, step: int, state: PyTree[jax.Array | Pieces], facts: dict[str, object]) -> None:
-        """Save `state` and `facts` (a JSON object) as the checkpoint of `step`, in the background.
+        """Save `state` and `facts` (a JSON object, whose members may be bytes too) as the checkpoint of `step`, in the
+        background.
 
         Returns once the arrays are copied to the host, so the caller may donate them at once, and arrays of pieces are
         written. A broken checkpoint of the same step is moved aside; an intact one is never touched.
@@ -74,9 +75,14 @@ class Checkpointer:
         self.wait()
         leaves = named_leaves(state)
         check_arrays({name: leaf for name, leaf in leaves.items() if not isinstance(leaf, Pieces)})
+        contents = {name: value for name, value in facts.items() if isinstance(value, bytes)}
+        if contents:
+            facts = {name: value for name, value in facts.items() if name not in contents}
+            facts |= {CONTENTS: sorted(contents)}
         text = json.dumps(facts, indent=1, sort_keys=True) + "\n"
         self._clear_folder(step)
-        processes.from_first(lambda: self._begin(step, text))
+        files = {FACTS: text.encode()} | {file_of(name): value for name, value in contents.items()}
+        processes.from_first(lambda: self._begin(step, files))
         self._saving = step
         try:
             self._arrays.start(self._path(step) / STATE, leaves)
@@ -163,6 +169,14 @@ class Checkpointer:
         """
         self.wait()
         return processes.from_first(lambda: self._read_facts(step))
+
+    def contents(self, step: int) -> dict[str, bytes]:
+        """The facts of a step that are bytes, by name; each process reads them.
+
+        Raises:
+            CheckpointError: there is no such checkpoint, or one is damaged.
+        """
+        return read_contents(self._path(step), self.facts(step))
 
     def restore[State](self, step: int, like: State, optional: Sequence[str] = ()) -> State:
         """The state saved at `step`, bit for bit, with the structure and shardings of `like`.
@@ -267,13 +281,14 @@ class Checkpointer:
             raise CheckpointError(f"checkpoint {path} could not be written ({reason(error)})") from error
         self._report(f"checkpoint {path} was moved aside to {aside.name}, because {damage}")
 
-    def _begin(self, step: int, facts: str) -> None:
-        """Make the folder of a new checkpoint, with its facts."""
+    def _begin(self, step: int, files: Mapping[str, bytes]) -> None:
+        """Make the folder of a new checkpoint, with the files of its facts."""
         path, made = self._path(step), False
         try:
             path.mkdir(parents=True)
             made = True
-            (path / FACTS).write_text(facts, encoding="utf-8")
+            for name, contents in files.items():
+                (path / name).write_bytes(contents)
         except OSError as error:
             if made:
                 self._failed.add(step)

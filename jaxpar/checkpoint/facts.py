@@ -30,6 +30,8 @@ with any is not healthy."""
 
 MONITOR = "anomaly_monitor"
 """Fact of a checkpoint: what the anomaly monitor knows of the losses so far, and its rollbacks."""
+CONTENTS = "contents"
+"""Fact of a checkpoint: names of facts that are bytes, each in a file of its own; absent where there are none."""
 HF_FACTS = "hugging_face"
 """Fact of a checkpoint that was converted: the family, and the dtype of each tensor."""
 BASE = "base"
@@ -79,7 +81,7 @@ _RUN_TYPES: dict[str, object] = {
 """The facts that every checkpoint of a run has, with their types."""
 _TYPES: dict[str, object] = _RUN_TYPES | {
     CAME_FROM: tuple[str, ...], HF_FACTS: HuggingFaceFact, BASE: SourceFact, REFERENCE: SourceFact,
-    MONITOR: MonitorFact,
+    MONITOR: MonitorFact, CONTENTS: tuple[str, ...],
 }  # fmt: skip
 """The type of each fact that is read again."""
 
@@ -103,6 +105,22 @@ def read_facts(checkpoint: Path) -> dict[str, Any]:
     except UserError as error:
         raise CheckpointError(f"checkpoint {checkpoint} cannot be used, because of its {FACTS}: {error}") from error
     return facts
+
+
+def file_of(name: str) -> str:
+    """The file of a fact that is bytes."""
+    return f"{name}.bin"
+
+
+def read_contents(checkpoint: Path, facts: Mapping[str, Any]) -> dict[str, bytes]:
+    """The facts of a checkpoint that are bytes. Raises `CheckpointError` when one is damaged."""
+    names = facts.get(CONTENTS, ())
+    try:
+        if names:
+            manifest.verify(checkpoint, only=[file_of(name) for name in names])
+        return {name: read_file(checkpoint / file_of(name)) for name in names}
+    except (Damage, OSError) as damage:
+        raise CheckpointError(f"checkpoint {checkpoint} cannot be used, because {damage}") from damage
 
 
 def saved_config(facts: Mapping[str, Any], checkpoint: Path) -> Config:

@@ -35,6 +35,8 @@ class Sampling:
     """Only the likeliest tokens whose probabilities add up to p, and at least one (arXiv:1904.09751)."""
     min_p: float = 0.0
     """Only tokens at least this many times as likely as the likeliest one (arXiv:2407.01082)."""
+    tempered: bool = False
+    """Whether log-probabilities are those at the temperature, if there is one; else they are those at 1."""
 
     def __post_init__(self) -> None:
         limits = {
@@ -56,7 +58,8 @@ class Drawn(NamedTuple):
 
     token: Int[Array, " batch"]
     log_probability: Float[Array, " batch"]
-    """Log-probability of the token, in nats, by the model itself: at temperature 1 and without filters."""
+    """Log-probability of the token, in nats, by the model itself: at temperature 1, or under `tempered` at that of the
+    draw, and without filters."""
 
 
 def draw(
@@ -79,6 +82,8 @@ def draw(
     else:
         kept = filtered(chosen / sampling.temperature, sampling)
         token = jax.vmap(jax.random.categorical)(keys, kept)
+    if sampling.tempered and sampling.temperature:
+        logits = logits / sampling.temperature
     own = jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), token[:, None], axis=-1)[:, 0]
     return Drawn(token.astype(jnp.int32), own)
 

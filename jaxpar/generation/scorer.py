@@ -56,11 +56,11 @@ class Scorer:
     """Scores rows of tokens, on every process of a job alike.
 
     A batch has rows of one bucket of lengths, and a power of two of them for each part of the mesh that has rows of its
-    own; so the programs are few: `compiles` counts them.
+    own; so the programs are few: `compiles` counts them. Logits are divided by `temperature`.
     """
 
-    def __init__(self, model: PlacedModel) -> None:
-        self.model = model
+    def __init__(self, model: PlacedModel, temperature: float = 1.0) -> None:
+        self.model, self._temperature = model, temperature
         axes = dict(model.mesh.shape)
         self._parts = prod(axes[axis] for axis in DATA_AXES)
         self._part = axes["context"] * axes["tensor"]
@@ -117,7 +117,7 @@ class Scorer:
         if key not in self._compiled:
             layout = generation_layout(self.model.config, self.model.mesh, rows=rows, tokens=length)
             layouts = layout.placements.storage.layout, BatchLayout(SCORED, (rows, length)).partitions
-            function, dtype = partial(token_scores, layout, records), layout.plan.dtypes.compute
+            function, dtype = partial(token_scores, layout, records, self._temperature), layout.plan.dtypes.compute
             scored = mapped(function, self.model.mesh, dtype, layouts, (BY_TOKEN, BY_TOKEN, BY_PART))
             self._compiled[key] = jax.jit(scored)
         return self._compiled[key]
@@ -141,13 +141,14 @@ class Scorer:
 
 
 def token_scores(
-    layout: StepLayout, records: bool, weights: Weights, batch: Batch
+    layout: StepLayout, records: bool, temperature: float, weights: Weights, batch: Batch
 ) -> tuple[Float[Array, "batch seq"], Int[Array, "batch seq"], Records]:
     """The log-probability of each label, 1 where it is the likeliest token, and records; on one device's part.
 
     Args:
         layout: has one pipeline stage, and stores weights as it computes.
         records: whether the layers record.
+        temperature: divides the logits.
         weights: in storage placement.
         batch: a microbatch, without a mask.
     """
@@ -158,6 +159,7 @@ def token_scores(
     x, recorded = stages.loop.recorded(chunk, vary(x), stages.token_context(batch), recorded)
     logits = batch["tokens"].size * padded_vocab(model) // layout.plan.axes.tensor
     # Nothing is differentiated, so any tree does for the accumulators.
-    found = stages.scores(weights, weights, x, batch["labels"], tiles=-(-4 * logits // TILE_BYTES))
+    tiles = -(-4 * logits // TILE_BYTES)
+    found = stages.scores(weights, weights, x, batch["labels"], tiles=tiles, temperature=temperature)
     likely = jax.tree.map(lambda own: reduce_max(vary(own), ("pipe", "tensor")), found)
     return *likely, {name: reduce_max(values, ("pipe",)) for name, values in recorded.items()}

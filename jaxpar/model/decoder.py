@@ -270,11 +270,20 @@ class DecoderStages:
         return ("loss", *self.objective.reports)
 
     def scores(
-        self, weights: Weights, accumulators: Weights, x: jax.Array, labels: Int[Array, "batch seq"], *, tiles: int
+        self,
+        weights: Weights,
+        accumulators: Weights,
+        x: jax.Array,
+        labels: Int[Array, "batch seq"],
+        *,
+        tiles: int,
+        temperature: float = 1.0,
     ) -> tuple[Float[Array, "batch seq"], Int[Array, "batch seq"]]:
         """The log-probability of each label, in nats, and 1 where no token is likelier, else 0; without a derivative.
 
-        The same on all ranks of `vocab_axes`. Logits exist for one of so many `tiles` at a time.
+        The same on all ranks of `vocab_axes`. Logits exist for one of so many `tiles` at a time, and are divided by the
+        temperature.
         """
         x, table = head_operands(weights, accumulators, x, self.model, self.placements)
-        return tiled_scores(x, table, labels, HeadLoss(self.model, self.vocab_axes, tiles))
+        head = TokenLosses(x, table, HeadLoss(self.model, self.vocab_axes, tiles)).at_temperature(temperature)
+        return tiled_scores(head.x, table, labels, head.head)

@@ -7,6 +7,7 @@ linear cross-entropy (arXiv:2410.10989).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -70,6 +71,14 @@ class TokenLosses(NamedTuple):
         tokens, weights = self._by_kernel(labels), weights.reshape(-1)
         total = jnp.sum(weights * tokens.loss)
         return total + self.head.model.z_loss * jnp.sum(weights * tokens.lse**2), lax.stop_gradient(total)
+
+    def at_temperature(self, temperature: float) -> TokenLosses:
+        """The head whose logits, after the model's cap, are divided by a temperature."""
+        model, cap = self.head.model, self.head.model.logit_softcap
+        if temperature == 1.0:
+            return self
+        model = replace(model, logit_softcap=None if cap is None else cap / temperature)
+        return self._replace(x=self.x / temperature, head=self.head._replace(model=model))
 
     def log_probabilities(self, labels: Labels) -> Float[Array, "batch seq"]:
         """The log-probability of each label, without a derivative."""

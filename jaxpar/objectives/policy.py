@@ -5,14 +5,15 @@ With p the probability of a token, q that before the updates from an answer, s t
 
     r = p / q        w = q / s        loss of a token = -min(r A, clip(r, 1 - low, 1 + high) A) w' + kl_weight KL
 
-for `clip: ppo`; w' is w within the limits of `mismatch`, without a derivative. The step's loss is the sum over tokens
-times the weight that `average` gives them, divided by the number of tokens.
+for `clip: ppo`; w' is w within the limits of `mismatch`, without a derivative. All are at `rl.temperature`. The step's
+loss is the sum over tokens times the weight that `average` gives them, divided by the number of tokens.
 
 Each answer is a document of its row with its prompt; the mask has its tokens, not those of the prompt.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import jax
@@ -55,7 +56,8 @@ class PolicyGradient(Objective):
     reports = TOKENS
 
     def __init__(self, config: Config):
-        self._policy = policy = policy_of(config.loss)
+        self._policy, self._temperature = policy_of(config.loss), config.rl.temperature
+        policy = self._policy
         self.fields = (
             *Objective.fields, *(Field(name, "float32") for name in ("advantage", "weight", "before", "sampled")),
             *([Field("reference", "float32")] if policy.kl != "none" else []),
@@ -64,8 +66,12 @@ class PolicyGradient(Objective):
         mismatch = "" if policy.mismatch == "none" else f"; {policy.mismatch} mismatch"
         self.description = (
             f"{policy.baseline} baseline; {policy.clip} from {policy.low:g} to {policy.high:g}; mean by "
-            f"{policy.average}{penalty}{mismatch}"
+            f"{policy.average}{penalty}{mismatch}; answers: {config.rl.mode}"
         )
+
+    def derived(self, means: Mapping[str, float]) -> dict[str, float]:
+        """The effective share of samples of w: 1 where all are equal."""
+        return {"effective_samples": means["importance"] ** 2 / means["importance_squared"]}
 
     def loss(self, head: Head, batch: dict[str, jax.Array]) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
         """See `Objective.loss`. Sends over context some floats for each answer that a row has room for, where `gspo` or
@@ -74,6 +80,7 @@ class PolicyGradient(Objective):
             batch["mask"], batch["segments"], batch["advantage"], batch["weight"], batch["before"], batch["sampled"],
             batch.get("reference", jnp.zeros_like(batch["mask"])),
         )  # fmt: skip
+        head = head.at_temperature(self._temperature)
         current = head.log_probabilities(batch["labels"])
         total = lambda current: _sums(current, drawn, self._policy)
         (loss, means), slope = jax.value_and_grad(total, has_aux=True)(current)

@@ -11,9 +11,9 @@ Rules of the calls:
 
 - Steps are counted from 1: after step n, n batches have been used. A run that restored checkpoint n starts with
   `first_step == n + 1`.
-- The order is `start`, then steps, evaluations, saves, anomalies and messages as they come, then `sample`, `end`,
-  `close`. `close` is called exactly once, also when the run fails; `end` is called when it does not, and `failed` when
-  it does.
+- The order is `start`, then steps, evaluations, saves, anomalies and messages as they come, then `end`, `close`; a
+  `sample` comes after an evaluation, or before the end. `close` is called exactly once, also when the run fails; `end`
+  is called when it does not, and `failed` when it does.
 - `evaluation(n, ...)` comes before `step` of the same step, and a step that was evaluated is always logged.
 - `rewound(n)` comes when the run went back to checkpoint n: the next step is n + 1 again.
 - Only process 0 has listeners that write. They are called between two steps while the device works: keep them short.

@@ -38,6 +38,8 @@ class Learned:
     weight: float
     reference: Float[np.ndarray, " tokens"]
     """The reference's log-probability of each token; zeros without a reference."""
+    before: Float[np.ndarray, " tokens"] | None = None
+    """The model's log-probability of each token before the updates from this answer; None where this is the first."""
 
 
 def answer_rows(learned: Sequence[Learned], rows: int, length: int) -> dict[str, np.ndarray]:
@@ -57,7 +59,8 @@ def answer_rows(learned: Sequence[Learned], rows: int, length: int) -> dict[str,
         document += 1
         integers["tokens"][here], integers["labels"][here] = text[:-1], text[1:]
         integers["segments"][here], integers["positions"][here] = document, np.arange(size)
-        values = 1, one.advantage, one.weight, np.nan, one.answer.log_probabilities, one.reference
+        before = np.nan if one.before is None else one.before
+        values = 1, one.advantage, one.weight, before, one.answer.log_probabilities, one.reference
         for name, value in zip(PER_TOKEN, values, strict=True):
             floats[name][answer] = value
         at += size

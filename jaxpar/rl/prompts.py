@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 
 import numpy as np
 from jaxtyping import Int
@@ -13,6 +13,9 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.paths import user_path
 from jaxpar.config.schema import DataConfig
 from jaxpar.config.spelling import did_you_mean, quoted
+from jaxpar.data.chat.encoding import ChatEncoder
+from jaxpar.data.chat.messages import Message, Unusable
+from jaxpar.data.chat.template import named_tokens, template_beside
 from jaxpar.data.opened import Data
 from jaxpar.data.packing import Row
 from jaxpar.data.stdlib import END_OF_DOCUMENT, VOCAB, decode, encode
@@ -117,15 +120,27 @@ class Tokenizer:
 
     def __init__(self, path: str, end_token: str | None):
         label = f"data.tokenizer: {quoted(path)}"
-        codec = TextCodec(tokenizer_path(user_path(path, "data.tokenizer")), label)
+        file = tokenizer_path(user_path(path, "data.tokenizer"))
+        codec, self._folder = TextCodec(file, label), file.parent
         self.encode = partial(codec.encode_start, special_tokens=True)  # a prompt may spell out a chat's template
-        self.decode, self.vocab = codec.decode, vocabulary_size(codec.tokenizer)
-        names = codec.special
-        wanted = [end_token] if end_token is not None else [name for name in END_NAMES if name in names]
+        self.decode, self.vocab, self._codec = codec.decode, vocabulary_size(codec.tokenizer), codec
+        names, named = codec.special, (named_tokens(file.parent).get("eos_token", ""), *END_NAMES)
+        wanted = [end_token] if end_token is not None else [name for name in named if name in names]
         if not wanted or wanted[0] not in names:
             near = did_you_mean(str(end_token), names) or f"; it has {', '.join(list(names)[:20]) or 'none'}"
             raise UserError(f"data.end_token: {end_token or 'null'} is no special token of {quoted(path)}{near}")
         self.end = names[wanted[0]]
+
+    @cached_property
+    def chat(self) -> ChatEncoder:
+        """The chat template beside the tokenizer. Raises `UserError` where there is none, or it cannot be used."""
+        template = template_beside(self._folder)
+        if template is None:
+            raise UserError(
+                f"data.tokenizer: there is no chat template in {quoted(str(self._folder))}, and prompts are messages; "
+                "expected chat_template.jinja there, or prompts that are texts"
+            )
+        return ChatEncoder(template, self._codec.tokenizer)
 
 
 def codec_of(config: DataConfig) -> Bytes | Characters | Tokenizer:
@@ -135,13 +150,29 @@ def codec_of(config: DataConfig) -> Bytes | Characters | Tokenizer:
     return Characters(TASKS[config.path].alphabet) if config.path in TASKS else Bytes()
 
 
+def _encoded(codec: Bytes | Characters | Tokenizer, prompt: str | list[Message]) -> Sequence[int]:
+    """The tokens of a prompt: a text, or messages, behind which the assistant's turn begins. Raises `UserError`."""
+    if isinstance(prompt, str):
+        return codec.encode(prompt)
+    if not isinstance(codec, Tokenizer):
+        raise UserError(
+            "data.tokenizer: null, and prompts are messages, which a chat template renders; expected a tokenizer with "
+            "one, or prompts that are texts"
+        )
+    try:
+        codec.chat.check(prompt)
+        return codec.chat.prompt(prompt)
+    except Unusable as error:
+        raise UserError(f"data.path: a prompt of messages cannot be used ({error})") from None
+
+
 def open_prompts(config: DataConfig, vocab: int | None, seed: int) -> Data:
     """The data of `data.source: prompts`; see `open_data`."""
     assert config.path is not None, "the path is checked"
     records, codec = read_records(config.path, config.heldout_path), codec_of(config)
     if vocab is not None and vocab < codec.vocab:
         raise UserError(f"model.vocab: {vocab} is too small for the prompts; expected at least {codec.vocab}, or null")
-    encoded = lambda every: [Prompt(tuple(codec.encode(one["prompt"])), one) for one in every]
+    encoded = lambda every: [Prompt(tuple(_encoded(codec, one["prompt"])), one) for one in every]
     rows = lambda every: PromptRows(encoded(every), config.sequence_length, seed, records.rewards)
     sizes = f"{plural(len(records.train), 'prompt')} to train on, {len(records.heldout):,} held out"
     return Data(

@@ -9,11 +9,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from jaxpar.checkpoint.processes import from_first
 from jaxpar.config.errors import UserError
 from jaxpar.config.paths import is_name, user_path
 from jaxpar.config.reading.text_file import read_text_file
 from jaxpar.config.spelling import did_you_mean, quoted
 from jaxpar.config.user_code import is_user_code
+from jaxpar.data.chat.messages import Unusable, checked_messages
 from jaxpar.rl.tasks import TASKS
 from jaxpar.rl.user_code import load_function
 
@@ -23,7 +25,7 @@ ONE_OF = 16
 """One prompt of so many is held out."""
 
 type Record = Mapping[str, Any]
-"""A `prompt`, and columns for the rewards."""
+"""A `prompt`, a text or a list of messages, and columns for the rewards."""
 
 
 @dataclass(frozen=True)
@@ -52,15 +54,16 @@ def read_records(path: str, heldout_path: str | None = None) -> Records:
     return Records(train or every, heldout if train else [], rewards, path)
 
 
-def _is_heldout(prompt: str) -> bool:
+def _is_heldout(prompt: str | list[Any]) -> bool:
     """Whether a prompt is held out: by a hash, so that it stays so whatever else is there."""
+    prompt = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
     return int(hashlib.sha256(prompt.encode()).hexdigest(), 16) % ONE_OF == 0
 
 
 def _read(path: str, key: str) -> list[Record]:
     if is_user_code(path):
         try:
-            records = load_function(path, key)()
+            records = from_first(load_function(path, key))  # what it returns may be random
         except (Exception, SystemExit) as error:
             if isinstance(error, UserError):
                 raise
@@ -81,14 +84,26 @@ def _line(text: str, at: int, path: str, key: str) -> Any:
         raise UserError(f"{key}: line {at} of {quoted(path)} is not JSON ({error})") from None
 
 
+def _check_prompt(prompt: str | list[Any], where: str) -> None:
+    """Refuse a prompt that is neither UTF-8 nor messages of it."""
+    try:
+        messages = [] if isinstance(prompt, str) else checked_messages("prompt", prompt)
+    except Unusable as error:
+        raise UserError(f"{where}: {error}") from None
+    for text in [prompt] if isinstance(prompt, str) else [str(one.get("content")) for one in messages]:
+        if not is_name(text.replace("\0", "")):
+            raise UserError(f"{where} has half of a surrogate pair in its prompt; expected UTF-8")
+
+
 def _checked(records: Any, where: str) -> list[Record]:
     if not isinstance(records, Sequence) or isinstance(records, str):
         raise UserError(f"{where}: expected a list of mappings with a prompt, got {type(records).__name__}")
     for index, one in enumerate(records, 1):
-        if not isinstance(one, Mapping) or not isinstance(one.get("prompt"), str) or not one["prompt"]:
-            raise UserError(f"{where}: record {index} has no prompt; expected a mapping with the text `prompt`")
-        if not is_name(one["prompt"].replace("\0", "")):
-            raise UserError(f"{where}: record {index} has half of a surrogate pair in its prompt; expected UTF-8")
+        if not isinstance(one, Mapping) or not isinstance(one.get("prompt"), str | list) or not one["prompt"]:
+            raise UserError(
+                f"{where}: record {index} has no prompt; expected a mapping with `prompt`, a text or a list of messages"
+            )
+        _check_prompt(one["prompt"], f"{where}: record {index}")
         if taken := {"prompts", "completions"} & {*one}:
             raise UserError(f"{where}: record {index} has a column {taken.pop()}, which rewards get otherwise")
     if not records:

@@ -1,52 +1,71 @@
-"""A run that learns from answers of its own model: each step draws them with the current weights and rewards them."""
+"""A run that learns from answers of its own model, which are drawn with its weights and rewarded."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import cached_property
+from itertools import count
 from typing import Any
 
 import jax
 import numpy as np
 
 from jaxpar.checkpoint.processes import from_first
-from jaxpar.config import UserError
+from jaxpar.config import Config, virtual_devices_needed
 from jaxpar.config.mappings.policy import policy_of
-from jaxpar.data import batch_index
 from jaxpar.distributed import liveness
-from jaxpar.generation.generator import Generator
-from jaxpar.generation.sampling import Sampling
+from jaxpar.distributed.devices import Device
+from jaxpar.generation.scorer import Scorer
 from jaxpar.layout.stages import mask_of
+from jaxpar.layout.state import TrainState
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.flops import Pairs, windows
-from jaxpar.rl.advantages import advantages, overlong_penalty, token_weights
-from jaxpar.rl.answers import Answer, Learned, answer_rows
+from jaxpar.rl.answer_scores import answer_scores, reference_scorer
+from jaxpar.rl.answers import Answer, answer_rows
+from jaxpar.rl.experience import Experience, experience_of
 from jaxpar.rl.prompts import Prompt, PromptRows
-from jaxpar.rl.reference import ReferenceModel
 from jaxpar.rl.rewarder import Rewarder
+from jaxpar.rl.room import check_room
+from jaxpar.rl.sampling.buffer import RolloutBuffer
+from jaxpar.rl.sampling.rollouts import Rollouts, SavedRollouts
+from jaxpar.rl.sampling.sampler import CurrentScores, Sampler, split_devices
 from jaxpar.training.errors import TrainingError
-from jaxpar.training.run.continuing import generated_with, generator_of
 from jaxpar.training.run.run import Run
 from pallas_kernels.masks import visible_pairs
 
 SUCCESS = "answer"
 """The column whose text a right answer has."""
+ROLLOUTS = "rollouts"
+"""The fact of a checkpoint with the answers that were drawn ahead."""
+SHOWN = 4
+"""Answers of an evaluation that the report shows."""
 
 
 class RolloutRun(Run):
-    """A run whose batches are answers to prompts, drawn and rewarded before each step (`data.source: prompts`).
+    """A run whose batches are answers to prompts, drawn and rewarded before a step (`data.source: prompts`).
 
-    The prompts and draws of a step depend on the seed, the step and the weights alone: a run that is continued goes on
-    bit for bit, where its rewards do.
+    The prompts and draws of a batch depend on the seed, its index and the weights alone. Where sampler and trainer
+    take turns, the weights do so too: a run that is continued goes on bit for bit, where its rewards do.
     """
+
+    _sampler_devices: Sequence[Device] = ()
 
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
-        self._check_room()
-        self._generators: dict[float, Generator] = {}
+        check_room(self.config, self.data)
+        rl = self.config.rl
+        self._sampler = Sampler(self, self._sampler_devices)
+        self._steps_of_batch = rl.minibatches * rl.epochs
+        self._buffer = RolloutBuffer(
+            self._rollouts, self._sampler.placed, {"sync": 0, "one_step_off": 1}.get(rl.mode, rl.staleness or 0),
+            beside=self._sampler.apart, newest=self._sampler.apart and rl.mode == "async",
+        )  # fmt: skip
+        self._experience: Experience | None = None
+        """The batch of answers of the last step."""
+        self._sampler_ended = self._step_began = time.perf_counter()
 
     @property
     def prompts(self) -> PromptRows:
@@ -62,12 +81,26 @@ class RolloutRun(Run):
         return Rewarder(names, rl.reward_seconds, stops=rl.on_reward_error == "stop")
 
     @cached_property
-    def _reference(self) -> ReferenceModel | None:
+    def _reference(self) -> Scorer | None:
         """The model of the penalty, if there is one."""
         if policy_of(self.config.loss).kl == "none":
             return None
         assert self.models.reference is not None, "the penalty's reference is checked"
-        return ReferenceModel(self.config, self.models.reference, list(self.mesh.devices.flat))
+        return reference_scorer(self.config, self.models.reference, list(self.mesh.devices.flat))
+
+    @cached_property
+    def _current_scores(self) -> CurrentScores:
+        return CurrentScores(self)
+
+    @classmethod
+    def needed_devices(cls, config: Config) -> int:
+        """See `Run`."""
+        return virtual_devices_needed(config.parallel) + (config.rl.sampler.devices or 0)
+
+    def training_devices(self, config: Config, devices: Sequence[Device]) -> list[Device]:
+        """See `Run`: those that the sampler does not have."""
+        left, self._sampler_devices = split_devices(config, devices)
+        return left
 
     def fetching(self) -> AbstractContextManager[None]:
         """Times the drawing of answers as work of the devices, not as a wait for data."""
@@ -75,12 +108,11 @@ class RolloutRun(Run):
 
     def batches_from(self, first: int) -> Iterator[tuple[dict[str, jax.Array], Pairs]]:
         """See `Run`. Each batch is made when it is asked for, with the weights of that moment."""
-        began, index = first, batch_index(first, self.left_out)
         from_first(self.rewarder.start)  # one that does not work ends the run before its first step
-        while True:
+        for step in count(first):
             liveness.at("drawing answers", busy=True)
-            arrays = self._batch(index)
-            if first == began and "reward" not in self.last_metrics:
+            arrays = self._batch(step)
+            if step == first and "reward" not in self.last_metrics:
                 raise TrainingError(
                     f"no answer of step {first + 1} has a reward ({self.rewarder.failure}): the run stopped"
                 )
@@ -90,20 +122,22 @@ class RolloutRun(Run):
                 for window in windows(self.config.model)
             }
             yield self.placer({name: one[self.placer.rows] for name, one in arrays.items()}), pairs
-            first += 1
-            index = batch_index(first, self.left_out)
 
     def evaluation(self) -> dict[str, float]:
-        """The rewards of the likeliest answers to held-out prompts: their mean, negative as `loss`, and the share of
-        answers that are right where prompts have an answer."""
+        """The rewards of the likeliest answers to held-out prompts: their mean, and its negative as `loss`, where there
+        are any; and the share of answers that are right where prompts have an answer."""
         heldout = self.data.heldout
         assert isinstance(heldout, PromptRows), "there is held-out data"
-        rl = self.config.rl
-        prompts = list(heldout.prompts[: self.config.evaluation.batches * rl.prompts])
-        answers = self._drawn(self.evaluated_weights(), prompts, 0.0)
-        rewards = self._rewards(answers, 1)[:, 0]
-        reward = float(np.nanmean(rewards)) if not np.isnan(rewards).all() else float("nan")
-        metrics = {"loss": -reward, "reward": reward, "truncated": float(np.mean([not one.ended for one in answers]))}
+        prompts = list(heldout.prompts[: self.config.evaluation.batches * self.config.rl.prompts])
+        answers, rewards = self._buffer.beside(lambda: self._evaluated(prompts))
+        self.samples = [
+            (self._decoded(one.prompt.tokens), f"{self._text(one)} (reward {reward:.3g})")
+            for one, reward in list(zip(answers, rewards, strict=True))[:SHOWN]
+        ]
+        metrics = {"truncated": float(np.mean([not one.ended for one in answers]))}
+        if not np.isnan(rewards).all():
+            metrics["reward"] = float(np.nanmean(rewards))
+            metrics["loss"] = -metrics["reward"]
         wanted = [one.prompt.record.get(SUCCESS) for one in answers]
         if all(one is not None for one in wanted):
             right = [self._text(one).strip() == str(text).strip() for one, text in zip(answers, wanted, strict=True)]
@@ -112,76 +146,90 @@ class RolloutRun(Run):
 
     def epochs(self, steps: int) -> dict[str, float]:
         """See `Run`."""
-        return self.prompts.epochs(batch_index(steps, self.left_out) * self.config.rl.prompts)
+        return self.prompts.epochs(-(-steps // self._steps_of_batch) * self.config.rl.prompts)
 
-    def _batch(self, index: int) -> dict[str, np.ndarray]:
-        """The rows of batch `index`, of all processes; `last_metrics` says what they hold."""
+    def facts(self) -> dict[str, object]:
+        """See `Run`: the answers that were drawn and not learned from to the end."""
+        is_within = bool(self.steps_done % self._steps_of_batch) and self._experience is not None
+        current = self._experience if is_within else None
+        waiting = self._buffer.settled()
+        if not waiting and current is None:
+            return {}
+        rollouts, before = (None, None) if current is None else (current.rollouts, current.before)
+        saved = SavedRollouts(self._buffer.following, self._buffer.dropped, waiting, rollouts, before)
+        return {ROLLOUTS: saved.to_bytes()}
+
+    def continue_from(self, saved: TrainState, facts: Mapping[str, Any]) -> str | None:
+        """See `Run`."""
+        notice = super().continue_from(saved, facts)
+        batches = -(-self.steps_done // self._steps_of_batch)
+        drawn = SavedRollouts(batches, 0, [])
+        if ROLLOUTS in facts:
+            drawn = SavedRollouts.from_bytes(facts[ROLLOUTS], self._prompts_of)
+        self._buffer.restore(drawn.following, drawn.dropped, drawn.waiting)
+        self._experience = None if drawn.current is None else self._experienced(drawn.current, drawn.before)
+        return notice
+
+    def pause(self) -> None:
+        """See `Run`: a sampler that draws ahead ends with the batch that it has begun."""
+        self._buffer.pause()
+
+    def _batch(self, step: int) -> dict[str, np.ndarray]:
+        """The rows of the batch of a step, of all processes; `last_metrics` says what they hold."""
         rl, data, policy = self.config.rl, self.config.data, policy_of(self.config.loss)
-        prompts = self.prompts.taken(index * rl.prompts, rl.prompts)
+        version, part = divmod(step, self._steps_of_batch)
+        if not self._sampler.apart:
+            jax.block_until_ready(self.state.step)
         began = time.perf_counter()
-        answers = self._drawn(self.current_weights(), prompts, 1.0, index * rl.prompts * rl.group, rl.group)
-        drawn = time.perf_counter()
-        raw = self._rewards(answers, rl.group)
-        rewarded = time.perf_counter()
-        lengths = np.array([len(one.tokens) for one in answers]).reshape(raw.shape)
-        references = self._references(answers)
-        rewards = raw - overlong_penalty(lengths, rl.answer_tokens, policy.overlong)
-        if policy.kl_in == "reward" and policy.kl != "none":
-            k1 = [float((one.log_probabilities - other).sum()) for one, other in zip(answers, references, strict=True)]
-            rewards = rewards - policy.kl_weight * np.reshape(k1, raw.shape)
-        each = advantages(rewards, policy, raw).reshape(-1)
-        valid = np.flatnonzero(~np.isnan(each))
-        weights = token_weights(lengths.reshape(-1)[valid], rl.answer_tokens, policy.average)
-        learned = [
-            Learned(answers[at], float(each[at]), float(weight), references[at])
-            for at, weight in zip(valid, weights, strict=True)
-        ]
-        self.last_metrics = self._metrics(answers, raw, each) | {
-            "draw_seconds": drawn - began, "reward_seconds": rewarded - drawn,
-            "drawn_tokens_per_second": float(lengths.sum()) / max(drawn - began, 1e-9),
-        }  # fmt: skip
-        rows = answer_rows(learned, data.batch_size, data.sequence_length)
-        return rows | {"examples": index * data.batch_size + np.arange(data.batch_size)}
-
-    def _metrics(self, answers: Sequence[Answer], rewards: np.ndarray, advantage: np.ndarray) -> dict[str, float]:
-        """Means over the answers of a step; without any reward there is no mean of them."""
-        means = {
-            "answer_tokens": float(np.mean([len(one.tokens) for one in answers])),
-            "truncated": float(np.mean([not one.ended for one in answers])),
-            "without_reward": float(np.isnan(rewards).mean()),
-            "left_out": float(np.isnan(advantage).mean()),
+        if not part:
+            self._buffer.refresh(version, self.current_weights())
+            rollouts = self._buffer.take(version)
+            several = self._steps_of_batch > 1
+            before = self._current_scores(rollouts.answers) if several else None
+            self._experience = self._experienced(rollouts, before)
+        assert self._experience is not None, "a batch begins with its first step, or is restored"
+        learned = self._experience.learned(part, rl, policy)
+        ended = time.perf_counter()
+        tokens, self._learned_tokens = self._learned_tokens, sum(len(one.answer.tokens) for one in learned)
+        self.last_metrics = self._experience.metrics() | {
+            "staleness": float(version - self._experience.rollouts.version),
+            "dropped": float(self._buffer.dropped),
+            "trainer_wait_seconds": ended - began,
+            "learned_tokens_per_second": tokens / max(began - self._step_began, 1e-9),
         }
-        if not np.isnan(rewards).all():
-            spread = [np.nanstd(group) for group in rewards if not np.isnan(group).all()]
-            means |= {"reward": float(np.nanmean(rewards)), "reward_spread": float(np.mean(spread))}
-        return means
+        self._step_began = ended
+        rows = answer_rows(learned, data.batch_size, data.sequence_length)
+        return rows | {"examples": step * data.batch_size + np.arange(data.batch_size)}
 
-    def _drawn(
-        self, weights: Weights, prompts: Sequence[Prompt], temperature: float, first: int = 0, group: int = 1
-    ) -> list[Answer]:
-        """Answers to each of `prompts`, those of one side by side."""
-        end = self.data.separator
-        assert end is not None, "a token ends answers"
-        generator = self._generator(temperature)
-        generator.update(generated_with(self, weights)[1])
-        made = generator.continued(
-            [one.tokens for one in prompts], self.config.rl.answer_tokens, stop=[end], first_number=first,
-            answers=group,
-        )  # fmt: skip
-        generator.drop_weights()  # the step needs the memory
-        answers = []
-        for prompt, one in zip([one for one in prompts for _ in range(group)], made, strict=True):
-            ending = [] if one.ending is None else [one.ending]
-            tokens = (*one.tokens.tolist(), *([end] if one.ended else []))
-            answers.append(Answer(prompt, tokens, np.array([*one.log_probabilities, *ending]), one.ended))
-        return answers
+    _learned_tokens = 0
+    """Tokens of answers in the batch of the last step."""
 
-    def _generator(self, temperature: float) -> Generator:
-        """The generator of a temperature, whose programs stay compiled."""
-        if temperature not in self._generators:
-            sampling = Sampling(temperature=temperature)
-            self._generators[temperature] = generator_of(self, sampling, self.config.run.seed)
-        return self._generators[temperature]
+    def _rollouts(self, index: int, version: int, weights: Weights) -> Rollouts:
+        """Draw and reward answers to batch `index` of the prompts, with weights of a version."""
+        rl, began = self.config.rl, time.perf_counter()
+        prompts, first = self._prompts_of(index), index * rl.prompts * rl.group
+        answers = self._sampler.drawn(weights, prompts, rl.temperature, first, rl.group)
+        drawn = time.perf_counter()
+        rewards = self._rewards(answers, rl.group)
+        idle, self._sampler_ended = began - self._sampler_ended, time.perf_counter()
+        return Rollouts(index, version, answers, rewards, drawn - began, self._sampler_ended - drawn, idle)
+
+    def _experienced(self, rollouts: Rollouts, before: Sequence[np.ndarray] | None) -> Experience:
+        references = (
+            [np.zeros(len(one.tokens)) for one in rollouts.answers]
+            if self._reference is None
+            else answer_scores(self._reference, rollouts.answers)
+        )
+        return experience_of(rollouts, references, before, self.config.rl, policy_of(self.config.loss))
+
+    def _prompts_of(self, index: int) -> list[Prompt]:
+        prompts = self.config.rl.prompts
+        return self.prompts.taken(index * prompts, prompts)
+
+    def _evaluated(self, prompts: Sequence[Prompt]) -> tuple[list[Answer], np.ndarray]:
+        """The likeliest answers to prompts, and their rewards."""
+        answers = self._sampler.drawn(self._sampler.placed(self.evaluated_weights()), prompts, 0.0)
+        return answers, self._rewards(answers, 1)[:, 0]
 
     def _rewards(self, answers: Sequence[Answer], group: int) -> np.ndarray:
         """The reward of each answer [prompt, answer], those of a prompt side by side; NaN without one."""
@@ -190,35 +238,9 @@ class RolloutRun(Run):
         rewards = from_first(lambda: [self.rewarder.rewards(records, texts) for records, texts in groups])
         return np.array(rewards, np.float64)
 
-    def _references(self, answers: Sequence[Answer]) -> list[np.ndarray]:
-        if self._reference is None:
-            return [np.zeros(len(one.tokens)) for one in answers]
-        return self._reference.log_probabilities(answers)
-
     def _text(self, answer: Answer) -> str:
-        assert self.data.decode is not None, "prompts are texts"
-        return self.data.decode(answer.text_tokens())
+        return self._decoded(answer.text_tokens())
 
-    def _check_room(self) -> None:
-        """Refuse rows that have no room for a step's answers. Raises `UserError`."""
-        rl, data = self.config.rl, self.config.data
-        longest = max(rows.longest for rows in (self.data.train, self.data.heldout) if isinstance(rows, PromptRows))
-        each, answers = longest + rl.answer_tokens - 1, rl.prompts * rl.group
-        if each > data.sequence_length:
-            raise UserError(
-                f"data.sequence_length: {data.sequence_length} has no room for a prompt of {longest} tokens and an "
-                f"answer of {rl.answer_tokens} (rl.answer_tokens); expected at least {each}"
-            )
-        model = self.config.model
-        if model.position == "learned" and longest + rl.answer_tokens > model.max_positions:
-            raise UserError(
-                f"model.max_positions: {model.max_positions} learned positions are fewer than a prompt of {longest} "
-                f"tokens and an answer of {rl.answer_tokens} (rl.answer_tokens) need"
-            )
-        rows = -(-answers // (data.sequence_length // each))
-        if rows > data.batch_size:
-            raise UserError(
-                f"data.batch_size: {data.batch_size} rows of {data.sequence_length} tokens may have no room for "
-                f"{answers} answers (rl.prompts x rl.group) of up to {each} tokens with their prompts; expected at "
-                f"least {rows}"
-            )
+    def _decoded(self, tokens: Sequence[int]) -> str:
+        assert self.data.decode is not None, "prompts are texts"
+        return self.data.decode(tokens)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from typing import Protocol
 
 import jax
@@ -23,6 +24,10 @@ class Head(Protocol):
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
         """Sums over tokens, each times its weight, in nats: of the negative log-likelihood with z-loss, which has a
         derivative, and of the negative log-likelihood, which has none. Weights have no derivative; any sign will do."""
+        ...
+
+    def at_temperature(self, temperature: float) -> Head:
+        """The head whose logits are divided by a temperature."""
         ...
 
     def log_probabilities(self, labels: Int[Array, "row token"]) -> Float[Array, "row token"]:
@@ -52,6 +57,11 @@ class Objective(ABC):
         The step adds up the shares of all ranks with other rows or tokens.
         """
         return batch["mask"].sum()
+
+    def derived(self, means: Mapping[str, float]) -> dict[str, float]:
+        """Metrics that follow from the `reports` of a step."""
+        del means
+        return {}
 
     @abstractmethod
     def loss(self, head: Head, batch: dict[str, jax.Array]) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:

@@ -38,6 +38,22 @@ def test_latest_and_facts_give_back_what_was_saved(saved, checkpointer, reports)
     assert reports == []
 
 
+def test_facts_that_are_bytes_are_files_of_their_own(tmp_path):
+    """They are verified like all others; a checkpoint without them has none."""
+    checkpointer = Checkpointer(tmp_path, keep_last=2, keep_every=None, report=print)
+    state, contents = put(host_state(), mesh_of(fsdp=1)), {"one": bytes(range(256)), "two": b""}
+    checkpointer.save(1, state, {"loss": 2.5} | contents)
+    checkpointer.save(2, state, {"loss": 2.5})
+    checkpointer.wait()
+    assert checkpointer.facts(1) == {"loss": 2.5, "contents": ["one", "two"]}
+    assert (checkpointer.contents(1), checkpointer.contents(2)) == (contents, {})
+    file = tmp_path / "00000001" / "one.bin"
+    file.write_bytes(file.read_bytes()[::-1])
+    with pytest.raises(CheckpointError, match=r"one\.bin is corrupt"):
+        checkpointer.contents(1)
+    checkpointer.close()
+
+
 def test_a_folder_without_checkpoints_has_no_latest(checkpointer):
     assert checkpointer().latest() is None
 

@@ -145,10 +145,12 @@ def text_of(rng: np.random.Generator) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize("name", ["grpo", "gspo", "aipo"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_step_has_the_loss_and_gradients_of_float64(layout: str, name: str):
-    run = SmallRun(of_answers(name, PolicyConfig(kl="k3"), **{"model": {"layers": 2}} | LAYOUTS[layout]))
+    temperature, cap = (1.5, 2.0) if name == "aipo" else (1.0, None)
+    config = of_answers(name, PolicyConfig(kl="k3"), **{"model": {"layers": 2, "logit_softcap": cap}} | LAYOUTS[layout])
+    run = SmallRun(replace(config, rl=replace(config.rl, temperature=temperature)))
     options, rng = asdict(run.config.model), np.random.default_rng(2)
     weights, rows = random_weights(options, padded_vocab=64), text_of(rng) | answers_of(rng)
-    logits = decoder64.logits(weights, options, rows)
+    logits = decoder64.logits(weights, options, rows) / temperature
     likely = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
     p = np.where(rows["mask"] > 0, np.take_along_axis(likely, rows["labels"][..., None], -1)[..., 0], 0)
     batch = {
@@ -158,7 +160,11 @@ def test_a_step_has_the_loss_and_gradients_of_float64(layout: str, name: str):
     tokens, total = batch["mask"].sum(), None
     for sign in (1.0, -1.0):  # The decoder's gradient is that of a mean, whose weights are not negative.
         part = np.maximum(-sign * slope, 0)
-        _, gradients = decoder64.loss_and_gradients(weights, options, batch | {"mask": part})
+        # A head and a cap that are divided by the temperature divide the logits by it.
+        tempered = weights | {"head": {"weight": weights["head"]["weight"] / temperature}}
+        capped = options | {"logit_softcap": None if cap is None else cap / temperature}
+        _, gradients = decoder64.loss_and_gradients(tempered, capped, batch | {"mask": part})
+        gradients = gradients | {"head": {"weight": gradients["head"]["weight"] / temperature}}
         factor = sign * part.sum() / tokens
         scaled = jax.tree.map(lambda leaf, factor=factor: factor * leaf, gradients)
         total = scaled if total is None else jax.tree.map(np.add, total, scaled)

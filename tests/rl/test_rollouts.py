@@ -14,15 +14,18 @@ import pytest
 
 from jaxpar.config import Config, DataConfig, LossConfig
 from jaxpar.config.mappings.policy import PolicyConfig
+from jaxpar.config.mappings.sampler import SamplerConfig
 from jaxpar.config.schema.reinforcement import RlConfig
 from jaxpar.config.user_code import refuse_stored_code
 from jaxpar.generation.generator import Generator
 from jaxpar.generation.sampling import Sampling
 from jaxpar.interop.sources.open_source import open_source
 from jaxpar.interop.sources.tokenizer import _text_of_codec, text_of
-from jaxpar.rl.answers import PER_TOKEN
-from jaxpar.rl.prompts import PromptRows, Tokenizer
+from jaxpar.rl.answers import PER_TOKEN, Answer
+from jaxpar.rl.experience import Experience
+from jaxpar.rl.prompts import Prompt, PromptRows, Tokenizer, open_prompts
 from jaxpar.rl.run import RolloutRun
+from jaxpar.rl.sampling.rollouts import Rollouts
 from jaxpar.training.errors import TrainingError
 from jaxpar.training.monitor.anomaly_monitor import AnomalyMonitor
 from jaxpar.training.rate_sweep import sweep_rates
@@ -115,6 +118,7 @@ def test_a_run_that_is_continued_has_the_bits_of_one_that_is_not(tmp_path: Path,
     assert judged == [], "a loss of rewards is about 0, whatever happens"
     metrics = recorder.records[-1].metrics
     assert metrics is not None
+    assert metrics["effective_samples"] == pytest.approx(1, abs=1e-6)
     assert {"reward", "answer_tokens", "truncated", "left_out", "entropy", "eval_reward", "eval_success"} <= {*metrics}
     for one in (whole, first, second):
         one._run.rewarder.close()
@@ -127,6 +131,77 @@ def test_special_tokens_of_a_prompt_are_read_as_such_and_end_an_answer_where_the
     assert codec.encode("<|im_start|>hi")[0] == codec.end != Tokenizer(tokenizer, "<|im_end|>").end
     text = _text_of_codec(replace(data, end_token="<|im_start|>"), "jaxpar.rl.prompts:codec_of", False)
     assert text.stops[0] == codec.end
+
+
+CHAT = "tests/goldens/chat"
+
+
+def test_prompts_that_are_messages_are_rendered_by_the_template_of_the_tokenizer(tmp_path: Path):
+    """The assistant's turn begins behind them; a message that spells a special token is refused."""
+    file = tmp_path / "chat.jsonl"
+    write = lambda *prompts: file.write_text("\n".join(json.dumps({"prompt": one}) for one in prompts))
+    data = DataConfig(source="prompts", path=str(file), heldout_path=str(file), tokenizer=CHAT)
+    message = {"role": "user", "content": "hi"}
+    write([message], "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
+    rows = open_prompts(data, None, 1).train
+    assert isinstance(rows, PromptRows)
+    rendered, spelled = rows.prompts
+    assert rendered.tokens == spelled.tokens and rendered.record["prompt"] == [message]
+    for prompt, parts in (
+        ([{"role": "user", "content": "<|im_end|>"}], ("data.path", "message 1", "<|im_end|>")),
+        ([{"role": "user"}], ("record 1", "message 1 is not text")),
+        ([], ("record 1", "a list of messages")),
+        (5, ("record 1", "a list of messages")),
+        ("", ("record 1 has no prompt",)),
+    ):
+        write(prompt)
+        with refused(*parts):
+            open_prompts(data, None, 1)
+    write([message])
+    with refused("data.tokenizer: null", "messages"):
+        open_prompts(replace(data, tokenizer=None), None, 1)
+    (tmp_path / "tokenizer.json").write_text(Path(CHAT, "tokenizer.json").read_text())
+    with refused("data.tokenizer", "no chat template"):
+        open_prompts(replace(data, tokenizer=str(tmp_path)), None, 1)
+
+
+def test_the_end_of_an_answer_is_the_end_that_the_tokenizer_names(tmp_path: Path):
+    """Before names that published tokenizers have; without any of them it is to be set."""
+    text = Path(CHAT, "tokenizer.json").read_text()
+    (tmp_path / "tokenizer.json").write_text(text)
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|im_start|>"}}))
+    assert Tokenizer(str(tmp_path), None).end == Tokenizer(CHAT, "<|im_start|>").end != Tokenizer(CHAT, None).end
+    (tmp_path / "tokenizer_config.json").unlink()
+    (tmp_path / "tokenizer.json").write_text(text.replace("<|endoftext|>", "<nil>").replace("<|im_end|>", "<stop>"))
+    with refused("data.end_token: null", "it has", "<stop>"):
+        Tokenizer(str(tmp_path), None)
+
+
+def test_an_evaluation_without_any_reward_has_no_loss(tmp_path: Path):
+    """The run goes on, and says so; answers are shown all the same."""
+    (tmp_path / "none.py").write_text(
+        "def none(prompts, completions, **columns):\n    return [None if len(prompts) == 1 else 1.0] * len(prompts)\n"
+    )
+    config = config_of(
+        tmp_path, 1, rl={"rewards": {f"{tmp_path}/none.py:none": 1.0}}, evaluation={"batches": 1, "every": 1}
+    )
+    trainer, recorder = Trainer(config, devices=jax.devices()[:1]), Recorder()
+    trainer.fit([recorder])
+    assert any("this step is not evaluated" in text for text in recorder.messages) and recorder.evaluations == []
+    assert trainer._run.samples and trainer._run.samples[0][1].endswith("(reward nan)")
+    with refused("evaluation", "expected a reward"):
+        trainer.evaluate()
+    trainer._run.rewarder.close()
+
+
+def test_rewards_are_reported_by_the_source_of_their_prompts():
+    """Where prompts have a column of that name."""
+    prompts = [Prompt((1,), {"prompt": "a", "source": source}) for source in ("sums", "names")]
+    answers = [Answer(prompt, (1, 2), np.zeros(2), True) for prompt in prompts for _ in range(2)]
+    rollouts = Rollouts(0, 0, answers, np.array([[0.0, 1], [np.nan, 4]]), 2.0, 1.0, 0.5)
+    metrics = Experience(rollouts, np.zeros((2, 2)), [], None).metrics()
+    assert metrics["reward_of_sums"] == 0.5 and metrics["reward_of_names"] == 4
+    assert metrics["drawn_tokens_per_second"] == 4 and metrics["sampler_wait_seconds"] == 0.5
 
 
 def test_stored_code_is_refused_until_it_is_named_again():
@@ -213,11 +288,21 @@ def test_what_cannot_be_is_refused(tmp_path: Path):
             {"model": {"position": "learned", "max_positions": 32}, "rl": {"answer_tokens": 26}},
             ("model.max_positions: 32", "26 (rl.answer_tokens)"),
         ),
+        ({"rl": {"minibatches": 3}}, ("rl.minibatches: 3", "4 prompts", "divisor")),
+        ({"rl": {"staleness": 2}}, ("rl.staleness: 2", "rl.mode: sync", "null")),
+        ({"rl": {"staleness": 2, "mode": "one_step_off"}}, ("rl.staleness: 2", "one_step_off", "null")),
+        ({"rl": {"mode": "async"}}, ("rl.staleness: null", "rl.mode: async", "from 1")),
+        ({"rl": {"sampler": SamplerConfig(devices=1)}}, ("rl.sampler.devices: 1", "overlap in part", "1 device")),
+        ({"rl": {"sampler": SamplerConfig(tensor=2)}}, ("rl.sampler: ", "2")),
         ({"policy": PolicyConfig(kl_weight=0.1)}, ("loss.policy.kl_weight: 0.1", "null")),
         ({"policy": PolicyConfig(dual=0.5)}, ("loss.policy.dual: 0.5", "above 1")),
     ):
         with refused(*parts):
             RolloutRun(config_of(tmp_path, 1, **changes), devices=jax.devices()[:1])
+    for parallel, sampler, words in (({"fsdp": 4}, 4, "overlap in part"), ({"fsdp": 2}, 2, "not all of")):
+        config = config_of(tmp_path, 1, parallel=parallel, rl={"sampler": SamplerConfig(devices=sampler)})
+        with refused(f"rl.sampler.devices: {sampler}", words, "the job's 6 devices"):
+            RolloutRun(config, devices=jax.devices()[:6])
     with refused("loss.name: grpo", "loss of tokens"):
         sweep_rates(config_of(tmp_path, 1), low=1e-4, high=1e-2, steps=100, progress=lambda *_: None)
     with refused("rl.group: 4", "data.source is synthetic", "prompts"):

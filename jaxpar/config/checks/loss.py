@@ -67,6 +67,7 @@ def check_rewards(config: Config) -> None:
                 )
         return
     _check_policy(config)
+    _check_rollouts(rl)
     _check_run_of_rewards(config)
 
 
@@ -93,6 +94,18 @@ def _check_policy(config: Config) -> None:
             f"loss.policy.kl: {policy.kl} is a term of the loss; expected k1 with loss.policy.kl_in: reward"
         )
     _check_read(config.loss.policy, policy)
+
+
+def _check_rollouts(rl: RlConfig) -> None:
+    """Refuse batches of answers that cannot be divided, and versions of weights that nothing has."""
+    if rl.prompts % rl.minibatches:
+        raise UserError(
+            f"rl.minibatches: {rl.minibatches} parts of {rl.prompts} prompts (rl.prompts) are not equal; expected a "
+            "divisor"
+        )
+    if (rl.staleness is None) == (rl.mode == "async"):
+        expected = "the greatest lag in versions, from 1" if rl.mode == "async" else "null, or rl.mode: async"
+        raise UserError(f"rl.staleness: {rl.staleness or 'null'} with rl.mode: {rl.mode}; expected {expected}")
 
 
 def _check_run_of_rewards(config: Config) -> None:

@@ -112,7 +112,7 @@ def chosen_template(choice: str, folder: Path) -> ChatTemplate:
         UserError: there is no such file, or it cannot be read.
     """
     words = f"--chat-template {quoted(choice)}"
-    variables = _variables(_read_config(folder / CHAT))
+    variables = named_tokens(folder)
     if choice == CHATML:
         return ChatTemplate(CHATML_SOURCE, variables, words)
     source = _read(user_path(choice, "--chat-template"))
@@ -123,6 +123,15 @@ def chosen_template(choice: str, folder: Path) -> ChatTemplate:
         known = f", one of the tokenizer's ({_names(templates)})" if templates else ""
         raise UserError(f"{words} does not exist; expected a file with a template of Jinja2{known}, or {CHATML}")
     return ChatTemplate(source, variables, words)
+
+
+def named_tokens(folder: Path) -> dict[str, str]:
+    """The special tokens that `tokenizer_config.json` in a tokenizer's folder names, as `eos_token`; the text of each.
+
+    Raises:
+        UserError: the file cannot be read.
+    """
+    return _variables(_read_config(folder / CHAT))
 
 
 def _names(templates: dict[str, ChatTemplate]) -> str:

@@ -199,9 +199,16 @@ def _event_row(event: Mapping[str, object]) -> tuple[str, str, str] | None:
 
 def samples(runs: Sequence[RunRecord]) -> list[tuple[str, str, str]]:
     """(run, prompt, what the model wrote after it)."""
-    last = [(run.label, [event for event in run.events if event["event"] == "sample"][-1:]) for run in runs]
+    last = [(run.label, _last_samples(run)) for run in runs]
     text = lambda event, key: _text(event.get(key, ""))
     return [(label, text(event, "prompt"), text(event, "continuation")) for label, sampled in last for event in sampled]
+
+
+def _last_samples(run: RunRecord) -> list[Mapping[str, object]]:
+    """The samples of a run that came together last."""
+    at = [index for index, event in enumerate(run.events) if event["event"] == "sample"]
+    first = next((index for index in reversed(at) if index - 1 not in at), 0)
+    return [run.events[index] for index in at if index >= first]
 
 
 def configurations(runs: Sequence[RunRecord]) -> Tables:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from jaxtyping import Int
 
-from jaxpar.config import Config, UserError
+from jaxpar.config import Config, ParallelConfig, UserError
 from jaxpar.config.spelling import quoted
 from jaxpar.generation.generator import Continuation, Generator
 from jaxpar.generation.joined_stages import ZERO, joined_mesh, joined_weights
@@ -70,15 +70,22 @@ def generator_of(run: Run, sampling: Sampling, seed: int) -> Generator:
 
 def generated_with(run: Run, weights: Weights) -> tuple[Config, Weights]:
     """The configuration of a run's generator, and weights of the run as it takes them."""
-    config = run.config
+    config = config_of_generator(run)
+    return config, weights if run.plan.axes.pipe == 1 else joined_weights(weights, run.layout, run.mesh, config)
+
+
+def config_of_generator(run: Run) -> Config:
+    """The configuration of a run's generator."""
     if run.plan.axes.pipe == 1:
-        return config, weights
-    parallel = replace(
-        config.parallel, **dict(joined_mesh(run.mesh).shape), schedule="auto", virtual_stages=None, stage_layers=None,
-        pipe_ends="last",
+        return run.config
+    return replace(run.config, parallel=without_stages(run.config.parallel, dict(joined_mesh(run.mesh).shape)))
+
+
+def without_stages(parallel: ParallelConfig, axes: Mapping[str, int]) -> ParallelConfig:
+    """A layout with other axes, of which pipe is 1."""
+    return replace(
+        parallel, **axes, schedule="auto", virtual_stages=None, stage_layers=None, pipe_ends="last",
     )  # fmt: skip
-    config = replace(config, parallel=parallel)
-    return config, joined_weights(weights, run.layout, run.mesh, config)
 
 
 def check_stop(run: Run, stop: Sequence[str]) -> None:

@@ -87,6 +87,7 @@ class _Loop:
         try:
             return self._run()
         finally:
+            self.trainer.pause()
             try:
                 self.saves.close()
             finally:
@@ -329,9 +330,14 @@ class _Loop:
         liveness.at(f"evaluating after step {number}")
         with self.timer.paused():
             metrics = self.trainer.evaluation()
-            loss = metrics.pop("loss")
+            loss = metrics.pop("loss", None)
+            if loss is None:
+                self.listeners.message("Nothing of the held-out data has a loss: this step is not evaluated.")
+                return
             self.progress.evaluated(number, loss, metrics)
             self.listeners.evaluation(number, loss, self.baseline)
+            for prompt, continuation in self.trainer.samples:
+                self.listeners.sample(prompt, continuation)
 
     def _compiling(self, what: str) -> None:
         """Announce what is compiled now, unless this process has compiled it before."""

@@ -110,13 +110,13 @@ class Progress:
             blocks=block_means(reported) or None,
             features=_of_features(trainer, metrics) | layer_means(reported) or None,
             data_wait=data_wait,
-            metrics=self._metrics(number, reported, empty=loss is None) or None,
+            metrics=self._metrics(trainer, number, reported, empty=loss is None) or None,
         )
 
-    def _metrics(self, number: int, reported: Mapping[str, float], *, empty: bool) -> dict[str, float]:
+    def _metrics(self, trainer: Run, number: int, reported: Mapping[str, float], *, empty: bool) -> dict[str, float]:
         """Reports of layers and loss at step `number`, and of the loss on held-out data."""
         found = {name: value for name, value in reported.items() if "." not in name}
-        found |= self._batch_metrics
+        found |= {**self._batch_metrics, **({} if empty else trainer.layout.objective.derived(reported))}
         if empty:  # The loss has no metrics then.
             found = {name: value for name, value in found.items() if not math.isnan(value)}
         if self.heldout_loss(number) is None:

@@ -88,10 +88,10 @@ class Run:
         refuse_spikes(config)
         job = None
         if devices is None:
-            job = prepare_devices(virtual_devices_needed(config.parallel), config.distributed)
+            job = prepare_devices(self.needed_devices(config), config.distributed)
         _use_compile_cache(config.run.compile_cache)
         liveness.at("finding its devices")
-        devices = find_devices() if devices is None else list(devices)
+        devices = self.training_devices(config, find_devices() if devices is None else list(devices))
         if job is not None:
             check_devices(job, fixed_devices(config.parallel), devices)
         if plan is not None:
@@ -123,10 +123,22 @@ class Run:
         """(query, key) pairs that the mask keeps in the last step's batch, over all rows, by window."""
         self.last_metrics: dict[str, float] = {}
         """Metrics of the last step's batch, where the batch itself has some."""
+        self.samples: Sequence[tuple[str, str]] = ()
+        """Prompts of the last evaluation with what continues them, where it draws answers."""
         self.left_out: tuple[int, ...] = ()
         """Numbers of batches that no step uses, ascending (`watch.on_spike`)."""
         name_arrays(self, Run._arrays)
         liveness.at("ready to train")
+
+    @classmethod
+    def needed_devices(cls, config: Config) -> int:
+        """Devices to simulate on a machine without accelerators."""
+        return virtual_devices_needed(config.parallel)
+
+    def training_devices(self, config: Config, devices: Sequence[Device]) -> list[Device]:
+        """The devices of the training step, of all that there are."""
+        del config
+        return list(devices)
 
     def _planned(self, given: Plan | None, devices: Sequence[Device]) -> Plan:
         """The layout for the devices: the one that is given, checked, or one that is made."""
@@ -240,10 +252,13 @@ class Run:
 
         Raises `UserError` when the data source holds nothing out, or nothing that the loss counts.
         """
-        return self.evaluation()["loss"]
+        metrics = self.evaluation()
+        if "loss" not in metrics:
+            raise UserError("evaluation: nothing of the held-out data has a loss; expected a reward for an answer")
+        return metrics["loss"]
 
     def evaluation(self) -> dict[str, float]:
-        """`evaluate`, and the metrics of the loss over the same batches."""
+        """`evaluate` as `loss`, where there is one, and the metrics of the loss over the same batches."""
         if self.data.heldout is None:
             raise UserError("data.heldout_path is null: expected held-out data to evaluate on")
         self.provide_reference()
@@ -287,6 +302,13 @@ class Run:
         self.came_from = tuple(facts.get(CAME_FROM, ()))
         self.left_out = tuple(facts.get("left_out", ()))
         return self.continue_data(facts)
+
+    def facts(self) -> dict[str, object]:
+        """Facts of a checkpoint of this moment that this kind of run adds; bytes are files of their own."""
+        return {}
+
+    def pause(self) -> None:
+        """Stop what this kind of run does beside its steps, until the next one."""
 
     def continue_data(self, facts: Mapping[str, object]) -> str | None:
         """Continue the data from where a checkpoint of the current step was; returns a message about it, if any.

@@ -31,7 +31,7 @@ def checkpoint_facts(run: Run, progress: Progress, skipped_in_row: int) -> dict[
     facts = progress.facts() | {SKIPPED_IN_ROW: skipped_in_row, "left_out": list(run.left_out)}
     facts |= {CARRIED: {name: kind.saved_as for name, kind in run.layout.carried.items()}}
     facts |= run.data.facts | {"data": run.data.description}
-    facts |= {"config": config_to_dict(run.config), "jaxpar": __version__} | run.models.facts
+    facts |= {"config": config_to_dict(run.config), "jaxpar": __version__} | run.models.facts | run.facts()
     return facts | ({CAME_FROM: list(run.came_from)} if run.came_from else {})
 
 

@@ -13,6 +13,7 @@ MAY_CHANGE = (
     "watch.",
     "distributed.",
     "precision.matmul_options.",
+    "rl.sampler.",
 )
 """Sections that change how a run is computed and monitored, not what it computes."""
 
@@ -31,6 +32,7 @@ MAY_CHANGE_KEYS = (
     "optimizer.ema",
     "precision.matmul",
     "rl.reward_seconds",
+    "rl.staleness",
     "rl.on_reward_error",
 )
 """Other keys that may change: the length of a run, and the remedies for a run that diverged or exceeds its formats."""

@@ -175,7 +175,7 @@ def read_state(
         if jax.tree.leaves(own) and not jax.tree.leaves(restored[name]):
             restored[name] = _initial(carried[name], own)
             report(f"The {carried[name].title} begins anew: step {step} was saved without it, or with another one.")
-    return state._replace(carried=restored), facts
+    return state._replace(carried=restored), facts | checkpointer.contents(step)
 
 
 def _run_facts(checkpointer: Checkpointer, step: int) -> dict[str, Any]:

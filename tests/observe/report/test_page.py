@@ -1,9 +1,11 @@
 """What the page says, read as text; `test_in_browser.py` looks at it."""
 
 import html
+import json
 import re
 from pathlib import Path
 
+from jaxpar.observe.report import sections
 from jaxpar.observe.report.figures import figure_rows
 from jaxpar.observe.report.page import html_page
 from jaxpar.observe.report.run_record import read_runs
@@ -31,6 +33,19 @@ def test_the_page_has_every_part_of_a_run(tmp_path: Path) -> None:
         "came to its end", "information </script><b>", "optimizer.weight_decay",
     ):  # fmt: skip
         assert part in reported, part
+
+
+def test_the_samples_that_came_together_last_are_shown(tmp_path: Path) -> None:
+    """A run that evaluates by drawing answers has some after each evaluation."""
+    folder = write_run(tmp_path / "run")
+    file = folder / "events.jsonl"
+    lines = file.read_text().splitlines()
+    at = next(index for index, line in enumerate(lines) if '"sample"' in line)
+    said = lambda text: json.dumps(json.loads(lines[at]) | {"continuation": text})
+    lines[at : at + 1] = [said("first answer"), lines[0], said("second answer"), said("third answer")]
+    file.write_text("\n".join(lines) + "\n")
+    samples = [text for _, _, text in sections.samples(read_runs([folder]))]
+    assert samples == ["second answer", "third answer"]
 
 
 def test_a_run_shows_the_models_from_which_it_came(tmp_path: Path) -> None:

@@ -1,0 +1,31 @@
+"""Whether the rows of a step have room for its answers."""
+
+from __future__ import annotations
+
+from jaxpar.config import Config, UserError
+from jaxpar.data.opened import Data
+from jaxpar.rl.prompts import PromptRows
+
+
+def check_room(config: Config, data: Data) -> None:
+    """Refuse rows that have no room for a step's answers. Raises `UserError`."""
+    rl, sizes, model = config.rl, config.data, config.model
+    longest = max(rows.longest for rows in (data.train, data.heldout) if isinstance(rows, PromptRows))
+    each, answers = longest + rl.answer_tokens - 1, rl.prompts // rl.minibatches * rl.group
+    if each > sizes.sequence_length:
+        raise UserError(
+            f"data.sequence_length: {sizes.sequence_length} has no room for a prompt of {longest} tokens and an "
+            f"answer of {rl.answer_tokens} (rl.answer_tokens); expected at least {each}"
+        )
+    if model.position == "learned" and longest + rl.answer_tokens > model.max_positions:
+        raise UserError(
+            f"model.max_positions: {model.max_positions} learned positions are fewer than a prompt of {longest} "
+            f"tokens and an answer of {rl.answer_tokens} (rl.answer_tokens) need"
+        )
+    rows = -(-answers // (sizes.sequence_length // each))
+    if rows > sizes.batch_size:
+        raise UserError(
+            f"data.batch_size: {sizes.batch_size} rows of {sizes.sequence_length} tokens may have no room for "
+            f"{answers} answers (rl.prompts x rl.group / rl.minibatches) of up to {each} tokens with their prompts; "
+            f"expected at least {rows}"
+        )

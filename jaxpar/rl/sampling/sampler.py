@@ -1,0 +1,150 @@
+"""The model that draws answers: on the mesh of the training step in turns with it, or on one of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from jaxpar.config import Config, LossConfig, UserError
+from jaxpar.config.axes import axis_sizes, fixed_devices
+from jaxpar.config.mappings.sampler import SamplerConfig
+from jaxpar.config.plan import AxisSizes
+from jaxpar.config.schema.reinforcement import RlConfig
+from jaxpar.distributed.devices import Device
+from jaxpar.generation.generator import Generator
+from jaxpar.generation.joined_stages import joined_mesh
+from jaxpar.generation.placed_model import PlacedModel
+from jaxpar.generation.sampling import Sampling
+from jaxpar.generation.scorer import Scorer
+from jaxpar.layout.make_plan import resolve_config
+from jaxpar.mesh.build import build_mesh
+from jaxpar.mesh.parameters import Weights
+from jaxpar.rl.answer_scores import answer_scores
+from jaxpar.rl.answers import Answer
+from jaxpar.rl.prompts import Prompt
+from jaxpar.rl.sampling.transfer import WeightTransfer
+from jaxpar.training.run.continuing import config_of_generator, generated_with, generator_of, without_stages
+from jaxpar.training.run.run import Run
+from jaxpar.units import plural
+
+
+def split_devices(config: Config, devices: Sequence[Device]) -> tuple[list[Device], list[Device]]:
+    """The devices of the training step, and those that `rl.sampler.devices` takes from them.
+
+    Raises:
+        UserError: the two meshes would overlap in part, or leave devices out, or there are several processes.
+    """
+    taken = config.rl.sampler.devices or 0
+    if not taken:
+        return list(devices), []
+    if jax.process_count() > 1:
+        raise UserError(
+            f"rl.sampler.devices: {taken} in a job of {jax.process_count()} processes; expected null, which takes "
+            "turns on all devices, or a job of one process"
+        )
+    left, wanted = len(devices) - taken, fixed_devices(config.parallel)
+    if left < 1 or wanted not in (None, left):
+        layout = "one or more" if wanted is None else str(wanted)
+        how = "overlap in part on" if (wanted or 1) > left else "are not all of"
+        raise UserError(
+            f"rl.sampler.devices: {taken}, and {layout} of the training step (parallel) {how} the job's "
+            f"{plural(len(devices), 'device')}; expected both to add up to them, or rl.sampler.devices null, which "
+            "takes turns on the same ones"
+        )
+    return list(devices[:left]), list(devices[left:])
+
+
+def sampler_layout(config: Config, devices: Sequence[Device]) -> tuple[Config, Mesh]:
+    """The configuration of the sampler on its devices, and its mesh. Raises `UserError` for sizes that do not fit."""
+    asked, size = config.rl.sampler, len(devices)
+    axes = {"pipe": 1, "replica": 1, "fsdp": asked.fsdp or -1}
+    axes |= {"expert": asked.expert, "context": asked.context, "tensor": asked.tensor}
+    parallel = replace(without_stages(config.parallel, axes), zero=0, microbatches=1)
+    data = replace(
+        config.data, source="synthetic", path=None, heldout_path=None, tokenizer=None, end_token=None,
+        batch_size=8 * size, sequence_length=8 * size, packed=False, routing=None,
+    )  # fmt: skip
+    alone = replace(config, parallel=parallel, data=data, loss=LossConfig(), rl=RlConfig())
+    try:
+        alone = resolve_config(alone, size)
+        return alone, build_mesh(AxisSizes(**axis_sizes(alone.parallel)), devices)
+    except UserError as error:
+        raise UserError(f"rl.sampler: {error}") from None
+
+
+class Sampler:
+    """Draws answers of a run's model, and scores them.
+
+    Args:
+        run: whose model it is.
+        devices: of its own; without any it shares those of the run.
+    """
+
+    def __init__(self, run: Run, devices: Sequence[Device]):
+        self._run, self.apart = run, bool(devices)
+        self._generators: dict[float, Generator] = {}
+        self._layout: tuple[Config, Mesh] | None = None
+        if run.config.rl.sampler != SamplerConfig():
+            self._layout = sampler_layout(run.config, devices or list(run.mesh.devices.flat))
+            self.transfer = WeightTransfer(run, *self._layout)
+
+    def placed(self, weights: Weights) -> Weights:
+        """Weights of the run as `drawn` takes them."""
+        return generated_with(self._run, weights)[1] if self._layout is None else self.transfer(weights)
+
+    def drawn(
+        self, weights: Weights, prompts: Sequence[Prompt], temperature: float, first: int = 0, group: int = 1
+    ) -> list[Answer]:
+        """Answers to each of `prompts`, those to one side by side, with `placed` weights; 0 takes the likeliest tokens.
+
+        `first` is the number of the first answer, for the draws.
+        """
+        end = self._run.data.separator
+        assert end is not None, "a token ends answers"
+        generator = self._generator(temperature, weights)
+        made = generator.continued(
+            [one.tokens for one in prompts], self._run.config.rl.answer_tokens, stop=[end], first_number=first,
+            answers=group,
+        )  # fmt: skip
+        generator.drop_weights()  # the step needs the memory
+        answers = []
+        for prompt, one in zip([one for one in prompts for _ in range(group)], made, strict=True):
+            ending = [] if one.ending is None else [one.ending]
+            tokens = (*one.tokens.tolist(), *([end] if one.ended else []))
+            answers.append(Answer(prompt, tokens, np.array([*one.log_probabilities, *ending]), one.ended))
+        return answers
+
+    def _generator(self, temperature: float, weights: Weights) -> Generator:
+        """The generator of a temperature, whose programs stay compiled, with some weights."""
+        if temperature not in self._generators:
+            sampling, seed = Sampling(temperature=temperature, tempered=True), self._run.config.run.seed
+            self._generators[temperature] = (
+                generator_of(self._run, sampling, seed)
+                if self._layout is None
+                else Generator(*self._layout, weights, sampling=sampling, seed=seed)
+            )
+        self._generators[temperature].update(weights)
+        return self._generators[temperature]
+
+
+class CurrentScores:
+    """Scores answers with the weights of a run as they are, on its devices."""
+
+    def __init__(self, run: Run):
+        self._run = run
+        mesh = run.mesh if run.plan.axes.pipe == 1 else joined_mesh(run.mesh)
+        config = config_of_generator(run)
+        self._transfer = WeightTransfer(run, config, mesh)
+        self._scorer = Scorer(PlacedModel(config, mesh, {}), run.config.rl.temperature)
+
+    def __call__(self, answers: Sequence[Answer]) -> list[np.ndarray]:
+        """The log-probability of each token of each answer."""
+        model = self._scorer.model
+        self._scorer.model = replace(model, weights=self._transfer(self._run.current_weights()))
+        scores = answer_scores(self._scorer, answers)
+        self._scorer.model = model  # the step needs the memory
+        return scores
