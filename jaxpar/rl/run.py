@@ -46,7 +46,6 @@ class RolloutRun(Run):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._check_room()
-        self._generators: dict[float, Generator] = {}
 
     @property
     def prompts(self) -> PromptRows:
@@ -162,11 +161,11 @@ class RolloutRun(Run):
         """Answers to each of `prompts`, those of one side by side."""
         end = self.data.separator
         assert end is not None, "a token ends answers"
-        generator = self._generator(temperature)
+        generator = self._generator
         generator.update(generated_with(self, weights)[1])
         made = generator.continued(
-            [one.tokens for one in prompts], self.config.rl.answer_tokens, stop=[end], first_number=first,
-            answers=group,
+            [one.tokens for one in prompts], self.config.rl.answer_tokens, sampling=Sampling(temperature=temperature),
+            stop=[end], first_number=first, answers=group,
         )  # fmt: skip
         generator.drop_weights()  # the step needs the memory
         answers = []
@@ -176,12 +175,10 @@ class RolloutRun(Run):
             answers.append(Answer(prompt, tokens, np.array([*one.log_probabilities, *ending]), one.ended))
         return answers
 
-    def _generator(self, temperature: float) -> Generator:
-        """The generator of a temperature, whose programs stay compiled."""
-        if temperature not in self._generators:
-            sampling = Sampling(temperature=temperature)
-            self._generators[temperature] = generator_of(self, sampling, self.config.run.seed)
-        return self._generators[temperature]
+    @cached_property
+    def _generator(self) -> Generator:
+        """Draws answers; its programs stay compiled."""
+        return generator_of(self, self.config.run.seed)
 
     def _rewards(self, answers: Sequence[Answer], group: int) -> np.ndarray:
         """The reward of each answer [prompt, answer], those of a prompt side by side; NaN without one."""
