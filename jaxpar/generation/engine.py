@@ -120,6 +120,11 @@ class Engine:
         return bool(self._requests or self._begun or self._flights or any(self._slots))
 
     @property
+    def slots(self) -> int:
+        """Rows that are continued together."""
+        return len(self._slots)
+
+    @property
     def waiting(self) -> int:
         """Requests that no slot has been free for."""
         return len(self._requests)
