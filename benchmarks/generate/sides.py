@@ -68,8 +68,8 @@ class Transformers:
         )
         self.about: dict[str, Any] = self._answer()
 
-    def turn(self, prompts: Sequence[Sequence[int]], tokens: int) -> Turn:
-        """`tokens` new tokens of each row."""
+    def turn(self, prompts: Sequence[Sequence[int]], tokens: int | Sequence[int]) -> Turn:
+        """`tokens` new tokens of each row, or as many as a list has for it."""
         assert self._child.stdin is not None
         print(json.dumps({"prompts": [list(one) for one in prompts], "tokens": tokens}), file=self._child.stdin)
         self._child.stdin.flush()
