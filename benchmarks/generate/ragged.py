@@ -25,7 +25,7 @@ from benchmarks.results import add_json_file, write_json
 from jaxpar.cli import Parser, command, positive, report, without_gpus
 from jaxpar.config import UserError
 
-PROMPTS, NEW = (16, 64), (10, 200)
+PROMPTS, NEW, WARM = (16, 64), (10, 200), 16
 
 
 class Work(NamedTuple):
@@ -39,6 +39,8 @@ class Done(NamedTuple):
     """What the requests took."""
 
     seconds: float
+    processor: float
+    """Seconds for which the threads of its process computed: other programs of the machine change these little."""
     tokens: list[list[int]]
     busy: float | None = None
     """The share of slots' steps that were of use to a row."""
@@ -51,7 +53,10 @@ def drawn(requests: int, vocab: int) -> list[Work]:
     """Requests of unequal lengths."""
     rng = np.random.default_rng(0)
     return [
-        Work(rng.integers(0, vocab, rng.integers(*PROMPTS, endpoint=True)).tolist(), int(rng.integers(*NEW, endpoint=True)))
+        Work(
+            rng.integers(0, vocab, rng.integers(*PROMPTS, endpoint=True)).tolist(),
+            int(rng.integers(*NEW, endpoint=True)),
+        )
         for _ in range(requests)
     ]
 
@@ -63,14 +68,14 @@ def ours(generator: Any, slots: int, capacity: int, batches: bool) -> Side:
     def side(work: Sequence[Work]) -> Done:
         requests = [Request(one.prompt, one.tokens) for one in work]
         engine, size = generator.engine(slots, capacity), slots if batches else len(work)
-        began = time.perf_counter()
+        began, computed = time.perf_counter(), time.process_time()
         for first in range(0, len(work), size):
             for request in requests[first : first + size]:
                 engine.add(request)
             while engine.busy:
                 engine.step()
-        seconds, speed = time.perf_counter() - began, engine.speed
-        return Done(seconds, [request.rows[0].tokens for request in requests], speed.used / speed.steps)
+        seconds, computed, speed = time.perf_counter() - began, time.process_time() - computed, engine.speed
+        return Done(seconds, computed, [request.rows[0].tokens for request in requests], speed.used / speed.steps)
 
     return side
 
@@ -79,13 +84,13 @@ def theirs(other: Any, slots: int) -> Side:
     """`generate` of transformers, given a batch after the other."""
 
     def side(work: Sequence[Work]) -> Done:
-        seconds, tokens = 0.0, []
+        seconds, computed, tokens = 0.0, 0.0, []
         for first in range(0, len(work), slots):
             batch = work[first : first + slots]
             turn = other.turn([one.prompt for one in batch], [one.tokens for one in batch])
-            seconds += turn.prompt + turn.decode
+            seconds, computed = seconds + turn.prompt + turn.decode, computed + turn.processor
             tokens += [row[: one.tokens] for row, one in zip(turn.tokens, batch, strict=True)]
-        return Done(seconds, tokens)
+        return Done(seconds, computed, tokens)
 
     return side
 
@@ -93,28 +98,31 @@ def theirs(other: Any, slots: int) -> Side:
 def measured(sides: Mapping[str, Side], work: Sequence[Work], rounds: int) -> dict[str, Any]:
     """New tokens per second of each side, ratios of the first to each other within a round, and shares of busy slots.
 
-    The first turn of each side compiles and is not counted; after each round another side begins.
+    Each side first has some of the requests, which compiles and is not counted; after each round another side begins.
     """
     from benchmarks.turns import spread
 
     turns: dict[str, list[Done]] = {name: [] for name in sides}
-    for number in range(rounds + 1):
+    for side in sides.values():
+        side(work[:WARM])
+    for number in range(rounds):
         names = list(sides)
         for name in names[number % len(names) :] + names[: number % len(names)]:
             turns[name].append(sides[name](work))
             assert list(map(len, turns[name][-1].tokens)) == [one.tokens for one in work], "each has its tokens"
     total = sum(one.tokens for one in work)
-    rates = {name: [total / one.seconds for one in each[1:]] for name, each in turns.items()}
-    first, *others = rates
+    first, *others = turns
+    pairs = lambda name: list(zip(turns[first], turns[name], strict=True))
     same = lambda name: np.mean(
         [a == b for one, other in zip(turns[first][0].tokens, turns[name][0].tokens, strict=True)
          for a, b in zip(one, other, strict=True)]
     )  # fmt: skip
     return {
         "requests": len(work), "tokens": total, "rounds": rounds,
-        "rate": {name: spread(each) for name, each in rates.items()},
-        "ratio": {
-            name: spread([one / other for one, other in zip(rates[first], rates[name], strict=True)]) for name in others
+        "rate": {name: spread([total / one.seconds for one in each]) for name, each in turns.items()},
+        "ratio": {name: spread([other.seconds / one.seconds for one, other in pairs(name)]) for name in others},
+        "processor_ratio": {
+            name: spread([other.processor / one.processor for one, other in pairs(name)]) for name in others
         },
         "same_tokens": {name: float(same(name)) for name in others},
         "busy": {name: each[0].busy for name, each in turns.items() if each[0].busy is not None},
@@ -123,10 +131,10 @@ def measured(sides: Mapping[str, Side], work: Sequence[Work], rounds: int) -> di
 
 def table(row: Mapping[str, Any]) -> str:
     """The rates for people."""
-    lines = [f"{row['requests']} requests, {row['tokens']:,} new tokens; new tokens/s, ratio, busy slots"]
+    lines = [f"{row['requests']} requests, {row['tokens']:,} new tokens; tokens/s, ratio (processors'), busy slots"]
     for name, rate in row["rate"].items():
         ratio, busy = row["ratio"].get(name), row["busy"].get(name)
-        words = "" if ratio is None else f"{ratio['median']:.2f} ({ratio['lowest']:.2f} to {ratio['highest']:.2f})"
+        words = "" if ratio is None else f"{ratio['median']:.2f} ({row['processor_ratio'][name]['median']:.2f})"
         lines.append(f"{name:22}{rate['median']:8,.0f}   {words:22}{'' if busy is None else f'{busy:.0%}'}")
     return "\n".join(lines)
 

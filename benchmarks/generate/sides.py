@@ -21,6 +21,8 @@ class Turn(NamedTuple):
     """Seconds of the other tokens."""
     tokens: list[list[int]]
     """The likeliest ones, without the prompts."""
+    processor: float = 0.0
+    """Seconds for which the threads of transformers computed; 0 for jaxpar."""
 
 
 class Side(Protocol):

@@ -58,7 +58,7 @@ def turn(model: Any, prompts: list[list[int]], tokens: int | list[int]) -> dict[
         )
     )
     clock = Clock(limits, longest)
-    began = time.perf_counter()
+    began, computed = time.perf_counter(), time.process_time()
     with torch.inference_mode():
         found = model.generate(
             rows, attention_mask=mask, do_sample=False, max_new_tokens=max(limits), use_cache=True,
@@ -67,7 +67,8 @@ def turn(model: Any, prompts: list[list[int]], tokens: int | list[int]) -> dict[
     synchronize(model.device)
     assert clock.first is not None, "a token was drawn"
     decode = time.perf_counter() - clock.first
-    return {"prompt": clock.first - began, "decode": decode, "tokens": found[:, rows.shape[1] :].tolist()}
+    spent = {"prompt": clock.first - began, "decode": decode, "processor": time.process_time() - computed}
+    return spent | {"tokens": found[:, rows.shape[1] :].tolist()}
 
 
 def main() -> None:

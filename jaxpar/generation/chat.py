@@ -46,7 +46,11 @@ class Chat:
         self._ends, self._stops = (*text.stops, *end.tokens), (*stops, *end.texts)
 
     def answer(
-        self, message: str, generator: Generator, tokens: int, sampling: Sampling = LIKELIEST,
+        self,
+        message: str,
+        generator: Generator,
+        tokens: int,
+        sampling: Sampling = LIKELIEST,
         screen: Screen | None = None,
     ) -> Answer:
         """The model's answer to what the user says; both become part of the conversation.

@@ -1,7 +1,7 @@
 """Continuous batching: a row that ends frees its slot at once, and the next prompt is read into it.
 
-The devices are one token ahead of the host: a row that a token ends has one more drawn, which is dropped. A row that its
-limit ends has not.
+The devices are one token ahead of the host: a row that a token ends has one more drawn, which is dropped. A row that
+its limit ends has not.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ class Speed:
     steps: int = 0
     """Tokens that slots had time for: steps of decoding times slots."""
     used: int = 0
-    """Those that were of use to a row."""
+    """Tokens of these that a row had use for."""
 
 
 class _Flight(NamedTuple):
@@ -210,26 +210,26 @@ class Engine:
         """Give free slots to rows that wait for one."""
         for begun in self._begun:
             share = len(self._slots) // self._ranks
-            copies, number = np.zeros((self._ranks, share, 3), np.int32), np.zeros(self._ranks, np.int32)
+            copies, size = np.zeros((self._ranks, share, 3), np.int32), np.zeros(self._ranks, np.int32)
             for rank, waiting in enumerate(begun.waiting):
                 slots = deque(self._open(rank))
                 while waiting and (slots or waiting[0].row.full):
                     prompt, answer, row = waiting.popleft()
                     if not row.full:
                         slot = slots.popleft()
-                        copies[rank, number[rank]] = slot, prompt, answer
-                        number[rank] += 1
+                        copies[rank, size[rank]] = slot, prompt, answer
+                        size[rank] += 1
                         self._slots[rank * share + slot] = row
-            if number.any():
-                self._copy(begun.prefix, copies.reshape(-1, 3), number)
+            if size.any():
+                self._copy(begun.prefix, copies.reshape(-1, 3), size)
         self._begun = [begun for begun in self._begun if any(begun.waiting)]
 
-    def _copy(self, prefix: Prefix, copies: np.ndarray, number: np.ndarray) -> None:
+    def _copy(self, prefix: Prefix, copies: np.ndarray, size: np.ndarray) -> None:
         if self._state is None:
             self._state = _idle(prefix, len(self._slots))
         prompts, answers = len(prefix.lengths), len(prefix.token) // len(prefix.lengths)
         program = self._programs.insert(prompts, len(self._slots), self._capacity, answers=answers)
-        self._state = program(self._state, prefix, self._put(copies), self._put(number))
+        self._state = program(self._state, prefix, self._put(copies), self._put(size))
 
     def _decode(self) -> None:
         """Draw a token of each row in a slot."""
@@ -259,8 +259,8 @@ class Engine:
                 continue
             if records:
                 prompt = at // flight.answers if flight.answers else at
-                size = len(row.request.prompt) if flight.answers else 1
-                row.pieces.append({name: values[prompt, :size] for name, values in records.items()})
+                read = len(row.request.prompt) if flight.answers else 1
+                row.pieces.append({name: values[prompt, :read] for name, values in records.items()})
             row.take(int(drawn.token[at]), float(drawn.log_probability[at]))
             speed.new_tokens += 1
             speed.used += not flight.answers

@@ -104,23 +104,21 @@ class GenerationFunctions:
         missing = -len(x) % lax.axis_size("tensor")
         x = sequence_part(jnp.pad(x, ((0, missing), (0, 0)))[None])
         logits = self._logits(weights, x)[: len(lengths)]
-        each = lambda leaf: jnp.repeat(leaf, len(draws.number) // len(lengths), axis=0)
+        each = lambda leaf: jnp.repeat(leaf, len(draws.stream) // len(lengths), axis=0)
         seen = self._seen(batch, all_lengths)
         drawn = _drawn(each(logits), each(seen), draws, each(lengths))
         seen = reduce_max(seen.astype(jnp.int8), SAME_AXES).astype(bool)
         prefix = Prefix(cache, lengths, seen, drawn.token, draws)
         return prefix, (drawn, {name: reduce_max(values, ("pipe",)) for name, values in records.items()})
 
-    def insert(
-        self, rows: Rows, prefix: Prefix, copies: Int[Array, "copies three"], number: Int[Array, " one"]
-    ) -> Rows:
+    def insert(self, rows: Rows, prefix: Prefix, copies: Int[Array, "copies three"], size: Int[Array, " one"]) -> Rows:
         """Rows some of which continue prompts from now on.
 
         Args:
             rows: the rows.
             prefix: the prompts.
             copies: (row, prompt, answer) of each row that begins, by their indices on this device.
-            number: so many of `copies` are valid.
+            size: so many of `copies` are valid.
         """
         answers = len(prefix.token) // len(prefix.lengths)
 
@@ -139,11 +137,9 @@ class GenerationFunctions:
             )
             return Rows(cache, token, lengths, draws, seen.at[row, token[row]].set(True))
 
-        return lax.fori_loop(0, number[0], begin, rows)
+        return lax.fori_loop(0, size[0], begin, rows)
 
-    def decode(
-        self, weights: Weights, rows: Rows, active: Bool[Array, " batch"]
-    ) -> tuple[Rows, tuple[Drawn, Records]]:
+    def decode(self, weights: Weights, rows: Rows, active: Bool[Array, " batch"]) -> tuple[Rows, tuple[Drawn, Records]]:
         """The rows with one token more where they are active, the others idle from now on; and records
         [batch, 1, layer, ...] of the last token."""
         lengths = jnp.where(active, rows.lengths, 0)

@@ -113,9 +113,7 @@ class Generator:
         def request(index: int) -> Request:
             first = index * answers
             heard = None if on_token is None else lambda answer, token: on_token(first + answer, token)
-            return Request(
-                prompts[index], tokens, sampling, self._seed, first_number + first, answers, stop, heard
-            )
+            return Request(prompts[index], tokens, sampling, self._seed, first_number + first, answers, stop, heard)
 
         requests = [request(index) for index in range(len(prompts))]
         for index, one in enumerate(requests):

@@ -33,9 +33,7 @@ class Programs:
     zero: int
     _compiled: dict[tuple[Hashable, ...], Wrapped] = field(default_factory=dict, init=False)
 
-    def prefill(
-        self, prompts: int, length: int, capacity: int, *, answers: int = 1, records: bool = False
-    ) -> Wrapped:
+    def prefill(self, prompts: int, length: int, capacity: int, *, answers: int = 1, records: bool = False) -> Wrapped:
         """Compiled on first use: (weights, batch, lengths, draws) -> (prefix, (drawn, records)), with so many
         `answers` to each prompt."""
 
@@ -50,7 +48,7 @@ class Programs:
         return self._once("prefill", prompts, answers, length, capacity, records, make=make)
 
     def insert(self, prompts: int, rows: int, capacity: int, *, answers: int = 1) -> Wrapped:
-        """Compiled on first use: (rows, prefix, copies, number) -> rows; the given rows are donated."""
+        """Compiled on first use: (rows, prefix, copies, size) -> rows; the given rows are donated."""
 
         def make() -> Wrapped:
             functions, _, state, _ = self.parts(rows, 0, capacity)

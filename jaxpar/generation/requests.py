@@ -43,8 +43,8 @@ class Request:
     """At most so many new ones in each answer, at least one."""
     sampling: Sampling = LIKELIEST
     seed: int = 0
-    number: int = 0
-    """The number of the first answer; a draw depends on the seed, the number and the length of the row alone."""
+    stream: int = 0
+    """The stream of draws of the first answer; a draw depends on the seed, the stream and the length of the row."""
     answers: int = 1
     """Rows that continue the prompt, whose forward is run once."""
     stop: Collection[int] = ()
@@ -60,7 +60,7 @@ class Request:
         """The settings of each answer's draws, as numbers."""
         one = self.sampling
         rest = one.temperature, one.repetition_penalty, one.top_k, one.top_p, one.min_p
-        return [Draws(self.seed % 2**32, self.number + index, *rest) for index in range(self.answers)]
+        return [Draws(self.seed % 2**32, self.stream + index, *rest) for index in range(self.answers)]
 
     def check(self, model: ModelConfig, name: str) -> None:
         """Raise `UserError` for a prompt that is empty, has an unknown token, or is too long for learned positions."""
@@ -116,7 +116,7 @@ class Row:
             self.done = self.ended or len(self.tokens) == request.tokens
 
     def continuation(self) -> Continuation:
-        """What was drawn."""
+        """The tokens so far."""
         pieces = self.pieces
         records = {name: np.concatenate([piece[name] for piece in pieces]) for name in (pieces[0] if pieces else ())}
         return Continuation(

@@ -59,7 +59,7 @@ class Draws(NamedTuple):
     """How the next token of each row is drawn; a row's draws depend on its settings and its length alone."""
 
     seed: UInt[Array, " batch"]
-    number: Int[Array, " batch"]
+    stream: Int[Array, " batch"]
     """Distinguishes rows of one seed."""
     temperature: Float[Array, " batch"]
     repetition_penalty: Float[Array, " batch"]
@@ -111,10 +111,10 @@ def draw(
 
 
 def _keys(draws: Draws, lengths: Int[Array, " batch"]) -> jax.Array:
-    def key(seed: jax.Array, number: jax.Array, length: jax.Array) -> jax.Array:
-        return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), number), length)
+    def key(seed: jax.Array, stream: jax.Array, length: jax.Array) -> jax.Array:
+        return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), stream), length)
 
-    return jax.vmap(key)(draws.seed, draws.number, lengths)
+    return jax.vmap(key)(draws.seed, draws.stream, lengths)
 
 
 def penalized(

@@ -52,7 +52,7 @@ class Server:
             Route("/v1/completions", self._guarded(self._completions), methods=["POST"]),
             Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
         ]
-        return Starlette(routes=routes, exception_handlers={HTTPException: _not_found})
+        return Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
 
     def _guarded(self, answer: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
         """An endpoint that checks the key, and answers refusals."""
@@ -211,7 +211,7 @@ def _refused(refusal: Refusal) -> Response:
     return JSONResponse(refusal.body(), refusal.status, headers)
 
 
-async def _not_found(http: HttpRequest, error: Exception) -> Response:
+async def _no_route(http: HttpRequest, error: Exception) -> Response:
     """Paths and methods that there are not."""
     assert isinstance(error, HTTPException)
     return _refused(

@@ -36,12 +36,12 @@ def is_text(value: Any) -> bool:
     return True
 
 
-def _whole(low: int, high: int, default: int | None = None) -> Setting:
+def _integer(low: int, high: int, default: int | None = None) -> Setting:
     holds = lambda value: type(value) is int and low <= value <= high
     return Setting(f"a whole number from {low} to {high}", holds, default)
 
 
-def _number(low: float, high: float, default: float) -> Setting:
+def _real(low: float, high: float, default: float) -> Setting:
     """From `low` to `high`."""
     holds = lambda value: type(value) in (int, float) and math.isfinite(value) and low <= value <= high
     return Setting(f"a number from {low:g} to {high:g}", holds, default)
@@ -71,9 +71,9 @@ FLAG = Setting("true or false", lambda value: type(value) is bool, False)
 TEXT = Setting("a text", is_text)
 COMMON = {
     "model": Setting("the name of the model", is_text),
-    "temperature": _number(0, 100, 1.0),
+    "temperature": _real(0, 100, 1.0),
     "top_p": Setting("a number above 0, at most 1", lambda value: type(value) in (int, float) and 0 < value <= 1, 1.0),
-    "n": _whole(1, 64, 1),
+    "n": _integer(1, 64, 1),
     "stream": FLAG,
     "stream_options": Setting(
         'an object with `include_usage`, as {"include_usage": true}',
@@ -82,10 +82,10 @@ COMMON = {
         ),
     ),
     "stop": Setting(f"a text, or a list of at most {MOST_STOPS}, none of them empty", _is_stop),
-    "seed": _whole(-(2**63), 2**63 - 1),
+    "seed": _integer(-(2**63), 2**63 - 1),
     "user": TEXT,
-    "top_k": _whole(0, 2**31 - 1, 0),
-    "min_p": _number(0, 1, 0.0),
+    "top_k": _integer(0, 2**31 - 1, 0),
+    "min_p": _real(0, 1, 0.0),
     "repetition_penalty": Setting(
         "a number above 0, at most 100", lambda value: type(value) in (int, float) and 0 < value <= 100, 1.0
     ),
@@ -97,7 +97,7 @@ COMPLETION = COMMON | {
     "prompt": Setting(
         f"a text, token ids, or a list of one of them (at most {MOST_PROMPTS}), none of them empty", _is_prompt
     ),
-    "max_tokens": _whole(1, 2**31 - 1, 16),
+    "max_tokens": _integer(1, 2**31 - 1, 16),
     "logprobs": Setting(
         "0, the log-probabilities of the tokens themselves, for no others are reported",
         lambda value: type(value) is int and value == 0,
@@ -108,8 +108,8 @@ COMPLETION = COMMON | {
 }
 CHAT = COMMON | {
     "messages": Setting("a list of messages, each an object with the texts `role` and `content`", lambda value: True),
-    "max_tokens": _whole(1, 2**31 - 1),
-    "max_completion_tokens": _whole(1, 2**31 - 1),
+    "max_tokens": _integer(1, 2**31 - 1),
+    "max_completion_tokens": _integer(1, 2**31 - 1),
     "logprobs": FLAG,
     "top_logprobs": _only(0),
 }

@@ -26,7 +26,7 @@ class Usage:
 
 @dataclass
 class Reply:
-    """What answers one request; `decode` is for the tokens of log-probabilities."""
+    """The answer to one request; `decode` is for the tokens of log-probabilities."""
 
     model: str
     answers: int
@@ -99,7 +99,7 @@ class Reply:
 
 
 class ChatReply(Reply):
-    """What answers messages."""
+    """The answer to messages."""
 
     kind, chunk, prefix = "chat.completion", "chat.completion.chunk", "chatcmpl-"
 

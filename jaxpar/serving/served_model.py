@@ -22,7 +22,7 @@ from jaxpar.units import plural
 
 @dataclass
 class ServedModel:
-    """What turns the fields of a request into tokens."""
+    """Turns the fields of a request into tokens."""
 
     name: str
     model: ModelConfig
@@ -79,19 +79,17 @@ class ServedModel:
                 "shorter one, or fewer in max_tokens",
                 name,
             )
-        given = values["stop"] or []
-        texts = [*([given] if isinstance(given, str) else given), *stop_texts]
-        number = 0
+        stops = values["stop"] or []
+        texts = [*([stops] if isinstance(stops, str) else stops), *stop_texts]
+        stream = 0
         if values["seed"] is None:
-            self._drawn = number = (self._drawn + values["n"]) % 2**30  # draws of requests without a seed differ
+            self._drawn = stream = (self._drawn + values["n"]) % 2**30  # draws of requests without a seed differ
         try:
             sampling = Sampling(
                 values["temperature"], values["repetition_penalty"], values["top_k"], values["top_p"], values["min_p"]
             )
-            request = Request(prompt, tokens, sampling, values["seed"] or 0, number, values["n"], frozenset(stop))
+            request = Request(prompt, tokens, sampling, values["seed"] or 0, stream, values["n"], frozenset(stop))
             request.check(self.model, name)
         except UserError as error:
             raise Refusal(400, str(error), name) from None
         return request, [Stop(self.text.decode, texts) for _ in range(values["n"])]
-
-

@@ -44,11 +44,11 @@ class Job:
 
     def _token(self, answer: int, token: int) -> bool:
         stop = self.stops[answer]
-        ends = stop.add_token(token)
-        text = stop.text if ends else stop.certain.rstrip("\ufffd")
+        done = stop.add_token(token)
+        text = stop.text if done else stop.certain.rstrip("\ufffd")
         likely = self.request.rows[answer].log_probabilities[-1]
         self.send(Piece(self.first + answer, self._new(answer, text), [(token, likely)]))
-        return ends
+        return done
 
     def end(self, row: Row) -> None:
         """Send the last piece of an answer."""
@@ -63,7 +63,7 @@ class Job:
         self.send(Piece(self.first + answer, "", (), None, error))
 
     def _new(self, answer: int, text: str) -> str:
-        """What was not sent yet."""
+        """The text that was not sent yet."""
         before = self.sent[answer]
         if not text.startswith(before):
             return ""  # Bytes that are no whole character yet decode to another one.

@@ -109,7 +109,9 @@ def test_a_row_that_ends_frees_its_slot_at_once(plain: Generator):
 
 def test_a_prompt_is_read_once_for_all_its_answers_also_where_slots_are_few(plain: Generator):
     sampling = Sampling(temperature=1.0)
-    alone = [drawn_by(plain.engine(1, CAPACITY), [Request([5, 6, 7], 6, sampling, number=number)]) for number in range(5)]
+    alone = [
+        drawn_by(plain.engine(1, CAPACITY), [Request([5, 6, 7], 6, sampling, stream=number)]) for number in range(5)
+    ]
     engine = plain.engine(2, CAPACITY)
     (together,) = drawn_by(engine, [Request([5, 6, 7], 6, sampling, answers=5)])
     assert engine.speed.prompt_tokens == 3

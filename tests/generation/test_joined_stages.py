@@ -16,6 +16,7 @@ from jaxpar.training.run.continuing import generator_of
 from jaxpar.training.run.run import Run
 from tests.small_run import layout_of, small
 
+
 def test_a_layer_is_never_gathered_over_devices() -> None:
     """The program that moves it has no array larger than a stage's own part of the stack."""
     mesh = build_mesh(AxisSizes(pipe=2, replica=1, fsdp=2, expert=1, context=1, tensor=2))
