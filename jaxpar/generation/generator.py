@@ -21,8 +21,8 @@ from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.parameters import Weights
 
-SLOTS = 64
-"""Rows that are continued together, on each group of devices that has rows."""
+SLOTS = 32
+"""Rows that are continued together, on each data rank."""
 
 
 class Generator:
@@ -40,16 +40,19 @@ class Generator:
         zero: 0 keeps on each device what its layers compute with; under 3 the copy is sharded like the weights of a
             training step, and each token gathers every layer.
         seed: of the draws, which depend on it, the number of the row and the length of the row alone.
+        slots: rows that `continued` continues together on each data rank, at most.
 
     Raises:
         UserError: for a layout with a pipeline.
     """
 
-    def __init__(self, config: Config, mesh: Mesh, weights: Weights, *, zero: int = 0, seed: int = 0) -> None:
+    def __init__(
+        self, config: Config, mesh: Mesh, weights: Weights, *, zero: int = 0, seed: int = 0, slots: int = SLOTS
+    ) -> None:
         self.config, self.mesh = config, mesh
         self.programs = Programs(config, mesh, zero)
         self.speed = Speed()
-        self._zero, self._seed = zero, seed
+        self._zero, self._seed, self._slots = zero, seed, slots
         self.update(weights)
 
     def update(self, weights: Weights) -> None:
@@ -118,7 +121,9 @@ class Generator:
         requests = [request(index) for index in range(len(prompts))]
         for index, one in enumerate(requests):
             one.check(self.config.model, f"prompt {index}")
-        engine = self.engine(len(prompts) * answers, max(map(len, prompts)) + tokens, records=records)
+        ranks = prod(self.mesh.shape[axis] for axis in DATA_AXES)
+        rows = min(len(prompts) * answers, self._slots * ranks)
+        engine = self.engine(rows, max(map(len, prompts)) + tokens, records=records)
         self.speed = engine.speed
         for one in requests:
             engine.add(one)
@@ -128,9 +133,9 @@ class Generator:
         return [row.continuation() for one in requests for row in one.rows]
 
     def engine(self, rows: int, tokens: int, *, records: bool = False) -> Engine:
-        """Slots for so many rows, or as many as are continued together, of up to so many tokens."""
+        """Slots for at least so many rows, of up to so many tokens."""
         axes = dict(self.mesh.shape)
         ranks, part = prod(axes[axis] for axis in DATA_AXES), axes["context"] * axes["tensor"]
         # A tensor rank has an equal share of a data rank's rows.
-        share = -(-min(power_of_two(-(-rows // ranks)), SLOTS) // axes["tensor"]) * axes["tensor"]
+        share = -(-power_of_two(-(-rows // ranks)) // axes["tensor"]) * axes["tensor"]
         return Engine(self.programs, lambda: self._weights, ranks * share, bucket(tokens, part), records=records)

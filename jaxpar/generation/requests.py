@@ -10,7 +10,7 @@ from jaxtyping import Int
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ModelConfig
-from jaxpar.generation.sampling import LIKELIEST, Draws, Sampling
+from jaxpar.generation.sampling import LIKELIEST, Sampling
 from jaxpar.units import plural
 
 type Records = Mapping[str, np.ndarray]
@@ -56,11 +56,11 @@ class Request:
     def __post_init__(self) -> None:
         self.rows = [Row(self, index) for index in range(self.answers)]
 
-    def draws(self) -> list[Draws]:
-        """The settings of each answer's draws, as numbers."""
+    def draws(self) -> list[tuple[float, ...]]:
+        """The settings of each answer's draws, in the order of `Draws`."""
         one = self.sampling
         rest = one.temperature, one.repetition_penalty, one.top_k, one.top_p, one.min_p
-        return [Draws(self.seed % 2**32, self.stream + index, *rest) for index in range(self.answers)]
+        return [(self.seed % 2**32, self.stream + index, *rest) for index in range(self.answers)]
 
     def check(self, model: ModelConfig, name: str) -> None:
         """Raise `UserError` for a prompt that is empty, has an unknown token, or is too long for learned positions."""

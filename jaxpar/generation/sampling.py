@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -68,7 +68,7 @@ class Draws(NamedTuple):
     min_p: Float[Array, " batch"]
 
 
-DTYPES = Draws("uint32", "int32", "float32", "float32", "int32", "float32", "float32")
+DTYPES: Any = Draws("uint32", "int32", "float32", "float32", "int32", "float32", "float32")
 
 
 class Drawn(NamedTuple):

@@ -178,7 +178,8 @@ class RolloutRun(Run):
     @cached_property
     def _generator(self) -> Generator:
         """Draws answers; its programs stay compiled."""
-        return generator_of(self, self.config.run.seed)
+        rl = self.config.rl
+        return generator_of(self, self.config.run.seed, slots=rl.prompts * rl.group)
 
     def _rewards(self, answers: Sequence[Answer], group: int) -> np.ndarray:
         """The reward of each answer [prompt, answer], those of a prompt side by side; NaN without one."""

@@ -37,7 +37,7 @@ def largest_written() -> int:
     places: Any = (ROWS, 4, LENGTH, EMBED // 8)
     cached = KeyValues(places, places)
     by_row = lambda dtype, *width: jax.ShapeDtypeStruct((ROWS, *width), dtype)
-    number, draws, seen = by_row(jnp.int32), Draws(*map(by_row, DTYPES)), by_row(bool, 256)
+    number, draws, seen = by_row(jnp.int32), Draws(*[by_row(dtype) for dtype in DTYPES]), by_row(bool, 256)
     rows = Rows({"all": [{"attention": cached, "mlp": ()}] * 3}, number, number, draws, seen)
 
     def abstract(shapes: Any, layouts: Any) -> Any:

@@ -149,7 +149,7 @@ def test_a_row_that_is_not_finite_ends_alone(plain: Generator):
 
 
 def test_more_prompts_than_slots_draw_with_numbers_of_their_own(plain: Generator, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("jaxpar.generation.generator.SLOTS", 2)
+    monkeypatch.setattr(plain, "_slots", 2)
     sampling = Sampling(temperature=1.0)
     found = plain.continued([[9]] * 5, 8, sampling=sampling)
     assert len({tuple(one.tokens) for one in found}) == 5

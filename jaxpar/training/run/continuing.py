@@ -10,7 +10,7 @@ from jaxtyping import Int
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.spelling import quoted
-from jaxpar.generation.generator import Generator
+from jaxpar.generation.generator import SLOTS, Generator
 from jaxpar.generation.joined_stages import ZERO, joined_mesh, joined_weights
 from jaxpar.generation.requests import Continuation
 from jaxpar.generation.sampling import Sampling
@@ -57,16 +57,16 @@ def encoded(run: Run, prompts: Prompt | Sequence[Prompt], special_tokens: bool) 
     return found
 
 
-def generator_of(run: Run, seed: int) -> Generator:
-    """A generator with the weights of a run, on its mesh.
+def generator_of(run: Run, seed: int, slots: int = SLOTS) -> Generator:
+    """A generator with the weights of a run, on its mesh; for `slots` see `Generator`.
 
     A pipeline generates on a mesh of the same devices whose fsdp axis takes those of the pipe axis too: no device or
     host gathers more than a matrix of a layer at a time.
     """
     config, weights = generated_with(run, run.evaluated_weights())
     if run.plan.axes.pipe == 1:
-        return Generator(config, run.mesh, weights, zero=config.parallel.zero, seed=seed)
-    return Generator(config, joined_mesh(run.mesh), weights, zero=ZERO, seed=seed)
+        return Generator(config, run.mesh, weights, zero=config.parallel.zero, seed=seed, slots=slots)
+    return Generator(config, joined_mesh(run.mesh), weights, zero=ZERO, seed=seed, slots=slots)
 
 
 def generated_with(run: Run, weights: Weights) -> tuple[Config, Weights]:
