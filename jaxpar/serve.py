@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import ipaddress
 import signal
 import socket
 import sys
@@ -17,6 +16,7 @@ from jaxpar.config import UserError
 from jaxpar.config.install import install_command
 from jaxpar.config.paths import is_host, user_path
 from jaxpar.config.spelling import named, quoted
+from jaxpar.serving.hosts import is_local
 
 if TYPE_CHECKING:
     from jaxpar.generation.engine import Engine
@@ -40,7 +40,7 @@ def main(arguments: Sequence[str]) -> int:
         if find_spec(package) is None:
             raise UserError(f"{package} is not installed: {install_command('serve')}")
     key = None if options.api_key_file is None else _read_key(options.api_key_file)
-    if key is None and not _is_local(options.host):
+    if key is None and not is_local(options.host):
         raise UserError(f"--host {options.host}: other machines reach it; expected --api-key-file FILE with it")
     with _bound(options.host, options.port) as listening:
         return _serve(options, key, listening)
@@ -155,13 +155,6 @@ def _read_key(path: Path) -> str:
     if not key or not key.isascii() or not key.isprintable() or " " in key:
         raise UserError(f"--api-key-file {named(path)}: expected one line with a key of ASCII letters, without spaces")
     return key
-
-
-def _is_local(host: str) -> bool:
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
 
 
 def _bound(host: str, port: int) -> socket.socket:

@@ -19,6 +19,7 @@ from starlette.routing import Route
 from jaxpar.generation.requests import Request
 from jaxpar.generation.text import Stop
 from jaxpar.serving.fields import CHAT, COMPLETION, Setting, fields_of
+from jaxpar.serving.hosts import is_local
 from jaxpar.serving.refusals import Refusal
 from jaxpar.serving.replies import ChatReply, Reply, Usage, event
 from jaxpar.serving.served_model import ServedModel
@@ -70,6 +71,9 @@ class Server:
 
     def _check_key(self, http: HttpRequest) -> None:
         if self.key is None:
+            # A page in a browser may give this machine a name of its choice, and read what the server answers it.
+            if not is_local(http.url.hostname or ""):
+                raise Refusal(403, f"host: got {http.url.hostname!r}; expected localhost, for there is no API key")
             return
         kind, _, key = http.headers.get("authorization", "").partition(" ")
         if kind.lower() != "bearer" or not secrets.compare_digest(key.strip().encode(), self.key.encode()):

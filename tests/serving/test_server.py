@@ -252,6 +252,24 @@ def test_a_failure_of_the_engine_ends_the_worker_and_tells_clients(generator: Ge
     assert second.status_code == 503 and failed.wait(5)
 
 
+def test_without_a_key_only_names_of_this_machine_are_answered(server: Server):
+    """Else a page of another site could reach it from a browser, under a name that leads here."""
+    transport = httpx.ASGITransport(replace(server, key=None).app())
+
+    async def status(host: str) -> int:
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as client:
+            return (await client.get("/v1/models")).status_code
+
+    wanted = {
+        "localhost:8000": 200,
+        "127.0.0.1": 200,
+        "[::1]:8000": 200,
+        "evil.example": 403,
+        "localhost.evil.org": 403,
+    }
+    assert {host: asyncio.run(status(host)) for host in wanted} == wanted
+
+
 def test_a_model_that_is_not_finite_fails_the_request_alone(generator: Generator, server: Server, client: httpx.Client):
     weights = generator._weights
     generator.update(jax.tree.map(lambda leaf: leaf * float("nan"), weights))
