@@ -81,6 +81,7 @@ def test_what_cannot_be_served_is_one_sentence(tmp_path: Path, capsys: pytest.Ca
     arguments = ["--model", str(model), "--port", "0"]
     empty = tmp_path / "empty"
     empty.write_text("\n")
+    (tmp_path / "key").write_text("sk-local\n")
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         cases: list[tuple[list[str], tuple[str, ...]]] = [
@@ -89,7 +90,7 @@ def test_what_cannot_be_served_is_one_sentence(tmp_path: Path, capsys: pytest.Ca
             (["--api-key-file", str(tmp_path / "none")], ("--api-key-file", "cannot be read")),
             (["--port", port], (port, "cannot listen")),
             (["--port", "70000"], ("--port 70000", "65535")),
-            (["--host", "a..b"], ("--host", "a..b", "address")),
+            (["--host", "a..b", "--api-key-file", str(tmp_path / "key")], ("--host", "a..b", "address")),
         ]
         for more, parts in cases:
             refused_by_command(main([*arguments, *more]), *capsys.readouterr(), *parts)

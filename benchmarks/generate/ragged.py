@@ -147,7 +147,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--transformers-python", metavar="PATH", default=sys.executable, help=words)
     parser.add_argument("--threads", metavar="N", type=positive, default=2, help="cores of each side (default: 2)")
     parser.add_argument("--slots", metavar="N", type=positive, default=8, help="rows at once (default: 8)")
-    parser.add_argument("--requests", metavar="N", type=positive, default=64, help="default: 64")
+    parser.add_argument("--requests", metavar="N", type=positive, default=160, help="default: 160")
     parser.add_argument("--rounds", metavar="N", type=positive, default=3, help="turns of each side (default: 3)")
     add_json_file(parser)
     options = parser.parse_args(arguments)

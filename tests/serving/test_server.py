@@ -46,7 +46,7 @@ def server(generator: Generator) -> Iterator[Server]:
     model = ServedModel("tiny", generator.config.model, text, LENGTH, None, "there is none")
     worker = Worker(generator.engine(SLOTS, LENGTH), SLOTS + QUEUE)
     worker.start()
-    yield Server(model, worker, KEY, 60.0, 4096)
+    yield Server(model, worker, KEY, 300.0, 4096)
     worker.close()
 
 
@@ -65,7 +65,7 @@ def address(server: Server) -> Iterator[str]:
 
 @pytest.fixture
 def client(address: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {KEY}"}, timeout=60) as client:
+    with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {KEY}"}, timeout=300) as client:
         yield client
 
 
@@ -82,7 +82,7 @@ def events(answer: httpx.Response) -> list[dict[str, Any]]:
 
 
 def wait_until_idle(server: Server) -> None:
-    until = time.monotonic() + 20
+    until = time.monotonic() + 120
     while server.worker._jobs or server.worker._engine.busy:
         assert time.monotonic() < until, "slots are in use"
         time.sleep(0.01)
