@@ -15,6 +15,7 @@ COMMANDS = {
     "prepare": "turn text, conversations or pairs of answers into tokens",
     "models": "print a configuration for a model in Hugging Face's format",
     "generate": "continue prompts with a model, or talk to it",
+    "serve": "serve a model by HTTP, as OpenAI's interface",
     "evaluate": "evaluate a model on texts and tasks",
     "convert": "convert weights to and from Hugging Face's format",
     "report": "make a page of one run or several",

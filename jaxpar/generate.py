@@ -18,7 +18,8 @@ from jaxpar.generation.text import Screen, Stop
 from jaxpar.units import plural
 
 if TYPE_CHECKING:
-    from jaxpar.generation.generator import Continuation, Generator
+    from jaxpar.generation.generator import Generator
+    from jaxpar.generation.requests import Continuation
     from jaxpar.generation.sampling import Sampling
     from jaxpar.interop.sources.open_source import Model
 
@@ -120,7 +121,7 @@ def _generate(options: argparse.Namespace) -> None:
     prompt_tokens = [text.encode_start(prompt) for prompt in prompts]
     assert config.model.vocab is not None, "the vocabulary is known once the model is"
     text.check_tokens(prompt_tokens, config.model.vocab)
-    generator = _generator(config, source, sampling, options.seed)
+    generator = _generator(config, source, options.seed)
     screen = None if options.json or len(prompt_tokens) > 1 else Screen(prompts[0])
     stops = [Stop(text.decode, options.stop) for _ in prompt_tokens]
 
@@ -130,7 +131,9 @@ def _generate(options: argparse.Namespace) -> None:
             screen.show(stops[row].text if ends else stops[row].certain)
         return ends
 
-    continuations = generator.continued(prompt_tokens, options.tokens, stop=text.stops, on_token=on_token)
+    continuations = generator.continued(
+        prompt_tokens, options.tokens, sampling=sampling, stop=text.stops, on_token=on_token
+    )
     if screen is not None:
         screen.show(stops[0].text)
         screen.end()
@@ -182,13 +185,13 @@ def _read_prompts(path: Path) -> list[str]:
     return prompts
 
 
-def _generator(config: Config, source: Model, sampling: Sampling, seed: int) -> Generator:
+def _generator(config: Config, source: Model, seed: int) -> Generator:
     """A generator whose weights are on the devices that there are."""
     from jaxpar.generation.generator import Generator
     from jaxpar.generation.placed_model import place_model
 
     placed = place_model(config, source)
-    return Generator(placed.config, placed.mesh, placed.weights, sampling=sampling, seed=seed)
+    return Generator(placed.config, placed.mesh, placed.weights, seed=seed)
 
 
 def _chat(options: argparse.Namespace, source: Model, config: Config, sampling: Sampling) -> None:
@@ -198,12 +201,12 @@ def _chat(options: argparse.Namespace, source: Model, config: Config, sampling: 
 
     encoder, text = chat_encoder_of(source, options.tokenizer, options.chat_template, report)
     chat = Chat(encoder, text, system=options.system, stops=options.stop)
-    generator = _generator(config, source, sampling, options.seed)
+    generator = _generator(config, source, options.seed)
     typed = sys.stdin.isatty()
     for line in _lines(typed):
         screen = None if options.json else Screen("")
         try:
-            answer = chat.answer(line, generator, options.tokens, screen)
+            answer = chat.answer(line, generator, options.tokens, sampling, screen)
         except UserError as error:
             if not typed:
                 raise

@@ -12,7 +12,7 @@ has_nvidia_driver() {
 
 case "${1:-}" in
     train) venv=.venv extras=$(if has_nvidia_driver; then echo '[data,cuda12]'; else echo '[data]'; fi) ;;
-    test) venv=.venv-test extras='[test,compile,data]' ;;
+    test) venv=.venv-test extras='[test,compile,data,serve]' ;;
     *) echo "usage: launch/setup.sh train|test" >&2 && exit 2 ;;
 esac
 

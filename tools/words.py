@@ -14,18 +14,18 @@ import sys
 FOLDERS = ("jaxpar", "pallas_kernels")
 FIRST_WORDS = "docstrings that begin with Of, Those, That of, What or Which"
 LIMITS = {
-    "own": 675,
+    "own": 673,
     "found": 529,
     "given": 140,
     "counts": 121,
     "whole": 168,
-    "kept": 184,
+    "kept": 182,
     "ends": 245,
     "codes": 232,
     "unseen": 0,
     "held": 73,
     "place": 242,
-    "number": 638,
+    "number": 629,
     FIRST_WORDS: 0,
 }
 """Largest number of occurrences of each word in identifiers, split at underscores, and of such docstrings."""

@@ -1,7 +1,8 @@
 """Generates with `transformers` and reports the seconds of each turn: the other side of the benchmark.
 
 Imports nothing from jaxpar, so that any Python with torch and transformers runs it. Each line of standard input is a
-JSON object, `{"prompts": [[token, ...], ...], "tokens": 64}`, all prompts of one length; each answer is another one:
+JSON object, `{"prompts": [[token, ...], ...], "tokens": 64}`, where `tokens` may be a list for the rows; each answer is
+another one:
 
     python benchmarks/generate/transformers_side.py FOLDER --device cpu --dtype float32
 """
@@ -19,10 +20,11 @@ from typing import Any
 
 
 class Clock:
-    """A stopping criterion of `generate` that notes when the first token was drawn, and never stops."""
+    """A stopping criterion of `generate` that notes when the first token was drawn, and ends each row at its limit."""
 
-    def __init__(self) -> None:
+    def __init__(self, limits: list[int], prompt: int) -> None:
         self.first: float | None = None
+        self._limits, self._prompt = limits, prompt
 
     def __call__(self, input_ids: Any, scores: Any, **_: Any) -> Any:
         import torch
@@ -30,7 +32,7 @@ class Clock:
         if self.first is None:
             synchronize(input_ids.device)
             self.first = time.perf_counter()
-        return torch.zeros(len(input_ids), dtype=torch.bool, device=input_ids.device)
+        return input_ids.shape[1] - self._prompt >= torch.tensor(self._limits, device=input_ids.device)
 
 
 def synchronize(device: Any) -> None:
@@ -41,22 +43,32 @@ def synchronize(device: Any) -> None:
         torch.cuda.synchronize()
 
 
-def turn(model: Any, prompts: list[list[int]], tokens: int) -> dict[str, Any]:
+def turn(model: Any, prompts: list[list[int]], tokens: int | list[int]) -> dict[str, Any]:
     """Seconds until the first new token, seconds of the others, and the likeliest tokens themselves."""
     import torch
     import transformers
 
-    clock, rows = Clock(), torch.tensor(prompts, device=model.device)
-    began = time.perf_counter()
+    longest, limits = max(map(len, prompts)), tokens if isinstance(tokens, list) else [tokens] * len(prompts)
+    missing = [longest - len(prompt) for prompt in prompts]
+    rows, mask = (
+        torch.tensor(each, device=model.device)
+        for each in (
+            [[0] * pad + prompt for pad, prompt in zip(missing, prompts, strict=True)],
+            [[0] * pad + [1] * (longest - pad) for pad in missing],
+        )
+    )
+    clock = Clock(limits, longest)
+    began, computed = time.perf_counter(), time.process_time()
     with torch.inference_mode():
         found = model.generate(
-            rows, attention_mask=torch.ones_like(rows), do_sample=False, max_new_tokens=tokens, use_cache=True,
+            rows, attention_mask=mask, do_sample=False, max_new_tokens=max(limits), use_cache=True,
             stopping_criteria=transformers.StoppingCriteriaList([clock]),
         )  # fmt: skip
     synchronize(model.device)
     assert clock.first is not None, "a token was drawn"
     decode = time.perf_counter() - clock.first
-    return {"prompt": clock.first - began, "decode": decode, "tokens": found[:, rows.shape[1] :].tolist()}
+    spent = {"prompt": clock.first - began, "decode": decode, "processor": time.process_time() - computed}
+    return spent | {"tokens": found[:, rows.shape[1] :].tolist()}
 
 
 def main() -> None:

@@ -14,15 +14,11 @@ from jaxpar.config.spelling import quoted
 from jaxpar.evaluation.windows import Window, windows
 from jaxpar.generation.generator import Generator
 from jaxpar.generation.placed_model import PlacedModel
-from jaxpar.generation.sampling import NotFinite, Sampling
+from jaxpar.generation.sampling import LIKELIEST, NotFinite, Sampling
 from jaxpar.generation.scorer import Scorer
 from jaxpar.generation.text import Stop
 from jaxpar.interop.sources.model_text import ModelText
 from jaxpar.units import plural
-
-LIKELIEST = Sampling()
-ROWS = 32
-"""Prompts that are continued together."""
 
 
 class Likelihood(NamedTuple):
@@ -49,15 +45,9 @@ class LanguageModel:
         return Scorer(self.model)
 
     @cached_property
-    def _generators(self) -> dict[Sampling, Generator]:
-        return {}
-
-    def generator(self, sampling: Sampling) -> Generator:
-        """Continues prompts; one for each way to draw tokens, so that its programs are compiled once."""
-        model = self.model
-        if sampling not in self._generators:
-            self._generators[sampling] = Generator(model.config, model.mesh, model.weights, sampling=sampling)
-        return self._generators[sampling]
+    def generator(self) -> Generator:
+        """Continues prompts."""
+        return Generator(self.model.config, self.model.mesh, self.model.weights)
 
     @property
     def begin(self) -> int:
@@ -144,21 +134,13 @@ class LanguageModel:
                 f"{plural(tokens, 'new token leaves', 'new tokens leave')} no room for a prompt; the model reads "
                 f"{self.length}"
             )
-        prompt_tokens = [self.text.encode_start(prompt)[-room:] for prompt in prompts]
+        prompt_tokens = [self.text.encode_start(prompt)[-room:] or [self.begin] for prompt in prompts]
+        # Prompts of about one length are read together.
         order = sorted(range(len(prompts)), key=lambda index: -len(prompt_tokens[index]))
-        texts = [""] * len(prompts)
+        texts = [Stop(self.text.decode, stops) for _ in prompts]
         stop_tokens = [*self.text.stops, *(self.text.special[stop] for stop in stops if stop in self.text.special)]
-        for first in range(0, len(order), ROWS):
-            chosen = order[first : first + ROWS]
-            answers = [Stop(self.text.decode, stops) for _ in chosen]
-            rows = [prompt_tokens[index] or [self.begin] for index in chosen]
-            # Filled up to a power of two, with rows that end at once: programs depend on the number of rows.
-            rows += [rows[-1][-1:]] * ((1 << (len(rows) - 1).bit_length()) - len(rows))
-
-            def on_token(row: int, token: int, answers: list[Stop] = answers) -> bool:
-                return row >= len(answers) or answers[row].add_token(token)
-
-            self.generator(sampling).continued(rows, tokens, stop=stop_tokens, on_token=on_token, first_number=first)
-            for index, answer in zip(chosen, answers, strict=True):
-                texts[index] = answer.text
-        return texts
+        self.generator.continued(
+            [prompt_tokens[index] for index in order], tokens, sampling=sampling, stop=stop_tokens,
+            on_token=lambda row, token: texts[order[row]].add_token(token),
+        )  # fmt: skip
+        return [text.text for text in texts]

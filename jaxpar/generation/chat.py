@@ -9,7 +9,9 @@ from jaxpar.config.errors import UserError
 from jaxpar.data.chat.encoding import ChatEncoder
 from jaxpar.data.chat.messages import ASSISTANT, Message, Unusable
 from jaxpar.data.text import Text
-from jaxpar.generation.generator import Continuation, Generator
+from jaxpar.generation.generator import Generator
+from jaxpar.generation.requests import Continuation
+from jaxpar.generation.sampling import LIKELIEST, Sampling
 from jaxpar.generation.text import Screen, Stop
 
 
@@ -43,13 +45,21 @@ class Chat:
             raise UserError(f"--chat: {error}") from None
         self._ends, self._stops = (*text.stops, *end.tokens), (*stops, *end.texts)
 
-    def answer(self, message: str, generator: Generator, tokens: int, screen: Screen | None = None) -> Answer:
+    def answer(
+        self,
+        message: str,
+        generator: Generator,
+        tokens: int,
+        sampling: Sampling = LIKELIEST,
+        screen: Screen | None = None,
+    ) -> Answer:
         """The model's answer to what the user says; both become part of the conversation.
 
         Args:
             message: the user's message.
             generator: the model.
             tokens: most tokens of the answer.
+            sampling: how they are drawn.
             screen: prints the answer as it grows; None prints nothing.
 
         Raises:
@@ -69,7 +79,7 @@ class Chat:
                 screen.show(stop.text if ends else stop.certain)
             return ends
 
-        (found,) = generator.continued([prompt], tokens, stop=self._ends, on_token=on_token)
+        (found,) = generator.continued([prompt], tokens, sampling=sampling, stop=self._ends, on_token=on_token)
         if screen is not None:
             screen.show(stop.text)
             screen.end()

@@ -1,4 +1,6 @@
-"""A prompt, and then one token of each row at a time, through the layers: the functions on one device's parts.
+"""Prompts, and then one token of each row at a time, through the layers: the functions on one device's parts.
+
+The rows that are continued are slots: one that has ended is idle until the cache behind another prompt takes its place.
 
 A new token of each row makes a batch of short rows, of which nothing could be split over the tensor ranks. So decoding
 runs the layers on one row that has the rows' new tokens side by side: projections and feed-forwards do not care whose
@@ -15,10 +17,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Bool, Float, Int, PyTree, UInt
+from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxpar.config.counting import padded_vocab
-from jaxpar.generation.sampling import Drawn, Sampling, draw
+from jaxpar.generation.sampling import Drawn, Draws, draw
 from jaxpar.layers.block import Context, DecodedRows
 from jaxpar.layers.context import sequence_part
 from jaxpar.layers.declaration.weights import with_weights
@@ -47,11 +49,20 @@ class Rows(NamedTuple):
     token: Int[Array, " batch"]
     """The last token of each row, which is not in the cache yet."""
     lengths: Int[Array, " batch"]
-    """Tokens of each row, the last one included."""
-    numbers: Int[Array, " batch"]
-    """A number for each row, which its draws depend on."""
-    seen: Bool[Array, "batch vocab"] | None
-    """Tokens that each row has; None without a repetition penalty."""
+    """Tokens of each row, the last one included; 0 for an idle row."""
+    draws: Draws
+    seen: Bool[Array, "batch vocab"]
+    """Tokens that each row has."""
+
+
+class Prefix(NamedTuple):
+    """Prompts that were read, and the first token of each of their answers, [batch x answers]."""
+
+    cache: Cache
+    lengths: Int[Array, " batch"]
+    seen: Bool[Array, "batch vocab"]
+    token: Int[Array, " answers"]
+    draws: Draws
 
 
 @dataclass(frozen=True, eq=False)
@@ -61,9 +72,6 @@ class GenerationFunctions:
     layout: StepLayout
     capacity: int
     """Tokens that a row may get to."""
-    sampling: Sampling
-    answers: int = 1
-    """Rows that continue each prompt."""
     records: bool = False
     """Whether both also return what blocks record of the tokens that they read."""
 
@@ -78,48 +86,71 @@ class GenerationFunctions:
         return self.layout.plan.dtypes.compute
 
     def prefill(
-        self,
-        weights: Weights,
-        batch: Batch,
-        lengths: Int[Array, " batch"],
-        numbers: Int[Array, " batch"],
-        seed: UInt[Array, ""],
-    ) -> tuple[Rows, tuple[Drawn, Records]]:
-        """The rows after their prompts and one token more, and records [batch, part, layer, ...] of the prompts.
-
-        Rows of one prompt stand side by side, and share its forward.
+        self, weights: Weights, batch: Batch, lengths: Int[Array, " batch"], draws: Draws
+    ) -> tuple[Prefix, tuple[Drawn, Records]]:
+        """The prompts with the first token of each answer, and records [batch, part, layer, ...] of the prompts.
 
         Args:
             weights: in storage placement, `unstacked`.
             batch: a microbatch [batch, part], each row with its prompt from index 0 on.
             lengths: tokens of each prompt, at least 1.
-            numbers: see `Rows`; of each answer.
-            seed: of the draws.
+            draws: of each answer; those of one prompt stand side by side, and share its forward.
         """
-        batch, lengths, numbers = vary((batch, lengths, numbers))
+        batch, all_lengths = vary((batch, lengths))
         x = self.stages.embed(weights, batch)
-        x, cache, records = self._layers(weights, x, batch, lengths, None)
-        last = sequence_part(batch["indices"]) == lengths[:, None] - 1
+        x, cache, records = self._layers(weights, x, batch, all_lengths, None)
+        last = sequence_part(batch["indices"]) == all_lengths[:, None] - 1
         x = vary(reduce_sum(jnp.where(last[..., None], x, 0).sum(axis=1), ("context", "tensor")))
-        seen = None
-        if self.sampling.repetition_penalty != 1.0:
-            seen = self._seen(batch, lengths)
-        x, cache, lengths, seen, records = jax.tree.map(
-            lambda leaf: jnp.repeat(leaf, self.answers, axis=0), (x, cache, lengths, seen, records)
-        )
-        rows = Rows(cache, lengths, lengths, numbers, seen)
-        rows, drawn = self._next(weights, sequence_part(x[None]), rows, seed)
-        return rows, (drawn, {name: reduce_max(values, ("pipe",)) for name, values in records.items()})
+        missing = -len(x) % lax.axis_size("tensor")
+        x = sequence_part(jnp.pad(x, ((0, missing), (0, 0)))[None])
+        logits = self._logits(weights, x)[: len(lengths)]
+        each = lambda leaf: jnp.repeat(leaf, len(draws.stream) // len(lengths), axis=0)
+        seen = self._seen(batch, all_lengths)
+        drawn = _drawn(each(logits), each(seen), draws, each(lengths))
+        seen = reduce_max(seen.astype(jnp.int8), SAME_AXES).astype(bool)
+        prefix = Prefix(cache, lengths, seen, drawn.token, draws)
+        return prefix, (drawn, {name: reduce_max(values, ("pipe",)) for name, values in records.items()})
 
-    def decode(self, weights: Weights, rows: Rows, seed: UInt[Array, ""]) -> tuple[Rows, tuple[Drawn, Records]]:
-        """The rows with one token more, and records [batch, 1, layer, ...] of the last one."""
-        rows = vary(rows)
-        index = rows.lengths - 1
-        batch = one_document_rows(rows.token[None], index[None])
-        x, cache, records = self._layers(weights, self.stages.embed(weights, batch), batch, rows.lengths, rows.cache)
-        rows, drawn = self._next(weights, x, rows._replace(cache=cache), seed)
+    def insert(self, rows: Rows, prefix: Prefix, copies: Int[Array, "copies three"], size: Int[Array, " one"]) -> Rows:
+        """Rows some of which continue prompts from now on.
+
+        Args:
+            rows: the rows.
+            prefix: the prompts.
+            copies: (row, prompt, answer) of each row that begins, by their indices on this device.
+            size: so many of `copies` are valid.
+        """
+        answers = len(prefix.token) // len(prefix.lengths)
+
+        def begin(index: jax.Array, rows: Rows) -> Rows:
+            row, prompt, answer = copies[index]
+
+            def put(tree: PyTree, new: PyTree, at: jax.Array) -> PyTree:
+                one = lambda leaf: lax.dynamic_index_in_dim(leaf, at)
+                update = lambda leaf, new: lax.dynamic_update_slice_in_dim(leaf, one(new), row, 0)
+                return jax.tree.map(update, tree, new)
+
+            mine = prompt * answers + answer
+            token, draws = put((rows.token, rows.draws), (prefix.token, prefix.draws), mine)
+            cache, lengths, seen = put(
+                (rows.cache, rows.lengths, rows.seen), (prefix.cache, prefix.lengths + 1, prefix.seen), prompt
+            )
+            return Rows(cache, token, lengths, draws, seen.at[row, token[row]].set(True))
+
+        return lax.fori_loop(0, size[0], begin, rows)
+
+    def decode(self, weights: Weights, rows: Rows, active: Bool[Array, " batch"]) -> tuple[Rows, tuple[Drawn, Records]]:
+        """The rows with one token more where they are active, the others idle from now on; and records
+        [batch, 1, layer, ...] of the last token."""
+        lengths = jnp.where(active, rows.lengths, 0)
+        token, all_lengths, cache = vary((rows.token, lengths, rows.cache))
+        batch = one_document_rows(token[None], jnp.maximum(all_lengths - 1, 0)[None])
+        x, cache, records = self._layers(weights, self.stages.embed(weights, batch), batch, all_lengths, cache)
+        drawn = _drawn(self._logits(weights, x), rows.seen, rows.draws, lengths)
+        seen = rows.seen.at[jnp.arange(len(lengths)), drawn.token].set(True)
+        after = Rows(cache, drawn.token, jnp.where(active, lengths + 1, 0), rows.draws, seen)
         same = lambda last: reduce_max(last.swapaxes(0, 1), ("pipe", "context"))
-        return rows, (drawn, {name: same(last) for name, last in records.items()})
+        return after, (drawn, {name: same(last) for name, last in records.items()})
 
     def _layers(
         self, weights: Weights, x: jax.Array, batch: Batch, lengths: Int[Array, " batch"], cache: Cache | None
@@ -149,22 +180,14 @@ class GenerationFunctions:
         empty = vary(jnp.zeros((len(lengths), vocab), bool))
         return empty.at[jnp.arange(len(lengths))[:, None], columns].set(True, mode="drop")
 
-    def _next(
-        self, weights: Weights, x: Float[Array, "one part embed"], rows: Rows, seed: UInt[Array, ""]
-    ) -> tuple[Rows, Drawn]:
-        """Draw a token for each row after the residual stream `x` of their last ones, side by side."""
+    def _logits(self, weights: Weights, x: Float[Array, "one part embed"]) -> Float[Array, "batch vocab"]:
+        """Logits after the residual stream `x` of the last tokens of rows, side by side."""
         # Nothing is differentiated, so any tree does for the accumulators.
         logits = self.stages.logits(weights, weights, x)[0]
         with jax.named_scope("gather_logits"):
-            logits = lax.all_gather(logits, self.stages.vocab_axes, axis=1, tiled=True)
-        key = jax.random.key(vary(seed))
-        of_row = lambda number, length: jax.random.fold_in(jax.random.fold_in(key, number), length)
-        drawn = draw(logits, rows.seen, self.sampling, jax.vmap(of_row)(rows.numbers, rows.lengths))
-        seen = rows.seen
-        if seen is not None:
-            seen = seen.at[jnp.arange(len(drawn.token)), drawn.token].set(True)
-        same = lambda x: reduce_max(vary(x), SAME_AXES)
-        drawn = Drawn(*map(same, drawn))
-        token, lengths = drawn.token, same(rows.lengths + 1)
-        seen = None if seen is None else same(seen.astype(jnp.int8)).astype(bool)
-        return Rows(rows.cache, token, lengths, same(rows.numbers), seen), drawn
+            return lax.all_gather(logits, self.stages.vocab_axes, axis=1, tiled=True)
+
+
+def _drawn(logits: jax.Array, seen: jax.Array, draws: Draws, lengths: jax.Array) -> Drawn:
+    """See `draw`; the same on all ranks of `SAME_AXES`."""
+    return Drawn(*(reduce_max(vary(x), SAME_AXES) for x in draw(logits, *vary((seen, draws, lengths)))))

@@ -72,10 +72,7 @@ def generation_layout(config: Config, mesh: Mesh, *, rows: int = 0, tokens: int 
 
 def bucket(tokens: int, part: int) -> int:
     """The length to which so many tokens are padded: a power of two, rounded up to a multiple of `part`."""
-    size = SMALLEST_BUCKET
-    while size < tokens:
-        size *= 2
-    return -(-size // part) * part
+    return -(-max(SMALLEST_BUCKET, power_of_two(tokens)) // part) * part
 
 
 def prompt_bucket(tokens: int, part: int) -> int:
@@ -84,3 +81,8 @@ def prompt_bucket(tokens: int, part: int) -> int:
     if size > SMALLEST_BUCKET and tokens <= size * 3 // 4:
         size = size * 3 // 4
     return -(-size // part) * part
+
+
+def power_of_two(number: int) -> int:
+    """The least power of two that is not below."""
+    return 1 << max(0, number - 1).bit_length()

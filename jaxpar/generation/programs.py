@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 import jax
@@ -11,9 +11,9 @@ from jax.stages import Wrapped
 from jaxtyping import PyTree
 
 from jaxpar.config import Config
-from jaxpar.generation.functions import GenerationFunctions, Rows
+from jaxpar.generation.functions import GenerationFunctions, Prefix, Rows
 from jaxpar.generation.layout import BY_PART, BY_ROW, generation_layout
-from jaxpar.generation.sampling import Drawn, Sampling
+from jaxpar.generation.sampling import Drawn, Draws
 from jaxpar.generation.unstacked import unstacked_layout
 from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.build import mapped
@@ -30,46 +30,64 @@ class Programs:
 
     config: Config
     mesh: Mesh
-    sampling: Sampling
     zero: int
-    _compiled: dict[tuple[int, ...], Wrapped] = field(default_factory=dict, init=False)
+    _compiled: dict[tuple[Hashable, ...], Wrapped] = field(default_factory=dict, init=False)
 
-    def prefill(self, rows: int, prompt: int, capacity: int, *, answers: int = 1, records: bool = False) -> Wrapped:
-        """Compiled on first use: (weights, batch, lengths, numbers, seed) -> (rows, (drawn, records)), with so many
+    def prefill(self, prompts: int, length: int, capacity: int, *, answers: int = 1, records: bool = False) -> Wrapped:
+        """Compiled on first use: (weights, batch, lengths, draws) -> (prefix, (drawn, records)), with so many
         `answers` to each prompt."""
-        key = rows, prompt, capacity, answers, records
-        if key not in self._compiled:
-            functions, weights, state, drawn = self.parts(rows, prompt, capacity, answers=answers, records=records)
-            batch = BatchLayout(FORWARD, (rows, prompt))
-            layouts = weights, batch.partitions, BY_ROW, BY_ROW, PartitionSpec()
-            prefill = mapped(functions.prefill, self.mesh, functions.dtype, layouts, (state, (drawn, BY_PART)))
-            self._compiled[key] = jax.jit(prefill)
-        return self._compiled[key]
+
+        def make() -> Wrapped:
+            functions, weights, state, drawn = self.parts(prompts, length, capacity, records=records)
+            batch = BatchLayout(FORWARD, (prompts, length))
+            layouts = weights, batch.partitions, BY_ROW, state.draws
+            prefix = _specs(Prefix, state.cache, BY_ROW, BY_ROW, BY_ROW, state.draws)
+            prefill = mapped(functions.prefill, self.mesh, functions.dtype, layouts, (prefix, (drawn, BY_PART)))
+            return jax.jit(prefill)
+
+        return self._once("prefill", prompts, answers, length, capacity, records, make=make)
+
+    def insert(self, prompts: int, rows: int, capacity: int, *, answers: int = 1) -> Wrapped:
+        """Compiled on first use: (rows, prefix, copies, size) -> rows; the given rows are donated."""
+
+        def make() -> Wrapped:
+            functions, _, state, _ = self.parts(rows, 0, capacity)
+            prefix = _specs(Prefix, state.cache, BY_ROW, BY_ROW, BY_ROW, state.draws)
+            layouts = state, prefix, BY_ROW, BY_ROW
+            return jax.jit(mapped(functions.insert, self.mesh, functions.dtype, layouts, state), donate_argnums=0)
+
+        return self._once("insert", prompts, answers, rows, capacity, make=make)
 
     def decode(self, rows: int, capacity: int, *, records: bool = False) -> Wrapped:
-        """Compiled on first use: (weights, rows, seed) -> (rows, (drawn, records)); the given rows are donated."""
-        key = rows, capacity, records
-        if key not in self._compiled:
+        """Compiled on first use: (weights, rows, active) -> (rows, (drawn, records)); the given rows are donated."""
+
+        def make() -> Wrapped:
             functions, weights, state, drawn = self.parts(rows, 0, capacity, records=records)
-            layouts = weights, state, PartitionSpec()
             by_row = PartitionSpec((*DATA_AXES, "tensor"))
-            decode = mapped(functions.decode, self.mesh, functions.dtype, layouts, (state, (drawn, by_row)))
-            self._compiled[key] = jax.jit(decode, donate_argnums=1, compiler_options=COMPILER_OPTIONS)
-        return self._compiled[key]
+            layouts, made = (weights, state, BY_ROW), (state, (drawn, by_row))
+            decode = mapped(functions.decode, self.mesh, functions.dtype, layouts, made)
+            return jax.jit(decode, donate_argnums=1, compiler_options=COMPILER_OPTIONS)
+
+        return self._once("decode", rows, capacity, records, make=make)
 
     def parts(
-        self, rows: int, tokens: int, capacity: int, *, answers: int = 1, records: bool = False
+        self, rows: int, tokens: int, capacity: int, *, records: bool = False
     ) -> tuple[GenerationFunctions, Partitions, Rows, Drawn]:
         """The functions, for a batch of `tokens` tokens a row, and the layouts of weights, `Rows` and `Drawn`."""
         layout = generation_layout(self.config, self.mesh, rows=rows, tokens=tokens, zero=self.zero)
-        functions = GenerationFunctions(layout, capacity, self.sampling, answers, records)
+        functions = GenerationFunctions(layout, capacity, records)
         cache = {
             kind: [{block.part.name: block.cache for block in functions.stages.prototype(kind).blocks}] * stack.rows
             for kind, stack in layout.order.stacks.items()
         }
-        seen = BY_ROW if self.sampling.repetition_penalty != 1.0 else None
-        state, drawn = _specs(Rows, cache, *[BY_ROW] * 3, seen), _specs(Drawn, BY_ROW, BY_ROW)
+        draws = _specs(Draws, *[BY_ROW] * len(Draws._fields))
+        state, drawn = _specs(Rows, cache, BY_ROW, BY_ROW, draws, BY_ROW), _specs(Drawn, BY_ROW, BY_ROW)
         return functions, unstacked_layout(layout.placements.storage.layout, layout.order), state, drawn
+
+    def _once(self, *key: Hashable, make: Callable[[], Wrapped]) -> Wrapped:
+        if key not in self._compiled:
+            self._compiled[key] = make()
+        return self._compiled[key]
 
     @property
     def compiles(self) -> int:

@@ -1,13 +1,14 @@
-"""Choice of the next token: temperature, top-k, top-p, min-p and a repetition penalty on the logits of whole rows."""
+"""Choice of the next token: temperature, top-k, top-p, min-p and a repetition penalty, for each row its settings."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jax import lax
+from jaxtyping import Array, Bool, Float, Int, UInt
 
 from jaxpar.config.errors import UserError
 
@@ -53,6 +54,26 @@ class Sampling:
                 raise UserError(f"{name}: expected {expected}, got {value!r}")
 
 
+LIKELIEST = Sampling()
+
+
+class Draws(NamedTuple):
+    """How the next token of each row is drawn; a row's draws depend on its settings and its length alone."""
+
+    seed: UInt[Array, " batch"]
+    stream: Int[Array, " batch"]
+    """Distinguishes rows of one seed."""
+    temperature: Float[Array, " batch"]
+    repetition_penalty: Float[Array, " batch"]
+    top_k: Int[Array, " batch"]
+    top_p: Float[Array, " batch"]
+    min_p: Float[Array, " batch"]
+    tempered: Bool[Array, " batch"]
+
+
+DTYPES: Any = Draws("uint32", "int32", "float32", "float32", "int32", "float32", "float32", "bool")
+
+
 class Drawn(NamedTuple):
     """The next token of each row."""
 
@@ -64,52 +85,63 @@ class Drawn(NamedTuple):
 
 def draw(
     logits: Float[Array, "batch vocab"],
-    seen: Bool[Array, "batch vocab"] | None,
-    sampling: Sampling,
-    keys: jax.Array,
+    seen: Bool[Array, "batch vocab"],
+    draws: Draws,
+    lengths: Int[Array, " batch"],
 ) -> Drawn:
     """Draw the next tokens.
 
     Args:
         logits: float32; minus infinity for what is no token.
-        seen: which tokens each row has; needed for a repetition penalty.
-        sampling: the settings.
-        keys: a typed random key for each row, [batch].
+        seen: which tokens each row has.
+        draws: the settings of each row.
+        lengths: tokens of each row.
     """
-    chosen = penalized(logits, seen, sampling.repetition_penalty)
-    if sampling.temperature == 0.0:
-        token = jnp.argmax(chosen, axis=-1)
-    else:
-        kept = filtered(chosen / sampling.temperature, sampling)
-        token = jax.vmap(jax.random.categorical)(keys, kept)
-    if sampling.tempered and sampling.temperature:
-        logits = logits / sampling.temperature
-    own = jnp.take_along_axis(jax.nn.log_softmax(logits, axis=-1), token[:, None], axis=-1)[:, 0]
-    return Drawn(token.astype(jnp.int32), own)
+    likeliest = lambda logits: jnp.argmax(logits, axis=-1)
+
+    def drawn(logits: jax.Array) -> jax.Array:
+        warm = jnp.where(draws.temperature > 0, draws.temperature, 1)
+        scaled = logits / warm[:, None]
+        filters = (draws.top_k > 0) | (draws.top_p < 1) | (draws.min_p > 0)
+        scaled = lax.cond(filters.any(), lambda x: filtered(x, draws), lambda x: x, scaled)
+        token = jax.vmap(jax.random.categorical)(_keys(draws, lengths), scaled)
+        return jnp.where(draws.temperature > 0, token, likeliest(logits))
+
+    repeats = (draws.repetition_penalty != 1).any()
+    chosen = lax.cond(repeats, lambda x: penalized(x, seen, draws.repetition_penalty), lambda x: x, logits)
+    token = lax.cond((draws.temperature > 0).any(), drawn, likeliest, chosen)
+    warmth = jnp.where(draws.tempered & (draws.temperature > 0), draws.temperature, 1)
+    log_probabilities = jax.nn.log_softmax(logits / warmth[:, None], axis=-1)
+    likely = jnp.take_along_axis(log_probabilities, token[:, None], axis=-1)[:, 0]
+    return Drawn(token.astype(jnp.int32), likely)
+
+
+def _keys(draws: Draws, lengths: Int[Array, " batch"]) -> jax.Array:
+    def key(seed: jax.Array, stream: jax.Array, length: jax.Array) -> jax.Array:
+        return jax.random.fold_in(jax.random.fold_in(jax.random.key(seed), stream), length)
+
+    return jax.vmap(key)(draws.seed, draws.stream, lengths)
 
 
 def penalized(
-    logits: Float[Array, "batch vocab"], seen: Bool[Array, "batch vocab"] | None, penalty: float
+    logits: Float[Array, "batch vocab"], seen: Bool[Array, "batch vocab"], penalty: Float[Array, " batch"]
 ) -> Float[Array, "batch vocab"]:
-    """Logits with those of seen tokens made less likely by `penalty`."""
-    if penalty == 1.0:
-        return logits
-    assert seen is not None, "a repetition penalty needs the tokens of the rows"
+    """Logits with those of seen tokens made less likely by the penalty of the row."""
+    penalty = penalty[:, None]
     return jnp.where(seen, jnp.where(logits > 0, logits / penalty, logits * penalty), logits)
 
 
-def filtered(logits: Float[Array, "batch vocab"], sampling: Sampling) -> Float[Array, "batch vocab"]:
+def filtered(logits: Float[Array, "batch vocab"], draws: Draws) -> Float[Array, "batch vocab"]:
     """Logits with minus infinity for what top-k, top-p and min-p leave out. Of equal logits all or none stay."""
-    if 0 < sampling.top_k < logits.shape[-1]:
-        least = jax.lax.top_k(logits, sampling.top_k)[0][:, -1:]
-        logits = jnp.where(logits < least, -jnp.inf, logits)
-    if sampling.top_p < 1.0:
-        ordered = jnp.sort(logits, axis=-1)[:, ::-1]
-        probabilities = jax.nn.softmax(ordered, axis=-1)
-        before = jnp.cumsum(probabilities, axis=-1) - probabilities
-        least = jnp.where(before < sampling.top_p, ordered, jnp.inf).min(axis=-1, keepdims=True)
-        logits = jnp.where(logits < least, -jnp.inf, logits)
-    if sampling.min_p > 0.0:
-        least = logits.max(axis=-1, keepdims=True) + jnp.log(sampling.min_p)
-        logits = jnp.where(logits < least, -jnp.inf, logits)
-    return logits
+    ordered = jnp.sort(logits, axis=-1)[:, ::-1]
+    size = logits.shape[-1]
+    last = jnp.where(draws.top_k > 0, jnp.minimum(draws.top_k, size), size) - 1
+    least = jnp.take_along_axis(ordered, last[:, None], axis=-1)
+    logits, ordered = (jnp.where(x < least, -jnp.inf, x) for x in (logits, ordered))
+    probabilities = jax.nn.softmax(ordered, axis=-1)
+    before = jnp.cumsum(probabilities, axis=-1) - probabilities
+    least = jnp.where(before < draws.top_p[:, None], ordered, jnp.inf).min(axis=-1, keepdims=True)
+    # Rounded sums of all probabilities may be above 1.
+    logits = jnp.where((logits < least) & (draws.top_p < 1)[:, None], -jnp.inf, logits)
+    least = logits.max(axis=-1, keepdims=True) + jnp.log(draws.min_p)[:, None]
+    return jnp.where(logits < least, -jnp.inf, logits)

@@ -16,10 +16,10 @@ class Stop:
         """Takes a new token; whether the text ends."""
         self._tokens.append(token)
         self.text = self._decode(self._tokens)
-        places = [place for stop in self._stops if (place := self.text.find(stop)) >= 0]
-        if places:
-            self.text = self.text[: min(places)]
-        return bool(places)
+        starts = [start for stop in self._stops if (start := self.text.find(stop)) >= 0]
+        if starts:
+            self.text = self.text[: min(starts)]
+        return bool(starts)
 
     @property
     def certain(self) -> str:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.generate import __main__ as benchmark
+from benchmarks.generate import ragged
 from benchmarks.generate.random_model import SMALL, write_random_model
 from benchmarks.generate.sides import Jaxpar, Turn
 from benchmarks.generate.turns import measured, table
@@ -40,6 +41,25 @@ def test_rates_and_ratios_are_of_the_same_prompts(tmp_path: Path):
     printed = table([row, alone])
     assert "batch 2, 4 new tokens" in printed and f"{ratio['median']:.2f} (" in printed
     assert "ratio" not in alone["prompt"] and "same_tokens" not in alone
+
+
+def test_requests_of_unequal_lengths_are_drawn_by_each_side_and_slots_are_busier_than_in_batches(tmp_path: Path):
+    write_random_model(tmp_path, replace(SMALL, layers=1, embed=16, mlp=16, heads=8, kv_heads=8, vocab=32), 64)
+    generator, work = Jaxpar(tmp_path).generator, [ragged.Work([1, 2, 3], new) for new in (40, *[6] * 23)]
+    slots = generator.engine(2, 64).slots  # a row for each tensor rank at least
+    sides = {
+        "jaxpar": ragged.ours(generator, slots, 64, False),
+        "batches": ragged.ours(generator, slots, 64, True),
+        "other": lambda work: ragged.Done(10.0, 20.0, [[-1] * one.tokens for one in work]),
+    }
+    row = ragged.measured(sides, work, rounds=2)
+    assert row["tokens"] == 178 and row["rate"]["other"]["median"] == 17.8
+    assert row["same_tokens"] == {"batches": 1.0, "other": 0.0}
+    assert row["busy"]["jaxpar"] > row["busy"]["batches"], "39 steps, and 39 and 5 for each other batch"
+    printed = ragged.table(row)
+    assert "24 requests, 178 new tokens" in printed and f"{row['busy']['batches']:.0%}" in printed
+    lengths = [(len(one.prompt), one.tokens) for one in ragged.drawn(200, 32)]
+    assert min(lengths)[0] >= 16 and {10, 200} == {min(new for _, new in lengths), max(new for _, new in lengths)}
 
 
 @pytest.mark.parametrize(

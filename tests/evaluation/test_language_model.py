@@ -1,4 +1,4 @@
-"""What a model answers about texts is checked, and every prompt draws with a number of its own."""
+"""What a model answers about texts is checked."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace
@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxpar.evaluation.language_model import LIKELIEST, ROWS, LanguageModel
+from jaxpar.evaluation.language_model import LanguageModel
 from jaxpar.generation.scorer import TokenScores
 from tests.evaluation.goldens import TOKENIZERS, TOLERANCE, language_model
 from tests.sentences import refused
@@ -51,14 +51,18 @@ def test_a_text_without_tokens_is_refused():
         model_of(scorer=scoring(-1.0)).token_likelihoods(["ab", ""])
 
 
-def test_prompts_of_later_batches_draw_with_numbers_of_their_own():
-    begun: list[tuple[int, int]] = []
+def test_all_prompts_are_continued_together_and_texts_are_in_their_order():
+    begun: list[int] = []
 
-    def continued(rows: Sequence[Sequence[int]], tokens: int, *, first_number: int = 0, **_: Any) -> None:
-        begun.append((first_number, len(rows)))
+    def continued(rows: Sequence[Sequence[int]], tokens: int, *, on_token: Any, **_: Any) -> None:
+        begun.extend(map(len, rows))
+        for row, tokens_of_row in enumerate(rows):
+            on_token(row, len(tokens_of_row))
 
-    model_of(_generators={LIKELIEST: SimpleNamespace(continued=continued)}).generated(["a"] * (2 * ROWS + 1), 4, [])
-    assert begun == [(0, ROWS), (ROWS, ROWS), (2 * ROWS, 1)]
+    model = model_of(generator=SimpleNamespace(continued=continued))
+    model.text.__dict__["decode"] = lambda tokens: str(tokens[0])
+    assert model.generated(["aa", "", "a" * 9, "aaa"], 4, []) == ["2", "1", "4", "3"]
+    assert begun == [4, 3, 2, 1], "the longest first; an empty one has the token of a beginning"
 
 
 def test_perplexity_scores_the_tokens_of_a_text_alone():

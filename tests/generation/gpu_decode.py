@@ -11,7 +11,7 @@ from jaxpar.config.axes import axis_sizes
 from jaxpar.config.plan import AxisSizes
 from jaxpar.generation.functions import Rows
 from jaxpar.generation.programs import Programs
-from jaxpar.generation.sampling import Sampling
+from jaxpar.generation.sampling import DTYPES, Draws
 from jaxpar.layers.attention_cache import KeyValues
 from jaxpar.layout.make_plan import resolve_config
 from jaxpar.layout.step_layout import shardings
@@ -29,22 +29,25 @@ def largest_written() -> int:
     model = {"layers": 3, "embed": EMBED, "heads": 8, "kv_heads": 4, "mlp": MLP, "vocab": 256, "tied": True}
     config = resolve_config(small(model=model, precision={"compute": "bfloat16"}), 1)
     mesh = build_mesh(AxisSizes(**axis_sizes(config.parallel)), h100s("1x1x1"))
-    programs = Programs(config, mesh, Sampling(), zero=0)
+    programs = Programs(config, mesh, zero=0)
     functions, weights, state, _ = programs.parts(ROWS, 0, LENGTH)
     specs: Any = functions.layout.specs
     layers = [map_specs(lambda spec: spec.shape[1:], specs["layers"]["all"])] * 3
     shapes = {**map_specs(lambda spec: spec.shape, specs), "layers": {"all": layers}}
     places: Any = (ROWS, 4, LENGTH, EMBED // 8)
     cached = KeyValues(places, places)
-    number: Any = (ROWS,)
-    rows = Rows({"all": [{"attention": cached, "mlp": ()}] * 3}, number, number, number, None)
+    by_row = lambda dtype, *width: jax.ShapeDtypeStruct((ROWS, *width), dtype)
+    number, draws, seen = by_row(jnp.int32), Draws(*[by_row(dtype) for dtype in DTYPES]), by_row(bool, 256)
+    rows = Rows({"all": [{"attention": cached, "mlp": ()}] * 3}, number, number, draws, seen)
 
     def abstract(shapes: Any, layouts: Any) -> Any:
-        dtype = lambda shape: jnp.int32 if len(shape) == 1 and shape[0] == ROWS else jnp.bfloat16
-        array = lambda shape, where: jax.ShapeDtypeStruct(shape, dtype(shape), sharding=where)
+        array = lambda shape, where: jax.ShapeDtypeStruct(
+            getattr(shape, "shape", shape), getattr(shape, "dtype", jnp.bfloat16), sharding=where
+        )
         leaf = lambda x: isinstance(x, tuple) and x != () and all(isinstance(size, int) for size in x)
         return jax.tree.map(array, shapes, shardings(mesh, layouts), is_leaf=leaf)
 
-    inputs = abstract(shapes, weights), abstract(rows, state), jax.ShapeDtypeStruct((), jnp.uint32)
+    active = abstract(by_row(bool), state.lengths)
+    inputs = abstract(shapes, weights), abstract(rows, state), active
     text = compile_for_gpu(programs.decode(ROWS, LENGTH), *inputs).as_text()
     return max(prod(map(int, found.split(","))) for found in WRITES.findall(text))

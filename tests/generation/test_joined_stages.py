@@ -2,7 +2,6 @@
 
 import re
 from math import prod
-from typing import Any
 
 import jax
 import numpy as np
@@ -16,8 +15,6 @@ from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.training.run.continuing import generator_of
 from jaxpar.training.run.run import Run
 from tests.small_run import layout_of, small
-
-SAMPLING: Any = None
 
 
 def test_a_layer_is_never_gathered_over_devices() -> None:
@@ -41,7 +38,7 @@ def test_layers_of_uneven_stages_and_kinds_are_where_generation_reads_them() -> 
     parallel = {"pipe": 2, "fsdp": 2, "tensor": 2, "stage_layers": (2, 1), "pipe_ends": "shared", "zero": 2}
     config = small(model=model, parallel=parallel)
     run = Run(config, devices=jax.devices()[: layout_of(config.parallel)])
-    generator = generator_of(run, SAMPLING, 0)
+    generator = generator_of(run, 0)
     assert dict(generator.mesh.shape) == dict(joined_mesh(run.mesh).shape) | {"pipe": 1, "fsdp": 4}
     weights, wanted = generator._weights, run.evaluated_weights()
     for kind, stack in run.layout.order.stacks.items():

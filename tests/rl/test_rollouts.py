@@ -36,6 +36,7 @@ from tests.sentences import refused
 from tests.small_run import layout_of, small
 from tests.training.runs import Recorder, run_config
 
+DRAWN = Sampling(temperature=1.0)
 DATA = {"source": "prompts", "path": "digits", "sequence_length": 32, "batch_size": 16}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one device": {},
@@ -84,17 +85,17 @@ def test_answers_have_the_log_probabilities_of_float64(tmp_path: Path, layout: s
 def test_answers_to_one_prompt_share_its_forward_and_other_weights_compile_nothing(tmp_path: Path):
     """They are those of the same prompt several times, in every token and log-probability."""
     run = RolloutRun(config_of(tmp_path, 1), devices=jax.devices()[:1])
-    generator = Generator(run.config, run.mesh, run.current_weights(), sampling=Sampling(temperature=1.0), seed=3)
+    generator = Generator(run.config, run.mesh, run.current_weights(), seed=3)
     prompts = [[1, 2, 3], [4, 5, 6, 7, 8]]
-    together = generator.continued(prompts, 5, answers=4, first_number=10)
-    apart = generator.continued([one for one in prompts for _ in range(4)], 5, first_number=10)
+    together = generator.continued(prompts, 5, answers=4, first_number=10, sampling=DRAWN)
+    apart = generator.continued([one for one in prompts for _ in range(4)], 5, first_number=10, sampling=DRAWN)
     assert len({tuple(one.tokens) for one in together}) > 2, "answers differ"
     for one, other in zip(together, apart, strict=True):
         np.testing.assert_array_equal(one.tokens, other.tokens)
         np.testing.assert_allclose(one.log_probabilities, other.log_probabilities, atol=1e-5)
     compiled = generator.programs.compiles
     generator.update(jax.tree.map(lambda x: 2 * x, run.current_weights()))
-    changed = generator.continued(prompts, 5, answers=4, first_number=10)
+    changed = generator.continued(prompts, 5, answers=4, first_number=10, sampling=DRAWN)
     assert generator.programs.compiles == compiled
     assert not np.allclose(changed[0].log_probabilities[:1], together[0].log_probabilities[:1], atol=1e-3)
 

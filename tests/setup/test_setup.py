@@ -72,7 +72,7 @@ def test_the_first_run_makes_the_environment_and_keeps_pip_off_the_screen(checko
     assert result.stdout.count("\n") == 2
     venv, pip, apart = checkout.calls()
     assert venv == "venv"
-    assert "-c constraints.txt -e .[test,compile,data]" in pip
+    assert "-c constraints.txt -e .[test,compile,data,serve]" in pip
     assert apart.endswith("--target .venv-test/disassembler nvidia-cuda-nvdisasm"), "JAX would take its CUDA from there"
 
 

@@ -86,7 +86,7 @@ class Sampler:
 
     def __init__(self, run: Run, devices: Sequence[Device]):
         self._run, self.apart = run, bool(devices)
-        self._generators: dict[float, Generator] = {}
+        self._generator: Generator | None = None
         self._layout: tuple[Config, Mesh] | None = None
         if run.config.rl.sampler != SamplerConfig():
             self._layout = sampler_layout(run.config, devices or list(run.mesh.devices.flat))
@@ -105,10 +105,10 @@ class Sampler:
         """
         end = self._run.data.separator
         assert end is not None, "a token ends answers"
-        generator = self._generator(temperature, weights)
+        generator = self._updated(weights)
         made = generator.continued(
-            [one.tokens for one in prompts], self._run.config.rl.answer_tokens, stop=[end], first_number=first,
-            answers=group,
+            [one.tokens for one in prompts], self._run.config.rl.answer_tokens,
+            sampling=Sampling(temperature=temperature, tempered=True), stop=[end], first_number=first, answers=group,
         )  # fmt: skip
         generator.drop_weights()  # the step needs the memory
         answers = []
@@ -118,17 +118,18 @@ class Sampler:
             answers.append(Answer(prompt, tokens, np.array([*one.log_probabilities, *ending]), one.ended))
         return answers
 
-    def _generator(self, temperature: float, weights: Weights) -> Generator:
-        """The generator of a temperature, whose programs stay compiled, with some weights."""
-        if temperature not in self._generators:
-            sampling, seed = Sampling(temperature=temperature, tempered=True), self._run.config.run.seed
-            self._generators[temperature] = (
-                generator_of(self._run, sampling, seed)
+    def _updated(self, weights: Weights) -> Generator:
+        """The generator, whose programs stay compiled, with some weights."""
+        if self._generator is None:
+            rl, seed = self._run.config.rl, self._run.config.run.seed
+            slots = rl.prompts * rl.group
+            self._generator = (
+                generator_of(self._run, seed, slots)
                 if self._layout is None
-                else Generator(*self._layout, weights, sampling=sampling, seed=seed)
+                else Generator(*self._layout, weights, seed=seed, slots=slots)
             )
-        self._generators[temperature].update(weights)
-        return self._generators[temperature]
+        self._generator.update(weights)
+        return self._generator
 
 
 class CurrentScores:

@@ -10,8 +10,9 @@ from jaxtyping import Int
 
 from jaxpar.config import Config, ParallelConfig, UserError
 from jaxpar.config.spelling import quoted
-from jaxpar.generation.generator import Continuation, Generator
+from jaxpar.generation.generator import SLOTS, Generator
 from jaxpar.generation.joined_stages import ZERO, joined_mesh, joined_weights
+from jaxpar.generation.requests import Continuation
 from jaxpar.generation.sampling import Sampling
 from jaxpar.generation.text import Stop
 from jaxpar.mesh.parameters import Weights
@@ -56,16 +57,16 @@ def encoded(run: Run, prompts: Prompt | Sequence[Prompt], special_tokens: bool) 
     return found
 
 
-def generator_of(run: Run, sampling: Sampling, seed: int) -> Generator:
-    """A generator with the weights of a run, on its mesh.
+def generator_of(run: Run, seed: int, slots: int = SLOTS) -> Generator:
+    """A generator with the weights of a run, on its mesh; for `slots` see `Generator`.
 
     A pipeline generates on a mesh of the same devices whose fsdp axis takes those of the pipe axis too: no device or
     host gathers more than a matrix of a layer at a time.
     """
     config, weights = generated_with(run, run.evaluated_weights())
     if run.plan.axes.pipe == 1:
-        return Generator(config, run.mesh, weights, sampling=sampling, zero=config.parallel.zero, seed=seed)
-    return Generator(config, joined_mesh(run.mesh), weights, sampling=sampling, zero=ZERO, seed=seed)
+        return Generator(config, run.mesh, weights, zero=config.parallel.zero, seed=seed, slots=slots)
+    return Generator(config, joined_mesh(run.mesh), weights, zero=ZERO, seed=seed, slots=slots)
 
 
 def generated_with(run: Run, weights: Weights) -> tuple[Config, Weights]:
@@ -97,16 +98,17 @@ def check_stop(run: Run, stop: Sequence[str]) -> None:
 
 
 def continued(
-    run: Run, generator: Generator, prompts: list[list[int]], tokens: int, stop: Sequence[str]
+    run: Run, prompts: list[list[int]], tokens: int, sampling: Sampling, seed: int, stop: Sequence[str]
 ) -> list[Generated]:
-    """Prompts continued by a generator; the end of a document ends a text, as each of `stop` does."""
+    """Prompts continued; the end of a document ends a text, as each of `stop` does."""
     decode = run.data.decode
     ends = [] if run.data.separator is None else [run.data.separator]
     stops = [Stop(decode or _no_text, stop) for _ in prompts]
     on_token: Callable[[int, int], bool] | None = None
     if stop:
         on_token = lambda row, token: stops[row].add_token(token)
-    found = generator.continued(prompts, tokens, stop=ends, on_token=on_token)
+    generator = generator_of(run, seed)
+    found = generator.continued(prompts, tokens, sampling=sampling, stop=ends, on_token=on_token)
 
     def result(one: Continuation, text: Stop) -> Generated:
         words = None if decode is None else text.text if stop else decode(one.tokens)

@@ -23,13 +23,14 @@ def continue_tokens(trainer: Run, start: np.ndarray, tokens: int, temperature: f
     refuse_without_batches(trainer.config.model, "a sample")
     length = trainer.config.data.sequence_length
     stop = [] if trainer.data.separator is None else [trainer.data.separator]
-    generator = generator_of(trainer, Sampling(temperature=temperature), trainer.config.run.seed)
+    generator = generator_of(trainer, trainer.config.run.seed)
+    sampling = Sampling(temperature=temperature)
     text, ended = [int(token) for token in start], False
     while not ended and len(text) < len(start) + tokens:
         # A row that is full goes on from its second half.
         window = text if len(text) < length else text[-max(1, length // 2) :]
         room = min(length - len(window), len(start) + tokens - len(text))
-        (more,) = generator.continued([window], room, stop=stop, first_number=len(text))
+        (more,) = generator.continued([window], room, sampling=sampling, stop=stop, first_number=len(text))
         text, ended = [*text, *more.tokens.tolist()], more.ended
     return np.array(text[len(start) :], np.int32)
 

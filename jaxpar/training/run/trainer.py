@@ -21,7 +21,7 @@ from jaxpar.observe.events import Listener, Summary
 from jaxpar.observe.writers.default import default_listeners
 from jaxpar.training.named_weights import NamedWeights
 from jaxpar.training.run.attention_maps import attention_weights
-from jaxpar.training.run.continuing import Generated, Prompt, check_stop, continued, encoded, generator_of
+from jaxpar.training.run.continuing import Generated, Prompt, check_stop, continued, encoded
 from jaxpar.training.run.loop import fit
 from jaxpar.training.run.plan_table import plan_rows
 from jaxpar.training.run.progress import Progress
@@ -257,7 +257,7 @@ class Trainer:
         check_stop(self._run, stop)
         sampling = Sampling(temperature, repetition_penalty, top_k, top_p, min_p)
         rows = encoded(self._run, prompts, special_tokens)
-        return continued(self._run, generator_of(self._run, sampling, seed), rows, tokens, stop)
+        return continued(self._run, rows, tokens, sampling, seed, stop)
 
     def attention_weights(self, tokens: Int[np.ndarray, " seq"], layer: int) -> Float[np.ndarray, "heads query key"]:
         """The attention weights of each head of `layer` for one document, with the weights as they are now.

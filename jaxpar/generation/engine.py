@@ -1,0 +1,279 @@
+"""Continuous batching: a row that ends frees its slot at once, and the next prompt is read into it.
+
+The devices are one token ahead of the host: a row that a token ends has one more drawn, which is dropped. A row that
+its limit ends has not.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from math import log2, prod
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from jaxtyping import PyTree
+
+from jaxpar.generation.functions import Prefix, Rows
+from jaxpar.generation.layout import BY_ROW, prompt_bucket
+from jaxpar.generation.programs import Programs
+from jaxpar.generation.requests import Request, Row
+from jaxpar.generation.sampling import DTYPES, Drawn, Draws
+from jaxpar.layout.step_layout import shardings
+from jaxpar.mesh.axes import DATA_AXES
+from jaxpar.mesh.build import on_hosts
+from jaxpar.mesh.parameters import Weights
+from jaxpar.runtime.batch import FORWARD, BatchLayout, one_document_rows
+
+
+@dataclass
+class Speed:
+    """How long rows took."""
+
+    prompt_tokens: int = 0
+    prompt_seconds: float = 0.0
+    new_tokens: int = 0
+    new_seconds: float = 0.0
+    steps: int = 0
+    """Tokens that slots had time for: steps of decoding times slots."""
+    used: int = 0
+    """Tokens of these that a row had use for."""
+
+
+class _Flight(NamedTuple):
+    """Tokens that the devices draw."""
+
+    drawn: Drawn
+    records: Mapping[str, jax.Array]
+    rows: Mapping[int, Row]
+    """By the index of the drawn token."""
+    answers: int
+    """Rows to each prompt; 0 for tokens that are no first ones."""
+
+
+class _Waiting(NamedTuple):
+    """A row that was begun and waits for a slot: its prompt and answer, by their indices on a data rank."""
+
+    prompt: int
+    answer: int
+    row: Row
+
+
+class _Begun(NamedTuple):
+    """Prompts that were read."""
+
+    prefix: Prefix
+    waiting: Sequence[deque[_Waiting]]
+    """By data rank."""
+
+
+class Engine:
+    """Continues requests in slots, on every process of a job alike.
+
+    A data rank has an equal share of the slots, and the rows of a request are on one rank.
+
+    Args:
+        programs: of the model on its mesh.
+        weights: the weights of the moment, which each step asks for.
+        slots: rows that are continued together, a multiple of the data and tensor ranks.
+        capacity: tokens that a row may get to, its prompt included.
+        records: also keep what blocks record of the tokens (`jaxpar.layers.block.Block.records`).
+    """
+
+    def __init__(
+        self, programs: Programs, weights: Callable[[], Weights], slots: int, capacity: int, *, records: bool = False
+    ) -> None:
+        self._programs, self._weights, self._capacity, self._records = programs, weights, capacity, records
+        axes = dict(programs.mesh.shape)
+        self._ranks = prod(axes[axis] for axis in DATA_AXES)
+        self._part = axes["context"] * axes["tensor"]
+        self._slots: list[Row | None] = [None] * slots
+        self._active: tuple[tuple[bool, ...], jax.Array] | None = None
+        self._state: Rows | None = None
+        self._requests: deque[Request] = deque()
+        self._begun: list[_Begun] = []
+        self._flights: deque[_Flight] = deque()
+        self._clock = 0.0
+        self.speed = Speed()
+
+    def add(self, request: Request) -> None:
+        """Continue a request, whose prompt and new tokens fit the capacity, once slots are free."""
+        assert len(request.prompt) + request.tokens <= self._capacity, "the caller checks lengths"
+        self._requests.append(request)
+
+    def cancel(self, request: Request) -> None:
+        """Drop a request; its slots are free at once."""
+        if request in self._requests:
+            self._requests.remove(request)
+        for row in request.rows:
+            row.done = True
+        self._free()
+
+    @property
+    def busy(self) -> bool:
+        """Whether any row is to be continued or read."""
+        return bool(self._requests or self._begun or self._flights or any(self._slots))
+
+    @property
+    def slots(self) -> int:
+        """Rows that are continued together."""
+        return len(self._slots)
+
+    @property
+    def waiting(self) -> int:
+        """Requests that no slot has been free for."""
+        return len(self._requests)
+
+    def step(self) -> list[Row]:
+        """Begin requests where slots are free, draw a token of each row, and read what was drawn before.
+
+        Returns the rows that are done.
+        """
+        if not self._flights:
+            self._clock = time.perf_counter()
+        self._begin()
+        running = any(self._slots)
+        if running:
+            self._decode()
+        done: list[Row] = []
+        while len(self._flights) > running:
+            done += self._read(self._flights.popleft())
+        self._free()
+        return done
+
+    def _free(self) -> None:
+        """Free the slots of rows that need no more tokens."""
+        self._slots = [None if row is None or row.full else row for row in self._slots]
+
+    def _open(self, rank: int) -> list[int]:
+        """The free slots of a data rank, by their index on it."""
+        share = len(self._slots) // self._ranks
+        return [slot for slot, row in enumerate(self._slots[rank * share : (rank + 1) * share]) if row is None]
+
+    def _chosen(self) -> list[list[Request]]:
+        """The requests to begin on each data rank: those that are first, on the rank with most free slots."""
+        room = [
+            len(self._open(rank)) - sum(len(begun.waiting[rank]) for begun in self._begun)
+            for rank in range(self._ranks)
+        ]
+        chosen: list[list[Request]] = [[] for _ in room]
+        answers = self._requests[0].answers if self._requests else 0
+        while self._requests and max(room) > 0 and self._requests[0].answers == answers:
+            rank = room.index(max(room))
+            chosen[rank].append(self._requests.popleft())
+            room[rank] -= answers
+        return chosen
+
+    def _begin(self) -> None:
+        """Begin requests where slots are free: in batches of a power of four, so that few programs are compiled."""
+        self._insert()
+        chosen = self._chosen()
+        while any(chosen):
+            share = 4 ** int(log2(max(map(len, chosen))) // 2)
+            self._prefill([requests[:share] for requests in chosen], share)
+            chosen = [requests[share:] for requests in chosen]
+        self._insert()
+
+    def _prefill(self, chosen: Sequence[Sequence[Request]], share: int) -> None:
+        """Read the prompts of requests, at most `share` on each data rank, and draw the first token of each row."""
+        every = [request for requests in chosen for request in requests]
+        answers = every[0].answers
+        length = prompt_bucket(max(len(request.prompt) for request in every), self._part)
+        tokens = np.zeros((self._ranks * share, length), np.int32)
+        lengths = np.ones(len(tokens), np.int32)
+        draws = [Request((), 1).draws()[0]] * (len(tokens) * answers)
+        rows: dict[int, Row] = {}
+        waiting = [deque[_Waiting]() for _ in chosen]
+        for rank, requests in enumerate(chosen):
+            for index, request in enumerate(requests):
+                at = rank * share + index
+                tokens[at, : len(request.prompt)], lengths[at] = request.prompt, len(request.prompt)
+                draws[at * answers : (at + 1) * answers] = request.draws()
+                rows |= {at * answers + row.index: row for row in request.rows}
+                waiting[rank].extend(_Waiting(index, row.index, row) for row in request.rows)
+        columns = [self._put(np.array(*one)) for one in zip(zip(*draws, strict=True), DTYPES, strict=True)]
+        program = self._programs.prefill(*tokens.shape, self._capacity, answers=answers, records=self._records)
+        batch = BatchLayout(FORWARD, tokens.shape).place(self._programs.mesh, one_document_rows(tokens))
+        prefix, (drawn, records) = program(self._weights(), batch, self._put(lengths), Draws(*columns))
+        self._flights.append(_Flight(drawn, records, rows, answers))
+        for row in rows.values():
+            row.issued = 1
+        self.speed.prompt_tokens += sum(len(request.prompt) for request in every)
+        self._begun.append(_Begun(prefix, waiting))
+
+    def _insert(self) -> None:
+        """Give free slots to rows that wait for one."""
+        for begun in self._begun:
+            share = len(self._slots) // self._ranks
+            copies, size = np.zeros((self._ranks, share, 3), np.int32), np.zeros(self._ranks, np.int32)
+            for rank, waiting in enumerate(begun.waiting):
+                slots = deque(self._open(rank))
+                while waiting and (slots or waiting[0].row.full):
+                    prompt, answer, row = waiting.popleft()
+                    if not row.full:
+                        slot = slots.popleft()
+                        copies[rank, size[rank]] = slot, prompt, answer
+                        size[rank] += 1
+                        self._slots[rank * share + slot] = row
+            if size.any():
+                self._copy(begun.prefix, copies.reshape(-1, 3), size)
+        self._begun = [begun for begun in self._begun if any(begun.waiting)]
+
+    def _copy(self, prefix: Prefix, copies: np.ndarray, size: np.ndarray) -> None:
+        if self._state is None:
+            self._state = _idle(prefix, len(self._slots))
+        prompts, answers = len(prefix.lengths), len(prefix.token) // len(prefix.lengths)
+        program = self._programs.insert(prompts, len(self._slots), self._capacity, answers=answers)
+        self._state = program(self._state, prefix, self._put(copies), self._put(size))
+
+    def _decode(self) -> None:
+        """Draw a token of each row in a slot."""
+        active = tuple(row is not None for row in self._slots)
+        if self._active is None or self._active[0] != active:
+            self._active = active, self._put(np.array(active))
+        program = self._programs.decode(len(self._slots), self._capacity, records=self._records)
+        self._state, (drawn, records) = program(self._weights(), self._state, self._active[1])
+        rows = {slot: row for slot, row in enumerate(self._slots) if row is not None}
+        self._flights.append(_Flight(drawn, records, rows, 0))
+        for row in rows.values():
+            row.issued += 1
+        self.speed.steps += len(self._slots)
+        self._free()
+
+    def _read(self, flight: _Flight) -> list[Row]:
+        """Wait for tokens; the rows that they end."""
+        drawn, records = on_hosts((flight.drawn, flight.records))
+        now, speed = time.perf_counter(), self.speed
+        if flight.answers:
+            speed.prompt_seconds += now - self._clock
+        else:
+            speed.new_seconds += now - self._clock
+        self._clock, done = now, list[Row]()
+        for at, row in flight.rows.items():
+            if row.done:
+                continue
+            if records:
+                prompt = at // flight.answers if flight.answers else at
+                read = len(row.request.prompt) if flight.answers else 1
+                row.pieces.append({name: values[prompt, :read] for name, values in records.items()})
+            row.take(int(drawn.token[at]), float(drawn.log_probability[at]))
+            speed.new_tokens += 1
+            speed.used += not flight.answers
+            if row.done:
+                done.append(row)
+        return done
+
+    def _put(self, array: np.ndarray) -> jax.Array:
+        where = shardings(self._programs.mesh, PartitionSpec(*BY_ROW))
+        return jax.make_array_from_callback(array.shape, where, lambda index: array[index])
+
+
+def _idle(prefix: Prefix, slots: int) -> Rows:
+    """Slots without rows."""
+    like: PyTree = Rows(prefix.cache, prefix.token, prefix.lengths, prefix.draws, prefix.seen)
+    return jax.tree.map(lambda leaf: jnp.zeros((slots, *leaf.shape[1:]), leaf.dtype, device=leaf.sharding), like)

@@ -1,0 +1,174 @@
+"""`python -m jaxpar.serve --model MODEL`: a model behind the HTTP interface of OpenAI's completions."""
+
+from __future__ import annotations
+
+import argparse
+import signal
+import socket
+import sys
+from collections.abc import Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxpar.cli import Parser, command, positive, report, seconds, size
+from jaxpar.config import UserError
+from jaxpar.config.install import install_command
+from jaxpar.config.paths import is_host, user_path
+from jaxpar.config.spelling import named, quoted
+from jaxpar.serving.hosts import is_local
+
+if TYPE_CHECKING:
+    from jaxpar.generation.engine import Engine
+    from jaxpar.serving.served_model import ServedModel
+
+LONGEST = 4096
+"""Tokens of a row that a model which reads more has unless the user says otherwise."""
+GRACE = 30
+"""Seconds that answers may take once the server is to end."""
+EPILOG = """\
+Any client of OpenAI's interface can use it, with http://HOST:PORT/v1 as its address. docs/serving.md has more.
+"""
+
+
+@command()
+def main(arguments: Sequence[str]) -> int:
+    """Serve from the command line; the exit code: 0 ended by SIGTERM, 1 the engine failed, 2 a user error, 130
+    interrupted."""
+    options = _parser().parse_args(arguments)
+    for package in ("starlette", "uvicorn"):
+        if find_spec(package) is None:
+            raise UserError(f"{package} is not installed: {install_command('serve')}")
+    key = None if options.api_key_file is None else _read_key(options.api_key_file)
+    if key is None and not is_local(options.host):
+        raise UserError(f"--host {options.host}: other machines reach it; expected --api-key-file FILE with it")
+    with _bound(options.host, options.port) as listening:
+        return _serve(options, key, listening)
+
+
+def _parser() -> Parser:
+    parser = Parser("jaxpar.serve", "Serve a model by HTTP, as OpenAI's interface.", EPILOG)
+    parser.add_model()
+    words = "in place of the tokenizer's; or one of its templates, by name"
+    parser.add_argument("--chat-template", metavar="FILE|NAME|chatml", help=words)
+    parser.add_argument("--name", metavar="NAME", help="of the model, for clients (default: the name of its folder)")
+    where = parser.add_argument_group("where")
+    where.add_argument("--host", metavar="HOST", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
+    where.add_argument("--port", metavar="N", type=int, default=8000, help="0 takes a free one (default: 8000)")
+    where.add_argument("--api-key-file", metavar="FILE", type=Path, help="file with the key that clients must send")
+    limits = parser.add_argument_group("limits")
+    words = f"tokens of a row, prompt included (default: what the model reads, at most {LONGEST})"
+    limits.add_argument("--length", metavar="N", type=positive, help=words)
+    words = "answers that are drawn at once (default: 16)"
+    limits.add_argument("--slots", metavar="N", type=positive, default=16, help=words)
+    words = "answers that may wait for a slot; more are refused with 429 (default: 64)"
+    limits.add_argument("--queue", metavar="N", type=positive, default=64, help=words)
+    words = "a request may take so long, its wait included (default: 600)"
+    limits.add_argument("--timeout", metavar="SECONDS", type=seconds, default=600.0, help=words)
+    words = "largest body of a request (default: 4 MiB)"
+    limits.add_argument("--body", metavar="SIZE", type=size, default=4 * 2**20, help=words)
+    return parser
+
+
+def _serve(options: argparse.Namespace, key: str | None, listening: socket.socket) -> int:
+    import uvicorn
+
+    from jaxpar.serving.app import Server
+    from jaxpar.serving.worker import Worker
+
+    model, engine = _open(options)
+    failed: list[bool] = []
+    server: uvicorn.Server
+
+    def on_failure() -> None:
+        failed.append(True)
+        server.should_exit = True
+
+    worker = Worker(engine, engine.slots + options.queue, on_failure)
+    app = Server(model, worker, key, options.timeout, options.body).app()
+    settings = uvicorn.Config(
+        app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=GRACE, ws="none"
+    )
+    server = uvicorn.Server(settings)
+    worker.start()
+    host, port = listening.getsockname()[:2]
+    print(
+        f"{model.name} is served on http://{f'[{host}]' if ':' in host else host}:{port}/v1: {engine.slots} slots of "
+        f"{model.length} tokens",
+        flush=True,
+    )
+    # uvicorn raises the signal that ended it once more when all is done.
+    before = signal.signal(signal.SIGTERM, lambda *_: None)
+    try:
+        server.run(sockets=[listening])
+    finally:
+        signal.signal(signal.SIGTERM, before)
+        worker.close()
+    if failed:
+        report(f"the engine failed ({type(worker.failure).__name__}: {worker.failure}): the server stopped.")
+    return 1 if failed else 0
+
+
+def _open(options: argparse.Namespace) -> tuple[ServedModel, Engine]:
+    """The model on the devices, and slots for it; its programs for short prompts are compiled."""
+    import jax
+
+    from jaxpar.evaluation.context_length import context_length
+    from jaxpar.generation.generator import Generator
+    from jaxpar.generation.placed_model import open_model, place_model
+    from jaxpar.generation.requests import Request
+    from jaxpar.interop.sources.tokenizer import chat_encoder_of, text_of
+    from jaxpar.serving.served_model import ServedModel
+
+    config, source = open_model(options.model, options.overrides)
+    if jax.process_count() > 1:
+        raise UserError(f"a server is one process, and this job has {jax.process_count()}; expected one")
+    length = context_length(source, options.length)
+    if options.length is None:
+        length = min(length, LONGEST)
+    text = text_of(source, options.tokenizer, report, special_tokens=options.special_tokens)
+    chat, why = None, ""
+    try:
+        chat, _ = chat_encoder_of(source, options.tokenizer, options.chat_template, report)
+    except UserError as error:
+        if options.chat_template is not None:
+            raise
+        why = str(error)
+    placed = place_model(config, source)
+    generator = Generator(placed.config, placed.mesh, placed.weights)
+    engine = generator.engine(options.slots, length)
+    engine.add(Request([0], 2))
+    while engine.busy:
+        engine.step()
+    name = options.name or Path(options.model).resolve().name
+    return ServedModel(name, placed.config.model, text, length, chat, why), engine
+
+
+def _read_key(path: Path) -> str:
+    """The key in a file."""
+    file = Path(user_path(path, "--api-key-file"))
+    try:
+        key = file.read_text().strip()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", "it is not UTF-8")
+        raise UserError(f"--api-key-file {named(path)}: cannot be read ({why})") from None
+    if not key or not key.isascii() or not key.isprintable() or " " in key:
+        raise UserError(f"--api-key-file {named(path)}: expected one line with a key of ASCII letters, without spaces")
+    return key
+
+
+def _bound(host: str, port: int) -> socket.socket:
+    """A socket at an address. Raises `UserError` where there can be none."""
+    if not 0 <= port < 2**16:
+        raise UserError(f"--port {port}: expected from 0 to {2**16 - 1}")
+    if not host or not is_host(host):
+        raise UserError(f"--host {quoted(host)}: expected an address, such as 127.0.0.1")
+    try:
+        family, *_, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        return socket.create_server(address[:2], family=family, backlog=128)
+    except OSError as error:
+        raise UserError(f"--host {host} --port {port}: cannot listen there ({error.strerror})") from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())

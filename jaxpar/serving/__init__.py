@@ -1,0 +1,1 @@
+"""A model behind the HTTP interface of OpenAI's completions."""

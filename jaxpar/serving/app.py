@@ -1,0 +1,227 @@
+"""The HTTP interface: `/v1/models`, `/v1/completions` and `/v1/chat/completions`, as OpenAI's clients know them."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+from collections.abc import AsyncIterator, Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
+
+from starlette.applications import Starlette
+from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
+from starlette.requests import Request as HttpRequest
+from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.routing import Route
+
+from jaxpar.generation.requests import Request
+from jaxpar.generation.text import Stop
+from jaxpar.serving.fields import CHAT, COMPLETION, Setting, fields_of
+from jaxpar.serving.hosts import is_local
+from jaxpar.serving.refusals import Refusal
+from jaxpar.serving.replies import ChatReply, Reply, Usage, event
+from jaxpar.serving.served_model import ServedModel
+from jaxpar.serving.worker import Job, Piece, Worker
+
+type Prompts = list[tuple[Request, list[Stop]]]
+
+
+class _Gone(Exception):
+    """The client is gone."""
+
+
+@dataclass
+class Server:
+    """Answers requests with the rows of an engine."""
+
+    model: ServedModel
+    worker: Worker
+    key: str | None
+    """The API key that clients must send."""
+    seconds: float
+    """A request may take so long, its wait for a slot included."""
+    body_bytes: int
+    """A body may have so many bytes."""
+
+    def app(self) -> Starlette:
+        """The application."""
+        routes = [
+            Route("/v1/models", self._guarded(self._models)),
+            Route("/v1/models/{name:path}", self._guarded(self._model)),
+            Route("/v1/completions", self._guarded(self._completions), methods=["POST"]),
+            Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
+        ]
+        return Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
+
+    def _guarded(self, answer: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
+        """An endpoint that checks the key, and answers refusals."""
+
+        async def endpoint(http: HttpRequest) -> Response:
+            try:
+                self._check_key(http)
+                return await answer(http)
+            except Refusal as refusal:
+                return _refused(refusal)
+            except (_Gone, ClientDisconnect):
+                return Response(status_code=499)  # nobody reads it
+
+        return endpoint
+
+    def _check_key(self, http: HttpRequest) -> None:
+        if self.key is None:
+            # A page in a browser may give this machine a name of its choice, and read what the server answers it.
+            if not is_local(http.url.hostname or ""):
+                raise Refusal(403, f"host: got {http.url.hostname!r}; expected localhost, for there is no API key")
+            return
+        kind, _, key = http.headers.get("authorization", "").partition(" ")
+        if kind.lower() != "bearer" or not secrets.compare_digest(key.strip().encode(), self.key.encode()):
+            raise Refusal(401, "authorization: the API key is missing or wrong; expected the header Bearer KEY")
+
+    async def _models(self, http: HttpRequest) -> Response:
+        return JSONResponse({"object": "list", "data": [self._about()]})
+
+    async def _model(self, http: HttpRequest) -> Response:
+        self.model.check_name(http.path_params["name"])
+        return JSONResponse(self._about())
+
+    def _about(self) -> dict[str, Any]:
+        return {"id": self.model.name, "object": "model", "created": 0, "owned_by": "jaxpar"}
+
+    async def _completions(self, http: HttpRequest) -> Response:
+        return await self._answer(http, COMPLETION, self.model.completions, Reply)
+
+    async def _chat(self, http: HttpRequest) -> Response:
+        return await self._answer(http, CHAT, self.model.chat_completion, ChatReply)
+
+    async def _answer(
+        self, http: HttpRequest, known: dict[str, Setting], prompts_of: Callable[[dict[str, Any]], Prompts],
+        kind: type[Reply],
+    ) -> Response:  # fmt: skip
+        until = asyncio.get_running_loop().time() + self.seconds
+        values = fields_of(await self._body(http), known)
+        if values["stream_options"] is not None and not values["stream"]:
+            raise Refusal(400, "stream_options: it is for streams; expected stream: true with it", "stream_options")
+        self.model.check_name(values["model"])
+        prompts = await asyncio.to_thread(prompts_of, values)
+        answers = sum(request.answers for request, _ in prompts)
+        usage = Usage(sum(len(request.prompt) for request, _ in prompts))
+        likely = values["logprobs"] is not None and values["logprobs"] is not False
+        with_usage = bool((values["stream_options"] or {}).get("include_usage"))
+        reply = kind(self.model.name, answers, usage, self.model.text.decode if likely else None, with_usage)
+        pieces, jobs = asyncio.Queue[Piece](), list[Job]()
+        loop = asyncio.get_running_loop()
+
+        def send(piece: Piece) -> None:
+            with suppress(RuntimeError):  # the loop has ended, and nobody reads
+                loop.call_soon_threadsafe(pieces.put_nowait, piece)
+
+        for request, stops in prompts:
+            jobs.append(Job(request, stops, sum(len(job.stops) for job in jobs), send))
+        self.worker.submit(jobs)
+        coming = self._coming(http, pieces, jobs, answers, until)
+        if values["stream"]:
+            return _Stream(_events(reply, coming), lambda: self.worker.drop(jobs))
+        async for piece in coming:
+            reply.add(piece)
+        return JSONResponse(reply.body())
+
+    async def _body(self, http: HttpRequest) -> bytes:
+        """The body. Raises `Refusal`."""
+        kind = http.headers.get("content-type", "").partition(";")[0].strip().lower()
+        if kind != "application/json":  # other kinds reach a server on localhost from any page in a browser
+            raise Refusal(415, f"content-type: got {kind!r}; expected application/json")
+        body, limit = bytearray(), self.body_bytes
+        try:
+            async with asyncio.timeout(self.seconds):
+                async for part in http.stream():
+                    body += part
+                    if len(body) > limit:
+                        raise Refusal(413, f"body: it is longer than {limit} bytes; expected a shorter one")
+        except TimeoutError:
+            raise Refusal(408, f"body: it did not come within {self.seconds:g} s; expected it sooner") from None
+        return bytes(body)
+
+    async def _coming(
+        self, http: HttpRequest, pieces: asyncio.Queue[Piece], jobs: Sequence[Job], answers: int, until: float
+    ) -> AsyncIterator[Piece]:
+        """The pieces of all answers. Raises `Refusal` when time is up or an answer fails, `_Gone` without a client."""
+        gone = asyncio.ensure_future(_disconnected(http))
+        try:
+            while answers:
+                piece = asyncio.ensure_future(pieces.get())
+                left = max(0.0, until - asyncio.get_running_loop().time())
+                await asyncio.wait({piece, gone}, timeout=left, return_when=asyncio.FIRST_COMPLETED)
+                if not piece.done():
+                    piece.cancel()
+                    if gone.done():
+                        raise _Gone
+                    raise Refusal(504, f"the answer took longer than {self.seconds:g} s; expected fewer tokens")
+                made = piece.result()
+                if made.error is not None:
+                    raise made.error
+                answers -= made.finish is not None
+                yield made
+        finally:
+            gone.cancel()
+            self.worker.drop(jobs)
+
+
+class _Stream(StreamingResponse):
+    """Events; `ended` is called also where the client was gone before the first."""
+
+    def __init__(self, events: AsyncIterator[bytes], ended: Callable[[], None]):
+        super().__init__(events, media_type="text/event-stream")
+        self._ended = ended
+
+    async def __call__(self, *arguments: Any) -> None:
+        try:
+            await super().__call__(*arguments)
+        finally:
+            self._ended()
+
+
+async def _events(reply: Reply, coming: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
+    """The events of a stream."""
+    try:
+        for one in reply.first_events():
+            yield one
+        async for piece in coming:
+            if piece.text or piece.finish or reply.decode is not None:
+                yield reply.event(piece)
+            else:
+                reply.usage.new += len(piece.tokens)
+        for one in reply.last_events():
+            yield one
+    except Refusal as refusal:
+        yield event(refusal.body())
+    except _Gone:
+        return
+    finally:
+        await coming.aclose()  # pyright: ignore[reportAttributeAccessIssue]
+
+
+async def _disconnected(http: HttpRequest) -> None:
+    """Returns when the client is gone."""
+    while (await http.receive())["type"] != "http.disconnect":
+        pass
+
+
+def _refused(refusal: Refusal) -> Response:
+    headers = {"Retry-After": "1"} if refusal.status == 429 else {}
+    if refusal.status == 401:
+        headers["WWW-Authenticate"] = "Bearer"
+    return JSONResponse(refusal.body(), refusal.status, headers)
+
+
+async def _no_route(http: HttpRequest, error: Exception) -> Response:
+    """Paths and methods that there are not."""
+    assert isinstance(error, HTTPException)
+    return _refused(
+        Refusal(
+            error.status_code,
+            f"{http.method} {http.url.path}: {error.detail}; expected GET /v1/models, POST /v1/completions or POST "
+            "/v1/chat/completions",
+        )
+    )

@@ -1,0 +1,156 @@
+"""The fields of a request's body: what each may be, and what it is where it is missing or null."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from jaxpar.config.spelling import did_you_mean
+from jaxpar.data.chat.messages import Message
+from jaxpar.serving.refusals import Refusal, wrong
+
+MOST_STOPS = 16
+MOST_PROMPTS = 64
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A field."""
+
+    expected: str
+    holds: Callable[[Any], bool]
+    default: Any = None
+
+
+def is_text(value: Any) -> bool:
+    """Whether a value is a text that UTF-8 has."""
+    if not isinstance(value, str):
+        return False
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def _integer(low: int, high: int, default: int | None = None) -> Setting:
+    holds = lambda value: type(value) is int and low <= value <= high
+    return Setting(f"a whole number from {low} to {high}", holds, default)
+
+
+def _real(low: float, high: float, default: float) -> Setting:
+    """From `low` to `high`."""
+    holds = lambda value: type(value) in (int, float) and math.isfinite(value) and low <= value <= high
+    return Setting(f"a number from {low:g} to {high:g}", holds, default)
+
+
+def _only(value: Any) -> Setting:
+    """A field of OpenAI's that has one value here."""
+    return Setting(f"{json.dumps(value)}, for nothing else is supported", lambda other: other == value, value)
+
+
+def _is_prompt(value: Any) -> bool:
+    """Whether a value is a text, tokens, or a list of one of them."""
+    tokens = lambda each: isinstance(each, list) and bool(each) and all(type(one) is int for one in each)
+    if (is_text(value) and value) or tokens(value):
+        return True
+    if not isinstance(value, list) or not 0 < len(value) <= MOST_PROMPTS:
+        return False
+    return all(is_text(each) and each for each in value) or all(map(tokens, value))
+
+
+def _is_stop(value: Any) -> bool:
+    texts = value if isinstance(value, list) else [value]
+    return len(texts) <= MOST_STOPS and all(is_text(one) and one for one in texts)
+
+
+FLAG = Setting("true or false", lambda value: type(value) is bool, False)
+TEXT = Setting("a text", is_text)
+COMMON = {
+    "model": Setting("the name of the model", is_text),
+    "temperature": _real(0, 100, 1.0),
+    "top_p": Setting("a number above 0, at most 1", lambda value: type(value) in (int, float) and 0 < value <= 1, 1.0),
+    "n": _integer(1, 64, 1),
+    "stream": FLAG,
+    "stream_options": Setting(
+        'an object with `include_usage`, as {"include_usage": true}',
+        lambda value: isinstance(value, dict) and all(
+            name == "include_usage" and type(each) is bool for name, each in value.items()
+        ),
+    ),
+    "stop": Setting(f"a text, or a list of at most {MOST_STOPS}, none of them empty", _is_stop),
+    "seed": _integer(-(2**63), 2**63 - 1),
+    "user": TEXT,
+    "top_k": _integer(0, 2**31 - 1, 0),
+    "min_p": _real(0, 1, 0.0),
+    "repetition_penalty": Setting(
+        "a number above 0, at most 100", lambda value: type(value) in (int, float) and 0 < value <= 100, 1.0
+    ),
+    "presence_penalty": _only(0),
+    "frequency_penalty": _only(0),
+    "logit_bias": _only({}),
+}  # fmt: skip
+COMPLETION = COMMON | {
+    "prompt": Setting(
+        f"a text, token ids, or a list of one of them (at most {MOST_PROMPTS}), none of them empty", _is_prompt
+    ),
+    "max_tokens": _integer(1, 2**31 - 1, 16),
+    "logprobs": Setting(
+        "0, the log-probabilities of the tokens themselves, for no others are reported",
+        lambda value: type(value) is int and value == 0,
+    ),
+    "echo": _only(False),
+    "best_of": _only(1),
+    "suffix": _only(""),
+}
+CHAT = COMMON | {
+    "messages": Setting("a list of messages, each an object with the texts `role` and `content`", lambda value: True),
+    "max_tokens": _integer(1, 2**31 - 1),
+    "max_completion_tokens": _integer(1, 2**31 - 1),
+    "logprobs": FLAG,
+    "top_logprobs": _only(0),
+}
+
+
+def fields_of(body: bytes, known: Mapping[str, Setting]) -> dict[str, Any]:
+    """The value of each known field. Raises `Refusal`."""
+
+    def refuse(constant: str) -> Any:
+        raise ValueError(f"{constant} is no number of JSON")
+
+    try:
+        values = json.loads(body, parse_constant=refuse)
+    except (ValueError, RecursionError) as error:
+        raise Refusal(400, f"body: it is not JSON ({error}); expected a JSON object") from None
+    if not isinstance(values, dict):
+        raise wrong("body", values, "a JSON object")
+    for name, value in values.items():
+        if name not in known:
+            near = did_you_mean(name, known) or f"; expected one of {', '.join(known)}"
+            raise Refusal(400, f"{name}: this endpoint has no such field{near}", name)
+        if value is not None and not known[name].holds(value):
+            raise wrong(name, value, known[name].expected)
+    set_by_user = {name: value for name, value in values.items() if value is not None}
+    return {name: setting.default for name, setting in known.items()} | set_by_user
+
+
+def messages_of(value: Any) -> list[Message]:
+    """Messages whose contents are texts. Raises `Refusal`."""
+    if not isinstance(value, list) or not value:
+        raise wrong("messages", value, CHAT["messages"].expected)
+    return [_message(f"messages[{index}]", each) for index, each in enumerate(value)]
+
+
+def _message(name: str, value: Any) -> Message:
+    if not isinstance(value, dict) or not is_text(value.get("role")):
+        raise wrong(name, value, "an object with the texts `role` and `content`")
+    content = value.get("content")
+    if isinstance(content, list) and all(isinstance(one, dict) and one.get("type") == "text" for one in content):
+        texts = [one.get("text") for one in content]
+        content = "".join(texts) if all(map(is_text, texts)) else None  # pyright: ignore[reportArgumentType]
+    if not is_text(content):
+        raise wrong(f"{name}.content", value.get("content"), "a text, or a list of parts of the type `text`")
+    return {"role": value["role"], "content": content}

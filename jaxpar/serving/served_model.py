@@ -1,0 +1,95 @@
+"""A model as the server knows it: its tokenizer, its chat template, and the room of a row."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import ModelConfig
+from jaxpar.data.chat.encoding import ChatEncoder
+from jaxpar.data.chat.messages import Unusable
+from jaxpar.generation.requests import Request
+from jaxpar.generation.sampling import Sampling
+from jaxpar.generation.text import Stop
+from jaxpar.interop.sources.model_text import ModelText
+from jaxpar.serving.fields import messages_of
+from jaxpar.serving.refusals import Refusal
+from jaxpar.units import plural
+
+
+@dataclass
+class ServedModel:
+    """Turns the fields of a request into tokens."""
+
+    name: str
+    model: ModelConfig
+    text: ModelText
+    length: int
+    """Tokens that a row may get to, its prompt included."""
+    chat: ChatEncoder | None
+    why_no_chat: str = ""
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+    _drawn: int = 0
+
+    def check_name(self, name: str | None) -> None:
+        """Raise `Refusal` for a request that is for another model."""
+        if name is None:
+            raise Refusal(400, f"model: it is missing; expected {self.name!r}", "model")
+        if name != self.name:
+            raise Refusal(404, f"model: there is no {name!r} here; expected {self.name!r}", "model")
+
+    def completions(self, values: Mapping[str, Any]) -> list[tuple[Request, list[Stop]]]:
+        """The prompts of a request for completions. Raises `Refusal`."""
+        prompt = values["prompt"]
+        if prompt is None:
+            raise Refusal(400, "prompt: it is missing; expected a text, token ids, or a list of one of them", "prompt")
+        alone = isinstance(prompt, str) or isinstance(prompt[0], int)
+        with self._lock:
+            every = [
+                self.text.encode_start(one) if isinstance(one, str) else one for one in ([prompt] if alone else prompt)
+            ]
+        return [self._request(values, tokens, "prompt", values["max_tokens"], self.text.stops, ()) for tokens in every]
+
+    def chat_completion(self, values: Mapping[str, Any]) -> list[tuple[Request, list[Stop]]]:
+        """The conversation of a request, as a list of one prompt. Raises `Refusal`."""
+        messages = messages_of(values["messages"])
+        if self.chat is None:
+            raise Refusal(400, f"messages: this server has no chat template ({self.why_no_chat})", "messages")
+        with self._lock:
+            try:
+                self.chat.check(messages)
+                tokens, end = self.chat.prompt(messages), self.chat.end_of_turn()
+            except Unusable as error:
+                raise Refusal(400, f"messages: {error}", "messages") from None
+        limit = values["max_completion_tokens"] or values["max_tokens"] or max(1, self.length - len(tokens))
+        stop = [*self.text.stops, *end.tokens]
+        return [self._request(values, tokens, "messages", limit, stop, end.texts)]
+
+    def _request(
+        self, values: Mapping[str, Any], prompt: Sequence[int], name: str, tokens: int, stop: Sequence[int],
+        stop_texts: Sequence[str],
+    ) -> tuple[Request, list[Stop]]:  # fmt: skip
+        if len(prompt) + tokens > self.length:
+            raise Refusal(
+                400,
+                f"{name}: {plural(len(prompt), 'token')} and {tokens} new ones are more than {self.length}; expected a "
+                "shorter one, or fewer in max_tokens",
+                name,
+            )
+        stops = values["stop"] or []
+        texts = [*([stops] if isinstance(stops, str) else stops), *stop_texts]
+        stream = 0
+        if values["seed"] is None:
+            self._drawn = stream = (self._drawn + values["n"]) % 2**30  # draws of requests without a seed differ
+        try:
+            sampling = Sampling(
+                values["temperature"], values["repetition_penalty"], values["top_k"], values["top_p"], values["min_p"]
+            )
+            request = Request(prompt, tokens, sampling, values["seed"] or 0, stream, values["n"], frozenset(stop))
+            request.check(self.model, name)
+        except UserError as error:
+            raise Refusal(400, str(error), name) from None
+        return request, [Stop(self.text.decode, texts) for _ in range(values["n"])]

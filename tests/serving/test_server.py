@@ -1,0 +1,281 @@
+"""What clients get over HTTP: answers, streams, refusals; and what their slots become when they are gone."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
+
+import httpx
+import jax
+import pytest
+import uvicorn
+
+from jaxpar.generation.generator import Generator
+from jaxpar.interop.sources.model_text import ModelText
+from jaxpar.serving.app import Server
+from jaxpar.serving.served_model import ServedModel
+from jaxpar.serving.worker import Worker
+from tests.small_run import SmallRun, small
+
+LENGTH, SLOTS, QUEUE, KEY = 2048, 2, 3, "sk-test"
+LETTERS = [*"abcdefghijklmnopqrstuvwxyz .,:", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ01234"]
+
+
+def decode(tokens: Any) -> str:
+    return "".join(LETTERS[token] for token in tokens)
+
+
+def encode(text: str) -> list[int]:
+    return [LETTERS.index(letter) for letter in text]
+
+
+@pytest.fixture(scope="module")
+def generator() -> Generator:
+    run = SmallRun(small(model={"vocab": 61, "layers": 2}))
+    return Generator(run.config, run.step.mesh, run.step.residency.initial_state().master)
+
+
+@pytest.fixture(scope="module")
+def server(generator: Generator) -> Iterator[Server]:
+    text = ModelText(decode, [], 0, encode, encode, {}, "letters")
+    model = ServedModel("tiny", generator.config.model, text, LENGTH, None, "there is none")
+    worker = Worker(generator.engine(SLOTS, LENGTH), SLOTS + QUEUE)
+    worker.start()
+    yield Server(model, worker, KEY, 300.0, 4096)
+    worker.close()
+
+
+@pytest.fixture(scope="module")
+def address(server: Server) -> Iterator[str]:
+    running = uvicorn.Server(uvicorn.Config(server.app(), port=0, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    while not running.started:
+        time.sleep(0.01)
+    port = running.servers[0].sockets[0].getsockname()[1]
+    yield f"http://127.0.0.1:{port}/v1"
+    running.should_exit = True
+    thread.join()
+
+
+@pytest.fixture
+def client(address: str) -> Iterator[httpx.Client]:
+    with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {KEY}"}, timeout=300) as client:
+        yield client
+
+
+def completion(client: httpx.Client, **fields: Any) -> dict[str, Any]:
+    answer = client.post("/completions", json={"model": "tiny", "temperature": 0} | fields)
+    assert answer.status_code == 200, answer.text
+    return answer.json()
+
+
+def events(answer: httpx.Response) -> list[dict[str, Any]]:
+    lines = [line for line in answer.iter_lines() if line]
+    assert lines[-1] == "data: [DONE]"
+    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
+
+
+def wait_until_idle(server: Server) -> None:
+    until = time.monotonic() + 120
+    while server.worker._jobs or server.worker._engine.busy:
+        assert time.monotonic() < until, "slots are in use"
+        time.sleep(0.01)
+
+
+def test_completions_are_those_of_the_generator(client: httpx.Client, generator: Generator):
+    (wanted,) = generator.continued([encode("hello")], 12)
+    found = completion(client, prompt="hello", max_tokens=12, logprobs=0)
+    (choice,) = found["choices"]
+    assert choice["text"] == decode(wanted.tokens)
+    assert choice["finish_reason"] == "length"
+    assert choice["logprobs"]["tokens"] == [LETTERS[token] for token in wanted.tokens]
+    assert choice["logprobs"]["token_logprobs"] == pytest.approx(wanted.log_probabilities.tolist(), abs=1e-5)
+    assert found["usage"] == {"prompt_tokens": 5, "completion_tokens": 12, "total_tokens": 17}
+    both = completion(client, prompt=["hello", "b"], max_tokens=12)["choices"]
+    assert [one["index"] for one in both] == [0, 1] and both[0]["text"] == choice["text"]
+    assert completion(client, prompt=encode("hello"), max_tokens=12)["choices"][0]["text"] == choice["text"]
+    stop = choice["text"][4]
+    cut = completion(client, prompt="hello", max_tokens=12, stop=stop)["choices"][0]
+    assert cut["text"] == choice["text"].split(stop)[0] and cut["finish_reason"] == "stop"
+
+
+def test_a_stream_has_the_text_in_pieces(client: httpx.Client):
+    fields = {"prompt": "hello", "max_tokens": 12, "n": 2, "temperature": 1.0, "seed": 5}
+    alone = completion(client, **fields)
+    assert completion(client, **fields)["choices"] == alone["choices"], "a seed decides the draws"
+    assert alone["choices"][0]["text"] != alone["choices"][1]["text"]
+    asked = {"model": "tiny", "stream": True, "stream_options": {"include_usage": True}} | fields
+    with client.stream("POST", "/completions", json=asked) as answer:
+        assert answer.headers["content-type"].startswith("text/event-stream")
+        found = events(answer)
+    assert len(found) > 12 and found[-1]["usage"] == alone["usage"] and found[-1]["choices"] == []
+    for index in range(2):
+        mine = [one["choices"][0] for one in found[:-1] if one["choices"][0]["index"] == index]
+        assert "".join(one["text"] for one in mine) == alone["choices"][index]["text"]
+        assert [one["finish_reason"] for one in mine if one["finish_reason"]] == ["length"]
+
+
+def test_models_are_listed_and_a_key_is_needed(client: httpx.Client, address: str):
+    assert [one["id"] for one in client.get("/models").json()["data"]] == ["tiny"]
+    assert client.get("/models/tiny").json()["id"] == "tiny" and client.get("/models/other").status_code == 404
+    for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": KEY}):
+        answer = httpx.get(f"{address}/models", headers=headers)
+        assert answer.status_code == 401 and "API key" in answer.json()["error"]["message"]
+
+
+WRONG: dict[str, tuple[Any, int, tuple[str, ...]]] = {
+    "not JSON": (b"{", 400, ("body", "JSON object")),
+    "a list": (b"[]", 400, ("body", "[]", "JSON object")),
+    "NaN": (b'{"temperature": NaN}', 400, ("NaN",)),
+    "deep": (b"[" * 4000, 400, ("body",)),
+    "long": (b" " * 5000, 413, ("4096",)),
+    "no model": ({"prompt": "a"}, 400, ("model", "'tiny'")),
+    "other model": ({"model": "gpt", "prompt": "a"}, 404, ("'gpt'", "'tiny'")),
+    "no prompt": ({"model": "tiny"}, 400, ("prompt", "missing")),
+    "empty prompt": ({"model": "tiny", "prompt": ""}, 400, ("prompt", "''", "empty")),
+    "unknown token": ({"model": "tiny", "prompt": [1, 99]}, 400, ("token 99", "61")),
+    "half a pair": (b'{"model": "tiny", "prompt": "\\ud800"}', 400, ("prompt",)),
+    "mistyped": ({"model": "tiny", "prompt": "a", "max_token": 3}, 400, ("max_token", "did you mean max_tokens?")),
+    "unknown": ({"model": "tiny", "prompt": "a", "tools": []}, 400, ("tools", "no such field")),
+    "temperature": ({"model": "tiny", "prompt": "a", "temperature": -1}, 400, ("temperature", "-1", "from 0")),
+    "text": ({"model": "tiny", "prompt": "a", "max_tokens": "3"}, 400, ("max_tokens", "'3'", "whole number")),
+    "flag": ({"model": "tiny", "prompt": "a", "n": True}, 400, ("n: ", "True", "whole number")),
+    "logprobs": ({"model": "tiny", "prompt": "a", "logprobs": 5}, 400, ("logprobs", "5")),
+    "too long": ({"model": "tiny", "prompt": "a", "max_tokens": LENGTH}, 400, ("1 token", "2048")),
+    "too many": ({"model": "tiny", "prompt": "a", "n": 6}, 400, ("n: ", "6")),
+    "stop": ({"model": "tiny", "prompt": "a", "stop": [""]}, 400, ("stop", "empty")),
+    "options": ({"model": "tiny", "prompt": "a", "stream_options": {}}, 400, ("stream_options", "stream: true")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_wrong_requests_get_one_sentence(client: httpx.Client, name: str):
+    body, status, parts = WRONG[name]
+    content = body if isinstance(body, bytes) else json.dumps(body).encode()
+    answer = client.post("/completions", content=content, headers={"Content-Type": "application/json"})
+    assert answer.status_code == status, answer.text
+    message = answer.json()["error"]["message"]
+    assert all(part in message for part in parts) and "\n" not in message, message
+
+
+def test_other_kinds_paths_and_methods_are_refused(client: httpx.Client):
+    answer = client.post("/completions", content=b"{}", headers={"Content-Type": "text/plain"})
+    assert answer.status_code == 415 and "application/json" in answer.json()["error"]["message"]
+    assert client.get("/nothing").status_code == 404 and client.get("/completions").status_code == 405
+    asked = {"model": "tiny", "messages": [{"role": "user", "content": "a"}]}
+    answer = client.post("/chat/completions", json=asked)
+    assert answer.status_code == 400 and "chat template" in answer.json()["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_client_that_is_gone_frees_its_slots_and_a_full_queue_refuses(
+    client: httpx.Client, address: str, server: Server, stream: bool
+):
+    wait_until_idle(server)
+    asked = {"model": "tiny", "prompt": "a", "max_tokens": LENGTH - 1, "n": SLOTS + QUEUE, "stream": stream}
+    gone = threading.Event()
+
+    def leave() -> None:
+        with (
+            httpx.Client(headers={"Authorization": f"Bearer {KEY}"}, timeout=60) as other,
+            other.stream("POST", f"{address}/completions", json=asked) as answer,
+        ):
+            lines = answer.iter_lines()
+            next(lines)
+            gone.wait()
+
+    def time_out() -> None:
+        with pytest.raises(httpx.ReadTimeout):
+            httpx.post(
+                f"{address}/completions", json=asked, headers={"Authorization": f"Bearer {KEY}"},
+                timeout=httpx.Timeout(60, read=1.0),
+            )  # fmt: skip
+
+    thread = threading.Thread(target=leave if stream else time_out)
+    thread.start()
+    while not server.worker._jobs:
+        time.sleep(0.01)
+    full = client.post("/completions", json={"model": "tiny", "prompt": "b", "max_tokens": 1})
+    assert full.status_code == 429 and "queue is full" in full.json()["error"]["message"]
+    assert full.headers["retry-after"]
+    gone.set()
+    thread.join()
+    before = server.worker._engine.speed.new_tokens
+    wait_until_idle(server)
+    assert server.worker._engine.speed.new_tokens - before < SLOTS * LENGTH // 2
+    assert completion(client, prompt="b", max_tokens=1)["usage"]["completion_tokens"] == 1
+
+
+def test_a_request_that_takes_too_long_ends(server: Server):
+    """Over the application itself, with a time limit of its own."""
+    short = replace(server, seconds=0.3)
+    asked = {"model": "tiny", "prompt": "a", "max_tokens": LENGTH - 1}
+    running = uvicorn.Server(uvicorn.Config(short.app(), port=0, log_level="warning", lifespan="off"))
+    thread = threading.Thread(target=running.run)
+    thread.start()
+    while not running.started:
+        time.sleep(0.01)
+    url = f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}/v1/completions"
+    headers = {"Authorization": f"Bearer {KEY}"}
+    answer = httpx.post(url, json=asked, headers=headers, timeout=60)
+    assert answer.status_code == 504 and "0.3 s" in answer.json()["error"]["message"]
+    with httpx.stream("POST", url, json=asked | {"stream": True}, headers=headers, timeout=60) as answer:
+        last = [line for line in answer.iter_lines() if line][-1]
+    assert "0.3 s" in json.loads(last.removeprefix("data: "))["error"]["message"]
+    wait_until_idle(server)
+    running.should_exit = True
+    thread.join()
+
+
+def test_a_failure_of_the_engine_ends_the_worker_and_tells_clients(generator: Generator):
+    failed = threading.Event()
+    worker = Worker(generator.engine(1, 64), 4, failed.set)
+    worker._engine.step = lambda: 1 / 0  # pyright: ignore[reportAttributeAccessIssue]
+    text = ModelText(decode, [], 0, encode, encode, {}, "letters")
+    server = Server(ServedModel("tiny", generator.config.model, text, 64, None), worker, None, 60.0, 4096)
+    worker.start()
+    transport = httpx.ASGITransport(server.app())
+
+    async def ask() -> list[httpx.Response]:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
+            asked = {"model": "tiny", "prompt": "a"}
+            return [await client.post("/v1/completions", json=asked) for _ in range(2)]
+
+    first, second = asyncio.run(ask())
+    assert first.status_code == 500 and "ZeroDivisionError" in first.json()["error"]["message"]
+    assert second.status_code == 503 and failed.wait(5)
+
+
+def test_without_a_key_only_names_of_this_machine_are_answered(server: Server):
+    """Else a page of another site could reach it from a browser, under a name that leads here."""
+    transport = httpx.ASGITransport(replace(server, key=None).app())
+
+    async def status(host: str) -> int:
+        async with httpx.AsyncClient(transport=transport, base_url=f"http://{host}") as client:
+            return (await client.get("/v1/models")).status_code
+
+    wanted = {
+        "localhost:8000": 200,
+        "127.0.0.1": 200,
+        "[::1]:8000": 200,
+        "evil.example": 403,
+        "localhost.evil.org": 403,
+    }
+    assert {host: asyncio.run(status(host)) for host in wanted} == wanted
+
+
+def test_a_model_that_is_not_finite_fails_the_request_alone(generator: Generator, server: Server, client: httpx.Client):
+    weights = generator._weights
+    generator.update(jax.tree.map(lambda leaf: leaf * float("nan"), weights))
+    try:
+        answer = client.post("/completions", json={"model": "tiny", "prompt": "a"})
+    finally:
+        generator.update(weights)
+    assert answer.status_code == 500 and "finite" in answer.json()["error"]["message"]
+    assert completion(client, prompt="a", max_tokens=2)["choices"][0]["finish_reason"] == "length"

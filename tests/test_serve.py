@@ -1,0 +1,96 @@
+"""`python -m jaxpar.serve`, asked by the client of OpenAI; and what it refuses before it listens."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import openai
+import pytest
+
+from jaxpar.serve import main
+from tests.goldens.chat.generate import FOLDER
+from tests.interop.folders import copy_of
+from tests.sentences import refused_by_command
+
+
+@pytest.fixture
+def model(tmp_path: Path) -> Path:
+    folder = copy_of("llama", tmp_path / "model")
+    for name in ("tokenizer.json", "tokenizer_config.json"):
+        shutil.copy(FOLDER / name, folder)
+    return folder
+
+
+@pytest.fixture
+def served(model: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    (tmp_path / "key").write_text("sk-local\n")
+    command = [sys.executable, "-m", "jaxpar.serve", "--model", model, "--port", "0", "--length", "512", "--slots", "4"]
+    process = subprocess.Popen(
+        [*map(str, command), "--api-key-file", str(tmp_path / "key")], stdout=subprocess.PIPE, text=True,
+        env=os.environ | {"XLA_FLAGS": ""},
+    )  # fmt: skip
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    assert line.startswith("model is served on http://127.0.0.1:") and "4 slots of 512 tokens" in line
+    yield process, line.split()[4].rstrip(":")
+    process.kill()
+    process.wait()
+    process.stdout.close()
+
+
+@pytest.mark.long
+def test_the_client_of_openai_is_answered_and_sigterm_ends_the_server(served: tuple[subprocess.Popen[str], str]):
+    """Completions and chat, at once and as streams; an answer under way is finished before the end."""
+    process, address = served
+    with openai.OpenAI(base_url=address, api_key="sk-local", max_retries=0) as client:
+        assert [one.id for one in client.models.list()] == ["model"]
+        whole = client.completions.create(model="model", prompt="ab", max_tokens=8, temperature=0, logprobs=0)
+        parts = client.completions.create(model="model", prompt="ab", max_tokens=8, temperature=0, stream=True)
+        assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text != ""
+        assert whole.choices[0].logprobs is not None and whole.usage is not None
+        assert len(whole.choices[0].logprobs.token_logprobs or ()) == whole.usage.completion_tokens <= 8
+        asked = {"model": "model", "messages": [{"role": "user", "content": "hi"}], "temperature": 0, "max_tokens": 8}
+        said = client.chat.completions.create(**asked, logprobs=True)
+        stream = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+        *pieces, last = stream
+        assert last.usage is not None and said.usage is not None
+        assert last.usage.completion_tokens == said.usage.completion_tokens
+        assert "".join(one.choices[0].delta.content or "" for one in pieces) == said.choices[0].message.content
+        with pytest.raises(openai.BadRequestError, match="max_tokens: got 0"):
+            client.completions.create(model="model", prompt="ab", max_tokens=0)
+        with pytest.raises(openai.NotFoundError, match="expected 'model'"):
+            client.completions.create(model="other", prompt="ab")
+        with pytest.raises(openai.AuthenticationError, match="API key"):
+            client.with_options(api_key="wrong").models.list()
+        long = client.completions.create(model="model", prompt="ab", max_tokens=400, temperature=1, stream=True)
+        first = next(iter(long))
+        process.send_signal(signal.SIGTERM)
+        reasons = [part.choices[0].finish_reason for part in (first, *long)]
+        assert reasons[-1] in ("length", "stop")
+    assert process.wait(60) == 0
+
+
+def test_what_cannot_be_served_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], model: Path):
+    arguments = ["--model", str(model), "--port", "0"]
+    empty = tmp_path / "empty"
+    empty.write_text("\n")
+    (tmp_path / "key").write_text("sk-local\n")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        cases: list[tuple[list[str], tuple[str, ...]]] = [
+            (["--host", "0.0.0.0"], ("--host 0.0.0.0", "--api-key-file")),
+            (["--api-key-file", str(empty)], ("--api-key-file", "expected one line with a key")),
+            (["--api-key-file", str(tmp_path / "none")], ("--api-key-file", "cannot be read")),
+            (["--port", port], (port, "cannot listen")),
+            (["--port", "70000"], ("--port 70000", "65535")),
+            (["--host", "a..b", "--api-key-file", str(tmp_path / "key")], ("--host", "a..b", "address")),
+        ]
+        for more, parts in cases:
+            refused_by_command(main([*arguments, *more]), *capsys.readouterr(), *parts)
