@@ -15,10 +15,9 @@ from contextlib import suppress
 from typing import Any
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.spelling import did_you_mean, quoted
+from jaxpar.config.spelling import quoted
 from jaxpar.config.strict_json import json_text
-from jaxpar.config.user_code import is_user_code
-from jaxpar.rl.rewards import REWARDS
+from jaxpar.rl.rewards import check_reward
 
 START_SECONDS = 120.0
 """Longest time that the import of a reward may take."""
@@ -40,9 +39,7 @@ class RewardProcess:
     """
 
     def __init__(self, name: str, seconds: float):
-        if not is_user_code(name) and name not in REWARDS:
-            near = did_you_mean(name, REWARDS) or f"; there are {', '.join(REWARDS)}, and FILE.py:NAME"
-            raise UserError(f"rl.rewards: no reward is called {quoted(name)}{near}")
+        check_reward(name)
         self.name, self._seconds = name, seconds
         self._begin()
 

@@ -15,9 +15,7 @@ from typing import Any
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.strict_json import json_text
-from jaxpar.config.user_code import is_user_code
-from jaxpar.rl.rewards import REWARDS
-from jaxpar.rl.user_code import load_function
+from jaxpar.rl.rewards import reward_of
 
 
 def main(name: str) -> None:
@@ -28,7 +26,7 @@ def main(name: str) -> None:
     os.dup2(2, 1)
     say = lambda **fields: print(json_text(fields), file=answers, flush=True)
     try:
-        function = load_function(name, "rl.rewards") if is_user_code(name) else REWARDS[name]
+        function = reward_of(name)
     except UserError as error:
         return say(error=str(error))
     say(ready=True)

@@ -27,13 +27,14 @@ from jaxpar.rl.answers import Answer, Learned, answer_rows
 from jaxpar.rl.prompts import Prompt, PromptRows
 from jaxpar.rl.reference import ReferenceModel
 from jaxpar.rl.rewarder import Rewarder
+from jaxpar.rl.rewards import check_reward, is_right
 from jaxpar.training.errors import TrainingError
 from jaxpar.training.run.continuing import generated_with, generator_of
 from jaxpar.training.run.run import Run
 from pallas_kernels.masks import visible_pairs
 
 SUCCESS = "answer"
-"""The column whose text a right answer has."""
+"""The column that a right answer has."""
 
 
 class RolloutRun(Run):
@@ -46,6 +47,8 @@ class RolloutRun(Run):
     def __init__(self, *args: Any, **kwargs: Any):
         super().__init__(*args, **kwargs)
         self._check_room()
+        for name in self.config.rl.rewards:
+            check_reward(name)
         self._generators: dict[float, Generator] = {}
 
     @property
@@ -106,7 +109,7 @@ class RolloutRun(Run):
         metrics = {"loss": -reward, "reward": reward, "truncated": float(np.mean([not one.ended for one in answers]))}
         wanted = [one.prompt.record.get(SUCCESS) for one in answers]
         if all(one is not None for one in wanted):
-            right = [self._text(one).strip() == str(text).strip() for one, text in zip(answers, wanted, strict=True)]
+            right = [is_right(self._text(one), answer) for one, answer in zip(answers, wanted, strict=True)]
             metrics["success"] = float(np.mean(right))
         return metrics
 

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
 from string import ascii_lowercase
+from typing import Any
 
 import numpy as np
 
 
 @dataclass(frozen=True)
 class Task:
-    """Prompts with the answer that is wanted, in few characters."""
+    """Prompts with the answer that is wanted."""
 
-    records: Callable[[], list[dict[str, str]]]
-    alphabet: str
+    records: Callable[[], list[dict[str, Any]]]
+    alphabet: str | None = None
+    """Characters that are tokens; None for bytes."""
     rewards: tuple[str, ...] = ("characters",)
 
 
@@ -39,8 +42,27 @@ def _reverse() -> list[dict[str, str]]:
     return [{"prompt": f"{word}=", "answer": word[::-1]} for word in words]
 
 
+NAMES = ("Ada", "Amir", "Bela", "Chen", "Dora", "Emil", "Fay", "Hana", "Igor", "Joan", "Kofi", "Lea", "Mia", "Omar",
+         "Pia", "Ravi")  # fmt: skip
+CITIES = ("Accra", "Bern", "Cusco", "Delhi", "Graz", "Kyoto", "Lima", "Oslo", "Paris", "Quito", "Rome", "Tunis")
+
+
+def _people() -> list[dict[str, Any]]:
+    """`Oslo, Mia, 34`: an object with name, age and city, in whatever order they come, after the order as a thought."""
+    draw, records = np.random.default_rng(0), {}
+    for _ in range(4000):
+        person = {"name": str(draw.choice(NAMES)), "age": int(draw.integers(18, 90)), "city": str(draw.choice(CITIES))}
+        order = [str(key) for key in draw.permutation([*person])]
+        prompt = ", ".join(str(person[key]) for key in order) + "\n"
+        written = json.dumps(person, separators=(",", ":"))
+        completion = f"<think>{' '.join(order)}</think><answer>{written}</answer>"
+        records[prompt] = {"prompt": prompt, "answer": person, "completion": completion}
+    return [*records.values()]
+
+
 TASKS: dict[str, Task] = {
     "digits": Task(_digits, "0123456789:,="),
     "reverse": Task(_reverse, ascii_lowercase[:8] + "="),
+    "json": Task(_people, rewards=("json_fields", "json_length", "think")),
 }
 """By the name that `data.path` has."""
