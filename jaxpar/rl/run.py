@@ -6,7 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -24,10 +24,11 @@ from jaxpar.mesh.parameters import Weights
 from jaxpar.model.flops import Pairs, windows
 from jaxpar.rl.advantages import advantages, overlong_penalty, token_weights
 from jaxpar.rl.answers import Answer, Learned, answer_rows
+from jaxpar.rl.environments.conversation import Conversations, conversations_of
 from jaxpar.rl.prompts import Prompt, PromptRows
 from jaxpar.rl.reference import ReferenceModel
-from jaxpar.rl.rewarder import Rewarder
-from jaxpar.rl.rewards import check_reward, is_right
+from jaxpar.rl.rewards.builtin import check_reward, is_right
+from jaxpar.rl.rewards.rewarder import Rewarder
 from jaxpar.training.errors import TrainingError
 from jaxpar.training.run.continuing import generated_with, generator_of
 from jaxpar.training.run.run import Run
@@ -49,6 +50,8 @@ class RolloutRun(Run):
         self._check_room()
         for name in self.config.rl.rewards:
             check_reward(name)
+        if self.conversations is not None:
+            from_first(self.conversations.start)
         self._generators: dict[float, Generator] = {}
 
     @property
@@ -62,7 +65,13 @@ class RolloutRun(Run):
         """The rewards of the configuration. Raises `UserError` where one is wrong."""
         rl = self.config.rl
         names = dict(rl.rewards) or dict.fromkeys(self.prompts.rewards, 1.0)
-        return Rewarder(names, rl.reward_seconds, stops=rl.on_reward_error == "stop")
+        stops, required = rl.on_reward_error == "stop", rl.environment is None
+        return Rewarder(names, rl.reward_seconds, stops=stops, required=required)
+
+    @cached_property
+    def conversations(self) -> Conversations | None:
+        """Conversations with the environment of the configuration, if it has one."""
+        return conversations_of(self.config.rl, self.data)
 
     @cached_property
     def _reference(self) -> ReferenceModel | None:
@@ -84,9 +93,8 @@ class RolloutRun(Run):
             liveness.at("drawing answers", busy=True)
             arrays = self._batch(index)
             if first == began and "reward" not in self.last_metrics:
-                raise TrainingError(
-                    f"no answer of step {first + 1} has a reward ({self.rewarder.failure}): the run stopped"
-                )
+                failure = self.rewarder.failure if self.conversations is None else self.conversations.failure
+                raise TrainingError(f"no answer of step {first + 1} has a reward ({failure}): the run stopped")
             mask = mask_of(self.config, self.config.model)
             pairs = {
                 window: visible_pairs(replace(mask, window=window), arrays["segments"])
@@ -126,11 +134,14 @@ class RolloutRun(Run):
         drawn = time.perf_counter()
         raw = self._rewards(answers, rl.group)
         rewarded = time.perf_counter()
-        lengths = np.array([len(one.tokens) for one in answers]).reshape(raw.shape)
+        lengths = np.array([one.size for one in answers]).reshape(raw.shape)
         references = self._references(answers)
         rewards = raw - overlong_penalty(lengths, rl.answer_tokens, policy.overlong)
         if policy.kl_in == "reward" and policy.kl != "none":
-            k1 = [float((one.log_probabilities - other).sum()) for one, other in zip(answers, references, strict=True)]
+            k1 = [
+                float((one.log_probabilities - other)[one.drawn].sum())
+                for one, other in zip(answers, references, strict=True)
+            ]
             rewards = rewards - policy.kl_weight * np.reshape(k1, raw.shape)
         each = advantages(rewards, policy, raw).reshape(-1)
         valid = np.flatnonzero(~np.isnan(each))
@@ -149,7 +160,7 @@ class RolloutRun(Run):
     def _metrics(self, answers: Sequence[Answer], rewards: np.ndarray, advantage: np.ndarray) -> dict[str, float]:
         """Means over the answers of a step; without any reward there is no mean of them."""
         means = {
-            "answer_tokens": float(np.mean([len(one.tokens) for one in answers])),
+            "answer_tokens": float(np.mean([one.size for one in answers])),
             "truncated": float(np.mean([not one.ended for one in answers])),
             "without_reward": float(np.isnan(rewards).mean()),
             "left_out": float(np.isnan(advantage).mean()),
@@ -167,6 +178,11 @@ class RolloutRun(Run):
         assert end is not None, "a token ends answers"
         generator = self._generator(temperature)
         generator.update(generated_with(self, weights)[1])
+        if self.conversations is not None:
+            draw = partial(generator.continued, stop=[end], first_number=first)
+            answers = self.conversations.answers([one for one in prompts for _ in range(group)], end, draw)
+            generator.drop_weights()
+            return answers
         made = generator.continued(
             [one.tokens for one in prompts], self.config.rl.answer_tokens, stop=[end], first_number=first,
             answers=group,
@@ -191,7 +207,7 @@ class RolloutRun(Run):
         texts = [self._text(one) for one in answers]
         groups = [([answers[at].prompt.record] * group, texts[at : at + group]) for at in range(0, len(answers), group)]
         rewards = from_first(lambda: [self.rewarder.rewards(records, texts) for records, texts in groups])
-        return np.array(rewards, np.float64)
+        return np.array(rewards, np.float64) + np.reshape([one.reward for one in answers], (-1, group))
 
     def _references(self, answers: Sequence[Answer]) -> list[np.ndarray]:
         if self._reference is None:
@@ -213,10 +229,12 @@ class RolloutRun(Run):
                 f"answer of {rl.answer_tokens} (rl.answer_tokens); expected at least {each}"
             )
         model = self.config.model
-        if model.position == "learned" and longest + rl.answer_tokens > model.max_positions:
+        # Conversations are continued together: by the most tokens that one of them may have left.
+        positions = longest + rl.answer_tokens * (1 if rl.environment is None else 2)
+        if model.position == "learned" and positions > model.max_positions:
             raise UserError(
                 f"model.max_positions: {model.max_positions} learned positions are fewer than a prompt of {longest} "
-                f"tokens and an answer of {rl.answer_tokens} (rl.answer_tokens) need"
+                f"tokens and an answer of {rl.answer_tokens} (rl.answer_tokens) need, which are {positions}"
             )
         rows = -(-answers // (data.sequence_length // each))
         if rows > data.batch_size:

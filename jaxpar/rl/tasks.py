@@ -60,9 +60,18 @@ def _people() -> list[dict[str, Any]]:
     return [*records.values()]
 
 
+def _guess() -> list[dict[str, Any]]:
+    """`29`: a number from 2 to 9 is to be guessed in conversation (`rl.environment: guess`)."""
+    ranges = [(low, high) for low, high in product(range(1, 10), repeat=2) if low < high]
+    return [
+        {"prompt": f"{low}{high}", "answer": str(answer)} for low, high in ranges for answer in range(low, high + 1)
+    ]
+
+
 TASKS: dict[str, Task] = {
     "digits": Task(_digits, "0123456789:,="),
     "reverse": Task(_reverse, ascii_lowercase[:8] + "="),
+    "guess": Task(_guess, "123456789<>?", rewards=()),
     "json": Task(_people, rewards=("json_fields", "json_length", "think")),
 }
 """By the name that `data.path` has."""

@@ -11,8 +11,8 @@ from jaxpar.config import DataConfig, load_config
 from jaxpar.data import open_data
 from jaxpar.data.document_rows import DocumentRows
 from jaxpar.layout.checks.validate import validate
-from jaxpar.rl.json_rewards import json_fields, think
 from jaxpar.rl.prompts import PromptRows
+from jaxpar.rl.rewards.json import json_fields, think
 from jaxpar.rl.tasks import TASKS
 from tests.sentences import refused
 

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from jaxpar.config import UserError
-from jaxpar.rl.reward_process import RewardError, RewardProcess
-from jaxpar.rl.rewarder import Rewarder
-from jaxpar.rl.rewards import REWARDS, check_reward
+from jaxpar.rl.rewards.builtin import REWARDS, check_reward
+from jaxpar.rl.rewards.process import RewardProcess
+from jaxpar.rl.rewards.rewarder import Rewarder
+from jaxpar.rl.worker_process import WorkerError
 from jaxpar.training.errors import TrainingError
 from tests.sentences import refused
 
@@ -153,7 +154,7 @@ def test_one_that_fails_loses_its_answers_alone(file: str, name: str, seconds: f
     """And the process is there again for the next prompt."""
     process = RewardProcess(f"{file}:{name}", seconds)
     for _ in range(2):
-        with pytest.raises(RewardError, match=words):
+        with pytest.raises(WorkerError, match=words):
             process.rewards(PROMPTS, TEXTS, COLUMNS)
     process.close()
     if name == "waits":

@@ -17,11 +17,19 @@ class RlConfig:
     group: Annotated[int, at_least(1, ROWS)] = 8
     """Answers to each prompt."""
     answer_tokens: Annotated[int, at_least(1, SEQUENCE)] = 64
-    """Most tokens of an answer, its end included."""
+    """Most tokens of an answer, its end included; with an environment, of all that follows a prompt."""
+    environment: str | None = None
+    """What answers the model in a conversation of several turns: `guess` or `tools`, or `FILE.py:NAME`, a class with
+    `reset` and `step`: its code is run. Null makes an answer the only turn."""
+    turns: Annotated[int, at_least(1, 1000)] = 4
+    """Most turns of the model in a conversation with `environment`."""
+    tools: tuple[str, ...] = ()
+    """Functions that the model may call with `environment: tools`: `calculate`, or `FILE.py:NAME`: its code is run."""
     rewards: dict[str, float] = field(default_factory=dict, hash=False)
     """Rewards with their weights: those that come with jaxpar by name, or `FILE.py:NAME`, a function as TRL has them,
-    `f(prompts, completions, **columns) -> list[float | None]`: its code is run. Empty takes those of the task."""
+    `f(prompts, completions, **columns) -> list[float | None]`: its code is run, or `FILE.json`, a JSON Schema. Empty
+    takes those of the task."""
     reward_seconds: Annotated[float, POSITIVE] = 60.0
-    """Longest time that a reward may take for the answers to a prompt."""
+    """Longest time that a reward may take for the answers to a prompt, or an environment for a turn."""
     on_reward_error: Literal["skip", "stop"] = "skip"
     """Whether answers without a finite reward are left out and counted, or end the run."""

@@ -12,7 +12,7 @@ from typing import Any
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import did_you_mean, quoted
 from jaxpar.config.user_code import is_user_code
-from jaxpar.rl.json_rewards import (
+from jaxpar.rl.rewards.json import (
     is_json,
     is_schema_file,
     json_fields,
