@@ -178,15 +178,12 @@ class RolloutRun(Run):
         assert end is not None, "a token ends answers"
         generator = self._generator(temperature)
         generator.update(generated_with(self, weights)[1])
+        draw = partial(generator.continued, stop=[end], first_number=first)
         if self.conversations is not None:
-            draw = partial(generator.continued, stop=[end], first_number=first)
             answers = self.conversations.answers([one for one in prompts for _ in range(group)], end, draw)
             generator.drop_weights()
             return answers
-        made = generator.continued(
-            [one.tokens for one in prompts], self.config.rl.answer_tokens, stop=[end], first_number=first,
-            answers=group,
-        )  # fmt: skip
+        made = draw([one.tokens for one in prompts], self.config.rl.answer_tokens, answers=group)
         generator.drop_weights()  # the step needs the memory
         answers = []
         for prompt, one in zip([one for one in prompts for _ in range(group)], made, strict=True):

@@ -48,13 +48,18 @@ CITIES = ("Accra", "Bern", "Cusco", "Delhi", "Graz", "Kyoto", "Lima", "Oslo", "P
 
 
 def _people() -> list[dict[str, Any]]:
-    """`Oslo, Mia, 34`: an object with name, age and city, in whatever order they come, after the order as a thought."""
+    """`Oslo, Mia, 34`: an object with name, age and city, in whatever order they come, after the order as a thought.
+
+    Demonstrations are of mixed quality: two in five write the age as a text, two in five name the city `town`.
+    """
     draw, records = np.random.default_rng(0), {}
     for _ in range(4000):
         person = {"name": str(draw.choice(NAMES)), "age": int(draw.integers(18, 90)), "city": str(draw.choice(CITIES))}
         order = [str(key) for key in draw.permutation([*person])]
         prompt = ", ".join(str(person[key]) for key in order) + "\n"
-        written = json.dumps(person, separators=(",", ":"))
+        name, age, city = person.values()
+        shown = [person, {"name": name, "age": str(age), "city": city}, {"name": name, "age": age, "town": city}]
+        written = json.dumps(shown[draw.choice(3, p=(0.2, 0.4, 0.4))], separators=(",", ":"))
         completion = f"<think>{' '.join(order)}</think><answer>{written}</answer>"
         records[prompt] = {"prompt": prompt, "answer": person, "completion": completion}
     return [*records.values()]

@@ -12,7 +12,8 @@ from jaxpar.data import open_data
 from jaxpar.data.document_rows import DocumentRows
 from jaxpar.layout.checks.validate import validate
 from jaxpar.rl.prompts import PromptRows
-from jaxpar.rl.rewards.json import json_fields, think
+from jaxpar.rl.rewards.builtin import exact
+from jaxpar.rl.rewards.json import json_fields, schema_reward, think
 from jaxpar.rl.tasks import TASKS
 from tests.sentences import refused
 
@@ -42,10 +43,17 @@ def test_the_prompts_that_are_held_out_are_those_of_the_run_of_rewards():
     assert (stream.tokens[: len(heldout[0].tokens)] == np.array(heldout[0].tokens)).all()
 
 
-def test_demonstrations_of_a_task_have_its_rewards():
+def test_one_of_five_demonstrations_of_the_task_is_right():
+    """The others have an age that is a text, or another key: they fit neither the reference nor the schema."""
     records = TASKS["json"].records()
     prompts, texts = [one["prompt"] for one in records], [one["completion"] for one in records]
-    assert set(think(prompts, texts)) == {1.0} == set(json_fields(prompts, texts, [one["answer"] for one in records]))
+    answers = [one["answer"] for one in records]
+    assert set(think(prompts, texts)) == {1.0}
+    right = np.array(exact(prompts, texts, answers))
+    assert 0.18 < right.mean() < 0.22
+    assert (np.array(json_fields(prompts, texts, answers))[right == 0] == 2 / 3).all()
+    fits = schema_reward("configs/grpo_json.schema.json")
+    assert (np.array(fits(prompts, texts)) == right).all()
 
 
 def test_prompts_without_a_demonstration_are_refused(tmp_path: Path):

@@ -19,7 +19,7 @@ class RlConfig:
     answer_tokens: Annotated[int, at_least(1, SEQUENCE)] = 64
     """Most tokens of an answer, its end included; with an environment, of all that follows a prompt."""
     environment: str | None = None
-    """What answers the model in a conversation of several turns: `guess` or `tools`, or `FILE.py:NAME`, a class with
+    """The other side of a conversation of several turns: `guess` or `tools`, or `FILE.py:NAME`, a class with
     `reset` and `step`: its code is run. Null makes an answer the only turn."""
     turns: Annotated[int, at_least(1, 1000)] = 4
     """Most turns of the model in a conversation with `environment`."""

@@ -20,7 +20,7 @@ type Message = Mapping[str, str]
 
 
 class Environment(Protocol):
-    """What answers the model in a conversation."""
+    """An environment answers the model in a conversation."""
 
     def reset(self, record: Mapping[str, Any]) -> Sequence[Message]:
         """Begin with a prompt and its columns: messages between the prompt and the model's first turn, if any."""
@@ -69,7 +69,7 @@ def check_environment(name: str) -> None:
 
 
 def environment_of(name: str, tools: Sequence[str]) -> Callable[[], Environment]:
-    """What makes the environment of a rollout. Raises `UserError` where there is no such class, or tool."""
+    """A function that makes the environment of a rollout. Raises `UserError` where there is no such class, or tool."""
     if name == TOOLS:
         functions = dict(map(tool_of, tools))
         return lambda: ToolCalls(functions)

@@ -36,9 +36,9 @@ class _Rollout:
     """A conversation as far as it is."""
 
     prompt: Prompt
-    number: int
+    index: int
     tokens: list[int] = field(default_factory=list)
-    """Those after the prompt."""
+    """Tokens after the prompt."""
     log_probabilities: list[float] = field(default_factory=list)
     turns: list[tuple[int, int]] = field(default_factory=list)
     messages: list[dict[str, str]] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Conversations:
         check_environment(name)
         self._name, self._turns, self._tokens, self._stops = name, turns, tokens, stops
         self._encode, self._decode = encode, decode
-        self._numbers = itertools.count()
+        self._indices = itertools.count()
         self._ended: list[int] = []
         """Rollouts that the process may forget."""
         self.failure: str | None = None
@@ -109,7 +109,7 @@ class Conversations:
         on when another ends; those of conversations that have ended are cut after a token. Raises `TrainingError`
         where an environment fails, if that is to end the run.
         """
-        rollouts = [_Rollout(one, next(self._numbers)) for one in prompts]
+        rollouts = [_Rollout(one, next(self._indices)) for one in prompts]
         for one in rollouts:
             one.messages.append({"role": "user", "content": one.prompt.record["prompt"]})
         self._ask(rollouts)
@@ -118,7 +118,7 @@ class Conversations:
             self._take_turns(rollouts, taking, end, draw)
             self._ask([one for one in rollouts if one.is_open])
             taking = [one.is_open for one in rollouts]
-        self._ended = [one.number for one in rollouts]
+        self._ended = [one.index for one in rollouts]
         return [one.answer() for one in rollouts]
 
     def _take_turns(self, rollouts: Sequence[_Rollout], taking: Sequence[bool], end: int, draw: Draw) -> None:
@@ -143,18 +143,18 @@ class Conversations:
 
     def _ask(self, rollouts: Sequence[_Rollout]) -> None:
         """Let the environments of rollouts answer, in the process that has them; every process hears the same."""
-        answers = from_first(lambda: [self._answer(one) for one in rollouts])
+        answers: list[dict[str, Any]] = from_first(lambda: [self._answer(one) for one in rollouts])
         for one, made in zip(rollouts, answers, strict=True):
-            observations = made.get("observations", [])
+            observations: list[dict[str, str]] = made.get("observations", [])
             said = [token for message in observations for token in self._encode(message["content"])]
             has_room = len(one.tokens) + len(said) < self._tokens
             if not one.turns and not has_room:
-                made = {"error": f"{self._name}: rl.answer_tokens: {self._tokens} has no room for what reset says"}
+                made["error"] = f"{self._name}: rl.answer_tokens: {self._tokens} has no room for what reset says"
             if "error" in made:
                 one.is_open, one.reward = False, float("nan")
                 self._failed(made["error"])
                 continue
-            one.reward += made.get("reward", 0.0)
+            one.reward += float(made.get("reward", 0.0))
             one.is_open = has_room and len(one.turns) < self._turns and not made.get("ended", False)
             if one.is_open:
                 one.messages += observations
@@ -162,7 +162,7 @@ class Conversations:
                 one.log_probabilities += [0.0] * len(said)
 
     def _answer(self, one: _Rollout) -> dict[str, Any]:
-        request = {"number": one.number, "record": one.prompt.record, "messages": one.messages, "ended": self._ended}
+        request = {"rollout": one.index, "record": one.prompt.record, "messages": one.messages, "ended": self._ended}
         self._ended = []
         try:
             return self._worker.ask(request)

@@ -15,9 +15,9 @@ MODEL = "assistant"
 
 
 class Rollouts:
-    """The environments of rollouts by number.
+    """The environments of rollouts.
 
-    A request has the whole conversation: the environment of a number that is not known, since the process began anew,
+    A request has the whole conversation: an environment that is not known, since the process began anew,
     is led to the same point first.
     """
 
@@ -27,22 +27,22 @@ class Rollouts:
 
     def answer(self, request: Mapping[str, Any]) -> dict[str, Any]:
         """Reset where the model has said nothing yet, else a step."""
-        number, messages = request["number"], request["messages"]
+        rollout, messages = request["rollout"], request["messages"]
         for other in request["ended"]:
             self._open.pop(other, None)
         turns = [at + 1 for at, one in enumerate(messages) if one["role"] == MODEL]
-        known = self._open.pop(number, None)  # it stays away where it raises
+        known = self._open.pop(rollout, None)  # it stays away where it raises
         if not turns or known is None:
             known = self._make()
             said = _texts(known.reset(request["record"]), "reset")
             for end in turns[:-1]:
                 _step(known, messages[:end])
             if not turns:
-                self._open[number] = known
+                self._open[rollout] = known
                 return {"observations": said}
         observations, reward, ended = _step(known, messages)
         if not ended:
-            self._open[number] = known
+            self._open[rollout] = known
         return {"observations": observations, "reward": reward, "ended": ended}
 
 
