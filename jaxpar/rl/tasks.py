@@ -45,6 +45,7 @@ def _reverse() -> list[dict[str, str]]:
 NAMES = ("Ada", "Amir", "Bela", "Chen", "Dora", "Emil", "Fay", "Hana", "Igor", "Joan", "Kofi", "Lea", "Mia", "Omar",
          "Pia", "Ravi")  # fmt: skip
 CITIES = ("Accra", "Bern", "Cusco", "Delhi", "Graz", "Kyoto", "Lima", "Oslo", "Paris", "Quito", "Rome", "Tunis")
+AGES = (18, 25, 31, 42, 57, 63, 74, 86)
 
 
 def _people() -> list[dict[str, Any]]:
@@ -54,7 +55,7 @@ def _people() -> list[dict[str, Any]]:
     """
     draw, records = np.random.default_rng(0), {}
     for _ in range(4000):
-        person = {"name": str(draw.choice(NAMES)), "age": int(draw.integers(18, 90)), "city": str(draw.choice(CITIES))}
+        person = {"name": str(draw.choice(NAMES)), "age": int(draw.choice(AGES)), "city": str(draw.choice(CITIES))}
         order = [str(key) for key in draw.permutation([*person])]
         prompt = ", ".join(str(person[key]) for key in order) + "\n"
         name, age, city = person.values()

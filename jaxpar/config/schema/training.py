@@ -74,9 +74,9 @@ class DataConfig:
     `demonstrations`: such prompts with the text of their column `completion`, which is what the loss counts."""
     path: str | None = None
     """Token folder, or a file of tokens (`.npy`, one dimension, unsigned integers), for `source: tokens`. For
-    `source: prompts` or `demonstrations`: `digits`, `reverse` or `json`, tasks that come with jaxpar; a file of JSON
-    lines, each with a `prompt` and columns for rewards; or `FILE.py:NAME`, a function that returns a list of such
-    mappings: its code is run."""
+    `source: prompts` or `demonstrations`: `digits`, `reverse`, `guess` or `json`, tasks that come with jaxpar; a file
+    of JSON lines, each with a `prompt` and columns for rewards; or `FILE.py:NAME`, a function that returns a list of
+    such mappings: its code is run."""
     sources: dict[str, float] | None = field(default=None, hash=False)
     """Several token folders instead of `path`, each with its weight: `{a/tokens: 0.7, b/tokens: 0.3}`. They may change
     when a run is continued."""
