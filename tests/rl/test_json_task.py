@@ -15,7 +15,7 @@ from jaxpar.training.run.trainer import Trainer
 
 @pytest.mark.long
 def test_the_shipped_configurations_learn(tmp_path: Path):
-    """Demonstrations are right in one of five; three seeds had BEFORE before rewards and AFTER after 15 steps of 40."""
+    """One in five demonstrations is right, and no answer before rewards is; 10 of the 30 steps made it 89% or more."""
     folder = f"run.dir={tmp_path}"
     Trainer("configs/grpo_json_sft.yaml", overrides=[folder], devices=jax.devices()[:1]).fit([])
     begin = f"run.init_from={tmp_path}/grpo_json_sft"
@@ -26,5 +26,5 @@ def test_the_shipped_configurations_learn(tmp_path: Path):
             run.step()
             rewards.append(run.last_metrics["reward"])
         after = run.evaluation()
-    assert before["success"] < 0.4 < after["success"]
+    assert before["success"] < 0.4 and after["success"] > 0.7
     assert np.mean(rewards[-3:]) > np.mean(rewards[:3]) + 0.3
