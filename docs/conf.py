@@ -26,9 +26,9 @@ NAV = {
     ),
     "Guides": (
         "planner", "inspect", "cluster-files", "parallelism", "memory", "long-context", "hybrids", "pipelines",
-        "experts", "fp8", "zeropp", "low-rank", "weights", "fine-tune", "reinforcement", "conversations", "generate",
-        "serving", "evaluation",
-        "python", "checkpoints", "operations", "warnings", "reports", "network", "Extend jaxpar <extending>",
+        "experts", "fp8", "zeropp", "low-rank", "weights", "fine-tune", "reinforcement", "environments",
+        "conversations", "generate", "serving", "evaluation", "python", "checkpoints", "operations", "warnings",
+        "reports", "network", "Extend jaxpar <extending>",
     ),
     "Reference": ("configuration", "commands", "api", "special-tokens", "glossary"),
     "How it works": (

@@ -160,6 +160,11 @@ DATA_SOURCES: dict[str, DataSource] = {
         codec="jaxpar.rl.prompts:codec_of",
         run="jaxpar.rl.run:RolloutRun",
     ),
+    "demonstrations": DataSource(
+        "jaxpar.rl.demonstrations:open_demonstrations",
+        keys=("path", "heldout_path", "tokenizer", "end_token", "long_conversations"),
+        codec="jaxpar.rl.prompts:codec_of",
+    ),
 }
 """Values of `data.source`."""
 

@@ -25,8 +25,11 @@ def refuse_stored_code(config: Config, overrides: Sequence[str], where: str) -> 
     Raises:
         UserError: a key names a function that the user did not.
     """
-    data, rewards = config.data, config.rl.rewards
-    named = {"data.path": [data.path or ""], "data.heldout_path": [data.heldout_path or ""], "rl.rewards": [*rewards]}
+    data, rl = config.data, config.rl
+    named = {
+        "data.path": [data.path or ""], "data.heldout_path": [data.heldout_path or ""], "rl.rewards": [*rl.rewards],
+        "rl.environment": [rl.environment or ""], "rl.tools": rl.tools,
+    }  # fmt: skip
     for key, texts in named.items():
         code = [text for text in texts if is_user_code(text)]
         if code and not any(one.partition("=")[0] == key for one in overrides):

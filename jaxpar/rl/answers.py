@@ -6,27 +6,48 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Float
+from jaxtyping import Bool, Float
 
 from jaxpar.rl.prompts import Prompt
 
 PER_TOKEN = ("mask", "advantage", "weight", "before", "sampled", "reference")
-"""Fields of a batch with a number for each token of an answer, at the token before it."""
+"""Fields of a batch with a number for each token that the model drew, at the token before it."""
 
 
 @dataclass(frozen=True)
 class Answer:
-    """Tokens that follow a prompt, their end included, with the log-probability that each was drawn with."""
+    """Tokens that follow a prompt, their end included, with the log-probability that each was drawn with.
+
+    Between the turns of a conversation stand observations, which the model did not draw: their log-probabilities are 0.
+    """
 
     prompt: Prompt
     tokens: tuple[int, ...]
     log_probabilities: Float[np.ndarray, " tokens"]
     ended: bool
     """Whether its last token is the end; else the limit of tokens ended it."""
+    turns: tuple[tuple[int, int], ...] | None = None
+    """First token and end of each of the model's turns; None for one that has all tokens."""
+    reward: float = 0.0
+    """Reward of the environment; NaN where that failed."""
+
+    @property
+    def drawn(self) -> Bool[np.ndarray, " tokens"]:
+        """Whether the model drew each token."""
+        drawn = np.full(len(self.tokens), self.turns is None)
+        for first, end in self.turns or ():
+            drawn[first:end] = True
+        return drawn
+
+    @property
+    def size(self) -> int:
+        """Tokens that the model drew."""
+        return int(self.drawn.sum())
 
     def text_tokens(self) -> tuple[int, ...]:
-        """Its tokens without the end."""
-        return self.tokens[:-1] if self.ended else self.tokens
+        """The tokens of the last turn without the end."""
+        tokens = self.tokens[self.turns[-1][0] :] if self.turns else self.tokens
+        return tokens[:-1] if self.ended else tokens
 
 
 @dataclass(frozen=True)
@@ -62,7 +83,7 @@ def answer_rows(learned: Sequence[Learned], rows: int, length: int) -> dict[str,
         before = np.nan if one.before is None else one.before
         values = 1, one.advantage, one.weight, before, one.answer.log_probabilities, one.reference
         for name, value in zip(PER_TOKEN, values, strict=True):
-            floats[name][answer] = value
+            floats[name][answer] = np.where(one.answer.drawn, value, 0)
         at += size
     indices = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
     return integers | floats | {"indices": indices}

@@ -35,7 +35,7 @@ class Experience:
         first = step % rl.minibatches * prompts * rl.group
         answers, each = self.rollouts.answers, self.advantages.reshape(-1)
         chosen = [at for at in range(first, first + prompts * rl.group) if not np.isnan(each[at])]
-        lengths = np.array([len(answers[at].tokens) for at in chosen])
+        lengths = np.array([answers[at].size for at in chosen])
         weights = token_weights(lengths, rl.answer_tokens, policy.average)
         before = [None] * len(answers) if self.before is None or not step else self.before
         return [
@@ -76,9 +76,10 @@ def experience_of(
 ) -> Experience:  # fmt: skip
     """The advantages of answers, from their rewards less the penalties that are taken off rewards."""
     raw, answers = rollouts.rewards, rollouts.answers
-    lengths = np.array([len(one.tokens) for one in answers]).reshape(raw.shape)
+    lengths = np.array([one.size for one in answers]).reshape(raw.shape)
     rewards = raw - overlong_penalty(lengths, rl.answer_tokens, policy.overlong)
     if policy.kl_in == "reward" and policy.kl != "none":
-        k1 = [float((one.log_probabilities - other).sum()) for one, other in zip(answers, references, strict=True)]
+        pairs = zip(answers, references, strict=True)
+        k1 = [float((one.log_probabilities - other)[one.drawn].sum()) for one, other in pairs]
         rewards = rewards - policy.kl_weight * np.reshape(k1, raw.shape)
     return Experience(rollouts, advantages(rewards, policy, raw), references, before)

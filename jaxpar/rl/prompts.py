@@ -143,14 +143,24 @@ class Tokenizer:
         return ChatEncoder(template, self._codec.tokenizer)
 
 
-def codec_of(config: DataConfig) -> Bytes | Characters | Tokenizer:
+type Codec = Bytes | Characters | Tokenizer
+
+
+def codec_of(config: DataConfig) -> Codec:
     """The tokens of prompts and answers. Raises `UserError` where `data.tokenizer` is none."""
     if config.tokenizer is not None:
         return Tokenizer(config.tokenizer, config.end_token)
-    return Characters(TASKS[config.path].alphabet) if config.path in TASKS else Bytes()
+    alphabet = TASKS[config.path].alphabet if config.path in TASKS else None
+    return Bytes() if alphabet is None else Characters(alphabet)
 
 
-def _encoded(codec: Bytes | Characters | Tokenizer, prompt: str | list[Message]) -> Sequence[int]:
+def check_vocab(vocab: int | None, needed: int) -> None:
+    """Raise `UserError` for a `model.vocab` that does not have all tokens of prompts."""
+    if vocab is not None and vocab < needed:
+        raise UserError(f"model.vocab: {vocab} is too small for the prompts; expected at least {needed}, or null")
+
+
+def encoded_prompt(codec: Codec, prompt: str | list[Message]) -> Sequence[int]:
     """The tokens of a prompt: a text, or messages, behind which the assistant's turn begins. Raises `UserError`."""
     if isinstance(prompt, str):
         return codec.encode(prompt)
@@ -170,9 +180,8 @@ def open_prompts(config: DataConfig, vocab: int | None, seed: int) -> Data:
     """The data of `data.source: prompts`; see `open_data`."""
     assert config.path is not None, "the path is checked"
     records, codec = read_records(config.path, config.heldout_path), codec_of(config)
-    if vocab is not None and vocab < codec.vocab:
-        raise UserError(f"model.vocab: {vocab} is too small for the prompts; expected at least {codec.vocab}, or null")
-    encoded = lambda every: [Prompt(tuple(_encoded(codec, one["prompt"])), one) for one in every]
+    check_vocab(vocab, codec.vocab)
+    encoded = lambda every: [Prompt(tuple(encoded_prompt(codec, one["prompt"])), one) for one in every]
     rows = lambda every: PromptRows(encoded(every), config.sequence_length, seed, records.rewards)
     sizes = f"{plural(len(records.train), 'prompt')} to train on, {len(records.heldout):,} held out"
     return Data(

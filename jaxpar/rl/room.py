@@ -17,10 +17,12 @@ def check_room(config: Config, data: Data) -> None:
             f"data.sequence_length: {sizes.sequence_length} has no room for a prompt of {longest} tokens and an "
             f"answer of {rl.answer_tokens} (rl.answer_tokens); expected at least {each}"
         )
-    if model.position == "learned" and longest + rl.answer_tokens > model.max_positions:
+    # Conversations are continued together: by the most tokens that one of them may have left.
+    positions = longest + rl.answer_tokens * (1 if rl.environment is None else 2)
+    if model.position == "learned" and positions > model.max_positions:
         raise UserError(
             f"model.max_positions: {model.max_positions} learned positions are fewer than a prompt of {longest} "
-            f"tokens and an answer of {rl.answer_tokens} (rl.answer_tokens) need"
+            f"tokens and an answer of {rl.answer_tokens} (rl.answer_tokens) need, which are {positions}"
         )
     rows = -(-answers // (sizes.sequence_length // each))
     if rows > sizes.batch_size:

@@ -25,9 +25,11 @@ from jaxpar.mesh.parameters import Weights
 from jaxpar.model.flops import Pairs, windows
 from jaxpar.rl.answer_scores import answer_scores, reference_scorer
 from jaxpar.rl.answers import Answer, answer_rows
+from jaxpar.rl.environments.conversation import Conversations, conversations_of
 from jaxpar.rl.experience import Experience, experience_of
 from jaxpar.rl.prompts import Prompt, PromptRows
-from jaxpar.rl.rewarder import Rewarder
+from jaxpar.rl.rewards.builtin import check_reward, is_right
+from jaxpar.rl.rewards.rewarder import Rewarder
 from jaxpar.rl.room import check_room
 from jaxpar.rl.sampling.buffer import RolloutBuffer
 from jaxpar.rl.sampling.rollouts import Rollouts, SavedRollouts
@@ -37,7 +39,7 @@ from jaxpar.training.run.run import Run
 from pallas_kernels.masks import visible_pairs
 
 SUCCESS = "answer"
-"""The column whose text a right answer has."""
+"""The column that a right answer has."""
 ROLLOUTS = "rollouts"
 """The fact of a checkpoint with the answers that were drawn ahead."""
 SHOWN = 4
@@ -57,7 +59,11 @@ class RolloutRun(Run):
         super().__init__(*args, **kwargs)
         check_room(self.config, self.data)
         rl = self.config.rl
-        self._sampler = Sampler(self, self._sampler_devices)
+        for name in rl.rewards:
+            check_reward(name)
+        if self.conversations is not None:
+            from_first(self.conversations.start)
+        self._sampler = Sampler(self, self._sampler_devices, self.conversations)
         self._steps_of_batch = rl.minibatches * rl.epochs
         self._buffer = RolloutBuffer(
             self._rollouts, self._sampler.placed, {"sync": 0, "one_step_off": 1}.get(rl.mode, rl.staleness or 0),
@@ -78,7 +84,13 @@ class RolloutRun(Run):
         """The rewards of the configuration. Raises `UserError` where one is wrong."""
         rl = self.config.rl
         names = dict(rl.rewards) or dict.fromkeys(self.prompts.rewards, 1.0)
-        return Rewarder(names, rl.reward_seconds, stops=rl.on_reward_error == "stop")
+        stops, required = rl.on_reward_error == "stop", rl.environment is None
+        return Rewarder(names, rl.reward_seconds, stops=stops, required=required)
+
+    @cached_property
+    def conversations(self) -> Conversations | None:
+        """Conversations with the environment of the configuration, if it has one."""
+        return conversations_of(self.config.rl, self.data)
 
     @cached_property
     def _reference(self) -> Scorer | None:
@@ -113,9 +125,8 @@ class RolloutRun(Run):
             liveness.at("drawing answers", busy=True)
             arrays = self._batch(step)
             if step == first and "reward" not in self.last_metrics:
-                raise TrainingError(
-                    f"no answer of step {first + 1} has a reward ({self.rewarder.failure}): the run stopped"
-                )
+                failure = self.rewarder.failure if self.conversations is None else self.conversations.failure
+                raise TrainingError(f"no answer of step {first + 1} has a reward ({failure}): the run stopped")
             mask = mask_of(self.config, self.config.model)
             pairs = {
                 window: visible_pairs(replace(mask, window=window), arrays["segments"])
@@ -140,7 +151,7 @@ class RolloutRun(Run):
             metrics["loss"] = -metrics["reward"]
         wanted = [one.prompt.record.get(SUCCESS) for one in answers]
         if all(one is not None for one in wanted):
-            right = [self._text(one).strip() == str(text).strip() for one, text in zip(answers, wanted, strict=True)]
+            right = [is_right(self._text(one), answer) for one, answer in zip(answers, wanted, strict=True)]
             metrics["success"] = float(np.mean(right))
         return metrics
 
@@ -190,7 +201,7 @@ class RolloutRun(Run):
         assert self._experience is not None, "a batch begins with its first step, or is restored"
         learned = self._experience.learned(part, rl, policy)
         ended = time.perf_counter()
-        tokens, self._learned_tokens = self._learned_tokens, sum(len(one.answer.tokens) for one in learned)
+        tokens, self._learned_tokens = self._learned_tokens, sum(one.answer.size for one in learned)
         self.last_metrics = self._experience.metrics() | {
             "staleness": float(version - self._experience.rollouts.version),
             "dropped": float(self._buffer.dropped),
@@ -236,7 +247,7 @@ class RolloutRun(Run):
         texts = [self._text(one) for one in answers]
         groups = [([answers[at].prompt.record] * group, texts[at : at + group]) for at in range(0, len(answers), group)]
         rewards = from_first(lambda: [self.rewarder.rewards(records, texts) for records, texts in groups])
-        return np.array(rewards, np.float64)
+        return np.array(rewards, np.float64) + np.reshape([one.reward for one in answers], (-1, group))
 
     def _text(self, answer: Answer) -> str:
         return self._decoded(answer.text_tokens())

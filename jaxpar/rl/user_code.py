@@ -15,8 +15,8 @@ from jaxpar.config.paths import user_path
 from jaxpar.config.spelling import did_you_mean, quoted
 
 
-def load_function(text: str, key: str) -> Callable[..., Any]:
-    """The function that `FILE.py:NAME` names. Raises `UserError` where there is none, or the file fails."""
+def load_function(text: str, key: str, what: str = "function") -> Callable[..., Any]:
+    """The function, or class, that `FILE.py:NAME` names. Raises `UserError` where there is none, or the file fails."""
     file, _, name = text.rpartition(":")
     path = user_path(file, f"{key}: {quoted(text)}")
     spec = importlib.util.spec_from_file_location(f"jaxpar_user_{abs(hash(str(path)))}", path)
@@ -32,5 +32,5 @@ def load_function(text: str, key: str) -> Callable[..., Any]:
     functions = [one for one, value in vars(module).items() if callable(value) and not one.startswith("_")]
     if name not in functions:
         near = did_you_mean(name, functions) or f"; it has {', '.join(functions) or 'none'}"
-        raise UserError(f"{key}: {quoted(file)} has no function {quoted(name)}{near}")
+        raise UserError(f"{key}: {quoted(file)} has no {what} {quoted(name)}{near}")
     return getattr(module, name)

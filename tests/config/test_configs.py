@@ -31,7 +31,15 @@ GOLDEN = {
     "qwen3_0p6b": (8, 524_288, 596),
     "sft": (8, 65_536, 135),
 }
-OTHERS = ("quickstart", "quickstart_experts", "quickstart_hybrid", "grpo_digits", "long_context")
+OTHERS = (
+    "quickstart",
+    "quickstart_experts",
+    "quickstart_hybrid",
+    "grpo_digits",
+    "grpo_json",
+    "grpo_json_sft",
+    "long_context",
+)
 
 
 def test_every_configuration_is_covered():

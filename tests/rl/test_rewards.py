@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from jaxpar.config import UserError
-from jaxpar.rl.reward_process import RewardError, RewardProcess
-from jaxpar.rl.rewarder import Rewarder
-from jaxpar.rl.rewards import REWARDS
+from jaxpar.rl.rewards.builtin import REWARDS, check_reward
+from jaxpar.rl.rewards.process import RewardProcess
+from jaxpar.rl.rewards.rewarder import Rewarder
+from jaxpar.rl.worker_process import WorkerError
 from jaxpar.training.errors import TrainingError
 from tests.sentences import refused
 
@@ -57,6 +58,9 @@ def waits(prompts, completions, **columns):
 def ends(prompts, completions, **columns):
     raise SystemExit(3)
 """
+NESTED = {"a": 1, "b": {"c": [2, 3]}}
+THOUGHT = "<think>so <b></think> <answer>1</answer>"
+SCHEMA = {"type": "object", "properties": {"n": {"type": "integer"}}, "required": ["n"]}
 PROMPTS, TEXTS, COLUMNS = ["a", "a", "a"], ["x", "yy", ""], {"scale": [1, 1, 2]}
 
 
@@ -87,10 +91,46 @@ def test_closing_starts_no_process():
         ("number", ["it is 1,200.5", "7", "none"], {"answer": ["1,200.5", 8, "1"]}, [1, 0, 0]),
         ("number", ["10-3", "x = -3", "12,13"], {"answer": [3, -3, 13]}, [1, 1, 1]),
         ("pattern", ["ab\nc", "abd"], {"pattern": ["a.*c"] * 2}, [1, 0]),
+        ("exact", ['{"b": 2, "a": 1.0}', '{"a": 1, "b": true}', "[]"], {"answer": [{"a": 1, "b": 2}] * 3}, [1, 0, 0]),
+        ("length", ["abcd", "ab", "", ""], {"length": [4, 4, 4, 0]}, [1, 1 / 2, 0, 1]),
+        ("json", ["[1]", "[1", "NaN", '{"a": 1, "a": 2}', "[" * 9999], {}, [1, 0, 0, 0, 0]),
+        ("json", ["<think>1</think><answer>[1]</answer>", "<answer>{</answer>"], {}, [1, 0]),
+        ("json_fields", ['{"a": 1, "b": {"c": [2, 4]}}', "3", "none"], {"answer": [NESTED] * 3}, [2 / 3, 0, 0]),
+        ("json_fields", ['{"a": true, "b": {"c": [2, 3], "d": 4}}', "{}"], {"answer": [NESTED, {}]}, [2 / 3, 1]),
+        ("json_length", ['{ "a" : 1, "b": {"c": [2,3]}}', "7", "-"], {"answer": [NESTED] * 3}, [1, 1 / 23, 0]),
+        ("think", [f"{THOUGHT}\n", f"a{THOUGHT}", THOUGHT * 2, "<answer>1</answer>"], {}, [1, 0, 0, 0]),
+        ("think", ["<think><think></think><answer>1</answer>", "<answer></answer><think></think>"], {}, [0, 0]),
+        ("schema", ['{"n": 3}', '{"n": "3"}', "{}", "n"], {"schema": [SCHEMA] * 4}, [1, 0, 0, 0]),
     ],
 )
 def test_rewards_that_come_with_jaxpar(name: str, texts: list[str], columns: dict, wanted: list[float]):
     assert REWARDS[name](["p"] * len(texts), texts, **columns, other=["x"] * len(texts)) == pytest.approx(wanted)
+
+
+def test_the_schema_of_a_file_is_a_reward(tmp_path: Path):
+    (tmp_path / "n.json").write_text(json.dumps(SCHEMA))
+    with closing(Rewarder({f"{tmp_path}/n.json": 2.0, "json": 1.0}, 30, stops=True)) as rewarder:
+        assert rewarder.rewards([{"prompt": "a"}] * 3, ['{"n": 3}', "{}", "{"]) == [3.0, 1.0, 0.0]
+
+
+def test_a_schema_fetches_nothing(monkeypatch: pytest.MonkeyPatch):
+    """A reference to another document has no reward, and opens no connection."""
+    monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("it connects"))
+    with pytest.raises(Exception, match="Unresolvable"):
+        REWARDS["schema"](["p"], ["1"], schema=[{"$ref": "http://localhost:9/a.json"}])
+
+
+def test_files_that_are_no_schema_are_refused(tmp_path: Path):
+    for name, text, *words in (
+        ("odd.json", "{", "is not JSON"),
+        ("wrong.json", '{"properties": {"n": {"type": "integre"}}}', "no JSON Schema", "/properties/n/type", "integre"),
+        ("list.json", "[]", "no JSON Schema"),
+        ("none.json", None, "there is no file", "expected a JSON Schema"),
+    ):
+        if text is not None:
+            (tmp_path / name).write_text(text)
+        with refused("rl.rewards", name, *words):
+            check_reward(f"{tmp_path}/{name}")
 
 
 def test_functions_of_a_users_file(file: str):
@@ -114,7 +154,7 @@ def test_one_that_fails_loses_its_answers_alone(file: str, name: str, seconds: f
     """And the process is there again for the next prompt."""
     process = RewardProcess(f"{file}:{name}", seconds)
     for _ in range(2):
-        with pytest.raises(RewardError, match=words):
+        with pytest.raises(WorkerError, match=words):
             process.rewards(PROMPTS, TEXTS, COLUMNS)
     process.close()
     if name == "waits":

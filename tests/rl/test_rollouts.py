@@ -210,6 +210,9 @@ def test_stored_code_is_refused_until_it_is_named_again():
     with refused("rl.rewards: 'a.py:f'", "the plan", "--set rl.rewards"):
         refuse_stored_code(config, ["data.path=b.py:g"], "the plan")
     refuse_stored_code(config, ["rl.rewards={a.py:f: 1.0}"], "the plan")
+    for rl, key in ((RlConfig(environment="a.py:F"), "rl.environment"), (RlConfig(tools=("b", "a.py:f")), "rl.tools")):
+        with refused(key, "a.py", "the plan", f"--set {key}"):
+            refuse_stored_code(replace(small(), rl=rl), [], "the plan")
 
 
 @pytest.mark.long

@@ -68,7 +68,22 @@ def check_rewards(config: Config) -> None:
         return
     _check_policy(config)
     _check_rollouts(rl)
+    _check_environment(rl)
     _check_run_of_rewards(config)
+
+
+def _check_environment(rl: RlConfig) -> None:
+    """Refuse settings of conversations without an environment, and tools apart from their environment."""
+    if rl.environment is None and rl.turns != RlConfig().turns:
+        raise UserError(
+            f"rl.turns: {rl.turns} would not be used, because rl.environment is null; expected one with it, or "
+            f"{RlConfig().turns}"
+        )
+    if bool(rl.tools) != (rl.environment == "tools"):
+        raise UserError(
+            f"rl.tools: {quoted(', '.join(rl.tools)) if rl.tools else 'none'} with rl.environment: "
+            f"{rl.environment or 'null'}; expected functions with rl.environment: tools, or neither"
+        )
 
 
 def _check_policy(config: Config) -> None:

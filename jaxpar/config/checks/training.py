@@ -64,7 +64,7 @@ def _check_path(data: DataConfig) -> None:
             f"data.path: null, and data.source: {data.source} needs "
             + (
                 "a task or a file of prompts"
-                if data.source == "prompts"
+                if data.source in ("prompts", "demonstrations")
                 else "the path of a token folder or a file of tokens"
             )
         )

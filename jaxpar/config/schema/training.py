@@ -70,17 +70,19 @@ class DataConfig:
 
     source: Annotated[str, DATA_SOURCES] = "stdlib"
     """`stdlib`: the sources of Python's standard library as bytes; `tokens`: what `python -m jaxpar.prepare` made, or
-    a file of tokens; `synthetic`: generated; `prompts`: answers of the model to the prompts of `rl`."""
+    a file of tokens; `synthetic`: generated; `prompts`: answers of the model to the prompts of `rl`;
+    `demonstrations`: such prompts with the text of their column `completion`, which is what the loss counts."""
     path: str | None = None
     """Token folder, or a file of tokens (`.npy`, one dimension, unsigned integers), for `source: tokens`. For
-    `source: prompts`: `digits` or `reverse`, tasks that come with jaxpar; a file of JSON lines, each with a `prompt`
-    and columns for rewards; or `FILE.py:NAME`, a function that returns a list of such mappings: its code is run."""
+    `source: prompts` or `demonstrations`: `digits`, `reverse`, `guess` or `json`, tasks that come with jaxpar; a file
+    of JSON lines, each with a `prompt` and columns for rewards; or `FILE.py:NAME`, a function that returns a list of
+    such mappings: its code is run."""
     sources: dict[str, float] | None = field(default=None, hash=False)
     """Several token folders instead of `path`, each with its weight: `{a/tokens: 0.7, b/tokens: 0.3}`. They may change
     when a run is continued."""
     heldout_path: str | None = None
     """Token folder (or file) to evaluate on; null means the held-out part of the folders, and nothing for a file. For
-    `source: prompts` another file of prompts; null holds one in 16 out."""
+    `source: prompts` or `demonstrations` another file of prompts; null holds one in 16 out."""
     tokenizer: str | None = None
     """Folder of a model, whose `tokenizer.json` reads prompts; null reads the characters of a task, and bytes of a
     file."""

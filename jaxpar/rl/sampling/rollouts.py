@@ -30,8 +30,8 @@ class Rollouts:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all answers."""
-        return sum(len(one.tokens) for one in self.answers)
+        """Tokens that the model drew."""
+        return sum(one.size for one in self.answers)
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,10 @@ class SavedRollouts:
         return cls(following, dropped, batches, current, before)
 
 
-_NAMES = ("facts", "seconds", "rewards", "tokens", "lengths", "ended", "log_probabilities")
+_NAMES = (
+    "facts", "seconds", "rewards", "tokens", "lengths", "ended", "log_probabilities", "turns", "turn_counts",
+    "environment_rewards",
+)  # fmt: skip
 
 
 def _arrays(batch: Rollouts) -> dict[str, np.ndarray]:
@@ -89,6 +92,9 @@ def _arrays(batch: Rollouts) -> dict[str, np.ndarray]:
         np.array([len(one.tokens) for one in answers]),
         np.array([one.ended for one in answers]),
         np.concatenate([one.log_probabilities for one in answers]),
+        np.array([turn for one in answers for turn in one.turns or ()], np.int32).reshape(-1, 2),
+        np.array([-1 if one.turns is None else len(one.turns) for one in answers]),
+        np.array([one.reward for one in answers]),
     )
     return dict(zip(_NAMES, values, strict=True))
 
@@ -101,7 +107,16 @@ def _rollouts(arrays: Mapping[str, np.ndarray], prompts: Callable[[int], Sequenc
         np.split(arrays["tokens"], splits),
         np.split(arrays["log_probabilities"], splits),
         arrays["ended"],
+        arrays["turn_counts"],
+        np.split(arrays["turns"], np.cumsum(np.maximum(arrays["turn_counts"], 0))[:-1]),
+        arrays["environment_rewards"],
         strict=True,
     )
-    answers = [Answer(prompt, tuple(tokens.tolist()), likely, bool(ended)) for prompt, tokens, likely, ended in parts]
+    answers = [
+        Answer(
+            prompt, tuple(tokens.tolist()), likely, bool(ended),
+            None if turn_count < 0 else tuple((int(first), int(end)) for first, end in turns), float(reward),
+        )
+        for prompt, tokens, likely, ended, turn_count, turns, reward in parts
+    ]  # fmt: skip
     return Rollouts(index, version, answers, arrays["rewards"], *map(float, arrays["seconds"]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 
 import jax
 import numpy as np
@@ -25,6 +26,7 @@ from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.parameters import Weights
 from jaxpar.rl.answer_scores import answer_scores
 from jaxpar.rl.answers import Answer
+from jaxpar.rl.environments.conversation import Conversations
 from jaxpar.rl.prompts import Prompt
 from jaxpar.rl.sampling.transfer import WeightTransfer
 from jaxpar.training.run.continuing import config_of_generator, generated_with, generator_of, without_stages
@@ -82,10 +84,11 @@ class Sampler:
     Args:
         run: whose model it is.
         devices: of its own; without any it shares those of the run.
+        conversations: with an environment, if there is one.
     """
 
-    def __init__(self, run: Run, devices: Sequence[Device]):
-        self._run, self.apart = run, bool(devices)
+    def __init__(self, run: Run, devices: Sequence[Device], conversations: Conversations | None = None):
+        self._run, self.apart, self._conversations = run, bool(devices), conversations
         self._generator: Generator | None = None
         self._layout: tuple[Config, Mesh] | None = None
         if run.config.rl.sampler != SamplerConfig():
@@ -106,10 +109,13 @@ class Sampler:
         end = self._run.data.separator
         assert end is not None, "a token ends answers"
         generator = self._updated(weights)
-        made = generator.continued(
-            [one.tokens for one in prompts], self._run.config.rl.answer_tokens,
-            sampling=Sampling(temperature=temperature, tempered=True), stop=[end], first_number=first, answers=group,
-        )  # fmt: skip
+        sampling = Sampling(temperature=temperature, tempered=True)
+        draw = partial(generator.continued, sampling=sampling, stop=[end], first_number=first)
+        if self._conversations is not None:
+            answers = self._conversations.answers([one for one in prompts for _ in range(group)], end, draw)
+            generator.drop_weights()
+            return answers
+        made = draw([one.tokens for one in prompts], self._run.config.rl.answer_tokens, answers=group)
         generator.drop_weights()  # the step needs the memory
         answers = []
         for prompt, one in zip([one for one in prompts for _ in range(group)], made, strict=True):

@@ -8,7 +8,8 @@ from functools import cached_property
 
 from jaxpar.config.errors import UserError
 from jaxpar.rl.records import Record
-from jaxpar.rl.reward_process import RewardError, RewardProcess
+from jaxpar.rl.rewards.process import RewardProcess
+from jaxpar.rl.worker_process import WorkerError
 from jaxpar.training.errors import TrainingError
 
 
@@ -19,13 +20,14 @@ class Rewarder:
         weights: the weight of each reward function, by its name.
         seconds: time limit of a call of a function, which rewards all answers to one prompt.
         stops: a failure ends the run; otherwise answers without a reward are NaN, and not trained on.
+        required: nothing else rewards answers.
 
     Raises:
-        UserError: there are no reward functions.
+        UserError: there are no reward functions, and `required` is set.
     """
 
-    def __init__(self, weights: Mapping[str, float], seconds: float, *, stops: bool):
-        if not weights:
+    def __init__(self, weights: Mapping[str, float], seconds: float, *, stops: bool, required: bool = True):
+        if required and not weights:
             raise UserError("rl.rewards: there is none; expected a reward with its weight, as {exact: 1.0}")
         self._weights, self._seconds, self._stops = weights, seconds, stops
         self.failure = "the reward functions returned None"
@@ -60,7 +62,7 @@ class Rewarder:
         for process, weight in zip(self.processes, self._weights.values(), strict=True):
             try:
                 values = process.rewards(prompts, list(texts), columns)
-            except RewardError as error:
+            except WorkerError as error:
                 values = self._failed(str(error), len(texts))
             if None in values and self._stops:
                 raise TrainingError(f"a reward is missing or not finite ({process.name}): the run stopped")

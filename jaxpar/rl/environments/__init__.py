@@ -1,0 +1,1 @@
+"""Environments: conversations of several turns, in which code answers what the model says."""
