@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from jaxpar.config.counting import attention_scale, embedding_scale
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema import ModelConfig
+from jaxpar.interop.families.hybrids.mamba import Expanded
 from jaxpar.interop.families.llama import (
     ATTENTION,
     ATTENTION_BIAS,
@@ -21,7 +22,6 @@ from jaxpar.interop.families.llama import (
     TENSORS,
     TIED,
 )
-from jaxpar.interop.families.mamba import Expanded
 from jaxpar.interop.mapping.expert_keys import UNUSED, RoutedExperts
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.form import Form
