@@ -68,7 +68,7 @@ class Draws(NamedTuple):
     min_p: Float[Array, " batch"]
 
 
-DTYPES: Any = Draws("uint32", "int32", "float32", "float32", "int32", "float32", "float32")
+DTYPES: Any = Draws._make(("uint32", "int32", "float32", "float32", "int32", "float32", "float32"))
 
 
 class Drawn(NamedTuple):
