@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from math import log2, prod
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -247,7 +247,8 @@ class Engine:
 
     def _read(self, flight: _Flight) -> list[Row]:
         """Wait for tokens; the rows that they end."""
-        drawn, records = on_hosts((flight.drawn, flight.records))
+        arrays: tuple[Any, Mapping[str, Any]] = flight.drawn, flight.records
+        drawn, records = on_hosts(arrays)
         now, speed = time.perf_counter(), self.speed
         if flight.answers:
             speed.prompt_seconds += now - self._clock

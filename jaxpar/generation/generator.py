@@ -115,7 +115,12 @@ class Generator:
 
         def request(index: int) -> Request:
             first = index * answers
-            heard = None if on_token is None else lambda answer, token: on_token(first + answer, token)
+
+            def hear(answer: int, token: int) -> bool:
+                assert on_token is not None, "who listens is called"
+                return on_token(first + answer, token)
+
+            heard = None if on_token is None else hear
             return Request(prompts[index], tokens, sampling, self._seed, first_number + first, answers, stop, heard)
 
         requests = [request(index) for index in range(len(prompts))]

@@ -71,7 +71,7 @@ class Draws(NamedTuple):
     tempered: Bool[Array, " batch"]
 
 
-DTYPES: Any = Draws("uint32", "int32", "float32", "float32", "int32", "float32", "float32", "bool")
+DTYPES: Any = Draws._make(("uint32", "int32", "float32", "float32", "int32", "float32", "float32", "bool"))
 
 
 class Drawn(NamedTuple):
