@@ -66,23 +66,26 @@ def recurrence(streams: Streams, documents: Any, state: Any) -> tuple[Any, Any]:
     return jnp.moveaxis(out, 0, 1), state
 
 
-def results(run: Any, streams: Streams, documents: Any, state: Any) -> dict[str, np.ndarray]:
+def results(
+    run: Any, streams: Streams, documents: Any, state: Any, of_cotangent: Any = lambda x: x
+) -> dict[str, np.ndarray]:
     """Outputs, the last state, and gradients of all of both, for cotangents of random numbers."""
     (out, end), pull = jax.vjp(lambda streams, state: run(streams, documents, state), streams, state)
     draw = np.random.default_rng(1)
-    d_streams, d_state = pull(tuple(jnp.asarray(draw.normal(size=x.shape), x.dtype) for x in (out, end)))
+    d_streams, d_state = pull(tuple(of_cotangent(jnp.asarray(draw.normal(size=x.shape), x.dtype)) for x in (out, end)))
     found = {"out": out, "end": end, "first": d_state} | d_streams._asdict()
     return {name: np.asarray(x) for name, x in found.items() if x is not None}
 
 
 def float64(case: Case, *, rounded: bool = False) -> dict[str, np.ndarray]:
-    """The results of a case, or of one whose queries, keys and values are rounded to bfloat16."""
+    """The results of a case, or of one whose operands (queries, keys, values, the first state and
+    cotangents) are rounded to bfloat16."""
+    low = lambda x: x.astype(jnp.bfloat16).astype(x.dtype)
     with jax.enable_x64():
         given, documents, state = jax.tree.map(jnp.asarray, streams(case))
         if rounded:
-            low = (x.astype(jnp.bfloat16).astype(jnp.float64) for x in given[:3])
-            given = Streams(*low, given.decay, given.rate)
-        return results(recurrence, given, documents, state)
+            given, state = Streams(*map(low, given[:3]), given.decay, given.rate), low(state)
+        return results(recurrence, given, documents, state, low if rounded else lambda x: x)
 
 
 def chunks(count: int, heads: int, key: int, value: int, delta: bool) -> tuple[Chunk, jax.Array]:

@@ -57,8 +57,8 @@ def errors(found: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -> dict[
 @pytest.mark.matrix(quick=("delta rule, decays of keys, a remainder",), ci=1)
 @pytest.mark.parametrize("case", CASES.values(), ids=CASES)
 def test_outputs_and_gradients_are_near_to_float64(case: Case) -> None:
-    """By the steps of the kernels in plain JAX, with their roundings: at most four times the error that queries, keys
-    and values have from being bfloat16, if nothing else is rounded."""
+    """By the steps of the kernels in plain JAX, with their roundings: at most four times the error that comes
+    from operands alone being bfloat16: streams, the first state and cotangents."""
     wanted = float64(case)
     found, of_inputs = errors(by(reference, case), wanted), errors(float64(case, rounded=True), wanted)
     assert all(error <= 4 * of_inputs[name] for name, error in found.items()), (found, of_inputs)
