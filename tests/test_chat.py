@@ -108,7 +108,7 @@ def test_mistakes_are_one_sentence(
 
 def test_an_answer_that_spells_a_special_token_is_not_a_part_of_the_conversation() -> None:
     class Generates:
-        def continued(self, prompts: Any, tokens: int, *, stop: Any, on_token: Any) -> list[None]:
+        def continued(self, prompts: Any, tokens: int, *, sampling: Any, stop: Any, on_token: Any) -> list[None]:
             on_token(0, 0)
             return [None] * len(prompts)
 

@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.held_out import add_study, held_out, table
-from benchmarks.hybrid import forgetful
 from benchmarks.results import write_json
 from jaxpar.cli import Parser, command
 
@@ -33,7 +32,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def loss_of(options: Namespace, name: str, seed: int, **others: Any) -> float:
     """The held-out loss of a run of one of `MODELS`, with `others` of its settings."""
-    command = (forgetful.__name__ if name == CONTROL else "jaxpar.train",)
+    command = ("benchmarks.hybrid.forgetful" if name == CONTROL else "jaxpar.train",)
     settings = LIKE_THE_CONFIGURATION | MODELS[name] | others
     return held_out(options, name.replace(" ", "-"), seed, settings, command, CONFIG)
 

@@ -1,6 +1,6 @@
 """Memory and time of a step by the length of its row: attention beside a hybrid beside layers with a state alone.
 
-    python -m benchmarks.hybrid.lengths --folder docs/pictures     # writes hybrid-lengths.csv and hybrid-lengths.svg
+    python -m benchmarks.hybrid.lengths --folder docs/pictures     # writes hybrid-lengths.svg, and lengths.csv here
 
 Each is a compile for 64 GPUs that need not be present (`jaxpar.compiler`, which remembers results), of one row over all
 of them, with the layers' inputs kept and the rest recomputed (`lengths.yaml`). Memory is what XLA allocates; nothing
@@ -89,13 +89,13 @@ def main(arguments: Sequence[str]) -> None:
     parser = Parser("benchmarks.hybrid.lengths", __doc__)
     parser.add_argument("--cluster", default="h100:8x8", help="as for jaxpar.inspect")
     parser.add_argument("--lengths", nargs="+", type=positive, default=list(LENGTHS), help="tokens")
-    parser.add_argument("--folder", type=Path, default=Path("."), help="of the two files")
+    parser.add_argument("--folder", type=Path, default=Path("."), help="of the picture")
     add_json_file(parser)
     options = parser.parse_args(arguments)
     cluster = parse_cluster(options.cluster)
     rows = [measure(stack, length, cluster) for length in options.lengths for stack in STACKS]
     write_json(options.json, rows)
-    with (options.folder / f"{NAME}.csv").open("w", newline="") as file:
+    with Path(__file__).with_name("lengths.csv").open("w", newline="") as file:
         writer = csv.DictWriter(file, rows[0], lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

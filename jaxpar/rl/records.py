@@ -56,7 +56,7 @@ def read_records(path: str, heldout_path: str | None = None) -> Records:
 
 def _is_heldout(prompt: str | list[Any]) -> bool:
     """Whether a prompt is held out: by a hash, so that it stays so whatever else is there."""
-    prompt = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True)
+    prompt = prompt if isinstance(prompt, str) else json.dumps(prompt, sort_keys=True, allow_nan=True)
     return int(hashlib.sha256(prompt.encode()).hexdigest(), 16) % ONE_OF == 0
 
 

@@ -60,7 +60,7 @@ def _people() -> list[dict[str, Any]]:
         prompt = ", ".join(str(person[key]) for key in order) + "\n"
         name, age, city = person.values()
         shown = [person, {"name": name, "age": str(age), "city": city}, {"name": name, "age": age, "town": city}]
-        written = json.dumps(shown[draw.choice(3, p=(0.2, 0.4, 0.4))], separators=(",", ":"))
+        written = json.dumps(shown[draw.choice(3, p=(0.2, 0.4, 0.4))], separators=(",", ":"), allow_nan=False)
         completion = f"<think>{' '.join(order)}</think><answer>{written}</answer>"
         records[prompt] = {"prompt": prompt, "answer": person, "completion": completion}
     return [*records.values()]

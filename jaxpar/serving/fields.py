@@ -49,7 +49,9 @@ def _real(low: float, high: float, default: float) -> Setting:
 
 def _only(value: Any) -> Setting:
     """A field of OpenAI's that has one value here."""
-    return Setting(f"{json.dumps(value)}, for nothing else is supported", lambda other: other == value, value)
+    return Setting(
+        f"{json.dumps(value, allow_nan=False)}, for nothing else is supported", lambda other: other == value, value
+    )
 
 
 def _is_prompt(value: Any) -> bool:

@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.hybrid.__main__ import CONFIG, CONTROL, DENSE, HYBRID, MODELS, loss_of
 from jaxpar.config import load_config
+from jaxpar.config.parts import MIXERS
 from jaxpar.layers.counting import parameter_count
 
 MARGIN = 0.3
@@ -23,7 +24,8 @@ def test_a_hybrid_whose_mixers_forget_is_clearly_worse(tmp_path: Path, monkeypat
     assert hybrid < control - MARGIN
 
 
-def test_models_have_as_many_parameters():
+def test_models_have_as_many_parameters(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(MIXERS, "forgetful", "benchmarks.hybrid.forgetful:Forgetful")
     dense, hybrid, control = (
         parameter_count(
             load_config(CONFIG, ["model.vocab=257", *(f"{key}={value}" for key, value in MODELS[name].items())]).model,

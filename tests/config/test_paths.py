@@ -28,6 +28,7 @@ NO_PATHS = {
     "model.preset",
     "data.end_token",
     "distributed.coordinator",
+    "rl.environment",
 }
 """Other keys with text; JAX reads and writes its cache of programs at URLs itself."""
 CHECKED = ("run.dir", "run.compile_cache", "data.path", "data.heldout_path", "data.sources", "memory.offload_dir",

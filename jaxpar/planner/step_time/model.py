@@ -9,7 +9,7 @@ collective (`cost.messages`), pipelines by the ticks of their schedule (`pipelin
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 from jaxpar.config.schema import ModelConfig
@@ -33,7 +33,7 @@ class StepTime:
     seconds: float
     breakdown: Mapping[str, float]
     """Seconds by part, on the slowest rank; they add up to `seconds`."""
-    program: Run
+    program: Run = field(compare=False)
     """The program that all ranks run, without stragglers; a bubble is in what they run in it."""
     tokens_per_s_per_gpu: float
     mfu: float

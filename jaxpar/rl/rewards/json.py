@@ -48,7 +48,7 @@ def think(prompts: Sequence[str], completions: Sequence[str], **_: object) -> li
 
 def schema(prompts: Sequence[str], completions: Sequence[str], schema: Sequence[Any], **_: object) -> list[float]:
     """1 where the JSON fits the JSON Schema of the column `schema`, else 0."""
-    checks = [_validator(json.dumps(one), "the column schema") for one in schema]
+    checks = [_validator(json.dumps(one, allow_nan=True), "the column schema") for one in schema]
     return [float(check(parsed(text))) for check, text in zip(checks, completions, strict=True)]
 
 
@@ -108,7 +108,7 @@ def _fields(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[tuple[st
 def _alike(value: Any, wanted: Any) -> float:
     if value is NO_JSON:
         return 0.0
-    shorter, longer = sorted(len(json.dumps(one, separators=(",", ":"))) for one in (value, wanted))
+    shorter, longer = sorted(len(json.dumps(one, separators=(",", ":"), allow_nan=True)) for one in (value, wanted))
     return shorter / longer
 
 

@@ -55,7 +55,7 @@ def test_a_configuration_file_that_cannot_be_used_is_named(
 
 @pytest.mark.parametrize(
     ("name", "parts"),
-    [("tokenz.npy", ("does not exist", "tokens.npy'")), ("tokens.npy", ("tokens below model.vocab=64",))],
+    [("tokenz.npy", ("does not exist", "tokens.npy'")), ("tokens.npy", ("below model.vocab=64",))],
 )
 def test_a_token_file_that_cannot_be_used(
     capsys: pytest.CaptureFixture[str], tmp_path: Path, file: Path, name: str, parts: tuple[str, ...]
