@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cached_property
 from typing import NamedTuple
 
 WIRE = "wire"
@@ -69,6 +68,8 @@ class Span(NamedTuple):
 class Run:
     """One execution of a trace, or of work that is priced already."""
 
+    __slots__ = "_by_kind", "busy", "compute", "inner", "kinds", "seconds", "spans"
+
     def __init__(
         self, seconds: float = 0.0, compute: float = 0.0, kinds: dict[str, float] | None = None,
         busy: dict[str, float] | None = None,
@@ -82,6 +83,7 @@ class Run:
         self.inner: list[tuple[Run, float]] = []
         """The runs in it that are priced apart, with how often each runs."""
         self.spans: list[Span] = []
+        self._by_kind: dict[str, float] | None = None
 
     def times(self, number: float) -> Run:
         """So many times the same."""
@@ -89,12 +91,14 @@ class Run:
         run.inner.append((self, number))
         return run
 
-    @cached_property
+    @property
     def by_kind(self) -> dict[str, float]:
         """Its seconds by kind: of compute, and of the messages that are waited for, or that compute takes longer
         beside."""
-        total = dict(self.kinds)
-        for inside, times in self.inner:
-            for kind, seconds in inside.by_kind.items():
-                total[kind] = total.get(kind, 0.0) + times * seconds
-        return total
+        if self._by_kind is None:
+            total = dict(self.kinds)
+            for inside, times in self.inner:
+                for kind, seconds in inside.by_kind.items():
+                    total[kind] = total.get(kind, 0.0) + times * seconds
+            self._by_kind = total
+        return self._by_kind
