@@ -38,16 +38,14 @@ class Tick(NamedTuple):
     forward_sends: bool
     backward_sends: bool
 
-    def parts(self, chunk: Chunk, head: Run, transfer: float, splits: bool) -> Iterator[Part]:
-        """A rank that computes while it sends; the backward is without W where the schedule `splits` it."""
+    def parts(self, chunk: Chunk, head: Run, transfer: float) -> Iterator[Part]:
+        """A rank that computes while it sends; `chunk.backward` is without W where the schedule splits it."""
         if self.forward:
             yield Repeat("forward", chunk.forward)
             if self.forward_sends:
                 yield Message("output", transfer, "forward", False, "pipe")
         if self.backward:
             yield Repeat("backward", chunk.backward)
-            if splits:
-                yield Repeat("weight", chunk.weight, -1)
             if self.head:
                 yield Repeat("head", head)
             if self.backward_sends:
@@ -69,7 +67,10 @@ class Ticks(NamedTuple):
     def run(self, clock: Clock, chunk: Chunk, head: Run, transfer: float) -> Run:
         """All ticks, as `pipeline.simulate` has them in `lockstep`, of chunks of one length; `head` is loss and head,
         `transfer` what is sent from a rank to the next."""
-        ticks = ((clock.walk(*tick.parts(chunk, head, transfer, self.splits_backward)), n) for tick, n in self.counts)
+        if self.splits_backward:
+            rest = clock.walk(Repeat("backward", chunk.backward), Repeat("weight", chunk.weight, -1))
+            chunk = chunk._replace(backward=rest)
+        ticks = ((clock.walk(*tick.parts(chunk, head, transfer)), number) for tick, number in self.counts)
         return clock.walk(*(Repeat("tick", tick, number) for tick, number in ticks))
 
     def continued(self, before: Ticks, steps: int) -> Ticks:

@@ -21,13 +21,15 @@ SIZES = (
 )
 
 
+@pytest.mark.parametrize("transfer", [0.4, 1.9])
 @pytest.mark.parametrize(("name", "ranks", "microbatches", "virtual"), SIZES)
-def test_seconds_are_the_simulators(name: str, ranks: int, microbatches: int, virtual: int):
-    times = {"forward": 1.0, "backward": 2.3, "weight": 0.9, "head": 0.7, "transfer": 0.4}
+def test_seconds_are_the_simulators(name: str, ranks: int, microbatches: int, virtual: int, transfer: float):
+    """The longer transfer is between a backward without W and all of it."""
+    times = {"forward": 1.0, "backward": 2.3, "weight": 0.9, "head": 0.7, "transfer": transfer}
     schedule = make_schedule(name, ranks=ranks, microbatches=microbatches, virtual_stages=virtual)
     wanted = simulate(schedule, Durations(**times, overlap=True), mode="lockstep").makespan
     found = ticks_of(name, ranks, microbatches, virtual).run(
-        Clock(0.1), Chunk(Run(1.0), Run(2.3), Run(0.9)), Run(0.7), 0.4
+        Clock(0.1), Chunk(Run(1.0), Run(2.3), Run(0.9)), Run(0.7), transfer
     )
     assert found.seconds == pytest.approx(wanted)
 
