@@ -53,7 +53,7 @@ def _parser() -> Parser:
     parser = Parser(
         "jaxpar.convert",
         "Convert weights from and to Hugging Face's format, to low-rank matrices, to experts (docs/weights.md), and to "
-        "linear attention (docs/hybrids.md).",
+        "linear attention (docs/spikingbrain.md).",
     )
     words = (
         f"{INTO}: to a checkpoint; {BACK}: to what transformers and vLLM load; {FACTORIZE}: to low-rank matrices; "

@@ -245,7 +245,7 @@ class Plan:
     embedding_messages: Choice[Literal["table", "rows"]] = Choice("table")
     """Whether ranks send the embedding's table and its gradient, or the rows of their tokens and those of these."""
     state_messages: Choice[Literal["allgather", "ring", "pipelined"]] = Choice("allgather")
-    """How context ranks pass on the states of mixers: `docs/hybrids.md`."""
+    """How context ranks pass on the states of mixers: `docs/linear-attention.md`."""
     linear_attention: dict[str, Choice[str]] = field(default_factory=dict, hash=False)
     """By kind of layers with a mixer that has a state, the implementation that passes it through chunks of tokens."""
     shard_state_over_replicas: Choice[bool] = Choice(False)

@@ -105,7 +105,7 @@ class PrecisionConfig:
     """Exceptions and other options of `matmul`."""
     spikes: Annotated[float, POSITIVE] | None = None
     """In evaluation and generation, inputs of the layers' matmuls are rounded to multiples of a token's mean of |x|
-    divided by this number (SpikingBrain: `docs/hybrids.md`); null leaves them."""
+    divided by this number (`docs/spikingbrain.md`); null leaves them."""
     storage: Literal["float32", "bfloat16", "float16"] | None = None
     """Weights between their uses in a step, and when they are gathered; null means `compute`."""
     gradient: Literal["float32", "bfloat16"] = "float32"
