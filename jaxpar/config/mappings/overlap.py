@@ -18,8 +18,8 @@ class OverlapConfig:
     gradients, which are exchanged. `auto` is `rows` on GPUs where these messages are expected to take less time
     (`docs/overlap.md`)."""
     state_messages: Literal["auto", "allgather", "ring", "pipelined"] = "auto"
-    """How context ranks pass on the states of mixers (`docs/linear-attention.md`): all gather what the tokens of each do to a
-    state (`allgather`); or each sends the state behind its tokens to the next, at once (`ring`) or in blocks
+    """How context ranks pass on the states of mixers (`docs/linear-attention.md`): all gather what the tokens of each
+    do to a state (`allgather`); or each sends the state behind its tokens to the next, at once (`ring`) or in blocks
     (`pipelined`). `auto` is on GPUs what is expected to take less time, and `allgather` elsewhere."""
     shard_state_over_replicas: bool | Literal["auto"] = "auto"
     """Split master weights and optimizer state over replicas too, under `zero` 1, 2 or 3. Gradients are then
