@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.held_out import add_study, held_out, table
+from benchmarks.hybrid import forgetful
 from benchmarks.results import write_json
 from jaxpar.cli import Parser, command
+from jaxpar.config.parts import MIXERS
 
 CONFIG = Path(__file__).parents[2] / "configs/quickstart_hybrid.yaml"
 LIKE_THE_CONFIGURATION = {"parallel.context": 4, "data.batch_size": 32}
@@ -32,7 +34,7 @@ MODELS: dict[str, dict[str, Any]] = {
 
 def loss_of(options: Namespace, name: str, seed: int, **others: Any) -> float:
     """The held-out loss of a run of one of `MODELS`, with `others` of its settings."""
-    command = ("benchmarks.hybrid.forgetful" if name == CONTROL else "jaxpar.train",)
+    command = (forgetful.__name__ if name == CONTROL else "jaxpar.train",)
     settings = LIKE_THE_CONFIGURATION | MODELS[name] | others
     return held_out(options, name.replace(" ", "-"), seed, settings, command, CONFIG)
 
@@ -44,6 +46,7 @@ def main(arguments: Sequence[str]) -> None:
     add_study(parser, "runs/hybrid")
     parser.set_defaults(steps=100)
     options = parser.parse_args(arguments)
+    MIXERS[forgetful.NAME] = forgetful.ENTRY
     losses: dict[str, list[float]] = {name: [] for name in MODELS}
     for seed in range(options.seeds):
         for name in MODELS:

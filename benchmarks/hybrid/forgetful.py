@@ -20,7 +20,7 @@ from jaxpar.layers.linear_attention.gated_deltanet import GatedDeltaNet
 from jaxpar.layers.ops.plain import Ops
 from jaxpar.runtime.passes import Output
 
-MIXERS["forgetful"] = "benchmarks.hybrid.forgetful:Forgetful"
+NAME, ENTRY = "forgetful", "benchmarks.hybrid.forgetful:Forgetful"
 
 
 class Forgetful(GatedDeltaNet):
@@ -33,4 +33,5 @@ class Forgetful(GatedDeltaNet):
 
 
 if __name__ == "__main__":
+    MIXERS[NAME] = ENTRY
     sys.exit(train.main())

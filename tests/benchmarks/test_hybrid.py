@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from benchmarks.hybrid import forgetful
 from benchmarks.hybrid.__main__ import CONFIG, CONTROL, DENSE, HYBRID, MODELS, loss_of
 from jaxpar.config import load_config
 from jaxpar.config.parts import MIXERS
@@ -18,6 +19,7 @@ ONE_DEVICE = {"parallel.fsdp": 1, "parallel.context": 1, "data.batch_size": 4}
 @pytest.mark.long
 @pytest.mark.timeout(900)
 def test_a_hybrid_whose_mixers_forget_is_clearly_worse(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(MIXERS, forgetful.NAME, forgetful.ENTRY)
     monkeypatch.delenv("XLA_FLAGS")  # which make eight devices here
     options = Namespace(folder=tmp_path, steps=50)
     hybrid, control = (loss_of(options, name, 0, **ONE_DEVICE) for name in (HYBRID, CONTROL))
@@ -25,7 +27,7 @@ def test_a_hybrid_whose_mixers_forget_is_clearly_worse(tmp_path: Path, monkeypat
 
 
 def test_models_have_as_many_parameters(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(MIXERS, "forgetful", "benchmarks.hybrid.forgetful:Forgetful")
+    monkeypatch.setitem(MIXERS, forgetful.NAME, forgetful.ENTRY)
     dense, hybrid, control = (
         parameter_count(
             load_config(CONFIG, ["model.vocab=257", *(f"{key}={value}" for key, value in MODELS[name].items())]).model,
