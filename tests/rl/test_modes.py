@@ -159,6 +159,25 @@ def test_answers_of_another_mesh_have_the_log_probabilities_of_the_step(tmp_path
     assert run.last_metrics["staleness"] == 1
 
 
+def test_frozen_weights_on_the_devices_of_the_step_outlive_it(tmp_path: Path):
+    """The step donates its state: what scores or draws on its devices, under LoRA, does so anew with each batch."""
+    begin = Trainer(config_of(tmp_path, 1, run={"name": "begin"}), devices=jax.devices()[:1])
+    begin.step()
+    begin.save()
+    assert isinstance(begin._run, RolloutRun)
+    begin._run.rewarder.close()
+    start = {"init_from": str(tmp_path / "begin"), "name": "next"}
+    rl = {"epochs": 2, "sampler": SamplerConfig(fsdp=1)}
+    config = config_of(tmp_path, 4, run=start, lora={"rank": 2, "targets": ("query",)}, rl=rl)
+    run = RolloutRun(config, devices=jax.devices()[:1])
+    with closing(run.rewarder):
+        rows = recorded(run)
+        for _ in range(3):
+            metrics = run.step()
+    assert float(metrics.report["mismatch_kl"]) < 1e-6
+    assert rows[0]["tokens"].tolist() == rows[1]["tokens"].tolist() != rows[2]["tokens"].tolist()
+
+
 @pytest.mark.long
 def test_weights_that_are_not_trained_are_moved_to_the_sampler_once(tmp_path: Path):
     """Under LoRA each version moves the factors alone, to each device of the sampler."""
