@@ -30,6 +30,8 @@ class Answer:
     """First token and end of each of the model's turns; None for one that has all tokens."""
     reward: float = 0.0
     """Reward of the environment; NaN where that failed."""
+    without_room: bool = False
+    """Whether a conversation ended since the limit of tokens has no room for what is said next."""
 
     @property
     def drawn(self) -> Bool[np.ndarray, " tokens"]:
@@ -38,6 +40,11 @@ class Answer:
         for first, end in self.turns or ():
             drawn[first:end] = True
         return drawn
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the limit of tokens ended it, or the conversation."""
+        return self.without_room or not self.ended
 
     @property
     def size(self) -> int:

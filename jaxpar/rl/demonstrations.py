@@ -35,7 +35,7 @@ def open_demonstrations(config: DataConfig, vocab: int | None, seed: int) -> Dat
         vocab=vocab or codec.vocab,
         separator=codec.end,
         decode=codec.decode,
-        encode_start=codec.encode,
+        encode_start=codec.encode_start,
         description=f"demonstrations of {records.name}: {' to train on, '.join(sizes)}{' held out' * (len(sizes) > 1)}",
     )
 

@@ -48,7 +48,7 @@ class Experience:
         answers, rewards = self.rollouts.answers, self.rollouts.rewards
         means = {
             "answer_tokens": self.rollouts.tokens / len(answers),
-            "truncated": float(np.mean([not one.ended for one in answers])),
+            "truncated": float(np.mean([one.truncated for one in answers])),
             "without_reward": float(np.isnan(rewards).mean()),
             "left_out": float(np.isnan(self.advantages).mean()),
             "draw_seconds": self.rollouts.draw_seconds,
@@ -76,7 +76,7 @@ def experience_of(
 ) -> Experience:  # fmt: skip
     """The advantages of answers, from their rewards less the penalties that are taken off rewards."""
     raw, answers = rollouts.rewards, rollouts.answers
-    lengths = np.array([one.size for one in answers]).reshape(raw.shape)
+    lengths = np.array([len(one.tokens) for one in answers]).reshape(raw.shape)  # the limit has observations, too
     rewards = raw - overlong_penalty(lengths, rl.answer_tokens, policy.overlong)
     if policy.kl_in == "reward" and policy.kl != "none":
         pairs = zip(answers, references, strict=True)

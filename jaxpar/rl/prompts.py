@@ -78,9 +78,10 @@ class PromptRows:
         return {"prompts": examples / len(self.prompts)}
 
     def _order(self, epoch: int) -> Int[np.ndarray, " prompts"]:
-        if self._known[0] != epoch:
-            self._known = epoch, np.random.default_rng([self._seed, epoch]).permutation(len(self.prompts))
-        return self._known[1]
+        known = self._known  # a thread that draws ahead asks, too
+        if known[0] != epoch:
+            self._known = known = epoch, np.random.default_rng([self._seed, epoch]).permutation(len(self.prompts))
+        return known[1]
 
     _known: tuple[int, Int[np.ndarray, " prompts"]] = (-1, np.zeros(0, np.int64))
 
@@ -91,13 +92,15 @@ class Characters:
     def __init__(self, alphabet: str):
         self.alphabet, self.end, self.vocab = alphabet, len(alphabet), len(alphabet) + 1
 
-    def encode(self, text: str, *, special_tokens: bool = False) -> list[int]:
-        """The tokens of a text. Raises `UserError` for another character."""
+    def encode_start(self, text: str, *, special_tokens: bool = False) -> list[int]:
+        """The tokens of a text, which nothing comes before. Raises `UserError` for another character."""
         del special_tokens
         for character in text:
             if character not in self.alphabet:
-                raise UserError(f"prompt {quoted(text)}: {quoted(character)} is none of {quoted(self.alphabet)}")
+                raise UserError(f"text {quoted(text)}: {quoted(character)} is none of {quoted(self.alphabet)}")
         return [self.alphabet.index(character) for character in text]
+
+    encode = encode_start
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """The text of some tokens, without ends."""
@@ -109,7 +112,7 @@ class Bytes:
     """A token for each byte, and one behind them that ends a text, as `data.source: stdlib` has them."""
 
     vocab, end = VOCAB, END_OF_DOCUMENT
-    encode, decode = staticmethod(encode), staticmethod(decode)
+    encode_start, encode, decode = staticmethod(encode), staticmethod(encode), staticmethod(decode)
 
 
 class Tokenizer:
@@ -122,7 +125,8 @@ class Tokenizer:
         label = f"data.tokenizer: {quoted(path)}"
         file = tokenizer_path(user_path(path, "data.tokenizer"))
         codec, self._folder = TextCodec(file, label), file.parent
-        self.encode = partial(codec.encode_start, special_tokens=True)  # a prompt may spell out a chat's template
+        self.encode_start = partial(codec.encode_start, special_tokens=True)  # a prompt may spell out a chat's template
+        self.encode = codec.encode
         self.decode, self.vocab, self._codec = codec.decode, vocabulary_size(codec.tokenizer), codec
         names, named = codec.special, (named_tokens(file.parent).get("eos_token", ""), *END_NAMES)
         wanted = [end_token] if end_token is not None else [name for name in named if name in names]
@@ -163,7 +167,7 @@ def check_vocab(vocab: int | None, needed: int) -> None:
 def encoded_prompt(codec: Codec, prompt: str | list[Message]) -> Sequence[int]:
     """The tokens of a prompt: a text, or messages, behind which the assistant's turn begins. Raises `UserError`."""
     if isinstance(prompt, str):
-        return codec.encode(prompt)
+        return codec.encode_start(prompt)
     if not isinstance(codec, Tokenizer):
         raise UserError(
             "data.tokenizer: null, and prompts are messages, which a chat template renders; expected a tokenizer with "
@@ -190,6 +194,6 @@ def open_prompts(config: DataConfig, vocab: int | None, seed: int) -> Data:
         vocab=vocab or codec.vocab,
         separator=codec.end,
         decode=codec.decode,
-        encode_start=codec.encode,
+        encode_start=codec.encode_start,
         description=f"prompts of {records.name}: {sizes}",
     )

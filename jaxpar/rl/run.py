@@ -90,7 +90,7 @@ class RolloutRun(Run):
     @cached_property
     def conversations(self) -> Conversations | None:
         """Conversations with the environment of the configuration, if it has one."""
-        return conversations_of(self.config.rl, self.data)
+        return conversations_of(self.config)
 
     @cached_property
     def _reference(self) -> Scorer | None:
@@ -125,7 +125,8 @@ class RolloutRun(Run):
             liveness.at("drawing answers", busy=True)
             arrays = self._batch(step)
             if step == first and "reward" not in self.last_metrics:
-                failure = self.rewarder.failure if self.conversations is None else self.conversations.failure
+                of_environment = None if self.conversations is None else self.conversations.failure
+                failure = of_environment or self.rewarder.failure
                 raise TrainingError(f"no answer of step {first + 1} has a reward ({failure}): the run stopped")
             mask = mask_of(self.config, self.config.model)
             pairs = {
@@ -145,7 +146,7 @@ class RolloutRun(Run):
             (self._decoded(one.prompt.tokens), f"{self._text(one)} (reward {reward:.3g})")
             for one, reward in list(zip(answers, rewards, strict=True))[:SHOWN]
         ]
-        metrics = {"truncated": float(np.mean([not one.ended for one in answers]))}
+        metrics = {"truncated": float(np.mean([one.truncated for one in answers]))}
         if not np.isnan(rewards).all():
             metrics["reward"] = float(np.nanmean(rewards))
             metrics["loss"] = -metrics["reward"]
@@ -181,9 +182,12 @@ class RolloutRun(Run):
         self._experience = None if drawn.current is None else self._experienced(drawn.current, drawn.before)
         return notice
 
-    def pause(self) -> None:
+    def close(self) -> None:
         """See `Run`: a sampler that draws ahead ends with the batch that it has begun."""
-        self._buffer.pause()
+        self._buffer.close()
+        for name in ("rewarder", "conversations"):
+            if (begun := vars(self).get(name)) is not None:
+                begun.close()
 
     def _batch(self, step: int) -> dict[str, np.ndarray]:
         """The rows of the batch of a step, of all processes; `last_metrics` says what they hold."""

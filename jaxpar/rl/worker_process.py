@@ -56,12 +56,7 @@ class WorkerProcess:
                 self._begin()
             except UserError as error:  # its file has changed
                 raise WorkerError(str(error)) from None
-        try:
-            assert self._process.stdin is not None, "it is a pipe"
-            self._process.stdin.write(json_text(request) + "\n")
-            self._process.stdin.flush()
-        except OSError:
-            raise WorkerError(f"{self.label}: its process ended") from None
+        self._write(json_text(request) + "\n")
         answer = self._read(self._seconds)
         if "error" in answer:
             raise WorkerError(f"{self.label}: {answer['error']}")
@@ -87,6 +82,19 @@ class WorkerProcess:
         if "error" in answer:
             self.close()
             raise UserError(answer["error"])
+
+    def _write(self, line: str) -> None:
+        late = threading.Timer(self._seconds, self.close)  # a pipe takes so much that is not read
+        late.start()
+        try:
+            assert self._process.stdin is not None, "it is a pipe"
+            self._process.stdin.write(line)
+            self._process.stdin.flush()
+        except (OSError, ValueError):  # of the pipe's other end, or of a pipe that was closed meanwhile
+            why = "its process ended" if self._end.alive else f"it did not read for {self._seconds:g} s"
+            raise WorkerError(f"{self.label}: {why}") from None
+        finally:
+            late.cancel()
 
     def _read(self, seconds: float) -> dict[str, Any]:
         try:

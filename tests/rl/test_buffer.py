@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from concurrent.futures import Future
 from contextlib import closing
 from typing import Any
 
@@ -75,6 +76,49 @@ def test_a_sampler_that_is_behind_takes_the_newest_weights():
         assert [buffer.take(1).version for _ in range(3)] == [0, 1, 1]
 
 
+def test_a_batch_that_begins_while_others_are_taken_back_has_all_before_it(monkeypatch: pytest.MonkeyPatch):
+    """The first batch ends, and the next one that is left begins, right after one was taken back."""
+    ends, others = threading.Event(), threading.Event()
+
+    def forced(index: int, version: int, weights: Any) -> Rollouts:
+        if index:
+            others.set()
+        ends.wait(30)
+        return drawn(index, version, weights)
+
+    def cancel(future: Future[Rollouts], cancel: Any = Future.cancel) -> bool:
+        if cancelled := cancel(future):
+            ends.set()
+            others.wait(30)
+        return cancelled
+
+    monkeypatch.setattr(Future, "cancel", cancel)
+    with closing(RolloutBuffer(forced, lambda weights: weights, 2, beside=True, newest=True)) as buffer:
+        buffer.refresh(0, {"version": 0})
+        assert [one.index for one in buffer.settled()] == [0, 1] and buffer.following == 2
+        buffer.refresh(1, {"version": 1})
+        assert [buffer.take(1).index for _ in range(3)] == [0, 1, 2]
+
+
+def test_a_buffer_that_was_closed_draws_again():
+    """What had not begun is taken back: it is asked for again, with the weights of then."""
+    ends = threading.Event()
+
+    def slow(index: int, version: int, weights: Any) -> Rollouts:
+        ends.wait(30)
+        return drawn(index, version, weights)
+
+    with closing(RolloutBuffer(slow, lambda weights: weights, 2, beside=True)) as buffer:
+        buffer.refresh(0, {"version": 0})
+        threading.Timer(0.2, ends.set).start()
+        buffer.close()
+        assert [one.name for one in threading.enumerate() if one.name.startswith("sampler")] == []
+        assert buffer.following == 1 and buffer.beside(lambda: 3) == 3
+        buffer.refresh(1, {"version": 1})
+        batches = [buffer.take(1) for _ in range(3)]
+        assert [(one.index, one.version) for one in batches] == [(0, 0), (1, 1), (2, 1)]
+
+
 def test_an_error_of_the_sampler_ends_the_wait_for_it():
     def broken(index: int, version: int, weights: Any) -> Rollouts:
         raise OSError("no device")
@@ -86,10 +130,14 @@ def test_an_error_of_the_sampler_ends_the_wait_for_it():
 
 
 def test_batches_are_the_same_after_a_checkpoint():
-    """Every bit of a log-probability, and rewards that are missing."""
+    """Every bit of a log-probability, turns of conversations and none, and rewards that are missing."""
     prompts = [Prompt((1, 2), {"prompt": "a"}), Prompt((3,), {"prompt": "b"})]
     rng = np.random.default_rng(0)
-    answers = [Answer(prompts[at // 2], tuple(range(at + 1)), rng.normal(size=at + 1), at != 2) for at in range(4)]
+    turns, rewards = (None, ((0, 2),), (), ((0, 1), (3, 4))), (0.0, 0.1, np.nan, -2.5)
+    answers = [
+        Answer(prompts[at // 2], tuple(range(at + 1)), rng.normal(size=at + 1), at != 2, turn, reward, at == 3)
+        for at, (turn, reward) in enumerate(zip(turns, rewards, strict=True))
+    ]
     batch = Rollouts(7, 5, answers, np.array([[0.1, np.nan], [1, 2]]), 0.5, 0.25, 0.0)
     before = [one.log_probabilities + 1 for one in answers]
     data = SavedRollouts(9, 3, [batch, batch], batch, before).to_bytes()
@@ -101,6 +149,8 @@ def test_batches_are_the_same_after_a_checkpoint():
         np.testing.assert_array_equal(one.rewards, batch.rewards)
         for other, answer in zip(one.answers, answers, strict=True):
             assert (other.prompt, other.tokens, other.ended) == (answer.prompt, answer.tokens, answer.ended)
+            assert (other.turns, other.without_room) == (answer.turns, answer.without_room)
+            np.testing.assert_array_equal(other.reward, answer.reward)
             np.testing.assert_array_equal(other.log_probabilities, answer.log_probabilities)
     for other, values in zip(again.before, before, strict=True):
         np.testing.assert_array_equal(other, values)

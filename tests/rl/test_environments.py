@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,16 +13,20 @@ import numpy as np
 import pytest
 
 from jaxpar.config import Config
+from jaxpar.config.mappings.policy import PRESETS
+from jaxpar.config.schema.reinforcement import RlConfig
 from jaxpar.generation.generator import Continuation
 from jaxpar.rl.answers import PER_TOKEN
 from jaxpar.rl.environments.builtin import Guess
 from jaxpar.rl.environments.conversation import Conversations
 from jaxpar.rl.environments.tools import ToolCalls, calculate, tool_of
-from jaxpar.rl.prompts import Characters, Prompt
+from jaxpar.rl.experience import Experience, experience_of
+from jaxpar.rl.prompts import Bytes, Characters, Prompt, Tokenizer
 from jaxpar.rl.run import RolloutRun
+from jaxpar.rl.sampling.rollouts import Rollouts
 from jaxpar.training.errors import TrainingError
 from tests.reference import decoder64
-from tests.rl.test_rollouts import config_of, devices_of
+from tests.rl.test_rollouts import beginning, config_of, devices_of
 from tests.sentences import refused
 
 CODE = """
@@ -64,6 +68,17 @@ class Talks(Echo):
     def reset(self, record):
         return [{"role": "system", "content": "0:"}]
 
+class Strange(Echo):
+    \"\"\"Says what has no tokens, at once or after a turn.\"\"\"
+    def reset(self, record):
+        self.asked = 0
+        return [{"role": "system", "content": "A"}] if record["prompt"] == "first" else []
+
+    def step(self, messages):
+        _, reward, ended = super().step(messages)
+        said = {"letter": "A", "half": "\\ud800"}.get(messages[0]["content"], "1:")
+        return [{"role": "tool", "content": said}], reward, ended
+
 class Half:
     def reset(self, record):
         return []
@@ -74,6 +89,7 @@ def function(record):
 NUMBER = 3
 class Tool: pass
 def doubled(n): return {"twice": 2 * n}
+def calculate(n): return n
 """
 TURNED = {"environment": "FILE:Echo", "turns": 3, "answer_tokens": 24}
 
@@ -119,9 +135,13 @@ def test_turns_have_the_log_probabilities_of_float64_and_observations_none(tmp_p
         assert float(run.step().report["mismatch_kl"]) < 1e-7
 
 
-def made(texts: list[str], file: str, name: str, said: str = "12", **options: Any) -> tuple[Any, list[Any]]:
+LETTERS = Characters("0123456789:,=<>?abcdefghijklmnopqrstuvwxyz")
+
+
+def made(
+    texts: list[str], file: str, name: str, said: str = "12", codec: Characters | Bytes = LETTERS, **options: Any
+) -> tuple[Any, list[Any]]:
     """Conversations whose model says the same in every turn, and their answers."""
-    codec = Characters("0123456789:,=<>?abcdefghijklmnopqrstuvwxyz")
 
     def draw(prompts: Any, tokens: int, *, on_token: Any) -> list[Continuation]:
         rows = []
@@ -176,6 +196,39 @@ def test_one_that_says_too_much_at_once_has_no_reward(file: str):
     assert "rl.answer_tokens: 2" in conversations.failure and np.isnan(answer.reward) and answer.size == 2
 
 
+@pytest.mark.parametrize(("how", "codec"), [("first", LETTERS), ("letter", LETTERS), ("half", Bytes())])
+def test_what_has_no_tokens_loses_its_rollout_alone(file: str, how: str, codec: Characters | Bytes):
+    """A character that is none of an alphabet, or half of one."""
+    conversations, answers = made(["a", how, "b"], file, "Strange", codec=codec)
+    assert "Strange: an observation has no tokens" in conversations.failure
+    assert [answers[at].reward for at in (0, 2)] == [1.25, 1.25] and np.isnan(answers[1].reward)
+    with pytest.raises(TrainingError, match="an environment failed"):
+        made([how], file, "Strange", codec=codec, stops=True)
+
+
+def test_observations_follow_a_text_and_spell_special_tokens_where_they_say_so(tmp_path: Path):
+    """No token that begins a document stands before them."""
+    codec = Tokenizer(beginning(tmp_path), None)
+    (tmp_path / "mine.py").write_text(
+        "class Says:\n"
+        "    def reset(self, record):\n"
+        "        said = [('<|im_start|>', True), ('hi<|im_end|>', False)]\n"
+        "        return [{'content': text, 'special_tokens': special} for text, special in said]\n"
+        "    def step(self, messages):\n"
+        "        return [], 0.0, True\n"
+    )
+    draw = lambda prompts, tokens, *, on_token: [Continuation(np.array([7]), np.zeros(1), False, {}, None)]
+    conversations = Conversations(
+        f"{tmp_path}/mine.py:Says", (), turns=1, tokens=99, seconds=30.0, stops=True, encode=codec.encode,
+        decode=codec.decode,
+    )  # fmt: skip
+    with closing(conversations):
+        (answer,) = conversations.answers([Prompt((5,), {"prompt": "a"})], codec.end, draw)
+    plain = codec.encode("hi<|im_end|>")
+    (begin,) = codec.encode("<|im_start|>", special_tokens=True)
+    assert answer.tokens == (begin, *plain, 7) and codec.end not in plain and len(plain) > 2
+
+
 def test_limits_of_turns_and_tokens(file: str):
     """A conversation of `12` and an end, and an observation of 4 tokens between two turns."""
     _, (answer,) = made(["a"], file, "Echo", turns=2)
@@ -186,6 +239,12 @@ def test_limits_of_turns_and_tokens(file: str):
     assert cut.turns == ((0, 3), (7, 9)) and not cut.ended and cut.text_tokens() == (1, 2)
     _, (full,) = made(["a"], file, "Echo", tokens=7)
     assert full.turns == ((0, 3),) and len(full.tokens) == 3, "an observation that leaves no room ends it"
+    assert full.ended and [one.truncated for one in (answer, cut, full)] == [False, True, True]
+    policy = replace(PRESETS["grpo"], overlong=0.5)
+    rollouts = Rollouts(0, 0, [answer, full], np.array([[1.0, 1]]), 0.0, 0.0, 0.0)
+    assert Experience(rollouts, np.zeros((1, 2)), [], None).metrics()["truncated"] == 0.5
+    made_of = experience_of(rollouts, [], None, RlConfig(answer_tokens=16), policy)
+    assert made_of.advantages[0, 0] < 0 < made_of.advantages[0, 1], "10 tokens with those of the observation"
 
 
 def test_guesses_are_compared():
@@ -229,6 +288,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path, file: str):
         ({"environment": "tools"}, "rl.tools: none", "expected functions"),
         ({"tools": ("calculate",)}, "rl.tools: 'calculate'", "mine.py:Echo", "environment: tools"),
         ({"environment": "tools", "tools": ("calculat",)}, "rl.tools", "did you mean calculate"),
+        ({"environment": "tools", "tools": ("calculate", f"{file}:calculate")}, "rl.tools: several", "'calculate'"),
         ({"environment": "tools", "tools": (f"{file}:NUMBER",)}, "rl.tools", "has no function 'NUMBER'"),
         ({"environment": "tools", "tools": (f"{file}:Tool",)}, "rl.tools", "is no function, but type"),
         ({"turns": 0}, "rl.turns", "0", "at least 1"),

@@ -20,7 +20,7 @@ from tests.rl.policy64 import answer_loss
 from tests.rl.test_rollouts import config_of, devices_of
 from tests.same_bits import assert_same_bits
 from tests.training.damage.test_kill import finish, killed_after
-from tests.training.runs import MESH, Recorder, saved_state, write_config
+from tests.training.runs import MESH, Recorder, run_config, saved_state, write_config
 
 
 def log_probabilities64(run: RolloutRun, weights: Any, rows: dict[str, np.ndarray], temperature: float) -> np.ndarray:
@@ -157,6 +157,23 @@ def test_answers_of_another_mesh_have_the_log_probabilities_of_the_step(tmp_path
         assert answer.sum() > 16
         np.testing.assert_allclose(batch["sampled"][answer], p[answer], atol=1e-5)
     assert run.last_metrics["staleness"] == 1
+
+
+def test_frozen_weights_on_the_devices_of_the_step_outlive_it(tmp_path: Path):
+    """The step donates its state: what scores or draws on its devices, under LoRA, does so anew with each batch."""
+    begin = Trainer(run_config(tmp_path, 1, run={"name": "begin"}), devices=jax.devices()[:1])
+    begin.step()
+    begin.save()
+    start = {"init_from": str(tmp_path / "begin"), "name": "next"}
+    rl = {"epochs": 2, "sampler": SamplerConfig(fsdp=1)}
+    config = config_of(tmp_path, 4, run=start, lora={"rank": 2, "targets": ("query",)}, rl=rl)
+    run = RolloutRun(config, devices=jax.devices()[:1])
+    with closing(run.rewarder):
+        rows = recorded(run)
+        for _ in range(3):
+            metrics = run.step()
+    assert float(metrics.report["mismatch_kl"]) < 1e-6
+    assert rows[0]["tokens"].tolist() == rows[1]["tokens"].tolist() != rows[2]["tokens"].tolist()
 
 
 @pytest.mark.long

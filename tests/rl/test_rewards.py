@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from contextlib import closing
 from pathlib import Path
 
@@ -182,3 +184,16 @@ def test_rewards_that_are_not_there_are_refused(file: str):
             RewardProcess(name, 30)
     with pytest.raises(UserError, match=r"rl\.rewards"):
         Rewarder({}, 30, stops=True)
+
+
+def test_a_process_that_does_not_read_is_ended():
+    """A pipe is full after some 64 KiB; the next request begins another process."""
+    with closing(RewardProcess("exact", 5.0)) as process:
+        columns = {"answer": ["a"]}
+        assert process.rewards(["p"], ["a"], columns) == [1.0]
+        process._worker._seconds = 0.3
+        os.kill(process._worker._process.pid, signal.SIGSTOP)
+        with pytest.raises(WorkerError, match=r"exact: it did not read for 0\.3 s"):
+            process.rewards(["p"], ["a" * 10**6], columns)
+        process._worker._seconds = 5.0
+        assert process.rewards(["p"], ["a"], columns) == [1.0]

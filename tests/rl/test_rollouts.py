@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import threading
 from contextlib import closing
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -11,12 +12,15 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import tokenizers
+from tokenizers import processors
 
 from jaxpar.config import Config, DataConfig, LossConfig
 from jaxpar.config.mappings.policy import PolicyConfig
 from jaxpar.config.mappings.sampler import SamplerConfig
 from jaxpar.config.schema.reinforcement import RlConfig
 from jaxpar.config.user_code import refuse_stored_code
+from jaxpar.data import open_data
 from jaxpar.generation.generator import Generator
 from jaxpar.generation.sampling import Sampling
 from jaxpar.interop.sources.open_source import open_source
@@ -129,12 +133,55 @@ def test_special_tokens_of_a_prompt_are_read_as_such_and_end_an_answer_where_the
     """A prompt spells out a chat's template; `generate` ends as the run did."""
     tokenizer, data = "tests/goldens/chat", DataConfig(source="prompts", path="a", tokenizer="tests/goldens/chat")
     codec = Tokenizer(tokenizer, "<|im_start|>")
-    assert codec.encode("<|im_start|>hi")[0] == codec.end != Tokenizer(tokenizer, "<|im_end|>").end
+    assert codec.encode_start("<|im_start|>hi")[0] == codec.end != Tokenizer(tokenizer, "<|im_end|>").end
     text = _text_of_codec(replace(data, end_token="<|im_start|>"), "jaxpar.rl.prompts:codec_of", False)
     assert text.stops[0] == codec.end
 
 
 CHAT = "tests/goldens/chat"
+
+
+def beginning(folder: Path) -> str:
+    """A folder with a tokenizer that puts a token before a text."""
+    made = tokenizers.Tokenizer.from_file(f"{CHAT}/tokenizer.json")
+    made.add_special_tokens(["<bos>"])
+    special = [("<bos>", made.token_to_id("<bos>"))]
+    made.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=special)
+    made.save(f"{folder}/tokenizer.json")
+    return str(folder)
+
+
+def test_a_prompt_begins_a_document_and_what_follows_does_not(tmp_path: Path):
+    """Names of special tokens are those tokens in a prompt, and text in what follows it."""
+    (tmp_path / "some.jsonl").write_text('{"prompt": "<|im_start|>hi", "completion": "hi<|im_end|>"}\n' * 2)
+    path = str(tmp_path / "some.jsonl")
+    data = DataConfig("demonstrations", path=path, heldout_path=path, tokenizer=beginning(tmp_path), sequence_length=64)
+    codec, row = Tokenizer(beginning(tmp_path), None), open_data(data, vocab=None, seed=0).train.row(0)
+    bos, start = codec.encode("<bos><|im_start|>", special_tokens=True)
+    document = row["segments"] == 1
+    tokens = [*row["tokens"][document].tolist(), int(row["labels"][document][-1])]
+    text = codec.encode("hi")
+    assert tokens == [bos, start, *text, *codec.encode("hi<|im_end|>"), codec.end]
+    assert codec.encode_start("hi") == [bos, *text] and tokens.count(codec.end) == 1
+
+
+def test_prompts_are_taken_in_the_order_of_their_epoch_by_two_threads():
+    """Another epoch is asked for while one is looked up."""
+    prompts = [Prompt((at,), {}) for at in range(5)]
+
+    class Interrupted(PromptRows):
+        _asked = (-1, np.zeros(0, np.int64))
+
+        @property
+        def _known(self) -> Any:
+            return self._asked
+
+        @_known.setter
+        def _known(self, known: Any) -> None:
+            self._asked = (known[0] + 1, known[1][::-1])  # the other thread has
+
+    plain, interrupted = PromptRows(prompts, 8, 3, ()), Interrupted(prompts, 8, 3, ())
+    assert interrupted.taken(0, 5) == plain.taken(0, 5)
 
 
 def test_prompts_that_are_messages_are_rendered_by_the_template_of_the_tokenizer(tmp_path: Path):
@@ -319,6 +366,33 @@ def test_a_run_without_any_reward_ends_at_its_first_step(tmp_path: Path):
     run = RolloutRun(config_of(tmp_path, 1, rl={"rewards": rewards}), devices=jax.devices()[:1])
     with closing(run.rewarder), pytest.raises(TrainingError, match="nowhere"):
         next(run.batches_from(0))
+
+
+def test_the_reward_that_failed_is_named_where_conversations_have_no_failure(tmp_path: Path):
+    (tmp_path / "none.py").write_text("def none(prompts, completions, **columns):\n    raise OSError('nowhere')\n")
+    rl = {"rewards": {f"{tmp_path}/none.py:none": 1.0}, "environment": "guess", "turns": 2, "answer_tokens": 4}
+    run = RolloutRun(config_of(tmp_path, 1, data={"path": "guess"}, rl=rl), devices=jax.devices()[:1])
+    with closing(run), pytest.raises(TrainingError, match="nowhere"):
+        next(run.batches_from(0))
+
+
+def test_what_runs_beside_the_steps_ends_with_the_loop(tmp_path: Path):
+    """The sampler's thread, and the processes of a reward and the environment."""
+    rl = {
+        "rewards": {"exact": 1.0},
+        "environment": "guess",
+        "turns": 2,
+        "answer_tokens": 4,
+        "sampler": SamplerConfig(devices=1),
+    }
+    config = config_of(tmp_path, 1, data={"path": "guess"}, rl=rl)
+    trainer = Trainer(config, devices=jax.devices()[:2])
+    run = trainer._run
+    assert isinstance(run, RolloutRun) and run.conversations is not None
+    trainer.fit([])
+    workers = [run.conversations._worker, *(one._worker for one in run.rewarder.processes)]
+    assert len(workers) == 2 and all(one._process.poll() is not None for one in workers)
+    assert [one.name for one in threading.enumerate() if one.name.startswith("sampler")] == []
 
 
 def test_code_that_a_checkpoint_names_is_not_run(tmp_path: Path):

@@ -2,7 +2,8 @@
 
 An environment is a class without arguments, made anew for each rollout. Messages are mappings with a `role` and a
 `content`, a text that follows the one before it as it is: an environment spells out the template of a chat, as prompts
-do. Made again with the same record and the same messages, it must do the same.
+do, in messages with `special_tokens: True`; in others the names of special tokens are text. Made again with the same
+record and the same messages, it must do the same.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from jaxpar.config.user_code import is_user_code
 from jaxpar.rl.environments.tools import ToolCalls, tool_of
 from jaxpar.rl.user_code import load_function
 
-type Message = Mapping[str, str]
+type Message = Mapping[str, Any]
 
 
 class Environment(Protocol):
@@ -71,7 +72,12 @@ def check_environment(name: str) -> None:
 def environment_of(name: str, tools: Sequence[str]) -> Callable[[], Environment]:
     """A function that makes the environment of a rollout. Raises `UserError` where there is no such class, or tool."""
     if name == TOOLS:
-        functions = dict(map(tool_of, tools))
+        functions: dict[str, Callable[..., Any]] = {}
+        for tool in tools:
+            called, function = tool_of(tool)
+            if called in functions:
+                raise UserError(f"rl.tools: several are called {quoted(called)}; expected a name for each")
+            functions[called] = function
         return lambda: ToolCalls(functions)
     if not is_user_code(name):
         return ENVIRONMENTS[name]

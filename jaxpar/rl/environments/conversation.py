@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Protocol
@@ -12,13 +12,13 @@ from typing import Any, Protocol
 import numpy as np
 
 from jaxpar.checkpoint.processes import from_first
-from jaxpar.config.schema.reinforcement import RlConfig
-from jaxpar.data.opened import Data
+from jaxpar.config import Config, UserError
+from jaxpar.data.text import Encode
 from jaxpar.generation.generator import Continuation
 from jaxpar.rl.answers import Answer
 from jaxpar.rl.environments.builtin import check_environment
 from jaxpar.rl.environments.worker import MODEL
-from jaxpar.rl.prompts import Prompt
+from jaxpar.rl.prompts import Prompt, codec_of
 from jaxpar.rl.worker_process import WorkerError, WorkerProcess
 from jaxpar.training.errors import TrainingError
 
@@ -41,17 +41,19 @@ class _Rollout:
     """Tokens after the prompt."""
     log_probabilities: list[float] = field(default_factory=list)
     turns: list[tuple[int, int]] = field(default_factory=list)
-    messages: list[dict[str, str]] = field(default_factory=list)
+    messages: list[dict[str, Any]] = field(default_factory=list)
     reward: float = 0.0
     is_open: bool = True
     """Whether the model has another turn."""
+    without_room: bool = False
+    """Whether there is none for what is said next."""
     turn_ended: bool = False
     """Whether the token that ends answers ended the last turn."""
 
     def answer(self) -> Answer:
         return Answer(
             self.prompt, tuple(self.tokens), np.array(self.log_probabilities), self.turn_ended, tuple(self.turns),
-            self.reward,
+            self.reward, self.without_room,
         )  # fmt: skip
 
 
@@ -65,7 +67,7 @@ class Conversations:
         tokens: most tokens after a prompt, observations included.
         seconds: longest time for a step.
         stops: whether an environment that fails ends the run; else its rollout is left out.
-        encode: a text to tokens.
+        encode: a text that follows others to tokens; names of special tokens in it are text, unless it is asked.
         decode: tokens to a text.
 
     Raises:
@@ -74,7 +76,7 @@ class Conversations:
 
     def __init__(
         self, name: str, tools: Sequence[str], *, turns: int, tokens: int, seconds: float, stops: bool,
-        encode: Callable[[str], Sequence[int]], decode: Callable[[Sequence[int]], str],
+        encode: Encode, decode: Callable[[Sequence[int]], str],
     ):  # fmt: skip
         check_environment(name)
         self._name, self._turns, self._tokens, self._stops = name, turns, tokens, stops
@@ -105,9 +107,9 @@ class Conversations:
     def answers(self, prompts: Sequence[Prompt], end: int, draw: Draw) -> list[Answer]:
         """A conversation after each prompt.
 
-        Every call of `draw` has all prompts, so that it is always the same program and the draws of one do not depend
-        on when another ends; those of conversations that have ended are cut after a token. Raises `TrainingError`
-        where an environment fails, if that is to end the run.
+        Every call of `draw` has all prompts: the row of a conversation numbers its draws, which then do not depend on
+        when another ends. Rows of conversations that have ended are cut after a token. Raises `TrainingError` where an
+        environment fails, if that is to end the run.
         """
         rollouts = [_Rollout(one, next(self._indices)) for one in prompts]
         for one in rollouts:
@@ -146,8 +148,7 @@ class Conversations:
         """Let the environments of rollouts answer, in the process that has them; every process hears the same."""
         answers: list[dict[str, Any]] = from_first(lambda: [self._answer(one) for one in rollouts])
         for one, made in zip(rollouts, answers, strict=True):
-            observations: list[dict[str, str]] = made.get("observations", [])
-            said = [token for message in observations for token in self._encode(message["content"])]
+            said: list[int] = made.get("tokens", [])
             has_room = len(one.tokens) + len(said) < self._tokens
             if not one.turns and not has_room:
                 made["error"] = f"{self._name}: rl.answer_tokens: {self._tokens} has no room for what reset says"
@@ -156,9 +157,10 @@ class Conversations:
                 self._failed(made["error"])
                 continue
             one.reward += float(made.get("reward", 0.0))
-            one.is_open = has_room and len(one.turns) < self._turns and not made.get("ended", False)
+            goes_on = len(one.turns) < self._turns and not made.get("ended", False)
+            one.is_open, one.without_room = goes_on and has_room, goes_on and not has_room
             if one.is_open:
-                one.messages += observations
+                one.messages += made["observations"]
                 one.tokens += said
                 one.log_probabilities += [0.0] * len(said)
 
@@ -166,9 +168,18 @@ class Conversations:
         request = {"rollout": one.index, "record": one.prompt.record, "messages": one.messages, "ended": self._ended}
         self._ended = []
         try:
-            return self._worker.ask(request)
+            made = self._worker.ask(request)
         except WorkerError as error:
             return {"error": str(error)}
+        if made.get("ended"):
+            return made  # nobody reads what is said last
+        try:
+            return made | {"tokens": [token for message in made["observations"] for token in self._encoded(message)]}
+        except (UserError, UnicodeError) as error:
+            return {"error": f"{self._name}: an observation has no tokens ({error})"}
+
+    def _encoded(self, message: Mapping[str, Any]) -> Sequence[int]:
+        return self._encode(message["content"], special_tokens=message["special_tokens"])
 
     def _failed(self, why: str) -> None:
         if self._stops:
@@ -179,12 +190,13 @@ class Conversations:
             logging.getLogger(__name__).warning("%s; its rollout is left out, and counted.", why)
 
 
-def conversations_of(rl: RlConfig, data: Data) -> Conversations | None:
+def conversations_of(config: Config) -> Conversations | None:
     """The conversations of a configuration, if it has an environment. Raises `UserError` where there is no such one."""
+    rl = config.rl
     if rl.environment is None:
         return None
-    assert data.encode_start is not None and data.decode is not None, "prompts are texts"
+    codec = codec_of(config.data)
     return Conversations(
         rl.environment, rl.tools, turns=rl.turns, tokens=rl.answer_tokens, seconds=rl.reward_seconds,
-        stops=rl.on_reward_error == "stop", encode=data.encode_start, decode=data.decode,
+        stops=rl.on_reward_error == "stop", encode=codec.encode, decode=codec.decode,
     )  # fmt: skip

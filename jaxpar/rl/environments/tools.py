@@ -29,6 +29,9 @@ class ToolCalls:
     """Answers `<tool_call>{"name": ..., "arguments": {...}}</tool_call>` with `<tool_response>...</tool_response>`, in
     a message for all calls of a turn; a turn without a call ends the conversation. Rewards are those of `rl.rewards`.
 
+    Nothing of a model's chat template is around the responses, nor behind them to begin its next turn: a model that was
+    trained on one hears what it has not seen.
+
     What a tool raises, or a call that is none, is said in the response.
     """
 

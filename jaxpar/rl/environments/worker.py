@@ -62,7 +62,14 @@ def _texts(messages: Any, method: str) -> list[dict[str, str]]:
     )
     if not valid:
         raise TypeError(f"{method} returned observations {_shown(messages)}; expected a list of role and content")
-    made = [{"role": str(one.get("role", "environment")), "content": one["content"]} for one in messages]
+    made = [
+        {
+            "role": str(one.get("role", "environment")),
+            "content": one["content"],
+            "special_tokens": bool(one.get("special_tokens", False)),
+        }
+        for one in messages
+    ]
     if any(one["role"] == MODEL for one in made):
         raise TypeError(f"{method} returned an observation with the role {MODEL}, which is the model's")
     return made

@@ -36,7 +36,7 @@ class RolloutBuffer:
         newest: bool = False,
     ):
         self._draw, self._transfer, self._lag, self._takes_newest = draw, transfer, lag, newest
-        self._thread = ThreadPoolExecutor(1, "sampler") if beside else None
+        self._thread = _thread() if beside else None
         self._waiting: deque[Future[Rollouts]] = deque()
         self._newest: tuple[int, Weights] = 0, {}
         self.following = 0
@@ -73,9 +73,7 @@ class RolloutBuffer:
     def pause(self) -> None:
         """Begin no further batch until `refresh`, where those that are asked for need no weights of before."""
         if self._takes_newest:
-            remaining = [one for one in self._waiting if not one.cancel()]
-            self.following -= len(self._waiting) - len(remaining)
-            self._waiting = deque(remaining)
+            self._cancel()
 
     def restore(self, following: int, dropped: int, waiting: Sequence[Rollouts]) -> None:
         """Go on from what a checkpoint has."""
@@ -84,9 +82,17 @@ class RolloutBuffer:
         self._waiting = deque(map(_finished, waiting))
 
     def close(self) -> None:
-        """End the thread, after the batch that it draws."""
+        """End the thread, after the batch that it draws; `refresh` begins another, and asks again for those behind."""
         if self._thread is not None:
+            self._cancel()
             self._thread.shutdown(cancel_futures=True)
+            self._thread = _thread()
+
+    def _cancel(self) -> None:
+        """Take back batches that have not begun, the last one first: one that begins meanwhile has those before it."""
+        while self._waiting and self._waiting[-1].cancel():
+            self._waiting.pop()
+            self.following -= 1
 
     def _ask(self) -> None:
         index, asked = self.following, self._newest
@@ -98,6 +104,11 @@ class RolloutBuffer:
         of_asking = lambda: self._draw(index, *asked)
         of_beginning = lambda: self._draw(index, *self._newest)
         self._waiting.append(self._thread.submit(of_beginning if self._takes_newest else of_asking))
+
+
+def _thread() -> ThreadPoolExecutor:
+    """A thread that begins with its first work."""
+    return ThreadPoolExecutor(1, "sampler")
 
 
 def _finished(batch: Rollouts) -> Future[Rollouts]:

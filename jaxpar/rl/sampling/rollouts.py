@@ -77,7 +77,7 @@ class SavedRollouts:
 
 _NAMES = (
     "facts", "seconds", "rewards", "tokens", "lengths", "ended", "log_probabilities", "turns", "turn_counts",
-    "environment_rewards",
+    "environment_rewards", "without_room",
 )  # fmt: skip
 
 
@@ -95,6 +95,7 @@ def _arrays(batch: Rollouts) -> dict[str, np.ndarray]:
         np.array([turn for one in answers for turn in one.turns or ()], np.int32).reshape(-1, 2),
         np.array([-1 if one.turns is None else len(one.turns) for one in answers]),
         np.array([one.reward for one in answers]),
+        np.array([one.without_room for one in answers]),
     )
     return dict(zip(_NAMES, values, strict=True))
 
@@ -110,13 +111,15 @@ def _rollouts(arrays: Mapping[str, np.ndarray], prompts: Callable[[int], Sequenc
         arrays["turn_counts"],
         np.split(arrays["turns"], np.cumsum(np.maximum(arrays["turn_counts"], 0))[:-1]),
         arrays["environment_rewards"],
+        arrays["without_room"],
         strict=True,
     )
     answers = [
         Answer(
             prompt, tuple(tokens.tolist()), likely, bool(ended),
             None if turn_count < 0 else tuple((int(first), int(end)) for first, end in turns), float(reward),
+            bool(without_room),
         )
-        for prompt, tokens, likely, ended, turn_count, turns, reward in parts
+        for prompt, tokens, likely, ended, turn_count, turns, reward, without_room in parts
     ]  # fmt: skip
     return Rollouts(index, version, answers, arrays["rewards"], *map(float, arrays["seconds"]))

@@ -20,7 +20,8 @@ class WeightTransfer:
     """Moves the weights of a run to a mesh in the storage placement of `generation_layout`, an array at a time.
 
     They are cast where they are, and each device of the mesh gets its part of an array once; an array whose parts are
-    others there goes over the host, which has room for one. Frozen weights are moved with the first call alone.
+    others there goes over the host, which has room for one. Frozen weights are moved to other devices with the first
+    call alone.
 
     Args:
         run: whose weights they are.
@@ -32,8 +33,10 @@ class WeightTransfer:
         self._run = run
         placement = generation_layout(config, mesh).placements.storage
         self._dtype, self._placed = placement.dtype, shardings(mesh, placement.layout)
+        self._apart = set(mesh.devices.flat).isdisjoint(run.mesh.devices.flat)
+        """Whether what was moved has memory of its own; on a device of the run the step may donate it."""
         self._frozen: dict[Any, jax.Array] = {}
-        """Frozen weights by their path, where they were moved."""
+        """Frozen weights by their path, where they were moved to other devices."""
         self.moved_bytes = 0
         """Bytes that the devices of the mesh got in the last call."""
 
@@ -48,7 +51,7 @@ class WeightTransfer:
             return self._frozen[path]
         there = jax.device_put(self._in_order(path, leaf), where)
         self.moved_bytes += there.dtype.itemsize * prod(where.shard_shape(there.shape)) * where.mesh.size
-        if path in frozen:
+        if self._apart and path in frozen:
             self._frozen[path] = there
         return there
 

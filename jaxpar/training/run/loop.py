@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from typing import Any
 
@@ -84,14 +84,10 @@ class _Loop:
         """Programs that this process has compiled so far."""
 
     def run(self) -> Summary:
-        try:
+        with ExitStack() as last:  # each is called whatever the ones before it do
+            for close in (self.folder.release, self.saves.close, self.trainer.close):
+                last.callback(close)
             return self._run()
-        finally:
-            self.trainer.pause()
-            try:
-                self.saves.close()
-            finally:
-                self.folder.release()
 
     def _run(self) -> Summary:
         if self.config.run.init_from is not None and from_first(self.folder.starts_over):

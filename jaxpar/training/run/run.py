@@ -307,8 +307,8 @@ class Run:
         """Facts of a checkpoint of this moment that this kind of run adds; bytes are files of their own."""
         return {}
 
-    def pause(self) -> None:
-        """Stop what this kind of run does beside its steps, until the next one."""
+    def close(self) -> None:
+        """End the threads and processes that this kind of run has beside its steps; a later step begins others."""
 
     def continue_data(self, facts: Mapping[str, object]) -> str | None:
         """Continue the data from where a checkpoint of the current step was; returns a message about it, if any.
