@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 UNKNOWN = "\ufffd"
-"""What tokenizers write for bytes that are no character, or not yet."""
+"""Stands for bytes that are no character, or not yet, in what tokenizers decode."""
 _LONG = 16
-"""Tokens without a whole character after which places between them are tried."""
+"""Tokens without a whole character after which boundaries between them are tried."""
 
 
 class GrowingText:
@@ -23,7 +23,7 @@ class GrowingText:
         self._before: list[int] = []
         """The last tokens of the settled text, for decoders treat the first token of a text in another way."""
         self._tokens: list[int] = []
-        """Those behind it: their last character may be incomplete."""
+        """The tokens behind it: their last character may be incomplete."""
 
     def add_token(self, token: int) -> None:
         """Takes a new token."""
@@ -32,6 +32,8 @@ class GrowingText:
         self.text = self._settled + tail
         if tail and not tail.endswith(UNKNOWN):
             self._settle(len(self._tokens), tail)
+        elif self._before and not tail:
+            self._tokens.clear()  # special tokens, which have no text
         elif len(self._tokens) % _LONG == 0:
             self._settle_some(tail)
 
@@ -50,11 +52,11 @@ class GrowingText:
         self._before, self._tokens = self._tokens[:tokens], self._tokens[tokens:]
 
     def _settle_some(self, tail: str) -> None:
-        """Settle bytes that never become a character: those before a place that cuts none in two."""
-        for place in range(len(self._tokens) - 1, len(self._tokens) - _LONG, -1):
-            first = self._tail(self._tokens[:place])
-            if first and first + self._decode(self._tokens[place:]) == tail:
-                self._settle(place, first)
+        """Settle bytes that never become a character: those before a boundary that cuts none in two."""
+        for size in range(len(self._tokens) - 1, len(self._tokens) - _LONG, -1):
+            first = self._tail(self._tokens[:size])
+            if first and first + self._decode(self._tokens[size:]) == tail:
+                self._settle(size, first)
                 return
 
 

@@ -59,16 +59,17 @@ def test_a_character_that_was_whole_stays():
     ]
 
 
-@pytest.mark.parametrize("byte", [0x61, 0x80])
+@pytest.mark.parametrize("byte", [0x61, 0x80, 0])
 def test_a_token_decodes_the_end_of_the_text_alone(byte: int):
-    """Also where bytes never become a character."""
+    """Also where bytes never become a character, and where tokens have no text."""
     sizes = []
 
     def decode(tokens: Sequence[int]) -> str:
         sizes.append(len(tokens))
-        return of_bytes(tokens)
+        return of_bytes([token for token in tokens if token])
 
-    assert texts(decode, [byte] * 300)[-1] == of_bytes([byte] * 300)
+    assert texts(decode, [0x61, *[byte] * 300, 0x62])[-1] == decode([0x61, *[byte] * 300, 0x62])
+    assert sizes.pop() == 302
     assert max(sizes) <= 64 and sum(sizes) < 300 * 64
 
 

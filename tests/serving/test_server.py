@@ -276,7 +276,8 @@ def test_a_request_that_takes_too_long_ends(server: Server):
 
 CHATTY = (
     "{% if messages[0].content == 'loop' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
-    "{% endfor %}{% endif %}{% if messages[0].content == 'no' %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% endfor %}{% endif %}"
+    "{% if messages[0].content == 'no' %}{{ raise_exception('roles must alternate') }}{% endif %}"
     "{% for m in messages %}{{ m.content }}.{% endfor %}"
 )
 

@@ -187,7 +187,7 @@ def _kind(written: dict[str, Any] | bool, where: str) -> Any:
     if isinstance(written, bool) or "$schema" not in written:
         return validator_for(True)
     version = written["$schema"]
-    kind = validator_for(written, default=None) if isinstance(version, str) else None
+    kind = validator_for(written, default=None) if isinstance(version, str) else None  # pyright: ignore[reportArgumentType]
     if kind is None:
         raise UserError(
             f"{where}: $schema: got {quoted(version, 60)}; expected a version of JSON Schema, as "
