@@ -23,7 +23,7 @@ LIMITS = {
     "ends": 245,
     "codes": 232,
     "unseen": 0,
-    "held": 73,
+    "held": 71,
     "place": 242,
     "number": 628,
     FIRST_WORDS: 0,

@@ -16,6 +16,7 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
+from jaxpar.config.errors import UserError
 from jaxpar.generation.requests import Request
 from jaxpar.generation.text import Stop
 from jaxpar.serving.fields import CHAT, COMPLETION, Setting, fields_of
@@ -64,6 +65,8 @@ class Server:
                 return await answer(http)
             except Refusal as refusal:
                 return _refused(refusal)
+            except UserError as error:  # as where the process that renders a chat template ended
+                return _refused(Refusal(500, str(error)))
             except (_Gone, ClientDisconnect):
                 return Response(status_code=499)  # nobody reads it
 

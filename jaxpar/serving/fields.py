@@ -8,12 +8,15 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from jaxpar.config.spelling import did_you_mean
+from jaxpar.config.spelling import cut, did_you_mean, printable
 from jaxpar.data.chat.messages import Message
 from jaxpar.serving.refusals import Refusal, wrong
 
 MOST_STOPS = 16
 MOST_PROMPTS = 64
+LONGEST_STOP = 256
+LONGEST_NAME = 64
+"""Letters of an unknown field up to which a known one is looked for that is like it."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +69,7 @@ def _is_prompt(value: Any) -> bool:
 
 def _is_stop(value: Any) -> bool:
     texts = value if isinstance(value, list) else [value]
-    return len(texts) <= MOST_STOPS and all(is_text(one) and one for one in texts)
+    return len(texts) <= MOST_STOPS and all(is_text(one) and 0 < len(one) <= LONGEST_STOP for one in texts)
 
 
 FLAG = Setting("true or false", lambda value: type(value) is bool, False)
@@ -83,7 +86,9 @@ COMMON = {
             name == "include_usage" and type(each) is bool for name, each in value.items()
         ),
     ),
-    "stop": Setting(f"a text, or a list of at most {MOST_STOPS}, none of them empty", _is_stop),
+    "stop": Setting(
+        f"a text, or a list of at most {MOST_STOPS}, none of them empty or longer than {LONGEST_STOP} letters", _is_stop
+    ),
     "seed": _integer(-(2**63), 2**63 - 1),
     "user": TEXT,
     "top_k": _integer(0, 2**31 - 1, 0),
@@ -131,8 +136,10 @@ def fields_of(body: bytes, known: Mapping[str, Setting]) -> dict[str, Any]:
         raise wrong("body", values, "a JSON object")
     for name, value in values.items():
         if name not in known:
-            near = did_you_mean(name, known) or f"; expected one of {', '.join(known)}"
-            raise Refusal(400, f"{name}: this endpoint has no such field{near}", name)
+            near = did_you_mean(name, known) if len(name) <= LONGEST_NAME else ""
+            shown = printable(cut(name, 60))
+            expected = near or f"; expected one of {', '.join(known)}"
+            raise Refusal(400, f"{shown}: this endpoint has no such field{expected}", shown)
         if value is not None and not known[name].holds(value):
             raise wrong(name, value, known[name].expected)
     set_by_user = {name: value for name, value in values.items() if value is not None}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -31,8 +32,11 @@ class ServedModel:
     """Tokens that a row may get to, its prompt included."""
     chat: ChatEncoder | None
     why_no_chat: str = ""
+    seed: int = field(default_factory=lambda: secrets.randbits(32))
+    """For requests without one."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _drawn: int = 0
+    """Streams of `seed` that were drawn from."""
 
     def check_name(self, name: str | None) -> None:
         """Raise `Refusal` for a request that is for another model."""
@@ -81,15 +85,22 @@ class ServedModel:
             )
         stops = values["stop"] or []
         texts = [*([stops] if isinstance(stops, str) else stops), *stop_texts]
-        stream = 0
-        if values["seed"] is None:
-            self._drawn = stream = (self._drawn + values["n"]) % 2**30  # draws of requests without a seed differ
+        seed, stream = values["seed"], 0
+        if seed is None:
+            seed, stream = self.seed, self._new_streams(values["n"])
         try:
             sampling = Sampling(
                 values["temperature"], values["repetition_penalty"], values["top_k"], values["top_p"], values["min_p"]
             )
-            request = Request(prompt, tokens, sampling, values["seed"] or 0, stream, values["n"], frozenset(stop))
+            request = Request(prompt, tokens, sampling, seed, stream, values["n"], frozenset(stop))
             request.check(self.model, name)
         except UserError as error:
             raise Refusal(400, str(error), name) from None
         return request, [Stop(self.text.decode, texts) for _ in range(values["n"])]
+
+    def _new_streams(self, answers: int) -> int:
+        """The first of streams that no other answer without a seed draws from."""
+        with self._lock:
+            stream = self._drawn
+            self._drawn = (stream + answers) % 2**30
+        return stream

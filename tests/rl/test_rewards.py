@@ -7,11 +7,13 @@ import os
 import signal
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from jaxpar.config import UserError
 from jaxpar.rl.rewards.builtin import REWARDS, check_reward
+from jaxpar.rl.rewards.json import _validator
 from jaxpar.rl.rewards.process import RewardProcess
 from jaxpar.rl.rewards.rewarder import Rewarder
 from jaxpar.rl.worker_process import WorkerError
@@ -115,10 +117,43 @@ def test_the_schema_of_a_file_is_a_reward(tmp_path: Path):
         assert rewarder.rewards([{"prompt": "a"}] * 3, ['{"n": 3}', "{}", "{"]) == [3.0, 1.0, 0.0]
 
 
+@pytest.mark.parametrize(
+    "schema",
+    [
+        True,
+        {"$ref": "#/$defs/a", "$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}, "enum": [{"$ref": "#/none"}, [[]]]},
+        {"$ref": "b", "$defs": {"b": {"$id": "b", "$anchor": "c", "items": {"$ref": "#c"}}}},
+        {"$schema": "http://json-schema.org/draft-07/schema#", "properties": {"$ref": {"$ref": "#/definitions/a"}},
+         "definitions": {"a": {"type": "string"}}},
+    ],
+)  # fmt: skip
+def test_references_to_parts_of_a_schema_are_followed(schema: Any):
+    assert REWARDS["schema"](["p"], ["[[]]"], schema=[schema]) == [1.0]
+
+
+def test_few_checks_of_schemas_are_kept():
+    """A column may have another schema in each record."""
+    assert (_validator.cache_info().maxsize or 10**9) <= 256
+
+
+def test_json_that_is_nested_deeply_is_none():
+    """Each function gives it 0, in place of no reward for the group."""
+    for inside in (100, 101, 1200):
+        text, wanted = "[" * inside + "]" * inside, float(inside == 100)
+        columns = {
+            "answer": [[NESTED]],
+            "schema": [{"$ref": "#/$defs/a", "$defs": {"a": {"items": {"$ref": "#/$defs/a"}}}}],
+        }
+        made = {name: REWARDS[name](["p"], [text], **columns) for name in ("json", "schema", "json_fields", "exact")}
+        assert made == {"json": [wanted], "schema": [wanted], "json_fields": [0.0], "exact": [0.0]}
+        assert (REWARDS["json_length"](["p"], [text], **columns)[0] > 0) == (inside == 100)
+    assert REWARDS["json"](["p"], ['{"a": ' * 101 + "1" + "}" * 101]) == [0.0]
+
+
 def test_a_schema_fetches_nothing(monkeypatch: pytest.MonkeyPatch):
     """A reference to another document has no reward, and opens no connection."""
     monkeypatch.setattr("socket.socket.connect", lambda *_: pytest.fail("it connects"))
-    with pytest.raises(Exception, match="Unresolvable"):
+    with refused("the column schema", "$ref", "http://localhost:9/a.json", "leads to no schema"):
         REWARDS["schema"](["p"], ["1"], schema=[{"$ref": "http://localhost:9/a.json"}])
 
 
@@ -127,6 +162,17 @@ def test_files_that_are_no_schema_are_refused(tmp_path: Path):
         ("odd.json", "{", "is not JSON"),
         ("wrong.json", '{"properties": {"n": {"type": "integre"}}}', "no JSON Schema", "/properties/n/type", "integre"),
         ("list.json", "[]", "no JSON Schema"),
+        ("null.json", "null", "got None", "an object, true or false"),
+        ("number.json", "5", "got 5", "an object, true or false"),
+        ("version.json", '{"$schema": []}', "$schema", "[]", "2020-12"),
+        ("other.json", '{"$schema": "foo"}', "$schema", "'foo'", "2020-12"),
+        ("nowhere.json", '{"items": {"$ref": "#/nope"}}', "'#/nope'", "leads to no schema"),
+        ("behind.json", '{"$ref": "#/x/y", "x": {"y": {"not": {"$ref": "#z"}}}}', "'#z'", "leads to no schema"),
+        ("text.json", '{"$ref": "#/title/a", "title": "b"}', "'#/title/a'", "leads to no schema"),
+        ("name.json", '{"$ref": "#/title", "title": "b"}', "'#/title'", "leads to no schema"),
+        ("itself.json", '{"$ref": "#"}', "refers to itself without end"),
+        ("deep.json", "[" * 100_000, "nested too deeply"),
+        ("pattern.json", '{"pattern": "("}', "no JSON Schema", "/pattern"),
         ("none.json", None, "there is no file", "expected a JSON Schema"),
     ):
         if text is not None:

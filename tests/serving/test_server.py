@@ -15,11 +15,16 @@ import jax
 import pytest
 import uvicorn
 
+from jaxpar.data.chat.encoding import ChatEncoder
+from jaxpar.data.tokens.tokenizer_file import load_tokenizer
 from jaxpar.generation.generator import Generator
-from jaxpar.interop.sources.model_text import ModelText
+from jaxpar.interop.sources.model_text import ModelText, read_model_text
 from jaxpar.serving.app import Server
+from jaxpar.serving.fields import COMPLETION, fields_of
 from jaxpar.serving.served_model import ServedModel
 from jaxpar.serving.worker import Worker
+from tests.data.chat_files import template, turns
+from tests.goldens.chat.generate import FOLDER
 from tests.small_run import SmallRun, small
 
 LENGTH, SLOTS, QUEUE, KEY = 2048, 2, 3, "sk-test"
@@ -121,6 +126,39 @@ def test_a_stream_has_the_text_in_pieces(client: httpx.Client):
         assert [one["finish_reason"] for one in mine if one["finish_reason"]] == ["length"]
 
 
+def test_draws_without_a_seed_are_never_those_of_another_answer(server: Server):
+    """Each answer has a stream to itself, and each server a seed."""
+    values = fields_of(b'{"prompt": ["a", "b"]}', COMPLETION)
+    model = replace(server.model, _drawn=0)
+    asked = [request for n in (1, 4, 1) for request, _ in model.completions(values | {"n": n})]
+    assert {draws[0] for request in asked for draws in request.draws()} == {model.seed}
+    streams = [draws[1] for request in asked for draws in request.draws()]
+    assert len(streams) == 12 and len(set(streams)) == 12
+    ((alone, _), (other, _)) = model.completions(values | {"seed": 5})
+    assert alone.draws()[0][:2] == other.draws()[0][:2] == (5, 0)
+    seeds = {ServedModel("tiny", model.model, model.text, LENGTH, None).seed for _ in range(4)}
+    assert len(seeds) == 4, "a server that is started again draws the same answers"
+
+
+def test_answers_without_a_seed_differ(client: httpx.Client):
+    fields = {"prompt": "hello", "max_tokens": 12, "temperature": 1.0, "n": 2}
+    found = [one["text"] for _ in range(2) for one in completion(client, **fields)["choices"]]
+    assert len(set(found)) == 4
+
+
+def test_a_stop_string_over_several_tokens_is_in_no_piece(client: httpx.Client):
+    text = completion(client, prompt="hello", max_tokens=12)["choices"][0]["text"]
+    stop = text[4:7]
+    fields = {"prompt": "hello", "max_tokens": 12, "stop": ["nowhere", stop]}
+    whole = completion(client, **fields)["choices"][0]
+    assert (whole["text"], whole["finish_reason"]) == (text[: text.index(stop)], "stop")
+    with client.stream(
+        "POST", "/completions", json={"model": "tiny", "temperature": 0, "stream": True} | fields
+    ) as answer:
+        parts = [one["choices"][0] for one in events(answer)]
+    assert "".join(one["text"] for one in parts) == whole["text"] and parts[-1]["finish_reason"] == "stop"
+
+
 def test_models_are_listed_and_a_key_is_needed(client: httpx.Client, address: str):
     assert [one["id"] for one in client.get("/models").json()["data"]] == ["tiny"]
     assert client.get("/models/tiny").json()["id"] == "tiny" and client.get("/models/other").status_code == 404
@@ -150,6 +188,9 @@ WRONG: dict[str, tuple[Any, int, tuple[str, ...]]] = {
     "too long": ({"model": "tiny", "prompt": "a", "max_tokens": LENGTH}, 400, ("1 token", "2048")),
     "too many": ({"model": "tiny", "prompt": "a", "n": 6}, 400, ("n: ", "6")),
     "stop": ({"model": "tiny", "prompt": "a", "stop": [""]}, 400, ("stop", "empty")),
+    "long stop": ({"model": "tiny", "prompt": "a", "stop": ["b", "a" * 257]}, 400, ("stop", "longer than 256 letters")),
+    "long name": ({"model": "tiny", "prompt": "a", "max_token" * 8: 3}, 400, ("max_token", "...", "expected one of")),
+    "name of no text": (b'{"\\ud800": 1}', 400, ("ud800", "no such field")),
     "options": ({"model": "tiny", "prompt": "a", "stream_options": {}}, 400, ("stream_options", "stream: true")),
 }  # fmt: skip
 
@@ -231,6 +272,44 @@ def test_a_request_that_takes_too_long_ends(server: Server):
     wait_until_idle(server)
     running.should_exit = True
     thread.join()
+
+
+CHATTY = (
+    "{% if messages[0].content == 'loop' %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}"
+    "{% endfor %}{% endif %}"
+    "{% if messages[0].content == 'no' %}{{ raise_exception('roles must alternate') }}{% endif %}"
+    "{% for m in messages %}{{ m.content }}.{% endfor %}"
+)
+
+
+def test_messages_are_answered_also_after_a_template_that_did_not_end(
+    server: Server, generator: Generator, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("jaxpar.data.chat.renderer.SECONDS", 0.3)
+    tokenizer = FOLDER / "tokenizer.json"
+    encoder = ChatEncoder(template(CHATTY), load_tokenizer(tokenizer, "a"))
+    model = ServedModel("tiny", generator.config.model, read_model_text(tokenizer, None), LENGTH, encoder)
+    transport = httpx.ASGITransport(replace(server, model=model).app())
+
+    async def ask() -> list[httpx.Response]:
+        headers = {"Authorization": f"Bearer {KEY}"}
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
+            asked = {"model": "tiny", "max_tokens": 3, "temperature": 0, "n": 2}
+            return [
+                await client.post("/v1/chat/completions", json=asked | {"messages": turns(said)})
+                for said in ("hi", "loop", "no", "hi")
+            ]
+
+    first, looped, refused, again = asyncio.run(ask())
+    encoder.close()
+    (wanted,) = generator.continued([encoder._tokenizer.encode("hi.").ids], 3)
+    assert first.status_code == again.status_code == 200, again.text
+    for answer in (first, again):
+        choices = answer.json()["choices"]
+        assert [one["message"]["content"] for one in choices] == [model.text.decode([*wanted.tokens])] * 2
+    assert looped.status_code == 500 and looped.json()["error"]["type"] == "server_error"
+    assert "0.3 seconds of processor time" in looped.json()["error"]["message"]
+    assert refused.status_code == 400 and "roles must alternate" in refused.json()["error"]["message"]
 
 
 def test_a_failure_of_the_engine_ends_the_worker_and_tells_clients(generator: Generator):

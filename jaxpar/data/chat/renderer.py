@@ -47,16 +47,21 @@ class Renderer:
     """
 
     def __init__(self, template: ChatTemplate, today: str = PREPARED_ON) -> None:
-        self._template = template
+        self._template, self._today = template, today
+        self._start()
+
+    def _start(self) -> None:
+        """Begin a process."""
+        template = self._template
         # With -P its folder is not searched for modules: our files have names that others may have.
         self._process = subprocess.Popen(
             [sys.executable, "-P", str(SANDBOX)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
             encoding="utf-8",
         )  # fmt: skip
         self._finalizer = weakref.finalize(self, _end, self._process)
-        request = {"source": template.source, "variables": template.variables, "today": today, "seconds": SECONDS}
+        request = {"source": template.source, "variables": template.variables, "today": self._today, "seconds": SECONDS}
         try:
-            self._asked(request)
+            self._answer(request)
         except Unusable as error:
             raise UserError(f"{template.words}: {error}") from None
 
@@ -74,6 +79,13 @@ class Renderer:
         self._finalizer()
 
     def _asked(self, request: dict[str, object]) -> dict[str, Any]:
+        """The answer of the process, of a new one where the last one ended. Raises `UserError` where it ends."""
+        if self._finalizer.alive and self._process.poll() is not None:
+            self._finalizer()
+            self._start()
+        return self._answer(request)
+
+    def _answer(self, request: dict[str, object]) -> dict[str, Any]:
         written = json.dumps(request)
         if len(written) > LONGEST_REQUEST:
             raise Unusable(f"it has more than {LONGEST_TEXT:,} characters")
@@ -85,7 +97,7 @@ class Renderer:
             line = process.stdout.readline()
         except BrokenPipeError:
             line = ""
-        if not line:
+        if not line.endswith("\n"):
             raise UserError(f"{self._template.words}: {_why_ended(process.wait())}")
         answer = json.loads(line)
         if "refused" in answer:

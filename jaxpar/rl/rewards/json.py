@@ -8,17 +8,19 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from functools import cache
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.paths import user_path
 from jaxpar.config.reading.text_file import read_text_file
-from jaxpar.config.spelling import quoted
+from jaxpar.config.spelling import cut, quoted
 
 NO_JSON = object()
 """Stands for a text that is no JSON."""
+DEEPEST = 100
+"""Objects and lists around a value of an answer's JSON, at most: functions call themselves for each."""
 LARGEST_SCHEMA = 2**24
 """Bytes of the largest file of a schema."""
 _INSIDE = r"(?:(?!</?(?:think|answer)>).)*"
@@ -75,12 +77,14 @@ def schema_reward(path: str) -> Callable[..., list[float]]:
 
 
 def parsed(text: str) -> Any:
-    """The JSON of an answer, or `NO_JSON`: constants that JSON has not, and a key that comes twice, are none."""
+    """The JSON of an answer, or `NO_JSON`: constants that JSON has not, a key that comes twice, and more than `DEEPEST`
+    objects and lists around a value are none."""
     inside = _ANSWER.search(text)
     try:
-        return json.loads(inside[1] if inside else text, parse_constant=_refused, object_pairs_hook=_object)
+        value = json.loads(inside[1] if inside else text, parse_constant=_refused, object_pairs_hook=_object)
     except (ValueError, RecursionError):
         return NO_JSON
+    return NO_JSON if _is_deep(value) else value
 
 
 def same_json(one: Any, other: Any) -> bool:
@@ -112,6 +116,17 @@ def _alike(value: Any, wanted: Any) -> float:
     return shorter / longer
 
 
+def _is_deep(value: Any) -> bool:
+    """Whether more than `DEEPEST` objects and lists are around a value."""
+    level = [value]
+    for _ in range(DEEPEST + 1):
+        inside = [one.values() if isinstance(one, dict) else one for one in level if isinstance(one, dict | list)]
+        if not inside:
+            return False
+        level = [each for one in inside for each in one]
+    return True
+
+
 def _refused(constant: str) -> Any:
     raise ValueError(f"{constant} is no JSON")
 
@@ -123,23 +138,90 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return made
 
 
-@cache
+@lru_cache(maxsize=256)
 def _validator(text: str, where: str) -> Callable[[Any], bool]:
     """The check of a schema, from its text. References lead to its parts alone: nothing is fetched."""
     try:
         from jsonschema.exceptions import SchemaError
-        from jsonschema.validators import validator_for
         from referencing import Registry
     except ImportError:
         raise UserError(f"{where}: JSON Schemas need the package jsonschema; pip install 'jaxpar[schema]'") from None
     try:
-        written = json.loads(text)
-        kind = validator_for(written)
-        kind.check_schema(written)
-    except ValueError as error:
-        raise UserError(f"{where}: it is not JSON ({error}); expected a JSON Schema") from None
+        written = _written(text, where)
+        kind = _kind(written, where)
+        kind.check_schema(written, format_checker=kind.FORMAT_CHECKER)
+        _check_references(written, kind, where)
+        validator = kind(written, registry=Registry())
+        validator.is_valid(None)
     except SchemaError as error:
         at = "".join(f"/{key}" for key in error.path) or "/"
-        raise UserError(f"{where}: it is no JSON Schema, at {at}: {error.message}") from None
-    validator = kind(written, registry=Registry())
-    return lambda value: value is not NO_JSON and validator.is_valid(value)
+        raise UserError(f"{where}: it is no JSON Schema, at {at}: {cut(error.message)}") from None
+    except RecursionError:
+        raise UserError(
+            f"{where}: it is nested too deeply, or refers to itself without end; expected a JSON Schema that ends"
+        ) from None
+
+    def fits(value: Any) -> bool:
+        try:
+            return value is not NO_JSON and validator.is_valid(value)
+        except RecursionError:
+            return False  # a part that refers to itself, at a value that a schema alone does not tell
+
+    return fits
+
+
+def _written(text: str, where: str) -> dict[str, Any] | bool:
+    try:
+        written = json.loads(text)
+    except ValueError as error:
+        raise UserError(f"{where}: it is not JSON ({error}); expected a JSON Schema") from None
+    if not isinstance(written, dict | bool):
+        raise UserError(f"{where}: it is no JSON Schema: got {quoted(written, 60)}; expected an object, true or false")
+    return written
+
+
+def _kind(written: dict[str, Any] | bool, where: str) -> Any:
+    """The validators of the version of JSON Schema that a schema is written in."""
+    from jsonschema.validators import validator_for
+
+    if isinstance(written, bool) or "$schema" not in written:
+        return validator_for(True)
+    version = written["$schema"]
+    kind = validator_for(written, default=None) if isinstance(version, str) else None  # pyright: ignore[reportArgumentType]
+    if kind is None:
+        raise UserError(
+            f"{where}: $schema: got {quoted(version, 60)}; expected a version of JSON Schema, as "
+            "'https://json-schema.org/draft/2020-12/schema'"
+        )
+    return kind
+
+
+def _check_references(written: dict[str, Any] | bool, kind: Any, where: str) -> None:
+    """Raise `UserError` for a reference of a schema, or of what it refers to, that leads to no schema."""
+    from jsonschema_specifications import REGISTRY
+    from referencing.jsonschema import specification_with
+
+    specification = specification_with(kind.ID_OF(kind.META_SCHEMA))
+    root = specification.create_resource(written)
+    left, done = [(written, REGISTRY.resolver_with_root(root))], set[int]()
+    while left:
+        part, resolver = left.pop()
+        if not isinstance(part, dict) or id(part) in done:
+            continue
+        done.add(id(part))
+        left += [_followed(part[key], resolver, where) for key in ("$ref", "$dynamicRef") if key in part]
+        for inner in specification.create_resource(part).subresources():
+            left.append((inner.contents, resolver.in_subresource(inner)))
+
+
+def _followed(reference: str, resolver: Any, where: str) -> tuple[Any, Any]:
+    """The part of a schema that a reference leads to, with what resolves references of the part."""
+    from referencing.exceptions import Unresolvable
+
+    try:
+        resolved = resolver.lookup(reference)
+    except (Unresolvable, ValueError, TypeError):  # the latter of pointers into numbers and texts
+        resolved = None
+    if resolved is None or not isinstance(resolved.contents, dict | bool):
+        raise UserError(f"{where}: $ref: {quoted(reference, 60)} leads to no schema; expected a part of this one")
+    return resolved.contents, resolved.resolver

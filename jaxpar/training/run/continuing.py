@@ -30,7 +30,8 @@ class Generated:
     tokens: Int[np.ndarray, " tokens"]
     """Without the prompt, and without the token that ended it."""
     log_probabilities: np.ndarray
-    """Log-probabilities of `tokens`, in nats, by the model itself: at temperature 1 and without filters."""
+    """Log-probabilities of `tokens`, in nats, by the model itself: without filters, at temperature 1 or, under
+    `Sampling.tempered`, at that of the draws."""
     ended: bool
     """Whether the end of a document or a stop string ended it; else the limit of tokens did."""
 

@@ -115,6 +115,22 @@ def test_a_template_that_does_not_end_is_ended(monkeypatch):
         printed(loops)
 
 
+def test_a_process_that_ended_fails_one_conversation_at_most(monkeypatch):
+    """The next one has a new process."""
+    monkeypatch.setattr("jaxpar.data.chat.renderer.SECONDS", 0.3)
+    loops = (
+        "{% if messages | length == 1 %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
+    )
+    renderer = Renderer(template(loops + "{% endif %}{% for m in messages %}{{ m.content }};{% endfor %}"))
+    with refused("--chat-template 'a'", "0.3 seconds of processor time"):
+        renderer.prompt(turns("a"))
+    assert renderer.prompt(turns("a", "b")) == "a;b;"
+    renderer._process.kill()
+    renderer._process.wait()
+    assert renderer.prompt(turns("a", "b")) == "a;b;"
+    renderer.close()
+
+
 def test_what_is_no_template_is_refused_before_anything_is_written():
     with pytest.raises(UserError, match=r"--chat-template 'a': .*endfor"):
         Renderer(template("{% for a in messages %}"))
