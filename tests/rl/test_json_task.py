@@ -13,7 +13,7 @@ from jaxpar.rl.run import RolloutRun
 from jaxpar.training.run.trainer import Trainer
 
 
-@pytest.mark.long
+@pytest.mark.release
 def test_the_shipped_configurations_learn(tmp_path: Path):
     """One in five demonstrations is right, and no answer before rewards is; 10 of the 30 steps made it 89% or more."""
     folder = f"run.dir={tmp_path}"
