@@ -70,8 +70,8 @@ class Ticks(NamedTuple):
         if self.splits_backward:
             rest = clock.walk(Repeat("backward", chunk.backward), Repeat("weight", chunk.weight, -1))
             chunk = chunk._replace(backward=rest)
-        ticks = ((clock.walk(*tick.parts(chunk, head, transfer)), number) for tick, number in self.counts)
-        return clock.walk(*(Repeat("tick", tick, number) for tick, number in ticks))
+        ticks = ((clock.walk(*tick.parts(chunk, head, transfer)), times) for tick, times in self.counts)
+        return clock.walk(*(Repeat("tick", tick, times) for tick, times in ticks))
 
     def continued(self, before: Ticks, steps: int) -> Ticks:
         """Extrapolates: `steps` further steps, each as large as that to this from `before`."""
