@@ -95,6 +95,7 @@ class WorkerProcess:
             raise WorkerError(f"{self.label}: {why}") from None
         finally:
             late.cancel()
+            late.join()  # what ends this process must not end the next one
 
     def _read(self, seconds: float) -> dict[str, Any]:
         try:
