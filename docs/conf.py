@@ -35,7 +35,9 @@ NAV = {
         "architecture", "Memory <memory-model>", "Overlap <overlap>", "experts-exchange", "schedules", "kernels",
         "Linear attention <linear-attention>", "Step times <predictions>",
     ),
-    "Results": ("benchmarks", "Predictions <prediction-errors>", "Long context <long-context-results>"),
+    "Results": (
+        "benchmarks", "measured-on-cpus", "Predictions <prediction-errors>", "Long context <long-context-results>",
+    ),
     "Decisions": ("decisions", "../ROADMAP", "../CHANGELOG"),
     "Contribute": ("../CONTRIBUTING", "testing", "../tests/README"),
 }  # fmt: skip

@@ -74,7 +74,7 @@ def _parser() -> Parser:
     parser.add_argument("--format", choices=("compressed-tensors",), help=words)
     words = f"of {BACK}: the largest file, as 500MB (default: 5GB)"
     parser.add_argument("--shard-size", metavar="SIZE", help=words)
-    words = f"of {BACK}: export only the LoRA factors of a run, in PEFT's format (default: merged with the weights)"
+    words = f"of {BACK}: export only the low-rank factors of a run, in PEFT's format (default: merged with the weights)"
     parser.add_argument("--adapter", action="store_true", help=words)
     words = f"of {FACTORIZE}: the rank of every product; or --share"
     parser.add_argument("--rank", metavar="N", type=positive, help=words)

@@ -79,7 +79,7 @@ class DecoderLayer(nnx.Module):
             x: the residual stream; `part` is sequence length / (context * tensor).
             context: this rank's tokens, and what else all layers share.
             tap: calls each group of matmuls; for zero-bubble schedules it captures what W needs.
-            observed: zeros, whose cotangents are the statistics of the layer's matmuls, such as amax for FP8.
+            observed: zeros, whose cotangents are the statistics of the layer's matmuls, such as amax.
         """
         context = context._replace(layout=self.layout)
         ops, reports = self.ops.of_layer(context.index, context.tokens, observed, tap), {}

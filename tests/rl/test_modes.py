@@ -138,7 +138,7 @@ APART: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.matrix(quick=("tensor to tensor",), ci=1)
+@pytest.mark.matrix(quick=(), ci=2)
 @pytest.mark.parametrize("case", APART)
 def test_answers_of_another_mesh_have_the_log_probabilities_of_the_step(tmp_path: Path, case: str):
     """Within 1e-5 in float32, after an update too; the draws are those of one device."""

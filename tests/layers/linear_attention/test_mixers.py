@@ -106,7 +106,7 @@ def test_loss_and_gradients_equal_a_recurrence_in_float64(mixer: str, layout: st
     assert_equals_float64(mixer, LAYOUTS[layout], monkeypatch)
 
 
-@pytest.mark.matrix(quick=("mamba2-context and tensor",), ci=5)
+@pytest.mark.matrix(quick=(), ci=6)
 @pytest.mark.parametrize("parallel", [{}, {"context": 2, "tensor": 2}], ids=["one device", "context and tensor"])
 @pytest.mark.parametrize("mixer", MIXERS)
 def test_decode_equals_the_parallel_form_for_200_tokens(mixer: str, parallel: dict[str, Any]):

@@ -21,7 +21,7 @@ ROWS = [
 """Maps of a state that are a matrix, a diagonal, and one number for each head."""
 
 
-@pytest.mark.matrix(quick=("pipelined-context4-lightning",), ci=3)
+@pytest.mark.matrix(quick=(), ci=4)
 @pytest.mark.parametrize(
     ("transport", "context", "mixer"), ROWS, ids=lambda value: f"context{value}" if isinstance(value, int) else value
 )

@@ -41,13 +41,13 @@ class UnitSplit:
     """A unit's part of one split."""
 
     documents: int
-    """Documents; two for a preference pair."""
+    """Documents; two for a pair of answers."""
     tokens: int
     counted: int
     """Tokens with loss mask 1."""
     text_bytes: int
     digests: dict[str, str]
-    """Digest of each file: `TOKENS`, `LENGTHS`, and for conversations and preference pairs `LOSS_MASK`."""
+    """Digest of each file: `TOKENS`, `LENGTHS`, and for conversations and pairs of answers `LOSS_MASK`."""
 
 
 @dataclass(frozen=True)
