@@ -72,6 +72,10 @@ TARGETS = {"gpt2": ("query", "value", "output"), "gemma2": ("key", "down")}
 """Where not all matrices have factors: two of three in one tensor, and one of two tensors of a name."""
 
 
+def test_every_dense_golden_has_logits_of_peft():
+    assert {file.stem for file in (FOLDER / "peft").iterdir()} == set(DENSE)
+
+
 @pytest.mark.matrix(quick=("gpt2", "gemma2", "phi3"), ci=3)
 @pytest.mark.parametrize("name", DENSE)
 def test_an_adapter_in_pefts_format_makes_the_merged_tensors(name: str, tmp_path: Path):
