@@ -36,7 +36,7 @@ class Work(NamedTuple):
 
 
 class Done(NamedTuple):
-    """What the requests took."""
+    """Time and tokens of a side's turn."""
 
     seconds: float
     processor: float

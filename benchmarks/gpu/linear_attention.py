@@ -64,13 +64,13 @@ class Case:
         return Streams(query, key, value, decay, rate), (documents, before), normal(*state), (d_out, normal(*state))
 
     def flops(self, way: str) -> float:
-        """Of the chunked form; the backward has two products for each."""
+        """FLOPs of the chunked form; the backward has two products for each."""
         sizes = Sizes(self.heads, self.heads, self.key, self.value, 0.0, 1e-6)
         forward = declare_recurrence(sizes, self.key if self.by_key else 1, self.delta).chunked
         return self.rows * self.tokens * forward * {"forward": 1.0, "both": 3.0}[way]
 
     def least_bytes(self, way: str) -> float:
-        """What any form reads and writes: streams and outputs, in the backward again with their gradients."""
+        """Bytes that any form reads and writes: streams and outputs, in the backward again with their gradients."""
         decays = 4 * (self.key if self.by_key else 1) + (4 if self.delta else 0)
         inputs, outputs = 2 * (2 * self.key + self.value) + decays, 2 * self.value
         forward, backward = inputs + outputs, 2 * inputs + outputs

@@ -1,4 +1,4 @@
-"""What hybrids learn: a model whose mixers forget learns less."""
+"""A model whose mixers forget learns less than a hybrid."""
 
 from argparse import Namespace
 from pathlib import Path

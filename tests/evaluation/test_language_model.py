@@ -1,4 +1,4 @@
-"""What a model answers about texts is checked."""
+"""The answers of a model about texts are checked."""
 
 from collections.abc import Sequence
 from types import SimpleNamespace

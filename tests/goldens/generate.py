@@ -46,7 +46,7 @@ GRANITE = {
     "embedding_multiplier": 3.0, "attention_multiplier": 0.6, "residual_multiplier": 0.45, "logits_scaling": 6.0,
     "rms_norm_eps": 1e-2, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
-"""What is the same in Granite, dense and with experts."""
+"""Settings of every Granite, dense and with experts."""
 LOCAL, GLOBAL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 
 

@@ -101,7 +101,7 @@ def test_a_batch_that_begins_while_others_are_taken_back_has_all_before_it(monke
 
 
 def test_a_buffer_that_was_closed_draws_again():
-    """What had not begun is taken back: it is asked for again, with the weights of then."""
+    """Batches that had not begun are taken back, and asked for again with later weights."""
     ends = threading.Event()
 
     def slow(index: int, version: int, weights: Any) -> Rollouts:

@@ -110,7 +110,7 @@ def conversing(folder: Path, file: str, steps: int = 1, *, rl: dict[str, Any] | 
 @pytest.mark.matrix(quick=("one",), ci=1)
 @pytest.mark.parametrize("layout", [{}, {"fsdp": 2, "tensor": 2, "context": 2, "zero": 3}], ids=["one", "split"])
 def test_turns_have_the_log_probabilities_of_float64_and_observations_none(tmp_path: Path, file: str, layout: dict):
-    """Those that were recorded while the model spoke are those of the step, which reads the conversation at once."""
+    """Log-probabilities recorded turn by turn are those of the step, which reads the conversation at once."""
     config = conversing(tmp_path, file, parallel=layout)
     run = RolloutRun(config, devices=devices_of(config))
     assert run.conversations is not None

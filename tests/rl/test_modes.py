@@ -24,7 +24,7 @@ from tests.training.runs import MESH, Recorder, run_config, saved_state, write_c
 
 
 def log_probabilities64(run: RolloutRun, weights: Any, rows: dict[str, np.ndarray], temperature: float) -> np.ndarray:
-    """Those of the labels of rows, by a float64 decoder with weights of the run."""
+    """Log-probabilities of the labels of rows, by a float64 decoder with weights of the run."""
     stacks = run.layout.order.stacks.items()
     by_layer = {
         kind: jax.tree.map(lambda x, o=order: x[o.row_of_layer], weights["layers"][kind]) for kind, order in stacks

@@ -1,4 +1,4 @@
-"""What clients get over HTTP: answers, streams, refusals; and what their slots become when they are gone."""
+"""Clients get answers, streams and refusals over HTTP, and free their slots when they go away."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which implementation a plan takes for the state of mixers, and why."""
+"""The implementation that a plan takes for the state of mixers, and its reason."""
 
 from collections.abc import Callable
 from dataclasses import replace

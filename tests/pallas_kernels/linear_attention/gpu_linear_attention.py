@@ -32,5 +32,5 @@ def kernels(tokens: int, heads: int, key: int, value: int, delta: bool, by_key: 
 
 
 def all_of(configurations: list[list[Any]]) -> list[dict[str, Any]]:
-    """What `kernels` finds of each, in one process."""
+    """The results of `kernels` for each case, in one process."""
     return [kernels(*configuration) for configuration in configurations]

@@ -26,7 +26,7 @@ class Case(NamedTuple):
 
 
 class Streams(NamedTuple):
-    """What the recurrence reads: [rows, tokens, heads, ...]."""
+    """Inputs of the recurrence: [rows, tokens, heads, ...]."""
 
     query: Any
     key: Any
