@@ -29,7 +29,7 @@ MODELS: dict[str, dict[str, Any]] = {
     HYBRID: {},
     CONTROL: {"model.kinds": "{state: {mixer: forgetful}, full: {}}"},
 }
-"""The settings that each changes; 424 of a feed-forward, where the hybrid has 384, make 0.15% more parameters than it has."""
+"""Settings of each; 424 of a feed-forward, where the hybrid has 384, make 0.15% more parameters than it has."""
 
 
 def loss_of(options: Namespace, name: str, seed: int, **others: Any) -> float:
