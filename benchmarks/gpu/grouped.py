@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.gpu.check import add_check, compared
 from benchmarks.gpu.journal import Journal
-from benchmarks.gpu.programs import compile_all, seconds_of, why_not
+from benchmarks.gpu.programs import timed_ways
 from pallas_kernels.device import INTERPRETER, target
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.grouped_matmul.registry import REGISTRY, Request
@@ -139,26 +139,9 @@ def measure(journal: Journal) -> None:
 def _measure_case(journal: Journal, case: Case) -> None:
     row = {"case": case.name, "rows": case.rows, "groups": len(case.sizes), "k": case.k, "n": case.n}
     arrays = case.arrays()
-    ready: dict[str, dict[str, Any]] = {"forward": {}, "d_rows": {}, "d_weights": {}}
-    lowered = {
-        (name, way): (lambda function=function: jax.jit(function).lower(*arrays))
-        for name, ways in _paths(case).items()
-        for way, function in ways.items()
-    }
-    for (name, way), compiled in compile_all(journal, case.name, lowered).items():
-        if isinstance(compiled, Exception):
-            journal.add("grouped", **row, by=name, way=way, **why_not(compiled))
-            continue
-        ready[way][name] = lambda compiled=compiled: compiled(*arrays)
-        try:
-            jax.block_until_ready(ready[way][name]())
-        except Exception as error:  # reported in the table; the others are still timed
-            journal.add("grouped", **row, by=name, way=way, **why_not(error))
-            del ready[way][name]
-    for way, calls in ready.items():
-        for name, seconds in seconds_of(calls, 2 if journal.dry else 7).items() if calls else ():
-            tflops = case.flops() / seconds["seconds"] / 1e12
-            journal.add("grouped", **row, by=name, way=way, tflops=tflops, **seconds)
+    for name, way, seconds in timed_ways(journal, "grouped", row, _paths(case), arrays):
+        tflops = case.flops() / seconds["seconds"] / 1e12
+        journal.add("grouped", **row, by=name, way=way, tflops=tflops, **seconds)
 
 
 def _paths(case: Case) -> dict[str, dict[str, Callable[..., Any]]]:

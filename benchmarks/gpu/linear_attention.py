@@ -15,7 +15,7 @@ import numpy as np
 
 from benchmarks.gpu.check import add_check, compared
 from benchmarks.gpu.journal import Journal
-from benchmarks.gpu.programs import compile_all, seconds_of, why_not
+from benchmarks.gpu.programs import timed_ways
 from jaxpar.layers.linear_attention.mixer import Sizes, declare_recurrence
 from jaxpar.layers.linear_attention.recurrence import Streams, prepare
 from pallas_kernels.device import INTERPRETER, target
@@ -177,26 +177,10 @@ def _measure_case(journal: Journal, case: Case) -> None:
     row = {"case": case.name, "rows": case.rows, "tokens": case.tokens, "heads": case.heads}
     row |= {"key": case.key, "value": case.value}
     arrays = case.arrays()
-    ready: dict[str, dict[str, Any]] = {"forward": {}, "both": {}}
-    lowered = {
-        (name, way): (lambda function=function: jax.jit(function).lower(*arrays))
-        for name, scan in _paths(case).items()
-        for way, function in _ways(scan).items()
-    }
-    for (name, way), compiled in compile_all(journal, case.name, lowered).items():
-        if isinstance(compiled, Exception):
-            journal.add("linear_attention", **row, by=name, way=way, **why_not(compiled))
-            continue
-        ready[way][name] = lambda compiled=compiled: compiled(*arrays)
-        try:
-            jax.block_until_ready(ready[way][name]())
-        except Exception as error:  # reported in the table; the others are still timed
-            journal.add("linear_attention", **row, by=name, way=way, **why_not(error))
-            del ready[way][name]
-    for way, calls in ready.items():
-        for name, found in seconds_of(calls, 2 if journal.dry else 7).items() if calls else ():
-            tflops, rate = case.flops(way) / found["seconds"] / 1e12, case.least_bytes(way) / found["seconds"]
-            journal.add("linear_attention", **row, by=name, way=way, tflops=tflops, bytes_per_second=rate, **found)
+    paths = {name: _ways(scan) for name, scan in _paths(case).items()}
+    for name, way, seconds in timed_ways(journal, "linear_attention", row, paths, arrays):
+        tflops, rate = case.flops(way) / seconds["seconds"] / 1e12, case.least_bytes(way) / seconds["seconds"]
+        journal.add("linear_attention", **row, by=name, way=way, tflops=tflops, bytes_per_second=rate, **seconds)
 
 
 type _Scan = Callable[[Streams, Any, jax.Array], tuple[jax.Array, jax.Array]]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from importlib.metadata import version
 from typing import Any
@@ -107,3 +107,33 @@ def device_row() -> dict[str, Any]:
 def platform_version(client: Any) -> str:
     """The plugin's CUDA version, in a line."""
     return " ".join(str(getattr(client, "platform_version", "unknown")).split())
+
+
+def timed_ways(
+    journal: Journal, part: str, row: Mapping[str, Any], paths: Mapping[str, Mapping[str, Callable[..., Any]]],
+    arrays: Sequence[Any],
+) -> Iterator[tuple[str, str, dict[str, float]]]:  # fmt: skip
+    """(name, way, seconds) of functions of `arrays`, by name and way; those of a way take turns.
+
+    What does not compile or run is a row of `part` in the journal, with its reason.
+    """
+    ready: dict[str, dict[str, Any]] = {}
+    lowered = {
+        (name, way): (lambda function=function: jax.jit(function).lower(*arrays))
+        for name, ways in paths.items()
+        for way, function in ways.items()
+    }
+    for (name, way), compiled in compile_all(journal, row["case"], lowered).items():
+        if isinstance(compiled, Exception):
+            journal.add(part, **row, by=name, way=way, **why_not(compiled))
+            continue
+        call = lambda compiled=compiled: compiled(*arrays)
+        try:
+            jax.block_until_ready(call())
+        except Exception as error:  # reported in the table; the others are still timed
+            journal.add(part, **row, by=name, way=way, **why_not(error))
+            continue
+        ready.setdefault(way, {})[name] = call
+    for way, calls in ready.items():
+        for name, seconds in seconds_of(calls, 2 if journal.dry else 7).items():
+            yield name, way, seconds
