@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxpar.interop.families.registry import FAMILIES
 from tests.docs.pages import read_page
 from tests.docs.references import Repository, problems
 from tools.commands import page as commands_page
@@ -148,3 +149,7 @@ def test_the_page_of_commands_is_what_their_parsers_state():
     assert REPOSITORY.read("docs/commands.md") == commands_page(), (
         "stale: run `python -m tools.commands > docs/commands.md`"
     )
+
+
+def test_the_readme_states_the_number_of_families():
+    assert f"| {len(FAMILIES)} families, both ways |" in (ROOT / "README.md").read_text()
