@@ -24,9 +24,33 @@ from jaxpar.interop.mapping.family import Family
 FAMILIES: dict[str, Family] = {
     family.name: family
     for family in (
-        LLAMA, MISTRAL, MIXTRAL, QWEN2, QWEN3, QWEN3_MOE, GEMMA2, GEMMA3, OLMO2, OLMOE, SMOLLM3, PHI3, GPT2,
-        DEEPSEEK_V2, DEEPSEEK_V3, GPT_OSS, MAMBA2, QWEN3_NEXT, QWEN3_5, QWEN3_5_MOE, NEMOTRON_H, KIMI_LINEAR,
-        MINIMAX, GRANITE, GRANITEMOE, GRANITEMOEHYBRID, SPIKINGBRAIN,
+        LLAMA,
+        MISTRAL,
+        MIXTRAL,
+        QWEN2,
+        QWEN3,
+        QWEN3_MOE,
+        GEMMA2,
+        GEMMA3,
+        OLMO2,
+        OLMOE,
+        SMOLLM3,
+        PHI3,
+        GPT2,
+        DEEPSEEK_V2,
+        DEEPSEEK_V3,
+        GPT_OSS,
+        MAMBA2,
+        QWEN3_NEXT,
+        QWEN3_5,
+        QWEN3_5_MOE,
+        NEMOTRON_H,
+        KIMI_LINEAR,
+        MINIMAX,
+        GRANITE,
+        GRANITEMOE,
+        GRANITEMOEHYBRID,
+        SPIKINGBRAIN,
     )
-}  # fmt: skip
+}
 """Families by name. A model that several can express is exported as the first of them."""
