@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import platform
 import time
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -17,6 +18,7 @@ from jaxpar.config import Config, UserError, resolve_axes
 from jaxpar.config.axes import axis_sizes
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import gpu_of
+from jaxpar.hardware.nccl import faults, loaded_version
 from jaxpar.units import plural, rate, seconds, size
 
 ELEMENTS = {"cpu": 2**16, "gpu": 2**24}
@@ -35,6 +37,7 @@ def check_devices(devices: Sequence[Device], config: Config, driver: bool, cpu_w
     """
     yield _kinds(devices, driver, cpu_wanted)
     yield from _memory(devices)
+    yield from _nccl(config)
     try:
         parallel = resolve_axes(config.parallel, len(devices))
     except UserError as error:
@@ -68,6 +71,17 @@ def _memory(devices: Sequence[Device]) -> Iterator[Finding]:
     limits = [statistic["bytes_limit"] for statistic in statistics if statistic and "bytes_limit" in statistic]
     if limits:
         yield Finding("memory", "ok", f"{size(min(limits))} of each device for programs")
+
+
+def _nccl(config: Config) -> Iterator[Finding]:
+    if (version := loaded_version()) is None:
+        return
+    known = faults(version, platform.machine(), pipelined=config.parallel.pipe > 1)
+    for sentence in known:
+        what, _, mend = sentence.partition(": ")
+        yield Finding("NCCL", "warn", what, mend)
+    if not known:
+        yield Finding("NCCL", "ok", ".".join(map(str, version)))
 
 
 def check_collectives(devices: Sequence[Device]) -> Iterator[Finding]:

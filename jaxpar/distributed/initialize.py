@@ -12,9 +12,10 @@ from jaxpar.distributed.job import Job
 from jaxpar.distributed.rendezvous.meeting import meet
 from jaxpar.distributed.rendezvous.relay import open_relay
 
-CONNECT_S = 300
+CONNECT_S = 1800
 """Time limit in seconds for JAX to connect processes that are all present. JAX aborts when it fails; the watch names a
-process that is lost meanwhile long before."""
+process that is lost meanwhile long before. JAX's default of 300 s ends large jobs that start cold
+(marin-community/marin#7232)."""
 
 JAX_HEARTBEAT_S = 3600
 """JAX's own heartbeats abort the process; the watch reports a lost process long before."""

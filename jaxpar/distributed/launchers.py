@@ -1,8 +1,8 @@
 """The job and rank of this process, read from the environment variables of launchers.
 
 Pure functions of the environment. A launcher gives the number of processes, the index of this one, and how many share
-its machine; the address of process 0 follows from its list of nodes. Variables are as Slurm 22.05, Open MPI 4.1 and 5.0
-and JobSet set them (`tests/distributed/environments`).
+its machine; the address of process 0 follows from its list of nodes. Variables are as Slurm 22.05, Open MPI 4.1 and
+5.0, MPICH 5.0, torchrun 2.13 and JobSet set them (`tests/distributed/environments`).
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ class Launch:
 def find_launch(environment: Environment) -> Launch | None:
     """The values of the launcher that started this process; None when none did.
 
-    `mpirun` inside a Slurm job is Open MPI's: it starts the process, with Slurm's help.
+    What starts the process itself comes first: inside a Slurm job, torchrun and `mpirun` are tasks of Slurm's.
 
     Raises:
         UserError: the variables contradict each other, or name other processes without their address.
     """
-    for launch in (_open_mpi, _slurm, _kubernetes):
+    for launch in (_torchrun, _open_mpi, _pmi, _slurm, _ranks, _kubernetes):
         launched = launch(environment)
         if launched is not None:
             return launched
@@ -68,6 +68,12 @@ def _split(nodes: str) -> list[str]:
 def _slurm(environment: Environment) -> Launch | None:
     if "SLURM_JOB_ID" not in environment:
         return None
+    if (components := _integer(environment, "SLURM_HET_SIZE") or 1) > 1:
+        raise UserError(
+            f"SLURM_HET_SIZE: {components}, and Slurm counts tasks and nodes of one component of such a job; set "
+            "distributed.coordinator, distributed.processes and distributed.process_id (srun numbers the tasks of all "
+            "components in SLURM_PROCID)"
+        )
     if "SLURM_STEP_NODELIST" not in environment:  # In the batch script, or in the shell of salloc.
         tasks = _integer(environment, "SLURM_NTASKS")
         if tasks in (None, 1):
@@ -138,6 +144,47 @@ def _open_mpi_rank(environment: Environment) -> tuple[str | None, int]:
     if started:
         return started[2] or f"[{started[3]}]", job
     return (named[1], job) if named else (None, job)
+
+
+def _torchrun(environment: Environment) -> Launch | None:
+    return _ranks(environment, "torchrun") if "TORCHELASTIC_RUN_ID" in environment else None
+
+
+def _ranks(environment: Environment, launcher: str = "RANK") -> Launch | None:
+    """PyTorch's variables, which other launchers set too, such as Kubeflow's PyTorchJob.
+
+    `MASTER_PORT` is taken by torchrun's own store, so process 0 listens at another port that follows from it.
+    """
+    if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys():
+        return None
+    host, port = environment["MASTER_ADDR"], _integer(environment, "MASTER_PORT") or 0
+    return Launch(
+        launcher,
+        f"{f'[{host}]' if ':' in host else host}:{FIRST_PORT + port % PORTS}",
+        _needed(environment, launcher, "WORLD_SIZE"),
+        _needed(environment, launcher, "RANK"),
+        _integer(environment, "LOCAL_RANK"),
+        _integer(environment, "LOCAL_WORLD_SIZE"),
+    )
+
+
+def _pmi(environment: Environment) -> Launch | None:
+    """MPICH, Intel MPI and others whose process manager speaks PMI; it does not name the host of process 0.
+
+    Slurm speaks it too (`srun --mpi=pmi2`), and says more by variables of its own, with the same numbers.
+    """
+    if not {"PMI_RANK", "PMI_SIZE"} <= environment.keys():
+        return None
+    rank, processes = _needed(environment, "PMI", "PMI_RANK"), _needed(environment, "PMI", "PMI_SIZE")
+    if (_integer(environment, "SLURM_PROCID"), _integer(environment, "SLURM_STEP_NUM_TASKS")) == (rank, processes):
+        return None
+    local = _integer(environment, "MPI_LOCALNRANKS")
+    host = "127.0.0.1" if processes == local else None
+    if host is None and "SLURM_JOB_NODELIST" in environment:
+        host = first_host(environment["SLURM_JOB_NODELIST"])
+    port = FIRST_PORT + (_integer(environment, "SLURM_JOB_ID") or 0) % PORTS
+    at = None if host is None else f"{host}:{port}"
+    return Launch("PMI", at, processes, rank, _integer(environment, "MPI_LOCALRANKID"), local)
 
 
 def _kubernetes(environment: Environment) -> Launch | None:

@@ -31,6 +31,9 @@ RECORDED = {
     "open-mpi-4-under-slurm": Launch("Open MPI", "node01:61799", 4, 2, 0, 1),
     "open-mpi-5-one-machine": Launch("Open MPI", "127.0.0.1:64459", 2, 1, 1, 2),
     "open-mpi-5-two-machines": Launch("Open MPI", "login1:64982", 4, 3, 1, 2),
+    "mpich-5-one-machine": Launch("PMI", "127.0.0.1:61440", 2, 1, 1, 2),
+    "mpich-5-two-machines": Launch("PMI", None, 4, 3, 1, 2),
+    "torchrun-two-machines": Launch("torchrun", "node01:62279", 4, 3, 1, 2),
     "kubernetes-jobset": Launch("Kubernetes", "jaxpar-workers-0-0.jaxpar:61440", None, 3, 0, 1),
 }
 
@@ -61,6 +64,28 @@ def test_a_batch_script_without_srun_is_one_sentence():
 )
 def test_a_process_that_no_launcher_started_is_alone(environment: dict[str, str], why: str):
     assert find_launch(environment) is None, why
+
+
+def test_the_launcher_that_started_the_process_itself_is_read_inside_another_one():
+    slurm = recorded("slurm-one-task-per-node")
+    inside = {"SLURM_STEP_NODELIST": slurm["SLURM_STEP_NODELIST"], "SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}
+    assert find_launch(slurm | inside | recorded("torchrun-two-machines")) == RECORDED["torchrun-two-machines"]
+    hydra = find_launch(slurm | inside | recorded("mpich-5-two-machines"))
+    assert hydra == Launch("PMI", "node01:61448", 4, 3, 1, 2)
+    numbers = {"PMI_RANK": slurm["SLURM_PROCID"], "PMI_SIZE": slurm["SLURM_STEP_NUM_TASKS"]}
+    assert find_launch(slurm | numbers) == RECORDED["slurm-one-task-per-node"], "srun --mpi=pmi2"
+
+
+def test_ranks_of_another_launcher_are_read_and_an_address_of_ipv6_has_brackets():
+    kubeflow = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "fd00::7", "MASTER_PORT": "23456"}
+    assert find_launch(kubeflow) == Launch("RANK", "[fd00::7]:64416", 2, 1)
+    assert find_launch({"RANK": "1", "WORLD_SIZE": "2"}) is None
+
+
+def test_a_heterogeneous_job_of_slurm_needs_the_keys():
+    with refused("SLURM_HET_SIZE", "2", "distributed.processes"):
+        find_launch(recorded("slurm-one-task-per-node") | {"SLURM_HET_SIZE": "2"})
+    assert find_launch(recorded("slurm-one-task-per-node") | {"SLURM_HET_SIZE": "1"}) is not None
 
 
 def test_processes_of_one_job_agree_on_the_port_and_steps_of_it_do_not_share_one():
