@@ -67,10 +67,30 @@ def find_listen_address(coordinator: str) -> ListenAddress:
     if not local:
         return ListenAddress(host, port, (), f"{host} is no address of this host", foreign=True)
     if all(_is_loopback(str(where[0])) for _, where in local) and not _means_loopback(host):
-        return ListenAddress(
-            host, port, (), f"{host} is a loopback address here, and may be another one on other hosts"
-        )
+        why = f"{host} is a loopback address here, and may be another one on other hosts"
+        if (mine := address_of_host()) is not None:
+            why += f"; where they do not find it, set distributed.coordinator={mine}:{port}"
+        return ListenAddress(host, port, (), why)
     return ListenAddress(host, port, local)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether all addresses of `host` are loopback addresses here."""
+    try:
+        infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (socket.gaierror, UnicodeError):
+        return False
+    return all(_is_loopback(str(where[0])) for *_, where in infos)
+
+
+def address_of_host() -> str | None:
+    """The address of this host that its default route leaves from; None without a network. Nothing is sent."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
+        try:
+            probe.connect(("192.0.2.1", 9))  # an address of documentation
+        except OSError:
+            return None
+        return probe.getsockname()[0]
 
 
 def _is_local(family: int, address: tuple) -> bool:

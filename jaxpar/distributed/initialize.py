@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import jax
 
 from jaxpar.config.errors import UserError
@@ -21,6 +23,10 @@ JAX_HEARTBEAT_S = 3600
 """JAX's own heartbeats abort the process; the watch reports a lost process long before."""
 
 
+UNREAD = "JAX_DISTRIBUTED_INITIALIZATION_TIMEOUT_SECONDS"
+"""A variable that launchers set, and that neither JAX nor this program reads (ROCm/MAD#228)."""
+
+
 def join(job: Job, limits: DistributedConfig) -> None:
     """Meet the other processes, watch them from now on, and initialize `jax.distributed`.
 
@@ -28,6 +34,8 @@ def join(job: Job, limits: DistributedConfig) -> None:
     """
     peers = meet(job.coordinator, job.processes, job.process_id, limits.timeout_s, job.secret, listen_at=job.listen_at)
     liveness.watch_over(job.process_id, job.processes, peers, limits)
+    if UNREAD in os.environ:
+        liveness.announce(f"{UNREAD} is read by nothing; distributed.timeout_s is {limits.timeout_s}")
     liveness.at("joining the other processes")
     try:
         jax.distributed.initialize(

@@ -82,8 +82,8 @@ class DistributedConfig:
     secret_file: str | None = None
     """A file with a secret that all processes must know to join; null takes `JAXPAR_SECRET`, and without it there is
     none (`docs/network.md`)."""
-    timeout_s: Annotated[int, at_least(1, SECONDS)] = 50
-    """How long to wait for the other processes at start-up, in seconds."""
+    timeout_s: Annotated[int, at_least(1, SECONDS)] = 1800
+    """How long to wait for the other processes at start-up, in seconds; who is missing is printed meanwhile."""
     heartbeat_timeout_s: Annotated[int, at_least(2, SECONDS)] = 30
     """A process without a heartbeat for this many seconds ends the job: it was stopped, or its host is down."""
     step_timeout_s: Annotated[int, at_least(1, SECONDS)] | None = None

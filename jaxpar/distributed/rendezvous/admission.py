@@ -39,6 +39,8 @@ MOST_DUPLICATES = 4
 ACCEPTED = 64
 """Connections accepted in a row before the existing ones are served again."""
 EXHAUSTED = errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM
+REPORT_S = 10.0
+"""Seconds after which the missing processes are reported; twice that later, and so on."""
 MOST_REPORTED = 4
 """Refusals that process 0 reports."""
 ALIKE = "set distributed.secret_file or JAXPAR_SECRET alike for all processes"
@@ -81,9 +83,15 @@ class Admission:
             for listener in listeners:
                 listener.setblocking(False)
                 self._selector.register(listener, selectors.EVENT_READ)
+            wait_s = REPORT_S
+            report_at = time.monotonic() + wait_s
             while not self._complete():
-                if time.monotonic() >= deadline:
+                if (now := time.monotonic()) >= deadline:
                     raise Refused(self._missing())
+                if now >= report_at:
+                    self._report(f"process 0 waits for the others ({self._missing()})")
+                    wait_s *= 2
+                    report_at = now + wait_s
                 self._serve()
             return self._start_job()
         except Refused as refusal:

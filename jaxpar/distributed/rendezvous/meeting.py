@@ -16,10 +16,10 @@ import time
 from collections.abc import Callable
 
 from jaxpar.config.errors import UserError
-from jaxpar.distributed.addresses import ListenAddress, find_listen_address
+from jaxpar.distributed.addresses import ListenAddress, find_listen_address, is_loopback
 from jaxpar.distributed.messages import Malformed
 from jaxpar.distributed.peer import Peer, Refused
-from jaxpar.distributed.rendezvous.admission import MOST_UNIDENTIFIED, Admission
+from jaxpar.distributed.rendezvous.admission import MOST_UNIDENTIFIED, REPORT_S, Admission
 from jaxpar.distributed.rendezvous.handshake import Handshake, RetryLater
 from jaxpar.hardware.open_files import allow_more_files
 
@@ -67,11 +67,14 @@ def meet(
         if process_id == 0:
             address = find_listen_address(listen_at or coordinator)
             return _receive(address, processes, deadline, secret, report)
-        return {0: _connect(host, int(port), processes, process_id, deadline, secret)}
+        return {0: _connect(host, int(port), processes, process_id, deadline, secret, report)}
     except (OSError, OverflowError, UnicodeError, Refused) as error:
         why = str(error) if isinstance(error, Refused) else getattr(error, "strerror", None) or str(error)
         if address is not None and address.foreign:
             why += f"; {address.host} is no address of {socket.gethostname()}, where process 0 is"
+        elif why == ABSENT and is_loopback(host):
+            why += f"; {host} is {socket.gethostname()} itself here, and process 0 may be on another host: set "
+            why += "distributed.coordinator to an address of that host"
         raise UserError(
             f"distributed.coordinator is {coordinator!r}: process {process_id} of {processes} could not join within "
             f"{timeout_s:g} s ({why})"
@@ -90,10 +93,24 @@ def _receive(
         return Admission(processes, secret, report).receive(listeners, deadline)
 
 
-def _connect(host: str, port: int, processes: int, process_id: int, deadline: float, secret: bytes | None) -> Peer:
+def _connect(
+    host: str,
+    port: int,
+    processes: int,
+    process_id: int,
+    deadline: float,
+    secret: bytes | None,
+    report: Callable[[str], None],
+) -> Peer:
     """The others: find process 0 and wait for its answer, retrying until the time is up."""
     last = ABSENT
+    wait_s = REPORT_S
+    report_at = time.monotonic() + wait_s
     while True:
+        if time.monotonic() >= report_at:
+            report(f"process {process_id} waits for process 0 at {host}, port {port} ({last})")
+            wait_s *= 2
+            report_at = time.monotonic() + wait_s
         with contextlib.ExitStack() as stack:
             handshake = None
             try:

@@ -5,10 +5,14 @@ import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from jaxpar.config import UserError
+from jaxpar.distributed.rendezvous import admission, meeting
 from jaxpar.distributed.rendezvous.meeting import meet
 from tests.distributed.rendezvous.clients import call, hello
 from tests.patience import seconds
+from tests.sentences import refused
 
 LONG = seconds(20)
 
@@ -64,7 +68,18 @@ def test_all_processes_are_sent_who_is_missing(address: str):
 
 
 def test_without_process_0_the_others_report_it_in_time(address: str):
-    assert outcome(address, 2, 1, 0.5) == "process 0 is not there"
+    sentence = outcome(address, 2, 1, 0.5)
+    assert sentence.startswith("process 0 is not there") and "127.0.0.1" in sentence, "a loopback address is named"
+
+
+def test_a_process_that_waits_is_reported_while_it_waits(address: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(admission, "REPORT_S", 0.2)
+    monkeypatch.setattr(meeting, "REPORT_S", 0.2)
+    reports: dict[int, list[str]] = {0: [], 1: []}
+    for process, named in ((1, "process 0"), (0, "process 1")):
+        with refused("could not join"):
+            meet(address, 2, process, 1.0, report=reports[process].append)
+        assert 2 <= len(reports[process]) <= 3 and all(named in sentence for sentence in reports[process])
 
 
 def test_one_that_cannot_wait_any_longer_states_that_others_were_missing(address: str):
