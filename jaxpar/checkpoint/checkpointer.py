@@ -104,15 +104,12 @@ class Checkpointer:
             return
         self._thread.join()
         failure, self._thread, self._failure = self._failure, None, None
-        answers = processes.exchange("" if failure is None else reason(failure))
+        best = processes.judged("" if failure is None else reason(failure), _most_informative)
         self._warn()
-        reasons = [answer for answer in answers if answer]
-        if reasons:
+        if best is not None:
             if processes.is_first():
                 self._failed.add(self._saving)
                 self._clear_failed()
-            # The error of the process that failed is more informative than that of one that waited for it.
-            best = min(reasons, key=lambda text: text.startswith("TimeoutError"))
             raise CheckpointError(
                 f"checkpoint {self._path(self._saving)} could not be written ({best}); "
                 "its files are deleted, and the checkpoints before it are untouched"
@@ -328,3 +325,8 @@ class Checkpointer:
     def _read_facts(self, step: int) -> dict[str, object]:
         self._check_exists(step)
         return read_facts(self._path(step))
+
+
+def _most_informative(reasons: list[str]) -> str | None:
+    """The reason of the process that failed, rather than of one that waited for it; None where none failed."""
+    return min(filter(None, reasons), key=lambda text: text.startswith("TimeoutError"), default=None)

@@ -51,15 +51,13 @@ def unsealed(folder: Path) -> list[str]:
 
 
 def seal(folder: Path, step: int, files: Mapping[str, Entry]) -> None:
-    """Write the manifest of a finished checkpoint folder whose files are durable, and make their names durable.
+    """Write the manifest of a finished checkpoint folder whose files and folders are durable.
 
     The manifest appears by a rename, so it is whole or absent.
 
     Raises:
         OSError: the disk is full, read-only or broken.
     """
-    for directory in [path for path in folder.rglob("*") if path.is_dir()]:
-        flush_folder(directory)
     temporary = folder / f"{MANIFEST}.tmp"
     with open(temporary, "wb") as file:
         file.write(encode(files, step))

@@ -1,6 +1,8 @@
-"""Agreement between the processes of a job about checkpoints.
+"""Agreement between the processes of a job, over JAX's coordination service and not over the devices.
 
-All calls are collective: every process makes them, in the same order, on its main thread, or, for `gather`, on any.
+All calls are collective: every process makes them, in the same order, on its main thread, or, for `gather` with a name,
+on any. Process 0 does what grows with the number of processes, once for each `gather`: the others send and receive a
+fixed number of messages (`benchmarks/agreement.py` counts them).
 """
 
 from __future__ import annotations
@@ -8,16 +10,36 @@ from __future__ import annotations
 import itertools
 import json
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import jax
-import numpy as np
-from jax.experimental import multihost_utils
 
 from jaxpar.checkpoint.errors import CheckpointError
 
 PATIENCE_S = 2 * 3600
 """Seconds that processes wait for each other while they read a large checkpoint."""
+
+
+@dataclass
+class Traffic:
+    """Messages of this process to the coordination service and back, so far."""
+
+    messages: int = 0
+    bytes: int = 0
+    """Of keys and texts, without what gRPC adds."""
+
+    def add(self, *texts: str) -> None:
+        """Count one message with these texts."""
+        self.messages += 1
+        self.bytes += sum(map(len, texts))
+
+
+traffic = Traffic()
 _meetings = itertools.count()
+_answers = itertools.count()
+_epoch = itertools.count()
+_current = next(_epoch)
+"""Answers of process 0 are filed under the number of gatherings before them: the next one makes them old."""
 
 
 def is_first() -> bool:
@@ -25,74 +47,107 @@ def is_first() -> bool:
     return jax.process_index() == 0
 
 
-def exchange(text: str) -> list[str]:
-    """All-gather a text of every process, in the order of the process index."""
-    if jax.process_count() == 1:
-        return [text]
-    from orbax.checkpoint import multihost
-
-    # A collective on devices has a short time-out of its own, so the processes first meet at a barrier with a long one.
-    multihost.get_barrier_sync_fn()(key=f"jaxpar_checkpoint_{next(_meetings)}", timeout_ms=PATIENCE_S * 1000)
-    data = text.encode()
-    sizes = np.asarray(multihost_utils.process_allgather(np.int32(len(data)))).reshape(-1)
-    # A multiple of 1 KiB, so that few programs are compiled.
-    row = np.zeros(1024 * (int(sizes.max()) // 1024 + 1), np.uint8)
-    row[: len(data)] = np.frombuffer(data, np.uint8)
-    rows = np.asarray(multihost_utils.process_allgather(row))
-    return [bytes(row[:size]).decode() for row, size in zip(rows, sizes, strict=True)]
-
-
-def gather(meeting: str, text: str, timeout_s: float) -> list[str] | None:
+def gather(text: str, *, meeting: str | None = None, timeout_s: float = PATIENCE_S) -> list[str] | None:
     """Gather a text of every process at process 0, in the order of the process index; the others get None.
 
-    It goes over JAX's coordination service and not over the devices, so any thread may call this.
-
     Args:
-        meeting: a name that no other call of the job has.
-        text: what this process gives; at most a few MB.
-        timeout_s: seconds that process 0 waits for each text.
+        text: what this process gives.
+        meeting: a name that no other call of the job has, for a call that is not on the main thread.
+        timeout_s: seconds that the processes wait for each other.
 
     Raises:
         TimeoutError: a process has given none in that time.
     """
+    global _current
     if jax.process_count() == 1:
         return [text]
-    from orbax.checkpoint import multihost
-
-    client = multihost.get_jax_distributed_client()
-    key = f"jaxpar/checkpoint/{meeting}"
+    client = _client()
+    key = f"jaxpar/gathered/{meeting or next(_meetings)}"
+    mine = f"{key}/{jax.process_index():06d}"
+    client.key_value_set(mine, text)
+    traffic.add(mine, text)
+    try:
+        client.wait_at_barrier(key, int(timeout_s * 1000))
+    except jax.errors.JaxRuntimeError as error:
+        raise TimeoutError(_absent(key, timeout_s)) from error
+    finally:
+        traffic.add(key)
+    old = f"jaxpar/answers/{_current}/"
+    if meeting is None:
+        _current = next(_epoch)
     if not is_first():
-        client.key_value_set(f"{key}/{jax.process_index()}", text)
         return None
-    texts = [text]
-    for index in range(1, jax.process_count()):
-        try:
-            texts.append(client.blocking_key_value_get(f"{key}/{index}", int(timeout_s * 1000)))
-        except jax.errors.JaxRuntimeError as error:
-            raise TimeoutError(f"process {index} has not answered for {timeout_s:g} seconds") from error
+    if meeting is None:  # every process has read them: it is past the barrier
+        client.key_value_delete(old)
+        traffic.add(old)
+    given = client.key_value_dir_get(f"{key}/")
+    traffic.add(*itertools.chain.from_iterable(given))
     client.key_value_delete(f"{key}/")
-    return texts
+    traffic.add(key)
+    return [answer for _, answer in sorted(given)]
+
+
+def _absent(key: str, timeout_s: float) -> str:
+    """Which processes have not come to a gathering."""
+    if not is_first():
+        return f"other processes have not answered for {timeout_s:g} seconds"
+    present = {int(name.rsplit("/", 1)[1]) for name, _ in _client().key_value_dir_get(f"{key}/")}
+    missing = [process for process in range(jax.process_count()) if process not in present]
+    more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+    who = f"process {missing[0]}{more}" if missing else "a process"
+    return f"{who} has not answered for {timeout_s:g} seconds"
 
 
 def from_first[T](work: Callable[[], T]) -> T:
     """The result of `work` (a JSON value), which runs on process 0 only; its error is raised on every process.
+
+    Process 0 does not wait for the others.
 
     Raises:
         CheckpointError: `work` raised an error. Process 0 raises the original.
     """
     if jax.process_count() == 1:
         return work()
-    answer: dict[str, object] = {}
-    failure: Exception | None = None
+    key = f"jaxpar/answers/{_current}/{next(_answers)}"
     if is_first():
-        try:
-            answer = {"value": work()}
-        except Exception as error:  # Raised below, after it was sent to the others, which wait for this answer.
-            failure = error
-            answer = {"error": str(error)}
-    first = json.loads(exchange(json.dumps(answer))[0])
-    if failure is not None:
-        raise failure
+        return _tell(key, work)
+    try:
+        text = _client().blocking_key_value_get(key, PATIENCE_S * 1000)
+    except jax.errors.JaxRuntimeError as error:
+        raise TimeoutError(f"process 0 has not answered for {PATIENCE_S} seconds") from error
+    traffic.add(key, text)
+    first = json.loads(text)
     if "error" in first:
         raise CheckpointError(first["error"])
     return first["value"]
+
+
+def _tell[T](key: str, work: Callable[[], T]) -> T:
+    """On process 0: the result of `work`, once it is filed under `key` for the others."""
+    try:
+        value = work()
+        text = json.dumps({"value": value})
+    except Exception as error:  # the others wait for an answer
+        text = json.dumps({"error": str(error)})
+        raise
+    finally:
+        _client().key_value_set(key, text)
+        traffic.add(key, text)
+    return json.loads(text)["value"]
+
+
+def judged[T](text: str, judge: Callable[[list[str]], T]) -> T:
+    """The judgement (a JSON value) of process 0 on a text of every process; its error is raised on every process.
+
+    Raises:
+        CheckpointError: as `from_first`.
+        TimeoutError: as `gather`.
+    """
+    texts = gather(text)
+    return from_first(lambda: judge(texts or []))
+
+
+def _client():
+    from orbax.checkpoint import multihost
+
+    return multihost.get_jax_distributed_client()

@@ -41,7 +41,7 @@ def _check_job(config: Config, reported: list[Finding], gpu: bool) -> tuple[list
     """The checks that need JAX: devices, and the other processes."""
     import jax
 
-    from jaxpar.checkpoint.processes import exchange
+    from jaxpar.checkpoint.processes import gather
     from jaxpar.checkup.devices import check_collectives, check_devices
     from jaxpar.checkup.disk import check_disk
     from jaxpar.checkup.step import check_step
@@ -60,7 +60,7 @@ def _check_job(config: Config, reported: list[Finding], gpu: bool) -> tuple[list
     checks: dict[str, Callable[[], Iterable[Finding]]] = {
         "devices": lambda: check_devices(devices, config, gpu, cpu_wanted),
         "collectives": lambda: check_collectives(devices),
-        "run.dir": lambda: check_disk(config, exchange, jax.process_index()),
+        "run.dir": lambda: check_disk(config, jax.process_index()),
         "step": lambda: check_step(devices),
     }
     for name, check in checks.items():
@@ -68,6 +68,9 @@ def _check_job(config: Config, reported: list[Finding], gpu: bool) -> tuple[list
         reported += attempt(name, check)
     liveness.at("comparing what was found")
     me = f"process {jax.process_index()} on {socket.gethostname()}"
-    gathered = [json.loads(text) for text in exchange(json.dumps([me, [asdict(finding) for finding in reported]]))]
+    texts = gather(json.dumps([me, [asdict(finding) for finding in reported]]))
+    if texts is None:
+        return reported, False
+    gathered = [json.loads(text) for text in texts]
     all_findings = [[Finding(**finding) for finding in findings] for _, findings in gathered]
-    return merged(all_findings, [name for name, _ in gathered]), jax.process_index() == 0
+    return merged(all_findings, [name for name, _ in gathered]), True

@@ -8,11 +8,14 @@ import secrets
 import shutil
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
+import jax
+
+from jaxpar.checkpoint.processes import from_first, gather
 from jaxpar.checkup.finding import Finding
 from jaxpar.config import Config
 from jaxpar.layers.counting import parameter_count
@@ -22,16 +25,13 @@ TRIED_BYTES = 64 * MIB
 BYTES_PER_WEIGHT = 12
 """Master weights and both moments in float32."""
 SLOW_BYTES_PER_S = 50 * MEGA
-EXCHANGES = 2
-"""Number of exchanges of `_shared`; every process must take part in each."""
 
 
-def check_disk(config: Config, exchange: Callable[[str], list[str]], process: int) -> Iterator[Finding]:
+def check_disk(config: Config, process: int) -> Iterator[Finding]:
     """Findings about `run.dir`, or its nearest existing parent folder; no file is left in it.
 
     Args:
         config: with `run.dir`, the model that checkpoints hold, and how many are kept.
-        exchange: gives the text of each process to all of them.
         process: index of this one.
     """
     folder = _existing(Path(config.run.dir).expanduser())
@@ -39,8 +39,8 @@ def check_disk(config: Config, exchange: Callable[[str], list[str]], process: in
         with tempfile.TemporaryDirectory(prefix=".jaxpar-doctor-", dir=folder) as trial:
             write_s, read_s = _measure_file(Path(trial) / "trial")
     except OSError as error:
-        for _ in range(EXCHANGES):  # the other processes still check for a shared folder
-            exchange("")
+        from_first(str)  # the other processes still check for a shared folder
+        gather("")
         yield Finding("run.dir", "fail", f"{folder} cannot be written ({error.strerror})", "choose another run.dir")
         return
     speeds = f"{rate(TRIED_BYTES / write_s)} written and flushed, {rate(TRIED_BYTES / read_s)} read"
@@ -49,7 +49,7 @@ def check_disk(config: Config, exchange: Callable[[str], list[str]], process: in
         "run.dir", "warn" if slow else "ok", f"{folder}: {speeds}",
         "checkpoints will take long: choose a faster file system for run.dir" if slow else "",
     )  # fmt: skip
-    yield from _shared(folder, exchange, process)
+    yield from _shared(folder, process)
     yield _room(folder, config)
 
 
@@ -84,25 +84,24 @@ def _measure_file(file: Path) -> tuple[float, float]:
     return written - began, read - written
 
 
-def _shared(folder: Path, exchange: Callable[[str], list[str]], process: int) -> Iterator[Finding]:
+def _shared(folder: Path, process: int) -> Iterator[Finding]:
     """Process 0 makes a file, and the others look for it."""
+    if jax.process_count() == 1:
+        return
     token = folder / f".jaxpar-doctor-{secrets.token_hex(8)}"
     if process == 0:
         token.touch()
     try:
-        exchanged = exchange(str(token) if process == 0 else "")
-        if len(exchanged) == 1:
-            return
-        theirs = Path(exchanged[0])
-        seen = bool(exchanged[0]) and (theirs.exists() or (folder / theirs.name).exists())
-        exchange("seen")
+        told = from_first(lambda: str(token))
+        seen = bool(told) and (Path(told).exists() or (folder / Path(told).name).exists())
+        gather("")
     finally:
         if process == 0:
             with suppress(FileNotFoundError):
                 token.unlink()
     if seen:
         yield Finding("shared folder", "ok", f"every process sees what process 0 writes in {folder}")
-    elif exchanged[0]:
+    elif told:
         yield Finding(
             "shared folder", "fail", f"{folder} is not the folder that process 0 writes to",
             "put run.dir on a file system that all hosts share: checkpoints are written by all of them into one folder",

@@ -12,7 +12,7 @@ from jaxpar.config import Config, ModelConfig, RunConfig
 
 def findings(folder: Path, model: ModelConfig | None = None) -> dict[str, Finding]:
     config = Config(run=RunConfig(dir=str(folder)), model=model or ModelConfig())
-    return {finding.check: finding for finding in disk.check_disk(config, lambda text: [text], 0)}
+    return {finding.check: finding for finding in disk.check_disk(config, 0)}
 
 
 @pytest.fixture(autouse=True)
@@ -49,12 +49,17 @@ def test_room_for_checkpoints_is_counted(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_another_process_states_whether_it_sees_what_process_0_writes(tmp_path: Path, shared: bool):
+def test_another_process_states_whether_it_sees_what_process_0_writes(
+    tmp_path: Path, shared: bool, monkeypatch: pytest.MonkeyPatch
+):
     token = tmp_path / "token-1" if shared else Path("/elsewhere/token-1")
     if shared:
         token.touch()
+    monkeypatch.setattr(disk.jax, "process_count", lambda: 2)
+    monkeypatch.setattr(disk, "from_first", lambda work: str(token))
+    monkeypatch.setattr(disk, "gather", lambda text: None)
     own = tmp_path / "own"
     own.mkdir()
     config = Config(run=RunConfig(dir=str(own)))
-    found = {each.check: each for each in disk.check_disk(config, lambda text: [str(token), text], 1)}
+    found = {each.check: each for each in disk.check_disk(config, 1)}
     assert found["shared folder"].status == ("ok" if shared else "fail")

@@ -9,7 +9,7 @@ from dataclasses import asdict
 from hashlib import sha256
 
 from jaxpar.attention.backends import kernel_request
-from jaxpar.checkpoint.processes import exchange
+from jaxpar.checkpoint.processes import judged
 from jaxpar.config import Config, UserError
 from jaxpar.config.plan import NAMED_BY, Plan
 from jaxpar.distributed import liveness
@@ -18,6 +18,7 @@ from jaxpar.layout.choices.attention import attention_requests
 from jaxpar.layout.choices.matmul import routed_choice, tiled_choice
 from pallas_kernels.attention import comparison
 
+DIFFERENT = "different"
 _SHOWN = 3
 """Choices, and processes of a kind, that a sentence names."""
 
@@ -41,17 +42,24 @@ def agreed_plan(make: Callable[[], Plan], config: Config, device: Device) -> Pla
         "plan": None if failure else sha256(text.encode()).hexdigest(),
         "failure": None if failure is None else str(failure),
     }
-    everyone = [json.loads(one) for one in exchange(json.dumps(said))]
+    verdict = judged(json.dumps(said), _verdict)
     if failure is not None:
         raise failure
-    for process, other in enumerate(everyone):
-        if other["failure"] is not None:
-            raise UserError(f"process {process} on {other['host']} has no plan: {other['failure']}")
-    if len({other["plan"] for other in everyone}) > 1:
-        plans = [json.loads(one) for one in exchange(text)]
-        raise UserError(_difference([other["host"] for other in everyone], plans))
+    if verdict == DIFFERENT:
+        verdict = judged(json.dumps([socket.gethostname(), mine]), _difference)
+    if verdict is not None:
+        raise UserError(verdict)
     assert plan is not None, "a process without a plan has raised"
     return plan
+
+
+def _verdict(texts: Sequence[str]) -> str | None:
+    """Why a process has no plan, `DIFFERENT` where the plans differ, or None."""
+    everyone = [json.loads(text) for text in texts]
+    for process, other in enumerate(everyone):
+        if other["failure"] is not None:
+            return f"process {process} on {other['host']} has no plan: {other['failure']}"
+    return DIFFERENT if len({other["plan"] for other in everyone}) > 1 else None
 
 
 def choices(plan: Plan, config: Config, device: Device) -> dict[str, object]:
@@ -73,8 +81,13 @@ def _leaves(values: Mapping[str, object], above: str = "") -> Iterator[tuple[str
             yield f"{above}{key}", value
 
 
-def _difference(hosts: Sequence[str], plans: Sequence[Mapping[str, object]]) -> str:
-    """One sentence: which choices differ, on which processes, and what to do."""
+def _difference(texts: Sequence[str]) -> str:
+    """One sentence: which choices differ, on which processes, and what to do.
+
+    Args:
+        texts: host and choices of each process, as JSON.
+    """
+    hosts, plans = zip(*map(json.loads, texts), strict=True)
     keys = sorted({key for plan in plans for key in plan})
     differ = [key for key in keys if len({_shown(plan, key) for plan in plans}) > 1]
     parts = []
@@ -127,7 +140,7 @@ def compared_plan(make: Callable[[], Plan], config: Config, devices: Sequence[De
     for request in open_:
         if comparison.compared(request):  # of another kind of layers
             continue
-        reasons = [reason for reason in exchange(comparison.compare(request) or "") if reason]
-        comparison.settle(request, reasons[0] if reasons else None)
-        wrong |= bool(reasons)
+        reason = judged(comparison.compare(request) or "", lambda reasons: next(filter(None, reasons), None))
+        comparison.settle(request, reason)
+        wrong |= reason is not None
     return agreed_plan(make, config, devices[0]) if wrong else plan

@@ -35,12 +35,12 @@ def plans(makes: Sequence[Callable[[], Plan]], config: Config, monkeypatch: pyte
     collective a barrier, at which a process that waits alone fails."""
     barrier, said, this = threading.Barrier(len(makes)), [""] * len(makes), threading.local()
 
-    def exchange(text: str) -> list[str]:
+    def judged(text: str, judge: Callable[[list[str]], str | None]) -> str | None:
         said[this.process] = text
         barrier.wait(20)
-        everyone = list(said)
+        verdict = judge(list(said))
         barrier.wait(20)
-        return everyone
+        return verdict
 
     def process(number: int) -> Plan | str:
         this.process = number
@@ -49,7 +49,7 @@ def plans(makes: Sequence[Callable[[], Plan]], config: Config, monkeypatch: pyte
         except UserError as error:
             return str(error)
 
-    monkeypatch.setattr(agreed, "exchange", exchange)
+    monkeypatch.setattr(agreed, "judged", judged)
     monkeypatch.setattr(agreed.socket, "gethostname", lambda: HOSTS[this.process])
     with ThreadPoolExecutor(len(makes)) as pool:
         return list(pool.map(process, range(len(makes))))

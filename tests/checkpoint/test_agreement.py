@@ -1,0 +1,78 @@
+"""Agreement of processes, with a stand-in of the coordination service: who sends how much, and who is missing."""
+
+from unittest import mock
+
+import jax
+import pytest
+
+from benchmarks.agreement import Service, events, measured
+from jaxpar.checkpoint import processes
+from jaxpar.checkpoint.errors import CheckpointError
+
+DIGITS = 16
+"""Bytes by which the numbers in keys may differ."""
+
+
+@pytest.mark.parametrize("event", events())
+def test_messages_do_not_grow_with_the_number_of_processes(event: str):
+    call = events()[event]
+    few, many = ([measured(call, count, index) for index in (0, 1)] for count in (8, 1024))
+    assert [one.messages for one in few] == [one.messages for one in many]
+    assert abs(few[1].bytes - many[1].bytes) <= DIGITS and many[1].bytes < 1024
+    assert many[0].bytes <= 1024 / 8 * few[0].bytes, "process 0 reads a text of each process, once a gathering"
+
+
+def test_answers_are_deleted_once_all_processes_have_read_them():
+    service = Service(3)
+
+    def some() -> None:
+        for number in range(5):
+            assert processes.from_first(lambda number=number: {"n": number}) == {"n": number}
+        assert processes.judged("mine", len) == 3
+
+    with job(service, 0):
+        some()
+        some()
+    assert len(service.values) == 1, "the last answer, which others may still read"
+
+
+class _Absent(Service):
+    """One in which two processes never come."""
+
+    def wait_at_barrier(self, key: str, timeout_ms: int) -> None:
+        super().wait_at_barrier(key, timeout_ms)
+        for process in (1, 3):
+            del self.values[f"{key}/{process:06d}"]
+        raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")
+
+
+def test_a_process_that_does_not_come_is_named_by_process_0():
+    for index, named in ((0, "process 1 and 1 more"), (2, "other processes")):
+        with job(_Absent(4), index), pytest.raises(TimeoutError, match=f"^{named} .* 7 seconds"):
+            processes.gather("mine", meeting="save", timeout_s=7)
+
+
+def test_an_error_of_process_0_reaches_all():
+    service = Service(2)
+
+    def work() -> None:
+        raise OSError("the disk is full")
+
+    with job(service, 0), pytest.raises(OSError, match="the disk is full"):
+        processes.from_first(work)
+    [(key, _)] = service.values.items()
+    with (
+        job(service, 1),
+        mock.patch.object(service, "blocking_key_value_get", return_value=service.values[key]),
+        pytest.raises(CheckpointError, match="the disk is full"),
+    ):
+        processes.from_first(work)
+
+
+def job(service: Service, index: int):
+    """This process is `index` of the job of `service`."""
+    return mock.patch.multiple(
+        processes,
+        _client=mock.Mock(return_value=service),
+        jax=mock.Mock(process_count=lambda: service.count, process_index=lambda: index, errors=jax.errors),
+    )
