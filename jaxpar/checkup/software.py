@@ -11,6 +11,7 @@ from pathlib import Path
 
 from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
+from packaging.version import Version
 
 import jaxpar
 from jaxpar.checkup.finding import Finding
@@ -18,6 +19,8 @@ from jaxpar.config.install import install_command
 from pallas_kernels import toolchain
 
 CUDA_RELEASES = ("12", "13")
+LEAST_CUBLAS = Version("13.2")
+"""marin-community/marin#5428."""
 SHOWN = ("jax", "jaxlib", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
 
 
@@ -27,6 +30,7 @@ def check_software(gpu: bool) -> Iterator[Finding]:
     yield _python(wanted_python)
     yield from _packages(wanted)
     yield from _plugin(gpu)
+    yield from _cublas()
     yield from _ptxas()
 
 
@@ -87,6 +91,14 @@ def _plugin(gpu: bool) -> Iterator[Finding]:
             yield Finding("plugin", "ok", f"{name} {version}" + ("" if gpu else ", but no NVIDIA driver"))
         else:
             yield Finding("plugin", "fail", f"{name} {version} beside jaxlib {lib}", f"pip install '{name}=={lib}'")
+
+
+def _cublas() -> Iterator[Finding]:
+    """Packages of PyTorch for CUDA 13.0 pin an older cuBLAS than Blackwell needs."""
+    version = installed("nvidia-cublas")
+    if version is not None and Version(version) < LEAST_CUBLAS:
+        wanted = f"pip install 'nvidia-cublas>={LEAST_CUBLAS}'"
+        yield Finding("cuBLAS", "warn", f"{version}, and Blackwell needs {LEAST_CUBLAS}", wanted)
 
 
 def _ptxas() -> Iterator[Finding]:

@@ -17,7 +17,7 @@ from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 from typing import Any
 
-PLUGIN = "jax_plugins.xla_cuda12"
+PLUGINS = ("jax_plugins.xla_cuda12", "jax_plugins.xla_cuda13")
 NOISE = re.compile(rb"^.*(?:absl::InitializeLog\(\)|cudart_stub\.cc:).*\n?", re.MULTILINE)
 
 
@@ -29,14 +29,14 @@ def quiet_imports() -> None:
 
 class _Finder(MetaPathFinder):
     def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> ModuleSpec | None:
-        spec = PathFinder.find_spec(name, path, target) if name in ("jax", PLUGIN) else None
+        spec = PathFinder.find_spec(name, path, target) if name in ("jax", *PLUGINS) else None
         if spec is not None and spec.loader is not None:
             load = spec.loader.exec_module
 
             def exec_module(module: Any) -> None:
                 with _without_noise():
                     load(module)
-                if name == PLUGIN:  # its library is loaded by this call, when JAX looks for devices
+                if name in PLUGINS:  # its library is loaded by this call, when JAX looks for devices
                     module.initialize = _without_noise()(module.initialize)
 
             spec.loader.exec_module = exec_module

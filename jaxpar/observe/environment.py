@@ -24,7 +24,17 @@ from jaxpar.observe.files import write_atomically
 
 ENVIRONMENT_FILE = "environment.json"
 
-PACKAGES = ("jax", "jaxlib", "jax-cuda12-plugin", "flax", "optax", "orbax-checkpoint", "grain", "numpy")
+PACKAGES = (
+    "jax",
+    "jaxlib",
+    "jax-cuda12-plugin",
+    "jax-cuda13-plugin",
+    "flax",
+    "optax",
+    "orbax-checkpoint",
+    "grain",
+    "numpy",
+)
 """Packages whose version can change a run's numbers or speed."""
 
 VARIABLES = ("JAX_", "XLA_", "NCCL_", "CUDA_VISIBLE_DEVICES", "TF_GPU_ALLOCATOR")

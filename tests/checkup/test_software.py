@@ -36,6 +36,13 @@ def test_a_driver_without_a_plugin_is_wrong(monkeypatch: pytest.MonkeyPatch):
     assert findings(monkeypatch, True, jax="0.12.0", jaxlib="0.12.0", numpy="2.1")["plugin"].status == "fail"
 
 
+def test_a_cublas_that_blackwell_cannot_use_is_named(monkeypatch: pytest.MonkeyPatch):
+    there = {"jax": "0.12.0", "jaxlib": "0.12.0", "numpy": "2.1"}
+    found = findings(monkeypatch, True, **there, nvidia_cublas="13.1.0.3")["cuBLAS"]
+    assert found.status == "warn" and "13.1.0.3" in found.found and "13.2" in found.mend
+    assert "cuBLAS" not in findings(monkeypatch, True, **there, nvidia_cublas="13.2.0.9")
+
+
 def test_a_plugin_of_another_version_than_jaxlib_is_wrong(monkeypatch: pytest.MonkeyPatch):
     found = findings(monkeypatch, True, jax="0.12.0", jaxlib="0.12.0", numpy="2.1", jax_cuda12_plugin="0.11.2")
     assert (found["plugin"].status, found["plugin"].mend) == ("fail", "pip install 'jax-cuda12-plugin==0.12.0'")

@@ -21,6 +21,7 @@ def test_gpu_programs_are_compiled_with_the_tested_minor_version_of_jax():
         f"{name}>={major}.{minor}.{patch},<{major}.{minor + 1}"
         for name in ("jax", "jax-cuda12-plugin", "jax-cuda12-pjrt")
     }
+    assert constraints()["jax-cuda13-plugin"] == constraints()["jax-cuda13-pjrt"] == constraints()["jax"]
     assert constraints()["jax-cuda12-plugin"] == constraints()["jax-cuda12-pjrt"] == constraints()["jax"]
 
 
