@@ -36,6 +36,7 @@ def test_every_kind_of_model_has_a_golden() -> None:
 
 
 @pytest.mark.parametrize("name", ALIKE)
+@pytest.mark.matrix(quick=("deepseek_v2", "gemma2", "gpt_oss", "smollm3"), ci=4, always=True)
 def test_reference_logits_equal_those_of_transformers(name: str) -> None:
     weights, options, tokens, logits = load(name)
     computed = logits_of(weights, options, decoder64.plain_batch(tokens))
@@ -72,7 +73,7 @@ def matters(changed: Options, options: Options) -> bool:
 
 
 @pytest.mark.parametrize("name", ALIKE)
-@pytest.mark.matrix(quick=3, ci=3)
+@pytest.mark.matrix(quick=("gpt2",), ci=3)
 def test_goldens_distinguish_their_model_from_its_neighbours(name: str) -> None:
     """Each option that the golden is there for changes the logits by far more than the tolerance."""
     weights, options, tokens, logits = load(name)
