@@ -16,6 +16,8 @@ DIFFERENT = ("qwen3_moe", *WITH_STATE)
 """Goldens whose layers have other blocks than attention and a feed-forward, or not all the same."""
 ALIKE = [name for name in NAMES if name not in ("deepseek_v3", *DIFFERENT)]
 """Goldens whose layers all have attention and weights of the same shapes, as those of the reference do."""
+LARGEST = 200_000
+"""Bytes of a golden with its logits, since everyone who clones the project has them."""
 FACTORS = ("stream", "output")
 TOLERANCE = 1e-5
 """Largest difference over the largest logit: transformers keeps norms, angles and softmax in float32, about 1.4e-6."""
@@ -33,6 +35,11 @@ def logits_of(weights: Tree, options: Options, batch: Mapping[str, np.ndarray]) 
 
 def test_every_kind_of_model_has_a_golden() -> None:
     assert set(FAMILIES) <= set(NAMES)
+
+
+def test_every_golden_is_small() -> None:
+    sizes = {name: sum(file.stat().st_size for file in (FOLDER / name).iterdir()) for name in NAMES}
+    assert {name: size for name, size in sizes.items() if size > LARGEST} == {}
 
 
 @pytest.mark.parametrize("name", ALIKE)
