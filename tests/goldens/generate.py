@@ -109,8 +109,8 @@ CASES: dict[str, tuple[str, dict]] = {
     "qwen3_moe": (
         "Qwen3Moe",
         SMALL | {
-            "num_hidden_layers": 3, "hidden_size": 16, "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True,
-            "moe_intermediate_size": 20, "mlp_only_layers": [0], "rope_parameters": rope(1e3),
+            "num_hidden_layers": 3, "hidden_size": 16, "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2,
+            "norm_topk_prob": True, "moe_intermediate_size": 20, "mlp_only_layers": [0], "rope_parameters": rope(1e3),
         },
     ),
     "olmoe": (
