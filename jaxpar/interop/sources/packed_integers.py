@@ -6,8 +6,8 @@ integers q of a few bits, the first in the lowest; `NAME.qzeros` [group, output 
 
 - GPTQ (arXiv:2210.17323) packs the inputs: qweight is [input / integers in a word, output]. `NAME.g_idx` [input] has
   the group of each input. Files store zeros minus 1, those of `gptq_v2` the zeros themselves.
-- GPTQ (arXiv:2210.17323) packs the inputs: qweight is [input / integers in a word, output]. `NAME.g_idx` [input] is
-  4, 6, 1, 3, 5, 7, in zeros too.
+- AWQ (arXiv:2306.00978) packs the outputs: qweight is [input, output / 8]. Integers of 4 bits are in the order 0, 2, 4,
+  6, 1, 3, 5, 7, in zeros too.
 """
 
 from __future__ import annotations
