@@ -86,7 +86,7 @@ def model_of(hf_config: HFConfig) -> tuple[Family, ModelConfig]:
         each = [kind | more for kind, more in zip(each, entry.read(hf_config, layers), strict=True)]
     quantization_of(hf_config, family)
     for key, value in hf_config.values.items():
-        if key not in _known(family) and value is not None:
+        if key not in known_keys(family) and value is not None:
             raise UserError(f"{hf_config.file}: the key {key} is not supported for {family.model_type}")
     return family, with_values(ModelConfig(), {**ours, **packed(each)})
 
@@ -185,7 +185,8 @@ def differences(a: ModelConfig, b: ModelConfig) -> list[Difference]:
     return lines
 
 
-def _known(family: Family) -> set[str]:
+def known_keys(family: Family) -> set[str]:
+    """The keys of `config.json` that are read, or are known not to change what a model computes."""
     owned = {key for entry in (*family.entries, *family.layer_entries) for key in entry.keys}
     return owned | set(family.unused) | set(UNUSED) | {QUANTIZATION}
 
