@@ -21,6 +21,7 @@ def test_every_family_has_a_line(capfd: pytest.CaptureFixture[str]):
     assert [line.split()[0] for line in lines] == [family.model_type for family in FAMILIES.values()]
 
 
+@pytest.mark.matrix(quick=("gemma3", "gpt2", "qwen3_next"), ci=4)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_it_prints_is_a_configuration_for_the_model(name: str, capfd: pytest.CaptureFixture[str], tmp_path: Path):
     assert main([str(FOLDER / name)]) == 0

@@ -18,6 +18,7 @@ from jaxpar.interop.mapping.expert_keys import SAME
 from jaxpar.interop.mapping.family import Family, tensors_of
 from jaxpar.interop.mapping.keys import HFConfig
 from jaxpar.interop.mapping.layer_packing import layer_models, packed
+from jaxpar.interop.mapping.quantization import QUANTIZATION, quantization_of
 from jaxpar.interop.mapping.rope_keys import OPTIONAL, SCALINGS
 from jaxpar.layers.declared import attends, feed_forward_classes, mixer_classes
 from jaxpar.layers.experts.routers import options_of
@@ -35,14 +36,6 @@ UNUSED = (
     "temperature", "top_k", "top_p", "repetition_penalty",
 )  # fmt: skip
 """Keys of any family that do not change what the model computes."""
-
-QUANTIZATION = "quantization_config"
-"""The key of tensors that are stored in fewer bits."""
-
-COMPRESSED = "compressed-tensors"
-"""A `quant_method` of any family; 8-bit matrices with one scale, or one per output, can be read."""
-_READ = {"num_bits": (8,), "type": ("float",), "strategy": ("tensor", "channel"), "symmetric": (True, None)}
-"""The supported values of each key of a group's `weights`."""
 
 ONLY_IN_TRAINING = ("balance_loss", "sequence_loss", "z_loss", "capacity_factor", "clusters", "bias_rate")
 """Keys of experts, and options of routers, that do not change what a trained model computes."""
@@ -91,47 +84,11 @@ def model_of(hf_config: HFConfig) -> tuple[Family, ModelConfig]:
     each: list[dict[str, object]] = [{} for _ in range(layers)]
     for entry in family.layer_entries:
         each = [kind | more for kind, more in zip(each, entry.read(hf_config, layers), strict=True)]
-    quantization_of(hf_config)
+    quantization_of(hf_config, family)
     for key, value in hf_config.values.items():
-        if key not in _known(family) and value is not None:
+        if key not in known_keys(family) and value is not None:
             raise UserError(f"{hf_config.file}: the key {key} is not supported for {family.model_type}")
     return family, with_values(ModelConfig(), {**ours, **packed(each)})
-
-
-def quantization_of(hf_config: HFConfig) -> str | None:
-    """The format of quantized tensors, or None.
-
-    Raises:
-        UserError: the format is not supported for models of this family.
-    """
-    family, options = family_of(hf_config), hf_config.get(QUANTIZATION)
-    if options is None:
-        return None
-    method = options.get("quant_method") if isinstance(options, dict) else options
-    if method == COMPRESSED:
-        _check_compressed(hf_config, options if isinstance(options, dict) else {})
-        return COMPRESSED
-    if not family.quantizations:
-        raise UserError(f"{hf_config.file}: the key {QUANTIZATION} is not supported for {family.model_type}")
-    if method not in family.quantizations:
-        raise hf_config.refusal(
-            f"{QUANTIZATION}.quant_method", method, " or ".join((*family.quantizations, COMPRESSED))
-        )
-    return str(method)
-
-
-def _check_compressed(hf_config: HFConfig, options: Mapping[str, object]) -> None:
-    """Refuse weights that are packed otherwise than in 8 bits with a scale, or one for each output."""
-    groups = options.get("config_groups")
-    if not isinstance(groups, dict) or not groups:
-        raise hf_config.refusal(f"{QUANTIZATION}.config_groups", groups, "a mapping of groups")
-    for name, group in groups.items():
-        weights = group.get("weights") if isinstance(group, dict) else None
-        for key, read in _READ.items():
-            value = weights.get(key) if isinstance(weights, dict) else None
-            if value not in read:
-                wanted = " or ".join(str(one) for one in read if one is not None)
-                raise hf_config.refusal(f"{QUANTIZATION}.config_groups.{name}.weights.{key}", value, wanted)
 
 
 def config_of(family: Family, model: ModelConfig, base: Mapping[str, object], length: int) -> dict[str, object]:
@@ -228,7 +185,8 @@ def differences(a: ModelConfig, b: ModelConfig) -> list[Difference]:
     return lines
 
 
-def _known(family: Family) -> set[str]:
+def known_keys(family: Family) -> set[str]:
+    """The keys of `config.json` that are read, or are known not to change what a model computes."""
     owned = {key for entry in (*family.entries, *family.layer_entries) for key in entry.keys}
     return owned | set(family.unused) | set(UNUSED) | {QUANTIZATION}
 

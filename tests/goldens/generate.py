@@ -38,8 +38,9 @@ GEMMA = SMALL | {
 }  # fmt: skip
 """What is the same in Gemma 2 and 3."""
 LATENT = SMALL | {
-    "num_key_value_heads": 4, "kv_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 6, "v_head_dim": 10,
-    "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "rms_norm_eps": 1e-6,
+    "hidden_size": 16, "num_key_value_heads": 4, "kv_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 6,
+    "v_head_dim": 10, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
+    "rms_norm_eps": 1e-6,
 }  # fmt: skip
 """What is the same in DeepSeek-V2 and V3."""
 GRANITE = {
@@ -100,20 +101,23 @@ CASES: dict[str, tuple[str, dict]] = {
     ),
     "mistral": ("Mistral", SMALL | {"rms_norm_eps": 1e-5, "sliding_window": 7, "rope_parameters": rope(1e4)}),
     "mixtral": (
-        "Mixtral", SMALL | {"num_local_experts": 6, "num_experts_per_tok": 2, "rope_parameters": rope(1e4)}
+        "Mixtral",
+        SMALL | {
+            "hidden_size": 16, "num_local_experts": 6, "num_experts_per_tok": 2, "rope_parameters": rope(1e4),
+        },
     ),
     "qwen3_moe": (
         "Qwen3Moe",
         SMALL | {
-            "num_hidden_layers": 3, "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2, "norm_topk_prob": True,
-            "moe_intermediate_size": 20, "mlp_only_layers": [0], "rope_parameters": rope(1e3),
+            "num_hidden_layers": 3, "hidden_size": 16, "head_dim": 12, "num_experts": 6, "num_experts_per_tok": 2,
+            "norm_topk_prob": True, "moe_intermediate_size": 20, "mlp_only_layers": [0], "rope_parameters": rope(1e3),
         },
     ),
     "olmoe": (
         "Olmoe",
         SMALL | {
-            "num_experts": 6, "num_experts_per_tok": 3, "rope_parameters": rope(1e4), "pad_token_id": None,
-            "bos_token_id": None, "eos_token_id": None,
+            "hidden_size": 16, "num_experts": 6, "num_experts_per_tok": 3, "rope_parameters": rope(1e4),
+            "pad_token_id": None, "bos_token_id": None, "eos_token_id": None,
         },
     ),
     "gpt_oss": (

@@ -3,7 +3,7 @@
 First jaxpar's environment exports the factors of `tests.interop.test_adapter`, then one with torch, transformers and
 peft computes:
 
-    python -m tests.interop.peft_adapters FOLDER
+    python -m tests.interop.peft_adapters FOLDER [NAME ...]
     python -m tests.goldens.generate_peft FOLDER
 
 writes for each case `tests/goldens/peft/<name>.npz`: `logits` float32 [batch, seq, vocab], computed in float64, of the

@@ -34,6 +34,8 @@ WITH_STATE = (
 MAPPINGS = ("pattern", "experts", "latent_attention", "linear_attention", "residual", "rope")
 """Mappings of the `model` section."""
 DENSE = tuple(name for name in NAMES if name not in (*ROUTED, *WITH_STATE))
+WITH_PEFT = tuple(sorted(path.stem for path in FOLDER.glob("peft/*.npz")))
+"""Those with logits that PEFT computes of an adapter."""
 
 
 def nested(leaves: Mapping[str, np.ndarray]) -> Tree:

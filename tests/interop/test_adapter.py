@@ -15,6 +15,7 @@ from jaxpar.config import Config, LoraConfig, config_to_dict
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.convert import main
 from jaxpar.evaluation.context_length import context_length
+from jaxpar.interop.mapping.family import tensors_of
 from jaxpar.interop.sources.adapted import AdaptedWeights, base_facts
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.open_source import open_source
@@ -24,7 +25,7 @@ from jaxpar.mesh.parameters import map_specs, select
 from jaxpar.model.decoder import decoder_specs
 from jaxpar.observe.writers.jsonl import JsonLines
 from jaxpar.training.run.reference import begun_from
-from tests.goldens.loading import DENSE, FOLDER, tokens_and_logits
+from tests.goldens.loading import DENSE, FOLDER, WITH_PEFT, tokens_and_logits
 from tests.interop.folders import copy_of, rewrite, tensors
 from tests.model.test_goldens import logits
 from tests.reference.decoder64 import plain_batch
@@ -72,12 +73,23 @@ TARGETS = {"gpt2": ("query", "value", "output"), "gemma2": ("key", "down")}
 """Where not all matrices have factors: two of three in one tensor, and one of two tensors of a name."""
 
 
-def test_every_dense_golden_has_logits_of_peft():
-    assert {file.stem for file in (FOLDER / "peft").iterdir()} == set(DENSE)
+def layouts(name: str) -> set[tuple[object, ...]]:
+    """How the matrices of a golden's layers lie in tensors: the form, the number in one, and their order there."""
+    source = HFFolder(FOLDER / name)
+    return {
+        (type(laid := tensor.laid), laid.form, len(tensor.weights), laid.interleaved, bool(getattr(laid, "rotary", 0)))
+        for tensor in tensors_of(source.family, source.model)
+        if tensor.layer is not None and tensor.laid.specs[0].inputs
+    }
+
+
+def test_every_layout_of_the_dense_goldens_has_logits_of_peft():
+    assert set(WITH_PEFT) <= set(DENSE)
+    assert set().union(*map(layouts, DENSE)) == set().union(*map(layouts, WITH_PEFT))
 
 
 @pytest.mark.matrix(quick=("gpt2", "gemma2", "phi3"), ci=3)
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", WITH_PEFT)
 def test_an_adapter_in_pefts_format_makes_the_merged_tensors(name: str, tmp_path: Path):
     """As PEFT does: W + alpha / rank * B A, with the patterns of both, in a Conv1D transposed."""
     check_exports(name, TARGETS.get(name), tmp_path)
@@ -147,7 +159,7 @@ def check_exports(name: str, targets: tuple[str, ...] | None, tmp_path: Path) ->
 
 
 @pytest.mark.matrix(quick=(), ci=2)
-@pytest.mark.parametrize("name", DENSE)
+@pytest.mark.parametrize("name", WITH_PEFT)
 def test_merged_weights_and_peft_have_the_logits_of_the_factors(name: str, tmp_path: Path):
     tokens, _ = tokens_and_logits(name)
     lora = replace(LORA, targets=TARGETS.get(name))

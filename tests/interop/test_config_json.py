@@ -223,6 +223,7 @@ def test_yarn_with_each_of_its_keys_goes_both_ways():
 JUNK = (None, True, "x", -1, 0, 2.5, 1e300, 10**30, [], ["x"], [None] * 6, {}, {"x": 1}, {"rope_type": []})
 
 
+@pytest.mark.matrix(quick=("deepseek_v3", "gemma3", "granitemoehybrid"), ci=4)
 @pytest.mark.parametrize("name", NAMES)
 def test_whatever_a_key_holds_there_is_a_model_or_a_sentence(name: str):
     for key in golden(name).values:

@@ -22,6 +22,7 @@ def convert(*arguments: object) -> None:
     assert main([str(argument) for argument in arguments]) == 0
 
 
+@pytest.mark.matrix(quick=("gpt2", "gpt_oss"), ci=4, always=True)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_comes_back_byte_for_byte(name: str, tmp_path: Path):
     convert("hf-to-jaxpar", FOLDER / name, tmp_path / "ours")
@@ -33,6 +34,7 @@ def test_a_folder_comes_back_byte_for_byte(name: str, tmp_path: Path):
             assert (tmp_path / written / file).read_bytes() == (FOLDER / name / file).read_bytes(), file
 
 
+@pytest.mark.matrix(quick=("gemma3", "mamba2", "mixtral", "nemotron_h", "phi3", "qwen3_next"), ci=8, always=True)
 @pytest.mark.parametrize("name", NAMES)
 def test_both_ways_in_memory(
     name: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -47,7 +47,7 @@ REFUSED = {
     ),
     "a number of experts that is none": ("mixtral", {"num_local_experts": 0}, ("num_local_experts", "0", "at least 1")),
     "quantization of another kind": (
-        "gpt_oss", {"quantization_config": {"quant_method": "gptq"}}, ("quant_method", "gptq", "mxfp4")
+        "gpt_oss", {"quantization_config": {"quant_method": "hqq"}}, ("quant_method", "hqq", "mxfp4")
     ),
     "another activation": ("gpt_oss", {"swiglu_limit": 10.0}, ("swiglu_limit", "10.0", "7.0")),
     "two numbers of experts": ("mixtral", {"num_experts": 8}, ("num_local_experts", "6", "num_experts", "8")),

@@ -41,6 +41,7 @@ def logits(step: TrainStep) -> Any:
     return step.compiled(function, layouts, PartitionSpec(DATA_AXES, "context", "tensor"))
 
 
+@pytest.mark.matrix(quick=("granite", "mamba2", "phi3"), ci=4, always=True)
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_equal_those_of_transformers(name: str):
     compare(name, {})

@@ -15,7 +15,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.strict_json import json_text
-from jaxpar.interop.config_json import QUANTIZATION, config_of, differences, family_for, model_of
+from jaxpar.interop.config_json import config_of, differences, family_for, model_of
 from jaxpar.interop.conversion.compressed_tensors import (
     SCALE,
     SCALE_BYTES,
@@ -28,6 +28,7 @@ from jaxpar.interop.conversion.new_folder import copy_beside
 from jaxpar.interop.conversion.tokenizer_files import TokenizerFiles, tokenizer_files
 from jaxpar.interop.mapping.family import Family, StoredTensor, tensors_of
 from jaxpar.interop.mapping.keys import HFConfig
+from jaxpar.interop.mapping.quantization import QUANTIZATION
 from jaxpar.interop.mapping.weight_names import weight_specs
 from jaxpar.interop.sources.full_matrices import full_matrix_model, read_full_matrix
 from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder, read_config

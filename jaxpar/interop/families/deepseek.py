@@ -68,6 +68,5 @@ DEEPSEEK_V3 = Family(
     entries=(*_ENTRIES, Only("rope_interleave", (True,))),
     layer_entries=(Rope(), DeepSeekExperts("sigmoid")),
     unused=(*_UNUSED, "num_nextn_predict_layers"),
-    quantizations=("fp8",),
     further_layers="num_nextn_predict_layers",
 )

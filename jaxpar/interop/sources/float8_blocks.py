@@ -10,6 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 
 import ml_dtypes
 import numpy as np
@@ -35,8 +36,8 @@ class Float8Files(TensorFiles):
     unread: tuple[str, ...] = ()
     """Ends of names of tensors that are not read."""
 
-    def __init__(self, folder: Path):
-        super().__init__(folder)
+    def __init__(self, folder: Path, options: Mapping[str, object] = MappingProxyType({})):
+        super().__init__(folder, options)
         self._maps: dict[str, np.ndarray] = {}
         self._headers: dict[Path, tuple[int, Mapping[str, dict]]] = {}
         self._stored = self.tensors

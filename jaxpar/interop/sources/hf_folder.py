@@ -12,13 +12,16 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.spelling import named, quoted
-from jaxpar.interop.config_json import COMPRESSED, model_of, quantization_of
+from jaxpar.interop.config_json import model_of
 from jaxpar.interop.mapping.family import Family, StoredTensor, tensors_of
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.mapping.keys import HFConfig
+from jaxpar.interop.mapping.quantization import AWQ, COMPRESSED, FLOAT8, GPTQ, NF4, quantization_of
+from jaxpar.interop.sources.bitsandbytes import BitsAndBytesFiles
 from jaxpar.interop.sources.compressed_tensors import CompressedFiles
 from jaxpar.interop.sources.float8_blocks import Float8Files
 from jaxpar.interop.sources.mxfp4 import Mxfp4Files
+from jaxpar.interop.sources.packed_integers import AwqFiles, GptqFiles
 from jaxpar.interop.sources.source import Origin
 from jaxpar.interop.sources.tensor_files import Stored, TensorFiles
 from jaxpar.units import plural
@@ -30,9 +33,9 @@ COMPARED = 2**24
 """Numbers of the head and of the embedding that are compared at a time."""
 MOST_FURTHER = 100
 """Layers for further tokens that are expected at most."""
-_FILES: dict[str | None, type[TensorFiles]] = {
-    None: TensorFiles, "fp8": Float8Files, "mxfp4": Mxfp4Files,
-    COMPRESSED: CompressedFiles,
+_FILES: dict[str, type[TensorFiles]] = {
+    FLOAT8: Float8Files, "mxfp4": Mxfp4Files, COMPRESSED: CompressedFiles, NF4: BitsAndBytesFiles, GPTQ: GptqFiles,
+    AWQ: AwqFiles,
 }  # fmt: skip
 """Readers by format of quantized tensors."""
 
@@ -81,7 +84,8 @@ class HFFolder:
         """Layers of the folder that predict further tokens, which are not read."""
         self.omitted = 0
         """Tensors that are not read, as transformers does not read them."""
-        self._files = _FILES[quantization_of(hf_config)](folder)
+        method, options = quantization_of(hf_config, self.family) or (None, {})
+        self._files = (TensorFiles if method is None else _FILES[method])(folder, options)
         self.untied = self.model.tied and self._head_differs()
         """Whether the head differs from the embedding, though `config.json` ties them: then transformers does not."""
         if self.untied:
@@ -193,7 +197,9 @@ class HFFolder:
         more = tuple(f"{family.prefix}layers.{self.model.layers + index}." for index in range(self.further))
         left = [name for name in stored if name not in known and not name.endswith(family.buffers)]
         self.omitted = sum(name.startswith(family.omitted) for name in left)
-        left = [name for name in left if not name.startswith((*more, *family.omitted))]
+        left = [
+            name for name in left if not name.startswith((*more, *family.omitted)) and not self._files.is_blank(name)
+        ]
         # transformers writes their number without the layers, if it had left them out itself.
         self.further *= any(name.startswith(more) for name in stored) if more else 0
         if left:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 import ml_dtypes
 import numpy as np
@@ -32,8 +33,8 @@ class Mxfp4Files(TensorFiles):
 
     packed: Mapping[str, np.dtype] = {"U8": np.dtype(np.uint8)}
 
-    def __init__(self, folder: Path):
-        super().__init__(folder)
+    def __init__(self, folder: Path, options: Mapping[str, object] = MappingProxyType({})):
+        super().__init__(folder, options)
         self._stored = self.tensors
         self.tensors = {name: one for name, one in self._stored.items() if one.dtype != np.uint8}
         left = {name for name, one in self._stored.items() if one.dtype == np.uint8}

@@ -6,6 +6,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
+from types import MappingProxyType
 
 import ml_dtypes
 import numpy as np
@@ -50,6 +51,7 @@ class TensorFiles:
 
     Args:
         folder: with `model.safetensors`, or `model.safetensors.index.json` and its shards.
+        options: `quantization_config`, of formats that read it.
 
     Raises:
         UserError: there are none, a shard is missing or damaged, or a tensor is of a dtype that weights do not have.
@@ -58,7 +60,7 @@ class TensorFiles:
     packed: Mapping[str, np.dtype] = {}
     """Further dtypes that tensors may have."""
 
-    def __init__(self, folder: Path):
+    def __init__(self, folder: Path, options: Mapping[str, object] = MappingProxyType({})):
         self.folder = folder
         self._open: dict[Path, safe_open] = {}
         self.tensors: dict[str, Stored] = {}
@@ -76,6 +78,10 @@ class TensorFiles:
             return self._file(file).get_slice(name)[region]
         except SafetensorError as error:
             raise UserError(f"{named(file)}: the tensor {quoted(name, 120)} cannot be read ({error})") from None
+
+    def is_blank(self, name: str) -> bool:
+        """Whether a tensor that a model lacks has no effect, as biases of 0 that a format gives each matrix."""
+        return False
 
     def digest(self) -> str:
         """Digest of every tensor's name, dtype and shape, of vectors, and of `DIGEST_ROWS` rows of every matrix.

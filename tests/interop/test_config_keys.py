@@ -1,0 +1,115 @@
+"""Every key that transformers writes for a family is read, without effect for a reason, or refused."""
+
+import json
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import ModelConfig
+from jaxpar.interop.config_json import UNUSED, differences, known_keys, model_of
+from jaxpar.interop.families.registry import FAMILIES
+from jaxpar.interop.mapping.family import Family
+from tests.goldens.loading import FOLDER, NAMES
+from tests.interop.test_config_json import golden
+from tests.sentences import refused
+
+KEYS: Mapping[str, Mapping[str, Any] | None] = json.loads((FOLDER / "config_keys.json").read_text())
+"""Keys of each class and their defaults, by `model_type`; see `tests/goldens/generate_keys.py`."""
+GOLDEN_OF = {golden(name).values["model_type"]: name for name in reversed(NAMES)}
+REASONS = {
+    "tokens, files and releases": r"(bos|eos|pad)_token_id|model_type|architectures|transformers_version|auto_map|"
+    r"_?name_or_path|tokenizer_class|task_specific_params|transformers\.js_config|unsloth_.*|is_llama_config",
+    "dtypes of weights and of parts of the computation": r"(torch_)?dtype|mamba_ssm_(cache_)?dtype|"
+    r"residual_in_fp32|reorder_and_upcast_attn",
+    "caches and generation": r"use_cache|cache_implementation|num_logits_to_keep|do_sample|temperature|top_[kp]|"
+    r"max_length|repetition_penalty|output_past",
+    "outputs beside the logits": r"output_(attentions|hidden_states|router_logits)|return_dict|torchscript",
+    "classifiers and other heads": r"id2label|label2id|_?num_labels|problem_type|summary_.*",
+    "kernels and the order of a computation": r"_?attn_implementation(_autoset)?|attn_mode|chunk_size.*|"
+    r"mamba_chunk_size|block_size|use_mamba_kernels|fuse_.*|pretraining_tp|ep_size|moe_shared_expert_overlap",
+    "random initial weights": r"initializer_range|init_method|rescale_prenorm_residual|time_step_(rank|max|floor|min)|"
+    r"time_step_(init_scheme|scale)",
+    "dropout and noise in training": r".*(dropout|pdrop)|router_jitter_noise",
+    "losses beside that of tokens": r"(router_)?aux_loss_(coef|alpha)|seq_aux",
+    "lengths for which positions were trained": r"(original_)?max_position_embeddings|n_ctx|model_max_length|"
+    r"max_sequence_length|initial_context_length",
+    "encoders": r"is_(encoder_)?decoder",
+    "predictions of further tokens, which are left out": r"num_nextn_predict_layers|mtp_.*",
+}
+"""Expressions for keys that do not change the logits, in any family that lists them as unused."""
+REASONS_BY_FAMILY = {
+    "gemma2": {"hidden_act": "hidden_activation is read in its place"},
+    "gemma3_text": {"hidden_act": "hidden_activation is read in its place"},
+    "smollm3": dict.fromkeys(("sliding_window", "max_window_layers"), "read where use_sliding_window, which is refused"),
+    "phi3": dict.fromkeys(("full_attn_mod", "interpolate_factor"), "of the publisher's code for other models"),
+    "mamba2": {
+        "norm_before_gate": "of the publisher's code for other models", "rms_norm": "likewise",
+        "intermediate_size": "written by older releases, by expand",
+    },
+    "nemotron_h": {
+        "expand": "the width is that of the heads", "n_shared_experts": "a shared expert has a width of its own",
+        "norm_eps": "layer_norm_epsilon is read in its place",
+    },
+    "qwen3_5_text": {"attn_output_gate": "always there"},
+    "qwen3_5_moe_text": {"attn_output_gate": "always there", "intermediate_size": "no layer is dense"},
+    "kimi_linear": {
+        "rope_theta": "no layer has positions", "rope_scaling": "no layer has positions",
+        "use_grouped_topk": "the number of groups is read",
+    },
+    "granitemoehybrid": {"normalization_function": "of the publisher's code for other models"},
+    "gla_swa": {"conv_size": "read where use_short_conv, which is refused"},
+}  # fmt: skip
+"""Keys that one family does not read, though they would mean something in another, and why."""
+
+
+def test_every_family_is_in_the_table_of_keys():
+    """`python -m tests.goldens.generate_keys` makes it."""
+    assert {family.model_type for family in FAMILIES.values()} <= KEYS.keys()
+    assert [one for one, keys in KEYS.items() if keys is None] == ["gla_swa"], "whose code is beside its weights"
+
+
+def keys_of(family: Family) -> dict[str, Any]:
+    return {**(KEYS["every"] or {}), **(KEYS[family.model_type] or {})}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_key_is_read_or_without_effect_or_refused(name: str):
+    family = FAMILIES[name]
+    for key, default in keys_of(family).items():
+        if key not in known_keys(family):
+            assert default is None, f"transformers writes {key}, and every folder of its would be refused"
+            with refused("config.json", key, family.model_type):
+                model_of(golden(GOLDEN_OF[family.model_type], **{key: 1}))
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_each_key_without_effect_has_a_reason(name: str):
+    family = FAMILIES[name]
+    common = re.compile("|".join(REASONS.values()))
+    named = REASONS_BY_FAMILY.get(family.model_type, {})
+    assert [key for key in (*UNUSED, *family.unused) if key not in named and not common.fullmatch(key)] == []
+    assert named.keys() <= {*family.unused}
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_an_absent_key_has_the_default_of_transformers(name: str):
+    """Where both have one: older files lack keys, and some families require those whose defaults have changed."""
+    family = FAMILIES[name]
+    read = {key for entry in (*family.entries, *family.layer_entries) for key in entry.keys}
+    for key, default in keys_of(family).items():
+        if key not in read or isinstance(default, dict | list):
+            continue
+        absent, stated = (model_or_none(family, key, value) for value in (..., default))
+        if absent is not None and stated is not None:
+            assert differences(absent, stated) == [], key
+
+
+def model_or_none(family: Family, key: str, value: object) -> ModelConfig | None:
+    """The model of the golden with a key changed; None if it is refused."""
+    try:
+        return model_of(golden(GOLDEN_OF[family.model_type], **{key: value}))[1]
+    except UserError:
+        return None
