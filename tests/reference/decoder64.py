@@ -141,11 +141,13 @@ def attention(
     value = jnp.einsum("bse,ekd->bskd", x, weights["value"])
     if options["attention_bias"]:
         query, key, value = query + weights["query_bias"], key + weights["key_bias"], value + weights["value_bias"]
-    if options["qk_norm"]:
-        query = norm_heads(query, weights["query_norm"], options)
-        key = norm_heads(key, weights["key_norm"], options)
+    normed = lambda: (norm_heads(query, weights["query_norm"], options), norm_heads(key, weights["key_norm"], options))
+    if options["qk_norm"] in (True, "projection"):
+        query, key = normed()
     if options["position"] == "rope":
         query, key = rotate(query, batch["positions"], options), rotate(key, batch["positions"], options)
+    if options["qk_norm"] == "rotated":  # Hunyuan
+        query, key = normed()
     group = options["heads"] // options["kv_heads"]  # consecutive query heads share a key/value head
     key, value = jnp.repeat(key, group, axis=2), jnp.repeat(value, group, axis=2)
     probabilities = probabilities_of(query, key, options, batch, weights.get("sinks"))

@@ -23,12 +23,12 @@ _ATTENTION = (
     ),
     Tensor("model.layers.{layer}.self_attn.o_proj.weight", "layers.attention.output"),
 )  # fmt: skip
-_SHARED = (
+SHARED = (
     Tensor("model.layers.{layer}.mlp.shared_experts.gate_proj.weight", "layers.mlp.shared_gate"),
     Tensor("model.layers.{layer}.mlp.shared_experts.up_proj.weight", "layers.mlp.shared_up"),
     Tensor("model.layers.{layer}.mlp.shared_experts.down_proj.weight", "layers.mlp.shared_down"),
 )
-_BIAS = Tensor("model.layers.{layer}.mlp.gate.e_score_correction_bias", "layers.mlp.bias", Form.VECTOR)
+CORRECTION_BIAS = Tensor("model.layers.{layer}.mlp.gate.e_score_correction_bias", "layers.mlp.bias", Form.VECTOR)
 _MODEL = {"norm": "rmsnorm", "activation": "swiglu"}
 _ENTRIES = (
     Same("vocab_size", "vocab", annotation=int),
@@ -51,7 +51,7 @@ DEEPSEEK_V2 = Family(
     model_type="deepseek_v2",
     architecture="DeepseekV2ForCausalLM",
     presets="DeepSeek-V2 and V2-Lite",
-    tensors=(EMBEDDING, *_ATTENTION, *FEED_FORWARD, *EXPERTS, *_SHARED, *NORMS, NORM, HEAD),
+    tensors=(EMBEDDING, *_ATTENTION, *FEED_FORWARD, *EXPERTS, *SHARED, *NORMS, NORM, HEAD),
     model=_MODEL | {"norm_epsilon": 1e-6},
     entries=_ENTRIES,
     layer_entries=(Rope(), DeepSeekExperts("softmax_top_k")),
@@ -63,7 +63,7 @@ DEEPSEEK_V3 = Family(
     model_type="deepseek_v3",
     architecture="DeepseekV3ForCausalLM",
     presets="DeepSeek-V3 and R1",
-    tensors=(EMBEDDING, *_ATTENTION, *FEED_FORWARD, *EXPERTS, _BIAS, *_SHARED, *NORMS, NORM, HEAD),
+    tensors=(EMBEDDING, *_ATTENTION, *FEED_FORWARD, *EXPERTS, CORRECTION_BIAS, *SHARED, *NORMS, NORM, HEAD),
     model=_MODEL | {"norm_epsilon": 1e-6},
     entries=(*_ENTRIES, Only("rope_interleave", (True,))),
     layer_entries=(Rope(), DeepSeekExperts("sigmoid")),

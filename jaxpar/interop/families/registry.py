@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from jaxpar.interop.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from jaxpar.interop.families.experts.dots import DOTS1
+from jaxpar.interop.families.experts.glm import GLM4, GLM4_MOE
+from jaxpar.interop.families.experts.qwen import QWEN2_MOE
 from jaxpar.interop.families.gemma import GEMMA2, GEMMA3
 from jaxpar.interop.families.gpt2 import GPT2
 from jaxpar.interop.families.gpt_oss import GPT_OSS
@@ -51,6 +54,10 @@ FAMILIES: dict[str, Family] = {
         GRANITEMOE,
         GRANITEMOEHYBRID,
         SPIKINGBRAIN,
+        QWEN2_MOE,
+        GLM4,
+        GLM4_MOE,
+        DOTS1,
     )
 }
 """Families by name. A model that several can express is exported as the first of them."""
