@@ -169,6 +169,24 @@ CASES: dict[str, tuple[str, dict]] = {
             "rope_parameters": rope(1e3),
         },
     ),
+    "minimax_m2": (
+        "MiniMaxM2",
+        SMALL | {
+            "head_dim": 12, "intermediate_size": 20, "rms_norm_eps": 1e-2, "num_local_experts": 6,
+            "num_experts_per_tok": 2, "rope_parameters": rope(1e3, partial_rotary_factor=0.5),
+        },
+    ),
+    "kimi_k2": (
+        "DeepseekV3",
+        LATENT | {
+            "rms_norm_eps": 1e-2, "q_lora_rank": 10, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+            "routed_scaling_factor": 2.827, "n_shared_experts": 1, "num_nextn_predict_layers": 0,
+            "rope_parameters": rope(
+                5e4, rope_type="yarn", factor=32.0, original_max_position_embeddings=16, beta_fast=1.0, beta_slow=1.0,
+                mscale=1.0, mscale_all_dim=1.0,
+            ),
+        },
+    ),
     "olmoe": (
         "Olmoe",
         SMALL | {
@@ -366,6 +384,10 @@ def write(name: str) -> Path:
     tokens = np.random.default_rng(list(name.encode())).integers(0, 61, (ROWS, LENGTH)).astype(np.int32)
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
     np.savez(folder / "logits.npz", tokens=tokens, logits=logits_of(folder, tokens), made_with=np.array(versions))
+    if name == "kimi_k2":  # published with DeepSeek-V3's class, under a type of its own
+        file = folder / "config.json"
+        config = json.loads(file.read_text()) | {"model_type": name}
+        file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     return folder
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxpar.interop.families.llama import EMBEDDING, FEED_FORWARD, HEAD, NORM, NORMS, SILU, TIED
+from jaxpar.interop.families.llama import EMBEDDING, FEED_FORWARD, HEAD, NORM, NORM_EPSILON, NORMS, SILU, TIED
 from jaxpar.interop.mapping.deepseek_keys import DeepSeekExperts, LatentWidths
 from jaxpar.interop.mapping.expert_keys import EXPERTS
 from jaxpar.interop.mapping.family import Family, Tensor
@@ -36,10 +36,10 @@ _ENTRIES = (
     Same("intermediate_size", "mlp"),
     Same("num_hidden_layers", "layers"),
     Same("num_attention_heads", "heads"),
-    LatentWidths(),
+    # transformers has this one for norms of latent vectors, whatever the configuration names.
+    LatentWidths(norm_epsilon=1e-6),
     SILU,
-    # transformers has it for norms of latent vectors too, whatever the configuration names.
-    Only("rms_norm_eps", (1e-6,)),
+    NORM_EPSILON,
     Only("attention_bias", (False,)),
     Only("mlp_bias", (False,)),
     TIED,
@@ -52,7 +52,7 @@ DEEPSEEK_V2 = Family(
     architecture="DeepseekV2ForCausalLM",
     presets="DeepSeek-V2 and V2-Lite",
     tensors=(EMBEDDING, *_ATTENTION, *FEED_FORWARD, *EXPERTS, *SHARED, *NORMS, NORM, HEAD),
-    model=_MODEL | {"norm_epsilon": 1e-6},
+    model=_MODEL,
     entries=_ENTRIES,
     layer_entries=(Rope(), DeepSeekExperts("softmax_top_k")),
     unused=_UNUSED,
@@ -64,7 +64,7 @@ DEEPSEEK_V3 = Family(
     architecture="DeepseekV3ForCausalLM",
     presets="DeepSeek-V3 and R1",
     tensors=(EMBEDDING, *_ATTENTION, *FEED_FORWARD, *EXPERTS, CORRECTION_BIAS, *SHARED, *NORMS, NORM, HEAD),
-    model=_MODEL | {"norm_epsilon": 1e-6},
+    model=_MODEL,
     entries=(*_ENTRIES, Only("rope_interleave", (True,))),
     layer_entries=(Rope(), DeepSeekExperts("sigmoid")),
     unused=(*_UNUSED, "num_nextn_predict_layers"),
