@@ -28,9 +28,7 @@ ATTENTION = (
     *_linear("self_attn.v_proj", "attention.value"),
     *_linear("self_attn.o_proj", "attention.output"),
 )
-PAIRED_ATTENTION = tuple(
-    replace(line, rotary=".q_proj." in line.name or ".k_proj." in line.name) for line in ATTENTION
-)
+PAIRED_ATTENTION = tuple(replace(line, rotary=".q_proj." in line.name or ".k_proj." in line.name) for line in ATTENTION)
 """The same where rotating pairs of queries and keys are neighbours."""
 QK_NORMS = (
     Tensor("model.layers.{layer}.self_attn.q_norm.weight", "layers.attention.query_norm", Form.VECTOR),

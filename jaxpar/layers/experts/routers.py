@@ -94,9 +94,7 @@ def biased_softmax(logits: Logits, state: RouterState, experts: ExpertsConfig, o
     return _biased(jax.nn.log_softmax(logits), jax.nn.softmax(logits), state, experts, options)
 
 
-def _biased(
-    logarithms: Logits, scores: Logits, state: RouterState, experts: ExpertsConfig, options: Biased
-) -> Routing:
+def _biased(logarithms: Logits, scores: Logits, state: RouterState, experts: ExpertsConfig, options: Biased) -> Routing:
     """The largest sums of score and bias, weighted by the scores divided by their sum."""
     assert state.bias is not None, "this router chooses by a bias"
     indices = selected(state, _in_groups(scores + state.bias, options, best=2), experts.per_token)
