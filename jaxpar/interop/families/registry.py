@@ -73,5 +73,9 @@ FAMILIES: dict[str, Family] = {
 """Families by name. A model that several can express is exported as the first of them."""
 
 _INDEXER = "an indexer chooses the keys that its attention sees (index_topk), which no block here does"
-LACKING = {"deepseek_v32": _INDEXER, "glm_moe_dsa": _INDEXER}
+LACKING = {
+    "deepseek_v32": _INDEXER,
+    "glm_moe_dsa": _INDEXER,
+    "phimoe": "its router chooses by SparseMixer, and its head has biases, which no model here has",
+}
 """Types that are like a known one but for a block that is not there, with that block."""
