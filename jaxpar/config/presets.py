@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxpar.config.mappings.experts import ExpertsConfig
-from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
+from jaxpar.config.expert_presets import EXPERT_PRESETS, LLAMA, QWEN3
 from jaxpar.config.mappings.linear_attention import LinearAttentionConfig
 from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.schema.model import ModelConfig, Pattern
@@ -19,11 +18,6 @@ _LLAMA3 = ModelConfig(
         base=500000.0, scaling="llama3", factor=8.0, original_length=8192, low_frequency=1.0, high_frequency=4.0
     ),
 )  # fmt: skip
-_QWEN3 = ModelConfig(
-    norm="rmsnorm", norm_epsilon=1e-6, position="rope", rope=RopeConfig(base=1000000.0), qk_norm=True,
-    activation="swiglu", kv_heads=8, head_dim=128, vocab=151936,
-)  # fmt: skip
-_LLAMA = ModelConfig(norm="rmsnorm", norm_epsilon=1e-5, position="rope", activation="swiglu")
 _QWEN2 = ModelConfig(
     norm="rmsnorm",
     norm_epsilon=1e-6,
@@ -37,20 +31,8 @@ _GEMMA = ModelConfig(
     attention_scale=256**-0.5, activation="geglu", tied=True, embedding_scale=True,
 )  # fmt: skip
 _GEMMA3 = replace(_GEMMA, rope=RopeConfig(base=1000000.0), qk_norm=True)
-_DEEPSEEK = ModelConfig(
-    norm="rmsnorm", norm_epsilon=1e-6, position="rope", activation="swiglu",
-    rope=RopeConfig(base=10000.0, scaling="yarn", factor=40.0, original_length=4096),
-    kinds={"dense": {"experts": None}, "routed": {}},
-)  # fmt: skip
 _FIVE_TO_ONE = (*["local"] * 5, "global")
 
-_GPT_OSS = ModelConfig(
-    norm="rmsnorm", norm_epsilon=1e-5, position="rope",
-    rope=RopeConfig(base=150000.0, scaling="yarn", factor=32.0, original_length=4096, truncate=False),
-    attention_bias=True, attention_sinks=True, mlp_bias=True,
-    activation="clamped_swiglu", embed=2880, heads=64, kv_heads=8, head_dim=64, mlp=2880, vocab=201088,
-    kinds={"local": {"window": 128}, "global": {}}, pattern=Pattern(("local", "global")),
-)  # fmt: skip
 
 PRESETS: dict[str, ModelConfig] = {
     # Radford et al. 2019; trained without dropout, as its reproductions are
@@ -76,50 +58,9 @@ PRESETS: dict[str, ModelConfig] = {
     # meta-llama/Llama-3.1-405B
     "llama3-405b": replace(_LLAMA3, preset="llama3-405b", layers=126, embed=16384, heads=128, head_dim=128, mlp=53248),
     # Qwen/Qwen3-0.6B-Base
-    "qwen3-0.6b": replace(_QWEN3, preset="qwen3-0.6b", layers=28, embed=1024, heads=16, mlp=3072, tied=True),
+    "qwen3-0.6b": replace(QWEN3, preset="qwen3-0.6b", layers=28, embed=1024, heads=16, mlp=3072, tied=True),
     # Qwen/Qwen3-8B-Base
-    "qwen3-8b": replace(_QWEN3, preset="qwen3-8b", layers=36, embed=4096, heads=32, mlp=12288),
-    # Qwen/Qwen3-30B-A3B-Base
-    "qwen3-30b-a3b": replace(
-        _QWEN3,
-        preset="qwen3-30b-a3b",
-        layers=48,
-        embed=2048,
-        heads=32,
-        kv_heads=4,
-        mlp=6144,
-        experts=ExpertsConfig(count=128, per_token=8, width=768),
-    ),
-    # Qwen/Qwen3-235B-A22B
-    "qwen3-235b-a22b": replace(
-        _QWEN3,
-        preset="qwen3-235b-a22b",
-        layers=94,
-        embed=4096,
-        heads=64,
-        kv_heads=4,
-        mlp=12288,
-        experts=ExpertsConfig(count=128, per_token=8, width=1536),
-    ),
-    # allenai/OLMoE-1B-7B-0924
-    "olmoe-1b-7b": replace(
-        _LLAMA,
-        preset="olmoe-1b-7b",
-        layers=16,
-        embed=2048,
-        heads=16,
-        kv_heads=16,
-        head_dim=128,
-        mlp=1024,
-        vocab=50304,
-        rope=RopeConfig(base=10000.0),
-        qk_norm="projection",
-        experts=ExpertsConfig(count=64, per_token=8, router="softmax_top_k"),
-    ),
-    # openai/gpt-oss-20b
-    "gpt-oss-20b": replace(_GPT_OSS, preset="gpt-oss-20b", layers=24, experts=ExpertsConfig(count=32, per_token=4)),
-    # openai/gpt-oss-120b
-    "gpt-oss-120b": replace(_GPT_OSS, preset="gpt-oss-120b", layers=36, experts=ExpertsConfig(count=128, per_token=4)),
+    "qwen3-8b": replace(QWEN3, preset="qwen3-8b", layers=36, embed=4096, heads=32, mlp=12288),
     # mistralai/Mistral-7B-v0.1
     "mistral-7b": ModelConfig(
         preset="mistral-7b",
@@ -136,55 +77,6 @@ PRESETS: dict[str, ModelConfig] = {
         rope=RopeConfig(base=10000.0),
         activation="swiglu",
         window=4096,
-    ),
-    # mistralai/Mixtral-8x7B-v0.1
-    "mixtral-8x7b": replace(
-        _LLAMA,
-        preset="mixtral-8x7b",
-        layers=32,
-        embed=4096,
-        heads=32,
-        kv_heads=8,
-        head_dim=128,
-        mlp=14336,
-        vocab=32000,
-        rope=RopeConfig(base=1000000.0),
-        experts=ExpertsConfig(count=8, per_token=2),
-    ),
-    # deepseek-ai/DeepSeek-V2-Lite
-    "deepseek-v2-lite": replace(
-        _DEEPSEEK,
-        preset="deepseek-v2-lite",
-        layers=27,
-        embed=2048,
-        heads=16,
-        mlp=10944,
-        vocab=102400,
-        rope=replace(_DEEPSEEK.rope, mscale=0.707, mscale_all_dim=0.707),
-        latent_attention=LatentAttentionConfig(kv_rank=512),
-        experts=ExpertsConfig(count=64, per_token=6, width=1408, shared=2, router="softmax_top_k"),
-        pattern=Pattern(("routed",), prefix=("dense",)),
-    ),
-    # deepseek-ai/DeepSeek-V3-Base, without its layer that predicts a second token
-    "deepseek-v3": replace(
-        _DEEPSEEK,
-        preset="deepseek-v3",
-        layers=61,
-        embed=7168,
-        heads=128,
-        mlp=18432,
-        vocab=129280,
-        rope=replace(_DEEPSEEK.rope, mscale=1.0, mscale_all_dim=1.0),
-        latent_attention=LatentAttentionConfig(kv_rank=512, query_rank=1536),
-        experts=ExpertsConfig(
-            count=256,
-            per_token=8,
-            width=2048,
-            shared=1,
-            router="sigmoid",
-            router_options={"groups": 8, "groups_per_token": 4, "scale": 2.5},
-        ),
-        pattern=Pattern(("routed",), prefix=("dense",) * 3),
     ),
     # Qwen/Qwen2.5-0.5B
     "qwen2.5-0.5b": replace(
@@ -220,7 +112,7 @@ PRESETS: dict[str, ModelConfig] = {
     ),
     # allenai/OLMo-2-0425-1B
     "olmo2-1b": replace(
-        _LLAMA,
+        LLAMA,
         preset="olmo2-1b",
         layers=16,
         embed=2048,
@@ -236,7 +128,7 @@ PRESETS: dict[str, ModelConfig] = {
     ),
     # meta-llama/Llama-2-7b-hf
     "llama2-7b": replace(
-        _LLAMA,
+        LLAMA,
         preset="llama2-7b",
         layers=32,
         embed=4096,
@@ -249,7 +141,7 @@ PRESETS: dict[str, ModelConfig] = {
     ),
     # HuggingFaceTB/SmolLM2-135M
     "smollm2-135m": replace(
-        _LLAMA,
+        LLAMA,
         preset="smollm2-135m",
         layers=30,
         embed=576,
@@ -318,5 +210,21 @@ PRESETS: dict[str, ModelConfig] = {
         mlp=49152,
         max_positions=2048,
     ),
+    # zai-org/GLM-4-9B-0414
+    "glm4-9b": replace(
+        LLAMA,
+        preset="glm4-9b",
+        layers=40,
+        embed=4096,
+        heads=32,
+        kv_heads=2,
+        head_dim=128,
+        mlp=13696,
+        vocab=151552,
+        norm_placement="sandwich",
+        rope=RopeConfig(base=10000.0, partial=0.5),
+        attention_bias="qkv",
+    ),
+    **EXPERT_PRESETS,
 }
 """Every field of the model by preset name."""

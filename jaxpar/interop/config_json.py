@@ -13,7 +13,7 @@ from jaxpar.config.reading.sections import with_values
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import quoted
-from jaxpar.interop.families.registry import FAMILIES
+from jaxpar.interop.families.registry import FAMILIES, LACKING
 from jaxpar.interop.mapping.expert_keys import SAME
 from jaxpar.interop.mapping.family import Family, tensors_of
 from jaxpar.interop.mapping.keys import HFConfig
@@ -50,6 +50,8 @@ def family_of(hf_config: HFConfig) -> Family:
         UserError: its `model_type` or `architectures` belong to none.
     """
     model_type, known = hf_config.get("model_type"), {family.model_type: family for family in FAMILIES.values()}
+    if isinstance(model_type, str) and model_type in LACKING:
+        raise UserError(f"{hf_config.file}: model_type is {model_type}, which is not supported: {LACKING[model_type]}")
     if not isinstance(model_type, str) or model_type not in known:
         # A type with a similar name is another architecture, and no slip: transformers writes this key.
         alike = [one for one in known if _letters(one) == _letters(str(model_type))]
@@ -215,6 +217,8 @@ def _function(model: ModelConfig) -> dict[str, object]:
         values["max_positions"] = None
     if model.latent_attention is not None:
         values["mixer"] = "latent_attention"  # what `attention` is with these widths
+        epsilon = model.latent_attention.norm_epsilon or model.norm_epsilon
+        values["latent_attention"] = replace(model.latent_attention, norm_epsilon=epsilon)
     values["linear_attention"] = sizes_of(model)
     if model.experts is not None:
         values["experts"], values["mlp"] = _experts(model, model.experts), None

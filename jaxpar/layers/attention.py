@@ -128,9 +128,12 @@ class Attention(Block):
         if self.normed:
             # The norm's derivative needs its input: if that is kept, only elementwise work is recomputed.
             q, k = self.named(q, "query"), self.named(k, "key")
+        if self.normed in (True, "projection"):
             q, k = self._normalize(q, k)
         if tokens.cos is not None and tokens.sin is not None:
             q, k = rotate(q, tokens.cos, tokens.sin), rotate(k, tokens.cos, tokens.sin)
+        if self.normed == "rotated":
+            q, k = self._normalize(q, k)
         if not self.normed:
             q, k = self.named(q, "query"), self.named(k, "key")
         v = self.named(v, "value")

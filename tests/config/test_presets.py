@@ -28,6 +28,9 @@ PUBLISHED = {
     "olmoe-1b-7b": 6_919_161_856,
     "deepseek-v2-lite": 15_706_484_224,
     "deepseek-v3": 671_026_419_200,  # without the layer that predicts a second token
+    "kimi-k2": 1_026_408_232_448,
+    "qwen1.5-moe-a2.7b": 14_315_784_192,
+    "glm4-9b": 9_400_279_040,
     "gpt-oss-20b": 20_914_757_184,
     "gpt-oss-120b": 116_829_156_672,
     "qwen2.5-0.5b": 494_032_768,
@@ -48,16 +51,18 @@ def test_a_preset_has_as_many_parameters_as_the_released_checkpoint(name):
 
 
 ACTIVE = {"mixtral-8x7b": 12.9, "qwen3-30b-a3b": 3.3, "qwen3-235b-a22b": 22, "olmoe-1b-7b": 1.3} | {
-    "deepseek-v3": 37, "gpt-oss-20b": 3.61, "gpt-oss-120b": 5.13,
+    "deepseek-v3": 37, "kimi-k2": 32, "qwen1.5-moe-a2.7b": 2.7, "gpt-oss-20b": 3.61, "gpt-oss-120b": 5.13,
 }  # fmt: skip
-"""Billions of weights that a token uses, as published: with those of the embedding, but for gpt-oss."""
+"""Billions of weights that a token uses, as published: with those of the embedding, but for gpt-oss and Kimi K2."""
 
 
 @pytest.mark.parametrize("name", ACTIVE)
 def test_a_token_uses_as_many_weights_of_a_model_with_experts_as_published(name):
     model = PRESETS[name]
     assert model.vocab is not None
-    active = matmul_parameters(model, model.vocab) + (0 if "gpt-oss" in name else model.vocab * model.embed)
+    active = matmul_parameters(model, model.vocab) + (
+        0 if name.startswith(("gpt-oss", "kimi")) else model.vocab * model.embed
+    )
     assert active / 1e9 == pytest.approx(ACTIVE[name], rel=0.02)
 
 

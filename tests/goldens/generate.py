@@ -113,6 +113,84 @@ CASES: dict[str, tuple[str, dict]] = {
             "norm_topk_prob": True, "moe_intermediate_size": 20, "mlp_only_layers": [0], "rope_parameters": rope(1e3),
         },
     ),
+    "qwen2_moe": (
+        "Qwen2Moe",
+        SMALL | {
+            "num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 16,
+            "shared_expert_intermediate_size": 32, "rope_parameters": rope(1e3), "use_sliding_window": True,
+            "sliding_window": 7, "max_window_layers": 1, "num_hidden_layers": 2,
+        },
+    ),
+    "glm4": (
+        "Glm4",
+        SMALL | {
+            "head_dim": 12, "rms_norm_eps": 1e-2, "pad_token_id": 0, "eos_token_id": 0,
+            "rope_parameters": rope(1e3, partial_rotary_factor=0.67),
+        },
+    ),
+    "glm4_moe": (
+        "Glm4Moe",
+        SMALL | {
+            "head_dim": 12, "rms_norm_eps": 1e-2, "attention_bias": True, "use_qk_norm": True, "n_routed_experts": 6,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 20, "n_shared_experts": 1, "first_k_dense_replace": 1,
+            "routed_scaling_factor": 1.5, "rope_parameters": rope(1e3, partial_rotary_factor=0.67),
+        },
+    ),
+    "dots1": (
+        "Dots1",
+        SMALL | {
+            "head_dim": 12, "rms_norm_eps": 1e-2, "n_routed_experts": 6, "num_experts_per_tok": 2,
+            "moe_intermediate_size": 20, "n_shared_experts": 2, "first_k_dense_replace": 1, "norm_topk_prob": True,
+            "routed_scaling_factor": 2.5, "sliding_window": 7, "max_window_layers": 1, "rope_parameters": rope(1e3),
+        },
+    ),
+    "ernie4_5": (
+        "Ernie4_5",
+        SMALL | {
+            "head_dim": 12, "rms_norm_eps": 1e-2, "use_bias": True, "tie_word_embeddings": True,
+            "rope_parameters": rope(1e3),
+        },
+    ),
+    "ernie4_5_moe": (
+        "Ernie4_5_Moe",
+        SMALL | {
+            "rms_norm_eps": 1e-2, "moe_num_experts": 6, "moe_k": 2, "moe_intermediate_size": 16,
+            "moe_num_shared_experts": 2, "moe_layer_start_index": 1, "tie_word_embeddings": False,
+            "rope_parameters": rope(1e3),
+        },
+    ),
+    "hunyuan_v1_dense": (
+        "HunYuanDenseV1",
+        SMALL | {
+            "head_dim": 8, "rms_norm_eps": 1e-2, "attention_bias": True, "tie_word_embeddings": True,
+            "rope_parameters": rope(1e3, rope_type="dynamic", alpha=50.0, factor=1.0),
+        },
+    ),
+    "hunyuan_v1_moe": (
+        "HunYuanMoEV1",
+        SMALL | {
+            "head_dim": 8, "intermediate_size": 16, "rms_norm_eps": 1e-2, "num_experts": 6, "moe_topk": [2, 2],
+            "rope_parameters": rope(1e3),
+        },
+    ),
+    "minimax_m2": (
+        "MiniMaxM2",
+        SMALL | {
+            "head_dim": 12, "intermediate_size": 20, "rms_norm_eps": 1e-2, "num_local_experts": 6,
+            "num_experts_per_tok": 2, "rope_parameters": rope(1e3, partial_rotary_factor=0.5),
+        },
+    ),
+    "kimi_k2": (
+        "DeepseekV3",
+        LATENT | {
+            "rms_norm_eps": 1e-2, "q_lora_rank": 10, "first_k_dense_replace": 1, "n_group": 1, "topk_group": 1,
+            "routed_scaling_factor": 2.827, "n_shared_experts": 1, "num_nextn_predict_layers": 0,
+            "rope_parameters": rope(
+                5e4, rope_type="yarn", factor=32.0, original_max_position_embeddings=16, beta_fast=1.0, beta_slow=1.0,
+                mscale=1.0, mscale_all_dim=1.0,
+            ),
+        },
+    ),
     "olmoe": (
         "Olmoe",
         SMALL | {
@@ -310,6 +388,10 @@ def write(name: str) -> Path:
     tokens = np.random.default_rng(list(name.encode())).integers(0, 61, (ROWS, LENGTH)).astype(np.int32)
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
     np.savez(folder / "logits.npz", tokens=tokens, logits=logits_of(folder, tokens), made_with=np.array(versions))
+    if name == "kimi_k2":  # published with DeepSeek-V3's class, under a type of its own
+        file = folder / "config.json"
+        config = json.loads(file.read_text()) | {"model_type": name}
+        file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     return folder
 
 

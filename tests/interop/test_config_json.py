@@ -16,7 +16,7 @@ from jaxpar.config.schema.model import ModelConfig, Pattern
 from jaxpar.interop.config_json import config_of, differences, family_for, model_of
 from jaxpar.interop.mapping.family import tensors_of
 from jaxpar.interop.mapping.keys import HFConfig
-from jaxpar.interop.mapping.layer_packing import pattern_of
+from jaxpar.interop.mapping.layer_packing import layer_models, pattern_of
 from jaxpar.interop.sources.source import check_fits
 from jaxpar.layout.checks.validate import validate
 from tests.goldens.loading import FOLDER, NAMES
@@ -155,6 +155,40 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         "tie_word_embeddings": False, "topk_group": 4, "topk_method": "noaux_tc", "v_head_dim": 128,
         "vocab_size": 129280,
     },
+    "kimi-k2": {
+        "model_type": "kimi_k2", "architectures": ["DeepseekV3ForCausalLM"], "attention_bias": False,
+        "aux_loss_alpha": 0.001, "ep_size": 1, "first_k_dense_replace": 1, "hidden_act": "silu",
+        "hidden_size": 7168, "intermediate_size": 18432, "kv_lora_rank": 512, "moe_intermediate_size": 2048,
+        "moe_layer_freq": 1, "n_group": 1, "n_routed_experts": 384, "n_shared_experts": 1, "norm_topk_prob": True,
+        "num_attention_heads": 64, "num_experts_per_tok": 8, "num_hidden_layers": 61, "num_key_value_heads": 64,
+        "num_nextn_predict_layers": 0, "q_lora_rank": 1536, "qk_nope_head_dim": 128, "qk_rope_head_dim": 64,
+        "quantization_config": {
+            "activation_scheme": "dynamic", "fmt": "e4m3", "quant_method": "fp8", "weight_block_size": [128, 128],
+        },
+        "rms_norm_eps": 1e-06,
+        "rope_scaling": {
+            "beta_fast": 1.0, "beta_slow": 1.0, "factor": 32.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+            "original_max_position_embeddings": 4096, "type": "yarn",
+        },
+        "rope_theta": 50000.0, "routed_scaling_factor": 2.827, "scoring_func": "sigmoid", "seq_aux": True,
+        "tie_word_embeddings": False, "topk_group": 1, "topk_method": "noaux_tc", "v_head_dim": 128,
+        "vocab_size": 163840,
+    },
+    "qwen1.5-moe-a2.7b": {
+        "model_type": "qwen2_moe", "architectures": ["Qwen2MoeForCausalLM"], "decoder_sparse_step": 1,
+        "hidden_act": "silu", "hidden_size": 2048, "intermediate_size": 5632, "max_window_layers": 21,
+        "moe_intermediate_size": 1408, "norm_topk_prob": False, "num_attention_heads": 16, "num_experts": 60,
+        "num_experts_per_tok": 4, "num_hidden_layers": 24, "num_key_value_heads": 16, "output_router_logits": False,
+        "rms_norm_eps": 1e-06, "rope_theta": 1000000.0, "router_aux_loss_coef": 0.001,
+        "shared_expert_intermediate_size": 5632, "sliding_window": 32768, "tie_word_embeddings": False,
+        "use_sliding_window": False, "vocab_size": 151936,
+    },
+    "glm4-9b": {
+        "model_type": "glm4", "architectures": ["Glm4ForCausalLM"], "attention_bias": True, "attention_dropout": 0.0,
+        "head_dim": 128, "hidden_act": "silu", "hidden_size": 4096, "intermediate_size": 13696,
+        "num_attention_heads": 32, "num_hidden_layers": 40, "num_key_value_heads": 2, "partial_rotary_factor": 0.5,
+        "rms_norm_eps": 1e-05, "rope_theta": 10000.0, "tie_word_embeddings": False, "vocab_size": 151552,
+    },
     "gpt2-124m": {
         "model_type": "gpt2", "architectures": ["GPT2LMHeadModel"], "activation_function": "gelu_new",
         "attn_pdrop": 0.1, "layer_norm_epsilon": 1e-05, "n_ctx": 1024, "n_embd": 768, "n_head": 12, "n_layer": 12,
@@ -283,7 +317,7 @@ def test_a_type_that_is_spelled_otherwise_is_named(model_type: str, near: str):
         model_of(golden("llama", model_type=model_type))
 
 
-@pytest.mark.parametrize("model_type", ["lfm2", "olmo", "qwen2_moe", "gemma3", "mistral3", "llama4_text", None, 3])
+@pytest.mark.parametrize("model_type", ["lfm2", "olmo", "qwen2_vl", "gemma3", "mistral3", "llama4_text", None, 3])
 def test_another_architecture_with_a_name_alike_is_not_suggested(model_type: object):
     with refused("model_type", str(model_type), "expected one of llama") as caught:
         model_of(golden("llama", model_type=model_type))
@@ -341,6 +375,40 @@ def test_the_layers_of_nemotron_are_named_or_letters():
         differences(model_of(golden("nemotron_h", layers_block_type=["mamba", "moe", "attention", "mlp"]))[1], model)
         == []
     )
+
+
+def test_the_stretched_base_of_hunyuan_is_read_as_one_base():
+    """As published; keys beside `alpha` have no effect."""
+    scaling = {
+        "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "type": "dynamic",
+    }  # fmt: skip
+    published = {"rope_parameters": ..., "rope_scaling": scaling, "rope_theta": 10000.0, "head_dim": 128}
+    family, model = model_of(golden("hunyuan_v1_dense", **published))
+    assert (model.rope.scaling, model.rope.base) == ("none", pytest.approx(1e4 * 1000 ** (128 / 126)))
+    written = config_of(family, model, {}, length=128)
+    assert (written["rope_scaling"], written["rope_theta"]) == (None, model.rope.base)
+
+
+def test_layers_of_hunyuan_may_use_different_numbers_of_experts():
+    family, model = model_of(golden("hunyuan_v1_moe", moe_topk=[2, 3], num_shared_expert=[1, 1]))
+    assert [one.experts and one.experts.per_token for one in layer_models(model)] == [2, 3]
+    assert config_of(family, model, {}, length=128)["moe_topk"] == [2, 3]
+
+
+def test_a_part_of_the_head_of_minimax_m2_is_its_width_as_published():
+    family, model = model_of(golden("minimax_m2", rope_parameters=..., rope_theta=1e3, rotary_dim=6))
+    assert differences(model_of(golden("minimax_m2"))[1], model) == []
+    written = config_of(family, model, {}, length=128)
+    assert (written["rotary_dim"], written["partial_rotary_factor"]) == (6, 0.5)
+
+
+def test_every_other_layer_of_ernie_may_have_experts():
+    keys = {"num_hidden_layers": 6, "moe_layer_end_index": -1, "moe_layer_interval": 2}
+    family, model = model_of(golden("ernie4_5_moe", **keys))
+    assert [one.experts is not None for one in layer_models(model)] == [False, True] * 3
+    written = config_of(family, model, {}, length=128)
+    assert [written[f"moe_layer_{name}"] for name in ("start_index", "end_index", "interval")] == [1, 5, 2]
 
 
 def test_granite_hybrids_may_lack_experts_and_state_widths_and_layers_as_published():

@@ -40,6 +40,7 @@ CASES = {
     "two of each head by head of keys": (LaidByHead(Form.LINEAR, (RATE, RATE), groups=2), (8, 6)),
     "taps": (LaidInRows(Form.TAPS, (TAPS, MORE_TAPS)), (34, 1, 4)),
     "heads": (LaidInRows(Form.HEADS, (ParamSpec((5,), ("heads",)),)), (1, 1, 5, 1)),
+    "row": (LaidInRows(Form.ROW, (ParamSpec((5,), ("router",)),)), (1, 5)),
     "two biases of experts in turn": (Laid(Form.VECTOR, (UP_BIAS, UP_BIAS), interleaved=True), (3, 8)),
 }
 

@@ -13,6 +13,8 @@ from tests.sentences import refused
 
 REFUSED = {
     "a family": ("llama", {"model_type": "mistrall"}, ("model_type", "mistrall", "mistral")),
+    "attention by an indexer": ("llama", {"model_type": "deepseek_v32"}, ("deepseek_v32", "indexer", "index_topk")),
+    "a router that is not there": ("llama", {"model_type": "phimoe"}, ("phimoe", "SparseMixer")),
     "a class": ("llama", {"architectures": ["LlamaForTokenClassification"]}, ("architectures", "LlamaForCausalLM")),
     "an activation": ("llama", {"hidden_act": "gelu"}, ("hidden_act", "gelu", "silu")),
     "a missing size": ("llama", {"hidden_size": None}, ("hidden_size", "null")),
@@ -129,6 +131,23 @@ REFUSED = {
     "attention in a layer that there is not": ("gla_swa", {"attn_layers": [3]}, ("attn_layers", "3", "0 to 2")),
     "two lists of layers of SpikingBrain": ("gla_swa", {"attn_type_list": [1]}, ("attn_type_list", "attn_layers")),
     "convolutions of SpikingBrain": ("gla_swa", {"use_short_conv": True}, ("use_short_conv", "True", "False")),
+    "a bias of the output layer": ("ernie4_5_moe", {"use_bias": True}, ("use_bias", "True", "False")),
+    "a floor of a sum": ("ernie4_5_moe", {"moe_norm_min": 0.1}, ("moe_norm_min", "0.1", "1e-6")),
+    "no layer with experts": ("ernie4_5_moe", {"moe_layer_start_index": 5}, ("moe_layer_start_index", "5")),
+    "a stretched base of another type": (
+        "hunyuan_v1_dense", {"rope_parameters": {"rope_type": "linear", "alpha": 2.0, "factor": 2.0}},
+        ("rope_parameters.rope_type", "linear", "dynamic"),
+    ),
+    "a base that grows with the text": (
+        "hunyuan_v1_dense", {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0}},
+        ("rope_parameters.rope_type", "dynamic"),
+    ),
+    "attention across layers": ("hunyuan_v1_dense", {"use_cla": True}, ("use_cla", "True", "False")),
+    "several shared experts": ("hunyuan_v1_moe", {"num_shared_expert": [1, 2]}, ("num_shared_expert", "[1, 2]", "1")),
+    "experts of another width": ("hunyuan_v1_moe", {"moe_intermediate_size": 8}, ("moe_intermediate_size", "8", "16")),
+    "a rotary width above a head's": ("minimax_m2", {"rotary_dim": 14}, ("rotary_dim", "14", "12")),
+    "another mixer of MiniMax-M2": ("minimax_m2", {"attn_type_list": [1, 0]}, ("attn_type_list", "[1, 0]", "1 for")),
+    "weights as they are": ("dots1", {"norm_topk_prob": False}, ("norm_topk_prob", "False", "true")),
     "a width of heads twice": ("deepseek_v2", {"qk_head_dim": 9}, ("qk_head_dim", "9", "14")),
 }  # fmt: skip
 

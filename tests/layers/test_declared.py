@@ -54,7 +54,9 @@ OPTIONS = [
     {"activation": activation, "norm_placement": place} for activation in FEED_FORWARDS for place in NORM_POSITIONS
 ]
 OPTIONS += [{"norm": norm, "mlp_bias": True} for norm in NORMS]
-OPTIONS += [{"qk_norm": qk, "attention_bias": bias} for qk, bias in ((True, "qkv"), ("projection", True))]
+OPTIONS += [
+    {"qk_norm": qk, "attention_bias": bias} for qk, bias in ((True, "qkv"), ("projection", True), ("rotated", False))
+]
 OPTIONS += [{"attention_sinks": True}, {"attention_gate": True}, {"attention_sinks": True, "attention_gate": True}]
 OPTIONS += [{"latent_attention": LatentAttentionConfig(6, rank, 2, 4, 3)} for rank in (None, 5)]
 

@@ -107,13 +107,21 @@ def rotate(
     angle = positions[:, :, None, None] * jnp.asarray(rotary_frequencies(options))
     x, still = jnp.split(x, [2 * angle.shape[-1]], axis=-1)
     if options["rope_scaling"] == "yarn":
-        enlarged = options["rope_attention_factor"]
-        x = x * (0.1 * math.log(options["rope_factor"]) + 1 if enlarged is None else enlarged)
+        stated, ratio = options["rope_attention_factor"], yarn_magnitude(options, 1.0)
+        if options["rope_mscale"] and options["rope_mscale_all_dim"]:
+            above, below = (yarn_magnitude(options, options[name]) for name in ("rope_mscale", "rope_mscale_all_dim"))
+            ratio = above / below
+        x = x * (ratio if stated is None else stated)
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate(
         [first * jnp.cos(angle) - second * jnp.sin(angle), second * jnp.cos(angle) + first * jnp.sin(angle), still],
         axis=-1,
     )
+
+
+def yarn_magnitude(options: Options, weight: float) -> float:
+    """How much vectors grow by YaRN's factor (Peng et al. 2023, eq. 22), with a weight as in DeepSeek's code."""
+    return 0.1 * weight * math.log(options["rope_factor"]) + 1
 
 
 def softcap(x: Float64[Array, "*dims"], cap: float | None) -> Float64[Array, "*dims"]:
@@ -141,11 +149,13 @@ def attention(
     value = jnp.einsum("bse,ekd->bskd", x, weights["value"])
     if options["attention_bias"]:
         query, key, value = query + weights["query_bias"], key + weights["key_bias"], value + weights["value_bias"]
-    if options["qk_norm"]:
-        query = norm_heads(query, weights["query_norm"], options)
-        key = norm_heads(key, weights["key_norm"], options)
+    normed = lambda: (norm_heads(query, weights["query_norm"], options), norm_heads(key, weights["key_norm"], options))
+    if options["qk_norm"] in (True, "projection"):
+        query, key = normed()
     if options["position"] == "rope":
         query, key = rotate(query, batch["positions"], options), rotate(key, batch["positions"], options)
+    if options["qk_norm"] == "rotated":  # Hunyuan
+        query, key = normed()
     group = options["heads"] // options["kv_heads"]  # consecutive query heads share a key/value head
     key, value = jnp.repeat(key, group, axis=2), jnp.repeat(value, group, axis=2)
     probabilities = probabilities_of(query, key, options, batch, weights.get("sinks"))
@@ -192,6 +202,8 @@ def latent_attention(
     key = jnp.concatenate([key, jnp.repeat(shared, options["heads"], axis=2)], axis=-1)
     still = sizes["nope_dim"]
     query = jnp.concatenate([query[..., :still], rotated(query[..., still:])], axis=-1)
+    if options["rope_scaling"] == "yarn" and options["rope_mscale_all_dim"]:
+        query = query * yarn_magnitude(options, options["rope_mscale_all_dim"]) ** 2
     return jnp.einsum("bhqk,bkhd,hde->bqe", probabilities_of(query, key, options, batch), value, weights["output"])
 
 

@@ -60,9 +60,10 @@ def route(
         above = jnp.where(inside, 0, jnp.maximum(softmax - least, 0)).sum(axis=1)
         return jnp.where(picked, softmax, 0), (softmax, above)
     scores = 1 / (1 + jnp.exp(-logits)) if router == "sigmoid" else softmax
-    ranked = scores + bias if router == "sigmoid" else logits
+    biased = router in ("sigmoid", "biased_softmax")
+    ranked = scores + bias if biased else logits
     if options["groups"]:
-        best_of = 2 if router == "sigmoid" else 1
+        best_of = 2 if biased else 1
         best = jnp.sort(ranked.reshape(len(logits), options["groups"], -1), axis=2)[:, :, -best_of:].sum(axis=2)
         kept = jnp.argsort(-best, axis=1)[:, : options["groups_per_token"]]
         of_expert = jnp.arange(count) // (count // options["groups"])

@@ -30,6 +30,8 @@ DEFAULTS: Options = {
     "rope_beta_slow": 1.0,
     "rope_truncate": True,
     "rope_attention_factor": None,
+    "rope_mscale": None,
+    "rope_mscale_all_dim": None,
     "qk_norm": False,
     "attention_bias": False,
     "attention_scale": None,

@@ -33,9 +33,9 @@ def check_model(config: Config) -> None:
                 f"{key_of(kind, 'rope.low_frequency')}: expected less than model.rope.high_frequency "
                 f"({own.rope.high_frequency}), got {own.rope.low_frequency}"
             )
-        if own.rope.scaling == "yarn" and own.rope.beta_slow >= own.rope.beta_fast:
+        if own.rope.scaling == "yarn" and own.rope.beta_slow > own.rope.beta_fast:
             raise UserError(
-                f"{key_of(kind, 'rope.beta_slow')}: expected less than model.rope.beta_fast ({own.rope.beta_fast}), "
+                f"{key_of(kind, 'rope.beta_slow')}: expected at most model.rope.beta_fast ({own.rope.beta_fast}), "
                 f"got {own.rope.beta_slow}"
             )
         if own.rope.scaling == "yarn" and own.rope.base <= 1:

@@ -70,6 +70,7 @@ ROUTERS: dict[str, type] = {
     "gshard": NoOptions,
     "noisy_top_k": NoOptions,
     "sigmoid": Biased,
+    "biased_softmax": Biased,
     "k_top_1": NoOptions,
     "hash": NoOptions,
     "sam": Groups,

@@ -77,9 +77,9 @@ class ModelConfig:
     """Rows of the learned position table; rotary embeddings do not use it."""
     rope: RopeConfig = field(default_factory=RopeConfig)
     """Rotary embeddings."""
-    qk_norm: bool | Literal["projection"] = False
-    """Normalise queries and keys before the rotation: per head (true: Qwen3, Gemma 3), or over all heads at once
-    (`projection`: OLMo 2)."""
+    qk_norm: bool | Literal["projection", "rotated"] = False
+    """Normalise queries and keys: per head before the rotation (true: Qwen3, Gemma 3) or after it (`rotated`: Hunyuan),
+    or over all heads at once before it (`projection`: OLMo 2)."""
     attention_bias: bool | Literal["qkv"] = False
     """Biases on the four projections of attention, or on those of queries, keys and values alone (`qkv`: Qwen 2.5)."""
     attention_scale: Annotated[float, POSITIVE] | None = None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxpar.interop.families.llama import EMBEDDING, FEED_FORWARD, HEAD, NORM, NORMS, SILU, TIED
+from jaxpar.interop.families.llama import EMBEDDING, FEED_FORWARD, HEAD, NORM, NORM_EPSILON, NORMS, SILU, TIED
 from jaxpar.interop.mapping.deepseek_keys import DeepSeekExperts, LatentWidths
 from jaxpar.interop.mapping.expert_keys import EXPERTS
 from jaxpar.interop.mapping.family import Family, Tensor
@@ -23,12 +23,12 @@ _ATTENTION = (
     ),
     Tensor("model.layers.{layer}.self_attn.o_proj.weight", "layers.attention.output"),
 )  # fmt: skip
-_SHARED = (
+SHARED = (
     Tensor("model.layers.{layer}.mlp.shared_experts.gate_proj.weight", "layers.mlp.shared_gate"),
     Tensor("model.layers.{layer}.mlp.shared_experts.up_proj.weight", "layers.mlp.shared_up"),
     Tensor("model.layers.{layer}.mlp.shared_experts.down_proj.weight", "layers.mlp.shared_down"),
 )
-_BIAS = Tensor("model.layers.{layer}.mlp.gate.e_score_correction_bias", "layers.mlp.bias", Form.VECTOR)
+CORRECTION_BIAS = Tensor("model.layers.{layer}.mlp.gate.e_score_correction_bias", "layers.mlp.bias", Form.VECTOR)
 _MODEL = {"norm": "rmsnorm", "activation": "swiglu"}
 _ENTRIES = (
     Same("vocab_size", "vocab", annotation=int),
@@ -36,10 +36,10 @@ _ENTRIES = (
     Same("intermediate_size", "mlp"),
     Same("num_hidden_layers", "layers"),
     Same("num_attention_heads", "heads"),
-    LatentWidths(),
+    # transformers has this one for norms of latent vectors, whatever the configuration names.
+    LatentWidths(norm_epsilon=1e-6),
     SILU,
-    # transformers has it for norms of latent vectors too, whatever the configuration names.
-    Only("rms_norm_eps", (1e-6,)),
+    NORM_EPSILON,
     Only("attention_bias", (False,)),
     Only("mlp_bias", (False,)),
     TIED,
@@ -51,8 +51,8 @@ DEEPSEEK_V2 = Family(
     model_type="deepseek_v2",
     architecture="DeepseekV2ForCausalLM",
     presets="DeepSeek-V2 and V2-Lite",
-    tensors=(EMBEDDING, *_ATTENTION, *FEED_FORWARD, *EXPERTS, *_SHARED, *NORMS, NORM, HEAD),
-    model=_MODEL | {"norm_epsilon": 1e-6},
+    tensors=(EMBEDDING, *_ATTENTION, *FEED_FORWARD, *EXPERTS, *SHARED, *NORMS, NORM, HEAD),
+    model=_MODEL,
     entries=_ENTRIES,
     layer_entries=(Rope(), DeepSeekExperts("softmax_top_k")),
     unused=_UNUSED,
@@ -63,8 +63,8 @@ DEEPSEEK_V3 = Family(
     model_type="deepseek_v3",
     architecture="DeepseekV3ForCausalLM",
     presets="DeepSeek-V3 and R1",
-    tensors=(EMBEDDING, *_ATTENTION, *FEED_FORWARD, *EXPERTS, _BIAS, *_SHARED, *NORMS, NORM, HEAD),
-    model=_MODEL | {"norm_epsilon": 1e-6},
+    tensors=(EMBEDDING, *_ATTENTION, *FEED_FORWARD, *EXPERTS, CORRECTION_BIAS, *SHARED, *NORMS, NORM, HEAD),
+    model=_MODEL,
     entries=(*_ENTRIES, Only("rope_interleave", (True,))),
     layer_entries=(Rope(), DeepSeekExperts("sigmoid")),
     unused=(*_UNUSED, "num_nextn_predict_layers"),

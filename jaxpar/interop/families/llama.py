@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.mapping.keys import Only, Same
@@ -26,6 +28,8 @@ ATTENTION = (
     *_linear("self_attn.v_proj", "attention.value"),
     *_linear("self_attn.o_proj", "attention.output"),
 )
+PAIRED_ATTENTION = tuple(replace(line, rotary=".q_proj." in line.name or ".k_proj." in line.name) for line in ATTENTION)
+"""The same where rotating pairs of queries and keys are neighbours."""
 QK_NORMS = (
     Tensor("model.layers.{layer}.self_attn.q_norm.weight", "layers.attention.query_norm", Form.VECTOR),
     Tensor("model.layers.{layer}.self_attn.k_norm.weight", "layers.attention.key_norm", Form.VECTOR),

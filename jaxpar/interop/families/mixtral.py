@@ -20,6 +20,12 @@ from jaxpar.interop.mapping.layer_keys import Windows, all_local
 from jaxpar.interop.mapping.rope_keys import Rope
 
 _EXPERTS = "model.layers.{layer}.block_sparse_moe"
+EXPERTS = (
+    Tensor(f"{_EXPERTS}.gate.weight", "layers.mlp.router"),
+    Tensor(f"{_EXPERTS}.experts.{{expert}}.w1.weight", "layers.mlp.gate"),
+    Tensor(f"{_EXPERTS}.experts.{{expert}}.w2.weight", "layers.mlp.down"),
+    Tensor(f"{_EXPERTS}.experts.{{expert}}.w3.weight", "layers.mlp.up"),
+)
 
 MIXTRAL = Family(
     name="mixtral",
@@ -29,10 +35,7 @@ MIXTRAL = Family(
     tensors=(
         EMBEDDING,
         *ATTENTION,
-        Tensor(f"{_EXPERTS}.gate.weight", "layers.mlp.router"),
-        Tensor(f"{_EXPERTS}.experts.{{expert}}.w1.weight", "layers.mlp.gate"),
-        Tensor(f"{_EXPERTS}.experts.{{expert}}.w2.weight", "layers.mlp.down"),
-        Tensor(f"{_EXPERTS}.experts.{{expert}}.w3.weight", "layers.mlp.up"),
+        *EXPERTS,
         *NORMS,
         NORM,
         HEAD,

@@ -89,7 +89,7 @@ QWEN3_MOE = Family(
 
 _LINEAR = "model.layers.{layer}.linear_attn"
 _STATE = tuple(f"layers.mixer.{name}" for name in ("query", "key", "value", "gate"))
-_SHARED = (
+SHARED = (
     *(
         Tensor(f"model.layers.{{layer}}.mlp.shared_expert.{name}_proj.weight", f"layers.mlp.shared_{name}")
         for name in ("gate", "up", "down")
@@ -109,7 +109,7 @@ _HYBRID = (
     Tensor(f"{_LINEAR}.out_proj.weight", "layers.mixer.output"),
     *FEED_FORWARD,
     *EXPERTS,
-    *_SHARED,
+    *SHARED,
     *NORMS,
     Tensor("model.layers.{layer}.input_layernorm.weight", "layers.mixer_norm.scale", Form.VECTOR),
     NORM,

@@ -3,6 +3,13 @@
 from __future__ import annotations
 
 from jaxpar.interop.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from jaxpar.interop.families.experts.dots import DOTS1
+from jaxpar.interop.families.experts.ernie import ERNIE4_5, ERNIE4_5_MOE
+from jaxpar.interop.families.experts.glm import GLM4, GLM4_MOE
+from jaxpar.interop.families.experts.hunyuan import HUNYUAN_V1_DENSE, HUNYUAN_V1_MOE
+from jaxpar.interop.families.experts.kimi import KIMI_K2
+from jaxpar.interop.families.experts.minimax import MINIMAX_M2
+from jaxpar.interop.families.experts.qwen import QWEN2_MOE
 from jaxpar.interop.families.gemma import GEMMA2, GEMMA3
 from jaxpar.interop.families.gpt2 import GPT2
 from jaxpar.interop.families.gpt_oss import GPT_OSS
@@ -51,6 +58,24 @@ FAMILIES: dict[str, Family] = {
         GRANITEMOE,
         GRANITEMOEHYBRID,
         SPIKINGBRAIN,
+        QWEN2_MOE,
+        GLM4,
+        GLM4_MOE,
+        DOTS1,
+        ERNIE4_5,
+        ERNIE4_5_MOE,
+        HUNYUAN_V1_DENSE,
+        HUNYUAN_V1_MOE,
+        MINIMAX_M2,
+        KIMI_K2,
     )
 }
 """Families by name. A model that several can express is exported as the first of them."""
+
+_INDEXER = "an indexer chooses the keys that its attention sees (index_topk), which no block here does"
+LACKING = {
+    "deepseek_v32": _INDEXER,
+    "glm_moe_dsa": _INDEXER,
+    "phimoe": "its router chooses by SparseMixer, and its head has biases, which no model here has",
+}
+"""Types that are like a known one but for a block that is not there, with that block."""

@@ -68,6 +68,8 @@ class DeepSeekExperts:
 
     router: str
     """Ours: `softmax_top_k` (V2) or `sigmoid` (V3)."""
+    scores: tuple[str, ...] = ()
+    """Spellings of the score function, the first one written; none are those of DeepSeek."""
 
     @property
     def normalised(self) -> bool:
@@ -87,8 +89,7 @@ class DeepSeekExperts:
         scale = hf_config.positive("routed_scaling_factor", absent or 1.0)
         if hf_config.flag("norm_topk_prob", default=self.normalised) != self.normalised:
             raise hf_config.refusal("norm_topk_prob", not self.normalised, str(self.normalised).lower())
-        expected = "sigmoid" if self.normalised else "softmax"
-        for key, values in (("scoring_func", (expected,)), ("moe_layer_freq", (1,)), ("topk_method", self._methods)):
+        for key, values in (("scoring_func", self._scores), ("moe_layer_freq", (1,)), ("topk_method", self._methods)):
             if (value := hf_config.get(key)) is not None and value not in values:
                 raise hf_config.refusal(key, value, " or ".join(map(str, values)))
         count, shared = hf_config.integer(hf_config.agreed(*_COUNT)), hf_config.get("n_shared_experts", REQUIRED)
@@ -122,10 +123,14 @@ class DeepSeekExperts:
             "moe_intermediate_size": model.mlp if experts.width is None else experts.width,
             "n_group": options.groups or 1,
             "topk_group": options.groups_per_token or 1,
-            "scoring_func": "sigmoid" if self.normalised else "softmax",
+            "scoring_func": self._scores[0],
             "norm_topk_prob": self.normalised,
             "routed_scaling_factor": options.scale,
         }
+
+    @property
+    def _scores(self) -> tuple[str, ...]:
+        return self.scores or ("sigmoid" if self.normalised else "softmax",)
 
     @property
     def _methods(self) -> tuple[str, ...]:

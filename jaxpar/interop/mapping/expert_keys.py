@@ -28,7 +28,7 @@ UNUSED = ("output_router_logits", "router_aux_loss_coef")
 
 @dataclass(frozen=True)
 class RoutedExperts:
-    """Experts with a router of a softmax."""
+    """Experts with a router of a softmax, or one that is the same in all models of the family."""
 
     count: tuple[str, ...]
     """Spellings of the number of experts; the first one is written, as is that of `per_token`."""
@@ -41,6 +41,8 @@ class RoutedExperts:
     """Whether they are where `config.json` lacks that key."""
     shared: str | None = None
     """The key of the width of a shared expert, whose output a sigmoid of each token weighs."""
+    router: str = NORMALISED
+    """Ours, unless the weights of a token are as they are."""
     dense: bool = False
     """Whether layers may have none: those of `mlp_only_layers`, and all but each `decoder_sparse_step`-th."""
 
@@ -53,7 +55,7 @@ class RoutedExperts:
         count, per_token = (hf_config.integer(hf_config.agreed(*keys)) for keys in (self.count, self.per_token))
         if per_token > count:
             raise hf_config.refusal(hf_config.agreed(*self.per_token), per_token, f"at most {count} experts")
-        router = NORMALISED
+        router = self.router
         if self.normalised is not None and not hf_config.flag(self.normalised, default=self.absent):
             router = PLAIN
         width = None if self.width is None else hf_config.integer(self.width)

@@ -151,8 +151,10 @@ def _laid(line: Tensor, specs: tuple[ParamSpec, ...], model: ModelConfig) -> Lai
     if line.by_key_head:
         return LaidByHead(line.form, specs, groups=sizes_of(model).key_heads)
     if line.by_head or line.rotary:
-        return LaidByHead(line.form, specs, rotary=rotary_dim(model) if line.rotary else 0)
-    return (LaidInRows if line.form in (Form.TAPS, Form.HEADS) else Laid)(line.form, specs, line.interleaved)
+        # The part of a head that rotates is the last one of latent attention, the first of others.
+        first = model.latent_attention is None
+        return LaidByHead(line.form, specs, rotary=rotary_dim(model) if line.rotary else 0, first=first)
+    return (LaidInRows if line.form in (Form.TAPS, Form.HEADS, Form.ROW) else Laid)(line.form, specs, line.interleaved)
 
 
 def _of_line(line: Tensor, weights: tuple[str, ...], layer: int | None, laid: Laid) -> Iterator[StoredTensor]:

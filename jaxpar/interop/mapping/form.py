@@ -40,6 +40,8 @@ class Form(Enum):
     """A bias, or the scale of a norm: all dims are outputs."""
     HEADS = "[1, 1, outputs, 1]"
     """A vector with a number of each head, in Kimi's files (`LaidInRows`)."""
+    ROW = "[1, outputs]"
+    """A vector, in the files of ERNIE 4.5 (`LaidInRows`)."""
     TAPS = "[outputs, 1, taps]"
     """The taps of PyTorch's `Conv1d` of each channel, which are the last dim of the weight (`LaidInRows`)."""
 
@@ -124,7 +126,7 @@ class LaidInRows(Laid):
     @property
     def shape(self) -> tuple[int, ...]:
         (size,), taps = super().shape, self.specs[0].shape[-1]
-        return (1, 1, size, 1) if self.form is Form.HEADS else (size // taps, 1, taps)
+        return {Form.HEADS: (1, 1, size, 1), Form.ROW: (1, size)}.get(self.form, (size // taps, 1, taps))
 
     def read(self, index: int, region: Region, read: ReadTensor) -> np.ndarray:
         taps, one = self.specs[0].shape[-1], slice(0, 1)
@@ -132,7 +134,8 @@ class LaidInRows(Laid):
         def flat(region: Region) -> np.ndarray:
             (lines,) = region
             rows = slice(lines.start // taps, lines.stop // taps)
-            return read((one, one, lines, one) if self.form is Form.HEADS else (rows, one, slice(0, taps))).reshape(-1)
+            asked = {Form.HEADS: (one, one, lines, one), Form.ROW: (one, lines)}
+            return read(asked.get(self.form, (rows, one, slice(0, taps)))).reshape(-1)
 
         return super().read(index, region, flat)
 

@@ -15,9 +15,11 @@ from jaxpar.interop.mapping.form import Laid, ReadTensor, Region
 @dataclass(frozen=True)
 class LaidByHead(Laid):
     """Weights whose last dims stand one after the other within each head. Of the last dim of all, the last `rotary`
-    outputs rotate: pairs are neighbours there (0 and 1, 2 and 3, ...), and in ours the two halves."""
+    outputs rotate, or the first: pairs are neighbours there (0 and 1, 2 and 3, ...), and in ours the two halves."""
 
     rotary: int = 0
+    first: bool = False
+    """Whether the first outputs rotate."""
     groups: int | None = None
     """Equal groups of each weight's outputs, which stand in place of heads; null is for weights of equal heads."""
 
@@ -79,7 +81,8 @@ class LaidByHead(Laid):
         """`values` with its rotating outputs in the other order."""
         if not self.rotary:
             return values
-        still, turning = np.split(values, [values.shape[-1] - self.rotary], axis=-1)
-        pairs = (-1, 2) if to_halves else (2, self.rotary // 2)
-        turned = turning.reshape(*turning.shape[:-1], *pairs).swapaxes(-1, -2).reshape(turning.shape)
-        return np.concatenate([still, turned], axis=-1)
+        parts = np.split(values, [self.rotary if self.first else values.shape[-1] - self.rotary], axis=-1)
+        index, pairs = (0 if self.first else 1), (-1, 2) if to_halves else (2, self.rotary // 2)
+        turning = parts[index]
+        parts[index] = turning.reshape(*turning.shape[:-1], *pairs).swapaxes(-1, -2).reshape(turning.shape)
+        return np.concatenate(parts, axis=-1)

@@ -190,6 +190,24 @@ class Converted:
 
 
 @dataclass(frozen=True)
+class QkvBias:
+    """A key for biases of queries, keys and values, where attention's output has none."""
+
+    theirs: str
+    default: bool = False
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (self.theirs,)
+
+    def read(self, hf_config: HFConfig) -> dict[str, object]:
+        return {"attention_bias": "qkv" if hf_config.flag(self.theirs, self.default) else False}
+
+    def write(self, model: ModelConfig) -> dict[str, object]:
+        return {self.theirs: bool(model.attention_bias)}
+
+
+@dataclass(frozen=True)
 class Only:
     """A key for which our model supports only some equivalent values."""
 

@@ -21,8 +21,10 @@ def packed(layers: Sequence[dict[str, object]]) -> dict[str, object]:
     if len(distinct) <= 1:
         return distinct[0] if distinct else {}
     names = _names(distinct)
-    with_experts = next((index for index, keys in enumerate(distinct) if keys.get("experts") is not None), 0)
-    base = distinct[names.index("global") if "global" in names else with_experts]
+    # A kind may do without experts, and cannot state options of their router.
+    routed = [index for index, keys in enumerate(distinct) if keys.get("experts") is not None]
+    candidates = routed or range(len(distinct))
+    base = distinct[next((index for index in candidates if names[index] == "global"), candidates[0])]
     kinds = {name: _differing(keys, base) for name, keys in zip(names, distinct, strict=True)}
     of_layers = [names[distinct.index(keys)] for keys in layers]
     return {**base, "kinds": kinds, "pattern": pattern_of(of_layers)}

@@ -86,10 +86,19 @@ def noisy_top_k(logits: Logits, state: RouterState, experts: ExpertsConfig, opti
 def sigmoid(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Biased) -> Routing:
     """The largest sums of sigmoid and bias are chosen, and the weights are the sigmoids divided by their sum, times
     `scale` (DeepSeek-V3, arXiv:2412.19437, equations 12-16)."""
+    return _biased(jax.nn.log_sigmoid(logits), jax.nn.sigmoid(logits), state, experts, options)
+
+
+def biased_softmax(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Biased) -> Routing:
+    """The same with probabilities of all logits in place of sigmoids (ERNIE 4.5's published code)."""
+    return _biased(jax.nn.log_softmax(logits), jax.nn.softmax(logits), state, experts, options)
+
+
+def _biased(logarithms: Logits, scores: Logits, state: RouterState, experts: ExpertsConfig, options: Biased) -> Routing:
+    """The largest sums of score and bias, weighted by the scores divided by their sum."""
     assert state.bias is not None, "this router chooses by a bias"
-    indices = selected(state, _in_groups(jax.nn.sigmoid(logits) + state.bias, options, best=2), experts.per_token)
-    # Sigmoids divided by their sum, also where all of them are 0 in float32: a bias can choose such experts.
-    logarithms = jax.nn.log_sigmoid(logits)
+    indices = selected(state, _in_groups(scores + state.bias, options, best=2), experts.per_token)
+    # By their logarithms, since all may be 0 in float32: a bias can choose such experts.
     weights = jax.nn.softmax(jnp.where(indices == NO_EXPERT, HIDDEN, chosen(logarithms, indices)))
     return Routing(indices, options.scale * weights, {"probabilities": jax.nn.softmax(logarithms)})
 
@@ -213,6 +222,7 @@ ROUTERS: dict[str, Router] = {
         noisy_top_k, importance_and_load_loss, noise=True, draw=jax.random.normal, by_row=False, normalised=True
     ),
     "sigmoid": Router(sigmoid, balance_loss, bias=True, normalised=True),
+    "biased_softmax": Router(biased_softmax, balance_loss, bias=True, normalised=True),
     "k_top_1": Router(k_top_1, balance_loss),
     "hash": Router(hashed, None, ids=True, learned=False, by_row=False),
     "sam": Router(sam, sam_loss, by_row=False),

@@ -28,6 +28,7 @@ CASES: dict[str, dict[str, Any]] = {
     "switch": {"per_token": 1},
     "gshard": {"per_token": 2},
     "sigmoid": {"per_token": 2, "router_options": {"scale": 1.7}},
+    "biased_softmax": {"per_token": 2, "router_options": {"scale": 1.7}},
     "k_top_1": {"per_token": 2},
     "cosine": {"per_token": 2},
     "sam": {"per_token": 2, "router_options": {"groups": 2}},

@@ -35,6 +35,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
     "gshard": {"per_token": 2, "balance_loss": 1.0},
     "noisy_top_k": {"per_token": 2, "balance_loss": 0.1},
     "sigmoid": {"per_token": 2, "balance_loss": 0.1, "router_options": {"scale": 1.7}},
+    "biased_softmax": {"per_token": 2, "balance_loss": 0.1},
     "groups": {"router": "sigmoid", "per_token": 2, "router_options": {"groups": 4, "groups_per_token": 2}},
     "k_top_1": {"per_token": 2, "balance_loss": 0.1},
     "hash": {"per_token": 2},
@@ -202,7 +203,7 @@ def test_loss_and_gradients_equal_float64(router: str):
     wanted_loss, wanted, chosen = experts64.loss_and_gradients(weights, asdict(run.config.model), rows)
     assert abs(float(loss) - wanted_loss) <= TOLERANCE * wanted_loss
     found = run.by_layer(gradients)
-    if own["router"] == "sigmoid":
+    if own["router"] in ("sigmoid", "biased_softmax"):
         wanted["layers"]["all"]["mlp"]["bias"] = chosen / (rows["segments"] > 0).sum()
     worst, leaf = worst_difference(found, wanted)
     assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"

@@ -84,6 +84,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "capped_logits": {"logit_softcap": 2.0, "z_loss": 1e-2, "activation": "relu2", "norm_epsilon": 0.1, "tied": True},
     "gpt2": GPT2,
     "olmo2": {"norm_placement": "post", "qk_norm": "projection", "norm_epsilon": 0.1},
+    "hunyuan": {"qk_norm": "rotated", "norm_epsilon": 0.1},
     "minimax": {"norm_placement": "stream", "residual": ResidualConfig(3.0, 0.75, 2.5, 1.25)},
     # Scores grow with the square of the last factor: with 1.5, half an ulp of the weights moves the exact gradients, in
     # float64, by 1e-5.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from jaxpar.config.mappings.linear_attention import LinearAttentionConfig
 from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.families.llama import ATTENTION, EMBEDDING, GROUPED_SIZES, HEAD, HEAD_DIM, NORM, NORMS, SILU, TIED
+from jaxpar.interop.families.mixtral import EXPERTS
 from jaxpar.interop.mapping.expert_keys import UNUSED, RoutedExperts
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.form import Form
@@ -54,7 +55,7 @@ class MiniMaxMixers:
         return written | {f"mlp_{theirs}": getattr(models[0].residual, f"mlp_{ours}") for theirs, ours in _FACTORS}
 
 
-_MIXER, _EXPERTS = "model.layers.{layer}.self_attn", "model.layers.{layer}.block_sparse_moe"
+_MIXER = "model.layers.{layer}.self_attn"
 _INWARD = " ".join(f"layers.mixer.{name}" for name in ("query", "key", "value"))
 
 MINIMAX = Family(
@@ -69,11 +70,7 @@ MINIMAX = Family(
         Tensor(f"{_MIXER}.qkv_proj.weight", _INWARD, by_head=True),
         Tensor(f"{_MIXER}.out_proj.weight", "layers.mixer.output"),
         Tensor(f"{_MIXER}.output_gate.weight", "layers.mixer.gate"),
-        Tensor(f"{_EXPERTS}.gate.weight", "layers.mlp.router"),
-        *(
-            Tensor(f"{_EXPERTS}.experts.{{expert}}.{theirs}.weight", f"layers.mlp.{ours}")
-            for theirs, ours in (("w1", "gate"), ("w2", "down"), ("w3", "up"))
-        ),
+        *EXPERTS,
         *NORMS,
         Tensor("model.layers.{layer}.input_layernorm.weight", "layers.mixer_norm.scale", Form.VECTOR),
         NORM,

@@ -1,0 +1,1 @@
+"""Families with experts, and the dense ones that share their tables."""
