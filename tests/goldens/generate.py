@@ -37,6 +37,7 @@ GEMMA = SMALL | {
     "hidden_size": 24, "head_dim": 8, "intermediate_size": 32, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 """What is the same in Gemma 2 and 3."""
+NO_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 LATENT = SMALL | {
     "num_key_value_heads": 4, "kv_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 6, "v_head_dim": 10,
     "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "rms_norm_eps": 1e-6,
@@ -216,6 +217,32 @@ CASES: dict[str, tuple[str, dict]] = {
         SMALL | {
             "rms_norm_eps": 1e-6, "rope_parameters": rope(5e3), "pad_token_id": None, "bos_token_id": None,
             "eos_token_id": None,
+        },
+    ),
+    "gemma": ("Gemma", GEMMA | {"hidden_act": "gelu_pytorch_tanh", "rope_parameters": rope(1e3)}),
+    "olmo3": (
+        "Olmo3",
+        SMALL | NO_TOKENS | {
+            "num_hidden_layers": 3, "hidden_size": 16, "rms_norm_eps": 1e-2, "sliding_window": 7,
+            "layer_types": [LOCAL, GLOBAL, LOCAL], "rope_parameters": {LOCAL: rope(5e3), GLOBAL: YARN},
+        },
+    ),
+    "seed_oss": (
+        "SeedOss", SMALL | NO_TOKENS | {"head_dim": 12, "rms_norm_eps": 1e-2, "rope_parameters": rope(1e3)}
+    ),
+    "arcee": ("Arcee", SMALL | NO_TOKENS | {"rms_norm_eps": 1e-2, "mlp_bias": True, "rope_parameters": YARN}),
+    "exaone4": (
+        "Exaone4",
+        SMALL | {
+            "num_hidden_layers": 4, "hidden_size": 16, "rms_norm_eps": 1e-2, "sliding_window": 7,
+            "sliding_window_pattern": 4, "tie_word_embeddings": True, "rope_parameters": rope(1e3),
+        },
+    ),
+    "ministral": (
+        "Ministral",
+        SMALL | {
+            "num_hidden_layers": 3, "hidden_size": 16, "head_dim": 8, "rms_norm_eps": 1e-2, "sliding_window": 7,
+            "layer_types": [LOCAL, LOCAL, GLOBAL], "rope_parameters": rope(1e3),
         },
     ),
     "phi3": (

@@ -30,14 +30,15 @@ QK_NORMS = (
     Tensor("model.layers.{layer}.self_attn.q_norm.weight", "layers.attention.query_norm", Form.VECTOR),
     Tensor("model.layers.{layer}.self_attn.k_norm.weight", "layers.attention.key_norm", Form.VECTOR),
 )
-FEED_FORWARD = (
-    *_linear("mlp.gate_proj", "mlp.gate"),
-    *_linear("mlp.up_proj", "mlp.up"),
-    *_linear("mlp.down_proj", "mlp.down"),
-)
+PLAIN_FEED_FORWARD = (*_linear("mlp.up_proj", "mlp.up"), *_linear("mlp.down_proj", "mlp.down"))
+FEED_FORWARD = (*_linear("mlp.gate_proj", "mlp.gate"), *PLAIN_FEED_FORWARD)
 NORMS = (
     Tensor("model.layers.{layer}.input_layernorm.weight", "layers.attention_norm.scale", Form.VECTOR),
     Tensor("model.layers.{layer}.post_attention_layernorm.weight", "layers.mlp_norm.scale", Form.VECTOR),
+)
+OUTPUT_NORMS = (
+    Tensor("model.layers.{layer}.post_attention_layernorm.weight", "layers.post_attention_norm.scale", Form.VECTOR),
+    Tensor("model.layers.{layer}.post_feedforward_layernorm.weight", "layers.post_mlp_norm.scale", Form.VECTOR),
 )
 TENSORS = (EMBEDDING, *ATTENTION, *FEED_FORWARD, *NORMS, NORM, HEAD)
 

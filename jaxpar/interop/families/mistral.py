@@ -1,4 +1,4 @@
-"""The Mistral family: Llama with a sliding window."""
+"""Mistral's dense models: Llama with a sliding window, in Ministral 8B of some layers."""
 
 from __future__ import annotations
 
@@ -7,19 +7,27 @@ from jaxpar.interop.mapping.family import Family
 from jaxpar.interop.mapping.layer_keys import Windows, all_local
 from jaxpar.interop.mapping.rope_keys import Rope
 
+_MODEL = {"norm": "rmsnorm", "activation": "swiglu"}
+_ENTRIES = (*GROUPED_SIZES, HEAD_DIM, SILU, NORM_EPSILON, TIED)
+
 MISTRAL = Family(
     name="mistral",
     model_type="mistral",
     architecture="MistralForCausalLM",
     presets="Mistral 7B, v0.1 to v0.3, and NeMo",
     tensors=TENSORS,
-    model={"norm": "rmsnorm", "activation": "swiglu"},
-    entries=(
-        *GROUPED_SIZES,
-        HEAD_DIM,
-        SILU,
-        NORM_EPSILON,
-        TIED,
-    ),
+    model=_MODEL,
+    entries=_ENTRIES,
     layer_entries=(Rope(), Windows(all_local, typed=False, absent=4096)),
+)
+
+MINISTRAL = Family(
+    name="ministral",
+    model_type="ministral",
+    architecture="MinistralForCausalLM",
+    presets="Ministral 8B",
+    tensors=TENSORS,
+    model=_MODEL,
+    entries=_ENTRIES,
+    layer_entries=(Rope(), Windows(all_local, absent=4096)),
 )

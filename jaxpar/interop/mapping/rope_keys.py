@@ -82,13 +82,18 @@ class Rope:
 
 @dataclass(frozen=True)
 class RopeByType:
-    """Rotary embeddings of each type of layer (Gemma 3): local layers have another base, and a scaling only if
-    `rope_parameters` states one for them."""
+    """Rotary embeddings of each type of layer (Gemma 3, OLMo 3): local layers have a base of their own, and a scaling
+    only if `rope_parameters` states one for them."""
 
     types: Types
     base: float = 1000000.0
     local_base: float = 10000.0
-    keys: tuple[str, ...] = ("rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq")
+    local_theta: str | None = "rope_local_base_freq"
+    """The key of their base outside `rope_parameters`."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return ("rope_theta", "rope_scaling", "rope_parameters", *([self.local_theta] if self.local_theta else []))
 
     def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
         by_type = _stated(hf_config, {"rope_parameters": hf_config.get("rope_parameters")}).get("rope_parameters", {})
@@ -101,7 +106,7 @@ class RopeByType:
         of_local = _stated(hf_config, {local: by_type.get(LOCAL)})
         rotary = {
             GLOBAL: _rotary(hf_config, "rope_theta", of_global, self.base),
-            LOCAL: _rotary(hf_config, "rope_local_base_freq", of_local, self.local_base),
+            LOCAL: _rotary(hf_config, self.local_theta or "", of_local, self.local_base),
         }
         return [rotary[one] for one in layer_types(hf_config, layers, self.types)]
 
@@ -109,9 +114,16 @@ class RopeByType:
         of_type = {LOCAL: models[0], GLOBAL: models[0]} | {
             LOCAL if model.window is not None else GLOBAL: model for model in models
         }
+        if self.local_theta is None:
+            written = {name: _written_scaling(model) or {"rope_type": "default"} for name, model in of_type.items()}
+            return {
+                "rope_parameters": {
+                    name: {**scaling, "rope_theta": of_type[name].rope.base} for name, scaling in written.items()
+                }
+            }
         return {
             "rope_theta": of_type[GLOBAL].rope.base, "rope_scaling": _written_scaling(of_type[GLOBAL]),
-            "rope_local_base_freq": of_type[LOCAL].rope.base,
+            self.local_theta: of_type[LOCAL].rope.base,
         }  # fmt: skip
 
 
