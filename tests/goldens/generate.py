@@ -245,6 +245,47 @@ CASES: dict[str, tuple[str, dict]] = {
             "layer_types": [LOCAL, LOCAL, GLOBAL], "rope_parameters": rope(1e3),
         },
     ),
+    "ministral3": (
+        "Ministral3",
+        SMALL | {
+            "head_dim": 8, "rms_norm_eps": 1e-2, "pad_token_id": 0, "rope_parameters": YARN | {
+                "original_max_position_embeddings": 8, "beta_fast": 2.0, "mscale": 0.7, "mscale_all_dim": 1.3,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
+    "starcoder2": (
+        "Starcoder2",
+        SMALL | NO_TOKENS | {"sliding_window": 7, "norm_epsilon": 1e-2, "rope_parameters": rope(1e3)},
+    ),
+    "stablelm": (
+        "StableLm",
+        SMALL | NO_TOKENS | {
+            "use_qkv_bias": True, "use_parallel_residual": True, "layer_norm_eps": 1e-2,
+            "rope_parameters": rope(1e2, partial_rotary_factor=0.5),
+        },
+    ),
+    "olmo": ("Olmo", SMALL | NO_TOKENS | {"clip_qkv": 0.75, "rope_parameters": rope(1e3)}),
+    "cohere": (
+        "Cohere",
+        SMALL | {
+            "logit_scale": 0.3, "layer_norm_eps": 1e-2, "use_qk_norm": True, "attention_bias": True,
+            "tie_word_embeddings": True, "eos_token_id": 1, "rope_parameters": rope(1e3),
+        },
+    ),
+    "cohere2": (
+        "Cohere2",
+        SMALL | {
+            "num_hidden_layers": 3, "hidden_size": 16, "logit_scale": 0.3, "layer_norm_eps": 1e-2, "sliding_window": 7,
+            "layer_types": [LOCAL, LOCAL, GLOBAL], "eos_token_id": 1, "rope_parameters": rope(1e3),
+        },
+    ),
+    "gpt_neox": (
+        "GPTNeoX",
+        {key: value for key, value in SMALL.items() if key != "num_key_value_heads"} | NO_TOKENS | {
+            "layer_norm_eps": 1e-2, "rope_parameters": rope(1e2, partial_rotary_factor=0.5),
+        },
+    ),
     "phi3": (
         "Phi3",
         SMALL | {

@@ -21,6 +21,8 @@ def random_weights(options: Options, *, padded_vocab: int, positions: int = 16, 
     neutral = float(full["norm"] != "zero_centered_rmsnorm")
 
     def norm(*shape: int) -> Tree:
+        if full["norm"] == "weightless_layernorm":
+            return {}
         scale = {"scale": neutral + normal(*shape)}
         return scale | {"bias": normal(*shape)} if full["norm"] == "layernorm" else scale
 
@@ -38,7 +40,7 @@ def random_weights(options: Options, *, padded_vocab: int, positions: int = 16, 
         }
     if full["attention_bias"] is True:
         attention["output_bias"] = normal(layers, embed)
-    if full["qk_norm"] == "projection":
+    if full["qk_norm"] in ("projection", "layernorm"):
         attention["query_norm"] = neutral + normal(layers, heads, width)
         attention["key_norm"] = neutral + normal(layers, kv_heads, width)
     elif full["qk_norm"]:
@@ -50,8 +52,9 @@ def random_weights(options: Options, *, padded_vocab: int, positions: int = 16, 
     embedding = {"tokens": normal(padded_vocab, embed)}
     if full["position"] == "learned":
         embedding["positions"] = normal(positions, embed)
-    places = {"pre": [""], "post": ["post_"], "sandwich": ["", "post_"], "stream": [""]}[full["norm_placement"]]
-    norms = {f"{place}{part}_norm": norm(layers, embed) for place in places for part in ("attention", "mlp")}
+    places = {"post": ["post_"], "sandwich": ["", "post_"]}.get(full["norm_placement"], [""])
+    parts = ("attention",) if full["norm_placement"] == "parallel" else ("attention", "mlp")
+    norms = {f"{place}{part}_norm": norm(layers, embed) for place in places for part in parts}
     weights: dict[str, Any] = {
         "embedding": embedding,
         "layers": {ALL: norms | {"attention": attention, "mlp": feed_forward}},

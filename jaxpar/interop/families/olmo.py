@@ -1,4 +1,4 @@
-"""OLMo 2 and 3, and OLMoE."""
+"""OLMo 1 to 3, and OLMoE."""
 
 from __future__ import annotations
 
@@ -25,6 +25,17 @@ from jaxpar.interop.mapping.rope_keys import Rope, RopeByType
 _TENSORS = (EMBEDDING, *ATTENTION, *QK_NORMS, *FEED_FORWARD, *OUTPUT_NORMS, NORM, HEAD)
 _MODEL = {"norm": "rmsnorm", "norm_placement": "post", "activation": "swiglu", "qk_norm": "projection"}
 _ENTRIES = (*SIZES, SILU, Same("rms_norm_eps", "norm_epsilon", default=1e-5), ATTENTION_BIAS, TIED)
+
+OLMO = Family(
+    name="olmo",
+    model_type="olmo",
+    architecture="OlmoForCausalLM",
+    presets="OLMo, its first generation",
+    tensors=(EMBEDDING, *ATTENTION, *FEED_FORWARD, HEAD),
+    model={"norm": "weightless_layernorm", "norm_epsilon": 1e-5, "activation": "swiglu"},
+    entries=(*SIZES, SILU, ATTENTION_BIAS, TIED, Same("clip_qkv", "qkv_clip", default=None)),
+    layer_entries=(Rope(),),
+)
 
 OLMO2 = Family(
     name="olmo2",

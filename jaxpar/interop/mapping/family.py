@@ -150,9 +150,12 @@ def _laid(line: Tensor, specs: tuple[ParamSpec, ...], model: ModelConfig) -> Lai
     """The layout of a line's weights in its tensor, for a model whose layers are all alike."""
     if line.by_key_head:
         return LaidByHead(line.form, specs, groups=sizes_of(model).key_heads)
+    form = line.form
+    if form is Form.ROWS:
+        form, specs = Form.TABLE, tuple(replace(spec, inputs=1) for spec in specs)
     if line.by_head or line.rotary:
-        return LaidByHead(line.form, specs, rotary=rotary_dim(model) if line.rotary else 0)
-    return (LaidInRows if line.form in (Form.TAPS, Form.HEADS) else Laid)(line.form, specs, line.interleaved)
+        return LaidByHead(form, specs, rotary=rotary_dim(model) if line.rotary else 0)
+    return (LaidInRows if line.form in (Form.TAPS, Form.HEADS) else Laid)(form, specs, line.interleaved)
 
 
 def _of_line(line: Tensor, weights: tuple[str, ...], layer: int | None, laid: Laid) -> Iterator[StoredTensor]:

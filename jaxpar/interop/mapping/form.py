@@ -40,6 +40,8 @@ class Form(Enum):
     """A bias, or the scale of a norm: all dims are outputs."""
     HEADS = "[1, 1, outputs, 1]"
     """A vector with a number of each head, in Kimi's files (`LaidInRows`)."""
+    ROWS = "[heads, outputs]"
+    """A vector of each head, such as the scales of its norm."""
     TAPS = "[outputs, 1, taps]"
     """The taps of PyTorch's `Conv1d` of each channel, which are the last dim of the weight (`LaidInRows`)."""
 

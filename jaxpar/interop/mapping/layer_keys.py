@@ -153,11 +153,15 @@ class RopeOfWindows:
     default: Types
     absent: int | None = None
     """The window where `config.json` has no `sliding_window`."""
+    without: str | None = "rope"
+    """The positions of all layers where `sliding_window` is null; null refuses that."""
     keys: tuple[str, ...] = ()
 
     def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
         if hf_config.get("sliding_window", self.absent) is None:
-            return [{"position": "rope"}] * layers
+            if self.without is None:
+                raise hf_config.refusal("sliding_window", None, "a whole number, at least 1")
+            return [{"position": self.without}] * layers
         types = layer_types(hf_config, layers, self.default)
         return [{"position": "rope" if one == LOCAL else "none"} for one in types]
 

@@ -14,17 +14,17 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.mapping.keys import REQUIRED, HFConfig
 from jaxpar.interop.mapping.layer_keys import GLOBAL, LOCAL, Types, layer_types
 
-_LENGTH = "original_max_position_embeddings"
+LENGTH = "original_max_position_embeddings"
 SCALINGS = {
     "default": (),
     "linear": (("factor", "factor"),),
     "llama3": (
         ("factor", "factor"),
-        (_LENGTH, "original_length"),
+        (LENGTH, "original_length"),
         ("low_freq_factor", "low_frequency"),
         ("high_freq_factor", "high_frequency"),
     ),
-    "yarn": (("factor", "factor"), (_LENGTH, "original_length")),
+    "yarn": (("factor", "factor"), (LENGTH, "original_length")),
 }
 """The types of rotary scaling that our model has, and their keys with ours."""
 OPTIONAL = {
@@ -39,7 +39,7 @@ OPTIONAL = {
 }
 """Keys that may be absent or null, with the same default in both."""
 _PARTIAL = "partial_rotary_factor"
-_NEUTRAL = ("rope_type", "type", "rope_theta", _PARTIAL, _LENGTH)
+_NEUTRAL = ("rope_type", "type", "rope_theta", _PARTIAL, LENGTH)
 """Keys beside a scaling's type that have no effect on it."""
 _UNUSED = {"yarn": ("finetuned",)}
 """Keys of a scaling that transformers ignores."""
@@ -62,6 +62,8 @@ class Rope:
     """Further keys of a scaling that have no effect on texts."""
     absent: Mapping[str, object] = field(default_factory=dict)
     """The scaling where `config.json` has neither `rope_scaling` nor `rope_parameters`."""
+    growth: str | None = None
+    """The key of a scaling for how queries grow with the position (`model.rope.query_growth`)."""
     keys: tuple[str, ...] = ("rope_theta", "rope_scaling", "rope_parameters", _PARTIAL)
 
     def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
@@ -69,15 +71,28 @@ class Rope:
         _check_in_force(hf_config, mappings, {"rope_theta": self.base, _PARTIAL: self.partial or 1.0})
         mappings = {key: _without(mapping, self.unused) for key, mapping in mappings.items()}
         mappings = mappings or {"rope_scaling": self.absent}
-        return [_rotary(hf_config, "rope_theta", mappings, self.base, self.scalings, self.partial)] * layers
+        rates, mappings = self._rates(mappings)
+        rotary = _rotary(hf_config, "rope_theta", mappings, self.base, self.scalings, self.partial)
+        if rates and (stated := hf_config.agreed_of(rates)):
+            rotary["rope"] |= {"query_growth": hf_config.in_range(*stated, "rope.query_growth")}
+        return [rotary] * layers
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
         model = next((model for model in models if model.position == "rope"), models[0])
         scaling = _written_scaling(model)
         if scaling is None and self.absent:
             scaling = {"rope_type": "default"}
+        if self.growth is not None and scaling is not None:
+            scaling[self.growth] = model.rope.query_growth
         partial = {} if self.partial is None else {_PARTIAL: model.rope.partial}
         return {"rope_theta": model.rope.base, "rope_scaling": scaling, **partial}
+
+    def _rates(self, mappings: Stated) -> tuple[dict[str, object], Stated]:
+        """What mappings state of the growth of queries; and the mappings without it."""
+        if self.growth is None:
+            return {}, mappings
+        rates = {f"{key}.{self.growth}": mapping.get(self.growth) for key, mapping in mappings.items()}
+        return rates, {key: _without(mapping, (self.growth,)) for key, mapping in mappings.items()}
 
 
 @dataclass(frozen=True)
@@ -153,7 +168,7 @@ def _rotary(
     base: float,
     scalings: tuple[str, ...] = tuple(SCALINGS),
     partial: float | None = None,
-) -> dict[str, object]:
+) -> dict[str, dict[str, object]]:
     """Our keys of layers, from the key of their base and the mappings that state something about them."""
     stated_base = _agreed(hf_config, theta, "rope_theta", mappings)
     share = _agreed(hf_config, _PARTIAL, _PARTIAL, mappings)
@@ -218,9 +233,9 @@ def _scaled(
         )
     ours: dict[str, object] = {"scaling": "none" if kind == "default" else kind}
     # transformers takes the model's length where the scaling has no original one.
-    lacks_length = scaling.get(_LENGTH) is None and hf_config.get("max_position_embeddings") is not None
+    lacks_length = scaling.get(LENGTH) is None and hf_config.get("max_position_embeddings") is not None
     for theirs, mine in SCALINGS[kind]:
-        if theirs == _LENGTH and lacks_length:
+        if theirs == LENGTH and lacks_length:
             ours[mine] = hf_config.typed("max_position_embeddings", f"rope.{mine}")
         else:
             ours[mine] = inside.typed(f"{key}.{theirs}", f"rope.{mine}", REQUIRED)
