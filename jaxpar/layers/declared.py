@@ -108,8 +108,8 @@ def declare_layer(model: ModelConfig) -> Layer:
     parallel, norm_pending = model.norm_placement in PARALLEL, False
     for part in parts:
         shares = model.norm_placement == SHARED and part is not parts[0]
-        norms |= {f"{part.name}_norm": norm} if before and not shares else {}
-        norms |= {f"post_{part.name}_norm": norm} if after else {}
+        norms |= {f"{part.name}_norm": norm} if norm and before and not shares else {}
+        norms |= {f"post_{part.name}_norm": norm} if norm and after else {}
         source = f"{parts[0].name}_input" if shares else activations[-1].name
         if not shares and (before or norm_pending):
             source = f"{part.name}_input"

@@ -55,11 +55,13 @@ def random_weights(options: Options, *, padded_vocab: int, positions: int = 16, 
     places = {"post": ["post_"], "sandwich": ["", "post_"]}.get(full["norm_placement"], [""])
     parts = ("attention",) if full["norm_placement"] == "parallel" else ("attention", "mlp")
     norms = {f"{place}{part}_norm": norm(layers, embed) for place in places for part in parts}
+    norms, final = {name: one for name, one in norms.items() if one}, norm(embed)
     weights: dict[str, Any] = {
         "embedding": embedding,
         "layers": {ALL: norms | {"attention": attention, "mlp": feed_forward}},
-        "final_norm": norm(embed),
     }
+    if final:
+        weights["final_norm"] = final
     if not full["tied"]:
         weights["head"] = {"weight": normal(embed, padded_vocab)}
     return weights

@@ -90,12 +90,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "norm_epsilon": 0.1, "logit_divisor": 0.25,
     },
     "neox": {
-        "norm": "layernorm", "norm_placement": "parallel_norms", "activation": "exact_gelu", "mlp_bias": True,
-        "rope": RopeConfig(base=20.0, partial=0.5), "residual": ResidualConfig(3.0, 0.75, 2.5, 1.25),
+        "norm": "layernorm", "norm_placement": "parallel_norms", "activation": "exact_gelu",
+        "residual": ResidualConfig(3.0, 0.75, 2.5, 1.25),
     },
     "olmo": {
-        "norm": "weightless_layernorm", "qkv_clip": 0.5,
-        "rope": RopeConfig(base=20.0, query_growth=0.5, original_length=3),
+        "norm": "weightless_layernorm", "qkv_clip": 0.5, "rope": RopeConfig(query_growth=0.5, original_length=3),
     },
     # Scores grow with the square of the last factor: with 1.5, half an ulp of the weights moves the exact gradients, in
     # float64, by 1e-5.

@@ -94,8 +94,8 @@ COHERE2 = Family(
     entries=(*_ENTRIES, Only("use_qk_norm", (False,))),
     layer_entries=(
         Rope(),
-        Windows(_types, absent=4096, beside=("sliding_window_pattern",)),
         RopeOfWindows(_types, absent=4096, without=None),
+        Windows(_types, absent=4096, beside=("sliding_window_pattern",)),
     ),
     unused=_PUBLISHED,
 )

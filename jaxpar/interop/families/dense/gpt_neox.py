@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxpar.config.schema import ModelConfig
+from jaxpar.config.spelling import one_of
 from jaxpar.interop.families.dense.stablelm import ParallelResidual
 from jaxpar.interop.families.llama import SIZES, TIED
 from jaxpar.interop.mapping.family import Family, Tensor
@@ -25,9 +26,9 @@ class GELUs:
 
     def read(self, hf_config: HFConfig) -> dict[str, object]:
         value = hf_config.get("hidden_act", "gelu")
-        if value not in _ACTIVATIONS:
-            raise hf_config.refusal("hidden_act", value, " or ".join(_ACTIVATIONS))
-        return {"activation": _ACTIVATIONS[str(value)]}
+        if not isinstance(value, str) or value not in _ACTIVATIONS:
+            raise hf_config.refusal("hidden_act", value, one_of(_ACTIVATIONS))
+        return {"activation": _ACTIVATIONS[value]}
 
     def write(self, model: ModelConfig) -> dict[str, object]:
         return {"hidden_act": next((one for one, ours in _ACTIVATIONS.items() if ours == model.activation), "gelu")}
