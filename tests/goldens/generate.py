@@ -6,7 +6,7 @@ Run from the repository's root where torch and transformers import (CPU builds w
 
 writes for each case, or for those named behind it, a folder `tests/goldens/<name>/` with what `save_pretrained` writes
 (`config.json`, `model.safetensors`, ...) and `logits.npz`: `tokens` int32 [batch, seq]; `logits` float64 [batch, seq,
-vocab]; `made_with`, the versions.
+vocab]; `short`, the logits of the first 16 tokens of each row alone, where they are others; `made_with`, the versions.
 
 The weights are drawn by NumPy, norms and biases included. The model runs in float64; transformers keeps parts of it
 (norms, rotary angles, softmax) in float32.
@@ -300,6 +300,17 @@ CASES: dict[str, tuple[str, dict]] = {
             "bos_token_id": 0, "eos_token_id": 0,
         },
     ),
+    "phi3_longrope": (
+        "Phi3",
+        SMALL | {
+            "rope_parameters": rope(
+                1e2, rope_type="longrope", partial_rotary_factor=0.75, short_factor=[1.25, 1.5, 2.0],
+                long_factor=[1.0, 3.0, 5.0],
+            ),
+            "original_max_position_embeddings": 16, "rms_norm_eps": 1e-2, "pad_token_id": None, "bos_token_id": 0,
+            "eos_token_id": 0,
+        },
+    ),
     "gemma2": (
         "Gemma2",
         GEMMA | {
@@ -373,7 +384,10 @@ def write(name: str) -> Path:
         save_file(named, file, metadata={"format": "pt"})
     tokens = np.random.default_rng(list(name.encode())).integers(0, 61, (ROWS, LENGTH)).astype(np.int32)
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
-    np.savez(folder / "logits.npz", tokens=tokens, logits=logits_of(folder, tokens), made_with=np.array(versions))
+    logits = {"logits": logits_of(folder, tokens)}
+    if name == "phi3_longrope":  # their frequencies are those of the original length
+        logits["short"] = logits_of(folder, tokens[:, :16])
+    np.savez(folder / "logits.npz", tokens=tokens, **logits, made_with=np.array(versions))
     return folder
 
 

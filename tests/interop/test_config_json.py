@@ -403,6 +403,23 @@ def test_neox_has_its_base_and_share_outside_the_mapping_as_published():
     assert differences(model_of(golden("gpt_neox", **older))[1], model_of(golden("gpt_neox"))[1]) == []
 
 
+def test_longrope_of_phi_3_is_read_as_published_and_goes_both_ways():
+    """The factor is the ratio of two lengths outside the mapping, and the type has three names."""
+    family, model = model_of(golden("phi3_longrope"))
+    scaling = {"type": "su", "short_factor": [1.25, 1.5, 2.0], "long_factor": [1, 3, 5]}
+    older = {"rope_parameters": ..., "rope_scaling": scaling, "rope_theta": 100.0, "partial_rotary_factor": 0.75}
+    assert differences(model_of(golden("phi3_longrope", **older))[1], model) == []
+    assert (model.rope.factor, model.rope.original_length, model.rope.long_factors) == (8.0, 16, (1.0, 3.0, 5.0))
+    written = config_of(family, model, {}, length=128)
+    assert written["original_max_position_embeddings"] == 16
+    assert written["rope_scaling"] == {
+        "rope_type": "longrope", "factor": 8.0, "original_max_position_embeddings": 16,
+        "short_factor": [1.25, 1.5, 2.0], "long_factor": [1.0, 3.0, 5.0],
+    }  # fmt: skip
+    with refused("original_max_position_embeddings", "16", "32"):
+        model_of(golden("phi3_longrope", rope_scaling=scaling | {"original_max_position_embeddings": 32}))
+
+
 def test_keys_that_no_block_of_a_layer_reads_are_no_difference():
     """Heads of a layer without attention, and the width of one without a feed-forward."""
     _, model = model_of(golden("mamba2"))

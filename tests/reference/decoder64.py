@@ -72,13 +72,14 @@ def norm_heads(
     return rms_norm(x, scale, options["norm_epsilon"])
 
 
-def rotary_frequencies(options: Options) -> np.ndarray:
+def rotary_frequencies(options: Options, length: int) -> np.ndarray:
     """Radians per position of each pair of the D dims of a head that rotate, [D / 2] (Su et al. 2021, sec. 3.2.2).
 
     They are stretched as asked. `llama3`: a wavelength above original/low is stretched by the whole factor, one below
     original/high is kept, and between them the frequency is interpolated linearly in original/wavelength. `yarn`: the
     pair d that turns `beta` times within the original length solves `original * base^(-2 d / D) = 2 pi beta` (Peng et
     al. 2023, sec. 3.2); pairs before that of the fast one are kept, those behind that of the slow one are stretched.
+    `longrope`: each pair has a factor, which is another in rows of more than the original `length` (Ding et al. 2024).
     """
     half = int(options["head_dim"] * options["rope_partial"]) // 2
     plain = [options["rope_base"] ** (-i / half) for i in range(half)]
@@ -93,6 +94,9 @@ def rotary_frequencies(options: Options) -> np.ndarray:
         first, last = max(0, fast), min(2 * half - 1, slow)
         parts = np.clip((np.arange(half) - first) / max(1e-3, last - first), 0.0, 1.0)
         return np.array(plain) * (1 - parts + parts / options["rope_factor"])
+    if options["rope_scaling"] == "longrope":
+        factors = options["rope_long_factors" if length > options["rope_original_length"] else "rope_short_factors"]
+        return np.array(plain) / np.array(factors)
     if options["rope_scaling"] != "llama3":
         return np.array(plain)
     low, high = options["rope_low_frequency"], options["rope_high_frequency"]
@@ -108,13 +112,17 @@ def rotate(
     x: Float64[Array, "batch seq heads width"], positions: Int[Array, "batch seq"], options: Options
 ) -> Float64[Array, "batch seq heads width"]:
     """Rotary embedding of the pairs (i, i + D/2) of the first D dims, Llama's split-half form; the others stay."""
-    angle = positions[:, :, None, None] * jnp.asarray(rotary_frequencies(options))
+    angle = positions[:, :, None, None] * jnp.asarray(rotary_frequencies(options, positions.shape[1]))
     x, still = jnp.split(x, [2 * angle.shape[-1]], axis=-1)
     if options["rope_scaling"] == "yarn":
         enlarged, grows = options["rope_attention_factor"], 0.1 * math.log(options["rope_factor"])
         above, below = options["rope_mscale"], options["rope_mscale_all_dim"]
         by_default = (grows * above + 1) / (grows * below + 1) if above and below else grows + 1
         x = x * (by_default if enlarged is None else enlarged)
+    if options["rope_scaling"] == "longrope":
+        grows = math.log(options["rope_factor"]) / math.log(options["rope_original_length"])
+        enlarged = options["rope_attention_factor"]
+        x = x * (math.sqrt(1 + grows) if enlarged is None else enlarged)
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate(
         [first * jnp.cos(angle) - second * jnp.sin(angle), second * jnp.cos(angle) + first * jnp.sin(angle), still],

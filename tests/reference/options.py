@@ -30,6 +30,8 @@ DEFAULTS: Options = {
     "rope_beta_slow": 1.0,
     "rope_truncate": True,
     "rope_attention_factor": None,
+    "rope_short_factors": None,
+    "rope_long_factors": None,
     "rope_mscale": None,
     "rope_mscale_all_dim": None,
     "rope_query_growth": 0.0,

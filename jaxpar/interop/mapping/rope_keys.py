@@ -25,8 +25,16 @@ SCALINGS = {
         ("high_freq_factor", "high_frequency"),
     ),
     "yarn": (("factor", "factor"), (LENGTH, "original_length")),
+    "longrope": (
+        ("factor", "factor"),
+        (LENGTH, "original_length"),
+        ("short_factor", "short_factors"),
+        ("long_factor", "long_factors"),
+    ),
 }
 """The types of rotary scaling that our model has, and their keys with ours."""
+COMMON = ("default", "linear", "llama3", "yarn")
+"""The types that most families have."""
 OPTIONAL = {
     "yarn": (
         ("beta_fast", "beta_fast"),
@@ -36,6 +44,7 @@ OPTIONAL = {
         ("mscale", "mscale"),
         ("mscale_all_dim", "mscale_all_dim"),
     ),
+    "longrope": (("attention_factor", "attention_factor"),),
 }
 """Keys that may be absent or null, with the same default in both."""
 _PARTIAL = "partial_rotary_factor"
@@ -54,8 +63,8 @@ class Rope:
 
     base: float = 10000.0
     """Default base if `config.json` has none."""
-    scalings: tuple[str, ...] = tuple(SCALINGS)
-    """The types of scaling that transformers has for the family, out of `SCALINGS`."""
+    scalings: tuple[str, ...] = COMMON
+    """The types of scaling that are read for the family, out of `SCALINGS`."""
     partial: float | None = None
     """The default share of each head that rotates, in families where it may be a part."""
     unused: tuple[str, ...] = ()
@@ -166,7 +175,7 @@ def _rotary(
     theta: str,
     mappings: Stated,
     base: float,
-    scalings: tuple[str, ...] = tuple(SCALINGS),
+    scalings: tuple[str, ...] = COMMON,
     partial: float | None = None,
 ) -> dict[str, dict[str, object]]:
     """Our keys of layers, from the key of their base and the mappings that state something about them."""
@@ -250,4 +259,5 @@ def _written_scaling(model: ModelConfig) -> dict[str, object] | None:
         return None
     pairs = (*SCALINGS[rope.scaling], *OPTIONAL.get(rope.scaling, ()))
     values = {theirs: value for theirs, ours in pairs if (value := getattr(rope, ours)) is not None}
+    values = {theirs: list(value) if isinstance(value, tuple) else value for theirs, value in values.items()}
     return {"rope_type": rope.scaling, **values}
