@@ -40,7 +40,12 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "logit_divisor": 0.5,
         "rope": RopeConfig(query_growth=0.5, original_length=3),
     },
-    "olmo": {"norm": "weightless_layernorm", "norm_placement": "parallel_norms", "qkv_clip": 0.5},
+    "olmo": {
+        "norm": "weightless_layernorm",
+        "norm_placement": "parallel_norms",
+        "qkv_clip": 0.5,
+        "activation": "xielu",
+    },
     "olmo2": {"norm_placement": "post", "qk_norm": "projection"},
     "gemma": {
         "norm": "zero_centered_rmsnorm",

@@ -40,6 +40,7 @@ FEED_FORWARDS: dict[str, Blocks] = {
     "gelu": "jaxpar.layers.feed_forward.plain:GELU",
     "exact_gelu": "jaxpar.layers.feed_forward.plain:ExactGELU",
     "relu2": "jaxpar.layers.feed_forward.plain:SquaredReLU",
+    "xielu": "jaxpar.layers.feed_forward.xielu:XIELU",
     "none": (),
 }
 """The values of `model.activation`, each with the blocks that it names."""

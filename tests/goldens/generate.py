@@ -286,6 +286,9 @@ CASES: dict[str, tuple[str, dict]] = {
             "layer_norm_eps": 1e-2, "rope_parameters": rope(1e2, partial_rotary_factor=0.5),
         },
     ),
+    "apertus": (
+        "Apertus", SMALL | NO_TOKENS | {"rms_norm_eps": 1e-2, "dtype": "float32", "rope_parameters": rope(1e3)}
+    ),
     "phi3": (
         "Phi3",
         SMALL | {

@@ -239,6 +239,8 @@ def feed_forward(
         hidden = gelu(project("gate")) * up
     elif options["activation"] == "gelu":
         hidden = gelu(up)
+    elif options["activation"] == "xielu":
+        hidden = xielu(up, weights)
     elif options["activation"] == "exact_gelu":
         hidden = 0.5 * up * (1 + jax.scipy.special.erf(up / math.sqrt(2)))
     else:
@@ -258,6 +260,13 @@ def gated(gate: Array, up: Array, options: Options) -> Array:
 def gelu(x: Float64[Array, "*dims"]) -> Float64[Array, "*dims"]:
     """The approximation of GELU by tanh (Hendrycks & Gimpel 2016, sec. 2)."""
     return 0.5 * x * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def xielu(x: Float64[Array, "*dims"], weights: Tree) -> Float64[Array, "*dims"]:
+    """xIELU (Huang & Schlag 2024, eq. 12) with a slope of 1/2 at 0."""
+    above, below = (jnp.log(1 + jnp.exp(weights[name])) for name in ("alpha_p", "alpha_n"))
+    negative = jnp.where(x > 0, 0.0, x)
+    return x / 2 + jnp.where(x > 0, above * x * x, (0.5 + below) * (jnp.exp(negative) - 1 - negative))
 
 
 def decoder_layer(

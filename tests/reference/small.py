@@ -47,6 +47,8 @@ def random_weights(options: Options, *, padded_vocab: int, positions: int = 16, 
         attention |= {"query_norm": neutral + normal(layers, width), "key_norm": neutral + normal(layers, width)}
     ups = ("gate", "up") if full["activation"] in ("swiglu", "geglu") else ("up",)
     feed_forward = {name: normal(layers, embed, mlp) for name in ups} | {"down": normal(layers, mlp, embed)}
+    if full["activation"] == "xielu":
+        feed_forward |= {name: normal(layers, 1) for name in ("alpha_p", "alpha_n")}
     if full["mlp_bias"]:
         feed_forward |= {name + "_bias": normal(layers, mlp) for name in ups} | {"down_bias": normal(layers, embed)}
     embedding = {"tokens": normal(padded_vocab, embed)}

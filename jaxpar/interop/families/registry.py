@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxpar.interop.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from jaxpar.interop.families.dense.apertus import APERTUS
 from jaxpar.interop.families.dense.arcee import ARCEE
 from jaxpar.interop.families.dense.cohere import COHERE, COHERE2
 from jaxpar.interop.families.dense.exaone import EXAONE4
@@ -53,6 +54,7 @@ FAMILIES: dict[str, Family] = {
         COHERE,
         COHERE2,
         GPT_NEOX,
+        APERTUS,
         OLMOE,
         SMOLLM3,
         PHI3,

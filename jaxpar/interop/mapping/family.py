@@ -45,6 +45,8 @@ class Tensor:
 
     also: str = ""
     """Another name in files that are read, where others write them."""
+    constants: tuple[tuple[str, float], ...] = ()
+    """Names of tensors beside it that hold a number which is the same in all models."""
 
     @property
     def of_experts(self) -> bool:
@@ -65,6 +67,8 @@ class StoredTensor:
     """The expert whose matrix it is; None if it is not one of several."""
     also: str = ""
     """Another name that it may have."""
+    constants: tuple[tuple[str, float], ...] = ()
+    """Names and values of tensors of one number that are written beside it."""
 
 
 @dataclass(frozen=True)
@@ -162,7 +166,8 @@ def _of_line(line: Tensor, weights: tuple[str, ...], layer: int | None, laid: La
     """The tensor of a line in a layer, or one for each expert."""
     if EXPERT not in line.name:
         name, also = (text if layer is None else text.format(layer=layer) for text in (line.name, line.also))
-        yield StoredTensor(name, weights, layer, laid, also=also)
+        constants = tuple((one.format(layer=layer), value) for one, value in line.constants)
+        yield StoredTensor(name, weights, layer, laid, also=also, constants=constants)
         return
     one = tuple(replace(spec, shape=spec.shape[1:], axes=spec.axes[1:]) for spec in laid.specs)
     for expert in range(laid.specs[0].shape[0]):
