@@ -33,6 +33,19 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "residual": ResidualConfig(1.5, 0.75, 2.0, 1.25),
     },
     "qwen2": {"attention_bias": "qkv", "rope": RopeConfig(base=1e6, partial=0.5)},
+    "cohere": {
+        "norm": "unbiased_layernorm",
+        "norm_placement": "parallel",
+        "qk_norm": "layernorm",
+        "logit_divisor": 0.5,
+        "rope": RopeConfig(query_growth=0.5, original_length=3),
+    },
+    "olmo": {
+        "norm": "weightless_layernorm",
+        "norm_placement": "parallel_norms",
+        "qkv_clip": 0.5,
+        "activation": "xielu",
+    },
     "olmo2": {"norm_placement": "post", "qk_norm": "projection"},
     "gemma": {
         "norm": "zero_centered_rmsnorm",

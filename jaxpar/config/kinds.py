@@ -19,7 +19,7 @@ from jaxpar.config.schema.model import ModelConfig, Pattern
 from jaxpar.config.spelling import cut, did_you_mean, quoted
 
 OWN = (
-    "norm_placement", "residual", "position", "rope", "qk_norm", "attention_bias", "attention_scale",
+    "norm_placement", "residual", "position", "rope", "qk_norm", "qkv_clip", "attention_bias", "attention_scale",
     "attention_softcap", "attention_gate", "mixer", "latent_attention", "linear_attention", "window", "activation",
     "mlp", "mlp_bias", "experts",
 )  # fmt: skip

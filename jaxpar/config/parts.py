@@ -38,7 +38,9 @@ FEED_FORWARDS: dict[str, Blocks] = {
     "clamped_swiglu": "jaxpar.layers.feed_forward.gated:ClampedSwiGLU",
     "geglu": "jaxpar.layers.feed_forward.gated:GeGLU",
     "gelu": "jaxpar.layers.feed_forward.plain:GELU",
+    "exact_gelu": "jaxpar.layers.feed_forward.plain:ExactGELU",
     "relu2": "jaxpar.layers.feed_forward.plain:SquaredReLU",
+    "xielu": "jaxpar.layers.feed_forward.xielu:XIELU",
     "none": (),
 }
 """The values of `model.activation`, each with the blocks that it names."""

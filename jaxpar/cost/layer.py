@@ -24,6 +24,8 @@ HEAD_NORMS = (2.0, 6.0)
 their recomputation. XLA writes the norms in float32 forward, and backward makes passes of their own for the sums of
 squares, the sums of rows and the gradient of the scale. Counted in the program of `configs/llama3_8b.yaml` with
 `model.qk_norm` for 8 H100s, cut to 4 layers."""
+NORMS_OF_HEADS = (True, "rotated", "layernorm")
+"""Values of `model.qk_norm` that normalise each head by itself."""
 
 
 @dataclass(frozen=True)
@@ -169,13 +171,13 @@ class _Layer:
     def rotations(self, group: Matmuls, back: bool = False) -> dict[str, float]:
         """Bytes of the rotation of each output that is rotated, which reads and writes each number once, and of norms
         of each head beside it."""
-        normed = HEAD_NORMS[back] if self.shape.model.qk_norm in (True, "rotated") else 0.0
+        normed = HEAD_NORMS[back] if self.shape.model.qk_norm in NORMS_OF_HEADS else 0.0
         each = self.half * 2.0 * (2.0 + normed) * self.case.tokens
         return {name: each * self.widths[name] for name in group.rotated}
 
     def normed(self, group: Matmuls) -> dict[str, float]:
         """`LayerTime.normed` of a group's outputs."""
-        if self.shape.model.qk_norm not in (True, "rotated"):
+        if self.shape.model.qk_norm not in NORMS_OF_HEADS:
             return {}
         return {name: self.device.bytes_seconds(moved) for name, moved in self.rotations(group).items()}
 

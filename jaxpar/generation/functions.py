@@ -157,7 +157,7 @@ class GenerationFunctions:
     ) -> tuple[jax.Array, Cache, Records]:
         """`x` and the cache after all layers, and their records."""
         stages, rows = self.stages, DecodedRows(lengths, self.capacity)
-        tokens, x = stages.token_context(batch), vary(x)
+        tokens, x = stages.token_context(batch, self.capacity), vary(x)
         records = stages.empty_records(x) if self.records else {}
         layers = {kind: stages.prototype(kind) for kind in stages.order.stacks}
         filled: dict[str, list[PyTree]] = {kind: [None] * stack.rows for kind, stack in stages.order.stacks.items()}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
@@ -14,9 +15,9 @@ from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.activations import Activation
 from jaxpar.layers.declaration.low_rank import factored
 from jaxpar.layers.declaration.part import Core, Elementwise, Matmuls, Part, Traffic, Weights, matrix, vector
-from jaxpar.layers.norm import NORMS, rms_normalize, rms_normalize_heads
+from jaxpar.layers.norm import NORMS, layer_normalize, rms_normalize, rms_normalize_heads
 from jaxpar.layers.ops.plain import Matrix, Ops, matrix_of
-from jaxpar.layers.rope import rotate
+from jaxpar.layers.rope import grown, rotate
 from jaxpar.runtime.passes import Output
 
 QUERY, KEY = ("heads", "head_dim"), ("kv_heads", "head_dim")
@@ -34,7 +35,7 @@ class Attention(Block):
 
     reads = (
         "qk_norm", "attention_bias", "attention_scale", "attention_softcap", "attention_sinks", "attention_gate",
-        "window",
+        "window", "qkv_clip",
     )  # fmt: skip
     cache = KeyValues(PARTITION, PARTITION)
 
@@ -42,7 +43,7 @@ class Attention(Block):
         super().__init__(part or self.declare(model))
         self.model = model
         self.kv_heads, self.epsilon = counting.kv_heads(model), model.norm_epsilon
-        self.normed, self.factors = model.qk_norm, NORMS[model.norm].factors
+        self.normed, self.factors, self.clip = model.qk_norm, NORMS[model.norm].factors, model.qkv_clip
 
     @staticmethod
     def declare(model: ModelConfig) -> Part:
@@ -120,23 +121,28 @@ class Attention(Block):
     def mix(
         self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, attend: Attend
     ) -> Float[Array, "batch seq heads head_dim"]:
-        """From the outputs of the matmuls in to the input of the one out: biases, norms, rotation and attention."""
+        """From the outputs of the matmuls in to the input of the one out: biases, limits, norms, rotation and
+        attention."""
         if "query_bias" in self.part.weights:
             q = q + self.weight("query_bias")
             k = k + self._local_heads(self.weight("key_bias"), 0)
             v = v + self._local_heads(self.weight("value_bias"), 0)
-        if self.normed:
-            # The norm's derivative needs its input: if that is kept, only elementwise work is recomputed.
+        # The derivative of a norm or of a limit needs its input: if that is kept, only elementwise work is recomputed.
+        early = bool(self.normed) or self.clip is not None
+        if early:
             q, k = self.named(q, "query"), self.named(k, "key")
-        if self.normed in (True, "projection"):
+        v = self.named(v, "value")
+        if self.clip is not None:
+            q, k, v = (jnp.clip(one, -self.clip, self.clip) for one in (q, k, v))
+        if self.normed not in (False, "rotated"):
             q, k = self._normalize(q, k)
         if tokens.cos is not None and tokens.sin is not None:
             q, k = rotate(q, tokens.cos, tokens.sin), rotate(k, tokens.cos, tokens.sin)
         if self.normed == "rotated":
             q, k = self._normalize(q, k)
-        if not self.normed:
+        q = grown(q, tokens.growth)
+        if not early:
             q, k = self.named(q, "query"), self.named(k, "key")
-        v = self.named(v, "value")
         if "sinks" not in self.part.weights:
             return attend(q, k, v, tokens)
         return self.named(attend(q, k, v, tokens, self.weight("sinks")), SCALED)
@@ -146,6 +152,9 @@ class Attention(Block):
         of_query, of_key = self.factors(self.weight("query_norm")), self.factors(self.weight("key_norm"))
         if self.normed == "projection":
             return rms_normalize_heads(q, k, of_query, self._local_heads(of_key, 0), self.epsilon)
+        if self.normed == "layernorm":
+            of_key = self._local_heads(of_key, 0)
+            return tuple(layer_normalize(x, one, None, self.epsilon) for x, one in ((q, of_query), (k, of_key)))
         return rms_normalize(q, of_query, self.epsilon), rms_normalize(k, of_key, self.epsilon)
 
     def _local_heads(self, w: jax.Array, axis: int) -> jax.Array:
@@ -181,7 +190,7 @@ def _weights(model: ModelConfig) -> Weights:
     if model.attention_sinks:
         weights["sinks"] = vector((model.heads,), ("heads",))
     neutral = NORMS[model.norm].neutral
-    if model.qk_norm == "projection":
+    if model.qk_norm in ("projection", "layernorm"):
         weights |= {"query_norm": vector(query, QUERY, neutral), "key_norm": vector(key, KEY, neutral)}
     elif model.qk_norm:
         weights |= {name: vector((width,), ("norm",), neutral) for name in ("query_norm", "key_norm")}

@@ -27,6 +27,8 @@ class TokenContext(NamedTuple):
     """Cosines of the rotary angles; None without rotary embeddings."""
     sin: Float[Array, "batch seq half"] | None
     """Sines of the rotary angles."""
+    growth: Float[Array, "batch seq"] | None = None
+    """Factors of queries (`model.rope.query_growth`); None without."""
     fields: Mapping[str, Array] = {}
     """By name, the fields that the layer's blocks declare, of those that the batch has."""
     seed: UInt[Array, ""] | None = None

@@ -31,8 +31,13 @@ from jaxpar.layers.declaration.part import (
 from jaxpar.layers.feed_forward.base import HIDDEN, FeedForward
 from jaxpar.layers.norm import NORMS
 
-NORM_POSITIONS = {"pre": (True, False), "post": (False, True), "sandwich": (True, True), "stream": (True, False)}
+NORM_POSITIONS = {
+    "pre": (True, False), "post": (False, True), "sandwich": (True, True), "stream": (True, False),
+    "parallel": (True, False), "parallel_norms": (True, False),
+}  # fmt: skip
 """By `model.norm_placement`: whether a part has a norm before it, and one after it."""
+PARALLEL, SHARED = ("parallel", "parallel_norms"), "parallel"
+"""The placements in which all parts read the input of the layer, and the one in which they read one norm of it."""
 
 
 def feed_forward_classes(model: ModelConfig) -> tuple[type[FeedForward], ...]:
@@ -91,7 +96,8 @@ def declare_layer(model: ModelConfig) -> Layer:
 
     A part reads the residual stream, or `<part>_input`, which a norm before it makes. Its last matmul is added to the
     stream (`<part>_residual`, where another part follows). With a norm after it, that matmul makes `<part>_projected`,
-    whose norm is added to the stream by what comes next.
+    whose norm is added to the stream by what comes next. Parallel parts read the input of the layer, and no sum before
+    the last is read.
     """
     norm = NORMS[model.norm].declare(model)
     before, after = NORM_POSITIONS[model.norm_placement]
@@ -99,19 +105,20 @@ def declare_layer(model: ModelConfig) -> Layer:
     norms: dict[str, Weights] = {}
     activations = [Activation(LAYER_INPUT, ("embed",), between=True)]
     operations: list[tuple[Part, Operation]] = []
-    norm_pending = False
+    parallel, norm_pending = model.norm_placement in PARALLEL, False
     for part in parts:
-        norms |= {f"{part.name}_norm": norm} if before else {}
-        norms |= {f"post_{part.name}_norm": norm} if after else {}
-        source = activations[-1].name
-        if before or norm_pending:
+        shares = model.norm_placement == SHARED and part is not parts[0]
+        norms |= {f"{part.name}_norm": norm} if norm and before and not shares else {}
+        norms |= {f"post_{part.name}_norm": norm} if norm and after else {}
+        source = f"{parts[0].name}_input" if shares else activations[-1].name
+        if not shares and (before or norm_pending):
             source = f"{part.name}_input"
             operations.append((part, _between(source, before + norm_pending, adds=norm_pending)))
             activations.append(Activation(source, ("embed",), between=True, cheap=True))
         *inside, last = part.operations
         assert isinstance(last, Matmuls)
-        result = f"{part.name}_projected" if after else f"{part.name}_residual" if part is not parts[-1] else ""
-        outputs = (result,) if result else ()
+        read = f"{part.name}_projected" if after else f"{part.name}_residual"
+        outputs = (read,) if after or not (parallel or part is parts[-1]) else ()
         reads_stream = lambda one: isinstance(one, Matmuls) and one.inward and not one.input
         operations += [(part, replace(one, input=source) if reads_stream(one) else one) for one in inside]
         operations.append((part, replace(last, outputs=outputs, adds=not after)))

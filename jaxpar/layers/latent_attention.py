@@ -19,7 +19,7 @@ from jaxpar.layers.declaration.activations import Activation
 from jaxpar.layers.declaration.part import Core, Matmuls, Part, Weights, matrix, vector
 from jaxpar.layers.norm import NORMS, rms_normalize
 from jaxpar.layers.ops.plain import Ops
-from jaxpar.layers.rope import rotate
+from jaxpar.layers.rope import grown, rotate
 from jaxpar.mesh.collectives import gather_sequence
 from jaxpar.runtime.passes import Output
 
@@ -128,7 +128,9 @@ class LatentAttention(Block):
         latent, compressed = self._normalized(latent, "kv_norm"), "query_latent" in made
         source = self._normalized(made["query_latent"], "query_norm") if compressed else x
         (query,) = ops.run(self, QUERIES, source)
-        query = self.named(self._rotated(query, tokens), "expanded_query" if compressed else "query")
+        query = self.named(
+            grown(self._rotated(query, tokens), tokens.growth), "expanded_query" if compressed else "query"
+        )
         return query, latent, self._rotated(gather_sequence(rotary_key)[:, :, None], tokens)
 
     def _expanded(

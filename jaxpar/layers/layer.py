@@ -18,7 +18,7 @@ from jaxpar.layers.block import Block, Context
 from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declaration.adaptation import adaptation_of
-from jaxpar.layers.declared import NORM_POSITIONS, blocks_of, declare_layer
+from jaxpar.layers.declared import NORM_POSITIONS, PARALLEL, SHARED, blocks_of, declare_layer
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.ops.plain import Ops
@@ -41,11 +41,12 @@ class DecoderLayer(nnx.Module):
         self.activations = declare_layer(model).activations
         self.pre_norm, self.post_norm = NORM_POSITIONS[model.norm_placement]
         self.norms_stream, self.factors = model.norm_placement == "stream", model.residual
+        self.parallel, shared = model.norm_placement in PARALLEL, model.norm_placement == SHARED
         blocks = blocks_of(model, adaptation_of(config), layout)
         self.names = tuple(block.part.name for block in blocks)
         for name, block in zip(self.names, blocks, strict=True):
             setattr(self, name, block)
-            if self.pre_norm:
+            if self.pre_norm and not (shared and name != self.names[0]):
                 setattr(self, f"{name}_norm", norm(model))
             if self.post_norm:
                 setattr(self, f"post_{name}_norm", norm(model))
@@ -109,20 +110,29 @@ class DecoderLayer(nnx.Module):
         self, x: jax.Array, context: Context, run: Callable[[Block, jax.Array], jax.Array]
     ) -> jax.Array:
         """x + post_norm(block(pre_norm(x))) for each block in turn, where `run` calls the block; x is its norm under
-        `norm_placement: stream`, and the two terms have factors (`model.residual`)."""
+        `norm_placement: stream`, and the two terms have factors (`model.residual`). Parallel blocks read the first x,
+        or one norm of it."""
+        entered, h_in = x, x
         for dropout_index, name in enumerate(self.names, start=1):
-            h = getattr(self, f"{name}_norm")(x) if self.pre_norm else x
-            h = self._named(h, f"{name}_input") if self.pre_norm or dropout_index > 1 else h
-            x = h if self.norms_stream else x
+            h_in = self._block_input(name, entered if self.parallel else x, h_in)
+            x, h = (h_in, h_in) if self.norms_stream else (x, h_in)
             h = run(getattr(self, name), h)
             if self.post_norm:
                 # The norm's backward needs its input; from that, elementwise operations recompute the residual stream.
                 h = getattr(self, f"post_{name}_norm")(self._named(h, f"{name}_projected"))
             h = self._drop(h, len(self.names) * context.index + dropout_index, context.tokens, context.train)
             x = residual_sum(x, h, self.factors, name)
-            if not self.post_norm and name != self.names[-1]:
+            if not (self.post_norm or self.parallel) and name != self.names[-1]:
                 x = self._named(x, f"{name}_residual")
         return x
+
+    def _block_input(self, name: str, x: jax.Array, before: jax.Array) -> jax.Array:
+        """The input of a block, from what its norm reads, and the input of the block before it."""
+        if not self.pre_norm:
+            return x if name == self.names[0] else self._named(x, f"{name}_input")
+        if not hasattr(self, f"{name}_norm"):
+            return before
+        return self._named(getattr(self, f"{name}_norm")(x), f"{name}_input")
 
     def _named(self, x: jax.Array, name: str) -> jax.Array:
         return name_activation(x, name, self.activations)

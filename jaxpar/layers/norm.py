@@ -26,6 +26,20 @@ def rms_normalize(
     return (y * scale.astype(jnp.float32)).astype(x.dtype)
 
 
+def layer_normalize(
+    x: Float[Array, "*batch dim"],
+    scale: Float[Array, "*dims"] | None,
+    bias: Float[Array, " dim"] | None,
+    epsilon: float,
+) -> Float[Array, "*batch dim"]:
+    """`scale * (x - mean(x)) / sqrt(variance(x) + epsilon) + bias` (arXiv:1607.06450); null terms are left out."""
+    y = x.astype(jnp.float32)
+    y = y - y.mean(axis=-1, keepdims=True)
+    y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + epsilon)
+    y = y if scale is None else y * scale.astype(jnp.float32)
+    return (y if bias is None else y + bias.astype(jnp.float32)).astype(x.dtype)
+
+
 def rms_normalize_heads(
     q: Float[Array, "batch seq heads head_dim"],
     k: Float[Array, "batch seq kv_heads head_dim"],
@@ -100,12 +114,29 @@ class LayerNorm(FeatureNorm):
         return Weights(super().declare(model), bias=vector((model.embed,), ("norm",)))
 
     def __call__(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch embed"]:
-        y = x.astype(jnp.float32)
-        y = y - y.mean(axis=-1, keepdims=True)
-        y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.epsilon)
-        scale, bias = self.scale[...].astype(jnp.float32), self.bias[...].astype(jnp.float32)
-        return (y * scale + bias).astype(x.dtype)
+        return layer_normalize(x, self.scale[...], self.bias[...], self.epsilon)
 
 
-NORMS = {"rmsnorm": RMSNorm, "zero_centered_rmsnorm": ZeroCenteredRMSNorm, "layernorm": LayerNorm}
+class UnbiasedLayerNorm(FeatureNorm):
+    """`LayerNorm` without bias (Cohere)."""
+
+    def __call__(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch embed"]:
+        return layer_normalize(x, self.scale[...], None, self.epsilon)
+
+
+class WeightlessLayerNorm(FeatureNorm):
+    """`LayerNorm` without weights (OLMo 1)."""
+
+    @classmethod
+    def declare(cls, model: ModelConfig) -> Weights:
+        return Weights()
+
+    def __call__(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch embed"]:
+        return layer_normalize(x, None, None, self.epsilon)
+
+
+NORMS = {
+    "rmsnorm": RMSNorm, "zero_centered_rmsnorm": ZeroCenteredRMSNorm, "layernorm": LayerNorm,
+    "unbiased_layernorm": UnbiasedLayerNorm, "weightless_layernorm": WeightlessLayerNorm,
+}  # fmt: skip
 """Every normalisation that `model.norm` can name."""

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (arXiv:2104.09864) in Llama's split-half form, with linear, Llama 3 and YaRN scaling."""
+"""Rotary position embeddings (arXiv:2104.09864) in Llama's split-half form, with linear, Llama 3, YaRN and LongRoPE scaling."""
 
 from __future__ import annotations
 
@@ -13,12 +13,14 @@ from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.schema import ModelConfig
 
 
-def frequencies(model: ModelConfig, rotary_dim: int) -> np.ndarray:
+def frequencies(model: ModelConfig, rotary_dim: int, length: int = 0) -> np.ndarray:
     """Rotation per position of each pair of dims that rotate, [rotary_dim / 2], float64.
 
     `linear` divides every frequency by the factor (arXiv:2306.15595). `llama3` divides those whose wavelength is longer
     than `original_length / low_frequency`, keeps those shorter than `... / high_frequency`, and
-    interpolates between (Llama 3.1, as published with its weights). `yarn`: see `_yarn`.
+    interpolates between (Llama 3.1, as published with its weights). `yarn`: see `_yarn`. `longrope` divides each by a
+    factor of its own, from one list for rows of up to `original_length` tokens and one for longer rows
+    (arXiv:2402.13753); `length` is that of the rows.
     """
     rope = model.rope
     base = rope.base ** -(np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
@@ -29,6 +31,8 @@ def frequencies(model: ModelConfig, rotary_dim: int) -> np.ndarray:
         low, high = rope.low_frequency, rope.high_frequency
         smooth = np.clip((rope.original_length / wavelength - low) / (high - low), 0.0, 1.0)
         return base * (smooth + (1 - smooth) / rope.factor)
+    if rope.scaling == "longrope":
+        return base / np.asarray(rope.long_factors if length > rope.original_length else rope.short_factors)
     return _yarn(rope, base) if rope.scaling == "yarn" else base
 
 
@@ -52,10 +56,12 @@ def _yarn(rope: RopeConfig, base: np.ndarray) -> np.ndarray:
 def rotary_magnitude(model: ModelConfig) -> float:
     """The factor of cosines and sines."""
     rope = model.rope
-    if rope.scaling != "yarn":
+    if rope.scaling not in ("yarn", "longrope"):
         return 1.0
     if rope.attention_factor is not None:
         return rope.attention_factor
+    if rope.scaling == "longrope":
+        return math.sqrt(1 + math.log(max(rope.factor, 1.0)) / math.log(rope.original_length))
     if rope.mscale and rope.mscale_all_dim:
         above, below = rope.mscale, rope.mscale_all_dim
         return yarn_magnitude(rope.factor, above) / yarn_magnitude(rope.factor, below)
@@ -69,6 +75,18 @@ def rotary_tables(
     angles = positions[..., None].astype(jnp.float32) * jnp.asarray(frequencies, jnp.float32)
     cos, sin = jnp.cos(angles), jnp.sin(angles)
     return (cos, sin) if magnitude == 1 else (cos * magnitude, sin * magnitude)
+
+
+def query_growth(positions: Int[Array, "batch seq"], rope: RopeConfig) -> Float[Array, "batch seq"]:
+    """`1 + query_growth * ln(1 + floor(position / original_length))`, the factor of the query at each position."""
+    return 1.0 + rope.query_growth * jnp.log1p((positions // rope.original_length).astype(jnp.float32))
+
+
+def grown(
+    q: Float[Array, "batch seq heads head_dim"], factor: Float[Array, "batch seq"] | None
+) -> Float[Array, "batch seq heads head_dim"]:
+    """Queries times the factor of each position, if there is one."""
+    return q if factor is None else (q.astype(jnp.float32) * factor[:, :, None, None]).astype(q.dtype)
 
 
 def rotate(

@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 from flax import nnx
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxpar.config.counting import rotary_dim
@@ -23,7 +24,7 @@ from jaxpar.layers.inputs.input import input_class
 from jaxpar.layers.layer import PLAIN_OPS, DecoderLayer
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.ops.plain import Ops
-from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables
+from jaxpar.layers.rope import frequencies, query_growth, rotary_magnitude, rotary_tables
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
 from jaxpar.mesh.collectives import gather_context, gather_sequence
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder
@@ -130,8 +131,14 @@ class DecoderStages:
         """The model's configuration."""
         return self.config.model
 
-    def token_context(self, batch: Batch) -> dict[str, TokenContext]:
-        """The tokens of `batch` as layers of each kind need them."""
+    def token_context(self, batch: Batch, length: int | None = None) -> dict[str, TokenContext]:
+        """The tokens of `batch` as layers of each kind need them.
+
+        Args:
+            batch: a microbatch.
+            length: the most tokens that a row will have; by default those of the rows of `batch`.
+        """
+        length = batch["positions"].shape[1] * lax.axis_size("context") if length is None else length
         segments, indices = vary(batch["segments"]), vary(batch["indices"])
         row = gather_context(segments), gather_context(indices)
         plain = vary(TokenContext(segments, indices, *row, batch["examples"], None, None))
@@ -146,12 +153,13 @@ class DecoderStages:
             fields = {field.name: vary(batch[field.name]) for field in declared if field.name in batch}
             contexts[kind] = plain._replace(fields=fields)
             if model.position == "rope":
-                angles, magnitude = frequencies(model, rotary_dim(model)), rotary_magnitude(model)
+                angles, magnitude = frequencies(model, rotary_dim(model), length), rotary_magnitude(model)
                 key = angles.tobytes(), magnitude
                 if key not in tables:
                     tables[key] = vary(rotary_tables(batch["positions"], angles, magnitude))
                 cos, sin = tables[key]
-                contexts[kind] = contexts[kind]._replace(cos=cos, sin=sin)
+                growth = vary(query_growth(batch["positions"], model.rope)) if model.rope.query_growth else None
+                contexts[kind] = contexts[kind]._replace(cos=cos, sin=sin, growth=growth)
         return contexts
 
     @cached_property

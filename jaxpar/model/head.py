@@ -51,7 +51,8 @@ def head_operands(
             return gather(weights[part], placements, part=part)
         return materialize(weights[part], accumulators[part], placements, part=part)
 
-    x = with_weights(NORMS[model.norm](model), full("final_norm"))(x)
+    norm = NORMS[model.norm](model)
+    x = (with_weights(norm, full("final_norm")) if "final_norm" in weights else norm)(x)
     if model.logit_divisor != 1:  # of the operand that is smaller than the logits
         x = (x.astype(jnp.float32) / model.logit_divisor).astype(x.dtype)
     return x, full(head_part(model))[TIED if model.tied else "weight"]

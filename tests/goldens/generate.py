@@ -6,7 +6,7 @@ Run from the repository's root where torch and transformers import (CPU builds w
 
 writes for each case, or for those named behind it, a folder `tests/goldens/<name>/` with what `save_pretrained` writes
 (`config.json`, `model.safetensors`, ...) and `logits.npz`: `tokens` int32 [batch, seq]; `logits` float64 [batch, seq,
-vocab]; `made_with`, the versions.
+vocab]; `short`, the logits of the first 16 tokens of each row alone, where they are others; `made_with`, the versions.
 
 The weights are drawn by NumPy, norms and biases included. The model runs in float64; transformers keeps parts of it
 (norms, rotary angles, softmax) in float32.
@@ -37,6 +37,7 @@ GEMMA = SMALL | {
     "hidden_size": 24, "head_dim": 8, "intermediate_size": 32, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 """What is the same in Gemma 2 and 3."""
+NO_TOKENS = {"pad_token_id": None, "bos_token_id": None, "eos_token_id": None}
 LATENT = SMALL | {
     "hidden_size": 16, "num_key_value_heads": 4, "kv_lora_rank": 12, "qk_rope_head_dim": 8, "qk_nope_head_dim": 6,
     "v_head_dim": 10, "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20,
@@ -300,6 +301,76 @@ CASES: dict[str, tuple[str, dict]] = {
             "eos_token_id": None,
         },
     ),
+    "gemma": ("Gemma", GEMMA | {"hidden_act": "gelu_pytorch_tanh", "rope_parameters": rope(1e3)}),
+    "olmo3": (
+        "Olmo3",
+        SMALL | NO_TOKENS | {
+            "num_hidden_layers": 3, "hidden_size": 16, "rms_norm_eps": 1e-2, "sliding_window": 7,
+            "layer_types": [LOCAL, GLOBAL, LOCAL], "rope_parameters": {LOCAL: rope(5e3), GLOBAL: YARN},
+        },
+    ),
+    "seed_oss": (
+        "SeedOss", SMALL | NO_TOKENS | {"head_dim": 12, "rms_norm_eps": 1e-2, "rope_parameters": rope(1e3)}
+    ),
+    "arcee": ("Arcee", SMALL | NO_TOKENS | {"rms_norm_eps": 1e-2, "mlp_bias": True, "rope_parameters": YARN}),
+    "exaone4": (
+        "Exaone4",
+        SMALL | {
+            "num_hidden_layers": 4, "hidden_size": 16, "rms_norm_eps": 1e-2, "sliding_window": 7,
+            "sliding_window_pattern": 4, "tie_word_embeddings": True, "rope_parameters": rope(1e3),
+        },
+    ),
+    "ministral": (
+        "Ministral",
+        SMALL | {
+            "num_hidden_layers": 3, "hidden_size": 16, "head_dim": 8, "rms_norm_eps": 1e-2, "sliding_window": 7,
+            "layer_types": [LOCAL, LOCAL, GLOBAL], "rope_parameters": rope(1e3),
+        },
+    ),
+    "ministral3": (
+        "Ministral3",
+        SMALL | {
+            "head_dim": 8, "rms_norm_eps": 1e-2, "pad_token_id": 0, "rope_parameters": YARN | {
+                "original_max_position_embeddings": 8, "beta_fast": 2.0, "mscale": 0.7, "mscale_all_dim": 1.3,
+                "llama_4_scaling_beta": 0.5,
+            },
+        },
+    ),
+    "starcoder2": (
+        "Starcoder2",
+        SMALL | NO_TOKENS | {"sliding_window": 7, "norm_epsilon": 1e-2, "rope_parameters": rope(1e3)},
+    ),
+    "stablelm": (
+        "StableLm",
+        SMALL | NO_TOKENS | {
+            "use_qkv_bias": True, "use_parallel_residual": True, "layer_norm_eps": 1e-2,
+            "rope_parameters": rope(1e2, partial_rotary_factor=0.5),
+        },
+    ),
+    "olmo": ("Olmo", SMALL | NO_TOKENS | {"clip_qkv": 0.75, "rope_parameters": rope(1e3)}),
+    "cohere": (
+        "Cohere",
+        SMALL | {
+            "logit_scale": 0.3, "layer_norm_eps": 1e-2, "use_qk_norm": True, "attention_bias": True,
+            "tie_word_embeddings": True, "eos_token_id": 1, "rope_parameters": rope(1e3),
+        },
+    ),
+    "cohere2": (
+        "Cohere2",
+        SMALL | {
+            "num_hidden_layers": 3, "hidden_size": 16, "logit_scale": 0.3, "layer_norm_eps": 1e-2, "sliding_window": 7,
+            "layer_types": [LOCAL, LOCAL, GLOBAL], "eos_token_id": 1, "rope_parameters": rope(1e3),
+        },
+    ),
+    "gpt_neox": (
+        "GPTNeoX",
+        {key: value for key, value in SMALL.items() if key != "num_key_value_heads"} | NO_TOKENS | {
+            "layer_norm_eps": 1e-2, "rope_parameters": rope(1e2, partial_rotary_factor=0.5),
+        },
+    ),
+    "apertus": (
+        "Apertus", SMALL | NO_TOKENS | {"rms_norm_eps": 1e-2, "dtype": "float32", "rope_parameters": rope(1e3)}
+    ),
     "phi3": (
         "Phi3",
         SMALL | {
@@ -312,6 +383,17 @@ CASES: dict[str, tuple[str, dict]] = {
         SMALL | {
             "rope_parameters": rope(1e3, partial_rotary_factor=0.75), "tie_word_embeddings": True, "pad_token_id": None,
             "bos_token_id": 0, "eos_token_id": 0,
+        },
+    ),
+    "phi3_longrope": (
+        "Phi3",
+        SMALL | {
+            "rope_parameters": rope(
+                1e2, rope_type="longrope", partial_rotary_factor=0.75, short_factor=[1.25, 1.5, 2.0],
+                long_factor=[1.0, 3.0, 5.0],
+            ),
+            "original_max_position_embeddings": 16, "rms_norm_eps": 1e-2, "pad_token_id": None, "bos_token_id": 0,
+            "eos_token_id": 0,
         },
     ),
     "gemma2": (
@@ -387,7 +469,10 @@ def write(name: str) -> Path:
         save_file(named, file, metadata={"format": "pt"})
     tokens = np.random.default_rng(list(name.encode())).integers(0, 61, (ROWS, LENGTH)).astype(np.int32)
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
-    np.savez(folder / "logits.npz", tokens=tokens, logits=logits_of(folder, tokens), made_with=np.array(versions))
+    logits = {"logits": logits_of(folder, tokens)}
+    if name == "phi3_longrope":  # their frequencies are those of the original length
+        logits["short"] = logits_of(folder, tokens[:, :16])
+    np.savez(folder / "logits.npz", tokens=tokens, **logits, made_with=np.array(versions))
     if name == "kimi_k2":  # published with DeepSeek-V3's class, under a type of its own
         file = folder / "config.json"
         config = json.loads(file.read_text()) | {"model_type": name}

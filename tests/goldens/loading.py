@@ -107,6 +107,12 @@ def load(name: str, vocab_multiple: int = 1) -> tuple[Tree, dict[str, Any], np.n
     return weights, spelled_out(options_of(source.model)), *tokens_and_logits(name)
 
 
+def short_logits(name: str) -> np.ndarray:
+    """Logits of a golden's first tokens where they are those of shorter rows alone: float64 [batch, seq, vocab]."""
+    with np.load(FOLDER / name / "logits.npz", allow_pickle=False) as stored:
+        return stored["short"]
+
+
 def tokens_and_logits(name: str) -> tuple[np.ndarray, np.ndarray]:
     """Of a golden: int32 [batch, seq], float64 [batch, seq, vocab]."""
     with np.load(FOLDER / name / "logits.npz", allow_pickle=False) as stored:

@@ -7,7 +7,7 @@ import pytest
 
 from jaxpar.interop.families.registry import FAMILIES
 from jaxpar.interop.sources.hf_folder import HFFolder
-from tests.goldens.loading import FOLDER, NAMES, WITH_STATE, layers_of, load, tokens_and_logits
+from tests.goldens.loading import FOLDER, NAMES, WITH_STATE, layers_of, load, short_logits, tokens_and_logits
 from tests.reference import decoder64, experts64, layers64
 from tests.reference.options import DEFAULTS, Options
 from tests.reference.tree import Tree
@@ -88,10 +88,12 @@ def test_goldens_distinguish_their_model_from_its_neighbours(name: str) -> None:
         "rope_scaling": "none", "window": None, "rope_base": 20000.0, "norm_epsilon": 1e-3, "qk_norm": False,
         "attention_bias": False, "attention_scale": None, "attention_softcap": None, "logit_softcap": None,
         "embedding_scale": False, "position": "rope", "rope_partial": 1.0, "logit_divisor": 1.0,
-        "residual_mixer_output": 1.0, "residual_mlp_output": 1.0,
+        "rope_query_growth": 0.0, "qkv_clip": None, "residual_mixer_output": 1.0, "residual_mlp_output": 1.0,
     }  # fmt: skip
     if options.get("position", "rope") != "rope":
         del neutral["rope_base"]
+    if options.get("rope_scaling") == "longrope":  # there is a factor for each pair that rotates
+        del neutral["rope_partial"]
     others = {key: {key: value} for key, value in neutral.items() if key in options and options[key] != value}
     for kind, own in options.get("kinds", {}).items():
         for key in (key for key in own.keys() & neutral.keys() if own[key] != neutral[key]):
@@ -107,6 +109,13 @@ def test_goldens_distinguish_their_model_from_its_neighbours(name: str) -> None:
     for reported, changed in others.items():
         other = logits_of(weights, options | changed, decoder64.plain_batch(tokens))
         assert difference(other, logits) > 100 * TOLERANCE, reported
+
+
+def test_rows_of_up_to_the_original_length_have_other_logits_under_longrope() -> None:
+    weights, options, tokens, logits = load("phi3_longrope")
+    computed = decoder64.logits(weights, options, decoder64.plain_batch(tokens[:, :16]))
+    assert difference(computed, short_logits("phi3_longrope")) < TOLERANCE
+    assert difference(computed, logits[:, :16]) > 100 * TOLERANCE
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])

@@ -302,6 +302,16 @@ def test_the_pattern_of_thousands_of_layers_in_no_order_is_found_at_once():
     [
         ("mixtral", "rms_norm_eps", "norm_epsilon", 1e-5), ("qwen3", "rms_norm_eps", "norm_epsilon", 1e-6),
         ("gpt_oss", "sliding_window", "window", 128), ("smollm3", "tie_word_embeddings", "tied", True),
+        ("ministral3", "rope_parameters", "rope", RopeConfig(
+            1e6, scaling="yarn", factor=16.0, original_length=16384, query_growth=0.1, mscale=1.0, mscale_all_dim=1.0
+        )),
+        ("stablelm", "rope_parameters", "rope", RopeConfig(partial=0.25)),
+        ("gpt_neox", "rope_parameters", "rope", RopeConfig(partial=0.25)),
+        ("gpt_neox", "use_parallel_residual", "norm_placement", "parallel_norms"),
+        ("cohere", "rope_parameters", "rope", RopeConfig(base=5e5)), ("cohere", "logit_scale", "logit_divisor", 16.0),
+        ("cohere2", "sliding_window", "window", 4096), ("starcoder2", "tie_word_embeddings", "tied", True),
+        ("gemma", "tie_word_embeddings", "tied", True), ("olmo", "clip_qkv", "qkv_clip", None),
+        ("seed_oss", "attention_bias", "attention_bias", "qkv"), ("arcee", "rms_norm_eps", "norm_epsilon", 1e-5),
         ("phi3", "tie_word_embeddings", "tied", False), ("mixtral", "rope_parameters", "rope", RopeConfig(base=1e6)),
     ],
 )  # fmt: skip
@@ -317,7 +327,7 @@ def test_a_type_that_is_spelled_otherwise_is_named(model_type: str, near: str):
         model_of(golden("llama", model_type=model_type))
 
 
-@pytest.mark.parametrize("model_type", ["lfm2", "olmo", "qwen2_vl", "gemma3", "mistral3", "llama4_text", None, 3])
+@pytest.mark.parametrize("model_type", ["olmo_hybrid", "qwen2_vl", "gemma3", "llama4", None, 3])
 def test_another_architecture_with_a_name_alike_is_not_suggested(model_type: object):
     with refused("model_type", str(model_type), "expected one of llama") as caught:
         model_of(golden("llama", model_type=model_type))
@@ -326,7 +336,7 @@ def test_another_architecture_with_a_name_alike_is_not_suggested(model_type: obj
 
 def test_what_no_family_can_hold_is_refused():
     with refused("model", "no family"):
-        family_for(replace(PRESETS["llama3-1b"], activation="relu2"))
+        family_for(replace(PRESETS["llama3-1b"], activation="gelu"))
     with refused("model", "no family"):
         family_for(replace(PRESETS["llama3-1b"], window=128, attention_bias=True))
 
@@ -430,6 +440,53 @@ def test_the_layers_of_kimi_are_named_or_lists_of_their_numbers():
     older = {"layer_types": ..., "mlp_layer_types": ..., "first_k_dense_replace": 1, "linear_head_dim": ...}
     published = golden("kimi_linear", linear_attn_config=nested, linear_num_heads=7, head_dim=72, **older)
     assert differences(model_of(published)[1], model) == []
+
+
+def test_a_base_of_olmo_3_outside_its_mappings_is_that_of_global_layers_as_in_transformers():
+    scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+    _, model = model_of(golden("olmo3", rope_parameters=None, rope_theta=1e4, rope_scaling=scaling))
+    ropes = {one.window: (one.rope.base, one.rope.scaling) for one in kind_models(model).values()}
+    assert ropes == {None: (1e4, "yarn"), 7: (5e5, "none")}
+
+
+def test_layers_of_exaone_rotate_if_they_have_a_window_or_none_has():
+    """As published: the 32B with a pattern of letters beside the types, the 1.2B without windows."""
+    _, model = model_of(golden("exaone4", sliding_window_pattern="LLLG"))
+    assert [(one.window, one.position) for one in kind_models(model).values()] == [(7, "rope"), (None, "none")]
+    pattern = {"layer_types": None, "sliding_window_pattern": 2}
+    assert layer_kinds(model_of(golden("exaone4", **pattern))[1]) == ("local", "global") * 2
+    small = {"sliding_window": None, "sliding_window_pattern": None, "layer_types": ["full_attention"] * 4}
+    assert (model_of(golden("exaone4", **small))[1].kinds, model.position) == ({}, "none")
+
+
+def test_biases_of_seed_oss_have_two_keys():
+    found = [
+        model_of(golden("seed_oss", attention_bias=inward, attention_out_bias=outward))[1].attention_bias
+        for inward, outward in ((False, False), (True, False), (True, True))
+    ]
+    assert found == [False, "qkv", True]
+
+
+def test_neox_has_its_base_and_share_outside_the_mapping_as_published():
+    older = {"rope_parameters": ..., "rotary_emb_base": 100, "rotary_pct": 0.5}
+    assert differences(model_of(golden("gpt_neox", **older))[1], model_of(golden("gpt_neox"))[1]) == []
+
+
+def test_longrope_of_phi_3_is_read_as_published_and_goes_both_ways():
+    """The factor is the ratio of two lengths outside the mapping, and the type has three names."""
+    family, model = model_of(golden("phi3_longrope"))
+    scaling = {"type": "su", "short_factor": [1.25, 1.5, 2.0], "long_factor": [1, 3, 5]}
+    older = {"rope_parameters": ..., "rope_scaling": scaling, "rope_theta": 100.0, "partial_rotary_factor": 0.75}
+    assert differences(model_of(golden("phi3_longrope", **older))[1], model) == []
+    assert (model.rope.factor, model.rope.original_length, model.rope.long_factors) == (8.0, 16, (1.0, 3.0, 5.0))
+    written = config_of(family, model, {}, length=128)
+    assert written["original_max_position_embeddings"] == 16
+    assert written["rope_scaling"] == {
+        "rope_type": "longrope", "factor": 8.0, "original_max_position_embeddings": 16,
+        "short_factor": [1.25, 1.5, 2.0], "long_factor": [1.0, 3.0, 5.0],
+    }  # fmt: skip
+    with refused("original_max_position_embeddings", "16", "32"):
+        model_of(golden("phi3_longrope", rope_scaling=scaling | {"original_max_position_embeddings": 32}))
 
 
 def test_keys_that_no_block_of_a_layer_reads_are_no_difference():

@@ -30,7 +30,7 @@ REFUSED = {
     "a scaling without its factor": (
         "llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, ("rope_parameters.factor", "missing")
     ),
-    "long rope": ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, ("rope_parameters.rope_type", "longrope")),
+    "long rope without factors": ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, ("rope_parameters.short_factor", "missing")),
     "a part of each head": (
         "llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
         ("partial_rotary_factor", "0.75"),
@@ -148,6 +148,22 @@ REFUSED = {
     "a rotary width above a head's": ("minimax_m2", {"rotary_dim": 14}, ("rotary_dim", "14", "12")),
     "another mixer of MiniMax-M2": ("minimax_m2", {"attn_type_list": [1, 0]}, ("attn_type_list", "[1, 0]", "1 for")),
     "weights as they are": ("dots1", {"norm_topk_prob": False}, ("norm_topk_prob", "False", "true")),
+    "an activation of Gemma": ("gemma", {"hidden_act": "gelu_fast"}, ("hidden_act", "gelu_fast", "gelu_pytorch_tanh")),
+    "a mapping without types of layers": (
+        "olmo3", {"rope_parameters": {"rope_type": "default"}}, ("rope_parameters.rope_type", "full_attention")
+    ),
+    "a bias of the output alone": (
+        "seed_oss", {"attention_bias": False, "attention_out_bias": True}, ("attention_out_bias", "True", "false")
+    ),
+    "a gate in the feed-forward": ("arcee", {"hidden_act": "silu"}, ("hidden_act", "silu", "relu2")),
+    "growth of queries elsewhere": (
+        "llama", {"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}}, ("llama_4_scaling_beta",)
+    ),
+    "norms of heads of StableLM": ("stablelm", {"qk_layernorm": True}, ("qk_layernorm", "True", "False")),
+    "a limit that is none": ("olmo", {"clip_qkv": 0}, ("clip_qkv", "0")),
+    "layers without windows of Cohere": ("cohere2", {"sliding_window": None}, ("sliding_window", "None")),
+    "an activation of NeoX": ("gpt_neox", {"hidden_act": "relu"}, ("hidden_act", "relu", "gelu_new")),
+    "a base that NeoX does not read": ("gpt_neox", {"rope_theta": 1e4}, ("rope_theta", "gpt_neox")),
     "a width of heads twice": ("deepseek_v2", {"qk_head_dim": 9}, ("qk_head_dim", "9", "14")),
 }  # fmt: skip
 

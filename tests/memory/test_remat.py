@@ -104,10 +104,13 @@ FAMILIES: dict[str, tuple[dict[str, Any], int]] = {
     "gpt2": ({"norm": "layernorm", "position": "learned", "activation": "gelu", "attention_bias": True}, 7),
     "mistral": ({"activation": "relu2", "window": 5, "attention_softcap": 3.0}, 7),
     "olmo2": ({"norm_placement": "post", "qk_norm": "projection"}, 9),
+    "cohere": ({"norm": "unbiased_layernorm", "norm_placement": "parallel", "qk_norm": "layernorm"}, 7),
+    "olmo": ({"norm": "weightless_layernorm", "norm_placement": "parallel_norms", "qkv_clip": 0.5}, 7),
     "gemma": ({"norm_placement": "sandwich", "norm": "zero_centered_rmsnorm", "activation": "geglu"}, 9),
 }
 """Model options, and a layer's matmuls whose output a gradient needs: query, key, value, the two of attention, its
-output, (gate) and up. `down` ends the layer, unless a norm is behind it."""
+output, (gate) and up. `down` ends the layer, unless a norm is behind it, and so does the output of attention where
+the feed-forward is parallel."""
 
 
 def step_counts(remat: str, model: dict[str, Any]) -> Counter[str]:

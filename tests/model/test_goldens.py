@@ -17,7 +17,7 @@ from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.training.run.reference import begun_from
 from jaxpar.training.step.train_step import TrainStep
-from tests.goldens.loading import FOLDER, NAMES, section_of, tokens_and_logits
+from tests.goldens.loading import FOLDER, NAMES, section_of, short_logits, tokens_and_logits
 from tests.reference.decoder64 import plain_batch
 from tests.small_run import SmallRun, small
 
@@ -60,9 +60,15 @@ def test_logits_of_shorter_rows_equal_those_of_transformers(name: str, length: i
     compare(name, {}, length)
 
 
-def compare(name: str, parallel: dict[str, Any], length: int | None = None) -> None:
+@pytest.mark.parametrize("context", [1, 2])
+def test_rows_of_up_to_the_original_length_have_frequencies_of_their_own_under_longrope(context: int):
+    compare("phi3_longrope", {"context": context, "context_order": "contiguous"}, 16, short_logits("phi3_longrope"))
+
+
+def compare(name: str, parallel: dict[str, Any], length: int | None = None, expected: np.ndarray | None = None) -> None:
     """Read a golden's folder into a layout, and compare the logits there with those of transformers."""
     tokens, wanted = (array[:, :length] for array in tokens_and_logits(name))
+    wanted = wanted if expected is None else expected
     source = HFFolder(FOLDER / name)
     data = {"batch_size": tokens.shape[0], "sequence_length": tokens.shape[1]}
     run = SmallRun(small(model=section_of(source.model), parallel=parallel, data=data))

@@ -24,7 +24,7 @@ from tests.nonzero_gradients import FAMILIES
 from tests.small_run import SmallRun, small
 from tests.traced import operations
 
-MATRICES = {"llama": 7, "gpt2": 6, "qwen3": 8, "olmo2": 7, "gemma": 7}
+MATRICES = {"llama": 7, "gpt2": 6, "qwen3": 8, "olmo2": 7, "gemma": 7, "cohere": 7}
 """Matmuls of a layer besides attention: query, key, value, output, and up, down and perhaps gate; qwen3
 has here a gate of attention too."""
 
@@ -139,7 +139,8 @@ def test_both_halves_multiply_what_the_whole_backward_multiplies(family: str, re
     assert both == whole
     assert both - first == layers * MATRICES[family]
     # Of attention, which makes its scores again: five. All of forward runs again but `down`, which no gradient
-    # needs unless a norm is behind it.
-    ends = 0 if "norm_placement" in FAMILIES[family] else layers
+    # needs unless a norm is behind it, and of parallel blocks the output of attention.
+    placement = FAMILIES[family].get("norm_placement", "pre")
+    ends = layers * {"pre": 1, "parallel": 2}.get(placement, 0)
     again = {"none": 0, "full": forward - ends}[remat]
     assert whole - forward == layers * (2 * MATRICES[family] + 5) + again

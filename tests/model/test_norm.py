@@ -30,19 +30,29 @@ def layer64(x, scale, bias):
     return scale * centred / np.sqrt((centred**2).mean(-1, keepdims=True) + 1e-2) + bias
 
 
+def unbiased64(x, scale, bias):
+    return layer64(x, scale, 0 * bias)
+
+
+def weightless64(x, scale, bias):
+    return layer64(x, 1 + 0 * scale, 0 * bias)
+
+
 def module(name: str, dtype=jnp.float32) -> Callable:
     """The norm as a function of (x, scale, bias)."""
 
     def function(x, scale, bias):
-        weights = {"scale": jnp.asarray(scale, dtype)} | (
-            {"bias": jnp.asarray(bias, dtype)} if name == "layernorm" else {}
-        )
-        return with_weights(NORMS[name](MODEL), weights)(jnp.asarray(x, dtype))
+        drawn = {"scale": jnp.asarray(scale, dtype), "bias": jnp.asarray(bias, dtype)}
+        norm = NORMS[name](MODEL)
+        return with_weights(norm, {weight: drawn[weight] for weight in norm.declare(MODEL)})(jnp.asarray(x, dtype))
 
     return function
 
 
-CASES = [("rmsnorm", rms64), ("zero_centered_rmsnorm", zero_centered64), ("layernorm", layer64)]
+CASES = [
+    ("rmsnorm", rms64), ("zero_centered_rmsnorm", zero_centered64), ("layernorm", layer64),
+    ("unbiased_layernorm", unbiased64), ("weightless_layernorm", weightless64),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("name", "formula"), CASES)

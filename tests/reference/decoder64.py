@@ -39,15 +39,17 @@ def rms_norm(
 
 
 def layer_norm(x: Float64[Array, "... width"], weights: Tree, epsilon: float) -> Float64[Array, "... width"]:
-    """Layer normalisation (Ba et al. 2016, eq. 4) with the biased variance."""
+    """Layer normalisation (Ba et al. 2016, eq. 4) with the biased variance, and those of the two weights that exist."""
     centred = x - jnp.mean(x, axis=-1, keepdims=True)
     variance = jnp.mean(centred * centred, axis=-1, keepdims=True)
-    return centred / jnp.sqrt(variance + epsilon) * weights["scale"] + weights["bias"]
+    return centred / jnp.sqrt(variance + epsilon) * weights.get("scale", 1.0) + weights.get("bias", 0.0)
 
 
-def norm(x: Float64[Array, "... width"], weights: Tree, options: Options) -> Float64[Array, "... width"]:
-    """The normalisation that `options` name."""
-    if options["norm"] == "layernorm":
+def norm(x: Float64[Array, "... width"], tree: Tree, name: str, options: Options) -> Float64[Array, "... width"]:
+    """The normalisation that `options` name, with the weights called `name` in `tree`; OLMo 1 has none."""
+    weights = tree.get(name, {})
+    if options["norm"].endswith("layernorm"):
+        assert len(weights) == {"weightless_layernorm": 0, "unbiased_layernorm": 1, "layernorm": 2}[options["norm"]]
         return layer_norm(x, weights, options["norm_epsilon"])
     return rms_norm(x, factors(weights["scale"], options), options["norm_epsilon"])
 
@@ -65,16 +67,19 @@ def norm_heads(
     if options["qk_norm"] == "projection":
         wide = rms_norm(x.reshape(*x.shape[:2], -1), scale.reshape(-1), options["norm_epsilon"])
         return wide.reshape(x.shape)
+    if options["qk_norm"] == "layernorm":  # a scale for each head (Command R+)
+        return layer_norm(x, {"scale": scale}, options["norm_epsilon"])
     return rms_norm(x, scale, options["norm_epsilon"])
 
 
-def rotary_frequencies(options: Options) -> np.ndarray:
+def rotary_frequencies(options: Options, length: int) -> np.ndarray:
     """Radians per position of each pair of the D dims of a head that rotate, [D / 2] (Su et al. 2021, sec. 3.2.2).
 
     They are stretched as asked. `llama3`: a wavelength above original/low is stretched by the whole factor, one below
     original/high is kept, and between them the frequency is interpolated linearly in original/wavelength. `yarn`: the
     pair d that turns `beta` times within the original length solves `original * base^(-2 d / D) = 2 pi beta` (Peng et
     al. 2023, sec. 3.2); pairs before that of the fast one are kept, those behind that of the slow one are stretched.
+    `longrope`: each pair has a factor, which is another in rows of more than the original `length` (Ding et al. 2024).
     """
     half = int(options["head_dim"] * options["rope_partial"]) // 2
     plain = [options["rope_base"] ** (-i / half) for i in range(half)]
@@ -89,6 +94,9 @@ def rotary_frequencies(options: Options) -> np.ndarray:
         first, last = max(0, fast), min(2 * half - 1, slow)
         parts = np.clip((np.arange(half) - first) / max(1e-3, last - first), 0.0, 1.0)
         return np.array(plain) * (1 - parts + parts / options["rope_factor"])
+    if options["rope_scaling"] == "longrope":
+        factors = options["rope_long_factors" if length > options["rope_original_length"] else "rope_short_factors"]
+        return np.array(plain) / np.array(factors)
     if options["rope_scaling"] != "llama3":
         return np.array(plain)
     low, high = options["rope_low_frequency"], options["rope_high_frequency"]
@@ -104,7 +112,7 @@ def rotate(
     x: Float64[Array, "batch seq heads width"], positions: Int[Array, "batch seq"], options: Options
 ) -> Float64[Array, "batch seq heads width"]:
     """Rotary embedding of the pairs (i, i + D/2) of the first D dims, Llama's split-half form; the others stay."""
-    angle = positions[:, :, None, None] * jnp.asarray(rotary_frequencies(options))
+    angle = positions[:, :, None, None] * jnp.asarray(rotary_frequencies(options, positions.shape[1]))
     x, still = jnp.split(x, [2 * angle.shape[-1]], axis=-1)
     if options["rope_scaling"] == "yarn":
         stated, ratio = options["rope_attention_factor"], yarn_magnitude(options, 1.0)
@@ -112,6 +120,10 @@ def rotate(
             above, below = (yarn_magnitude(options, options[name]) for name in ("rope_mscale", "rope_mscale_all_dim"))
             ratio = above / below
         x = x * (ratio if stated is None else stated)
+    if options["rope_scaling"] == "longrope":
+        grows = math.log(options["rope_factor"]) / math.log(options["rope_original_length"])
+        enlarged = options["rope_attention_factor"]
+        x = x * (math.sqrt(1 + grows) if enlarged is None else enlarged)
     first, second = jnp.split(x, 2, axis=-1)
     return jnp.concatenate(
         [first * jnp.cos(angle) - second * jnp.sin(angle), second * jnp.cos(angle) + first * jnp.sin(angle), still],
@@ -122,6 +134,16 @@ def rotate(
 def yarn_magnitude(options: Options, weight: float) -> float:
     """How much vectors grow by YaRN's factor (Peng et al. 2023, eq. 22), with a weight as in DeepSeek's code."""
     return 0.1 * weight * math.log(options["rope_factor"]) + 1
+
+
+def grown(
+    query: Float64[Array, "batch seq heads width"], positions: Int[Array, "batch seq"], options: Options
+) -> Float64[Array, "batch seq heads width"]:
+    """Queries that grow with the logarithm of the number of original lengths before them (Ministral 3)."""
+    if not options["rope_query_growth"] or options["position"] != "rope":
+        return query
+    lengths = positions // options["rope_original_length"]
+    return query * (1 + options["rope_query_growth"] * jnp.log(1.0 + lengths))[:, :, None, None]
 
 
 def softcap(x: Float64[Array, "*dims"], cap: float | None) -> Float64[Array, "*dims"]:
@@ -149,13 +171,16 @@ def attention(
     value = jnp.einsum("bse,ekd->bskd", x, weights["value"])
     if options["attention_bias"]:
         query, key, value = query + weights["query_bias"], key + weights["key_bias"], value + weights["value_bias"]
+    if (limit := options["qkv_clip"]) is not None:  # OLMo 1
+        query, key, value = (jnp.minimum(jnp.maximum(one, -limit), limit) for one in (query, key, value))
     normed = lambda: (norm_heads(query, weights["query_norm"], options), norm_heads(key, weights["key_norm"], options))
-    if options["qk_norm"] in (True, "projection"):
+    if options["qk_norm"] not in (False, "rotated"):
         query, key = normed()
     if options["position"] == "rope":
         query, key = rotate(query, batch["positions"], options), rotate(key, batch["positions"], options)
     if options["qk_norm"] == "rotated":  # Hunyuan
         query, key = normed()
+    query = grown(query, batch["positions"], options)
     group = options["heads"] // options["kv_heads"]  # consecutive query heads share a key/value head
     key, value = jnp.repeat(key, group, axis=2), jnp.repeat(value, group, axis=2)
     probabilities = probabilities_of(query, key, options, batch, weights.get("sinks"))
@@ -204,6 +229,7 @@ def latent_attention(
     query = jnp.concatenate([query[..., :still], rotated(query[..., still:])], axis=-1)
     if options["rope_scaling"] == "yarn" and options["rope_mscale_all_dim"]:
         query = query * yarn_magnitude(options, options["rope_mscale_all_dim"]) ** 2
+    query = grown(query, batch["positions"], options)
     return jnp.einsum("bhqk,bkhd,hde->bqe", probabilities_of(query, key, options, batch), value, weights["output"])
 
 
@@ -223,6 +249,10 @@ def feed_forward(
         hidden = gelu(project("gate")) * up
     elif options["activation"] == "gelu":
         hidden = gelu(up)
+    elif options["activation"] == "xielu":
+        hidden = xielu(up, weights)
+    elif options["activation"] == "exact_gelu":
+        hidden = 0.5 * up * (1 + jax.scipy.special.erf(up / math.sqrt(2)))
     else:
         hidden = jnp.maximum(up, 0.0) ** 2
     out = hidden @ weights["down"]
@@ -242,10 +272,18 @@ def gelu(x: Float64[Array, "*dims"]) -> Float64[Array, "*dims"]:
     return 0.5 * x * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
 
 
+def xielu(x: Float64[Array, "*dims"], weights: Tree) -> Float64[Array, "*dims"]:
+    """xIELU (Huang & Schlag 2024, eq. 12) with a slope of 1/2 at 0."""
+    above, below = (jnp.log(1 + jnp.exp(weights[name])) for name in ("alpha_p", "alpha_n"))
+    negative = jnp.where(x > 0, 0.0, x)
+    return x / 2 + jnp.where(x > 0, above * x * x, (0.5 + below) * (jnp.exp(negative) - 1 - negative))
+
+
 def decoder_layer(
     x: Float64[Array, "batch seq embed"], weights: Tree, options: Options, batch: Mapping[str, Array]
 ) -> Float64[Array, "batch seq embed"]:
     """Attention and feed-forward, with norms before them, behind them (OLMo 2, arXiv:2501.00656), or both (Gemma 2)."""
+    entered = x
     for name in ("attention", "mlp"):
 
         def block(h: Array, name: str = name) -> Array:
@@ -253,17 +291,22 @@ def decoder_layer(
                 return attention(h, weights[name], options, batch)
             return feed_forward(h, weights[name], options)
 
-        x = added(x, block, name, weights, options)
+        x = added(x, block, name, weights, options, entered)
     return x
 
 
-def added(x: Array, block: Callable[[Array], Array], name: str, weights: Tree, options: Options) -> Array:
-    """The residual stream with what a block makes of it, by the placement of norms; MiniMax-01's stream is normed."""
+def added(
+    x: Array, block: Callable[[Array], Array], name: str, weights: Tree, options: Options, entered: Array
+) -> Array:
+    """The residual stream with what a block makes of it, by the placement of norms; MiniMax-01's stream is normed.
+    Parallel blocks read what entered the layer, by the norm of the first block (Cohere) or their own (GPT-NeoX)."""
     place, of = options["norm_placement"], "mlp" if name == "mlp" else "mixer"
-    h = x if place == "post" else norm(x, weights[name + "_norm"], options)
+    read = entered if place in ("parallel", "parallel_norms") else x
+    before = ("attention" if "attention" in weights else "mixer") if place == "parallel" else name
+    h = x if place == "post" else norm(read, weights, before + "_norm", options)
     x = h if place == "stream" else x
     h = block(h)
-    h = norm(h, weights[f"post_{name}_norm"], options) if place in ("post", "sandwich") else h
+    h = norm(h, weights, f"post_{name}_norm", options) if place in ("post", "sandwich") else h
     return options[f"residual_{of}_stream"] * x + options[f"residual_{of}_output"] * h
 
 
@@ -283,7 +326,7 @@ def forward(weights: Tree, options: Options, batch: Mapping[str, Array]) -> Floa
         layer = jax.tree.map(lambda stacked, index=index: stacked[index], weights["layers"][ALL])
         x = decoder_layer(x, layer, {**options, **dict(options[OF_LAYERS][index])}, batch)
     head = weights["embedding"]["tokens"].T if options["tied"] else weights["head"]["weight"]
-    scores = norm(x, weights["final_norm"], options) @ head / options["logit_divisor"]
+    scores = norm(x, weights, "final_norm", options) @ head / options["logit_divisor"]
     capped = softcap(scores, options["logit_softcap"])
     return jnp.where(jnp.arange(head.shape[1]) < options["vocab"], capped, -jnp.inf)
 

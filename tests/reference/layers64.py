@@ -47,11 +47,12 @@ def logits(outside: Tree, layers: Sequence[tuple[Tree, Options]], batch: Mapping
     def forward(outside: Tree, trees: Sequence[Tree], inputs: Mapping[str, Any]) -> Any:
         x = outside["embedding"]["tokens"][inputs["tokens"]] * decoder64.embedding_scale(own[0])
         for index, (weights, options) in enumerate(zip(trees, own, strict=True)):
+            entered = x
             for name in (name for name in BLOCKS if name in weights):
                 made = partial(block, name, weights=weights[name], options=options, batch=inputs, layer=index)
-                x = decoder64.added(x, made, name, weights, options)
+                x = decoder64.added(x, made, name, weights, options, entered)
         head = outside["embedding"]["tokens"].T if own[0]["tied"] else outside["head"]["weight"]
-        return decoder64.norm(x, outside["final_norm"], own[0]) @ head / own[0]["logit_divisor"]
+        return decoder64.norm(x, outside, "final_norm", own[0]) @ head / own[0]["logit_divisor"]
 
     with jax.enable_x64(True):
         doubles = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), (outside, [one for one, _ in layers]))

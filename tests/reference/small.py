@@ -21,6 +21,8 @@ def random_weights(options: Options, *, padded_vocab: int, positions: int = 16, 
     neutral = float(full["norm"] != "zero_centered_rmsnorm")
 
     def norm(*shape: int) -> Tree:
+        if full["norm"] == "weightless_layernorm":
+            return {}
         scale = {"scale": neutral + normal(*shape)}
         return scale | {"bias": normal(*shape)} if full["norm"] == "layernorm" else scale
 
@@ -38,25 +40,30 @@ def random_weights(options: Options, *, padded_vocab: int, positions: int = 16, 
         }
     if full["attention_bias"] is True:
         attention["output_bias"] = normal(layers, embed)
-    if full["qk_norm"] == "projection":
+    if full["qk_norm"] in ("projection", "layernorm"):
         attention["query_norm"] = neutral + normal(layers, heads, width)
         attention["key_norm"] = neutral + normal(layers, kv_heads, width)
     elif full["qk_norm"]:
         attention |= {"query_norm": neutral + normal(layers, width), "key_norm": neutral + normal(layers, width)}
     ups = ("gate", "up") if full["activation"] in ("swiglu", "geglu") else ("up",)
     feed_forward = {name: normal(layers, embed, mlp) for name in ups} | {"down": normal(layers, mlp, embed)}
+    if full["activation"] == "xielu":
+        feed_forward |= {name: normal(layers, 1) for name in ("alpha_p", "alpha_n")}
     if full["mlp_bias"]:
         feed_forward |= {name + "_bias": normal(layers, mlp) for name in ups} | {"down_bias": normal(layers, embed)}
     embedding = {"tokens": normal(padded_vocab, embed)}
     if full["position"] == "learned":
         embedding["positions"] = normal(positions, embed)
-    places = {"pre": [""], "post": ["post_"], "sandwich": ["", "post_"], "stream": [""]}[full["norm_placement"]]
-    norms = {f"{place}{part}_norm": norm(layers, embed) for place in places for part in ("attention", "mlp")}
+    places = {"post": ["post_"], "sandwich": ["", "post_"]}.get(full["norm_placement"], [""])
+    parts = ("attention",) if full["norm_placement"] == "parallel" else ("attention", "mlp")
+    norms = {f"{place}{part}_norm": norm(layers, embed) for place in places for part in parts}
+    norms, final = {name: one for name, one in norms.items() if one}, norm(embed)
     weights: dict[str, Any] = {
         "embedding": embedding,
         "layers": {ALL: norms | {"attention": attention, "mlp": feed_forward}},
-        "final_norm": norm(embed),
     }
+    if final:
+        weights["final_norm"] = final
     if not full["tied"]:
         weights["head"] = {"weight": normal(embed, padded_vocab)}
     return weights

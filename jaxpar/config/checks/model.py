@@ -28,23 +28,43 @@ def check_model(config: Config) -> None:
                 f"{key_of(kind, 'position')}: {own.position}, and model.position is {model.position}; learned "
                 "positions are of the whole model, so expected the same"
             )
-        if own.rope.scaling == "llama3" and own.rope.low_frequency >= own.rope.high_frequency:
-            raise UserError(
-                f"{key_of(kind, 'rope.low_frequency')}: expected less than model.rope.high_frequency "
-                f"({own.rope.high_frequency}), got {own.rope.low_frequency}"
-            )
-        if own.rope.scaling == "yarn" and own.rope.beta_slow > own.rope.beta_fast:
-            raise UserError(
-                f"{key_of(kind, 'rope.beta_slow')}: expected at most model.rope.beta_fast ({own.rope.beta_fast}), "
-                f"got {own.rope.beta_slow}"
-            )
-        if own.rope.scaling == "yarn" and own.rope.base <= 1:
-            raise UserError(f"{key_of(kind, 'rope.base')}: yarn scaling needs more than 1, got {own.rope.base}")
+        _check_scaling(kind, own)
     if model.position == "learned" and config.data.sequence_length > model.max_positions:
         raise UserError(
             f"data.sequence_length: {config.data.sequence_length} is more than the learned positions, "
             f"model.max_positions ({model.max_positions})"
         )
+
+
+def _check_scaling(kind: str, model: ModelConfig) -> None:
+    rope = model.rope
+    if rope.scaling == "llama3" and rope.low_frequency >= rope.high_frequency:
+        raise UserError(
+            f"{key_of(kind, 'rope.low_frequency')}: expected less than model.rope.high_frequency "
+            f"({rope.high_frequency}), got {rope.low_frequency}"
+        )
+    if rope.scaling == "yarn" and rope.beta_slow > rope.beta_fast:
+        raise UserError(
+            f"{key_of(kind, 'rope.beta_slow')}: expected at most model.rope.beta_fast ({rope.beta_fast}), "
+            f"got {rope.beta_slow}"
+        )
+    if rope.scaling == "yarn" and rope.base <= 1:
+        raise UserError(f"{key_of(kind, 'rope.base')}: yarn scaling needs more than 1, got {rope.base}")
+    if rope.scaling == "longrope":
+        _check_factors(kind, model)
+
+
+def _check_factors(kind: str, model: ModelConfig) -> None:
+    """Refuse LongRoPE without a factor for each pair of dims that rotates."""
+    pairs, rope = rotary_dim(model) // 2, model.rope
+    for name, factors in (("short_factors", rope.short_factors), ("long_factors", rope.long_factors)):
+        if len(factors or ()) != pairs:
+            raise UserError(
+                f"{key_of(kind, f'rope.{name}')}: longrope scaling needs a number for each pair of dims that rotates, "
+                f"{pairs}, got {len(factors or ())}"
+            )
+    if rope.original_length == 1:
+        raise UserError(f"{key_of(kind, 'rope.original_length')}: longrope scaling needs more than 1, got 1")
 
 
 def _check_rotary_width(kind: str, model: ModelConfig) -> None:

@@ -17,12 +17,20 @@ class RopeConfig:
     """Base of the rotary frequencies."""
     partial: Annotated[float, SHARE_ABOVE_0] = 1.0
     """Share of the dims of each query and key that rotate, the first ones (Phi-4-mini); the others stay as they are."""
-    scaling: Literal["none", "linear", "llama3", "yarn"] = "none"
+    scaling: Literal["none", "linear", "llama3", "yarn", "longrope"] = "none"
     """How rotary frequencies are stretched for contexts longer than the model was first trained on."""
     factor: Annotated[float, POSITIVE] = 8.0
-    """Stretch factor of `linear`, `llama3` and `yarn` scaling."""
+    """Stretch factor of `linear`, `llama3` and `yarn` scaling; of `longrope`, what `attention_factor` follows from."""
     original_length: Annotated[int, at_least(1)] = 8192
-    """Context length before stretching (`llama3` and `yarn` scaling)."""
+    """Context length before stretching (`llama3`, `yarn` and `longrope` scaling, and `query_growth`)."""
+    short_factors: tuple[Annotated[float, POSITIVE], ...] | None = None
+    """A divisor of the frequency of each pair of dims, in rows of up to `original_length` tokens (`longrope`:
+    Phi-4-mini)."""
+    long_factors: tuple[Annotated[float, POSITIVE], ...] | None = None
+    """The same in longer rows; in generation, where prompt and answer may be longer together (`longrope`)."""
+    query_growth: Annotated[float, at_least(0, 1e30)] = 0.0
+    """Multiply the query at each position by `1 + query_growth * ln(1 + floor(position / original_length))`, after the
+    rotation, so that attention stays sharp over long contexts (Ministral 3)."""
     low_frequency: Annotated[float, POSITIVE] = 1.0
     """Wavelengths longer than `original_length / low_frequency` are stretched in full (`llama3`)."""
     high_frequency: Annotated[float, POSITIVE] = 4.0
@@ -34,8 +42,8 @@ class RopeConfig:
     truncate: bool = True
     """Round the first and last pair of dims that are stretched in part to whole numbers (`yarn`)."""
     attention_factor: Annotated[float, POSITIVE] | None = None
-    """Factor of rotated queries and of rotated keys (`yarn`); null means `0.1 ln(factor) + 1`, or what the next
-    two keys make of it."""
+    """Factor of rotated queries and of rotated keys (`yarn`, `longrope`); null means `0.1 ln(factor) + 1`, or what the
+    next two keys make of it, and with `longrope` `sqrt(1 + ln(factor) / ln(original_length))`."""
     mscale: Annotated[float, at_least(0, 1e30)] | None = None
     """With `mscale_all_dim`, that factor is `0.1 mscale ln(factor) + 1`, divided by the same of
     `mscale_all_dim` (`yarn`: DeepSeek)."""

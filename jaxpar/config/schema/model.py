@@ -59,13 +59,17 @@ class ModelConfig:
     input: Annotated[str, INPUTS] = "tokens"
     """The block before the first layer, which makes the residual stream from the fields of a batch that it reads
     (`docs/extending.md`)."""
-    norm: Literal["rmsnorm", "zero_centered_rmsnorm", "layernorm"] = "rmsnorm"
+    norm: Literal[
+        "rmsnorm", "zero_centered_rmsnorm", "layernorm", "unbiased_layernorm", "weightless_layernorm"
+    ] = "rmsnorm"  # fmt: skip
     """Normalisation around attention and the feed-forward layer (see `norm_placement`) and before the head;
-    `zero_centered_rmsnorm` multiplies by 1 plus its weights, which begin at 0 (Gemma)."""
-    norm_placement: Literal["pre", "post", "sandwich", "stream"] = "pre"
+    `zero_centered_rmsnorm` multiplies by 1 plus its weights, which begin at 0 (Gemma). LayerNorm has a scale and a bias,
+    a scale alone (`unbiased_layernorm`: Cohere), or neither (`weightless_layernorm`: OLMo 1)."""
+    norm_placement: Literal["pre", "post", "sandwich", "stream", "parallel", "parallel_norms"] = "pre"
     """Whether attention and the feed-forward layer have a norm on their input (`pre`), on their output before it is
     added to the residual stream (`post`: OLMo 2), on both (`sandwich`: Gemma 2 and 3), or on the residual stream before
-    them, whose norm is their input and what their output is added to (`stream`: MiniMax-01)."""
+    them, whose norm is their input and what their output is added to (`stream`: MiniMax-01). Parallel ones both read the
+    input of the layer, through one norm (`parallel`: Cohere) or a norm of each (`parallel_norms`: GPT-NeoX)."""
     norm_epsilon: Annotated[float, POSITIVE] = 1e-5
     """Added to the mean square (or variance) inside the normalisation."""
     residual: ResidualConfig = field(default_factory=ResidualConfig)
@@ -77,9 +81,12 @@ class ModelConfig:
     """Rows of the learned position table; rotary embeddings do not use it."""
     rope: RopeConfig = field(default_factory=RopeConfig)
     """Rotary embeddings."""
-    qk_norm: bool | Literal["projection", "rotated"] = False
+    qk_norm: bool | Literal["projection", "rotated", "layernorm"] = False
     """Normalise queries and keys: per head before the rotation (true: Qwen3, Gemma 3) or after it (`rotated`: Hunyuan),
-    or over all heads at once before it (`projection`: OLMo 2)."""
+    over all heads at once before it (`projection`: OLMo 2), or per head before it by a LayerNorm with a scale for each
+    head (`layernorm`: Command R+)."""
+    qkv_clip: Annotated[float, POSITIVE] | None = None
+    """Limit queries, keys and values to this magnitude before norms and the rotation (OLMo 1); null means none."""
     attention_bias: bool | Literal["qkv"] = False
     """Biases on the four projections of attention, or on those of queries, keys and values alone (`qkv`: Qwen 2.5)."""
     attention_scale: Annotated[float, POSITIVE] | None = None

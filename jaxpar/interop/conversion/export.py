@@ -71,7 +71,8 @@ class Export:
     def written(self, tensor: StoredTensor) -> dict[str, np.ndarray]:
         """Arrays that the file stores for a tensor, by name."""
         if tensor.name not in self.quantized:
-            return {tensor.name: self.values(tensor)}
+            constants = {name: np.asarray(value, self.dtypes[tensor.name]) for name, value in tensor.constants}
+            return {tensor.name: self.values(tensor), **constants}
         values, scale = quantize(tensor.laid.join(self.weights(tensor)))
         return {tensor.name: values, _scale_name(tensor): scale}
 
@@ -129,7 +130,7 @@ class Export:
     def _bytes(self, tensor: StoredTensor) -> int:
         if tensor.name in self.quantized:
             return prod(tensor.laid.shape) + SCALE_BYTES
-        return prod(tensor.laid.shape) * self.dtypes[tensor.name].itemsize
+        return (prod(tensor.laid.shape) + len(tensor.constants)) * self.dtypes[tensor.name].itemsize
 
     def _write_beside(self, folder: Path) -> None:
         """Write the files of the tokenizer, and copy or make `generation_config.json`."""

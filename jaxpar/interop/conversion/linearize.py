@@ -27,7 +27,7 @@ from jaxpar.interop.sources.source import Origin
 STATE, LOCAL = "state", "local"
 """The kinds of even layers, and of odd ones."""
 _MISSING = {
-    "mixer": "attention", "latent_attention": None, "qk_norm": False, "attention_sinks": False,
+    "mixer": "attention", "latent_attention": None, "qk_norm": False, "qkv_clip": None, "attention_sinks": False,
     "attention_gate": False, "attention_softcap": None, "attention_scale": None,
 }  # fmt: skip
 """Keys of attention that the linear layers do not have, with what they stand for."""

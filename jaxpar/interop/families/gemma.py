@@ -1,4 +1,4 @@
-"""Gemma 2, and the text models of Gemma 3."""
+"""Gemma 1 and 2, and the text models of Gemma 3."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from jaxpar.interop.families.llama import (
     HEAD,
     NORM,
     NORM_EPSILON,
+    NORMS,
     QK_NORMS,
 )
 from jaxpar.interop.mapping.family import Family, Tensor
@@ -29,6 +30,30 @@ _NORMS = (
 _MODEL = {
     "norm": "zero_centered_rmsnorm", "norm_placement": "sandwich", "activation": "geglu", "embedding_scale": True,
 }  # fmt: skip
+_COMMON = (
+    *GROUPED_SIZES,
+    Same("head_dim", "head_dim", default=256),
+    NORM_EPSILON,
+    ATTENTION_BIAS,
+    Same("tie_word_embeddings", "tied", default=True),
+    Only("use_bidirectional_attention", (False,)),
+)
+
+GEMMA = Family(
+    name="gemma",
+    model_type="gemma",
+    architecture="GemmaForCausalLM",
+    presets="Gemma, its first generation, and CodeGemma",
+    tensors=(EMBEDDING, *ATTENTION, *FEED_FORWARD, *NORMS, NORM, HEAD),
+    model=_MODEL | {"norm_placement": "pre"},
+    entries=(
+        *_COMMON,
+        # transformers reads `gelu` here as the approximation by tanh.
+        Only("hidden_act", ("gelu_pytorch_tanh", "gelu")),
+    ),
+    layer_entries=(Rope(),),
+    unused=("hidden_activation",),
+)
 
 
 def _scalar(scale: float) -> float | int:
@@ -38,12 +63,8 @@ def _scalar(scale: float) -> float | int:
 
 
 _ENTRIES = (
-    *GROUPED_SIZES,
-    Same("head_dim", "head_dim", default=256),
+    *_COMMON,
     Only("hidden_activation", ("gelu_pytorch_tanh",)),
-    NORM_EPSILON,
-    ATTENTION_BIAS,
-    Same("tie_word_embeddings", "tied", default=True),
     Converted(
         "query_pre_attn_scalar",
         "attention_scale",
@@ -51,7 +72,6 @@ _ENTRIES = (
         to_ours=lambda scalar: scalar**-0.5,
         to_theirs=lambda model: _scalar(attention_scale(model)),
     ),
-    Only("use_bidirectional_attention", (False,)),
 )
 
 GEMMA2 = Family(

@@ -14,7 +14,7 @@ NORM = Tensor("model.norm.weight", "final_norm.scale", Form.VECTOR)
 HEAD = Tensor("lm_head.weight", "head.weight")
 
 
-def _linear(theirs: str, ours: str) -> tuple[Tensor, Tensor]:
+def linear(theirs: str, ours: str) -> tuple[Tensor, Tensor]:
     """The matrix and the bias of a linear map of each layer; a model without the bias has no such tensor."""
     return (
         Tensor(f"model.layers.{{layer}}.{theirs}.weight", f"layers.{ours}"),
@@ -23,10 +23,10 @@ def _linear(theirs: str, ours: str) -> tuple[Tensor, Tensor]:
 
 
 ATTENTION = (
-    *_linear("self_attn.q_proj", "attention.query"),
-    *_linear("self_attn.k_proj", "attention.key"),
-    *_linear("self_attn.v_proj", "attention.value"),
-    *_linear("self_attn.o_proj", "attention.output"),
+    *linear("self_attn.q_proj", "attention.query"),
+    *linear("self_attn.k_proj", "attention.key"),
+    *linear("self_attn.v_proj", "attention.value"),
+    *linear("self_attn.o_proj", "attention.output"),
 )
 PAIRED_ATTENTION = tuple(replace(line, rotary=".q_proj." in line.name or ".k_proj." in line.name) for line in ATTENTION)
 """The same where rotating pairs of queries and keys are neighbours."""
@@ -34,15 +34,22 @@ QK_NORMS = (
     Tensor("model.layers.{layer}.self_attn.q_norm.weight", "layers.attention.query_norm", Form.VECTOR),
     Tensor("model.layers.{layer}.self_attn.k_norm.weight", "layers.attention.key_norm", Form.VECTOR),
 )
-FEED_FORWARD = (
-    *_linear("mlp.gate_proj", "mlp.gate"),
-    *_linear("mlp.up_proj", "mlp.up"),
-    *_linear("mlp.down_proj", "mlp.down"),
-)
+PLAIN_FEED_FORWARD = (*linear("mlp.up_proj", "mlp.up"), *linear("mlp.down_proj", "mlp.down"))
+FEED_FORWARD = (*linear("mlp.gate_proj", "mlp.gate"), *PLAIN_FEED_FORWARD)
 NORMS = (
     Tensor("model.layers.{layer}.input_layernorm.weight", "layers.attention_norm.scale", Form.VECTOR),
     Tensor("model.layers.{layer}.post_attention_layernorm.weight", "layers.mlp_norm.scale", Form.VECTOR),
 )
+OUTPUT_NORMS = (
+    Tensor("model.layers.{layer}.post_attention_layernorm.weight", "layers.post_attention_norm.scale", Form.VECTOR),
+    Tensor("model.layers.{layer}.post_feedforward_layernorm.weight", "layers.post_mlp_norm.scale", Form.VECTOR),
+)
+NORM_BIASES = (
+    Tensor("model.layers.{layer}.input_layernorm.bias", "layers.attention_norm.bias", Form.VECTOR),
+    Tensor("model.layers.{layer}.post_attention_layernorm.bias", "layers.mlp_norm.bias", Form.VECTOR),
+    Tensor("model.norm.bias", "final_norm.bias", Form.VECTOR),
+)
+"""Biases of norms that are LayerNorms."""
 TENSORS = (EMBEDDING, *ATTENTION, *FEED_FORWARD, *NORMS, NORM, HEAD)
 
 _SIZES = (

@@ -3,6 +3,14 @@
 from __future__ import annotations
 
 from jaxpar.interop.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
+from jaxpar.interop.families.dense.apertus import APERTUS
+from jaxpar.interop.families.dense.arcee import ARCEE
+from jaxpar.interop.families.dense.cohere import COHERE, COHERE2
+from jaxpar.interop.families.dense.exaone import EXAONE4
+from jaxpar.interop.families.dense.gpt_neox import GPT_NEOX
+from jaxpar.interop.families.dense.seed_oss import SEED_OSS
+from jaxpar.interop.families.dense.stablelm import STABLELM
+from jaxpar.interop.families.dense.starcoder import STARCODER2
 from jaxpar.interop.families.experts.dots import DOTS1
 from jaxpar.interop.families.experts.ernie import ERNIE4_5, ERNIE4_5_MOE
 from jaxpar.interop.families.experts.glm import GLM4, GLM4_MOE
@@ -10,7 +18,7 @@ from jaxpar.interop.families.experts.hunyuan import HUNYUAN_V1_DENSE, HUNYUAN_V1
 from jaxpar.interop.families.experts.kimi import KIMI_K2
 from jaxpar.interop.families.experts.minimax import MINIMAX_M2
 from jaxpar.interop.families.experts.qwen import QWEN2_MOE
-from jaxpar.interop.families.gemma import GEMMA2, GEMMA3
+from jaxpar.interop.families.gemma import GEMMA, GEMMA2, GEMMA3
 from jaxpar.interop.families.gpt2 import GPT2
 from jaxpar.interop.families.gpt_oss import GPT_OSS
 from jaxpar.interop.families.hybrids.granite import GRANITE, GRANITEMOE, GRANITEMOEHYBRID
@@ -20,9 +28,9 @@ from jaxpar.interop.families.hybrids.minimax import MINIMAX
 from jaxpar.interop.families.hybrids.nemotron import NEMOTRON_H
 from jaxpar.interop.families.hybrids.spikingbrain import SPIKINGBRAIN
 from jaxpar.interop.families.llama import LLAMA
-from jaxpar.interop.families.mistral import MISTRAL
+from jaxpar.interop.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from jaxpar.interop.families.mixtral import MIXTRAL
-from jaxpar.interop.families.olmo import OLMO2, OLMOE
+from jaxpar.interop.families.olmo import OLMO, OLMO2, OLMO3, OLMOE
 from jaxpar.interop.families.phi import PHI3
 from jaxpar.interop.families.qwen import QWEN2, QWEN3, QWEN3_5, QWEN3_5_MOE, QWEN3_MOE, QWEN3_NEXT
 from jaxpar.interop.families.smollm import SMOLLM3
@@ -40,6 +48,20 @@ FAMILIES: dict[str, Family] = {
         GEMMA2,
         GEMMA3,
         OLMO2,
+        GEMMA,
+        OLMO3,
+        SEED_OSS,
+        ARCEE,
+        EXAONE4,
+        MINISTRAL,
+        MINISTRAL3,
+        STARCODER2,
+        STABLELM,
+        OLMO,
+        COHERE,
+        COHERE2,
+        GPT_NEOX,
+        APERTUS,
         OLMOE,
         SMOLLM3,
         PHI3,

@@ -45,6 +45,8 @@ class Tensor:
 
     also: str = ""
     """Another name in files that are read, where others write them."""
+    constants: tuple[tuple[str, float], ...] = ()
+    """Names of tensors beside it that hold a number which is the same in all models."""
 
     @property
     def of_experts(self) -> bool:
@@ -65,6 +67,8 @@ class StoredTensor:
     """The expert whose matrix it is; None if it is not one of several."""
     also: str = ""
     """Another name that it may have."""
+    constants: tuple[tuple[str, float], ...] = ()
+    """Names and values of tensors of one number that are written beside it."""
 
 
 @dataclass(frozen=True)
@@ -150,18 +154,22 @@ def _laid(line: Tensor, specs: tuple[ParamSpec, ...], model: ModelConfig) -> Lai
     """The layout of a line's weights in its tensor, for a model whose layers are all alike."""
     if line.by_key_head:
         return LaidByHead(line.form, specs, groups=sizes_of(model).key_heads)
+    form = line.form
+    if form is Form.ROWS:
+        form, specs = Form.TABLE, tuple(replace(spec, inputs=1) for spec in specs)
     if line.by_head or line.rotary:
         # The part of a head that rotates is the last one of latent attention, the first of others.
         first = model.latent_attention is None
-        return LaidByHead(line.form, specs, rotary=rotary_dim(model) if line.rotary else 0, first=first)
-    return (LaidInRows if line.form in (Form.TAPS, Form.HEADS, Form.ROW) else Laid)(line.form, specs, line.interleaved)
+        return LaidByHead(form, specs, rotary=rotary_dim(model) if line.rotary else 0, first=first)
+    return (LaidInRows if line.form in (Form.TAPS, Form.HEADS, Form.ROW) else Laid)(form, specs, line.interleaved)
 
 
 def _of_line(line: Tensor, weights: tuple[str, ...], layer: int | None, laid: Laid) -> Iterator[StoredTensor]:
     """The tensor of a line in a layer, or one for each expert."""
     if EXPERT not in line.name:
         name, also = (text if layer is None else text.format(layer=layer) for text in (line.name, line.also))
-        yield StoredTensor(name, weights, layer, laid, also=also)
+        constants = tuple((one.format(layer=layer), value) for one, value in line.constants)
+        yield StoredTensor(name, weights, layer, laid, also=also, constants=constants)
         return
     one = tuple(replace(spec, shape=spec.shape[1:], axes=spec.axes[1:]) for spec in laid.specs)
     for expert in range(laid.specs[0].shape[0]):

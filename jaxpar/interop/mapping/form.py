@@ -42,6 +42,8 @@ class Form(Enum):
     """A vector with a number of each head, in Kimi's files (`LaidInRows`)."""
     ROW = "[1, outputs]"
     """A vector, in the files of ERNIE 4.5 (`LaidInRows`)."""
+    ROWS = "[heads, outputs]"
+    """A vector of each head, such as the scales of its norm."""
     TAPS = "[outputs, 1, taps]"
     """The taps of PyTorch's `Conv1d` of each channel, which are the last dim of the weight (`LaidInRows`)."""
 

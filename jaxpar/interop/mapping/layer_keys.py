@@ -31,6 +31,11 @@ def alternating(hf_config: HFConfig, layers: int) -> list[str]:
     return [GLOBAL if layer % 2 else LOCAL for layer in range(layers)]
 
 
+def three_to_one(hf_config: HFConfig, layers: int) -> list[str]:
+    """Types of layers with the window, except every fourth."""
+    return [LOCAL if (layer + 1) % 4 else GLOBAL for layer in range(layers)]
+
+
 def five_to_one(hf_config: HFConfig, layers: int) -> list[str]:
     """Types of layers with the window, except every sixth or `sliding_window_pattern`-th."""
     period = hf_config.integer("sliding_window_pattern", 6)
@@ -139,3 +144,26 @@ class NoRope:
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
         return {"no_rope_layers": [int(model.position == "rope") for model in models]}
+
+
+@dataclass(frozen=True)
+class RopeOfWindows:
+    """Positions of a family whose layers without the window have none, if `sliding_window` is not null."""
+
+    default: Types
+    absent: int | None = None
+    """The window where `config.json` has no `sliding_window`."""
+    without: str | None = "rope"
+    """The positions of all layers where `sliding_window` is null; null refuses that."""
+    keys: tuple[str, ...] = ()
+
+    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
+        if hf_config.get("sliding_window", self.absent) is None:
+            if self.without is None:
+                raise hf_config.refusal("sliding_window", None, "a whole number, at least 1")
+            return [{"position": self.without}] * layers
+        types = layer_types(hf_config, layers, self.default)
+        return [{"position": "rope" if one == LOCAL else "none"} for one in types]
+
+    def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
+        return {}

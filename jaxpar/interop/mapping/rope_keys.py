@@ -14,19 +14,27 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.mapping.keys import REQUIRED, HFConfig
 from jaxpar.interop.mapping.layer_keys import GLOBAL, LOCAL, Types, layer_types
 
-_LENGTH = "original_max_position_embeddings"
+LENGTH = "original_max_position_embeddings"
 SCALINGS = {
     "default": (),
     "linear": (("factor", "factor"),),
     "llama3": (
         ("factor", "factor"),
-        (_LENGTH, "original_length"),
+        (LENGTH, "original_length"),
         ("low_freq_factor", "low_frequency"),
         ("high_freq_factor", "high_frequency"),
     ),
-    "yarn": (("factor", "factor"), (_LENGTH, "original_length")),
+    "yarn": (("factor", "factor"), (LENGTH, "original_length")),
+    "longrope": (
+        ("factor", "factor"),
+        (LENGTH, "original_length"),
+        ("short_factor", "short_factors"),
+        ("long_factor", "long_factors"),
+    ),
 }
 """The types of rotary scaling that our model has, and their keys with ours."""
+COMMON = ("default", "linear", "llama3", "yarn")
+"""The types that most families have."""
 OPTIONAL = {
     "yarn": (
         ("beta_fast", "beta_fast"),
@@ -36,10 +44,11 @@ OPTIONAL = {
         ("mscale", "mscale"),
         ("mscale_all_dim", "mscale_all_dim"),
     ),
+    "longrope": (("attention_factor", "attention_factor"),),
 }
 """Keys that may be absent or null, with the same default in both."""
 _PARTIAL = "partial_rotary_factor"
-_NEUTRAL = ("rope_type", "type", "rope_theta", _PARTIAL, _LENGTH)
+_NEUTRAL = ("rope_type", "type", "rope_theta", _PARTIAL, LENGTH)
 """Keys beside a scaling's type that have no effect on it."""
 _UNUSED = {"yarn": ("finetuned",)}
 """Keys of a scaling that transformers ignores."""
@@ -54,14 +63,16 @@ class Rope:
 
     base: float = 10000.0
     """Default base if `config.json` has none."""
-    scalings: tuple[str, ...] = tuple(SCALINGS)
-    """The types of scaling that transformers has for the family, out of `SCALINGS`."""
+    scalings: tuple[str, ...] = COMMON
+    """The types of scaling that are read for the family, out of `SCALINGS`."""
     partial: float | None = None
     """The default share of each head that rotates, in families where it may be a part."""
     unused: tuple[str, ...] = ()
     """Further keys of a scaling that have no effect on texts."""
     absent: Mapping[str, object] = field(default_factory=dict)
     """The scaling where `config.json` has neither `rope_scaling` nor `rope_parameters`."""
+    growth: str | None = None
+    """The key of a scaling for how queries grow with the position (`model.rope.query_growth`)."""
     keys: tuple[str, ...] = ("rope_theta", "rope_scaling", "rope_parameters", _PARTIAL)
 
     def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
@@ -69,26 +80,44 @@ class Rope:
         _check_in_force(hf_config, mappings, {"rope_theta": self.base, _PARTIAL: self.partial or 1.0})
         mappings = {key: _without(mapping, self.unused) for key, mapping in mappings.items()}
         mappings = mappings or {"rope_scaling": self.absent}
-        return [_rotary(hf_config, "rope_theta", mappings, self.base, self.scalings, self.partial)] * layers
+        rates, mappings = self._rates(mappings)
+        rotary = _rotary(hf_config, "rope_theta", mappings, self.base, self.scalings, self.partial)
+        if rates and (stated := hf_config.agreed_of(rates)):
+            rotary["rope"] |= {"query_growth": hf_config.in_range(*stated, "rope.query_growth")}
+        return [rotary] * layers
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
         model = next((model for model in models if model.position == "rope"), models[0])
         scaling = _written_scaling(model)
         if scaling is None and self.absent:
             scaling = {"rope_type": "default"}
+        if self.growth is not None and scaling is not None:
+            scaling[self.growth] = model.rope.query_growth
         partial = {} if self.partial is None else {_PARTIAL: model.rope.partial}
         return {"rope_theta": model.rope.base, "rope_scaling": scaling, **partial}
+
+    def _rates(self, mappings: Stated) -> tuple[dict[str, object], Stated]:
+        """What mappings state of the growth of queries; and the mappings without it."""
+        if self.growth is None:
+            return {}, mappings
+        rates = {f"{key}.{self.growth}": mapping.get(self.growth) for key, mapping in mappings.items()}
+        return rates, {key: _without(mapping, (self.growth,)) for key, mapping in mappings.items()}
 
 
 @dataclass(frozen=True)
 class RopeByType:
-    """Rotary embeddings of each type of layer (Gemma 3): local layers have another base, and a scaling only if
-    `rope_parameters` states one for them."""
+    """Rotary embeddings of each type of layer (Gemma 3, OLMo 3): local layers have a base of their own, and a scaling
+    only if `rope_parameters` states one for them."""
 
     types: Types
     base: float = 1000000.0
     local_base: float = 10000.0
-    keys: tuple[str, ...] = ("rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq")
+    local_theta: str | None = "rope_local_base_freq"
+    """The key of their base outside `rope_parameters`."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return ("rope_theta", "rope_scaling", "rope_parameters", *([self.local_theta] if self.local_theta else []))
 
     def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
         by_type = _stated(hf_config, {"rope_parameters": hf_config.get("rope_parameters")}).get("rope_parameters", {})
@@ -101,7 +130,7 @@ class RopeByType:
         of_local = _stated(hf_config, {local: by_type.get(LOCAL)})
         rotary = {
             GLOBAL: _rotary(hf_config, "rope_theta", of_global, self.base),
-            LOCAL: _rotary(hf_config, "rope_local_base_freq", of_local, self.local_base),
+            LOCAL: _rotary(hf_config, self.local_theta or "", of_local, self.local_base),
         }
         return [rotary[one] for one in layer_types(hf_config, layers, self.types)]
 
@@ -109,9 +138,16 @@ class RopeByType:
         of_type = {LOCAL: models[0], GLOBAL: models[0]} | {
             LOCAL if model.window is not None else GLOBAL: model for model in models
         }
+        if self.local_theta is None:
+            written = {name: _written_scaling(model) or {"rope_type": "default"} for name, model in of_type.items()}
+            return {
+                "rope_parameters": {
+                    name: {**scaling, "rope_theta": of_type[name].rope.base} for name, scaling in written.items()
+                }
+            }
         return {
             "rope_theta": of_type[GLOBAL].rope.base, "rope_scaling": _written_scaling(of_type[GLOBAL]),
-            "rope_local_base_freq": of_type[LOCAL].rope.base,
+            self.local_theta: of_type[LOCAL].rope.base,
         }  # fmt: skip
 
 
@@ -139,9 +175,9 @@ def _rotary(
     theta: str,
     mappings: Stated,
     base: float,
-    scalings: tuple[str, ...] = tuple(SCALINGS),
+    scalings: tuple[str, ...] = COMMON,
     partial: float | None = None,
-) -> dict[str, object]:
+) -> dict[str, dict[str, object]]:
     """Our keys of layers, from the key of their base and the mappings that state something about them."""
     stated_base = _agreed(hf_config, theta, "rope_theta", mappings)
     share = _agreed(hf_config, _PARTIAL, _PARTIAL, mappings)
@@ -206,9 +242,9 @@ def _scaled(
         )
     ours: dict[str, object] = {"scaling": "none" if kind == "default" else kind}
     # transformers takes the model's length where the scaling has no original one.
-    lacks_length = scaling.get(_LENGTH) is None and hf_config.get("max_position_embeddings") is not None
+    lacks_length = scaling.get(LENGTH) is None and hf_config.get("max_position_embeddings") is not None
     for theirs, mine in SCALINGS[kind]:
-        if theirs == _LENGTH and lacks_length:
+        if theirs == LENGTH and lacks_length:
             ours[mine] = hf_config.typed("max_position_embeddings", f"rope.{mine}")
         else:
             ours[mine] = inside.typed(f"{key}.{theirs}", f"rope.{mine}", REQUIRED)
@@ -223,4 +259,5 @@ def _written_scaling(model: ModelConfig) -> dict[str, object] | None:
         return None
     pairs = (*SCALINGS[rope.scaling], *OPTIONAL.get(rope.scaling, ()))
     values = {theirs: value for theirs, ours in pairs if (value := getattr(rope, ours)) is not None}
+    values = {theirs: list(value) if isinstance(value, tuple) else value for theirs, value in values.items()}
     return {"rope_type": rope.scaling, **values}

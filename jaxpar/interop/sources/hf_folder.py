@@ -177,6 +177,21 @@ class HFFolder:
         same = lambda part: np.array_equal(read(family.head, part), read(embedding, part), equal_nan=True)
         return not all(map(same, regions))
 
+    def _constants(self) -> list[str]:
+        """Names of tensors of one number that is the same in all models of the family.
+
+        Raises:
+            UserError: one has another number.
+        """
+        constants = [pair for tensor in self.tensors for pair in tensor.constants if pair[0] in self._files.tensors]
+        for name, value in constants:
+            stored = self._files.tensors[name]
+            if stored.shape or self._files.read(name, ()) != np.asarray(value, stored.dtype):
+                raise UserError(
+                    f"{named(stored.file)}: the tensor {name} is not {value}, as in all models of this family"
+                )
+        return [name for name, _ in constants]
+
     def _checked(self) -> dict[str, str]:
         """The name in the files of each tensor of the table."""
         stored, family = self._files.tensors, self.family
@@ -193,7 +208,7 @@ class HFFolder:
                     f"expected {list(tensor.laid.shape)}, by {CONFIG}"
                 )
         unread = {family.head} if self.model.tied else set()
-        known = {*names.values(), *unread}
+        known = {*names.values(), *unread, *self._constants()}
         more = tuple(f"{family.prefix}layers.{self.model.layers + index}." for index in range(self.further))
         left = [name for name in stored if name not in known and not name.endswith(family.buffers)]
         self.omitted = sum(name.startswith(family.omitted) for name in left)

@@ -47,7 +47,7 @@ def check_input(config: Config) -> None:
 
 OF_SOME_MIXERS = (
     "qk_norm", "attention_bias", "attention_scale", "attention_softcap", "attention_sinks", "attention_gate",
-    "window", "linear_attention",
+    "window", "linear_attention", "qkv_clip",
 )  # fmt: skip
 """Keys of `model` that only some mixers read (`Block.reads`)."""
 

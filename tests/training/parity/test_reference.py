@@ -86,6 +86,23 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "olmo2": {"norm_placement": "post", "qk_norm": "projection", "norm_epsilon": 0.1},
     "hunyuan": {"qk_norm": "rotated", "norm_epsilon": 0.1},
     "minimax": {"norm_placement": "stream", "residual": ResidualConfig(3.0, 0.75, 2.5, 1.25)},
+    "command_r": {
+        "norm": "unbiased_layernorm", "norm_placement": "parallel", "qk_norm": "layernorm", "attention_bias": True,
+        "norm_epsilon": 0.1, "logit_divisor": 0.25,
+    },
+    "neox": {
+        "norm": "layernorm", "norm_placement": "parallel_norms", "activation": "exact_gelu",
+        "residual": ResidualConfig(3.0, 0.75, 2.5, 1.25),
+    },
+    "olmo": {
+        "norm": "weightless_layernorm", "qkv_clip": 0.5, "rope": RopeConfig(query_growth=0.5, original_length=3),
+    },
+    "apertus": {"activation": "xielu", "qk_norm": True, "norm_epsilon": 0.1},
+    "phi4_mini": {
+        "rope": RopeConfig(
+            20.0, scaling="longrope", factor=4.0, original_length=12, short_factors=(1.0, 1.0), long_factors=(1.5, 2.5)
+        ),
+    },
     # Scores grow with the square of the last factor: with 1.5, half an ulp of the weights moves the exact gradients, in
     # float64, by 1e-5.
     "qwen2": {
@@ -103,7 +120,7 @@ NEUTRAL = {
     "window": None, "attention_softcap": None, "logit_softcap": None, "rope_scaling": "none", "qk_norm": False,
     "z_loss": 0.0, "norm_epsilon": 1e-5, "attention_bias": False, "mlp_bias": False,
     "embedding_scale": False, "attention_scale": None, "norm": "rmsnorm", "rope_base": 1e4, "rope_factor": 2.0,
-    "rope_partial": 1.0, "residual_mixer_stream": 1.0, "residual_mixer_output": 1.0,
+    "rope_query_growth": 0.0, "qkv_clip": None, "rope_partial": 1.0, "residual_mixer_stream": 1.0, "residual_mixer_output": 1.0,
     "residual_mlp_stream": 1.0, "residual_mlp_output": 1.0, "logit_divisor": 1.0,
 }  # fmt: skip
 
@@ -139,8 +156,10 @@ def test_each_of_these_options_changes_the_loss_by_far_more_than_the_tolerance(n
     _, options, weights, rows = option_case(name)
     loss = decoder64.loss(weights, options, rows)
     others = NEUTRAL | {"activation": "gelu" if options["activation"] == "relu2" else "relu2"}
-    if options["norm_placement"] == "stream":  # other placements have other weights
+    if options["norm_placement"] in ("stream", "parallel_norms"):  # other placements have other weights
         others["norm_placement"] = "pre"
+    if options["norm"].endswith("layernorm"):
+        del others["norm"]
     options = spelled_out(options)
     inside = {
         key for key, usual in DEFAULTS.items() if key.startswith(("rope_", "residual_")) and options[key] != usual

@@ -1,0 +1,1 @@
+"""The families of dense models that differ from Llama in a block."""
