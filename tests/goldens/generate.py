@@ -194,6 +194,13 @@ CASES: dict[str, tuple[str, dict]] = {
             "mlp_beta_factor": 1,
         },
     ),
+    "lfm2": (
+        "Lfm2",
+        SMALL | {
+            "hidden_size": 16, "num_hidden_layers": 3, "block_multiple_of": 20, "block_ffn_dim_multiplier": 1.5, "norm_eps": 1e-2,
+            "layer_types": ["conv", GLOBAL, "conv"], "rope_parameters": rope(1e3),
+        },
+    ),
     "qwen3_next": (
         "Qwen3Next",
         HYBRID | {

@@ -27,6 +27,7 @@ WITH_STATE = (
     "qwen3_5",
     "qwen3_5_moe",
     "minimax",
+    "lfm2",
     "granitemoehybrid",
     "gla_swa",
 )

@@ -282,7 +282,7 @@ def test_a_type_that_is_spelled_otherwise_is_named(model_type: str, near: str):
         model_of(golden("llama", model_type=model_type))
 
 
-@pytest.mark.parametrize("model_type", ["lfm2", "olmo", "qwen2_moe", "gemma3", "mistral3", "llama4_text", None, 3])
+@pytest.mark.parametrize("model_type", ["recurrent_gemma", "olmo", "qwen2_moe", "gemma3", "mistral3", "jamba", None, 3])
 def test_another_architecture_with_a_name_alike_is_not_suggested(model_type: object):
     with refused("model_type", str(model_type), "expected one of llama") as caught:
         model_of(golden("llama", model_type=model_type))
@@ -340,6 +340,22 @@ def test_the_layers_of_nemotron_are_named_or_letters():
         differences(model_of(golden("nemotron_h", layers_block_type=["mamba", "moe", "attention", "mlp"]))[1], model)
         == []
     )
+
+
+def test_the_feed_forward_of_lfm2_is_as_wide_as_published():
+    """LFM2-1.2B states 12288, of which two thirds are 8192; LFM2-350M 6656, which is 4608 in multiples of 256."""
+    for stated, width, changed in (
+        (12288, 8192, {}),
+        (6656, 4608, {}),
+        (6656, 6656, {"block_auto_adjust_ff_dim": False}),
+    ):
+        keys = {"intermediate_size": ..., "block_ff_dim": stated, "block_ffn_dim_multiplier": 1.0} | changed
+        assert model_of(golden("lfm2", **{"block_multiple_of": 256} | keys))[1].mlp == width
+
+
+def test_layers_of_lfm2_may_be_named_by_indices():
+    by_indices = {"layer_types": ..., "full_attn_idxs": [1]}
+    assert differences(*(model_of(golden("lfm2", **one))[1] for one in ({}, by_indices))) == []
 
 
 def test_granite_hybrids_may_lack_experts_and_state_widths_and_layers_as_published():

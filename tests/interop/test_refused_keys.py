@@ -129,6 +129,13 @@ REFUSED = {
     "attention in a layer that there is not": ("gla_swa", {"attn_layers": [3]}, ("attn_layers", "3", "0 to 2")),
     "two lists of layers of SpikingBrain": ("gla_swa", {"attn_type_list": [1]}, ("attn_type_list", "attn_layers")),
     "convolutions of SpikingBrain": ("gla_swa", {"use_short_conv": True}, ("use_short_conv", "True", "False")),
+    "biases of a convolution": ("lfm2", {"conv_bias": True}, ("conv_bias", "True", "False")),
+    "a convolution of one token": ("lfm2", {"conv_L_cache": 1}, ("conv_L_cache", "1", "at least 2")),
+    "windows of LFM2": ("lfm2", {"layer_types": ["sliding_attention"] * 3}, ("layer_types", "conv")),
+    "layers that are no list": (
+        "lfm2", {"layer_types": None, "full_attn_idxs": "all"}, ("full_attn_idxs", "all", "a list")
+    ),
+    "channels in no heads": ("lfm2", {"num_attention_heads": 3}, ("hidden_size", "16", "3")),
     "a width of heads twice": ("deepseek_v2", {"qk_head_dim": 9}, ("qk_head_dim", "9", "14")),
 }  # fmt: skip
 

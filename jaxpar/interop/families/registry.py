@@ -8,6 +8,7 @@ from jaxpar.interop.families.gpt2 import GPT2
 from jaxpar.interop.families.gpt_oss import GPT_OSS
 from jaxpar.interop.families.hybrids.granite import GRANITE, GRANITEMOE, GRANITEMOEHYBRID
 from jaxpar.interop.families.hybrids.kimi import KIMI_LINEAR
+from jaxpar.interop.families.hybrids.lfm import LFM2
 from jaxpar.interop.families.hybrids.mamba import MAMBA2
 from jaxpar.interop.families.hybrids.minimax import MINIMAX
 from jaxpar.interop.families.hybrids.nemotron import NEMOTRON_H
@@ -51,6 +52,7 @@ FAMILIES: dict[str, Family] = {
         GRANITEMOE,
         GRANITEMOEHYBRID,
         SPIKINGBRAIN,
+        LFM2,
     )
 }
 """Families by name. A model that several can express is exported as the first of them."""
