@@ -169,13 +169,13 @@ class _Layer:
     def rotations(self, group: Matmuls, back: bool = False) -> dict[str, float]:
         """Bytes of the rotation of each output that is rotated, which reads and writes each number once, and of norms
         of each head before it."""
-        normed = HEAD_NORMS[back] if self.shape.model.qk_norm is True else 0.0
+        normed = HEAD_NORMS[back] if self.shape.model.qk_norm in (True, "unweighted") else 0.0
         each = self.half * 2.0 * (2.0 + normed) * self.case.tokens
         return {name: each * self.widths[name] for name in group.rotated}
 
     def normed(self, group: Matmuls) -> dict[str, float]:
         """`LayerTime.normed` of a group's outputs."""
-        if self.shape.model.qk_norm is not True:
+        if self.shape.model.qk_norm not in (True, "unweighted"):
             return {}
         return {name: self.device.bytes_seconds(moved) for name, moved in self.rotations(group).items()}
 

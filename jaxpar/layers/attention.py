@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float, PyTree
 
@@ -34,7 +35,7 @@ class Attention(Block):
 
     reads = (
         "qk_norm", "attention_bias", "attention_scale", "attention_softcap", "attention_sinks", "attention_gate",
-        "window",
+        "window", "chunk", "attention_temperature",
     )  # fmt: skip
     cache = KeyValues(PARTITION, PARTITION)
 
@@ -131,6 +132,8 @@ class Attention(Block):
             q, k = self._normalize(q, k)
         if tokens.cos is not None and tokens.sin is not None:
             q, k = rotate(q, tokens.cos, tokens.sin), rotate(k, tokens.cos, tokens.sin)
+        if tokens.temperature is not None:
+            q = (q.astype(jnp.float32) * tokens.temperature[:, :, None, None]).astype(q.dtype)
         if not self.normed:
             q, k = self.named(q, "query"), self.named(k, "key")
         v = self.named(v, "value")
@@ -140,6 +143,9 @@ class Attention(Block):
 
     def _normalize(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Queries and keys after their norms, of each head or of the full projection."""
+        if self.normed == "unweighted":
+            plain = jnp.ones(q.shape[-1:])
+            return rms_normalize(q, plain, self.epsilon), rms_normalize(k, plain, self.epsilon)
         of_query, of_key = self.factors(self.weight("query_norm")), self.factors(self.weight("key_norm"))
         if self.normed == "projection":
             return rms_normalize_heads(q, k, of_query, self._local_heads(of_key, 0), self.epsilon)
@@ -180,6 +186,6 @@ def _weights(model: ModelConfig) -> Weights:
     neutral = NORMS[model.norm].neutral
     if model.qk_norm == "projection":
         weights |= {"query_norm": vector(query, QUERY, neutral), "key_norm": vector(key, KEY, neutral)}
-    elif model.qk_norm:
+    elif model.qk_norm is True:
         weights |= {name: vector((width,), ("norm",), neutral) for name in ("query_norm", "key_norm")}
     return factored(weights, model.low_rank)

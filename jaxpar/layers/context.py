@@ -27,12 +27,23 @@ class TokenContext(NamedTuple):
     """Cosines of the rotary angles; None without rotary embeddings."""
     sin: Float[Array, "batch seq half"] | None
     """Sines of the rotary angles."""
+    temperature: Float[Array, "batch seq"] | None = None
+    """Factors of queries; None means 1."""
     fields: Mapping[str, Array] = {}
     """By name, the fields that the layer's blocks declare, of those that the batch has."""
     seed: UInt[Array, ""] | None = None
     """Seed of dropout and of routers that draw, in training."""
     carried: Mapping[str, Any] = {}
     """Arrays by name that carried state gives to layers (`jaxpar.runtime.carried`): read by a feature's own ops."""
+
+
+def in_chunks(
+    segments: Int[Array, "batch seq"], positions: Int[Array, "batch seq"], size: int, length: int
+) -> Int[Array, "batch seq"]:
+    """`segments` of rows of so many tokens with another number for each chunk of `size` positions of a document, which
+    grows along the row."""
+    chunks = length // size + 1  # at most, in a document
+    return (segments > 0) * (segments * chunks + positions // size)
 
 
 def sequence_part(x: jax.Array) -> jax.Array:

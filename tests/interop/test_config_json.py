@@ -358,6 +358,17 @@ def test_layers_of_lfm2_may_be_named_by_indices():
     assert differences(*(model_of(golden("lfm2", **one))[1] for one in ({}, by_indices))) == []
 
 
+def test_layers_of_llama_4_are_those_of_its_defaults():
+    """As published, of Maverick: every other layer has experts, every fourth no positions, all others chunks."""
+    absent = dict.fromkeys(("no_rope_layers", "layer_types", "moe_layers", "attention_chunk_size", "floor_scale"), ...)
+    _, model = model_of(golden("llama4", num_hidden_layers=8, **absent))
+    layers = [kind_models(model)[kind] for kind in layer_kinds(model)]
+    assert [one.experts is not None for one in layers] == [False, True] * 4
+    assert [(one.chunk, one.position) for one in layers] == [*[(8192, "rope")] * 3, (None, "none")] * 2
+    assert [getattr(one.attention_temperature, "floor", None) for one in layers] == [None, None, None, 8192] * 2
+    assert [one.qk_norm for one in layers] == [*["unweighted"] * 3, False] * 2
+
+
 def test_granite_hybrids_may_lack_experts_and_state_widths_and_layers_as_published():
     _, model = model_of(golden("granitemoehybrid"))
     older = {"layer_types": ["mamba", "attention"], "mamba_d_head": "auto"}

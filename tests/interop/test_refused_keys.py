@@ -129,6 +129,20 @@ REFUSED = {
     "attention in a layer that there is not": ("gla_swa", {"attn_layers": [3]}, ("attn_layers", "3", "0 to 2")),
     "two lists of layers of SpikingBrain": ("gla_swa", {"attn_type_list": [1]}, ("attn_type_list", "attn_layers")),
     "convolutions of SpikingBrain": ("gla_swa", {"use_short_conv": True}, ("use_short_conv", "True", "False")),
+    "chunks of no size": ("llama4", {"attention_chunk_size": None}, ("attention_chunk_size", "null", "a number")),
+    "windows of Llama 4": (
+        "llama4", {"layer_types": ["sliding_attention"] * 3}, ("layer_types", "chunked_attention")
+    ),
+    "experts in a layer that there is not": ("llama4", {"moe_layers": [3]}, ("moe_layers", "3", "0 to 2")),
+    "experts of Llama 4 that there are not": (
+        "llama4", {"num_experts_per_tok": 5}, ("num_experts_per_tok", "5", "at most 4")
+    ),
+    "a scaling that Llama 4's norms would undo": (
+        "llama4", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, ("rope_parameters.rope_type", "yarn")
+    ),
+    "experts without a bias": ("lfm2_moe", {"use_expert_bias": False}, ("use_expert_bias", "False", "True")),
+    "sigmoids as they are": ("lfm2_moe", {"norm_topk_prob": False}, ("norm_topk_prob", "False", "True")),
+    "more dense layers than there are": ("lfm2_moe", {"num_dense_layers": 4}, ("num_dense_layers", "4", "0 to 3")),
     "biases of a convolution": ("lfm2", {"conv_bias": True}, ("conv_bias", "True", "False")),
     "a convolution of one token": ("lfm2", {"conv_L_cache": 1}, ("conv_L_cache", "1", "at least 2")),
     "windows of LFM2": ("lfm2", {"layer_types": ["sliding_attention"] * 3}, ("layer_types", "conv")),

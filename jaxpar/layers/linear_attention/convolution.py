@@ -44,8 +44,8 @@ def convolve(
 def last_values(
     x: Float[Array, "batch seq heads width"], tokens: TokenContext, lengths: Int[Array, " batch"], taps: int
 ) -> Float[Array, "batch heads reach width"]:
-    """The values of the last tokens of rows of `lengths` that the next token's sum of `taps` reaches back to; 0 before a
-    row."""
+    """The values of the last tokens of rows of `lengths` that the next token's sum of `taps` reaches back to; 0 before
+    a row."""
     at = lengths[:, None] - (taps - 1) + jnp.arange(taps - 1)
     chosen = (tokens.indices[:, :, None] == at[:, None]).astype(x.dtype)
     return jnp.moveaxis(reduce_sum(jnp.einsum("bshw,bst->bthw", x, chosen), ("context",)), 1, 2)

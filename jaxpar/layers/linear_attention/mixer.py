@@ -44,8 +44,8 @@ CACHED = PartitionSpec(CACHED_ROWS, "tensor", "context")
 
 
 class Sizes(NamedTuple):
-    """Heads and widths of a mixer with a state, the tokens of its short convolutions, the least step of Mamba-2, and the
-    epsilon of the output's norm."""
+    """Heads and widths of a mixer with a state, the tokens of its short convolutions, the least step of Mamba-2, and
+    the epsilon of the output's norm."""
 
     heads: int
     key_heads: int

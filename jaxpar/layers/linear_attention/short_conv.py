@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import ClassVar
+
 import jax
 from jaxtyping import Array, Float, PyTree
 
@@ -27,7 +29,7 @@ class ShortConvolution(Block):
 
     reads = ("linear_attention",)
     order = "contiguous"
-    cache = {"entered": CACHED}
+    cache: ClassVar[PyTree] = {"entered": CACHED}
 
     def __init__(self, model: ModelConfig, part: Part | None = None):
         super().__init__(part or self.declare(model))

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpar.config.mappings.attention_temperature import AttentionTemperature
 from jaxpar.config.mappings.residual import ResidualConfig
 from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.reading.options import options_of
@@ -84,6 +85,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "capped_logits": {"logit_softcap": 2.0, "z_loss": 1e-2, "activation": "relu2", "norm_epsilon": 0.1, "tied": True},
     "gpt2": GPT2,
     "olmo2": {"norm_placement": "post", "qk_norm": "projection", "norm_epsilon": 0.1},
+    "llama4": {
+        "chunk": 5, "attention_temperature": AttentionTemperature(3, 0.4), "qk_norm": "unweighted", "norm_epsilon": 0.1,
+    },
     "minimax": {"norm_placement": "stream", "residual": ResidualConfig(3.0, 0.75, 2.5, 1.25)},
     # Scores grow with the square of the last factor: with 1.5, half an ulp of the weights moves the exact gradients, in
     # float64, by 1e-5.
@@ -99,7 +103,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 NEUTRAL = {
-    "window": None, "attention_softcap": None, "logit_softcap": None, "rope_scaling": "none", "qk_norm": False,
+    "window": None, "chunk": None, "attention_temperature": None,
+    "attention_softcap": None, "logit_softcap": None, "rope_scaling": "none", "qk_norm": False,
     "z_loss": 0.0, "norm_epsilon": 1e-5, "attention_bias": False, "mlp_bias": False,
     "embedding_scale": False, "attention_scale": None, "norm": "rmsnorm", "rope_base": 1e4, "rope_factor": 2.0,
     "rope_partial": 1.0, "residual_mixer_stream": 1.0, "residual_mixer_output": 1.0,
