@@ -26,7 +26,7 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
     from jaxpar.data import batch_rows
     from jaxpar.layers.declaration.adaptation import adaptation_of
     from jaxpar.layout.choices.matmul import multiplies
-    from jaxpar.model.flops import flops_per_step, kept_pairs, mfu
+    from jaxpar.model.flops import flops_per_step, mfu, seen_pairs
     from jaxpar.observe.memory import memory_kind, peak_bytes
     from jaxpar.training.run.run import Run
 
@@ -49,7 +49,7 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
     seconds = statistics.median(times[warmup:])
     tokens = config.data.batch_size * config.data.sequence_length
     share = config.data.batch_size / len(placer.rows)
-    each = [kept_pairs(config.model, r, packed=config.data.packed) for r in rows]
+    each = [seen_pairs(config.model, r, packed=config.data.packed) for r in rows]
     pairs = {limit: round(share * statistics.mean(one[limit] for one in each)) for limit in each[0]}
     flops = flops_per_step(config.model, tokens, pairs, trainer.data.vocab, adaptation_of(config))
     peak = trainer.peak_flops

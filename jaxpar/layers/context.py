@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, UInt
 
@@ -37,11 +38,9 @@ class TokenContext(NamedTuple):
     """Arrays by name that carried state gives to layers (`jaxpar.runtime.carried`): read by a feature's own ops."""
 
 
-def in_chunks(
-    segments: Int[Array, "batch seq"], positions: Int[Array, "batch seq"], size: int, length: int
-) -> Int[Array, "batch seq"]:
-    """`segments` of rows of so many tokens with another number for each chunk of `size` positions of a document, which
-    grows along the row."""
+def in_chunks[A: (jax.Array, np.ndarray)](segments: A, positions: A, size: int, length: int) -> A:
+    """`segments` [batch, seq] of rows of so many tokens, with another number for each chunk of `size` positions of a
+    document, which grows along the row."""
     chunks = length // size + 1  # at most, in a document
     return (segments > 0) * (segments * chunks + positions // size)
 

@@ -50,7 +50,7 @@ def causal_pairs(model: ModelConfig, tokens: int, sequence: int) -> Pairs:
     return {limit: round(tokens * mean_keys(sequence, limit)) for limit in reaches(model)}
 
 
-def kept_pairs(model: ModelConfig, rows: Mapping[str, np.ndarray], *, packed: bool) -> dict[Reach, int]:
+def seen_pairs(model: ModelConfig, rows: Mapping[str, np.ndarray], *, packed: bool) -> dict[Reach, int]:
     """The pairs of rows of documents, which see each other unless they are `packed`."""
     segments, positions = rows["segments"], rows["positions"]
 

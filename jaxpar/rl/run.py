@@ -20,7 +20,7 @@ from jaxpar.distributed.devices import Device
 from jaxpar.generation.scorer import Scorer
 from jaxpar.layout.state import TrainState
 from jaxpar.mesh.parameters import Weights
-from jaxpar.model.flops import Pairs, kept_pairs
+from jaxpar.model.flops import Pairs, seen_pairs
 from jaxpar.rl.answer_scores import answer_scores, reference_scorer
 from jaxpar.rl.answers import Answer, answer_rows
 from jaxpar.rl.environments.conversation import Conversations, conversations_of
@@ -125,7 +125,7 @@ class RolloutRun(Run):
                 of_environment = None if self.conversations is None else self.conversations.failure
                 failure = of_environment or self.rewarder.failure
                 raise TrainingError(f"no answer of step {first + 1} has a reward ({failure}): the run stopped")
-            pairs = kept_pairs(self.config.model, arrays, packed=self.config.data.packed)
+            pairs = seen_pairs(self.config.model, arrays, packed=self.config.data.packed)
             yield self.placer({name: one[self.placer.rows] for name, one in arrays.items()}), pairs
 
     def evaluation(self) -> dict[str, float]:

@@ -129,7 +129,7 @@ REFUSED = {
     "attention in a layer that there is not": ("gla_swa", {"attn_layers": [3]}, ("attn_layers", "3", "0 to 2")),
     "two lists of layers of SpikingBrain": ("gla_swa", {"attn_type_list": [1]}, ("attn_type_list", "attn_layers")),
     "convolutions of SpikingBrain": ("gla_swa", {"use_short_conv": True}, ("use_short_conv", "True", "False")),
-    "chunks of no size": ("llama4", {"attention_chunk_size": None}, ("attention_chunk_size", "null", "a number")),
+    "chunks of no size": ("llama4", {"attention_chunk_size": None}, ("attention_chunk_size", "None", "a number")),
     "windows of Llama 4": (
         "llama4", {"layer_types": ["sliding_attention"] * 3}, ("layer_types", "chunked_attention")
     ),

@@ -9,7 +9,7 @@ from jaxpar.config.counting import Chunk
 from jaxpar.config.mappings.attention_temperature import AttentionTemperature
 from jaxpar.config.schema.model import Pattern
 from jaxpar.memory.layer_shape import mean_keys
-from jaxpar.model.flops import causal_pairs, kept_pairs
+from jaxpar.model.flops import causal_pairs, seen_pairs
 from tests.decoding import assert_decodes
 from tests.sentences import refused
 from tests.small_run import SmallRun, small
@@ -27,7 +27,7 @@ def test_the_pairs_of_chunks_are_those_within_documents_and_chunks():
     segments = np.array([[1, 1, 1, 1, 1, 2, 2, 2, 0], [1, 1, 1, 1, 1, 1, 1, 1, 1]], np.int32)
     positions = np.array([[0, 1, 2, 3, 4, 0, 1, 2, 0], [0, 1, 2, 3, 4, 5, 6, 7, 8]], np.int32)
     model = small(model=KINDS | {"kinds": {**KINDS["kinds"], "chunked": {"chunk": 3}}}).model
-    found = kept_pairs(model, {"segments": segments, "positions": positions}, packed=True)
+    found = seen_pairs(model, {"segments": segments, "positions": positions}, packed=True)
     before = np.tri(9, dtype=bool)
     alike = (segments[:, :, None] == segments[:, None]) & (segments > 0)[:, None] & before
     inside = alike & (positions[:, :, None] // 3 == positions[:, None] // 3)

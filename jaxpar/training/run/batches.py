@@ -13,7 +13,7 @@ from jaxpar.config.parts import OBJECTIVES
 from jaxpar.data import Data, batch_rows, batches, bigram_loss
 from jaxpar.data.baseline import NO_LOSS_TOKENS
 from jaxpar.mesh.parameters import Weights
-from jaxpar.model.flops import Pairs, kept_pairs
+from jaxpar.model.flops import Pairs, seen_pairs
 from jaxpar.runtime.batch import BatchPlacer
 from jaxpar.training.field_folder import FieldFolder
 from jaxpar.training.step.train_step import TrainStep
@@ -49,7 +49,7 @@ def placed_batches(
         for folder in folders:
             read = folder.read(rows["examples"], settings.batch_size, settings.sequence_length)
             rows = rows | {folder.field.name: read}
-        pairs = kept_pairs(config.model, rows, packed=settings.packed)
+        pairs = seen_pairs(config.model, rows, packed=settings.packed)
         following = placer(rows), {limit: round(share * one) for limit, one in pairs.items()}
         if ready is not None:
             yield ready

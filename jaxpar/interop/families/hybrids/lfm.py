@@ -84,7 +84,7 @@ class ExpertsBehindDense:
         if per_token > count:
             raise hf_config.refusal("num_experts_per_tok", per_token, f"at most {count} experts")
         scale = hf_config.positive("routed_scaling_factor", 1.0)
-        options: dict[str, object] = {"epsilon": EPSILON} | ({} if scale == 1 else {"scale": float(scale)})
+        options: dict[str, object] = {"epsilon": EPSILON, **({} if scale == 1 else {"scale": float(scale)})}
         width = hf_config.integer("moe_intermediate_size", 1792)
         experts = ExpertsConfig(count, per_token, width, router="sigmoid", router_options=options)
         dense = hf_config.get("num_dense_layers", 2)
