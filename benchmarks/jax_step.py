@@ -13,7 +13,6 @@ import statistics
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from typing import Any
 
 from jaxpar.cli import Parser, command
@@ -27,11 +26,9 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
     from jaxpar.data import batch_rows
     from jaxpar.layers.declaration.adaptation import adaptation_of
     from jaxpar.layout.choices.matmul import multiplies
-    from jaxpar.layout.stages import mask_of
-    from jaxpar.model.flops import flops_per_step, mfu, windows
+    from jaxpar.model.flops import flops_per_step, mfu, seen_pairs
     from jaxpar.observe.memory import memory_kind, peak_bytes
     from jaxpar.training.run.run import Run
-    from pallas_kernels.masks import visible_pairs
 
     trainer = Run(load_config(config_file, overrides))
     config, placer = trainer.config, trainer.placer
@@ -52,10 +49,8 @@ def measure(config_file: str | None, overrides: Sequence[str], *, warmup: int, s
     seconds = statistics.median(times[warmup:])
     tokens = config.data.batch_size * config.data.sequence_length
     share = config.data.batch_size / len(placer.rows)
-    kept = lambda mask: statistics.mean(share * visible_pairs(mask, r["segments"]) for r in rows)
-    pairs = {
-        window: round(kept(replace(mask_of(config, config.model), window=window))) for window in windows(config.model)
-    }
+    each = [seen_pairs(config.model, r, packed=config.data.packed) for r in rows]
+    pairs = {limit: round(share * statistics.mean(one[limit] for one in each)) for limit in each[0]}
     flops = flops_per_step(config.model, tokens, pairs, trainer.data.vocab, adaptation_of(config))
     peak = trainer.peak_flops
     return {

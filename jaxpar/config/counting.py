@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import NamedTuple
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ModelConfig
@@ -30,6 +31,26 @@ def rotary_dim(model: ModelConfig) -> int:
     if model.latent_attention is not None:
         return model.latent_attention.rope_dim
     return int(head_dim(model) * model.rope.partial)
+
+
+class Chunk(NamedTuple):
+    """The limit of chunked attention."""
+
+    size: int
+
+
+type Reach = int | Chunk | None
+"""The tokens that one sees: a window, those of its chunk, or no limit."""
+
+
+def reach(model: ModelConfig) -> Reach:
+    """The reach of attention in layers that are all alike."""
+    return model.window if model.chunk is None else Chunk(model.chunk)
+
+
+def window_of(model: ModelConfig) -> int | None:
+    """The window of attention, with which a chunk is one: no token sees further back than a chunk is long."""
+    return model.window if model.chunk is None else model.chunk
 
 
 def embedding_scale(model: ModelConfig) -> float:

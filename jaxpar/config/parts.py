@@ -26,6 +26,7 @@ MIXERS: dict[str, Blocks] = {
     "gated_deltanet": "jaxpar.layers.linear_attention.gated_deltanet:GatedDeltaNet",
     "kimi_delta": "jaxpar.layers.linear_attention.kimi_delta:KimiDelta",
     "mamba2": "jaxpar.layers.linear_attention.mamba2:Mamba2",
+    "short_conv": "jaxpar.layers.linear_attention.short_conv:ShortConvolution",
     "none": (),
 }
 """The values of `model.mixer`, each with the blocks that it names."""

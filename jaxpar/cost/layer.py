@@ -24,7 +24,7 @@ HEAD_NORMS = (2.0, 6.0)
 their recomputation. XLA writes the norms in float32 forward, and backward makes passes of their own for the sums of
 squares, the sums of rows and the gradient of the scale. Counted in the program of `configs/llama3_8b.yaml` with
 `model.qk_norm` for 8 H100s, cut to 4 layers."""
-NORMS_OF_HEADS = (True, "rotated", "layernorm")
+NORMS_OF_HEADS = (True, "rotated", "unweighted", "layernorm")
 """Values of `model.qk_norm` that normalise each head by itself."""
 
 

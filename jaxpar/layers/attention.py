@@ -35,7 +35,7 @@ class Attention(Block):
 
     reads = (
         "qk_norm", "attention_bias", "attention_scale", "attention_softcap", "attention_sinks", "attention_gate",
-        "window", "qkv_clip",
+        "window", "chunk", "attention_temperature", "qkv_clip",
     )  # fmt: skip
     cache = KeyValues(PARTITION, PARTITION)
 
@@ -141,6 +141,8 @@ class Attention(Block):
         if self.normed == "rotated":
             q, k = self._normalize(q, k)
         q = grown(q, tokens.growth)
+        if tokens.temperature is not None:
+            q = (q.astype(jnp.float32) * tokens.temperature[:, :, None, None]).astype(q.dtype)
         if not early:
             q, k = self.named(q, "query"), self.named(k, "key")
         if "sinks" not in self.part.weights:
@@ -149,6 +151,9 @@ class Attention(Block):
 
     def _normalize(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Queries and keys after their norms, of each head or of the full projection."""
+        if self.normed == "unweighted":
+            plain = jnp.ones(q.shape[-1:])
+            return rms_normalize(q, plain, self.epsilon), rms_normalize(k, plain, self.epsilon)
         of_query, of_key = self.factors(self.weight("query_norm")), self.factors(self.weight("key_norm"))
         if self.normed == "projection":
             return rms_normalize_heads(q, k, of_query, self._local_heads(of_key, 0), self.epsilon)
@@ -192,6 +197,6 @@ def _weights(model: ModelConfig) -> Weights:
     neutral = NORMS[model.norm].neutral
     if model.qk_norm in ("projection", "layernorm"):
         weights |= {"query_norm": vector(query, QUERY, neutral), "key_norm": vector(key, KEY, neutral)}
-    elif model.qk_norm:
+    elif model.qk_norm in (True, "rotated"):
         weights |= {name: vector((width,), ("norm",), neutral) for name in ("query_norm", "key_norm")}
     return factored(weights, model.low_rank)

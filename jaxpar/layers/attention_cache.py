@@ -1,7 +1,7 @@
 """The cache of attention: where the keys and values of each token are, on which rank, and which token a slot has.
 
-A layer has `slots` slots for each row. The token of index i is in slot i % slots, so a layer with a window needs no
-more slots than the window has tokens: a new token takes the slot of the one that no query sees any more. Slot s is on
+A layer has `slots` slots for each row. The token of index i is in slot i % slots, so a layer with a window, or chunks,
+needs no more slots than one has tokens: a new token takes the slot of the one that no query sees any more. Slot s is on
 context rank s % context, so the ranks have equal shares of every prefix.
 """
 
@@ -16,7 +16,7 @@ from jax import lax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from jaxpar.config.counting import attention_scale
+from jaxpar.config.counting import attention_scale, window_of
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.block import CACHED_ROWS, DecodedRows
 from jaxpar.layers.tree_attention import tree_attention
@@ -48,17 +48,18 @@ class SlotTable:
     @property
     def slots(self) -> int:
         """Slots of each row, a multiple of the context ranks."""
-        window, ranks = self.model.window, lax.axis_size("context")
+        window, ranks = window_of(self.model), lax.axis_size("context")
         needed = self.rows.capacity if window is None else min(window, self.rows.capacity)
         return -(-needed // ranks) * ranks
 
     @property
     def indices(self) -> Int[Array, "batch local"]:
-        """The index of the token in each of this rank's slots; `EMPTY` for none."""
+        """The index of the token in each of this rank's slots; `EMPTY` for none, or one of an earlier chunk."""
         ranks, last = lax.axis_size("context"), self.rows.lengths[:, None] - 1
         slots = jnp.arange(self.slots // ranks) * ranks + lax.axis_index("context")
         index = last - (last - slots) % self.slots
-        return jnp.where(index >= 0, index, EMPTY)
+        chunk = self.model.chunk
+        return jnp.where(index >= (0 if chunk is None else last // chunk * chunk), index, EMPTY)
 
     def filled(self, prompts: Float[Array, "batch part kv_heads width"], dtype: jnp.dtype) -> jax.Array:
         """This rank's slots [batch, kv_heads, local, width] after prompts, from keys or values of all their tokens."""
@@ -84,7 +85,7 @@ class SlotTable:
         model = self.model
         out = tree_attention(
             q[0], keys.swapaxes(1, 2), values.swapaxes(1, 2),
-            mask=Mask(causal=True, window=model.window), q_indices=self.rows.lengths - 1, kv_indices=self.indices,
+            mask=Mask(causal=True, window=window_of(model)), q_indices=self.rows.lengths - 1, kv_indices=self.indices,
             scale=attention_scale(model), softcap=model.attention_softcap, sinks=sinks[0] if sinks else None,
         )  # fmt: skip
         return vary(out)[None]

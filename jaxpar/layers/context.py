@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, UInt
 
@@ -29,12 +30,21 @@ class TokenContext(NamedTuple):
     """Sines of the rotary angles."""
     growth: Float[Array, "batch seq"] | None = None
     """Factors of queries (`model.rope.query_growth`); None without."""
+    temperature: Float[Array, "batch seq"] | None = None
+    """Factors of queries; None means 1."""
     fields: Mapping[str, Array] = {}
     """By name, the fields that the layer's blocks declare, of those that the batch has."""
     seed: UInt[Array, ""] | None = None
     """Seed of dropout and of routers that draw, in training."""
     carried: Mapping[str, Any] = {}
     """Arrays by name that carried state gives to layers (`jaxpar.runtime.carried`): read by a feature's own ops."""
+
+
+def in_chunks[A: (jax.Array, np.ndarray)](segments: A, positions: A, size: int, length: int) -> A:
+    """`segments` [batch, seq] of rows of so many tokens, with another number for each chunk of `size` positions of a
+    document, which grows along the row."""
+    chunks = length // size + 1  # at most, in a document
+    return (segments > 0) * (segments * chunks + positions // size)
 
 
 def sequence_part(x: jax.Array) -> jax.Array:

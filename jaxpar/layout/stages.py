@@ -9,7 +9,7 @@ import jax
 from jaxpar.attention import ContextLayout, RowTokens, attend
 from jaxpar.attention.balance import run_length
 from jaxpar.config import Config, ModelConfig
-from jaxpar.config.counting import attention_scale
+from jaxpar.config.counting import attention_scale, window_of
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.layers.block import Attend
@@ -28,7 +28,7 @@ from pallas_kernels.masks import Mask
 
 def mask_of(config: Config, model: ModelConfig) -> Mask:
     """The attention mask of the layers of `model`, a model of one kind of layers."""
-    return Mask(causal=True, window=model.window, segmented=config.data.packed)
+    return Mask(causal=True, window=window_of(model), segmented=config.data.packed or model.chunk is not None)
 
 
 def attention_settings(

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import ceil, prod
 from types import MappingProxyType
 
-from jaxpar.config.counting import head_dim, kv_heads, value_dim
+from jaxpar.config.counting import Chunk, Reach, head_dim, kv_heads, reach, value_dim
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema import Config, LoraConfig, ModelConfig
@@ -250,14 +250,17 @@ class LayerShape:
 
     @property
     def keys_per_query(self) -> float:
-        """Tokens that a token attends to on average, under a causal mask (and the model's window), in a row without
-        documents."""
-        return mean_keys(self.sequence, self.model.window)
+        """Tokens that a token attends to on average, under a causal mask (and the model's window or chunks), in a row
+        without documents."""
+        return mean_keys(self.sequence, reach(self.model))
 
 
-def mean_keys(sequence: int, window: int | None) -> float:
-    """Tokens that each of a row attends to on average, itself included, under a causal mask and a window."""
-    seen = sequence if window is None else min(window, sequence)
+def mean_keys(sequence: int, limit: Reach) -> float:
+    """Tokens that each of a row attends to on average, itself included, under a causal mask and a limit."""
+    if isinstance(limit, Chunk):
+        chunks, rest = divmod(sequence, limit.size)
+        return (chunks * limit.size * (limit.size + 1) + rest * (rest + 1)) / 2 / sequence
+    seen = sequence if limit is None else min(limit, sequence)
     return (seen * (seen + 1) / 2 + (sequence - seen) * seen) / sequence
 
 

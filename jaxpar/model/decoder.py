@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
@@ -17,7 +18,7 @@ from jaxpar.config.kinds import kind_model
 from jaxpar.config.plan import UNTILED, LayerLayout, Plan
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.block import Attend, Context
-from jaxpar.layers.context import TokenContext
+from jaxpar.layers.context import TokenContext, in_chunks
 from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.layers.declaration.weights import specs_of, with_weights
 from jaxpar.layers.inputs.input import input_class
@@ -100,6 +101,17 @@ def _computed_apart(layer: DecoderLayer, specs: Nested[ParamSpec]) -> Nested[boo
     }
 
 
+def by_position(tokens: TokenContext, positions: jax.Array, model: ModelConfig) -> TokenContext:
+    """`tokens` as attention of layers that are all alike needs them: documents in chunks, and factors of queries."""
+    if model.chunk is not None:
+        segments = in_chunks(tokens.segments, vary(positions), model.chunk, tokens.row_segments.shape[1])
+        tokens = tokens._replace(segments=segments, row_segments=gather_context(segments))
+    if (temperature := model.attention_temperature) is not None:
+        steps = ((positions + 1) // temperature.floor).astype(jnp.float32)
+        tokens = tokens._replace(temperature=vary(1 + temperature.scale * jnp.log1p(steps)))
+    return tokens
+
+
 @dataclass(frozen=True, eq=False, kw_only=True)
 class DecoderStages:
     """The decoder as functions of weights in storage placement, to run inside the step's `shard_map`.
@@ -151,7 +163,7 @@ class DecoderStages:
         for kind in self.order.stacks:
             model, declared = kind_model(self.model, kind), self.fields[kind]
             fields = {field.name: vary(batch[field.name]) for field in declared if field.name in batch}
-            contexts[kind] = plain._replace(fields=fields)
+            contexts[kind] = by_position(plain._replace(fields=fields), batch["positions"], model)
             if model.position == "rope":
                 angles, magnitude = frequencies(model, rotary_dim(model), length), rotary_magnitude(model)
                 key = angles.tobytes(), magnitude

@@ -22,28 +22,44 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from jaxpar.config.counting import head_dim, value_dim
+import numpy as np
+
+from jaxpar.config.counting import Chunk, Reach, head_dim, reach, value_dim
 from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.context import in_chunks
 from jaxpar.layers.counting import factor_parameters, matmul_parameters
 from jaxpar.layers.declaration.adaptation import ALL_TRAINED, Adaptation
 from jaxpar.layers.declaration.part import Core, Recurrence
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.inputs.input import input_class
 from jaxpar.memory.layer_shape import mean_keys
+from pallas_kernels.masks import Mask, visible_pairs
 
-type Pairs = Mapping[int | None, int]
-"""(query, key) pairs that the mask keeps, for one head of one layer, by the layer's `window`."""
+type Pairs = Mapping[Reach, int]
+"""(query, key) pairs that the mask keeps, for one head of one layer, by the layer's `reach`."""
 
 
-def windows(model: ModelConfig) -> tuple[int | None, ...]:
-    """The windows of a model's layers, each once."""
-    return tuple(dict.fromkeys(kind_model(model, kind).window for kind in kind_counts(model)))
+def reaches(model: ModelConfig) -> tuple[Reach, ...]:
+    """The windows and chunks of a model's layers, each once."""
+    return tuple(dict.fromkeys(reach(kind_model(model, kind)) for kind in kind_counts(model)))
 
 
 def causal_pairs(model: ModelConfig, tokens: int, sequence: int) -> Pairs:
     """The pairs of `tokens` tokens in rows without documents, under a causal mask and each window."""
-    return {window: round(tokens * mean_keys(sequence, window)) for window in windows(model)}
+    return {limit: round(tokens * mean_keys(sequence, limit)) for limit in reaches(model)}
+
+
+def seen_pairs(model: ModelConfig, rows: Mapping[str, np.ndarray], *, packed: bool) -> dict[Reach, int]:
+    """The pairs of rows of documents, which see each other unless they are `packed`."""
+    segments, positions = rows["segments"], rows["positions"]
+
+    def visible(limit: Reach) -> int:
+        if isinstance(limit, Chunk):
+            return visible_pairs(Mask(segmented=True), in_chunks(segments, positions, limit.size, segments.shape[1]))
+        return visible_pairs(Mask(window=limit, segmented=packed), segments)
+
+    return {limit: visible(limit) for limit in reaches(model)}
 
 
 def flops_per_step(
@@ -54,14 +70,14 @@ def flops_per_step(
     Args:
         model: The decoder, its preset filled in.
         tokens: Tokens of the step's batch that belong to a document.
-        pairs: For each of `windows`, the pairs that the mask keeps, summed over the rows of the batch.
+        pairs: For each of `reaches`, the pairs that the mask keeps, summed over the rows of the batch.
         vocab: True vocabulary size, without padding.
         adaptation: What is trained beside frozen weights, if anything.
     """
     mixers = 0
     for kind, count in kind_counts(model).items():
         layer = kind_model(model, kind)
-        mixers += 3 * count * (pair_flops(layer) * pairs.get(layer.window, 0) + recurrence_flops(layer) * tokens)
+        mixers += 3 * count * (pair_flops(layer) * pairs.get(reach(layer), 0) + recurrence_flops(layer) * tokens)
     each = 4 if adaptation.frozen_by else 6
     matmuls = each * matmul_parameters(model, vocab) + 6 * factor_parameters(model, adaptation)
     matmuls += each // 2 * input_class(model).flops(model)

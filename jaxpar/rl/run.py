@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from functools import cached_property
 from itertools import count
 from typing import Any
@@ -19,10 +18,9 @@ from jaxpar.config.mappings.policy import policy_of
 from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device
 from jaxpar.generation.scorer import Scorer
-from jaxpar.layout.stages import mask_of
 from jaxpar.layout.state import TrainState
 from jaxpar.mesh.parameters import Weights
-from jaxpar.model.flops import Pairs, windows
+from jaxpar.model.flops import Pairs, seen_pairs
 from jaxpar.rl.answer_scores import answer_scores, reference_scorer
 from jaxpar.rl.answers import Answer, answer_rows
 from jaxpar.rl.environments.conversation import Conversations, conversations_of
@@ -36,7 +34,6 @@ from jaxpar.rl.sampling.rollouts import Rollouts, SavedRollouts
 from jaxpar.rl.sampling.sampler import CurrentScores, Sampler, split_devices
 from jaxpar.training.errors import TrainingError
 from jaxpar.training.run.run import Run
-from pallas_kernels.masks import visible_pairs
 
 SUCCESS = "answer"
 """The column that a right answer has."""
@@ -128,11 +125,7 @@ class RolloutRun(Run):
                 of_environment = None if self.conversations is None else self.conversations.failure
                 failure = of_environment or self.rewarder.failure
                 raise TrainingError(f"no answer of step {first + 1} has a reward ({failure}): the run stopped")
-            mask = mask_of(self.config, self.config.model)
-            pairs = {
-                window: visible_pairs(replace(mask, window=window), arrays["segments"])
-                for window in windows(self.config.model)
-            }
+            pairs = seen_pairs(self.config.model, arrays, packed=self.config.data.packed)
             yield self.placer({name: one[self.placer.rows] for name, one in arrays.items()}), pairs
 
     def evaluation(self) -> dict[str, float]:

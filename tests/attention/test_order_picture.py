@@ -23,7 +23,7 @@ def test_the_picture_of_the_docs_is_what_is_drawn_today(drawn: str) -> None:
     assert COMMAND in (FILE.parents[1] / "long-context.md").read_text(encoding="utf-8")
 
 
-def test_colored_areas_are_the_kept_pairs_of_each_rank(drawn: str) -> None:
+def test_colored_areas_are_the_seen_pairs_of_each_rank(drawn: str) -> None:
     paths = [path for path in ElementTree.fromstring(drawn).iter(f"{SVG}path") if path.get("class", "").startswith("r")]
     paths = [path for path in paths if path.get("class") != "rule"]
     boxes = [re.findall(r"h(\d+)v(\d+)", path.get("d", "")) for path in paths]

@@ -277,6 +277,30 @@ CASES: dict[str, tuple[str, dict]] = {
             "mlp_beta_factor": 1,
         },
     ),
+    "lfm2": (
+        "Lfm2",
+        SMALL | {
+            "hidden_size": 16, "num_hidden_layers": 3, "block_multiple_of": 20, "block_ffn_dim_multiplier": 1.5,
+            "norm_eps": 1e-2, "layer_types": ["conv", GLOBAL, "conv"], "rope_parameters": rope(1e3),
+        },
+    ),
+    "lfm2_moe": (
+        "Lfm2Moe",
+        SMALL | {
+            "hidden_size": 16, "num_hidden_layers": 3, "moe_intermediate_size": 12, "num_experts": 4,
+            "num_experts_per_tok": 2, "num_dense_layers": 1, "routed_scaling_factor": 2.5, "conv_L_cache": 4,
+            "norm_eps": 1e-2, "layer_types": ["conv", GLOBAL, "conv"], "rope_parameters": rope(1e3),
+        },
+    ),
+    "llama4": (
+        "Llama4",
+        SMALL | {
+            "hidden_size": 16, "intermediate_size": 12, "intermediate_size_mlp": 20, "num_hidden_layers": 3,
+            "head_dim": 8, "num_local_experts": 4, "interleave_moe_layer_step": 2, "no_rope_layers": [1, 1, 0],
+            "attention_chunk_size": 7, "floor_scale": 5, "attn_scale": 0.4, "rms_norm_eps": 1e-2,
+            "rope_parameters": rope(1e3),
+        },
+    ),
     "qwen3_next": (
         "Qwen3Next",
         HYBRID | {
@@ -413,7 +437,7 @@ CASES: dict[str, tuple[str, dict]] = {
     ),
 }  # fmt: skip
 """The class of transformers and the options of its configuration, by the name of the golden."""
-OF_TEXT = ("Gemma3", "Qwen3_5", "Qwen3_5Moe")
+OF_TEXT = ("Llama4", "Gemma3", "Qwen3_5", "Qwen3_5Moe")
 """Classes whose configuration is that of the text part."""
 BFLOAT16 = ("mistral", "phi3")
 """Goldens whose weights are stored in bfloat16; the others are in float32."""
@@ -421,6 +445,8 @@ ZERO_CENTERED = ("Gemma", "Qwen3Next", "Qwen3_5")
 """Beginnings of classes whose norms multiply by 1 plus their weights."""
 COMPUTED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 """Ends of names of tensors of MiniMax that are no weights."""
+BIASES = ("e_score_correction_bias", "expert_bias")
+"""Ends of names of buffers by which experts are chosen."""
 LARGER = {"experts.gate_up_proj": 3.0, "sinks": 5.0}
 """Factors of weights of gpt-oss by their name, so that its limits and sinks matter."""
 QUANTIZED = FOLDER / "quantized"
@@ -433,7 +459,7 @@ def model_of(name: str) -> transformers.PreTrainedModel:
     config = f"{kind}{'TextConfig' if kind in OF_TEXT else 'Config'}"
     model = getattr(transformers, kind + end)(getattr(transformers, config)(**options, attn_implementation="eager"))
     generator = np.random.default_rng(list(name.encode()))
-    biases = [(path, own) for path, own in model.named_buffers() if path.endswith("e_score_correction_bias")]
+    biases = [(path, own) for path, own in model.named_buffers() if path.endswith(BIASES)]
     with torch.no_grad():
         for path, weight in sorted([*model.named_parameters(), *biases]):
             scale = "norm" in path or "ln_" in path

@@ -27,11 +27,15 @@ WITH_STATE = (
     "qwen3_5",
     "qwen3_5_moe",
     "minimax",
+    "lfm2",
+    "lfm2_moe",
     "granitemoehybrid",
     "gla_swa",
 )
 """The goldens whose mixers have a state."""
-MAPPINGS = ("pattern", "experts", "latent_attention", "linear_attention", "residual", "rope")
+MAPPINGS = (
+    "pattern", "experts", "latent_attention", "linear_attention", "attention_temperature", "residual", "rope",
+)  # fmt: skip
 """Mappings of the `model` section."""
 DENSE = tuple(name for name in NAMES if name not in (*ROUTED, *WITH_STATE))
 WITH_PEFT = tuple(sorted(path.stem for path in FOLDER.glob("peft/*.npz")))

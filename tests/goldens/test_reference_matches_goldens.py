@@ -12,7 +12,7 @@ from tests.reference import decoder64, experts64, layers64
 from tests.reference.options import DEFAULTS, Options
 from tests.reference.tree import Tree
 
-DIFFERENT = ("qwen3_moe", "deepseek_v3", "kimi_k2", "glm4_moe", "dots1", "ernie4_5_moe", *WITH_STATE)
+DIFFERENT = ("qwen3_moe", "deepseek_v3", "kimi_k2", "glm4_moe", "dots1", "ernie4_5_moe", "llama4", *WITH_STATE)
 """Goldens whose layers have other blocks than attention and a feed-forward, or not all the same."""
 ALIKE = [name for name in NAMES if name not in DIFFERENT]
 """Goldens whose layers all have attention and weights of the same shapes, as those of the reference do."""
@@ -59,6 +59,7 @@ def test_reference_logits_of_different_layers_equal_those_of_transformers(name: 
     assert difference(layers64.logits(outside, layers, batch), logits) < TOLERANCE
     others: list[tuple[str, dict[str, object]]] = [("mlp", {"norm_epsilon": 0.1}), ("mixer", {"norm_epsilon": 0.1})]
     others += [("attention", one) for one in ({"rope_base": 2e4}, {"rope_partial": 1.0}, {"qk_norm": False})]
+    others += [("attention", one) for one in ({"chunk": None}, {"attention_temperature": None})]
     others += [
         ("mlp", {"norm_placement": "pre"}),
         *([("mixer", {"linear_attention": None})] if name == "minimax" else []),
@@ -70,6 +71,13 @@ def test_reference_logits_of_different_layers_equal_those_of_transformers(name: 
             pairs = zip(layers, of_block, strict=True)
             other = [(weights, options | changed if has else options) for (weights, options), has in pairs]
             assert difference(layers64.logits(outside, other, batch), logits) > 100 * TOLERANCE, changed
+
+
+def test_the_inputs_of_experts_of_llama4_are_weighed() -> None:
+    (outside, layers), (tokens, logits) = layers_of(HFFolder(FOLDER / "llama4")), tokens_and_logits("llama4")
+    outputs = lambda own: own | {"experts": {**own["experts"], "weigh_inputs": False}} if own.get("experts") else own
+    other = [(weights, outputs(options)) for weights, options in layers]
+    assert difference(layers64.logits(outside, other, decoder64.plain_batch(tokens)), logits) > 100 * TOLERANCE
 
 
 def matters(changed: Options, options: Options) -> bool:

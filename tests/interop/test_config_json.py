@@ -327,7 +327,7 @@ def test_a_type_that_is_spelled_otherwise_is_named(model_type: str, near: str):
         model_of(golden("llama", model_type=model_type))
 
 
-@pytest.mark.parametrize("model_type", ["olmo_hybrid", "qwen2_vl", "gemma3", "llama4", None, 3])
+@pytest.mark.parametrize("model_type", ["olmo_hybrid", "recurrent_gemma", "qwen2_vl", "gemma3", "jamba", None, 3])
 def test_another_architecture_with_a_name_alike_is_not_suggested(model_type: object):
     with refused("model_type", str(model_type), "expected one of llama") as caught:
         model_of(golden("llama", model_type=model_type))
@@ -419,6 +419,33 @@ def test_every_other_layer_of_ernie_may_have_experts():
     assert [one.experts is not None for one in layer_models(model)] == [False, True] * 3
     written = config_of(family, model, {}, length=128)
     assert [written[f"moe_layer_{name}"] for name in ("start_index", "end_index", "interval")] == [1, 5, 2]
+
+
+def test_the_feed_forward_of_lfm2_is_as_wide_as_published():
+    """LFM2-1.2B states 12288, of which two thirds are 8192; LFM2-350M 6656, which is 4608 in multiples of 256."""
+    for stated, width, changed in (
+        (12288, 8192, {}),
+        (6656, 4608, {}),
+        (6656, 6656, {"block_auto_adjust_ff_dim": False}),
+    ):
+        keys = {"intermediate_size": ..., "block_ff_dim": stated, "block_ffn_dim_multiplier": 1.0} | changed
+        assert model_of(golden("lfm2", **{"block_multiple_of": 256} | keys))[1].mlp == width
+
+
+def test_layers_of_lfm2_may_be_named_by_indices():
+    by_indices = {"layer_types": ..., "full_attn_idxs": [1]}
+    assert differences(*(model_of(golden("lfm2", **one))[1] for one in ({}, by_indices))) == []
+
+
+def test_layers_of_llama_4_are_those_of_its_defaults():
+    """As published, of Maverick: every other layer has experts, every fourth no positions, all others chunks."""
+    absent = dict.fromkeys(("no_rope_layers", "layer_types", "moe_layers", "attention_chunk_size", "floor_scale"), ...)
+    _, model = model_of(golden("llama4", num_hidden_layers=8, **absent))
+    layers = [kind_models(model)[kind] for kind in layer_kinds(model)]
+    assert [one.experts is not None for one in layers] == [False, True] * 4
+    assert [(one.chunk, one.position) for one in layers] == [*[(8192, "rope")] * 3, (None, "none")] * 2
+    assert [getattr(one.attention_temperature, "floor", None) for one in layers] == [None, None, None, 8192] * 2
+    assert [one.qk_norm for one in layers] == [*["unweighted"] * 3, False] * 2
 
 
 def test_granite_hybrids_may_lack_experts_and_state_widths_and_layers_as_published():

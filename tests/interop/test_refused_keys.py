@@ -164,6 +164,27 @@ REFUSED = {
     "layers without windows of Cohere": ("cohere2", {"sliding_window": None}, ("sliding_window", "None")),
     "an activation of NeoX": ("gpt_neox", {"hidden_act": "relu"}, ("hidden_act", "relu", "gelu_new")),
     "a base that NeoX does not read": ("gpt_neox", {"rope_theta": 1e4}, ("rope_theta", "gpt_neox")),
+    "chunks of no size": ("llama4", {"attention_chunk_size": None}, ("attention_chunk_size", "None", "a number")),
+    "windows of Llama 4": (
+        "llama4", {"layer_types": ["sliding_attention"] * 3}, ("layer_types", "chunked_attention")
+    ),
+    "experts in a layer that there is not": ("llama4", {"moe_layers": [3]}, ("moe_layers", "3", "0 to 2")),
+    "experts of Llama 4 that there are not": (
+        "llama4", {"num_experts_per_tok": 5}, ("num_experts_per_tok", "5", "at most 4")
+    ),
+    "a scaling that Llama 4's norms would undo": (
+        "llama4", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0}}, ("rope_parameters.rope_type", "yarn")
+    ),
+    "experts without a bias": ("lfm2_moe", {"use_expert_bias": False}, ("use_expert_bias", "False", "True")),
+    "sigmoids as they are": ("lfm2_moe", {"norm_topk_prob": False}, ("norm_topk_prob", "False", "True")),
+    "more dense layers than there are": ("lfm2_moe", {"num_dense_layers": 4}, ("num_dense_layers", "4", "0 to 3")),
+    "biases of a convolution": ("lfm2", {"conv_bias": True}, ("conv_bias", "True", "False")),
+    "a convolution of one token": ("lfm2", {"conv_L_cache": 1}, ("conv_L_cache", "1", "at least 2")),
+    "windows of LFM2": ("lfm2", {"layer_types": ["sliding_attention"] * 3}, ("layer_types", "conv")),
+    "layers that are no list": (
+        "lfm2", {"layer_types": None, "full_attn_idxs": "all"}, ("full_attn_idxs", "all", "a list")
+    ),
+    "channels in no heads": ("lfm2", {"num_attention_heads": 3}, ("hidden_size", "16", "3")),
     "a width of heads twice": ("deepseek_v2", {"qk_head_dim": 9}, ("qk_head_dim", "9", "14")),
 }  # fmt: skip
 

@@ -38,7 +38,7 @@ from jaxpar.layers.norm import NORMS
 from jaxpar.layers.rope import frequencies, rotary_tables
 from jaxpar.memory.remat import cheap, layer_runs, of_core
 from jaxpar.mesh.axes import AXES, vary
-from jaxpar.model.flops import causal_pairs, flops_per_step, windows
+from jaxpar.model.flops import causal_pairs, flops_per_step, reaches
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.layer_times import Layers, Sort
 from jaxpar.planner.step_time.model import Steps
@@ -115,7 +115,8 @@ def test_the_names_of_attention_itself_are_those_that_its_kernels_keep():
         "attention_input", "mlp_input", "mlp_activated", "mlp_hidden", "expert_activated", "expert_hidden",
         "shared_activated", "shared_hidden", "expanded_query", "expanded_key", "expanded_value",
         "attention_scaled", "attention_gated", "mixer_input", "linear_gated",
-        "linear_convolved_query", "linear_convolved_key", "linear_convolved_value",
+        "linear_convolved_query", "linear_convolved_key", "linear_convolved_value", "linear_entered",
+        "linear_convolved_entered",
     }  # fmt: skip
 
 
@@ -136,7 +137,7 @@ def test_a_model_of_kinds_has_the_names_and_the_weights_of_all_of_them():
 
 def test_flops_count_each_kinds_pairs():
     model = replace(model_of(kinds=KINDS, pattern=Pattern(("plain", "wide"), suffix=("plain",))), layers=3)
-    assert windows(model) == (None, 2)
+    assert reaches(model) == (None, 2)
     pairs = causal_pairs(model, 8, 4)
     assert pairs == {None: 2 * (1 + 2 + 3 + 4), 2: 2 * (1 + 2 + 2 + 2)}
     matrices = 2 * (4 * 8 * 8 + 2 * 8 * 20) + (4 * 8 * 8 + 3 * 8 * 12) + 8 * 16

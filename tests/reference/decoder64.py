@@ -174,13 +174,19 @@ def attention(
     if (limit := options["qkv_clip"]) is not None:  # OLMo 1
         query, key, value = (jnp.minimum(jnp.maximum(one, -limit), limit) for one in (query, key, value))
     normed = lambda: (norm_heads(query, weights["query_norm"], options), norm_heads(key, weights["key_norm"], options))
-    if options["qk_norm"] not in (False, "rotated"):
+    if options["qk_norm"] == "unweighted":  # Llama 4
+        query, key = (rms_norm(one, jnp.ones(one.shape[-1]), options["norm_epsilon"]) for one in (query, key))
+    elif options["qk_norm"] not in (False, "rotated"):
         query, key = normed()
     if options["position"] == "rope":
         query, key = rotate(query, batch["positions"], options), rotate(key, batch["positions"], options)
     if options["qk_norm"] == "rotated":  # Hunyuan
         query, key = normed()
     query = grown(query, batch["positions"], options)
+    if options["attention_temperature"]:  # Nakanishi 2025, as Llama 4 has it
+        grows = dict(options["attention_temperature"])
+        steps = jnp.floor((batch["positions"] + 1) / grows["floor"])
+        query = query * (1 + grows["scale"] * jnp.log(1 + steps))[:, :, None, None]
     group = options["heads"] // options["kv_heads"]  # consecutive query heads share a key/value head
     key, value = jnp.repeat(key, group, axis=2), jnp.repeat(value, group, axis=2)
     probabilities = probabilities_of(query, key, options, batch, weights.get("sinks"))
@@ -200,6 +206,9 @@ def probabilities_of(
         scale = 1 / math.sqrt(query.shape[-1])
     scores = softcap(jnp.einsum("bqhd,bkhd->bhqk", query, key) * scale, options["attention_softcap"])
     allowed = visible(batch["indices"], batch["segments"], options["window"])
+    if options["chunk"]:
+        chunks = batch["positions"] // options["chunk"]
+        allowed = allowed & (chunks[:, :, None] == chunks[:, None, :])
     scores = jnp.where(allowed[:, None], scores, -jnp.inf)
     if sinks is not None:  # one more key, whose value is 0 (gpt-oss)
         last = jnp.broadcast_to(sinks[:, None, None], (*scores.shape[:3], 1))

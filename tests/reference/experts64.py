@@ -59,7 +59,7 @@ def route(
         least = jnp.where(picked, softmax, jnp.inf).min(axis=1, keepdims=True)
         above = jnp.where(inside, 0, jnp.maximum(softmax - least, 0)).sum(axis=1)
         return jnp.where(picked, softmax, 0), (softmax, above)
-    scores = 1 / (1 + jnp.exp(-logits)) if router == "sigmoid" else softmax
+    scores = 1 / (1 + jnp.exp(-logits)) if router in ("sigmoid", "sigmoid_top_k") else softmax
     biased = router in ("sigmoid", "biased_softmax")
     ranked = scores + bias if biased else logits
     if options["groups"]:
@@ -73,7 +73,9 @@ def route(
     if router in ("softmax_top_k", "switch", "cosine"):
         return options["scale"] * jnp.where(picked, softmax, 0), softmax
     chosen = jnp.where(picked, scores, 0)
-    weights = options["scale"] * chosen / chosen.sum(axis=1, keepdims=True)
+    if router == "sigmoid_top_k":
+        return chosen, scores / scores.sum(axis=1, keepdims=True)
+    weights = options["scale"] * chosen / (chosen.sum(axis=1, keepdims=True) + options.get("epsilon", 0.0))
     if router == "gshard":
         first = (jnp.arange(count) == order[:, :1]).astype(logits.dtype)
         return weights, (first, softmax)
@@ -104,7 +106,10 @@ def experts(x: Array, own: Tree, options: Options, batch: Mapping[str, Array]) -
     bias = lambda name: own.get(f"{name}_bias", 0.0)
     logits = logits + bias("router")
     weights, statistics = route(logits, batch["tokens"].ravel(), own.get("bias"), chosen)
-    made = {name: jnp.einsum("te,nef->tnf", flat, own[name]) + bias(name) for name in ("gate", "up") if name in own}
+    inputs = jnp.repeat(flat[:, None], weights.shape[1], axis=1)
+    if chosen.get("weigh_inputs"):
+        inputs, weights = inputs * weights[:, :, None], (weights > 0).astype(weights.dtype)
+    made = {name: jnp.einsum("tne,nef->tnf", inputs, own[name]) + bias(name) for name in ("gate", "up") if name in own}
     down = jnp.einsum("tnf,nfe->tne", _hidden(made, options), own["down"]) + bias("down")
     y = jnp.einsum("tn,tne->te", weights * counts[:, None], down)
     if chosen["shared"]:

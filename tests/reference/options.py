@@ -45,6 +45,8 @@ DEFAULTS: Options = {
     "tied": False,
     "embedding_scale": False,
     "window": None,
+    "chunk": None,
+    "attention_temperature": None,
     "logit_divisor": 1.0,
     "logit_softcap": None,
     "attention_softcap": None,
@@ -69,8 +71,9 @@ def complete(options: Options) -> dict[str, Any]:
     full |= {name: options.get(name, default) for name, default in DEFAULTS.items()}
     full["kv_heads"] = full["kv_heads"] or full["heads"]
     full["head_dim"] = full["head_dim"] or full["embed"] // full["heads"]
-    if full["latent_attention"]:
-        full["latent_attention"] = tuple(sorted(dict(full["latent_attention"]).items()))
+    for name in ("latent_attention", "attention_temperature"):
+        if full[name]:
+            full[name] = tuple(sorted(dict(full[name]).items()))
     full[OF_LAYERS] = options.get(OF_LAYERS) or tuple(
         tuple(sorted(options.get("kinds", {}).get(kind, {}).items())) for kind in kinds_of_layers(options)
     )

@@ -43,7 +43,7 @@ def random_weights(options: Options, *, padded_vocab: int, positions: int = 16, 
     if full["qk_norm"] in ("projection", "layernorm"):
         attention["query_norm"] = neutral + normal(layers, heads, width)
         attention["key_norm"] = neutral + normal(layers, kv_heads, width)
-    elif full["qk_norm"]:
+    elif full["qk_norm"] is True:
         attention |= {"query_norm": neutral + normal(layers, width), "key_norm": neutral + normal(layers, width)}
     ups = ("gate", "up") if full["activation"] in ("swiglu", "geglu") else ("up",)
     feed_forward = {name: normal(layers, embed, mlp) for name in ups} | {"down": normal(layers, mlp, embed)}

@@ -33,6 +33,7 @@ OWN: dict[str, dict[str, Any]] = {
     "gshard": {"per_token": 2},
     "softmax_top_k": {"per_token": 2},
     "cosine": {"per_token": 1},
+    "sigmoid_top_k": {"per_token": 2},
     "k_top_1": {"per_token": 2},
     "sam": {"per_token": 2, "router_options": {"groups": 2}},
 }

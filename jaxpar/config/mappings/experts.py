@@ -36,6 +36,8 @@ class ExpertsConfig:
     """Further experts that every token uses, computed as one of `shared` times the width."""
     shared_router: bool = False
     """Weigh the output of the shared experts by the sigmoid of a number of each token (Qwen2-MoE, Qwen3-Next)."""
+    weigh_inputs: bool = False
+    """Multiply a token by the weight of its expert before the expert, in place of the expert's output (Llama 4)."""
     router: Annotated[str, ROUTERS] = "top_k_softmax"
     """How experts are chosen and weighted: `docs/experts.md` has the table."""
     router_options: Annotated[

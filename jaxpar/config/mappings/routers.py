@@ -26,9 +26,11 @@ class Scaled(InGroups):
 
 @dataclass(frozen=True)
 class Biased(Scaled):
-    """And the step by which each update moves the biases towards an equal load."""
+    """And the step by which each update moves the biases towards an equal load; and what is added to the sum of a
+    token's sigmoids, by which they are divided."""
 
     bias_rate: Annotated[float, at_least(0, 1e30)] = 0.001
+    epsilon: Annotated[float, SHARE] = 0.0
 
 
 @dataclass(frozen=True)
@@ -71,6 +73,7 @@ ROUTERS: dict[str, type] = {
     "noisy_top_k": NoOptions,
     "sigmoid": Biased,
     "biased_softmax": Biased,
+    "sigmoid_top_k": NoOptions,
     "k_top_1": NoOptions,
     "hash": NoOptions,
     "sam": Groups,

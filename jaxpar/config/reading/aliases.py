@@ -57,6 +57,8 @@ ALIASES: dict[str, str] = {
         "n_shared_experts moe_router_topk",
     "model.latent_attention":
         "kv_lora_rank q_lora_rank qk_rope_head_dim qk_nope_head_dim v_head_dim multi_latent_attention attention_type",
+    "model.chunk": "attention_chunk_size",
+    "model.attention_temperature": "attn_temperature_tuning floor_scale",
     "model.window": "sliding_window sliding_window_size window_size",
     "model.dropout": "resid_pdrop embd_pdrop hidden_dropout hidden_dropout_prob dropout_rate attention_dropout",
     "model.init_scale": "initializer_range init_method_std init_std",

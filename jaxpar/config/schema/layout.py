@@ -140,7 +140,8 @@ class MemoryConfig:
     `expanded_query`, `expanded_key`, `expanded_value`; of mixers with a state `linear_query`, `linear_key`,
     `linear_value`, `linear_query_of_group`, `linear_value_of_group`, `linear_gate`, `linear_decay`,
     `linear_decay_of_head`, `linear_rate_of_head`, `linear_step_of_head`,
-    `linear_convolved_query`, `linear_convolved_key`, `linear_convolved_value`, `linear_output`, `linear_gated`, and
+    `linear_convolved_query`, `linear_convolved_key`, `linear_convolved_value`, `linear_entry`, `linear_entered`,
+    `linear_convolved_entered`, `linear_output`, `linear_gated`, and
     `mixer_input`, `mixer_residual`, `mixer_projected`. `docs/memory.md` describes this section."""
     offload_fraction: Annotated[float, SHARE] = 0.0
     """Share of what a chunk of layers keeps of a microbatch that is offloaded to pinned host memory."""

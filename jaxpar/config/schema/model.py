@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from jaxpar.config.bounds import BELOW_ONE, LAYERS, POSITIVE, WIDTH, at_least
+from jaxpar.config.mappings.attention_temperature import AttentionTemperature
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.mappings.linear_attention import LinearAttentionConfig
@@ -81,10 +82,10 @@ class ModelConfig:
     """Rows of the learned position table; rotary embeddings do not use it."""
     rope: RopeConfig = field(default_factory=RopeConfig)
     """Rotary embeddings."""
-    qk_norm: bool | Literal["projection", "rotated", "layernorm"] = False
-    """Normalise queries and keys: per head before the rotation (true: Qwen3, Gemma 3) or after it (`rotated`: Hunyuan),
-    over all heads at once before it (`projection`: OLMo 2), or per head before it by a LayerNorm with a scale for each
-    head (`layernorm`: Command R+)."""
+    qk_norm: bool | Literal["projection", "rotated", "unweighted", "layernorm"] = False
+    """Normalise queries and keys: per head before the rotation (true: Qwen3, Gemma 3), without a weight (`unweighted`:
+    Llama 4) or after it (`rotated`: Hunyuan), over all heads at once before it (`projection`: OLMo 2), or per head
+    before it by a LayerNorm with a scale for each head (`layernorm`: Command R+)."""
     qkv_clip: Annotated[float, POSITIVE] | None = None
     """Limit queries, keys and values to this magnitude before norms and the rotation (OLMo 1); null means none."""
     attention_bias: bool | Literal["qkv"] = False
@@ -121,6 +122,11 @@ class ModelConfig:
     """Multiply token embeddings by `sqrt(embed)` (true: Gemma) or by a number (Granite)."""
     window: Annotated[int, at_least(1)] | None = None
     """Sliding-window attention: a token sees itself and the `window - 1` tokens before it; null means no limit."""
+    chunk: Annotated[int, at_least(1)] | None = None
+    """Chunked attention: a token sees those before it in its own chunk of so many positions of its document (Llama 4);
+    null means no limit."""
+    attention_temperature: AttentionTemperature | None = None
+    """Multiply queries by a number that grows with their position: `{floor: 8192, scale: 0.1}` (Llama 4)."""
     logit_divisor: Annotated[float, POSITIVE] = 1.0
     """The output logits are divided by it, before their cap (Granite)."""
     logit_softcap: Annotated[float, POSITIVE] | None = None

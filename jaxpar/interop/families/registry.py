@@ -23,6 +23,8 @@ from jaxpar.interop.families.gpt2 import GPT2
 from jaxpar.interop.families.gpt_oss import GPT_OSS
 from jaxpar.interop.families.hybrids.granite import GRANITE, GRANITEMOE, GRANITEMOEHYBRID
 from jaxpar.interop.families.hybrids.kimi import KIMI_LINEAR
+from jaxpar.interop.families.hybrids.lfm import LFM2, LFM2_MOE
+from jaxpar.interop.families.hybrids.llama4 import LLAMA4
 from jaxpar.interop.families.hybrids.mamba import MAMBA2
 from jaxpar.interop.families.hybrids.minimax import MINIMAX
 from jaxpar.interop.families.hybrids.nemotron import NEMOTRON_H
@@ -90,6 +92,9 @@ FAMILIES: dict[str, Family] = {
         HUNYUAN_V1_MOE,
         MINIMAX_M2,
         KIMI_K2,
+        LFM2,
+        LFM2_MOE,
+        LLAMA4,
     )
 }
 """Families by name. A model that several can express is exported as the first of them."""

@@ -245,6 +245,8 @@ class Experts(Block):
     ) -> jax.Array:
         """The experts of this rank for the rows of each, times the routers' weights."""
         w = operands.weights
+        if self.experts.weigh_inputs:
+            rows, gates = (rows.astype(jnp.float32) * gates[:, None]).astype(rows.dtype), jnp.ones_like(gates)
         biased = "down_bias" in w
         even = 1 / min(self.layout.capacity, lax.axis_size("expert"))  # the share of the room that is used
         options = {"expected": round(len(rows) * even), "group_sizes": sizes}

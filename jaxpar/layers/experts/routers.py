@@ -84,8 +84,8 @@ def noisy_top_k(logits: Logits, state: RouterState, experts: ExpertsConfig, opti
 
 
 def sigmoid(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Biased) -> Routing:
-    """The largest sums of sigmoid and bias are chosen, and the weights are the sigmoids divided by their sum, times
-    `scale` (DeepSeek-V3, arXiv:2412.19437, equations 12-16)."""
+    """The largest sums of sigmoid and bias are chosen, and the weights are the sigmoids divided by their sum, with
+    `epsilon` added, times `scale` (DeepSeek-V3, arXiv:2412.19437, equations 12-16)."""
     return _biased(jax.nn.log_sigmoid(logits), jax.nn.sigmoid(logits), state, experts, options)
 
 
@@ -99,8 +99,19 @@ def _biased(logarithms: Logits, scores: Logits, state: RouterState, experts: Exp
     assert state.bias is not None, "this router chooses by a bias"
     indices = selected(state, _in_groups(scores + state.bias, options, best=2), experts.per_token)
     # By their logarithms, since all may be 0 in float32: a bias can choose such experts.
-    weights = jax.nn.softmax(jnp.where(indices == NO_EXPERT, HIDDEN, chosen(logarithms, indices)))
+    of_chosen = jnp.where(indices == NO_EXPERT, HIDDEN, chosen(logarithms, indices))
+    weights = jax.nn.softmax(of_chosen)
+    if options.epsilon:
+        total = jnp.exp(of_chosen).sum(-1, keepdims=True)
+        weights = weights * total / (total + options.epsilon)
     return Routing(indices, options.scale * weights, {"probabilities": jax.nn.softmax(logarithms)})
+
+
+def sigmoid_top_k(logits: Logits, state: RouterState, experts: ExpertsConfig, options: NoOptions) -> Routing:
+    """The sigmoids of the k largest logits are the weights, whatever they add up to (Llama 4)."""
+    indices = selected(state, logits, experts.per_token)
+    weights = jnp.where(indices == NO_EXPERT, 0.0, jax.nn.sigmoid(chosen(logits, indices)))
+    return Routing(indices, weights, {"probabilities": jax.nn.softmax(jax.nn.log_sigmoid(logits))})
 
 
 def k_top_1(logits: Logits, state: RouterState, experts: ExpertsConfig, options: NoOptions) -> Routing:
@@ -223,6 +234,7 @@ ROUTERS: dict[str, Router] = {
     ),
     "sigmoid": Router(sigmoid, balance_loss, bias=True, normalised=True),
     "biased_softmax": Router(biased_softmax, balance_loss, bias=True, normalised=True),
+    "sigmoid_top_k": Router(sigmoid_top_k, balance_loss),
     "k_top_1": Router(k_top_1, balance_loss),
     "hash": Router(hashed, None, ids=True, learned=False, by_row=False),
     "sam": Router(sam, sam_loss, by_row=False),

@@ -11,18 +11,15 @@ from jaxpar.config.errors import UserError
 from jaxpar.layers.context import TokenContext
 from jaxpar.mesh.collectives import reduce_sum, shift_context
 
-TAPS = 4
-"""Tokens that an output is a sum over, itself the last: 4 in all published models."""
-
 
 def convolve(
     x: Float[Array, "batch seq heads width"], weight: Float[Array, "heads width taps"], tokens: TokenContext
 ) -> Float[Array, "batch seq heads width"]:
-    """Each channel's sum over its last `TAPS` values, those of the same document; one message between context ranks.
+    """Each channel's sum over its last `taps` values, those of the same document; one message between context ranks.
 
     Raises `UserError` where a context rank has fewer tokens than the sum reaches back.
     """
-    reach, (_, length), ranks = TAPS - 1, tokens.segments.shape, lax.axis_size("context")
+    reach, (_, length), ranks = weight.shape[-1] - 1, tokens.segments.shape, lax.axis_size("context")
     if ranks > 1 and length < reach:
         raise UserError(
             f"parallel.context: each rank has {length} tokens of a row; expected {reach} at least, as a short "
@@ -45,10 +42,11 @@ def convolve(
 
 
 def last_values(
-    x: Float[Array, "batch seq heads width"], tokens: TokenContext, lengths: Int[Array, " batch"]
-) -> Float[Array, "batch heads taps width"]:
-    """The values of the last tokens of rows of `lengths` that the next token's sum reaches back to; 0 before a row."""
-    at = lengths[:, None] - (TAPS - 1) + jnp.arange(TAPS - 1)
+    x: Float[Array, "batch seq heads width"], tokens: TokenContext, lengths: Int[Array, " batch"], taps: int
+) -> Float[Array, "batch heads reach width"]:
+    """The values of the last tokens of rows of `lengths` that the next token's sum of `taps` reaches back to; 0 before
+    a row."""
+    at = lengths[:, None] - (taps - 1) + jnp.arange(taps - 1)
     chosen = (tokens.indices[:, :, None] == at[:, None]).astype(x.dtype)
     return jnp.moveaxis(reduce_sum(jnp.einsum("bshw,bst->bthw", x, chosen), ("context",)), 1, 2)
 
@@ -56,8 +54,8 @@ def last_values(
 def convolve_next(
     x: Float[Array, "batch heads width"],
     weight: Float[Array, "heads width taps"],
-    before: Float[Array, "batch heads taps width"],
-) -> tuple[Float[Array, "batch heads width"], Float[Array, "batch heads taps width"]]:
+    before: Float[Array, "batch heads reach width"],
+) -> tuple[Float[Array, "batch heads width"], Float[Array, "batch heads reach width"]]:
     """The sum of one more token of each row, and the values that the next one reaches back to."""
     values = jnp.concatenate([before, x[:, :, None]], axis=2)
     return jnp.einsum("bhtw,hwt->bhw", values, weight), values[:, :, 1:]

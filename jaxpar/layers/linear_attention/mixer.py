@@ -22,7 +22,7 @@ from jaxpar.layers.declaration.activations import Activation
 from jaxpar.layers.declaration.low_rank import factored
 from jaxpar.layers.declaration.part import Elementwise, Matmuls, Part, Recurrence, Traffic, matrix, vector
 from jaxpar.layers.linear_attention.context_ranks import recur
-from jaxpar.layers.linear_attention.convolution import TAPS, convolve, convolve_next, last_values
+from jaxpar.layers.linear_attention.convolution import convolve, convolve_next, last_values
 from jaxpar.layers.linear_attention.recurrence import CHUNK, Streams, advance
 from jaxpar.layers.ops.plain import Ops
 from jaxpar.mesh.collectives import gather_sequence, reduce_sum
@@ -44,12 +44,14 @@ CACHED = PartitionSpec(CACHED_ROWS, "tensor", "context")
 
 
 class Sizes(NamedTuple):
-    """Heads and widths of a mixer with a state, the least step of Mamba-2, and the epsilon of the output's norm."""
+    """Heads and widths of a mixer with a state, the tokens of its short convolutions, the least step of Mamba-2, and
+    the epsilon of the output's norm."""
 
     heads: int
     key_heads: int
     key_dim: int
     value_dim: int
+    taps: int
     least_step: float
     norm_epsilon: float
 
@@ -63,6 +65,7 @@ def sizes_of(model: ModelConfig) -> Sizes:
         linear.key_heads or heads,
         linear.key_dim or head_dim(model),
         linear.value_dim or head_dim(model),
+        linear.taps,
         linear.least_step,
         linear.norm_epsilon or model.norm_epsilon,
     )
@@ -106,7 +109,7 @@ class LinearAttention(Block):
 
     @classmethod
     def check(cls, model: ModelConfig, kind: str) -> None:
-        """Refuse heads that do not fit, a limit of steps that there are not, and a window. Raises `UserError`."""
+        """Refuse heads that do not fit, sizes that are not used, and a window. Raises `UserError`."""
         sizes = sizes_of(model)
         if sizes.heads % sizes.key_heads:
             raise UserError(
@@ -122,6 +125,11 @@ class LinearAttention(Block):
             raise UserError(
                 f"{key_of(kind, 'linear_attention.least_step')}: {sizes.least_step}, and {model.mixer} has no steps; "
                 "expected 0"
+            )
+        if sizes.taps != LinearAttentionConfig.taps and not cls.convolved:
+            raise UserError(
+                f"{key_of(kind, 'linear_attention.taps')}: {sizes.taps}, and {model.mixer} has no short convolution; "
+                f"expected {LinearAttentionConfig.taps}"
             )
         if model.window is not None:
             raise UserError(
@@ -163,7 +171,7 @@ class LinearAttention(Block):
         one = jnp.ones_like(context.tokens.segments), jnp.ones_like(context.tokens.row_segments)
         tokens = context.tokens._replace(segments=one[0], row_segments=one[1])  # a prompt and its padding
         for name in self.convolved:
-            after[name] = last_values(made[name], tokens, lengths)
+            after[name] = last_values(made[name], tokens, lengths, self.sizes.taps)
             made[name] = self._activated(convolve(made[name], self.weight(f"{name}_taps"), tokens), name)
         valid = (tokens.indices < lengths[:, None]).astype(jnp.float32)
         without_padding = lambda x: x * valid.reshape(*valid.shape, *[1] * (x.ndim - 2))  # zeros change no state
@@ -234,7 +242,7 @@ def declare_part(
         SHARED_VALUE: ((sizes.key_heads, sizes.value_dim), ("heads", "head_dim")),
     }
     project = lambda dims: matrix((model.embed, *shapes[dims][0]), ("embed", *shapes[dims][1]), scale=scale)
-    taps = lambda dims: vector((*shapes[dims][0], TAPS), (*shapes[dims][1], "norm"), uniform_taps)
+    taps = lambda dims: vector((*shapes[dims][0], sizes.taps), (*shapes[dims][1], "norm"), uniform_taps)
     back = scale / (2 * model.layers) ** 0.5
     weights = {name: project(dims) for name, dims in inward.items()}
     weights["output"] = matrix((*shapes[VALUE][0], model.embed), (*shapes[VALUE][1], "embed"), inputs=2, scale=back)

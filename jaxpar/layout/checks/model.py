@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import replace
+from dataclasses import is_dataclass, replace
 from math import prod
 
 from jaxpar.config.bounds import PARAMETERS, WIDTH
@@ -47,7 +47,7 @@ def check_input(config: Config) -> None:
 
 OF_SOME_MIXERS = (
     "qk_norm", "attention_bias", "attention_scale", "attention_softcap", "attention_sinks", "attention_gate",
-    "window", "linear_attention", "qkv_clip",
+    "window", "chunk", "attention_temperature", "linear_attention", "qkv_clip",
 )  # fmt: skip
 """Keys of `model` that only some mixers read (`Block.reads`)."""
 
@@ -59,6 +59,11 @@ def check_blocks(config: Config) -> None:
     _check_mixing(config.model)
     _check_read(config.model)
     for kind, layer in kind_models(config.model).items():
+        if layer.chunk is not None and layer.window is not None:
+            raise UserError(
+                f"{key_of(kind, 'chunk')}: {layer.chunk}, beside {key_of(kind, 'window')}: {layer.window}; expected "
+                "one of both"
+            )
         for mixer in mixer_classes(layer):
             mixer.check(layer, kind)
         if layer.experts is not None and not of_experts(layer.activation):
@@ -89,7 +94,7 @@ def _check_read(model: ModelConfig) -> None:
         kinds = [kind for kind, layer in models.items() if getattr(layer, key) != getattr(plain, key)]
         if kinds and not any(key in mixer.reads for kind in kinds for mixer in mixer_classes(models[kind])):
             layer = models[kinds[0]]
-            value = "" if key == "linear_attention" else f"{str(getattr(layer, key)).lower()} "
+            value = "" if is_dataclass(getattr(layer, key)) else f"{str(getattr(layer, key)).lower()} "
             raise UserError(
                 f"{key_of(kinds[0], key)}: {value}would not be used, because the mixer {layer.mixer} does not read it; "
                 f"expected {'false' if getattr(plain, key) is False else 'null'}"

@@ -20,7 +20,7 @@ from jaxpar.attention.balance import sequence_order
 from jaxpar.attention.context import neighbours
 from jaxpar.config import AttentionConfig, Config, UserError
 from jaxpar.config.axes import axis_sizes
-from jaxpar.config.counting import head_dim, kv_heads, value_dim
+from jaxpar.config.counting import head_dim, kv_heads, value_dim, window_of
 from jaxpar.config.kinds import key_of, kind_models
 from jaxpar.config.plan import AxisSizes, Choice, LayerRun, Plan
 from jaxpar.distributed.devices import Device
@@ -209,8 +209,8 @@ def attention_request(
         kv_heads=max(1, kv_heads(model) // tensor),
         head_dim=head_dim(model),
         value_dim=value_dim(model),
-        packed=config.data.packed,
-        window=model.window,
+        packed=config.data.packed or model.chunk is not None,
+        window=window_of(model),
         softcap=model.attention_softcap,
         prefix=False,
         sinks=model.attention_sinks,

@@ -12,7 +12,7 @@ from jax import lax
 
 from jaxpar.attention.backends import attend_alone, choose_backend
 from jaxpar.config import Config
-from jaxpar.config.counting import head_dim, kv_heads, value_dim
+from jaxpar.config.counting import head_dim, kv_heads, reach, value_dim
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import ModelConfig
 from jaxpar.cost.hardware_model import nearest_hardware
@@ -114,7 +114,7 @@ def measured_attention(watch: Stopwatch, config: Config, lengths: Sequence[int])
             backward = watch.kept(f"{words}, backward", rest)
             if backward is None:
                 continue
-            keys = mean_keys(length, model.window)
+            keys = mean_keys(length, reach(model))
             row = Attended(
                 backend, own.precision.compute, length, model.heads, kv_heads(model), width, keys, forward, backward,
             )  # fmt: skip

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import jax
 import numpy as np
@@ -13,13 +12,11 @@ from jaxpar.config import Config, UserError
 from jaxpar.config.parts import OBJECTIVES
 from jaxpar.data import Data, batch_rows, batches, bigram_loss
 from jaxpar.data.baseline import NO_LOSS_TOKENS
-from jaxpar.layout.stages import mask_of
 from jaxpar.mesh.parameters import Weights
-from jaxpar.model.flops import Pairs, windows
+from jaxpar.model.flops import Pairs, seen_pairs
 from jaxpar.runtime.batch import BatchPlacer
 from jaxpar.training.field_folder import FieldFolder
 from jaxpar.training.step.train_step import TrainStep
-from pallas_kernels.masks import visible_pairs
 
 
 def placed_batches(
@@ -34,8 +31,7 @@ def placed_batches(
         first_step: steps before the first batch.
         left_out: numbers of batches that no step uses, ascending.
     """
-    settings, mask = config.data, mask_of(config, config.model)
-    masks = {window: replace(mask, window=window) for window in windows(config.model)}
+    settings = config.data
     share = settings.batch_size / len(placer.rows)
     source = batches(
         data.train,
@@ -53,8 +49,8 @@ def placed_batches(
         for folder in folders:
             read = folder.read(rows["examples"], settings.batch_size, settings.sequence_length)
             rows = rows | {folder.field.name: read}
-        pairs = {window: round(share * visible_pairs(own, rows["segments"])) for window, own in masks.items()}
-        following = placer(rows), pairs
+        pairs = seen_pairs(config.model, rows, packed=settings.packed)
+        following = placer(rows), {limit: round(share * one) for limit, one in pairs.items()}
         if ready is not None:
             yield ready
         ready = following

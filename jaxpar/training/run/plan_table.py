@@ -10,6 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.tree_util import KeyPath
 
 from jaxpar.attention.balance import imbalance, visible_pairs_per_rank
+from jaxpar.config.counting import window_of
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.catalogue import gpu_of
@@ -167,7 +168,7 @@ def _balance_row(layout: StepLayout) -> list[tuple[str, str, str]]:
     plan, config = layout.plan, layout.config
     if plan.axes.context == 1:
         return []
-    windows = [model.window for model in kind_models(config.model).values()]
+    windows = [window_of(model) for model in kind_models(config.model).values()]
     mask = Mask(window=None if None in windows else max(filter(None, windows)))
     ranks = plan.axes.context // plan.ulysses
     order = layout.batch.order

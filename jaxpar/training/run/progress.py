@@ -7,6 +7,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from typing import Any
 
+from jaxpar.config.counting import Reach
 from jaxpar.config.strict_json import strict_json
 from jaxpar.model.flops import Pairs, mfu
 from jaxpar.observe.events import StepRecord
@@ -34,7 +35,7 @@ class Progress:
         """Pairs and metrics of the batch of each step that was dispatched and not yet counted."""
         self._batch_metrics: Mapping[str, float] = {}
         """Metrics of the batch of the last step that was counted."""
-        self._pairs: Counter[int | None] = Counter()
+        self._pairs: Counter[Reach] = Counter()
         """Pairs of the steps since the last record."""
 
     def facts(self) -> dict[str, object]:

@@ -29,6 +29,8 @@ CASES: dict[str, dict[str, Any]] = {
     "gshard": {"per_token": 2},
     "sigmoid": {"per_token": 2, "router_options": {"scale": 1.7}},
     "biased_softmax": {"per_token": 2, "router_options": {"scale": 1.7}},
+    "epsilon": {"router": "sigmoid", "per_token": 2, "router_options": {"epsilon": 0.1}},
+    "sigmoid_top_k": {"per_token": 2},
     "k_top_1": {"per_token": 2},
     "cosine": {"per_token": 2},
     "sam": {"per_token": 2, "router_options": {"groups": 2}},

@@ -2,7 +2,7 @@
 
 Each is a function of (x [batch, seq, embed], weights of one layer, options of the model, batch) like
 `decoder64.attention`; `layer` is the layer's index. Weights: projections [E, H, D], per-head ones [E, H], short
-convolutions [H, D, 4].
+convolutions [H, D, taps].
 """
 
 from typing import Any
@@ -33,14 +33,19 @@ def recurrence(q: Any, k: Any, v: Any, g: Any, batch: Any, rate: Any = None) -> 
     return jnp.moveaxis(jax.lax.scan(token, first, ahead)[1], 0, 1)
 
 
-def convolved(x: Any, taps: Any, batch: Any, bias: Any = 0.0) -> Any:
-    """The sum over a token and the three before it in its document, and the SiLU."""
+def summed(x: Any, taps: Any, batch: Any) -> Any:
+    """The sum over a token and those before it in its document, the last tap its own."""
     segments, total = batch["segments"], jnp.zeros_like(x)
-    for back in range(4):
+    for back in range(taps.shape[-1]):
         shifted = jnp.pad(x, ((0, 0), (back, 0), (0, 0), (0, 0)))[:, : x.shape[1]]
         same = jnp.pad(segments, ((0, 0), (back, 0)), constant_values=-1)[:, : x.shape[1]] == segments
-        total = total + jnp.where(same[..., None, None], shifted, 0) * taps[..., 3 - back]
-    return jax.nn.silu(total + bias)
+        total = total + jnp.where(same[..., None, None], shifted, 0) * taps[..., -1 - back]
+    return total
+
+
+def convolved(x: Any, taps: Any, batch: Any, bias: Any = 0.0) -> Any:
+    """The same with a bias, and the SiLU."""
+    return jax.nn.silu(summed(x, taps, batch) + bias)
 
 
 def epsilon_of(options: Any) -> float:
@@ -140,4 +145,12 @@ def mamba2(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
     return out(wide.reshape(h.shape) * w["output_norm"], w)
 
 
-MIXERS = {one.__name__: one for one in (lightning, retention, gla, relu_gla, gated_deltanet, kimi_delta, mamba2)}
+def short_conv(x: Any, w: Any, options: Any, batch: Any, layer: int) -> Any:
+    """LFM2, figure 1: two gates around a convolution, without another non-linearity."""
+    entry, gate, value = (into(x, w[name]) for name in ("entry", "gate", "value"))
+    return out(gate * summed(entry * value, w["taps"], batch), w)
+
+
+MIXERS = {
+    one.__name__: one for one in (lightning, retention, gla, relu_gla, gated_deltanet, kimi_delta, mamba2, short_conv)
+}

@@ -39,6 +39,11 @@ ROWS = [
 ]
 SHARED_KEYS = LinearAttentionConfig(heads=8, key_heads=2, key_dim=8, value_dim=4)
 """Four heads of values for each of keys."""
+SIZES = {
+    "kimi_delta": LinearAttentionConfig(key_dim=8), "short_conv": LinearAttentionConfig(heads=8, value_dim=4, taps=3),
+    "gated_deltanet": replace(SHARED_KEYS, taps=2),
+}  # fmt: skip
+"""Those of mixers that have other sizes."""
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +53,7 @@ def small_chunks(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def options_of(mixer: str) -> dict[str, Any]:
-    linear = SHARED_KEYS if mixer != "kimi_delta" else LinearAttentionConfig(key_dim=8)
+    linear = SIZES.get(mixer, SHARED_KEYS)
     biases = {"attention_bias": "qkv"} if mixer == "relu_gla" else {}
     return {"layers": 2, "mixer": mixer, "linear_attention": linear} | biases
 
@@ -165,7 +170,8 @@ def test_lora_has_factors_of_all_projections_but_products_of_two_and_numbers_of_
     model = run_model(mixer)
     part = declare_layer(model).parts[0]
     gate = set[str]() if mixer in ("kimi_delta", "relu_gla") else {"gate"}
-    assert set(adaptable(part)) == {"query", "key", "value", "output"} | gate
+    others = {"entry"} if mixer == "short_conv" else {"query", "key"}
+    assert set(adaptable(part)) == {"value", "output"} | others | gate
     factors = [name for name in adapted(part, LoraConfig(rank=2)).weights if name.endswith(("lora_a", "lora_b"))]
     assert len(factors) == 2 * len(adaptable(part))
     config = replace(SMALL, model=model, lora=LoraConfig(rank=2))
@@ -209,6 +215,21 @@ def test_what_they_cannot_be_is_refused():
         run_of("kimi_delta", {"linear_attention": SHARED_KEYS})
     with refused("model.linear_attention.least_step", "0.1", "gla"):
         run_of("gla", {"linear_attention": LinearAttentionConfig(least_step=0.1)})
+    with refused("model.linear_attention.taps", "3", "gla", "4"):
+        run_of("gla", {"linear_attention": LinearAttentionConfig(taps=3)})
+    with refused("model.linear_attention.key_dim", "8", "short_conv"):
+        run_of("short_conv", {"linear_attention": LinearAttentionConfig(key_dim=8)})
+    with refused("model.kinds.state.window", "16", "short_conv", "4"):
+        run_of(
+            "short_conv",
+            {
+                "layers": 4,
+                "kinds": {"state": {"mixer": "short_conv", "window": 16}, "full": {"window": 8}},
+                "pattern": Pattern(("state", "full")),
+                "mixer": "attention",
+                "linear_attention": None,
+            },
+        )
     with refused("model.attention_bias: true", "relu_gla", "qkv"):
         run_of("relu_gla", {"attention_bias": True})
     with refused("model.window", "16", "mamba2"):

@@ -50,6 +50,7 @@ ROUTERS: dict[str, dict[str, Any]] = {
 """`model.experts` by router; 8 experts each."""
 OTHERS: dict[str, dict[str, Any]] = {
     "gpt_oss": {"router": "top_k_softmax", "per_token": 2, "balance_loss": 0.1},
+    "llama4": {"router": "sigmoid_top_k", "per_token": 2, "balance_loss": 0.1, "weigh_inputs": True},
     "compressed": {"router": "top_k_softmax", "per_token": 2, "clusters": {"share": 1.0, "hashes": 64}},
 }
 """Models whose layers have more that is particular; clusters of one token each, which change nothing."""
@@ -117,6 +118,7 @@ ROWS = [
     _PLAIN | {"expert": 2, "tensor": 2, "context": 2, "shared": 2},
     _PLAIN
     | {"pipe": "1f1b", "tensor": 2, "fsdp": 2, "exchange": "all_gather", "microbatches": 4, "zero": 3, "remat": "full"},
+    _PLAIN | {"router": "llama4", "expert": 2, "tensor": 2, "slices": 2, "shared": 2, "remat": "full"},
     _PLAIN | {"router": "switch", "kinds": True, "expert": 2, "tensor": 2, "remat": "full", "mlp_tiles": 3},
     _OWN_FIRST | {"router": "softmax_top_k", "expert": 4, "fsdp": 2, "slices": 2, "shared": 2},
     _OWN_FIRST | {"router": "groups", "expert": 2, "slices": 4, "context": 2, "remat": "full", "capacity": 4.0},

@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpar.config.mappings.attention_temperature import AttentionTemperature
 from jaxpar.config.mappings.residual import ResidualConfig
 from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.reading.options import options_of
@@ -85,6 +86,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gpt2": GPT2,
     "olmo2": {"norm_placement": "post", "qk_norm": "projection", "norm_epsilon": 0.1},
     "hunyuan": {"qk_norm": "rotated", "norm_epsilon": 0.1},
+    "llama4": {
+        "chunk": 5, "attention_temperature": AttentionTemperature(3, 0.4), "qk_norm": "unweighted", "norm_epsilon": 0.1,
+    },
     "minimax": {"norm_placement": "stream", "residual": ResidualConfig(3.0, 0.75, 2.5, 1.25)},
     "command_r": {
         "norm": "unbiased_layernorm", "norm_placement": "parallel", "qk_norm": "layernorm", "attention_bias": True,
@@ -117,7 +121,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 NEUTRAL = {
-    "window": None, "attention_softcap": None, "logit_softcap": None, "rope_scaling": "none", "qk_norm": False,
+    "window": None, "chunk": None, "attention_temperature": None,
+    "attention_softcap": None, "logit_softcap": None, "rope_scaling": "none", "qk_norm": False,
     "z_loss": 0.0, "norm_epsilon": 1e-5, "attention_bias": False, "mlp_bias": False,
     "embedding_scale": False, "attention_scale": None, "norm": "rmsnorm", "rope_base": 1e4, "rope_factor": 2.0,
     "rope_query_growth": 0.0, "qkv_clip": None, "rope_partial": 1.0, "residual_mixer_stream": 1.0, "residual_mixer_output": 1.0,

@@ -115,7 +115,7 @@ def _attention(op: Op) -> Product:
     """cuDNN's attention: two products forward; backward five, of which one repeats the scores."""
     config = _section(op, "cudnn_fmha_backend_config")
     batch, heads, queries, keys = (int(size) for size in config["intermediate_tensor_shape"]["dimensions"])
-    pairs = batch * heads * _kept_pairs(op, config, queries, keys)
+    pairs = batch * heads * _seen_pairs(op, config, queries, keys)
     query, value = _array(op, 0), _array(op, 2)
     of_scores, of_values = 2.0 * pairs * query.dims[-1], 2.0 * pairs * value.dims[-1]
     kind = "float8" if query.dtype.startswith("f8") else arithmetic(op, query, query, "", [])
@@ -175,7 +175,7 @@ def _block_scaled(op: Op) -> Product:
     return _product(op, 2.0 * prod(_array(op, 0).dims) * _array(op, 1).dims[-2])
 
 
-def _kept_pairs(op: Op, config: Mapping[str, Any], queries: int, keys: int) -> int:
+def _seen_pairs(op: Op, config: Mapping[str, Any], queries: int, keys: int) -> int:
     """(query, key) pairs of one row and head that cuDNN's mask keeps, documents not counted: they come with a batch."""
     mask, window = config.get("mask_type", "NO_MASK"), int(config.get("sliding_window_length", 0))
     if mask == "NO_MASK" and not window:
