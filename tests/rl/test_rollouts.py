@@ -242,6 +242,12 @@ def test_an_evaluation_without_any_reward_has_no_loss(tmp_path: Path):
     trainer._run.rewarder.close()
 
 
+def test_an_evaluation_of_no_batches_is_refused(tmp_path: Path):
+    trainer = Trainer(config_of(tmp_path, 1, evaluation={"batches": 0}), devices=jax.devices()[:1])
+    with refused("evaluation.batches: 0", "expected at least 1"):
+        trainer.evaluate()
+
+
 def test_rewards_are_reported_by_the_source_of_their_prompts():
     """Where prompts have a column of that name."""
     prompts = [Prompt((1,), {"prompt": "a", "source": source}) for source in ("sums", "names")]
