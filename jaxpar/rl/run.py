@@ -27,6 +27,7 @@ from jaxpar.rl.answer_scores import answer_scores, reference_scorer
 from jaxpar.rl.answers import Answer, answer_rows
 from jaxpar.rl.environments.conversation import Conversations, conversations_of
 from jaxpar.rl.experience import Experience, experience_of
+from jaxpar.rl.memory import check_rollouts_fit, rollout_bytes
 from jaxpar.rl.prompts import Prompt, PromptRows
 from jaxpar.rl.rewards.builtin import check_reward, is_right
 from jaxpar.rl.rewards.rewarder import Rewarder
@@ -64,6 +65,9 @@ class RolloutRun(Run):
         if self.conversations is not None:
             from_first(self.conversations.start)
         self._sampler = Sampler(self, self._sampler_devices, self.conversations)
+        self.memory = rollout_bytes(self, self._sampler)
+        """Bytes of a device beside its steps."""
+        check_rollouts_fit(self, self._sampler, self.memory)
         self._steps_of_batch = rl.minibatches * rl.epochs
         self._buffer = RolloutBuffer(
             self._rollouts, self._sampler.placed, {"sync": 0, "one_step_off": 1}.get(rl.mode, rl.staleness or 0),
@@ -155,6 +159,10 @@ class RolloutRun(Run):
             right = [is_right(self._text(one), answer) for one, answer in zip(answers, wanted, strict=True)]
             metrics["success"] = float(np.mean(right))
         return metrics
+
+    def brief(self) -> list[tuple[str, str]]:
+        """See `Run`: the memory of drawing answers."""
+        return [("answers", self.memory.words())]
 
     def epochs(self, steps: int) -> dict[str, float]:
         """See `Run`."""

@@ -292,6 +292,9 @@ def test_a_penalty_keeps_the_model_near_its_reference(tmp_path: Path):
     run = RolloutRun(config_of(tmp_path, 3, policy, run=start), devices=jax.devices()[:1])
     kl = [float(run.step().report["kl"]) for _ in range(3)]
     assert abs(kl[0]) < 1e-6 < kl[2]
+    assert run._reference is not None
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(run._reference.model.weights))
+    assert run.memory.reference == held and "a reference of" in run.memory.words()
     run.rewarder.close()
     begin._run.rewarder.close()
 

@@ -88,16 +88,22 @@ class Sampler:
     """
 
     def __init__(self, run: Run, devices: Sequence[Device], conversations: Conversations | None = None):
-        self._run, self.apart, self._conversations = run, bool(devices), conversations
+        self._run, self.devices, self._conversations = run, len(devices), conversations
         self._generator: Generator | None = None
-        self._layout: tuple[Config, Mesh] | None = None
+        self.layout: tuple[Config, Mesh] | None = None
+        """Of `rl.sampler`; None where answers are drawn on the run's mesh in its own layout."""
         if run.config.rl.sampler != SamplerConfig():
-            self._layout = sampler_layout(run.config, devices or list(run.mesh.devices.flat))
-            self.transfer = WeightTransfer(run, *self._layout)
+            self.layout = sampler_layout(run.config, devices or list(run.mesh.devices.flat))
+            self.transfer = WeightTransfer(run, *self.layout)
+
+    @property
+    def apart(self) -> bool:
+        """Whether it has devices of its own."""
+        return self.devices > 0
 
     def placed(self, weights: Weights) -> Weights:
         """Weights of the run as `drawn` takes them."""
-        return generated_with(self._run, weights)[1] if self._layout is None else self.transfer(weights)
+        return generated_with(self._run, weights)[1] if self.layout is None else self.transfer(weights)
 
     def drawn(
         self, weights: Weights, prompts: Sequence[Prompt], temperature: float, first: int = 0, group: int = 1
@@ -131,8 +137,8 @@ class Sampler:
             slots = rl.prompts * rl.group
             self._generator = (
                 generator_of(self._run, seed, slots)
-                if self._layout is None
-                else Generator(*self._layout, weights, seed=seed, slots=slots)
+                if self.layout is None
+                else Generator(*self.layout, weights, seed=seed, slots=slots)
             )
         self._generator.update(weights)
         return self._generator

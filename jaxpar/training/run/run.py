@@ -306,6 +306,10 @@ class Run:
         self.left_out = tuple(facts.get("left_out", ()))
         return self.continue_data(facts)
 
+    def brief(self) -> list[tuple[str, str]]:
+        """(name, words) that this kind of run adds to its plan at the start."""
+        return []
+
     def facts(self) -> dict[str, object]:
         """Facts of a checkpoint of this moment that this kind of run adds; bytes are files of their own."""
         return {}
