@@ -17,7 +17,7 @@ from jaxpar.layers.block import Context, DecodedRows
 from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.memory.layer_shape import FLOAT32_BYTES
-from jaxpar.mesh.axes import DATA_AXES, vary
+from jaxpar.mesh.axes import vary
 from jaxpar.mesh.build import abstract_mesh, mapped
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.materialize import gather

@@ -9,11 +9,11 @@ from typing import Any
 import jax
 import pytest
 
-from jaxpar.config.mappings.policy import PolicyConfig
 from jaxpar.config.mappings.sampler import SamplerConfig
 from jaxpar.generation.engine import Engine
 from jaxpar.rl import memory
 from jaxpar.rl.run import RolloutRun
+from tests.gpu_compile import in_child
 from tests.rl.test_rollouts import config_of, devices_of
 from tests.sentences import refused
 
@@ -62,3 +62,12 @@ def test_a_run_whose_answers_do_not_fit_is_refused(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(memory, "memory_limit", lambda mesh: (run.memory.drawing - 1, 1))
     with refused("rl: drawing answers takes about", "rl.prompts x rl.group"):
         RolloutRun(config, devices=jax.devices()[:1])
+
+
+@pytest.mark.long
+def test_qwen3_8b_takes_the_predicted_bytes_on_32_h100s():
+    """The program of a token reads the weights and the cache; an update gathers what a device does not have."""
+    found = in_child("tests.rl.gpu_sampler:bytes_of_sampler")
+    assert 0 <= found["arguments"] - found["weights"] - found["cache"] < 2**25, "with the tokens that rows have"
+    assert found["made"] == pytest.approx(found["weights"], rel=1e-6)
+    assert found["gathered"] == pytest.approx(found["weights"], rel=0.01), "all but norms"
