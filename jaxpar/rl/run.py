@@ -65,9 +65,10 @@ class RolloutRun(Run):
         if self.conversations is not None:
             from_first(self.conversations.start)
         self._sampler = Sampler(self, self._sampler_devices, self.conversations)
-        self.memory = rollout_bytes(self, self._sampler)
-        """Bytes of a device beside its steps."""
-        check_rollouts_fit(self, self._sampler, self.memory)
+        self.memory = None if rl.sampler.url is not None else rollout_bytes(self, self._sampler)
+        """Bytes of a device beside its steps; None where a server draws."""
+        if self.memory is not None:
+            check_rollouts_fit(self, self._sampler, self.memory)
         self._steps_of_batch = rl.minibatches * rl.epochs
         self._buffer = RolloutBuffer(
             self._rollouts, self._sampler.placed, {"sync": 0, "one_step_off": 1}.get(rl.mode, rl.staleness or 0),
@@ -162,7 +163,8 @@ class RolloutRun(Run):
 
     def brief(self) -> list[tuple[str, str]]:
         """See `Run`: the memory of drawing answers."""
-        return [("answers", self.memory.words())]
+        drawn = f"by {self.config.rl.sampler.url}" if self.memory is None else self.memory.words()
+        return [("answers", drawn)]
 
     def epochs(self, steps: int) -> dict[str, float]:
         """See `Run`."""
