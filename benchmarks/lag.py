@@ -67,6 +67,7 @@ def main() -> None:
 
 def trained(options: Namespace, name: str, lag: int, seed: int) -> dict[str, float]:
     """Held-out success and means over the steps of a run; it is trained where it is not in the folder."""
+    name = name if lag else "none"  # without a lag nothing is corrected
     run = f"{name}-lag{lag}-{options.steps}-{seed}"
     folder = options.folder / run
     if not (folder / "summary.json").exists():

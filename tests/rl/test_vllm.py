@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Sequence
 from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file
@@ -18,6 +21,7 @@ from jaxpar.rl.answers import Answer
 from jaxpar.rl.prompts import Prompt
 from jaxpar.rl.run import RolloutRun
 from jaxpar.rl.sampling.sampler import CurrentScores
+from jaxpar.rl.sampling.served import ServedGenerator
 from jaxpar.rl.sampling.vllm import VLLMServer
 from tests.rl.test_rollouts import config_of
 from tests.rl.vllm_server import FakeVLLM, serving
@@ -29,9 +33,10 @@ RECORDED = json.loads(Path(__file__).with_name("vllm_exchange.json").read_text()
 
 def test_the_client_reads_what_a_real_server_answered():
     """The same requests, and what they say."""
+    *entries, scored = RECORDED
     fake = FakeVLLM(0)
-    fake.replay = {one["path"]: one["answer"] for one in RECORDED}
-    wanted = {one["path"]: one["body"] for one in RECORDED}
+    fake.replay = {one["path"]: one["answer"] for one in entries}
+    wanted = {one["path"]: one["body"] for one in entries}
     with serving(fake) as url:
         server = VLLMServer(url)
         assert server.model == "policy"
@@ -41,33 +46,51 @@ def test_the_client_reads_what_a_real_server_answered():
             asked["prompt"], answers=asked["n"], tokens=asked["max_tokens"], temperature=1.0, seed=asked["seed"],
             stop=asked["stop_token_ids"],
         )  # fmt: skip
+        fake.replay["/v1/completions"] = scored["answer"]
+        scores = server.scores(scored["body"]["prompt"])
     assert fake.asked == [(one["path"], one["body"]) for one in RECORDED]
-    for one, choice in zip(drawn, fake.replay["/v1/completions"]["choices"], strict=True):
-        assert one.tokens == choice["token_ids"] and one.ended == (one.tokens[-1] in asked["stop_token_ids"])
-        assert len(one.log_probabilities) == len(one.tokens) and (one.log_probabilities < 0).all()
+    assert [one.tokens for one in drawn] == [[11, 10, 3], [12, 11, 7, 10, 8, 0]]
+    assert [one.ended for one in drawn] == [True, False]
+    np.testing.assert_allclose(drawn[0].log_probabilities, [-2.8333, -2.9896, -2.4519], atol=1e-4)
+    np.testing.assert_allclose(scores, [-2.5247, -2.5687, -2.6634, -2.9373], atol=1e-4)
 
 
 def served_config(folder: Path, url: str, **rl: Any) -> Any:
     sampler = SamplerConfig(url=url, folder=str(folder / "shared"))
-    return config_of(folder, 3, rl={"sampler": sampler} | rl)
+    return config_of(folder, 4, rl={"sampler": sampler} | rl)
 
 
 @pytest.mark.matrix(quick=("sync",), ci=1)
 @pytest.mark.parametrize("mode", ["sync", "one_step_off"])
-def test_a_run_learns_from_answers_of_a_server_with_its_weights(tmp_path: Path, mode: str):
+def test_a_run_learns_from_answers_of_a_server_with_its_weights(
+    tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
+):
     """Each version is written once and checked; the log-probabilities of answers are the step's."""
     fake = FakeVLLM(14)
     with serving(fake) as url:
         run = RolloutRun(served_config(tmp_path, url, mode=mode), devices=jax.devices()[:1])
-        score = CurrentScores(run)
-        fake.scores = lambda row: score([Answer(Prompt((row[0],), {}), tuple(row[1:]), np.zeros(len(row) - 1), False)])[0]
+        score, lock, sent = CurrentScores(run), threading.Lock(), list[Any]()
+        placed = ServedGenerator.placed
+
+        def copied(served: ServedGenerator, weights: Any) -> Any:
+            sent.append(jax.tree.map(jnp.copy, weights))
+            return placed(served, weights)
+
+        def scores(row: Sequence[int]) -> np.ndarray:
+            loaded = sum(path == "/resume" for path, _ in fake.asked)
+            answer = Answer(Prompt((row[0],), {}), tuple(row[1:]), np.zeros(len(row) - 1), ended=False)
+            with lock:
+                return score.scored([answer], sent[loaded - 1])[0]
+
+        monkeypatch.setattr(ServedGenerator, "placed", copied)
+        fake.scores = scores
         with closing(run.rewarder), closing(run._buffer):
-            metrics = [run.step() for _ in range(2)]
+            metrics = [run.step() for _ in range(3)]
             folders = [body["kwargs"]["weights_path"] for path, body in fake.asked if path == "/collective_rpc"]
             assert len(folders) == len(set(folders)) >= 2
             assert ("by " + url) in run.brief()[0][1]
     if mode == "sync":
-        assert float(metrics[0].report["mismatch_kl"]) < 1e-6
+        assert all(float(one.report["mismatch_kl"]) < 1e-6 for one in metrics)
         paths = [path for path, _ in fake.asked]
         assert paths[:4] == ["/v1/models", "/pause?mode=wait", "/collective_rpc", "/resume"]
         files = list(Path(folders[-1]).glob("*.safetensors"))

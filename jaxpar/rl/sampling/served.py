@@ -5,9 +5,11 @@ from __future__ import annotations
 import shutil
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
+from weakref import finalize
 
 import jax
 import numpy as np
@@ -16,6 +18,7 @@ from jaxpar.config import UserError
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.paths import user_path
 from jaxpar.config.schema import ModelConfig
+from jaxpar.config.spelling import named
 from jaxpar.generation.requests import Continuation
 from jaxpar.generation.sampling import Sampling
 from jaxpar.interop.config_json import family_for
@@ -34,19 +37,24 @@ from jaxpar.training.run.run import Run
 
 SHARD_BYTES = 5 * 10**9
 """Bytes of a file of weights, at most."""
-APART = 0.1
-"""Nats by which the log-probabilities of a fixed prompt may be apart, on average over its tokens: rounding to 16 bits
-leaves them within hundredths, and weights with wrong names within none of this."""
+APART = {"float32": 1e-3}
+"""By compute dtype, nats by which the log-probabilities of a fixed prompt may be apart, on average over its tokens."""
+ROUNDED = 0.05
+"""The same of dtypes of 16 bits."""
 REQUESTS = 64
 """Requests that are under way at the same time, at most; the server has a queue."""
 
 
-class Version(NamedTuple):
-    """Weights on disk."""
+@dataclass(frozen=True, eq=False)
+class Version:
+    """Weights on disk, for as long as anything may ask for them."""
 
     folder: Path
     scores: np.ndarray
     """Log-probabilities of the fixed prompt."""
+
+    def __post_init__(self) -> None:
+        finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
 
 
 class ServedGenerator:
@@ -80,7 +88,7 @@ class ServedGenerator:
 
     def placed(self, weights: Weights) -> Weights:
         """Weights of the run as `update` takes them: written to a new folder."""
-        folder = self._folder / f"weights-{next(self._next)}"
+        folder = self._folder / f"{self._run.config.run.name}-{next(self._next)}"
         shutil.rmtree(folder, ignore_errors=True)
         try:
             folder.mkdir(parents=True)
@@ -95,16 +103,16 @@ class ServedGenerator:
         if version.folder == self._current:
             return
         self._server.reload(str(version.folder))
-        last, self._current = self._current, version.folder
-        if last != Path():
-            shutil.rmtree(last, ignore_errors=True)
+        self._current = version.folder
         found = self._server.scores([*self._fixed.prompt.tokens, *self._fixed.tokens])
         apart = float(np.abs(found - version.scores).mean())
-        if not apart <= APART:
+        dtype = self._run.plan.dtypes.compute
+        most = APART.get(dtype, ROUNDED)
+        if not apart <= most:
             raise UserError(
                 f"rl.sampler.url: after an update the server's log-probabilities of a prompt are {apart:.3g} nats a "
-                f"token from the run's (at most {APART:g}); expected a server of the same model, whose folder "
-                f"{str(version.folder)!r} has these weights"
+                f"token from the run's (at most {most:g}); expected a server of the same model in {dtype}, which reads "
+                f"{named(version.folder.parent)}"
             )
 
     def drop_weights(self) -> None:
