@@ -1,9 +1,10 @@
 """How answers that older weights drew teach: `configs/grpo_digits.yaml` at several lags, with and without corrections.
 
     python -m benchmarks.lag                             # lags 0, 1, 4, 8; three corrections; a seed
-    python -m benchmarks.lag --lags 0 8 --seeds 3 --steps 800
+    python -m benchmarks.lag --lags 0 8 --seeds 3 --steps 800 --set rl.epochs=2 --folder runs/lag-two-epochs
 
 Every run is in a folder of its own; what is there already is not run again, so a study that was cut off goes on.
+Other settings want another `--folder`.
 """
 
 from __future__ import annotations
@@ -29,8 +30,6 @@ CORRECTIONS: dict[str, dict[str, Any]] = {
 """By name, settings of the loss; `none` leaves it as the configuration has it."""
 SMALLER = {"rl.prompts": 16, "rl.group": 8, "data.batch_size": 64}
 """A quarter of the answers of that configuration."""
-RATES = 1e-3, 5e-3
-"""Its learning rates, of the matrices of layers last."""
 LAST = 20
 """Logged steps whose rewards are averaged."""
 
@@ -43,7 +42,8 @@ def main() -> None:
     parser.add_argument("--corrections", nargs="+", default=list(CORRECTIONS), choices=CORRECTIONS)
     parser.add_argument("--seeds", type=positive, default=1)
     parser.add_argument("--steps", type=positive, default=300)
-    parser.add_argument("--faster", type=float, default=1.0, help="factor of the configuration's learning rates")
+    words = "another setting of all runs, as in --set rl.epochs=2; may be given many times"
+    parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[], help=words)
     add_json_file(parser)
     options = parser.parse_args()
     results: dict[str, dict[str, list[Mapping[str, float]]]] = {}
@@ -67,18 +67,19 @@ def main() -> None:
 
 def trained(options: Namespace, name: str, lag: int, seed: int) -> dict[str, float]:
     """Held-out success and means over the steps of a run; it is trained where it is not in the folder."""
-    run = f"{name}-lag{lag}-{options.faster:g}x-{options.steps}-{seed}"
+    name = name if lag else "none"  # without a lag nothing is corrected
+    run = f"{name}-lag{lag}-{options.steps}-{seed}"
     folder = options.folder / run
     if not (folder / "summary.json").exists():
         settings = {
             "run.dir": options.folder, "run.name": run, "run.steps": options.steps, "run.seed": seed,
-            "run.log_every": 1, "optimizer.learning_rate": options.faster * RATES[0],
-            "optimizer.matrix_learning_rate": options.faster * RATES[1], "evaluation.every": options.steps,
-            "checkpoint.every": options.steps, **SMALLER, **CORRECTIONS[name],
+            "run.log_every": 1, "evaluation.every": options.steps, "checkpoint.every": options.steps, **SMALLER,
+            **CORRECTIONS[name],
         }  # fmt: skip
         if lag:
             settings |= {"rl.mode": "async", "rl.staleness": lag}
-        words = [word for key, value in settings.items() for word in ("--set", f"{key}={value}")]
+        every = [*(f"{key}={value}" for key, value in settings.items()), *options.overrides]
+        words = [word for one in every for word in ("--set", one)]
         command = [sys.executable, "-m", "jaxpar.train", "--config", str(CONFIG), *words]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
     lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]

@@ -56,6 +56,22 @@ def _inspect(options: argparse.Namespace) -> int | None:
         inspect_step(options, files.get(".html"), files.get(".svg"))
     except ProgramError as error:
         return stop(1, f"XLA's program has a part that jaxpar cannot read: {error}")
+    if not options.json and options.diff is None:
+        _print_answers(options)
+    return None
+
+
+def _print_answers(options: argparse.Namespace) -> None:
+    """Print what drawing answers takes, where the run learns from them."""
+    from jaxpar.compiler.compile import is_reinforcement
+    from jaxpar.compiler.inspection import screen
+    from jaxpar.config import load_config
+    from jaxpar.hardware.cluster import parse_cluster
+    from jaxpar.planner.rollouts import of_run, print_splits
+
+    config = load_config(options.config, options.overrides)
+    if is_reinforcement(config):
+        print_splits(of_run(config, parse_cluster(options.cluster)), config.rl.mode, screen())
 
 
 if __name__ == "__main__":

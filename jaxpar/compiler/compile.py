@@ -29,6 +29,7 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.hardware.xla_flags import check_flags, run_flags
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
+from jaxpar.units import plural
 
 DEFAULT_CACHE = Path("~/.cache/jaxpar/compiled").expanduser()
 
@@ -61,6 +62,29 @@ def with_known_vocab(config: Config) -> Config:
     if config.model.vocab is not None:
         return config
     return with_vocab(config, open_data(config.data, vocab=None, seed=config.run.seed).vocab)
+
+
+def is_reinforcement(config: Config) -> bool:
+    """Whether a run draws answers and learns from them."""
+    return config.data.source == "prompts"
+
+
+def training_part(config: Config, cluster: Cluster) -> Cluster:
+    """The devices of a cluster that train: those that `rl.sampler.devices` leaves. Raises `UserError`."""
+    taken = config.rl.sampler.devices
+    return cluster if taken is None else part_of(cluster, cluster.devices - taken)
+
+
+def part_of(cluster: Cluster, devices: int) -> Cluster:
+    """So many devices of a cluster: of one host, or of several whole ones. Raises `UserError`."""
+    each = min(devices, cluster.gpus_per_host)
+    if devices < 1 or devices % each or len(cluster.groups) > 1:
+        raise UserError(
+            f"rl.sampler.devices: {devices} of {plural(cluster.devices, 'device')} would be one side; expected whole "
+            f"hosts of {cluster.gpus_per_host}, or a share of one host, of a single kind"
+        )
+    group = replace(cluster.groups[0], hosts=devices // each)
+    return replace(cluster, name=f"{devices} GPUs", groups=(group,), gpus_per_host=each)
 
 
 def compile_step(

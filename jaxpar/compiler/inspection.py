@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-from jaxpar.compiler.compile import DEFAULT_CACHE, compile_step, plan_for, with_known_vocab
+from jaxpar.compiler.compile import DEFAULT_CACHE, compile_step, plan_for, training_part, with_known_vocab
 from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.compiler.report.build import with_utilisation
 from jaxpar.compiler.report.layer_picture import Program, layers_picture
@@ -73,6 +73,7 @@ def _picture(inspected: Sequence[tuple[Analysis, Report]]) -> str:
 
 def _report(file: Path, options: Namespace, cluster: Cluster) -> tuple[Analysis, Report]:
     config, errors = load_config(file, options.overrides), Console(stderr=True, markup=False)
+    cluster = training_part(config, cluster)
     columns = SpinnerColumn(), TextColumn("{task.description}", markup=False), TimeElapsedColumn()
     hidden = not errors.is_terminal
     with Progress(*columns, console=errors, transient=True, refresh_per_second=4, disable=hidden) as progress:

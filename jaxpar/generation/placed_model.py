@@ -68,20 +68,8 @@ def place_model(config: Config, source: Model) -> PlacedModel:
 
 
 def place_on(config: Config, source: Model, devices: Sequence[Device]) -> PlacedModel:
-    """Read the weights onto some devices: each process reads what its own devices hold.
-
-    Where the configuration names no axis, the tensor axis takes as many devices as divide the heads, and fsdp the
-    others.
-    """
-    if all(getattr(config.parallel, axis) == 1 for axis in AXES) and len(devices) > 1:
-        tensor = gcd(len(devices), config.model.heads, config.model.kv_heads or config.model.heads)
-        config = replace(config, parallel=replace(config.parallel, tensor=tensor, fsdp=-1))
-    rows = 8 * len(devices)
-    data = replace(
-        config.data, source="synthetic", batch_size=rows, sequence_length=len(devices), packed=False, routing=None
-    )
-    config = resolve_config(replace(config, data=data), len(devices))
-    mesh = build_mesh(AxisSizes(**axis_sizes(config.parallel)), devices)
+    """Read the weights onto some devices, on `mesh_of` them: each process reads what its own devices hold."""
+    config, mesh = mesh_of(config, devices)
     layout = generation_layout(config, mesh)
     stored, dtype = shardings(mesh, layout.placements.storage.layout), layout.placements.storage.dtype
 
@@ -97,3 +85,20 @@ def place_on(config: Config, source: Model, devices: Sequence[Device]) -> Placed
         placed, layout.specs, stored, is_leaf=lambda leaf: isinstance(leaf, ParamSpec)
     )
     return PlacedModel(config, mesh, weights)
+
+
+def mesh_of(config: Config, devices: Sequence[Device]) -> tuple[Config, Mesh]:
+    """The configuration of a model on some devices with its axes filled in, and the mesh.
+
+    Where the configuration names no axis, the tensor axis takes as many devices as divide the heads, and fsdp the
+    others.
+    """
+    if all(getattr(config.parallel, axis) == 1 for axis in AXES) and len(devices) > 1:
+        tensor = gcd(len(devices), config.model.heads, config.model.kv_heads or config.model.heads)
+        config = replace(config, parallel=replace(config.parallel, tensor=tensor, fsdp=-1))
+    rows = 8 * len(devices)
+    data = replace(
+        config.data, source="synthetic", batch_size=rows, sequence_length=len(devices), packed=False, routing=None
+    )
+    config = resolve_config(replace(config, data=data), len(devices))
+    return config, build_mesh(AxisSizes(**axis_sizes(config.parallel)), devices)

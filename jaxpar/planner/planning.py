@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
-from jaxpar.compiler.compile import DEFAULT_CACHE, with_known_vocab
+from jaxpar.compiler.compile import DEFAULT_CACHE, is_reinforcement, training_part, with_known_vocab
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.schema.layout import kept_by_planner
@@ -27,6 +27,7 @@ from jaxpar.planner.report.measured import asked_of, measured_words
 from jaxpar.planner.report.page import write_page
 from jaxpar.planner.report.screen import print_lines, screen
 from jaxpar.planner.report.text import print_plans
+from jaxpar.planner.rollouts import print_splits, splits
 from jaxpar.planner.search.avoid import parse_avoided
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.fixed import parse_fixed
@@ -70,7 +71,7 @@ class Planning:
         fixed, avoided = parse_fixed(list(self.fixed)), parse_avoided(self.avoided)
         check_stages(cluster, fixed)
         nodes = measured(cluster, hardware)
-        space = Space(config, cluster if nodes is None else nodes.cluster, fixed, avoided)
+        space = Space(config, training_part(config, cluster if nodes is None else nodes.cluster), fixed, avoided)
         number = self.top if nodes is None else max(self.top, PLACED)
         search, plans, idle = best_with_idle_hosts(Search(space, hardware=hardware), number)
         factor, placed = 1.0 if anchors is None else anchors.spread.factor, len(plans)
@@ -82,13 +83,18 @@ class Planning:
         plan_file.write(self.output, plans[0].file(self.cluster))
         if self.page is not None:
             write_page(self.page, plans, [one.slower(factor) for one in search.evaluated])
+        shared = splits(config, search, plans[0]) if is_reinforcement(config) else []
         if self.as_json:
             found = [one.file(self.cluster).to_dict() for one in plans]
             for file, one in zip(found, verified, strict=False):
                 file["predicted"]["verified"] = one.to_dict()
+            if shared:
+                found[0]["predicted"]["answers"] = [one.to_dict() for one in shared]
             print(json_text(found, indent=2))
             return
         print_plans(plans, search.effort, screen())
+        if shared:
+            print_splits(shared, config.rl.mode, screen())
         notes = [*filter(None, [idle]), *([] if anchors is None else [anchors.line])]
         of_nodes = [] if nodes is None else nodes.words(plans[0], placed)
         self._print_details(plans[0], search, notes, of_nodes, profile)

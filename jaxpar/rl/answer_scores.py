@@ -15,10 +15,14 @@ from jaxpar.interop.sources.open_source import Model
 from jaxpar.rl.answers import Answer
 
 
+def reference_config(config: Config, source: Model) -> Config:
+    """The configuration of the reference of a run, in the run's precision."""
+    return Config(model=source.model, precision=config.precision, attention=config.attention)
+
+
 def reference_scorer(config: Config, source: Model, devices: Sequence[Device]) -> Scorer:
-    """A scorer with the reference's weights on the devices, beside those that are trained, in the run's precision."""
-    alone = Config(model=source.model, precision=config.precision, attention=config.attention)
-    return Scorer(place_on(alone, source, devices), config.rl.temperature)
+    """A scorer with the reference's weights on the devices, beside those that are trained."""
+    return Scorer(place_on(reference_config(config, source), source, devices), config.rl.temperature)
 
 
 def answer_scores(scorer: Scorer, answers: Sequence[Answer]) -> list[Float[np.ndarray, " tokens"]]:

@@ -25,6 +25,7 @@ from jaxpar.rl.answer_scores import answer_scores, reference_scorer
 from jaxpar.rl.answers import Answer, answer_rows
 from jaxpar.rl.environments.conversation import Conversations, conversations_of
 from jaxpar.rl.experience import Experience, experience_of
+from jaxpar.rl.memory import check_rollouts_fit, rollout_bytes
 from jaxpar.rl.prompts import Prompt, PromptRows
 from jaxpar.rl.rewards.builtin import check_reward, is_right
 from jaxpar.rl.rewards.rewarder import Rewarder
@@ -61,6 +62,10 @@ class RolloutRun(Run):
         if self.conversations is not None:
             from_first(self.conversations.start)
         self._sampler = Sampler(self, self._sampler_devices, self.conversations)
+        self.memory = None if rl.sampler.url is not None else rollout_bytes(self, self._sampler)
+        """Bytes of a device beside its steps; None where a server draws."""
+        if self.memory is not None:
+            check_rollouts_fit(self, self._sampler, self.memory)
         self._steps_of_batch = rl.minibatches * rl.epochs
         self._buffer = RolloutBuffer(
             self._rollouts, self._sampler.placed, {"sync": 0, "one_step_off": 1}.get(rl.mode, rl.staleness or 0),
@@ -148,6 +153,11 @@ class RolloutRun(Run):
             right = [is_right(self._text(one), answer) for one, answer in zip(answers, wanted, strict=True)]
             metrics["success"] = float(np.mean(right))
         return metrics
+
+    def brief(self) -> list[tuple[str, str]]:
+        """See `Run`: the memory of drawing answers."""
+        drawn = f"by {self.config.rl.sampler.url}" if self.memory is None else self.memory.words()
+        return [("answers", drawn)]
 
     def epochs(self, steps: int) -> dict[str, float]:
         """See `Run`."""

@@ -242,6 +242,12 @@ def test_an_evaluation_without_any_reward_has_no_loss(tmp_path: Path):
     trainer._run.rewarder.close()
 
 
+def test_an_evaluation_of_no_batches_is_refused(tmp_path: Path):
+    trainer = Trainer(config_of(tmp_path, 1, evaluation={"batches": 0}), devices=jax.devices()[:1])
+    with refused("evaluation.batches: 0", "expected at least 1"):
+        trainer.evaluate()
+
+
 def test_rewards_are_reported_by_the_source_of_their_prompts():
     """Where prompts have a column of that name."""
     prompts = [Prompt((1,), {"prompt": "a", "source": source}) for source in ("sums", "names")]
@@ -286,6 +292,9 @@ def test_a_penalty_keeps_the_model_near_its_reference(tmp_path: Path):
     run = RolloutRun(config_of(tmp_path, 3, policy, run=start), devices=jax.devices()[:1])
     kl = [float(run.step().report["kl"]) for _ in range(3)]
     assert abs(kl[0]) < 1e-6 < kl[2]
+    assert run._reference is not None
+    held = sum(leaf.nbytes for leaf in jax.tree.leaves(run._reference.model.weights))
+    assert run.memory.reference == held and "a reference of" in run.memory.words()
     run.rewarder.close()
     begin._run.rewarder.close()
 

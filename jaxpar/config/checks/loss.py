@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import fields, replace
+from urllib.parse import urlsplit
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.mappings.policy import Policy, PolicyConfig, policy_of
+from jaxpar.config.mappings.sampler import SamplerConfig
 from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES, PAIRS_FORMAT
 from jaxpar.config.schema import Config, DataConfig
 from jaxpar.config.schema.reinforcement import RlConfig
@@ -121,6 +123,29 @@ def _check_rollouts(rl: RlConfig) -> None:
     if (rl.staleness is None) == (rl.mode == "async"):
         expected = "the greatest lag in versions, from 1" if rl.mode == "async" else "null, or rl.mode: async"
         raise UserError(f"rl.staleness: {rl.staleness or 'null'} with rl.mode: {rl.mode}; expected {expected}")
+    _check_server(rl)
+
+
+def _check_server(rl: RlConfig) -> None:
+    """Refuse a server's address that is none, and settings that do not go with one."""
+    asked = rl.sampler
+    if asked.url is not None:
+        parts = urlsplit(asked.url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
+            raise UserError(
+                f"rl.sampler.url: {quoted(asked.url)} is no address of a server; expected one as in "
+                "http://127.0.0.1:8000"
+            )
+    if (asked.url is None) != (asked.folder is None):
+        key, other = ("url", "folder") if asked.url is not None else ("folder", "url")
+        raise UserError(f"rl.sampler.{key} without rl.sampler.{other}; expected both or neither")
+    if asked.url is not None and replace(asked, url=None, folder=None) != SamplerConfig():
+        raise UserError("rl.sampler.url: a server has devices and a layout of its own; expected no others with it")
+    if asked.url is not None and rl.temperature != 1:
+        raise UserError(
+            f"rl.temperature: {rl.temperature:g} with rl.sampler.url, whose log-probabilities are those at 1; "
+            "expected 1"
+        )
 
 
 def _check_run_of_rewards(config: Config) -> None:

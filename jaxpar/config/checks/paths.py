@@ -23,6 +23,7 @@ def check_paths(config: Config) -> None:
     written = {
         "run.dir": config.run.dir,
         "memory.offload_dir": config.memory.offload_dir,
+        "rl.sampler.folder": config.rl.sampler.folder,
     }
     sources = (("data.sources", path) for path in config.data.sources or ())
     for key, path in (*read.items(), *sources, *written.items(), ("run.compile_cache", config.run.compile_cache)):

@@ -1,4 +1,4 @@
-"""The mapping `rl.sampler`: devices and layout of the model that draws answers."""
+"""The mapping `rl.sampler`: devices and layout of the model that draws answers, or the server that draws them."""
 
 from __future__ import annotations
 
@@ -23,3 +23,9 @@ class SamplerConfig:
     """Devices that split the tokens of a row."""
     tensor: Annotated[int, at_least(1, RANKS)] = 1
     """Devices that split matrices and heads."""
+    url: str | None = None
+    """Address of a vLLM server that draws the answers, as in `http://127.0.0.1:8000`; it takes none of the devices
+    above. Null draws here."""
+    folder: str | None = None
+    """With `url`, a folder that this machine and the server's have at the same path: weights go there as
+    `model.safetensors`, and the server reads them."""

@@ -96,7 +96,7 @@ class Export:
         """Write everything into an empty folder; returns the files of the weights."""
         (folder / CONFIG).write_text(_json(self.config), encoding="utf-8")
         self._write_beside(folder)
-        return self._write_weights(folder, shard_bytes)
+        return self.write_weights(folder, shard_bytes)
 
     def shards(self, shard_bytes: int) -> list[list[StoredTensor]]:
         """The tensors of each file: in order, each file as full as it may be."""
@@ -111,7 +111,8 @@ class Export:
             size += written
         return shards
 
-    def _write_weights(self, folder: Path, shard_bytes: int) -> list[Path]:
+    def write_weights(self, folder: Path, shard_bytes: int) -> list[Path]:
+        """Write the weights alone; returns their files."""
         shards, files, by_name = self.shards(shard_bytes), [], {}
         for index, shard in enumerate(shards, start=1):
             name = SINGLE_FILE if len(shards) == 1 else f"model-{index:05d}-of-{len(shards):05d}.safetensors"

@@ -1,4 +1,4 @@
-"""The model that draws answers: on the mesh of the training step in turns with it, or on one of its own."""
+"""The model that draws answers: on the mesh of the training step in turns with it, on one of its own, or a server."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ from jaxpar.rl.answer_scores import answer_scores
 from jaxpar.rl.answers import Answer
 from jaxpar.rl.environments.conversation import Conversations
 from jaxpar.rl.prompts import Prompt
+from jaxpar.rl.sampling.served import ServedGenerator
 from jaxpar.rl.sampling.transfer import WeightTransfer
 from jaxpar.training.run.continuing import config_of_generator, generated_with, generator_of, without_stages
 from jaxpar.training.run.run import Run
@@ -88,16 +89,27 @@ class Sampler:
     """
 
     def __init__(self, run: Run, devices: Sequence[Device], conversations: Conversations | None = None):
-        self._run, self.apart, self._conversations = run, bool(devices), conversations
-        self._generator: Generator | None = None
-        self._layout: tuple[Config, Mesh] | None = None
-        if run.config.rl.sampler != SamplerConfig():
-            self._layout = sampler_layout(run.config, devices or list(run.mesh.devices.flat))
-            self.transfer = WeightTransfer(run, *self._layout)
+        self._run, self.devices, self._conversations = run, len(devices), conversations
+        self._generator: Generator | ServedGenerator | None = None
+        self.layout: tuple[Config, Mesh] | None = None
+        """Of `rl.sampler`; None where answers are drawn on the run's mesh in its own layout."""
+        self._served: ServedGenerator | None = None
+        if run.config.rl.sampler.url is not None:
+            self._generator = self._served = ServedGenerator(run, CurrentScores(run).scored)
+        elif run.config.rl.sampler != SamplerConfig():
+            self.layout = sampler_layout(run.config, devices or list(run.mesh.devices.flat))
+            self.transfer = WeightTransfer(run, *self.layout)
+
+    @property
+    def apart(self) -> bool:
+        """Whether it has devices of its own, or is a server."""
+        return self.devices > 0 or self._served is not None
 
     def placed(self, weights: Weights) -> Weights:
         """Weights of the run as `drawn` takes them."""
-        return generated_with(self._run, weights)[1] if self._layout is None else self.transfer(weights)
+        if self._served is not None:
+            return self._served.placed(weights)
+        return generated_with(self._run, weights)[1] if self.layout is None else self.transfer(weights)
 
     def drawn(
         self, weights: Weights, prompts: Sequence[Prompt], temperature: float, first: int = 0, group: int = 1
@@ -124,15 +136,15 @@ class Sampler:
             answers.append(Answer(prompt, tokens, np.array([*one.log_probabilities, *ending]), one.ended))
         return answers
 
-    def _updated(self, weights: Weights) -> Generator:
+    def _updated(self, weights: Weights) -> Generator | ServedGenerator:
         """The generator, whose programs stay compiled, with some weights."""
         if self._generator is None:
             rl, seed = self._run.config.rl, self._run.config.run.seed
             slots = rl.prompts * rl.group
             self._generator = (
                 generator_of(self._run, seed, slots)
-                if self._layout is None
-                else Generator(*self._layout, weights, seed=seed, slots=slots)
+                if self.layout is None
+                else Generator(*self.layout, weights, seed=seed, slots=slots)
             )
         self._generator.update(weights)
         return self._generator
@@ -149,9 +161,13 @@ class CurrentScores:
         self._scorer = Scorer(PlacedModel(config, mesh, {}), run.config.rl.temperature)
 
     def __call__(self, answers: Sequence[Answer]) -> list[np.ndarray]:
-        """The log-probability of each token of each answer."""
+        """The log-probability of each token of each answer, with the weights as they are."""
+        return self.scored(answers, self._run.current_weights())
+
+    def scored(self, answers: Sequence[Answer], weights: Weights) -> list[np.ndarray]:
+        """The same with other weights of the run."""
         model = self._scorer.model
-        self._scorer.model = replace(model, weights=self._transfer(self._run.current_weights()))
+        self._scorer.model = replace(model, weights=self._transfer(weights))
         scores = answer_scores(self._scorer, answers)
         self._scorer.model = model  # the step needs the memory
         return scores

@@ -209,7 +209,7 @@ class _Loop:
                 config=config_to_dict(config),
                 plan=asdict(trainer.plan),
                 rows=plan_rows(trainer.layout, trainer.mesh, trainer.data.description),
-                brief=plan_brief(trainer.layout, trainer.mesh, trainer.data.description),
+                brief=[*plan_brief(trainer.layout, trainer.mesh, trainer.data.description), *trainer.brief()],
                 folder=str(self.folder.path),
                 steps=config.run.steps,
                 first_step=first,

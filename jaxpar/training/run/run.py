@@ -250,17 +250,20 @@ class Run:
     def evaluate(self) -> float:
         """The loss over the held-out batches, always the same ones: in nats per token, or per pair.
 
-        Raises `UserError` when the data source holds nothing out, or nothing that the loss counts.
+        Raises `UserError` when there are no held-out batches, or nothing that the loss counts.
         """
+        if self.data.heldout is None:
+            raise UserError("data.heldout_path is null: expected held-out data to evaluate on")
+        if not self.config.evaluation.batches:
+            raise UserError("evaluation.batches: 0 leaves nothing to evaluate; expected at least 1")
         metrics = self.evaluation()
         if "loss" not in metrics:
             raise UserError("evaluation: nothing of the held-out data has a loss; expected a reward for an answer")
         return metrics["loss"]
 
     def evaluation(self) -> dict[str, float]:
-        """`evaluate` as `loss`, where there is one, and the metrics of the loss over the same batches."""
-        if self.data.heldout is None:
-            raise UserError("data.heldout_path is null: expected held-out data to evaluate on")
+        """`evaluate` as `loss`, where there is one, and the metrics of the loss over the same batches, of a run that
+        `evaluates`."""
         self.provide_reference()
         return heldout_metrics(self.config, self.functions, self.evaluated_weights(), self.data, self.placer)
 
@@ -302,6 +305,10 @@ class Run:
         self.came_from = tuple(facts.get(CAME_FROM, ()))
         self.left_out = tuple(facts.get("left_out", ()))
         return self.continue_data(facts)
+
+    def brief(self) -> list[tuple[str, str]]:
+        """(name, words) that this kind of run adds to its plan at the start."""
+        return []
 
     def facts(self) -> dict[str, object]:
         """Facts of a checkpoint of this moment that this kind of run adds; bytes are files of their own."""

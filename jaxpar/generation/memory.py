@@ -1,0 +1,124 @@
+"""Bytes that generation takes on a device, from the layout alone: weights, cache, and what a token's draw works on."""
+
+from __future__ import annotations
+
+from math import prod
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import PyTree
+
+from jaxpar.config.counting import padded_vocab
+from jaxpar.generation.functions import GenerationFunctions
+from jaxpar.generation.layout import BY_PART, BY_ROW, bucket
+from jaxpar.layers.block import Context, DecodedRows
+from jaxpar.layers.declaration.weights import with_weights
+from jaxpar.layout.step_layout import StepLayout, shardings
+from jaxpar.memory.layer_shape import FLOAT32_BYTES
+from jaxpar.mesh.axes import vary
+from jaxpar.mesh.build import abstract_mesh, mapped
+from jaxpar.mesh.layer_order import LAYERS
+from jaxpar.mesh.materialize import gather
+from jaxpar.mesh.parameters import map_specs
+from jaxpar.runtime.batch import FORWARD, BatchLayout
+
+LOGITS = 4
+"""Arrays [row, vocabulary] of float32 that a draw works on."""
+
+
+class GenerationBytes(NamedTuple):
+    """Bytes on one device."""
+
+    weights: int
+    """A copy of the weights, in the placement and dtype of generation."""
+    cache: int
+    """What attention and mixers keep of the tokens of rows in slots."""
+    prefixes: int
+    """The same of prompts that were read, which slots copy."""
+    logits: int
+    """Of a token of each row, with the tokens that each row has."""
+
+    @property
+    def drawing(self) -> int:
+        """The total beside the weights."""
+        return self.cache + self.prefixes + self.logits
+
+
+def generation_bytes(layout: StepLayout, rows: int, answers: int, tokens: int) -> GenerationBytes:
+    """The bytes of generation.
+
+    Args:
+        layout: of generation (`generation_layout`); its weights may be sharded.
+        rows: that are continued together, on all devices.
+        answers: rows to a prompt.
+        tokens: that a row may get to, its prompt included.
+    """
+    axes = layout.plan.axes
+    ranks, part = axes.data, axes.context * axes.tensor
+    local = -(-rows // ranks)
+    capacity = bucket(tokens, part)
+    cache = local * cache_bytes(layout, capacity)
+    vocab = padded_vocab(layout.config.model)
+    logits = local * vocab * (LOGITS * FLOAT32_BYTES + 1)
+    return GenerationBytes(weight_bytes(layout), cache, cache // answers, logits)
+
+
+def weight_bytes(layout: StepLayout) -> int:
+    """Bytes of a copy of the weights on one device, in the storage placement of a layout."""
+    storage = layout.placements.storage
+    placed = shardings(abstract_mesh(layout.plan.axes), storage.layout)
+    sizes = map_specs(lambda spec: spec.shape, layout.specs)
+    local = jax.tree.map(lambda where, shape: prod(where.shard_shape(shape)), placed, sizes)
+    return jnp.dtype(storage.dtype).itemsize * sum(jax.tree.leaves(local))
+
+
+def cache_bytes(layout: StepLayout, capacity: int) -> int:
+    """Bytes of the cache of one row of a data rank on one device, over all layers: nothing is allocated."""
+    axes = layout.plan.axes
+    mesh, functions = abstract_mesh(axes), GenerationFunctions(layout, capacity)
+    ranks, length = axes.data, bucket(0, axes.context * axes.tensor)
+    batch = BatchLayout(FORWARD, (ranks, length))
+    kinds = layout.order.stacks
+    partitions: dict[str, PyTree] = {
+        kind: {block.part.name: block.cache for block in functions.stages.prototype(kind).blocks} for kind in kinds
+    }
+    of_kind: Any = lambda tree: {kind: tree[LAYERS][kind] for kind in kinds}
+    first = lambda spec: PartitionSpec(*spec[1:])
+    is_spec = lambda leaf: isinstance(leaf, PartitionSpec)
+    stored = jax.tree.map(first, of_kind(layout.placements.storage.layout), is_leaf=is_spec)
+    dtype = layout.placements.storage.dtype
+    shapes = map_specs(lambda spec: jax.ShapeDtypeStruct(spec.shape[1:], dtype), of_kind(layout.specs))
+    stream = jax.ShapeDtypeStruct((ranks, length, layout.config.model.embed), layout.plan.dtypes.compute)
+
+    def of_layers(weights: PyTree, x: jax.Array, batch: PyTree, lengths: jax.Array) -> PyTree:
+        x, batch, lengths = vary((x, batch, lengths))
+        tokens, found = functions.stages.token_context(batch), {}
+        for kind in kinds:
+            weight = gather(weights[kind], layout.placements, part=(LAYERS, kind), unstacked=True)
+            layer = with_weights(functions.stages.prototype(kind), weight)
+            rows = DecodedRows(lengths, capacity)
+            context = Context(jnp.int32(0), tokens[kind], _like_attention, train=False, rows=rows)
+            found[kind] = vary(layer.decode(x, None, context)[1])
+        return found
+
+    inputs = stored, PartitionSpec(*BY_PART), batch.partitions, BY_ROW
+    traced = mapped(of_layers, mesh, functions.dtype, inputs, partitions)
+    abstract = batch.abstract(mesh), jax.ShapeDtypeStruct((ranks,), jnp.int32)
+    caches = jax.eval_shape(traced, shapes, stream, *abstract)
+    total = 0
+    for kind, stack in kinds.items():
+        where = shardings(mesh, partitions[kind])
+        total += stack.rows * sum(jax.tree.leaves(jax.tree.map(_local_bytes, caches[kind], where)))
+    return total
+
+
+def _like_attention(query: jax.Array, key: jax.Array, value: jax.Array, *others: PyTree) -> jax.Array:
+    """An array like the output of attention, whose kernels are not needed for shapes."""
+    del key, others
+    return query[..., :1] * jnp.ones(value.shape[-1], value.dtype)
+
+
+def _local_bytes(array: jax.ShapeDtypeStruct, where: NamedSharding) -> int:
+    return array.dtype.itemsize * prod(where.shard_shape(array.shape))

@@ -1,0 +1,149 @@
+"""Seconds and bytes of drawing a batch of answers on some devices, by the costs of a layer that a step has.
+
+A token of each row is the forward of as many tokens as a data rank has rows, which reads every weight, the whole cache
+and the logits; prompts are the forward of their tokens, once for each. Rows are drawn together and all have the longest
+answer. What the host does between two tokens is not known here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from jaxpar.config import Config, ParallelConfig, UserError
+from jaxpar.config.mappings.sampler import SamplerConfig
+from jaxpar.config.schema import ModelConfig
+from jaxpar.config.schema.reinforcement import RlConfig
+from jaxpar.cost.head import head_time
+from jaxpar.generation.layout import generation_config, power_of_two, prompt_bucket
+from jaxpar.generation.memory import GenerationBytes, generation_bytes
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.layout.step_layout import StepLayout
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.settings import plan_on
+from jaxpar.planner.step_time.common import Common
+from jaxpar.trace.clock import Clock
+from jaxpar.trace.parts import Op, Repeat, Run, Trace
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A batch of answers drawn on some devices."""
+
+    layout: Layout
+    run: Run
+    """By the clock: prompts, then tokens."""
+    token: float
+    """Seconds of a token of each row."""
+    bytes: GenerationBytes
+
+    @property
+    def seconds(self) -> float:
+        """Seconds of the batch."""
+        return self.run.seconds
+
+
+@dataclass(frozen=True)
+class Drawer:
+    """Answers of one run on one cluster."""
+
+    config: Config
+    """With the vocabulary set."""
+    common: Common
+
+    @property
+    def cluster(self) -> Cluster:
+        """Where answers are drawn."""
+        return self.common.cluster
+
+    @property
+    def _model(self) -> ModelConfig:
+        return self.config.model
+
+    @property
+    def prompt(self) -> int:
+        """Tokens of the longest prompt that rows of the step have room for."""
+        return max(1, self.config.data.sequence_length - self.config.rl.answer_tokens + 1)
+
+    def drawings(self) -> Iterator[Drawing]:
+        """Drawings on all devices of the cluster in the layouts of `rl.sampler`, each with all weights of its ranks."""
+        devices, asked = self.cluster.devices, self.config.rl.sampler
+        routed = self._model.experts is not None
+        for tensor in _powers(devices):
+            for expert in _powers(devices // tensor) if routed else (1,):
+                if tensor > self.cluster.gpus_per_host or self._model.heads % tensor:
+                    continue
+                if asked != SamplerConfig() and (asked.tensor, asked.expert) != (tensor, expert):
+                    continue
+                try:
+                    yield self.drawing(Layout(tensor=tensor, expert=expert, fsdp=devices // (tensor * expert)))
+                except UserError:  # the model cannot be split so
+                    continue
+
+    def drawing(self, layout: Layout) -> Drawing:
+        """A batch of answers in a layout, under ZeRO-3 gathering each layer at each token. Raises `UserError`."""
+        rl = self.config.rl
+        parallel = ParallelConfig(fsdp=layout.data // layout.expert, expert=layout.expert, tensor=layout.tensor)
+        wide = replace(self.config, parallel=replace(parallel, context=layout.context))
+        tokens, rows = self.prompt + rl.answer_tokens, rl.prompts * rl.group
+        laid_out = generation_config(wide, rows, tokens, 3 if layout.zero == 3 else 0)
+        # A layout of generation is the same for all rows: the fewest that the mesh splits.
+        data = replace(
+            laid_out.data, source="synthetic", path=None, heldout_path=None, tokenizer=None, end_token=None,
+            batch_size=layout.devices, sequence_length=64 * layout.devices,
+        )  # fmt: skip
+        made = StepLayout(*plan_on(replace(laid_out, data=data, rl=RlConfig()), self.cluster))
+        size = generation_bytes(made, rows, rl.group, tokens)
+        local = power_of_two(-(-rows // layout.data))
+        local = -(-local // layout.tensor) * layout.tensor
+        device, each = self.common.device, self._gathers(layout)
+        token = self.forward(replace(layout, microbatch=1), local, attends=False)
+        reads = Op("cache and logits", device.bytes_seconds(float(size.cache + size.logits)), "memory")
+        prompts = replace(layout, microbatch=-(-rl.prompts // layout.data))
+        part = layout.context * layout.tensor
+        read = self.forward(prompts, prompt_bucket(self.prompt, part))
+        one = Trace("token", (Repeat("layers", token), reads, *each))
+        all_prompts = Trace("prompts", (Repeat("layers", read), *each))
+        clock = Clock(self.common.hardware.overlap_slowdown)
+        run = clock.walk(Repeat("prompts", all_prompts), Repeat("tokens", one, rl.answer_tokens - 1))
+        return Drawing(layout, run, clock.run(one).seconds, size)
+
+    def forward(self, layout: Layout, sequence: int, *, attends: bool = True) -> Run:
+        """The forward of `layout.microbatch` rows of a data rank with the head, and with attention if it `attends`."""
+        where = Common(
+            self._model, sequence, 1, self.cluster, self.common.hardware, self.common.update, self.common.network
+        )
+        layers = where.layers(layout)
+        one = layers.forward if attends else layers.forward._replace(attention=0.0, context=0.0)
+        head, _ = head_time(layers.case, where.vocab, where.device, where.network)
+        tokens = layout.microbatch * sequence
+        last = head if not attends else head.times(layout.microbatch / tokens)
+        return Clock(where.hardware.overlap_slowdown).walk(
+            Repeat("layers", one.run(), self._model.layers), Repeat("head", last.run())
+        )
+
+    def gathered_seconds(self, size: float, ranks: int) -> float:
+        """Seconds in which each of so many devices gets what it lacks of `size` bytes from the others."""
+        return self.common.ring(ranks, 1).gather(size)
+
+    def sent_seconds(self, size: float, ranks: int) -> float:
+        """Seconds in which each device gets `size` bytes over its link to the others of so many."""
+        ring = self.common.ring(ranks, 1)
+        return size / min(ring.inside, ring.card)
+
+    def _gathers(self, layout: Layout) -> list[Op]:
+        """The gathers of weights that a pass over the layers waits for: of ZeRO-3, one layer at a time."""
+        if layout.zero != 3:
+            return []
+        layers = self.common.layers(layout)
+        dense, experts = (layers.case.item * own for own in (layers.trained, layers.experts))
+        ring = self.common.ring(layout.data * layout.context, layout.tensor)
+        of_experts = self.common.ring(layout.data * layout.context // layout.expert, layout.tensor * layout.expert)
+        seconds = ring.gather(dense) + (of_experts.gather(experts) if experts else 0.0)
+        return [Op("weights", self._model.layers * seconds, "data")]
+
+
+def _powers(most: int) -> list[int]:
+    """Divisors of `most` that are powers of two, and `most`."""
+    found = [1 << bit for bit in range(most.bit_length()) if most % (1 << bit) == 0]
+    return found if most in found else [*found, most]

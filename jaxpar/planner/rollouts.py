@@ -1,0 +1,225 @@
+"""A step of reinforcement by prediction: drawing answers and learning from them, in turns or on devices apart."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+
+from jaxpar.compiler.compile import part_of, training_part
+from jaxpar.config import Config, UserError
+from jaxpar.config.mappings.policy import policy_of
+from jaxpar.config.mappings.sampler import SamplerConfig
+from jaxpar.hardware.cluster import Cluster
+from jaxpar.layout.memory.estimate import estimate_memory
+from jaxpar.planner.drawing import Drawer, Drawing
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.report import words
+from jaxpar.planner.report.screen import print_lines, table
+from jaxpar.planner.search.candidate import Candidate, Planned
+from jaxpar.planner.search.search import Search
+from jaxpar.planner.search.space import Space
+from jaxpar.planner.settings import plan_on
+from jaxpar.planner.stage_work import layout_of
+from jaxpar.planner.step_time.common import Common
+from jaxpar.units import plural, seconds, size
+
+TURNS, LAID_OUT, APART = 1, 2, 3
+"""Copies of the weights on a device that draws, while it does: in the layout of the step; in another one; on devices
+apart, which get the next version meanwhile."""
+SPLITS = 8
+"""Splits of the devices that are tried, at most."""
+
+
+@dataclass(frozen=True)
+class Split:
+    """A way to share the devices between sampler and trainer, and what a batch of answers takes."""
+
+    sampler: int
+    """Devices that only draw; 0 where all take turns."""
+    copies: int
+    """Copies of the weights on a device that draws, while it does."""
+    drawing: Drawing
+    trained: Planned
+    learning: float
+    """Seconds of the steps that learn from a batch, and of the log-probabilities that they need."""
+    update: float
+    """Seconds in which the sampler gets a version of the weights."""
+    usable: int
+    """Bytes of a device that may be planned for."""
+
+    @property
+    def seconds(self) -> float:
+        """Seconds from one batch to the next."""
+        drawn = self.drawing.seconds + self.update
+        return max(drawn, self.learning) if self.sampler else drawn + self.learning
+
+    @property
+    def waiting(self) -> float:
+        """Share of the devices' time that they wait for the others."""
+        if not self.sampler:
+            return 0.0
+        trainers = self.trained.cluster.devices
+        idle = self.sampler * (self.seconds - self.drawing.seconds - self.update)
+        return (idle + trainers * (self.seconds - self.learning)) / (self.seconds * (self.sampler + trainers))
+
+    @property
+    def drawing_bytes(self) -> int:
+        """Bytes of a device that draws."""
+        made = self.drawing.bytes
+        drawn = max(2 * made.weights, self.copies * made.weights + made.drawing)
+        return drawn if self.sampler else drawn + self.trained.candidate.memory.optimizer
+
+    @property
+    def fits(self) -> bool:
+        """Whether it may be planned for."""
+        return self.drawing_bytes <= self.usable
+
+    def settings(self, mode: str) -> list[str]:
+        """The settings of it, for a configuration with this `rl.mode`."""
+        layout = self.drawing.layout
+        asked = [] if not self.sampler else [f"rl.sampler.devices={self.sampler}"]
+        asked += [] if self.copies == TURNS else [f"rl.sampler.tensor={layout.tensor}"]
+        asked += [f"rl.sampler.expert={layout.expert}"] if layout.expert > 1 and self.copies != TURNS else []
+        if self.sampler:
+            return asked if mode != "sync" else [*asked, "rl.mode=one_step_off"]
+        return [*asked, "rl.mode=sync"]
+
+    def to_dict(self) -> dict[str, float | int | bool]:
+        """For a file."""
+        layout = self.drawing.layout
+        return {
+            "sampler_devices": self.sampler, "sampler_tensor": layout.tensor, "sampler_expert": layout.expert,
+            "seconds": self.seconds, "draw_s": self.drawing.seconds, "learn_s": self.learning,
+            "update_s": self.update, "waiting": self.waiting, "drawing_bytes": self.drawing_bytes,
+            "training_bytes": self.trained.candidate.memory.device, "fits": self.fits,
+        }  # fmt: skip
+
+
+def splits(config: Config, search: Search, trained: Planned) -> list[Split]:
+    """What a batch takes on all devices in turns, and on devices apart for each split, the fastest first.
+
+    Args:
+        config: of the run.
+        search: of the layout on `trained.cluster`, whose hardware is used.
+        trained: the best layout of the training step; on all devices, or with `rl.sampler.devices` on what is left.
+    """
+    taken = config.rl.sampler.devices
+    whole = trained.cluster if taken is None else part_of(trained.cluster, trained.cluster.devices + taken)
+    found = [] if taken is not None else _in_turns(config, search, trained)
+    for number in [taken] if taken is not None else _numbers(whole):
+        left = trained if taken is not None else _best_of(search, part_of(whole, whole.devices - number))
+        if left is not None:
+            found += _apart(config, search, left, part_of(whole, number))
+    return sorted(found, key=lambda one: (not one.fits, one.seconds))
+
+
+def of_run(config: Config, cluster: Cluster) -> list[Split]:
+    """What a batch of a run takes as it is configured, on a cluster. Raises `UserError`."""
+    training = training_part(config, cluster)
+    config, plan = plan_on(config, training)
+    search = Search(Space(config, training))
+    layout = layout_of(config, plan, search)
+    candidate = Candidate(layout, search.timer.step(layout), estimate_memory(config, plan))
+    trained = Planned(config, plan, training, candidate, search.usable)
+    if config.rl.sampler.devices is None:
+        return _in_turns(config, search, trained)[:1]
+    return _apart(config, search, trained, part_of(cluster, config.rl.sampler.devices))
+
+
+def print_splits(found: Sequence[Split], mode: str, console: Console) -> None:
+    """Print a table of splits, and the settings of the best one apart."""
+    heads = "sampler", "its mesh", "draws", "token", "trainer's mesh", "learns", "update", "batch", "waits", "memory"
+    made = table(heads, ("sampler", "its mesh", "trainer's mesh"), "A batch of answers")
+    for one in found:
+        turns = "all, in turns" if one.copies == TURNS else "all, in turns, rl.sampler"
+        own = plural(one.sampler, "GPU") if one.sampler else turns
+        made.add_row(
+            own, words.axes(one.drawing.layout), seconds(one.drawing.seconds), seconds(one.drawing.token),
+            words.axes(one.trained.candidate.layout), seconds(one.learning), seconds(one.update),
+            seconds(one.seconds), f"{one.waiting:.0%}",
+            f"{size(one.drawing_bytes)}, {size(one.trained.candidate.memory.device)}" + ("" if one.fits else " *"),
+        )  # fmt: skip
+    console.print(made)
+    best = found[0]
+    texts = ["memory: of a GPU that draws, and of one in a step; a reference's weights come on top"]
+    texts += [] if all(one.fits for one in found) else ["* more than may be planned for on a GPU"]
+    texts += ["Predicted for answers of the greatest length, without what the host does between two tokens."]
+    if len(found) > 1:
+        texts.append(f"The least time that fits: {' '.join(f'--set {one}' for one in best.settings(mode))}")
+    print_lines(console, *texts, style="dim")
+
+
+def _in_turns(config: Config, search: Search, trained: Planned) -> list[Split]:
+    """All devices draw and then learn: in the layout of the step, without its stages; and in the best other one."""
+    own, drawer = trained.candidate.layout, _drawer(config, search, trained.cluster)
+    zero = own.zero if own.pipe == 1 else 3
+    layout = Layout(
+        fsdp=own.pipe * own.replica * own.fsdp, expert=own.expert, context=own.context, tensor=own.tensor, zero=zero
+    )
+    learning = _learning(config, search, trained)
+    found = []
+    if config.rl.sampler == SamplerConfig():
+        drawing = drawer.drawing(layout)
+        stored = trained.cluster.devices // own.tensor if own.zero and zero != 3 else 1
+        update = drawer.gathered_seconds(drawing.bytes.weights, stored)
+        found.append(Split(0, TURNS, drawing, trained, learning, update, search.usable))
+    return found + _best_drawing(0, LAID_OUT, drawer, trained, learning, search.usable)
+
+
+def _apart(config: Config, search: Search, trained: Planned, cluster: Cluster) -> list[Split]:
+    """The best layout of a sampler with devices of its own, beside a trainer; none where the model cannot be split."""
+    drawer, learning = _drawer(config, search, cluster), _learning(config, search, trained)
+    return _best_drawing(cluster.devices, APART, drawer, trained, learning, search.usable)
+
+
+def _best_drawing(
+    sampler: int, copies: int, drawer: Drawer, trained: Planned, learning: float, usable: int
+) -> list[Split]:
+    """The fastest layout of a sampler that fits, or else the fastest one."""
+    found: list[Split] = []
+    for drawing in drawer.drawings():
+        update = drawer.sent_seconds(drawing.bytes.weights, trained.cluster.devices + sampler)
+        found.append(Split(sampler, copies, drawing, trained, learning, update, usable))
+    return sorted(found, key=lambda one: (not one.fits, one.drawing.seconds))[:1]
+
+
+def _learning(config: Config, search: Search, trained: Planned) -> float:
+    """Seconds of the steps of a batch of answers, with the forwards that score them before."""
+    rl, layout = config.rl, trained.candidate.layout
+    steps = rl.minibatches * rl.epochs
+    scored = (steps > 1) + (policy_of(config.loss).kl != "none")
+    total = steps * trained.candidate.seconds
+    if scored:
+        drawer = _drawer(config, search, trained.cluster)
+        ranks = layout.data * layout.pipe
+        rows = -(-config.data.batch_size * rl.minibatches // ranks)
+        one = Layout(fsdp=ranks // layout.expert, expert=layout.expert, context=layout.context, tensor=layout.tensor)
+        total += scored * rows * drawer.forward(one, config.data.sequence_length).seconds
+    return total
+
+
+def _drawer(config: Config, search: Search, cluster: Cluster) -> Drawer:
+    data = config.data
+    return Drawer(
+        config, Common(config.model, data.sequence_length, data.batch_size, cluster, search.reached, search.update)
+    )
+
+
+def _best_of(search: Search, cluster: Cluster) -> Planned | None:
+    """The best layout on a part of the devices, if there is any."""
+    try:
+        return Search(
+            Space(search.space.config, cluster, search.space.fixed, search.space.avoided), search.hardware
+        ).best(1)[0]
+    except UserError:
+        return None
+
+
+def _numbers(cluster: Cluster) -> Iterator[int]:
+    """Devices that a sampler may have: whole hosts, or a share of a single one."""
+    unit = cluster.gpus_per_host if cluster.hosts > 1 else 1
+    every = [unit * number for number in range(1, cluster.devices // unit)]
+    stride = -(-len(every) // SPLITS) if every else 1
+    yield from every[stride - 1 :: stride]

@@ -1,0 +1,118 @@
+"""Memory that a run takes beside its steps: the model that draws answers, on the step's devices or others, and a
+reference."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from jaxpar.config import Config, UserError
+from jaxpar.config.mappings.policy import policy_of
+from jaxpar.config.mappings.sampler import SamplerConfig
+from jaxpar.generation.joined_stages import ZERO, joined_mesh
+from jaxpar.generation.layout import generation_layout
+from jaxpar.generation.memory import GenerationBytes, generation_bytes, weight_bytes
+from jaxpar.generation.placed_model import mesh_of
+from jaxpar.layout.memory.device import memory_limit, own_memory
+from jaxpar.layout.memory.estimate import estimate_memory, estimated_bytes
+from jaxpar.layout.step_layout import StepLayout
+from jaxpar.rl.answer_scores import reference_config
+from jaxpar.rl.room import longest_prompt, positions_needed
+from jaxpar.rl.sampling.sampler import Sampler
+from jaxpar.training.run.continuing import config_of_generator
+from jaxpar.training.run.run import Run
+from jaxpar.units import plural, size
+
+
+@dataclass(frozen=True)
+class RolloutBytes:
+    """Bytes on one device."""
+
+    step: int
+    """Those of a step, by its estimate."""
+    state: int
+    """Those of a step that stay between steps: master weights and moments."""
+    generation: GenerationBytes
+    """Those of the model that draws, with one copy of its weights."""
+    copies: int
+    """Copies of these weights while answers are drawn."""
+    reference: int
+    apart: bool
+    """Whether the model that draws is on other devices."""
+
+    @property
+    def drawing(self) -> int:
+        """On a device that draws, while it does."""
+        drawn = self.copies * self.generation.weights + self.generation.drawing
+        return drawn if self.apart else max(drawn, 2 * self.generation.weights) + self.state + self.reference
+
+    @property
+    def training(self) -> int:
+        """On a device that trains, during a step."""
+        return self.step + self.reference
+
+    def words(self) -> str:
+        """Both in words."""
+        made = self.generation
+        parts = {
+            "state": 0 if self.apart else self.state, "weights": self.copies * made.weights,
+            "cache": made.cache + made.prefixes, "logits": made.logits,
+            "reference": 0 if self.apart else self.reference,
+        }  # fmt: skip
+        where = "each device that draws" if self.apart else "a device while they are drawn"
+        listed = ", ".join(f"{name} {size(amount)}" for name, amount in parts.items() if amount)
+        beside = f"; a reference of {size(self.reference)} beside each step" if self.reference else ""
+        return f"about {size(self.drawing)} on {where}: {listed}{beside}"
+
+
+def rollout_bytes(run: Run, sampler: Sampler) -> RolloutBytes:
+    """The memory of a run that draws answers."""
+    config, layout, own = run.config, run.layout, own_memory(run.mesh)
+    generation = generation_of(config, generator_layout(run, sampler), longest_prompt(run.data))
+    estimate = estimate_memory(layout.config, layout.plan)
+    step = estimated_bytes(layout.config, layout.plan, own_memory=own)
+    state = estimate.optimizer if own else min(step, estimate.optimizer + estimate.host)
+    # A copy in a layout of its own is held beside the weights layer by layer, for which a CPU needs no memory; on other
+    # devices the next version's comes while the one before it draws.
+    copies = 1 + (own and config.rl.sampler != SamplerConfig()) + sampler.apart
+    return RolloutBytes(step, state, generation, copies, _reference_bytes(run), sampler.apart)
+
+
+def generation_of(config: Config, layout: StepLayout, longest: int) -> GenerationBytes:
+    """The bytes of drawing a batch of answers to prompts of at most `longest` tokens, in a layout of generation."""
+    rl = config.rl
+    return generation_bytes(layout, rl.prompts * rl.group, rl.group, positions_needed(config, longest))
+
+
+def generator_layout(run: Run, sampler: Sampler) -> StepLayout:
+    """The layout in which the answers of a run are drawn."""
+    if sampler.layout is not None:
+        return generation_layout(*sampler.layout)
+    config = config_of_generator(run)
+    if run.plan.axes.pipe == 1:
+        return generation_layout(config, run.mesh, zero=config.parallel.zero)
+    return generation_layout(config, joined_mesh(run.mesh), zero=ZERO)
+
+
+def check_rollouts_fit(run: Run, sampler: Sampler, bytes_each: RolloutBytes) -> None:
+    """Refuse a run whose arrays do not fit while answers are drawn, or beside its steps. Raises `UserError`."""
+    limit, sharing = memory_limit(run.mesh)
+    state = bytes_each.state + bytes_each.reference
+    needed = {"rl": bytes_each.drawing * (sharing if not sampler.apart else 1), "loss.reference": state * sharing}
+    if sharing > 1 and sampler.apart:  # the devices of a machine without others
+        needed["rl"] = bytes_each.drawing * sampler.devices + state * sharing
+    for key, amount in needed.items():
+        if amount > limit:
+            raise UserError(
+                f"{key}: drawing answers takes {bytes_each.words()}; together {size(amount, 2)} of the "
+                f"{size(limit, 2)} that {'a device has' if sharing == 1 else plural(sharing, 'device') + ' share'}; "
+                "expected fewer rl.prompts x rl.group, fewer rl.answer_tokens, a layout that splits more (parallel, "
+                "rl.sampler), or more devices"
+            )
+
+
+def _reference_bytes(run: Run) -> int:
+    """Bytes of the penalty's reference on a device; 0 without one."""
+    source = run.models.reference
+    if policy_of(run.config.loss).kl == "none" or source is None:
+        return 0
+    return weight_bytes(generation_layout(*mesh_of(reference_config(run.config, source), list(run.mesh.devices.flat))))

@@ -1,0 +1,177 @@
+"""Answers that a vLLM server draws with the weights of a run, checked after each update of them."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from itertools import count
+from pathlib import Path
+from typing import Any
+from weakref import finalize
+
+import jax
+import numpy as np
+
+from jaxpar.config import UserError
+from jaxpar.config.kinds import layer_kinds
+from jaxpar.config.paths import user_path
+from jaxpar.config.schema import ModelConfig
+from jaxpar.config.spelling import named
+from jaxpar.generation.requests import Continuation
+from jaxpar.generation.sampling import Sampling
+from jaxpar.interop.config_json import family_for
+from jaxpar.interop.conversion.export import DTYPE_NAMES, Export
+from jaxpar.interop.conversion.tokenizer_files import TokenizerFiles
+from jaxpar.interop.mapping.family import tensors_of
+from jaxpar.interop.mapping.form import Region
+from jaxpar.interop.mapping.weight_names import LAYER_PREFIX
+from jaxpar.interop.sources.open_source import origin_of
+from jaxpar.mesh.parameters import Weights
+from jaxpar.rl.answers import Answer
+from jaxpar.rl.prompts import Prompt, PromptRows
+from jaxpar.rl.sampling.vllm import VLLMServer
+from jaxpar.training.named_weights import NamedWeights
+from jaxpar.training.run.run import Run
+
+SHARD_BYTES = 5 * 10**9
+"""Bytes of a file of weights, at most."""
+APART = {"float32": 1e-3}
+"""By compute dtype, nats by which the log-probabilities of a fixed prompt may be apart, on average over its tokens."""
+ROUNDED = 0.05
+"""The same of dtypes of 16 bits."""
+REQUESTS = 64
+"""Requests that are under way at the same time, at most; the server has a queue."""
+
+
+@dataclass(frozen=True, eq=False)
+class Version:
+    """Weights on disk, for as long as anything may ask for them."""
+
+    folder: Path
+    scores: np.ndarray
+    """Log-probabilities of the fixed prompt."""
+
+    def __post_init__(self) -> None:
+        finalize(self, shutil.rmtree, self.folder, ignore_errors=True)
+
+
+class ServedGenerator:
+    """Continues prompts on a server; what `Sampler` asks of a `Generator`.
+
+    Args:
+        run: whose weights are served.
+        score: the log-probabilities of the tokens of an answer with weights of the run.
+
+    Raises:
+        UserError: the server does not answer, the folder cannot be written, the model has no format that the server
+            reads, or the job has several processes.
+    """
+
+    def __init__(self, run: Run, score: Any):
+        asked = run.config.rl.sampler
+        assert asked.url is not None and asked.folder is not None, "checked by the configuration"
+        if jax.process_count() > 1:
+            raise UserError("rl.sampler.url: expected a job of one process")
+        self._run, self._score, self._seed = run, score, run.config.run.seed
+        self._server = VLLMServer(asked.url)
+        self._folder = user_path(asked.folder, "rl.sampler.folder", written=True).absolute()
+        self._next, self._current = count(), Path()
+        prompts = run.data.train
+        assert isinstance(prompts, PromptRows), "data.source: prompts"
+        longest = max(prompts.prompts, key=lambda one: len(one.tokens)).tokens
+        first, *rest = longest
+        self._fixed = Answer(Prompt((first,), {}), tuple(rest), np.zeros(len(rest)), ended=False)
+        if not rest:
+            raise UserError("rl.sampler.url: every prompt is one token, which has no log-probability to check")
+
+    def placed(self, weights: Weights) -> Weights:
+        """Weights of the run as `update` takes them: written to a new folder."""
+        folder = self._folder / f"{self._run.config.run.name}-{next(self._next)}"
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            folder.mkdir(parents=True)
+            _export(self._run, weights).write_weights(folder, SHARD_BYTES)
+        except OSError as error:
+            raise UserError(f"rl.sampler.folder: {folder} cannot be written ({error.strerror or error})") from error
+        return {"version": Version(folder, self._score([self._fixed], weights)[0])}  # pyright: ignore
+
+    def update(self, weights: Weights) -> None:
+        """Let the server go on with `placed` weights, and check that it does. Raises `UserError`."""
+        version: Version = weights["version"]  # pyright: ignore
+        if version.folder == self._current:
+            return
+        self._server.reload(str(version.folder))
+        self._current = version.folder
+        found = self._server.scores([*self._fixed.prompt.tokens, *self._fixed.tokens])
+        apart = float(np.abs(found - version.scores).mean())
+        dtype = self._run.plan.dtypes.compute
+        most = APART.get(dtype, ROUNDED)
+        if not apart <= most:
+            raise UserError(
+                f"rl.sampler.url: after an update the server's log-probabilities of a prompt are {apart:.3g} nats a "
+                f"token from the run's (at most {most:g}); expected a server of the same model in {dtype}, which reads "
+                f"{named(version.folder.parent)}"
+            )
+
+    def drop_weights(self) -> None:
+        """The server keeps its weights."""
+
+    def continued(
+        self, prompts: Sequence[Sequence[int]], tokens: int, *, sampling: Sampling, stop: Sequence[int],
+        first_number: int = 0, answers: int = 1,
+    ) -> list[Continuation]:  # fmt: skip
+        """See `Generator.continued`. Draws depend on the seed and the number of the first answer to a prompt."""
+
+        def asked(index: int) -> list[Continuation]:
+            seed = np.random.SeedSequence([self._seed, first_number + index * answers]).generate_state(1)[0]
+            made = self._server.completions(
+                prompts[index], answers=answers, tokens=tokens, temperature=sampling.temperature,
+                seed=int(seed >> 1), stop=stop,
+            )  # fmt: skip
+            return [_continuation(one.tokens, one.log_probabilities, one.ended) for one in made]
+
+        with ThreadPoolExecutor(min(REQUESTS, max(1, len(prompts)))) as threads:
+            return [one for some in threads.map(asked, range(len(prompts))) for one in some]
+
+
+class RunWeights:
+    """Weights of a run, read by name as `WeightSource` has them; the host keeps one copy in float32."""
+
+    def __init__(self, run: Run, weights: Weights):
+        self.model: ModelConfig = run.config.model
+        self._weights = NamedWeights(weights, run.layout)
+        self._read: dict[str, np.ndarray] = {}
+
+    def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
+        """See `WeightSource`."""
+        if layers is None:
+            return self._named(weight)[region]
+        kinds = layer_kinds(self.model)
+        rows = [(kinds[layer], kinds[:layer].count(kinds[layer])) for layer in layers]
+        of_kind = lambda kind: self._named(f"{LAYER_PREFIX}{kind}.{weight.removeprefix(LAYER_PREFIX)}")
+        return np.stack([of_kind(kind)[row][region] for kind, row in rows])
+
+    def _named(self, name: str) -> np.ndarray:
+        if name not in self._read:
+            self._read[name] = self._weights[name]
+        return self._read[name]
+
+
+def _export(run: Run, weights: Weights) -> Export:
+    """The files of weights, in the compute dtype of the run. Raises `UserError` for a model without a format."""
+    model, dtype = run.config.model, DTYPE_NAMES[run.plan.dtypes.compute]
+    origin = None if run.models.first is None else origin_of(run.models.first, lambda _: None)
+    family = family_for(model) if origin is None else origin.family
+    tensors = tensors_of(family, model)
+    source: Any = RunWeights(run, weights)
+    dtypes = {one.name: dtype for one in tensors}
+    return Export(source, family, tensors, dtypes, {}, None, TokenizerFiles(None, None))
+
+
+def _continuation(tokens: list[int], log_probabilities: np.ndarray, ended: bool) -> Continuation:
+    """An answer without its last token where that ended it."""
+    drawn = len(tokens) - ended
+    ending = float(log_probabilities[-1]) if ended else None
+    return Continuation(np.array(tokens[:drawn], np.int32), log_probabilities[:drawn], ended, {}, ending)

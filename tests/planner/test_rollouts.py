@@ -1,0 +1,80 @@
+"""Drawing answers by prediction: a token reads weights and cache; splits of the devices."""
+
+from typing import Any
+
+import pytest
+
+from jaxpar.compiler.compile import part_of, training_part
+from jaxpar.config import Config, load_config
+from jaxpar.layers.counting import parameter_count
+from jaxpar.planner.drawing import Drawer
+from jaxpar.planner.layout import Layout
+from jaxpar.planner.machine import named_cluster
+from jaxpar.planner.planning import planned_config
+from jaxpar.planner.rollouts import splits
+from jaxpar.planner.search.search import Search
+from jaxpar.planner.search.space import Space
+from jaxpar.planner.step_time.common import Common
+from tests.sentences import refused
+
+BANDWIDTH = 3.35e12 * 0.73
+"""Bytes per second that elementwise kernels reach on an H100."""
+
+
+def config_of(**rl: Any) -> Config:
+    sizes = {"prompts": 8, "group": 8, "answer_tokens": 513} | rl
+    sections = {
+        "model.preset": "qwen3-0.6b", "model.vocab": 151936, "loss.name": "grpo", "data.source": "prompts",
+        "data.path": "digits", "data.sequence_length": 1024, "data.batch_size": 64,
+    } | {f"rl.{key}": value for key, value in sizes.items()}  # fmt: skip
+    return load_config(None, [f"{key}={value}" for key, value in sections.items()])
+
+
+def drawer_of(config: Config, cluster: str) -> Drawer:
+    return Drawer(config, Common(config.model, 1024, 64, named_cluster(cluster)))
+
+
+def test_a_token_takes_the_time_in_which_weights_and_cache_are_read():
+    """28 layers of 8 heads of 128 keys and values, two bytes each, of 64 rows with room for 2048 tokens."""
+    config = config_of()
+    made = drawer_of(config, "h100:1x1").drawing(Layout())
+    cache = 64 * 2048 * 28 * 2 * 8 * 128 * 2
+    assert made.bytes.cache == cache and made.bytes.prefixes == cache // 8
+    weights = 2 * parameter_count(config.model, padded=True)
+    assert made.bytes.weights == pytest.approx(weights, rel=0.01)
+    assert (weights + cache) / BANDWIDTH < made.token < 1.25 * (weights + cache) / BANDWIDTH
+    assert made.seconds == pytest.approx(512 * made.token, rel=0.05), "prompts are read once for 8 answers"
+    wide = drawer_of(config_of(group=32), "h100:1x1").drawing(Layout())
+    assert wide.token - made.token == pytest.approx(3 * cache / BANDWIDTH, rel=0.2)
+
+
+def test_weights_that_are_sharded_are_gathered_at_each_token():
+    drawer = drawer_of(config_of(), "h100:1x8")
+    sharded, whole = drawer.drawing(Layout(fsdp=8, zero=3)), drawer.drawing(Layout(fsdp=8))
+    assert sharded.bytes.weights < 0.2 * whole.bytes.weights
+    least = 28 * 3.4e-5
+    assert sharded.token - whole.token > least, "a message for each layer"
+
+
+@pytest.mark.long
+def test_the_devices_are_split_where_both_sides_take_as_long():
+    config = planned_config(config_of(answer_tokens=900))
+    cluster = named_cluster("h100:1x8")
+    search = Search(Space(config, cluster))
+    found = splits(config, search, search.best(1)[0])
+    assert all(one.fits for one in found) and [one.seconds for one in found] == sorted(one.seconds for one in found)
+    for one in found:
+        drawn = one.drawing.seconds + one.update
+        assert one.seconds == (max(drawn, one.learning) if one.sampler else drawn + one.learning)
+        assert 0 <= one.waiting < 1 and (one.waiting > 0) == (one.sampler > 0)
+        assert one.trained.cluster.devices == 8 - one.sampler
+    assert {one.sampler for one in found} == {0, 1, 2, 3, 4, 5, 6, 7} & {one.sampler for one in found}
+    assert any(setting.startswith("rl.sampler.devices=") for one in found for setting in one.settings("sync"))
+
+
+def test_devices_of_a_sampler_are_whole_hosts_or_a_share_of_one():
+    config = config_of(**{"sampler.devices": 8})
+    assert training_part(config, named_cluster("h100:4x8")).devices == 24
+    assert part_of(named_cluster("h100:1x8"), 3).devices == 3
+    with refused("rl.sampler.devices", "whole hosts of 8"):
+        part_of(named_cluster("h100:4x8"), 12)
