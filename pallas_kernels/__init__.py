@@ -4,12 +4,10 @@ from pallas_kernels.attention.api import flash_attention
 from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.grouped_tiled_matmul import grouped_tiled_matmul, grouped_tiled_weight_gradients
 from pallas_kernels.linear_attention import scan_chunks
-from pallas_kernels.linear_cross_entropy.api import fused_linear_cross_entropy
 from pallas_kernels.tiled_matmul import tiled_matmul
 
 __all__ = [
     "flash_attention",
-    "fused_linear_cross_entropy",
     "grouped_matmul",
     "grouped_tiled_matmul",
     "grouped_tiled_weight_gradients",

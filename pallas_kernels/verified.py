@@ -51,7 +51,6 @@ SOURCES = {
         *_PERSISTENT,
     ),
     "linear_attention/mosaic": ("linear_attention", "attention/mosaic/matmuls.py", "vjp_parts.py", *_PERSISTENT),
-    "linear_cross_entropy/triton": ("linear_cross_entropy", "device.py", "pallas.py", "ranges.py", "varying.py"),
 }
 # fmt: on
 """Folders and files that decide what a kernel computes, by kernel, its main source first. cuDNN is chosen without a

@@ -32,22 +32,10 @@ def _check_attention(name: str) -> Callable[[Journal], None]:
     return run
 
 
-def _check_cross_entropy(journal: Journal) -> None:
-    from benchmarks.gpu import cross_entropy
-
-    cross_entropy.check(journal)
-
-
 def _attention(journal: Journal) -> None:
     from benchmarks.gpu import attention
 
     attention.measure(journal)
-
-
-def _cross_entropy(journal: Journal) -> None:
-    from benchmarks.gpu import cross_entropy
-
-    cross_entropy.measure(journal)
 
 
 def _check_grouped(journal: Journal) -> None:
@@ -161,7 +149,6 @@ PARTS = (
     Part("check-mosaic", 90, _check_attention("mosaic")),
     Part("check-triton", 70, _check_attention("triton")),
     Part("check-mosaic-deterministic", 80, _check_attention("mosaic_deterministic")),
-    Part("check-cross-entropy", 30, _check_cross_entropy),
     Part("check-grouped", 30, _check_grouped),
     Part("check-tiled", 35, _check_tiled),
     Part("check-linear", 30, _check_linear),
@@ -169,7 +156,6 @@ PARTS = (
     Part("grouped", 45, _grouped),
     Part("tiled", 45, _tiled),
     Part("linear", 45, _linear),
-    Part("cross-entropy", 45, _cross_entropy),
     Part("check-cudnn", 25, _check_attention("cudnn")),
     Part("step", 60, _step),
     Part("triton", 90, _triton, _triton_flags),

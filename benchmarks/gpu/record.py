@@ -39,7 +39,6 @@ BESIDE = {
     tiled.KERNEL: Beside("tiled", "mosaic", cases=_NAMES(tiled.TIMED)),
     grouped_tiled.KERNEL: Beside("tiled", "mosaic", cases=_NAMES(grouped_tiled.TIMED)),
     linear_attention.KERNEL: Beside("linear_attention", "mosaic"),
-    "linear_cross_entropy/triton": Beside("cross_entropy", "fused", ("chunks in plain JAX", "jaxpar's tiles")),
 }
 
 

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.generate.turns import table as generated
 from benchmarks.gpu import jax_attention
 from benchmarks.gpu.targets import DENSE_MASK, JUDGED, OURS
-from jaxpar.units import GIB, GIGA, MILLI, percent, seconds, size
+from jaxpar.units import GIGA, MILLI, percent, seconds, size
 
 
 def table(result: Mapping[str, Any]) -> str:
@@ -31,7 +31,6 @@ def table(result: Mapping[str, Any]) -> str:
         ("Linear attention, TFLOP/s (median of turns)", [_linear(row) for row in of("linear_attention")]),
         ("Tiles: the table's entry, and the fastest of its neighbours", _tiles(of("tile"))),
         ("Products in the chunks of a ring, beside whole ones (median of turns)", [_ring(row) for row in of("ring")]),
-        ("Linear cross-entropy, forward and backward", [_cross_entropy(row) for row in of("cross_entropy")]),
         ("State on the device and on the host: the same bits", [_bits(row) for row in of("bits")]),
         ("A step", [_step(row) for row in of("step")]),
         (
@@ -141,14 +140,6 @@ def _ring(row: Mapping[str, Any]) -> str:
         return head + _why_not(row)
     ratio = f"  {row['of_whole']:.3f} of whole" if row["chunks"] is not None and "of_whole" in row else ""
     return f"{head}{row['seconds'] / MILLI:8.3f} ms{ratio}"
-
-
-def _cross_entropy(row: Mapping[str, Any]) -> str:
-    head = f"{row['by']:22}"
-    if "seconds" not in row:
-        return head + _why_not(row)
-    gib = row["temporary_bytes"] / GIB
-    return f"{head}{row['seconds'] / MILLI:10.2f} ms{row['tflops']:8.0f} TFLOP/s{gib:8.2f} GiB of temporaries"
 
 
 def _bits(row: Mapping[str, Any]) -> str:

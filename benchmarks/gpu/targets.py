@@ -38,7 +38,6 @@ def targets(rows: Rows, device: str) -> list[dict[str, Any]]:
         *_attention(rows, "window 4096", (16384,), 128, ("forward", "backward"), 1.5, None),
         *_attention(rows, "packed, mean 1k", (16384,), 128, ("forward", "backward"), 1.5, None),
         *_grouped(rows),
-        *_cross_entropy(rows),
         *_rings(rows),
         *_training(rows),
     ]
@@ -96,24 +95,6 @@ def _grouped(rows: Rows) -> list[dict[str, Any]]:
             what = f"TFLOP/s of a grouped matmul, {case}, {way}"
             found.append({"what": what, "target": least, "measured": max(mine, default=None)})
     return found
-
-
-def _cross_entropy(rows: Rows) -> list[dict[str, Any]]:
-    of = {row["by"]: row for row in rows if row["kind"] == "cross_entropy" and "seconds" in row}
-    full = of.get("full logits")
-    what = "linear cross-entropy of 16k x 4096 x 152k, forward and backward, against full logits: "
-
-    def target(key: str, words: str, least: float, kept: str = "") -> dict[str, Any]:
-        own = of.get("fused" + kept)
-        measured = own[key] / full[key] if own and full and full[key] else None
-        return {"what": what + words + kept, "target": least, "at_most": True, "measured": measured}
-
-    return [
-        target("seconds", "time", 1.0),
-        target("temporary_bytes", "temporary memory", 0.1),
-        target("seconds", "time", 1.0, ", logits kept"),
-        target("temporary_bytes", "temporary memory", 0.3, ", logits kept"),
-    ]
 
 
 def _training(rows: Rows) -> list[dict[str, Any]]:

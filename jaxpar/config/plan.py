@@ -24,7 +24,7 @@ from jaxpar.config.bounds import (
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
-PLAN_VERSION = 18
+PLAN_VERSION = 19
 """The version of `plan.json`, which a new field of `Plan` raises."""
 
 
@@ -260,12 +260,8 @@ class Plan:
     """By group of a layer's matmuls, how it exchanges the sequence with other tensor ranks; others take `plain`."""
     experts: dict[str, ExpertLayout] = field(default_factory=dict, hash=False)
     """By kind of layers, of those that have experts, how these get their tokens."""
-    loss: Choice[str] = Choice("xla", "by default")
-    """The implementation of head and loss."""
     loss_tiles: Choice[int] = Choice(1)
     """Tiles of a microbatch's tokens in which XLA computes the head and the loss."""
-    loss_logits: Choice[Literal["recompute", "keep"] | None] = Choice(None)
-    """Treatment of logits by the kernel of the loss; null where XLA computes it, whose tiles need them only once."""
     mlp_tiles: Choice[int] = Choice(1)
     """Tiles of a microbatch's tokens in which the feed-forward of a layer is computed."""
     optimizer_offload: Literal["none", "host", "file"] = "none"
@@ -297,7 +293,6 @@ NAMED_BY = {
     "attention": "attention.backend",
     "linear_attention": "attention.linear_backend",
     "products": "parallel.experts.backend",
-    "loss": "memory.loss_backend",
     "matmul": "precision.matmul_options.backend",
 }
 """By a part of a choice's path in a plan, the key that names what `auto` would take from records of kernels."""

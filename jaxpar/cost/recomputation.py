@@ -70,11 +70,6 @@ def head_seconds(shape: LayerShape, vocab: int, cluster: Cluster) -> float:
     return total(head_time(LayerCase(shape, "allgather"), vocab, *_on(cluster, None))).seconds
 
 
-def logits_seconds(shape: LayerShape, vocab: int, cluster: Cluster) -> float:
-    """Seconds of the matmul that makes logits, for one microbatch: what it takes to make them again."""
-    return head_time(LayerCase(shape, "allgather"), vocab, *_on(cluster, None))[0].matmul
-
-
 def operation_flops(shape: LayerShape) -> dict[str, float]:
     """Multiplications and additions of the forward's operations that have matmuls, by name as in `LayerTime`."""
     found: dict[str, float] = {}

@@ -49,7 +49,6 @@ def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Conf
     memory = replace(
         config.memory, remat="full", offload_fraction=0.0, optimizer_offload="none",
         weights_offload="none", offload_dir=None, mlp_tiles=1, loss_tiles=1,
-        loss_backend="xla", loss_logits="auto",
     )  # fmt: skip
     data = replace(config.data, sequence_length=tokens, batch_size=rows, packed=False, routing=None)
     precision = in_compute_dtype(config.precision)

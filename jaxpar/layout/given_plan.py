@@ -16,7 +16,6 @@ from jaxpar.layers.declared import activation_names
 from jaxpar.layout.choices.attention import check_attention
 from jaxpar.layout.choices.embedding import check_embedding_messages
 from jaxpar.layout.choices.experts import check_expert_layouts
-from jaxpar.layout.choices.head_loss import check_loss
 from jaxpar.layout.choices.linear_attention import check_linear_backends
 from jaxpar.layout.choices.overlap import check_overlap
 from jaxpar.layout.choices.pipeline import layer_order, schedule_of, whole_backward
@@ -25,7 +24,6 @@ from jaxpar.layout.choices.state_messages import check_state_messages
 from jaxpar.layout.choices.tiles import head_tokens
 from jaxpar.layout.choices.transport import check_transport
 from jaxpar.layout.layer_unroll import check_layer_unroll
-from jaxpar.layout.loss_logits import check_logits
 from jaxpar.layout.resident_state import check_resident_state
 from jaxpar.layout.weight_prefetch import check_weight_prefetch
 from jaxpar.units import plural
@@ -90,8 +88,6 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
             raise UserError(f"plan.node_devices: {shown(plan.node_devices)}, and the nodes here have {shown(wanted)}")
         check_attention(plan, config, device, node_devices)
         check_linear_backends(plan, config, device)
-        check_loss(plan, config, device)
-        check_logits(plan, config)
     except UserError as error:
         raise UserError(f"{error}; {OTHERWISE}") from None
 

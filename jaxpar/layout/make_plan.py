@@ -9,36 +9,32 @@ from itertools import groupby
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.axes import axis_sizes, resolve_axes
-from jaxpar.config.plan import AxisSizes, Choice, Dtypes, LayerRun, Plan
+from jaxpar.config.plan import AxisSizes, Dtypes, LayerRun, Plan
 from jaxpar.config.reading.options import matrix_dtype
-from jaxpar.cost.recomputation import logits_seconds
 from jaxpar.distributed.devices import Device, cluster_of
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.layers.declared import activation_names, hidden_names
-from jaxpar.layout.auto_remat import auto_runs, costs_of_kinds, lost_seconds
+from jaxpar.layout.auto_remat import auto_runs, costs_of_kinds
 from jaxpar.layout.checks.validate import validate
 from jaxpar.layout.choices.attention import attention_plan
 from jaxpar.layout.choices.embedding import embedding_messages
 from jaxpar.layout.choices.experts import expert_layouts
-from jaxpar.layout.choices.head_loss import choose_loss
 from jaxpar.layout.choices.linear_attention import linear_backends
 from jaxpar.layout.choices.matmul import check_matmul_units, routed_choice, tiled_choice
 from jaxpar.layout.choices.overlap import tensor_overlap
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, order_of_chunks
 from jaxpar.layout.choices.replica_state import state_over_replicas
 from jaxpar.layout.choices.state_messages import state_messages
-from jaxpar.layout.choices.tiles import head_columns, loss_tiles, mlp_tiles, without_hidden
+from jaxpar.layout.choices.tiles import loss_tiles, mlp_tiles, without_hidden
 from jaxpar.layout.choices.transport import check_transport
 from jaxpar.layout.compiler_choices import with_host_buffers, with_joined_messages, with_merged_matmuls
 from jaxpar.layout.layer_unroll import layer_unroll, with_room_for_turns
-from jaxpar.layout.loss_logits import asked_logits, kept_beside_layers, kept_where_they_fit
 from jaxpar.layout.memory.device import host_share, own_host_share, usable_bytes
 from jaxpar.layout.resident_state import with_resident_state
 from jaxpar.layout.weight_prefetch import weight_prefetch
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.fraction import STAYS_BELOW, kept_bytes, offload_share
-from jaxpar.memory.layer_shape import layer_shapes
 from jaxpar.memory.pipeline_offload import check_hidden
 from jaxpar.memory.remat import AUTO, layer_runs, offloaded, remat_name
 from jaxpar.units import size
@@ -83,8 +79,8 @@ def make_plan(
     schedule = choose_schedule(config)
     stage_layers = chunk_layers(config, schedule.chunks)
     kinds = [slot.kind for slot in order_of_chunks(schedule, stage_layers, config.model).slots]
-    loss, at_hand = choose_loss(config, device), cluster or cluster_of(device, axes.devices, node_devices)
-    settled = _settled(config, device, node_devices, at_hand, rows, loss)
+    at_hand = cluster or cluster_of(device, axes.devices, node_devices)
+    settled = _settled(config, device, node_devices, at_hand, rows)
     timed_on = at_hand or parse_cluster(f"h100:1x{axes.devices}")  # for unknown devices
     costs = costs_of_kinds(config, timed_on, unknown=at_hand is None or device.platform == "cpu")
 
@@ -113,28 +109,16 @@ def make_plan(
         return with_merged_matmuls(config, with_room(with_joined_messages(config, plan)), device)
 
     def finished(plan: Plan) -> Plan:
-        """`plan`, whose layers and loss keep what they do, with what depends on the memory that is left."""
+        """`plan`, whose layers keep what they do, with what depends on the memory that is left."""
         return with_host_buffers(config, with_resident_state(config, plan, device, device_bytes), device, device_bytes)
 
     names = activation_names(config.model)
-    open_logits = loss.name == "fused" and memory.loss_logits == "auto"
     if memory.remat != AUTO:
-        plan = keeping(layer_runs(memory.remat, names, len(kinds)))
-        return finished(with_room(kept_where_they_fit(config, plan, device_bytes())) if open_logits else plan)
+        return finished(keeping(layer_runs(memory.remat, names, len(kinds))))
     host = _host_limit(config, cluster, alone=usable is not None)
     tiled = {kind: _without_tiled(config, of_kind) for kind, of_kind in costs.items()}
-
-    def with_layers(plan: Plan) -> Plan:
-        """`plan` with layers that fit beside what it does with logits."""
-        runs = auto_runs(config, plan, tiled, device_bytes(), host)
-        return with_room(replace(keeping(runs), loss_logits=plan.loss_logits))
-
     full = keeping(layer_runs("full", names, len(kinds)))
-    if not open_logits:
-        return finished(with_layers(full))
-    lost = lambda plan: plan.virtual_stages * lost_seconds(tiled, kinds, plan.runs)
-    seconds = _logits_seconds(config, axes, rows, timed_on)
-    return finished(kept_beside_layers(config, full, with_layers, lost, seconds))
+    return finished(keeping(auto_runs(config, full, tiled, device_bytes(), host)))
 
 
 def _device_bytes(usable: int | None, cluster: Cluster | None) -> int:
@@ -145,7 +129,7 @@ def _device_bytes(usable: int | None, cluster: Cluster | None) -> int:
 
 
 def _settled(
-    config: Config, device: Device, node_devices: int | None, cluster: Cluster | None, rows: int, loss: Choice
+    config: Config, device: Device, node_devices: int | None, cluster: Cluster | None, rows: int
 ) -> Callable[..., Plan]:
     """The plan, given what depends on what layers keep. Raises `UserError` for a choice that is not supported."""
     parallel, memory = config.parallel, config.memory
@@ -163,8 +147,6 @@ def _settled(
         microbatch_rows=rows,
         remat=remat_name(memory.remat),
         experts=expert_layouts(config, axes, device, cluster, rows, node_devices),
-        loss=loss,
-        loss_logits=asked_logits(config, loss),
         loss_tiles=loss_tiles(config),
         dtypes=_dtypes(config, device),
         secondary_shard=parallel.secondary_shard or 1,
@@ -217,12 +199,6 @@ def _without_tiled(config: Config, costs: LayerCosts) -> LayerCosts:
         sizes={name: size for name, size in costs.sizes.items() if name not in hidden_names()},
         recomputations=[one for one in costs.recomputations if not set(one.outputs) & hidden_names()],
     )
-
-
-def _logits_seconds(config: Config, axes: AxisSizes, rows: int, cluster: Cluster) -> float:
-    """Seconds to make a microbatch's logits."""
-    shape = next(iter(layer_shapes(config, axes, rows).values()))
-    return logits_seconds(shape, head_columns(config) * axes.tensor, cluster)
 
 
 def _partly_offloaded(

@@ -38,7 +38,7 @@ from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.model.loop.layer_program import LayerProgram
 from jaxpar.model.loop.layer_stack import Keep, LayerStack
 from jaxpar.model.programs import ops_of, wide_matrices
-from jaxpar.model.tiled_loss import FUSED, HeadLoss, TokenLosses, tiled_scores
+from jaxpar.model.tiled_loss import HeadLoss, TokenLosses, tiled_scores
 from jaxpar.runtime.batch import CARRIED, SEED, Field, union
 from jaxpar.runtime.objective import Objective
 from jaxpar.runtime.observed import Maxima
@@ -274,10 +274,8 @@ class DecoderStages:
         of the objective. The gradient goes to `accumulators`.
         """
         x, table = head_operands(weights, accumulators, x, self.model, self.placements)
-        head = HeadLoss(
-            self.model, self.vocab_axes, self.plan.loss_tiles.name, FUSED.get(self.plan.loss.name, ""),
-            head_part(self.model) in accumulators, self.plan.loss_logits.name == "keep",
-        )  # fmt: skip
+        trained = head_part(self.model) in accumulators
+        head = HeadLoss(self.model, self.vocab_axes, self.plan.loss_tiles.name, trained)
         total, reported = self.objective.loss(TokenLosses(x, table, head), batch)
         assert {*reported} == {*self.loss_reports}, f"the loss reports {[*reported]} and declares {self.loss_reports}"
         others = [axis for axis in AXES if axis not in self.vocab_axes]

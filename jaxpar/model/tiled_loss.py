@@ -21,11 +21,7 @@ from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
 from jaxpar.model.head import bound_logits, project, project_gradients
 from jaxpar.model.loss import likeliest, vocabulary_cross_entropy
-from pallas_kernels import fused_linear_cross_entropy
 from pallas_kernels.vjp_parts import custom_vjp
-
-FUSED = {"fused": "triton"}
-"""Implementation of `pallas_kernels.fused_linear_cross_entropy` by the name of a plan's loss."""
 
 type Parts = Float[Array, "batch part embed"]
 """The residual stream of this rank's tokens."""
@@ -46,14 +42,8 @@ class HeadLoss(NamedTuple):
     """Mesh axes that split the vocabulary."""
     tiles: int = 1
     """Tiles of tokens, of which one has logits at a time."""
-    kernel: str = ""
-    """Implementation of a kernel, if any. It uses no tiles and stores no logits, but in the backward at most 256 MiB of
-    their gradients. It sends what `gather_sequence` of `x` and `scatter_sequence` of its gradient send, and three
-    floats per token over `axes`."""
     trained: bool = True
     """Whether the table has gradients."""
-    keeps_logits: bool = False
-    """Whether the kernel saves 2 bytes of each logit for its backward."""
 
 
 class TokenLosses(NamedTuple):
@@ -66,11 +56,7 @@ class TokenLosses(NamedTuple):
     def cross_entropy(self, labels: Labels, weights: Mask) -> Sums:
         """The weighted sums over tokens: with z-loss and a derivative, and without."""
         weights = vary(weights, set(AXES) - set(self.head.axes))
-        if not self.head.kernel:
-            return tiled_cross_entropy(self.x, self.table, labels, weights, self.head)
-        tokens, weights = self._by_kernel(labels), weights.reshape(-1)
-        total = jnp.sum(weights * tokens.loss)
-        return total + self.head.model.z_loss * jnp.sum(weights * tokens.lse**2), lax.stop_gradient(total)
+        return tiled_cross_entropy(self.x, self.table, labels, weights, self.head)
 
     def at_temperature(self, temperature: float) -> TokenLosses:
         """The head whose logits, after the model's cap, are divided by a temperature."""
@@ -83,18 +69,7 @@ class TokenLosses(NamedTuple):
     def log_probabilities(self, labels: Labels) -> Float[Array, "batch seq"]:
         """The log-probability of each label, without a derivative."""
         x, table = lax.stop_gradient((self.x, self.table))
-        if not self.head.kernel:
-            return tiled_scores(x, table, labels, self.head)[0]
-        return -self._replace(x=x, table=table)._by_kernel(labels).loss.reshape(labels.shape)
-
-    def _by_kernel(self, labels: Labels) -> Any:
-        """Loss and log-sum-exp of each token."""
-        joined, model = gather_sequence(self.x), self.head.model
-        return fused_linear_cross_entropy(
-            joined.reshape(-1, joined.shape[-1]), self.table, labels.reshape(-1), softcap=model.logit_softcap,
-            vocab=model.vocab, axes=self.head.axes, vocab_first=model.tied, keep=self.head.keeps_logits,
-            implementation=self.head.kernel,
-        )  # fmt: skip
+        return tiled_scores(x, table, labels, self.head)[0]
 
 
 @custom_vjp(4)

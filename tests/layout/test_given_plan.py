@@ -93,8 +93,6 @@ CHANGES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
         ("plan.attention.all is 'cudn'", "did you mean cudnn"),
     ),
     "strategy": ({"context_strategy": Choice("rin", "")}, ("plan.context_strategy is 'rin'", "did you mean ring")),
-    "loss": ({"loss": Choice("fused", "")}, ("plan.loss is 'fused'", "it needs an NVIDIA GPU, and the platform is")),
-    "no loss": ({"loss": Choice("fuse", "")}, ("plan.loss", "expected xla or fused", "'fuse'")),
     "offload": ({"optimizer_offload": "host"}, ("plan.optimizer_offload: 'host'", "optimizer_offload is 'none'")),
 }
 

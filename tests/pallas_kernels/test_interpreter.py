@@ -15,7 +15,6 @@ from pallas_kernels.grouped_matmul.registry import REGISTRY as GROUPED
 from pallas_kernels.grouped_tiled_matmul.registry import REGISTRY as GROUPED_TILED
 from pallas_kernels.linear_attention.chunk import Chunk
 from pallas_kernels.linear_attention.registry import REGISTRY as LINEAR
-from pallas_kernels.linear_cross_entropy.registry import REGISTRY as LOSS
 from pallas_kernels.tiled_matmul.registry import REGISTRY as TILED
 from pallas_kernels.unsupported import Unsupported
 
@@ -26,7 +25,6 @@ def drawn(*shape: int) -> jax.Array:
     return jnp.asarray(DRAW.normal(size=shape) * 0.3, jnp.bfloat16)
 
 
-X, TABLE, LABELS = drawn(24, 64), drawn(64, 200), jnp.arange(24)
 ROWS, SIZES, UP = drawn(64, 128), jnp.array([20, 44]), drawn(2, 128, 64)
 HEADS, SQUARE = drawn(1, 32, 2, 64), drawn(64, 64)
 
@@ -39,10 +37,6 @@ def square_chunk(x: jax.Array, _: tuple[()]) -> Chunk:
 CODES, SCALES = jnp.ones((128, 128), jnp.float8_e4m3fn), jnp.ones((128, 1))
 
 FUNCTIONS: dict[str, tuple[Registry[Any], Callable[..., jax.Array], jax.Array]] = {
-    "loss": (LOSS, lambda x, **more: kernels.fused_linear_cross_entropy(x, TABLE, LABELS, **more).loss, X),
-    "loss, kept": (
-        LOSS, lambda x, **more: kernels.fused_linear_cross_entropy(x, TABLE, LABELS, keep=True, **more).loss, X,
-    ),
     "attention": (ATTENTION, lambda q, **more: kernels.flash_attention(q, HEADS, HEADS, causal=True, **more), HEADS),
     "grouped matmul": (GROUPED, lambda rows, **more: kernels.grouped_matmul(rows, UP, SIZES, **more), ROWS),
     "grouped tiled matmul": (

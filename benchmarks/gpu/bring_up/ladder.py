@@ -9,7 +9,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.gpu import attention, cross_entropy, grouped, grouped_tiled, linear_attention, tiled
+from benchmarks.gpu import attention, grouped, grouped_tiled, linear_attention, tiled
 from benchmarks.gpu.attention_cases import CHECKED, Case
 from benchmarks.gpu.journal import Journal
 from pallas_kernels.attention.registry import REGISTRY
@@ -95,24 +95,6 @@ def _each(check: Callable[[Journal, Any], None]) -> Callable[[Journal, Sequence[
             check(journal, case)
 
     return run
-
-
-def _cross_entropy_cases(processors: int, dry: bool) -> Mapping[str, Sequence[Any]]:
-    if dry:
-        return {RUNGS[0]: list(cross_entropy.DRY_CHECKED.items())}
-    wave = 128 * max(1, processors // 8)  # the vocabulary is gone through in eight parts
-    return {
-        "one tile": [("one tile", ((64, 64, 128), {}))],
-        "one wave": [("one wave", ((wave, 256, 4096), {}))],
-        "three tiles a processor": [("three waves", ((3 * wave + 128, 256, 4096), {"softcap": 20.0}))],
-        "the grid": list(cross_entropy.CHECKED.items()),
-    }
-
-
-def _repeat_cross_entropy(case: Any, dry: bool) -> Run:
-    shape, options = case[1]
-    run, arrays = cross_entropy.program(shape, options, cross_entropy.kernel_options(dry))
-    return (lambda: run(*arrays)), cross_entropy.RESULTS
 
 
 def _grouped_cases(processors: int, dry: bool) -> Mapping[str, Sequence[grouped.Case]]:
@@ -216,14 +198,6 @@ KERNELS = (
     _attention("mosaic", "attention_key_gradients"),
     _attention("mosaic_deterministic", "attention_key_gradients", "attention_query_gradients"),
     _attention("triton", "attention_dq", "attention_dkv"),
-    Kernel(
-        "linear_cross_entropy/triton",
-        ("linear_cross_entropy_",),
-        _cross_entropy_cases,
-        lambda case: case[0],
-        _each(lambda journal, case: cross_entropy.check_case(journal, *case)),
-        _repeat_cross_entropy,
-    ),
     *map(_grouped, grouped.KERNELS),
     Kernel(
         tiled.KERNEL, ("tiled_matmul",), _tiled_cases, lambda case: case.name, _each(tiled.check_case), _repeat_tiled

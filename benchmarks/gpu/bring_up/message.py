@@ -22,7 +22,7 @@ def message(rows: Rows, device: Mapping[str, Any], recorded: Sequence[str], dry:
     for one in KERNELS:
         lines += [f"{one.name:32}{_state(one.name, rows)}"]
     lines += [f"  {line}" for row in rows if (line := _line(row))]
-    kinds = "attention", "grouped", "tiled", "linear_attention", "cross_entropy"
+    kinds = "attention", "grouped", "tiled", "linear_attention"
     measured = [dict(row) for row in rows if row["kind"] in kinds]
     if measured:
         result = {

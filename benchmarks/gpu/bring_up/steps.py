@@ -14,7 +14,7 @@ from typing import Any
 
 import jax
 
-from benchmarks.gpu import attention, cross_entropy, grouped, grouped_tiled, linear_attention, tiled
+from benchmarks.gpu import attention, grouped, grouped_tiled, linear_attention, tiled
 from benchmarks.gpu.bring_up import sanitizer
 from benchmarks.gpu.bring_up.ladder import KERNELS, RUNGS, Kernel, differing
 from benchmarks.gpu.journal import Journal
@@ -148,7 +148,6 @@ STAGES = (
         Step("speeds of matmuls of FP8 tiles", _measure(tiled.measure)),
         Step("speeds of grouped matmuls of FP8 tiles", _measure(grouped_tiled.measure)),
         Step("speeds of linear attention", _measure(linear_attention.measure)),
-        Step("speeds of cross-entropy", _measure(cross_entropy.measure)),
     ),
     tuple(
         Step(f"{one.name}, {tool}", _sanitize(one, tool), one.name, tool) for one in KERNELS for tool in sanitizer.TOOLS

@@ -218,6 +218,8 @@ REMOVED: dict[str, str] = {
     "precision.loss_scale_interval": "the loss scale doubles after 1000 good steps",
     "precision.master": "master weights are float32",
     "run.record_routing": "a field of the batch replays routing (`data.routing`)",
+    "memory.loss_backend": "XLA computes head and loss in tiles",
+    "memory.loss_logits": "XLA computes head and loss in tiles, which need their logits once",
     "memory.optimizer_resident": "the plan leaves on the device the state that fits",
     "memory.weights_resident": "the plan leaves on the device the state that fits",
     "evaluation.sample_temperature": "the sample of a run has temperature 0.7; jaxpar.generate takes others",

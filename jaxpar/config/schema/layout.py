@@ -161,13 +161,6 @@ class MemoryConfig:
     loss_tiles: Annotated[int, at_least(1)] | None = None
     """Tiles of a microbatch's tokens that head and loss process in turn, so that logits exist for one tile at a time;
     null makes tiles of at most 1 GiB of float32 logits."""
-    loss_backend: Literal["auto", "xla", "fused"] = "auto"
-    """Head and loss: `xla` computes them in tiles, whose gradients it computes while it has their logits; `fused` uses
-    the kernel of `pallas_kernels`. `auto` takes the kernel on GPUs for which a record shows that it was verified."""
-    loss_logits: Literal["auto", "recompute", "keep"] = "auto"
-    """Treatment of logits by the kernel of the loss: `recompute` stores none and computes them twice; `keep` stores an
-    exponential of each in 16 bits from the loss to its gradient, a fourth matmul less. `auto` keeps them where the
-    estimate of the step's memory has room for them, and recomputes them where layers have more use for it."""
     mlp_tiles: Annotated[int, at_least(1)] | None = None
     """Tiles of a microbatch's tokens that go through each layer's feed-forward in turn; hidden activations are then
     recomputed in the backward. Null makes tiles of about `model.embed` tokens where they are recomputed anyway

@@ -1,1 +1,1 @@
-"""The choices that make a plan, one file each: attention, the head's loss, pipeline, tiles."""
+"""The choices that make a plan, one file each: attention, pipeline, tiles."""

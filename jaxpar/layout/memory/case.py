@@ -35,8 +35,6 @@ class Case(NamedTuple):
     """Ranks of a secondary shard of the weights; 1 for none."""
     loss_tiles: int | None = None
     """Tiles of a microbatch's tokens in the head; None for the number that the configuration gives."""
-    loss_logits: str | None = None
-    """Treatment of logits by the kernel of the loss: `recompute` or `keep`; None where XLA computes it in tiles."""
     routed: int = 1
     """Ranks among `shards` that split the matrices among which a router chooses."""
     scratch: int = 0

@@ -15,7 +15,6 @@ from jaxpar.config.counting import padded_vocab
 from jaxpar.layers.inputs.input import input_class
 from jaxpar.layers.matmul_formats import quantised, routed_groups
 from jaxpar.layout.memory.case import Case
-from jaxpar.layout.memory.kernel_head import kernel_bytes, kernel_chunks
 from jaxpar.layout.memory.state import StateBytes
 from jaxpar.layout.memory.stored import StoredBytes, Widths
 from jaxpar.layout.memory.weights import Ends, Parts, Weight, Weights
@@ -189,9 +188,7 @@ class _Counted:
         float32 from zeros as large as itself, which XLA keeps for every run of ticks with a loss; under tensor
         parallelism it allocates new ones, also for a tied head whose gradients accumulate sharded. The gradient of an
         untied head exists twice when it is scaled, without logits. With one microbatch alone, gradients of the ends
-        are not needed before they are computed, and the embedding is not needed any more. The kernel sums
-        the gradient of the head in compute dtype, chunk by chunk where it recomputes logits; where it keeps them, they
-        are freed before that is widened, and the gathered head before that is computed.
+        are not needed before they are computed, and the embedding is not needed any more.
         """
         case, model = self.case, self.config.model
         name = "embedding" if model.tied else "head"
@@ -205,20 +202,11 @@ class _Counted:
         layers = self._gathered_layers // (1 if case.pipe > 1 else 1 + case.layer_unroll)
         anew = (model.tied and self.stored.ends_sharded) or case.tensor > 1 or (case.alone and not gathers)
         trained = self.parts.ends[name].trained.compute
-        by_kernel = case.loss_logits is not None
-        zeros = tiles > 1 and not anew and trained > 0 and not by_kernel
+        zeros = tiles > 1 and not anew and trained > 0
         gradient = trained * (FLOAT32_BYTES if zeros else self._widths.gradient)
         temporaries = logits * (3 if tiles == 1 or zeros or not trained else 4) // 2
         if zeros and not model.tied:
             temporaries = max(temporaries, gradient)
-        if by_kernel:
-            keeps, columns = case.loss_logits == "keep", padded_vocab(model) // (case.tensor * case.ends)
-            temporaries = kernel_bytes(self.shape.tokens, model.embed, columns, keeps=keeps)
-            if keeps:
-                gathers = gathers and trained == 0
-                gradient, temporaries = trained * self._widths.compute, max(temporaries, gradient)
-            elif kernel_chunks(self.shape.tokens, columns) > 1:
-                gradient += trained * self._widths.compute
         stored = weights.all + self.stored.frozen
         work = Work(stored + gathers * self._widths.compute * head + layers, gradients.all, temporaries)
         return work, gradient, zeros
@@ -235,7 +223,7 @@ class _Counted:
         if case.alone:
             weights = Ends(weights.layers, 0, 0, 0)
             gradients = gradients if self.config.model.tied else gradients._replace(embedding=0)
-            if not self.config.model.tied and self.loss_tiles == 1 and case.loss_logits is None:
+            if not self.config.model.tied and self.loss_tiles == 1:
                 columns = padded_vocab(self.config.model) // (case.tensor * case.ends)
                 logits = self._widths.compute * shape.tokens * columns
                 gradients = gradients._replace(head=min(gradients.head, logits))

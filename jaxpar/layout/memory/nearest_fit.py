@@ -62,10 +62,8 @@ def nearest_fit(
 
     # What `auto` chose did not fit: it relies on estimates too.
     base = ("memory.remat=full",) if config.memory.remat == "auto" else ()
-    logits = ("memory.loss_logits=recompute",) if layout.plan.loss_logits.name == "keep" else ()
-    base += logits
     tried: list[Fit] = []
-    for setting in (*logits, *changes(config, host=own_memory)):
+    for setting in changes(config, host=own_memory):
         if (found := fit(_joined(base, setting))) is None:
             continue
         if found.bytes <= limit:

@@ -68,12 +68,11 @@ class Kernels:
     @cached_property
     def case(self) -> Case:
         """Facts of the group and the choice that memory depends on."""
-        group, choice, memory = self.group, self.choice, self.model.config.memory
-        logits = "keep" if memory.loss_logits == "keep" else "recompute"
+        group, choice = self.group, self.choice
         return self._bare_case._replace(
             zero=choice.zero, virtual_stages=choice.virtual_stages,
             state="host" if choice.optimizer_offload else "none",
-            loss_logits=logits if memory.loss_backend == "fused" else None, scratch=self._scratch, routed=group.expert,
+            scratch=self._scratch, routed=group.expert,
             shared_ends=choice.shared_ends, state_replicas=self._state_replicas,
         )  # fmt: skip
 

@@ -39,13 +39,13 @@ def test_a_part_that_was_cut_off_verifies_nothing():
 def test_records_are_read_back_by_the_registry(tmp_path: Path):
     file = tmp_path / "new" / "verified.json"
     add_records(["attention/triton"], H200, file)
-    add_records(["attention/triton", "linear_cross_entropy/triton"], H200 | {"toolchain": {"jax": "2"}}, file)
+    add_records(["attention/triton", "linear_attention/mosaic"], H200 | {"toolchain": {"jax": "2"}}, file)
     add_records(["attention/triton"], H200 | {"processors": 16}, file)
     found = [(one.kernel, one.device, one.processors, dict(one.versions)) for one in read_records(file)]
     assert found == [
         ("attention/triton", "NVIDIA H200", 16, {"jax": "1", "ptxas": "12.9.86"}),
         ("attention/triton", "NVIDIA H200", 132, {"jax": "2"}),
-        ("linear_cross_entropy/triton", "NVIDIA H200", 132, {"jax": "2"}),
+        ("linear_attention/mosaic", "NVIDIA H200", 132, {"jax": "2"}),
     ]
     assert [one.sources for one in read_records(file)] == [digest(one.kernel) for one in read_records(file)]
     with refused("GPU", H200["device"], error=ValueError):
@@ -119,11 +119,9 @@ def test_other_kernels_are_recorded_with_their_share_of_the_speed_of_plain_xla()
         *rows("grouped", "xla", 9.0, "c", both), *rows("grouped", "mosaic", 1.0, "c", ("forward",)),
         *rows("tiled", "xla", 3.0, "llama3-8b up"), *rows("tiled", "mosaic", 2.0, "llama3-8b up"),
         *rows("tiled", "xla", 3.0, "Mixtral up, 8 experts"), *rows("tiled", "mosaic", 4.0, "Mixtral up, 8 experts"),
-        *rows("cross_entropy", "fused", 4.0, None), *rows("cross_entropy", "chunks in plain JAX", 5.0, None),
-        *rows("cross_entropy", "jaxpar's tiles", 3.0, None), *rows("cross_entropy", "full logits", 1.0, None),
     ]  # fmt: skip
     assert ratios(found) == {
         "grouped_matmul/mosaic": {OF_XLA: 1.0}, "tiled_matmul/mosaic": {OF_XLA: 1.5},
-        "grouped_tiled_matmul/mosaic": {OF_XLA: 0.75}, "linear_cross_entropy/triton": {OF_XLA: 0.75},
+        "grouped_tiled_matmul/mosaic": {OF_XLA: 0.75},
     }  # fmt: skip
     assert BESIDE.keys() == {kernel for kernel in SOURCES if not kernel.startswith("attention/")}

@@ -39,9 +39,6 @@ def test_a_dry_run_goes_through_every_part_without_the_packages_that_gpu_machine
     assert [row["passed"] for row in rows if row["kind"] == "bits"] == [True]
     recipes = [row["name"] for row in rows if row["kind"] == "recipe" and "step_time_s" in row]
     assert recipes == ["bfloat16", "fp8_current", "1.3b, bfloat16", "1.3b, fp8_current"]
-    assert {row["by"] for row in rows if row["kind"] == "cross_entropy"} == {
-        "fused", "fused, logits kept", "chunks in plain JAX", "full logits", "jaxpar's tiles",
-    }  # fmt: skip
     of_tiles = [(row["launch"], row["entry"]) for row in rows if row["kind"] == "tile"]
     assert {*of_tiles} == {(launch, entry) for launch in ("forward", "dq") for entry in (True, False)}
     assert "DRY RUN" in done.stdout and result["targets"] == []

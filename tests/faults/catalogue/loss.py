@@ -4,7 +4,6 @@ from tests.faults.fault import Fault, parity
 
 REFERENCE = "tests/training/parity/test_reference.py::test_loss_and_gradients_of_options_equal_float64"
 TILED_LOSS = "tests/model/test_tiled_loss.py::test_loss_and_gradients_equal_the_whole_in_float64"
-HEAD = "tests/pallas_kernels/linear_cross_entropy/test_linear_cross_entropy.py"
 TILED_MLP = "tests/model/test_tiled_mlp.py::test_output_and_gradients_equal_the_whole_in_float64"
 
 LOSS = (
@@ -83,14 +82,6 @@ LOSS = (
         caught_by=(
             "tests/model/test_tiled_loss.py::test_in_bfloat16_the_gradients_of_many_tiles_are_added_up_in_float32",
         ),
-    ),
-    Fault(
-        name="kept_logits_scaled_alike",
-        description="Exponentials of logits that are kept are all scaled as those of the group with the largest base.",
-        file="pallas_kernels/linear_cross_entropy/saved_logits.py",
-        old="probability = values * jnp.exp(jnp.minimum(bases - token.lse, 0.0))",
-        new="probability = values * jnp.exp(jnp.minimum(bases.max(-1, keepdims=True) - token.lse, 0.0))",
-        caught_by=(f"{HEAD}::test_plain_jax_equals_float64[plain]",),
     ),
     Fault(
         name="last_tile_alone_counts",

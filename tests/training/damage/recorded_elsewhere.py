@@ -1,4 +1,4 @@
-"""Training from the command line, where process 1 alone has a record of the loss's kernel."""
+"""Training from the command line, where process 1 alone has a record of a kernel of linear attention."""
 
 import sys
 from dataclasses import replace
@@ -15,7 +15,7 @@ _make_plan = run.make_plan
 
 def _with_record(*arguments: Any) -> Plan:
     plan = _make_plan(*arguments)
-    return plan if jax.process_index() == 0 else replace(plan, loss=Choice("triton", "recorded"))
+    return plan if jax.process_index() == 0 else replace(plan, linear_attention={"mixer": Choice("mosaic", "recorded")})
 
 
 if __name__ == "__main__":

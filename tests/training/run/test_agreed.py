@@ -120,11 +120,11 @@ def test_a_plan_that_one_host_alone_refuses_ends_all(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.long
 def test_two_processes_with_other_plans_end_with_the_sentence(tmp_path: Path):
-    """Real ones: process 1 has a record of the fused loss, and process 0 has none."""
+    """Real ones: process 1 has a record of a kernel, and process 0 has none."""
     config = run_config(tmp_path, 2, parallel=MESH)
     done = outputs(start_job(config, tmp_path / "job.yaml", 2, program="tests.training.damage.recorded_elsewhere"))
     for code, out, errors in done:
-        said = ("plan.loss", '"xla" on process 0', '"triton" on process 1', "memory.loss_backend")
+        said = ("plan.linear_attention.mixer", '"mosaic" on process 1', "attention.linear_backend")
         printed = "".join(line for line in out.splitlines(keepends=True) if not line.startswith("[Gloo]"))
         refused_by_command(code, printed, errors.splitlines()[-1], *said)
     assert not folder_of(config).exists()

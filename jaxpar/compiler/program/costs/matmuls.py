@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import prod
 from typing import Any
 
@@ -40,12 +40,8 @@ _MOVING = re.compile(r"AllocateBuffer|cu_threefry2x32(_ffi)?|__cub\$\w+|__gpu\$T
 """Custom calls that multiply no matrices."""
 _OURS = re.compile(r"__gpu\$xla\.gpu\.triton|mosaic_gpu\w*")
 """Custom calls of Pallas kernels, through Triton and by Mosaic GPU."""
-_HEAD_LOSS = ("linear_cross_entropy_statistics", "linear_cross_entropy_gradients")
-"""Names of the kernels of `pallas_kernels.linear_cross_entropy` that multiply, forward and backward."""
 _DELTA_OPERANDS = 8
 """Operands of kernels of `pallas_kernels.linear_attention` with the delta rule, which without it have one less."""
-_ELEMENTWISE = "linear_cross_entropy_saved_gradients"
-"""Name of the kernel that multiplies no matrices: an operation for each number of its result."""
 
 
 def products(module: Module, op: Op, *, one_backward: bool = False) -> Iterator[Product]:
@@ -77,7 +73,7 @@ def _product_of(op: Op, one_backward: bool) -> Product | None:
     """The work of an op that is not a fusion; None where it multiplies nothing."""
     if op.opcode == "dot":
         return _dot(op)
-    if op.opcode != "custom-call" or _MOVING.fullmatch(op.target) or elementwise_operations(op):
+    if op.opcode != "custom-call" or _MOVING.fullmatch(op.target):
         return None
     ours = _OURS.fullmatch(op.target)
     if ours and (work := next(filter(None, map(Work.named, scopes(op.op_name))), None)) is not None:
@@ -87,13 +83,6 @@ def _product_of(op: Op, one_backward: bool) -> Product | None:
         if re.search(pattern, op.op_name) if ours else re.match(pattern, op.target):
             return rule(op)
     raise ProgramError(f"the work of custom call {op.target} ({op.name}) is not known", line=op.line)
-
-
-def elementwise_operations(op: Op) -> float:
-    """Operations of a kernel of ours that works element by element; 0 of anything else."""
-    if op.opcode != "custom-call" or not _OURS.fullmatch(op.target) or _ELEMENTWISE not in op.op_name:
-        return 0.0
-    return float(next(leaves(op.shape)).elements)
 
 
 def _dot(op: Op) -> Product:
@@ -138,14 +127,6 @@ def _attention_kernel(op: Op, work: Work, one_backward: bool) -> Product:
     flops = sum(each.values())
     again = flops if recomputed(op.op_name) else sum(each.get(name, 0.0) for name in work.repeated)
     return Product(flops, again, arithmetic(op, query, key, "", []), pairs, backward=bool(work.repeated))
-
-
-def _head_loss(op: Op) -> Product:
-    """One product: of x and the table in the forward, and again of x and a chunk of the table in the backward."""
-    x, table, backward = _array(op, 0), _array(op, 1), _HEAD_LOSS[1] in op.op_name
-    columns = next(leaves(op.shape)).dims[1] if backward else prod(table.dims) // x.dims[1]
-    made = _product(op, 2.0 * prod(x.dims) * columns)
-    return replace(made, recomputed_flops=made.flops) if backward else made
 
 
 def _grouped(op: Op) -> Product:
@@ -237,8 +218,5 @@ _CALLS = {
     r"__cudnn\$blockScaledDot$": _block_scaled,
 }
 """Rules of XLA's custom calls, by pattern of the target."""
-_KERNELS = {
-    "|".join(_HEAD_LOSS): _head_loss, "grouped_matmul_of_": _grouped, "tiled_matmul": _tiled,
-    "linear_attention_": _chunks,
-}  # fmt: skip
+_KERNELS = {"grouped_matmul_of_": _grouped, "tiled_matmul": _tiled, "linear_attention_": _chunks}
 """Rules of the kernels of `pallas_kernels`, by pattern of the name."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from jaxpar.compiler.program.costs.matmuls import QUIET_TARGETS, Product, elementwise_operations, products
+from jaxpar.compiler.program.costs.matmuls import QUIET_TARGETS, Product, products
 from jaxpar.compiler.program.costs.slices import Slices
 from jaxpar.compiler.program.hlo.opcodes import CONTROL, ELEMENTWISE, FREE, REDUCTIONS, wrapped_opcode
 from jaxpar.compiler.program.hlo.records import Frame, Module, Op, leaves
@@ -120,8 +120,6 @@ def _vector_flops(module: Module, op: Op) -> float:
         return sum(_vector_flops(module, inner) for inner in module.body(op).ops)
     if op.opcode in ELEMENTWISE and op.opcode != "convert":
         return float(sum(leaf.elements for leaf in leaves(op.shape)))
-    if (kernel := elementwise_operations(op)) > 0:
-        return kernel
     if op.opcode in REDUCTIONS:
         return float(sum(leaf.elements for operand in op.operands for leaf in leaves(operand.shape)))
     return 0.0
