@@ -50,16 +50,17 @@ def _parser() -> Parser:
     )
     how.add_argument(
         "--format",
-        choices=("text", "lines", "jsonl", "parquet", "chat", "preference"),
+        choices=("text", "lines", "jsonl", "parquet", "chat", "preference", "labelled"),
         help="format of every file, whatever its name; lines: a line is a document; chat: JSON lines with `messages`, "
         "or `prompt` and `completion`, or ShareGPT's or Alpaca's, of which only the assistant's tokens are trained on; "
-        "preference: JSON lines with `prompt`, `chosen` and `rejected`, to train on with loss.name: dpo",
+        "preference: JSON lines with `prompt`, `chosen` and `rejected`, for loss.name: dpo, simpo or orpo; "
+        "labelled: JSON lines with `prompt`, `completion` and `label` (true or false), for loss.name: kto",
     )
     how.add_argument(
         "--chat-template",
         metavar="FILE|NAME|chatml",
-        help="for --format chat and preference: a file, or one of the tokenizer's templates by name (default: the one "
-        "beside the tokenizer)",
+        help="for --format chat, preference and labelled: a file, or one of the tokenizer's templates by name "
+        "(default: the one beside the tokenizer)",
     )
     how.add_argument(
         "--heldout-fraction", metavar="SHARE", type=float, default=0.005,

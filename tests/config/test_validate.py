@@ -40,6 +40,11 @@ def test_the_defaults_are_valid():
     DPO | data.packed=false => data.packed: false | expected true
     DPO | data.sequence_length=3 => data.sequence_length: 3 | at least 4
     DPO | model.z_loss=1e-4 => model.z_loss: 0.0001 | expected 0 | loss.name: dpo
+    loss.name=simpo => loss.name: simpo | data.source is stdlib | pairs of answers | --format preference
+    loss.name=kto => loss.name: kto | loss.reference and run.init_from are null
+    loss.name=kto | run.init_from=a => loss.name: kto | data.source is stdlib | marked answers | --format labelled
+    DPO | loss.gamma=0.2 => loss.gamma: 0.2 | loss.name is dpo | loss.name: simpo
+    DPO | loss.desirable_weight=2 => loss.desirable_weight: 2.0 | loss.name is dpo | loss.name: kto
     loss.beta=0.2 => loss.beta: 0.2 | loss.name is cross_entropy | loss.name: dpo
     lora.alpha=8 => lora.alpha: 8.0 | lora.rank is null | default, 16.0
     model.head_dim=31 => model.head_dim: | even width | got 31

@@ -6,7 +6,7 @@ from dataclasses import fields
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.mappings.policy import Policy, PolicyConfig, policy_of
-from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES, PAIRS_FORMAT
+from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES, PAIRS_FORMAT, LossEntry
 from jaxpar.config.schema import Config, DataConfig
 from jaxpar.config.schema.reinforcement import RlConfig
 from jaxpar.config.spelling import one_of, quoted
@@ -25,9 +25,19 @@ def check_loss(config: Config) -> None:
             f"model.z_loss: {config.model.z_loss:g} is a term of the cross-entropy; expected 0 with loss.name: {name}"
         )
     check_rewards(config)
-    if not OBJECTIVES[name].pairs:
-        return
-    if config.loss.reference is None and config.run.init_from is None:
+    if OBJECTIVES[name].answers:
+        _check_answers(config, OBJECTIVES[name], OBJECTIVES[name].answers)
+
+
+def data_of(answers: str) -> str:
+    """Words for the answers of a format."""
+    return "pairs of answers" if answers == PAIRS_FORMAT else "marked answers"
+
+
+def _check_answers(config: Config, entry: LossEntry, answers: str) -> None:
+    """Refuse a loss of answers without its reference or its data, and rows without room for a pair."""
+    name = config.loss.name
+    if "reference" in entry.keys and config.loss.reference is None and config.run.init_from is None:
         raise UserError(
             f"loss.name: {name} compares the model with a reference, and loss.reference and run.init_from are null; "
             "expected the model to begin with in run.init_from, or another reference in loss.reference"
@@ -35,8 +45,8 @@ def check_loss(config: Config) -> None:
     if not DATA_SOURCES[config.data.source].pairs:
         sources = one_of(name for name, source in DATA_SOURCES.items() if source.pairs)
         raise UserError(
-            f"loss.name: {name} trains on pairs of answers, and data.source is {config.data.source}; expected "
-            f"data.source: {sources}, with a token folder that python -m jaxpar.prepare --format {PAIRS_FORMAT} made"
+            f"loss.name: {name} trains on {data_of(answers)}, and data.source is {config.data.source}; expected "
+            f"data.source: {sources}, with a token folder that python -m jaxpar.prepare --format {answers} made"
         )
     if not config.data.packed:
         raise UserError(

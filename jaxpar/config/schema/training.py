@@ -16,15 +16,25 @@ class LossConfig:
 
     name: Annotated[str, OBJECTIVES] = "cross_entropy"
     """`cross_entropy` of each token that counts, or direct preference optimization (`dpo`, arXiv:2305.18290) of pairs
-    of answers, of which one was chosen and the other rejected: `python -m jaxpar.prepare --format preference`. `grpo`,
+    of answers, of which one was chosen and the other rejected: `python -m jaxpar.prepare --format preference`. So are
+    `simpo` (arXiv:2405.14734) and `orpo` (arXiv:2403.07691), which have no reference. `kto` (arXiv:2402.01306) is of
+    single answers, marked as desirable or not: `python -m jaxpar.prepare --format labelled`. `grpo`,
     `dr_grpo`, `dapo`, `gspo`, `cispo`, `aipo` and `rloo` learn from rewards of answers that the model draws (`rl`)."""
     beta: Annotated[float, POSITIVE] = 0.1
-    """Weight under `dpo` of a log-probability relative to the reference's; a smaller beta lets the model move further
-    away from the reference."""
+    """Weight under `dpo` and `kto` of a log-probability relative to the reference's; a smaller beta lets the model move
+    further away from the reference. Under `simpo` that of a mean log-probability, from 2 to 10 in its paper; under
+    `orpo` that of the odds ratio."""
+    gamma: Annotated[float, at_least(0, 1e30)] = 0.5
+    """Margin by which `simpo` wants the reward of the chosen answer to exceed that of the rejected one; from 0.3 to 0.5
+    of `beta` in its paper."""
+    desirable_weight: Annotated[float, POSITIVE] = 1.0
+    """Weight under `kto` of answers marked as desirable; a greater one balances fewer of them."""
+    undesirable_weight: Annotated[float, POSITIVE] = 1.0
+    """Weight under `kto` of the other answers."""
     label_smoothing: Annotated[float, BELOW_HALF] = 0.0
-    """Probability that a pair is labelled the wrong way round (conservative `dpo`)."""
+    """Probability that a pair is labelled the wrong way round (conservative `dpo`, and `simpo`)."""
     reference: str | None = None
-    """Model that `dpo` compares the trained one with, a folder as in `run.init_from`; null means the model of
+    """Model that `dpo` and `kto` compare the trained one with, a folder as in `run.init_from`; null means the model of
     `run.init_from`. Its log-probabilities are computed once, and stored in the token folder. The penalty
     `loss.policy.kl` compares with it too; its weights stay on the devices then."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)

@@ -7,6 +7,8 @@ TILED_LOSS = "tests/model/test_tiled_loss.py::test_loss_and_gradients_equal_the_
 HEAD = "tests/pallas_kernels/linear_cross_entropy/test_linear_cross_entropy.py"
 TILED_MLP = "tests/model/test_tiled_mlp.py::test_output_and_gradients_equal_the_whole_in_float64"
 
+PREFERENCES = "tests/training/parity/test_preferences.py::test_loss_reports_and_gradients_equal_float64"
+
 LOSS = (
     Fault(
         name="labels_shifted_after_the_split",
@@ -59,10 +61,34 @@ LOSS = (
     Fault(
         name="rejected_answers_made_likelier",
         description="The gradient of a loss of pairs has the sign of chosen answers for rejected ones too.",
-        file="jaxpar/objectives/preferences.py",
-        old="jnp.stack([of_pair, -of_pair], axis=-1)",
-        new="jnp.stack([of_pair, of_pair], axis=-1)",
+        file="jaxpar/objectives/pairs.py",
+        old="slope.reshape(rows, 2 * room)",
+        new="jnp.abs(slope).reshape(rows, 2 * room)",
         caught_by=("tests/training/parity/test_dpo.py::test_loss_rewards_and_gradients_equal_float64[split]",),
+    ),
+    Fault(
+        name="unrelated_answers_pull",
+        description="The mean reward of unrelated answers has a derivative in a loss of marked answers.",
+        file="jaxpar/objectives/kto.py",
+        old="z = lax.stop_gradient(jnp.maximum(unrelated, 0.0))[:, None]",
+        new="z = jnp.maximum(unrelated, 0.0)[:, None]",
+        caught_by=(f"{PREFERENCES}[kto-split]",),
+    ),
+    Fault(
+        name="odds_without_their_denominator",
+        description="The odds ratio is one of probabilities.",
+        file="jaxpar/objectives/orpo.py",
+        old="odds = bounded - jnp.log(-jnp.expm1(bounded))",
+        new="odds = bounded",
+        caught_by=(f"{PREFERENCES}[orpo-split]",),
+    ),
+    Fault(
+        name="longer_answers_weigh_more",
+        description="Rewards without a reference are sums over tokens.",
+        file="jaxpar/objectives/pairs.py",
+        old='return likely / jnp.maximum(sums["targets"], 1)',
+        new="return likely",
+        caught_by=(f"{PREFERENCES}[simpo-split]",),
     ),
     Fault(
         name="tiles_gradients_summed_in_half_precision",
