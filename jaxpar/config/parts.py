@@ -78,6 +78,10 @@ class LossEntry:
     reads `loss.reference`."""
     rewards: bool = False
     """Whether it is of answers that the model draws, and their rewards."""
+    masked: bool = False
+    """Whether it is of masked tokens, which the model sees from both sides (`model.causal: false`)."""
+    teacher: bool = False
+    """Whether it has several labels of each token, those of a teacher, `loss.reference`."""
 
 
 CHAT_FORMAT, PAIRS_FORMAT, LABELS_FORMAT = "chat", "preference", "labelled"
@@ -98,6 +102,12 @@ OBJECTIVES: dict[str, LossEntry] = {
         "jaxpar.objectives.kto:MarkedPreference",
         ("beta", "desirable_weight", "undesirable_weight", "reference"),
         answers=LABELS_FORMAT,
+    ),
+    "distill": LossEntry(
+        "jaxpar.objectives.distill:Distillation", ("teacher_weight", "top_k", "temperature", "reference"), teacher=True
+    ),
+    "masked": LossEntry(
+        "jaxpar.objectives.masked:MaskedTokens", ("rate", "mask_token", "unmasked", "spans"), masked=True
     ),
     **dict.fromkeys(
         ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "rloo"),

@@ -34,7 +34,7 @@ class Attention(Block):
 
     reads = (
         "qk_norm", "attention_bias", "attention_scale", "attention_softcap", "attention_sinks", "attention_gate",
-        "window",
+        "window", "causal",
     )  # fmt: skip
     cache = KeyValues(PARTITION, PARTITION)
 

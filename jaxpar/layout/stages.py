@@ -28,7 +28,7 @@ from pallas_kernels.masks import Mask
 
 def mask_of(config: Config, model: ModelConfig) -> Mask:
     """The attention mask of the layers of `model`, a model of one kind of layers."""
-    return Mask(causal=True, window=model.window, segmented=config.data.packed)
+    return Mask(model.causal, model.window, segmented=config.data.packed)
 
 
 def attention_settings(

@@ -250,15 +250,15 @@ class LayerShape:
 
     @property
     def keys_per_query(self) -> float:
-        """Tokens that a token attends to on average, under a causal mask (and the model's window), in a row without
-        documents."""
-        return mean_keys(self.sequence, self.model.window)
+        """Tokens that a token attends to on average, under the model's mask, in a row without documents."""
+        return mean_keys(self.sequence, self.model.window, self.model.causal)
 
 
-def mean_keys(sequence: int, window: int | None) -> float:
-    """Tokens that each of a row attends to on average, itself included, under a causal mask and a window."""
+def mean_keys(sequence: int, window: int | None, causal: bool = True) -> float:
+    """Tokens that each of a row attends to on average, itself included, under a window."""
     seen = sequence if window is None else min(window, sequence)
-    return (seen * (seen + 1) / 2 + (sequence - seen) * seen) / sequence
+    back = (seen * (seen + 1) / 2 + (sequence - seen) * seen) / sequence
+    return back if causal else 2 * back - 1
 
 
 def layer_shapes(config: Config, axes: AxisSizes, rows: int) -> dict[str, LayerShape]:

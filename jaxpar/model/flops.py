@@ -42,8 +42,8 @@ def windows(model: ModelConfig) -> tuple[int | None, ...]:
 
 
 def causal_pairs(model: ModelConfig, tokens: int, sequence: int) -> Pairs:
-    """The pairs of `tokens` tokens in rows without documents, under a causal mask and each window."""
-    return {window: round(tokens * mean_keys(sequence, window)) for window in windows(model)}
+    """The pairs of `tokens` tokens in rows without documents, under the model's mask and each window."""
+    return {window: round(tokens * mean_keys(sequence, window, model.causal)) for window in windows(model)}
 
 
 def flops_per_step(

@@ -39,6 +39,7 @@ DEFAULTS: Options = {
     "tied": False,
     "embedding_scale": False,
     "window": None,
+    "causal": True,
     "logit_divisor": 1.0,
     "logit_softcap": None,
     "attention_softcap": None,

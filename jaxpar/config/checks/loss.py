@@ -25,6 +25,9 @@ def check_loss(config: Config) -> None:
             f"model.z_loss: {config.model.z_loss:g} is a term of the cross-entropy; expected 0 with loss.name: {name}"
         )
     check_rewards(config)
+    _check_direction(config)
+    if OBJECTIVES[name].teacher:
+        _check_teacher(config)
     if OBJECTIVES[name].answers:
         _check_answers(config, OBJECTIVES[name], OBJECTIVES[name].answers)
 
@@ -32,6 +35,33 @@ def check_loss(config: Config) -> None:
 def data_of(answers: str) -> str:
     """Words for the answers of a format."""
     return "pairs of answers" if answers == PAIRS_FORMAT else "marked answers"
+
+
+def _check_direction(config: Config) -> None:
+    """Refuse a loss of masked tokens for a causal model, others for a bidirectional one, and masking without a mask."""
+    loss = config.loss
+    if OBJECTIVES[loss.name].masked == config.model.causal:
+        others = one_of(key for key, entry in OBJECTIVES.items() if entry.masked)
+        raise UserError(
+            f"loss.name: {loss.name} with model.causal: {str(config.model.causal).lower()}; expected model.causal: "
+            f"false, in which a token sees those after it, with loss.name: {others}, or neither"
+        )
+    if not config.model.causal and loss.mask_token is None:
+        raise UserError("loss.mask_token: null; expected the number of the tokenizer's mask token, such as BERT's 103")
+    for kind, rate in loss.spans.items():
+        if not 0 <= rate <= 1:
+            raise UserError(f"loss.spans.{kind}: expected a probability from 0 to 1, got {rate}")
+
+
+def _check_teacher(config: Config) -> None:
+    """Refuse a loss with a teacher without one, and data or kernels that do not have its labels."""
+    name = config.loss.name
+    if config.loss.reference is None:
+        raise UserError(f"loss.name: {name} has a teacher, and loss.reference is null; expected its folder there")
+    if config.memory.loss_backend == "fused":
+        raise UserError(
+            f"memory.loss_backend: fused has one label of each token; expected auto or xla with loss.name: {name}"
+        )
 
 
 def _check_answers(config: Config, entry: LossEntry, answers: str) -> None:

@@ -108,7 +108,8 @@ def labelled_of(value: dict[str, object]) -> Labelled:
     prompt, label, answer = value["prompt"], value["label"], _answer(COMPLETION, value[COMPLETION])
     if not isinstance(label, bool):
         raise Unusable("`label` is neither true nor false")
-    before = [{"role": USER, "content": prompt}] if isinstance(prompt, str) else checked_messages("prompt", prompt)
+    first: list[Message] = [{"role": USER, "content": prompt}]
+    before = first if isinstance(prompt, str) else checked_messages("prompt", prompt)
     _check_trained(COMPLETION, answer)
     return Labelled(Conversation([*before, *answer], _tools(value)), len(before), label)
 

@@ -47,7 +47,7 @@ def check_input(config: Config) -> None:
 
 OF_SOME_MIXERS = (
     "qk_norm", "attention_bias", "attention_scale", "attention_softcap", "attention_sinks", "attention_gate",
-    "window", "linear_attention",
+    "window", "causal", "linear_attention",
 )  # fmt: skip
 """Keys of `model` that only some mixers read (`Block.reads`)."""
 
@@ -85,6 +85,12 @@ def _check_mixing(model: ModelConfig) -> None:
 def _check_read(model: ModelConfig) -> None:
     """Refuse a key of some mixers that is set in layers none of whose mixers reads it."""
     models, plain = kind_models(model), ModelConfig()
+    for kind, layer in models.items():
+        if not model.causal and any("causal" not in mixer.reads for mixer in mixer_classes(layer)):
+            raise UserError(
+                f"model.causal: false, and the mixer {layer.mixer} sees earlier tokens alone; expected true, or "
+                f"another {key_of(kind, 'mixer')}"
+            )
     for key in OF_SOME_MIXERS:
         kinds = [kind for kind, layer in models.items() if getattr(layer, key) != getattr(plain, key)]
         if kinds and not any(key in mixer.reads for kind in kinds for mixer in mixer_classes(models[kind])):

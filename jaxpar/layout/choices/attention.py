@@ -211,6 +211,7 @@ def attention_request(
         value_dim=value_dim(model),
         packed=config.data.packed,
         window=model.window,
+        causal=model.causal,
         softcap=model.attention_softcap,
         prefix=False,
         sinks=model.attention_sinks,

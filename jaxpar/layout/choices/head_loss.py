@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from jaxpar.config import Config, UserError
+from jaxpar.config.parts import OBJECTIVES
 from jaxpar.config.plan import Choice, Plan
 from jaxpar.config.spelling import quoted
 from jaxpar.distributed.devices import Device
@@ -25,6 +26,8 @@ def choose_loss(config: Config, device: Device) -> Choice:
         )
     if asked == "xla":
         return Choice("xla", "named by memory.loss_backend", {"fused": "memory.loss_backend names xla"})
+    if OBJECTIVES[config.loss.name].teacher:
+        return Choice("xla", "a token has several labels", {"fused": "it has one label of each token"})
     if tiles is not None:
         return Choice("xla", "memory.loss_tiles asks for tiles", {"fused": "it has no tiles"})
     request = _request(config, device)

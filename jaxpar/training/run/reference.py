@@ -113,7 +113,7 @@ def provide_reference(
         missing = np.flatnonzero(part.rows.needed & np.isnan(values))
         if len(missing):
             if scorer is None:
-                scorer = _scorer(config, source, devices)
+                scorer = scorer_of(config, source, devices)
             _compute(part, file, values, missing, scorer, listeners)
         part.rows.reference.values = values
 
@@ -138,10 +138,10 @@ def _stored(part: PairedSplit, source: Model, config: Config) -> tuple[Reference
     return file, values
 
 
-def _scorer(config: Config, source: Model, devices: Sequence[Device]) -> Scorer:
+def scorer_of(config: Config, source: Model, devices: Sequence[Device], temperature: float = 1.0) -> Scorer:
     """In the precision of the run, so that a model has the same log-probabilities as its own reference."""
     alone = Config(model=source.model, precision=config.precision, attention=config.attention)
-    return Scorer(place_on(alone, source, devices))
+    return Scorer(place_on(alone, source, devices), temperature)
 
 
 def _compute(
@@ -218,14 +218,14 @@ class SourceModels:
 
     @cached_property
     def reference(self) -> Model | None:
-        """The model that the trained one is compared with under a loss of pairs or with a penalty: `loss.reference`, or
-        `first`.
+        """The model that the trained one is compared with under a loss of pairs or with a penalty, or its teacher:
+        `loss.reference`, or `first`.
 
         Raises `UserError` where there is no such model.
         """
         entry = OBJECTIVES[self._config.loss.name]
         penalty = entry.rewards and policy_of(self._config.loss).kl != "none"
-        if not (penalty or (entry.answers and "reference" in entry.keys)):
+        if not (penalty or entry.teacher or (entry.answers and "reference" in entry.keys)):
             return None
         named = self._config.loss.reference
         return self.first if named is None else open_source(named, KEY)
