@@ -27,7 +27,7 @@ NAV = {
     "Guides": (
         "planner", "inspect", "cluster-files", "parallelism", "memory", "long-context", "hybrids", "spikingbrain",
         "pipelines", "experts", "fp8", "zeropp", "low-rank", "weights", "fine-tune", "reinforcement",
-        "asynchronous-rl", "environments", "conversations", "generate", "serving", "evaluation", "python",
+        "asynchronous-rl", "environments", "conversations", "objectives", "generate", "serving", "evaluation", "python",
         "checkpoints", "operations", "warnings", "reports", "network", "Extend jaxpar <extending>",
     ),
     "Reference": ("configuration", "commands", "api", "special-tokens", "glossary"),

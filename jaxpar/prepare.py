@@ -44,22 +44,28 @@ def _parser() -> Parser:
         "--special-tokens", metavar="TOKEN", nargs="+", action="extend", default=[],
         help="with --train-bpe: further special tokens, such as a chat template's '<|im_start|>' '<|im_end|>'",
     )  # fmt: skip
+    what.add_argument(
+        "--spans", metavar="FILE", type=Path,
+        help="mark spans in the documents of --out, a finished folder of text: JSON lines with `text` and `spans`, a "
+        "list of [begin, end, kind] in characters, for loss.name: masked",
+    )  # fmt: skip
     how = parser.add_argument_group("how")
     how.add_argument(
         "--text-key", "--column", metavar="NAME", default="text", help="key or column of the text (default: text)"
     )
     how.add_argument(
         "--format",
-        choices=("text", "lines", "jsonl", "parquet", "chat", "preference"),
+        choices=("text", "lines", "jsonl", "parquet", "chat", "preference", "labelled"),
         help="format of every file, whatever its name; lines: a line is a document; chat: JSON lines with `messages`, "
         "or `prompt` and `completion`, or ShareGPT's or Alpaca's, of which only the assistant's tokens are trained on; "
-        "preference: JSON lines with `prompt`, `chosen` and `rejected`, to train on with loss.name: dpo",
+        "preference: JSON lines with `prompt`, `chosen` and `rejected`, for loss.name: dpo, simpo or orpo; "
+        "labelled: JSON lines with `prompt`, `completion` and `label` (true or false), for loss.name: kto",
     )
     how.add_argument(
         "--chat-template",
         metavar="FILE|NAME|chatml",
-        help="for --format chat and preference: a file, or one of the tokenizer's templates by name (default: the one "
-        "beside the tokenizer)",
+        help="for --format chat, preference and labelled: a file, or one of the tokenizer's templates by name "
+        "(default: the one beside the tokenizer)",
     )
     how.add_argument(
         "--heldout-fraction", metavar="SHARE", type=float, default=0.005,
@@ -91,13 +97,23 @@ def _parser() -> Parser:
     return parser
 
 
-def _prepare(options: argparse.Namespace) -> None:
-    asked = [name for name in ("input", "inspect", "verify") if getattr(options, name) is not None]
+def _check_asked(options: argparse.Namespace) -> None:
+    """Refuse no task, several, and options of another one."""
+    tasks = ("input", "spans", "inspect", "verify")
+    asked = [name for name in tasks if getattr(options, name) is not None]
     if len(asked) != 1:
-        raise UserError("expected one of --input PATTERN --out FOLDER, --inspect FOLDER or --verify FOLDER")
-    extra = [name for name in ("out", "tokenizer", "train_bpe", "special_tokens") if getattr(options, name)]
+        raise UserError(
+            "expected one of --input PATTERN --out FOLDER, --spans FILE --out FOLDER, --inspect FOLDER or --verify "
+            "FOLDER"
+        )
+    names = ("tokenizer", "train_bpe", "special_tokens", *(() if asked == ["spans"] else ("out",)))
+    extra = [name for name in names if getattr(options, name)]
     if asked != ["input"] and extra:
         raise UserError(f"--{extra[0].replace('_', '-')} is for --input: expected --{asked[0]} FOLDER alone")
+
+
+def _prepare(options: argparse.Namespace) -> None:
+    _check_asked(options)
     if not 0 <= options.documents <= MOST_DOCUMENTS:
         raise UserError(f"--documents {options.documents}: expected from 0 to {MOST_DOCUMENTS}")
     names = [("text-key", options.text_key), ("separator", options.separator or "")]
@@ -108,7 +124,7 @@ def _prepare(options: argparse.Namespace) -> None:
         user_path(pattern, "--input")
     from rich.console import Console
 
-    from jaxpar.data.prepare import Options, inspect_folder, prepare, verify_folder
+    from jaxpar.data.prepare import Options, inspect_folder, mark_spans, prepare, verify_folder
     from jaxpar.data.tokens.tokenizer_file import tokenizer_path
 
     # Without a terminal rich assumes 80 columns, too few for the table of counts.
@@ -118,7 +134,9 @@ def _prepare(options: argparse.Namespace) -> None:
     elif options.verify is not None:
         verify_folder(user_path(options.verify, "--verify"), console)
     elif options.out is None:
-        raise UserError("--out is missing: expected the folder to make")
+        raise UserError("--out is missing: expected the folder to make, or with --spans the one to mark")
+    elif options.spans is not None:
+        mark_spans(user_path(options.spans, "--spans"), user_path(options.out, "--out", written=True), console)
     else:
         prepare(
             Options(

@@ -4,11 +4,12 @@ A token is known by its *index* in its row, its *segment* (document in its row, 
 row's *prefix length* (in tokens). Indices need not be contiguous: a rank can hold any part of a row. A pair is kept if
 
     (not causal  or  kv_index <= q_index  or  (prefix and kv_index < prefix_length))
-    and (no window  or  q_index - kv_index < window)
+    and (no window  or  q_index - kv_index < window  and  (causal  or  kv_index - q_index < window))
     and (not segmented  or  (q_segment == kv_segment and kv_segment != 0))
 
-So the prefix lifts causality alone: a window and segments limit it too. A window counts the token itself and limits the
-look back alone. A query of segment 0 sees nothing where the mask is segmented.
+So the prefix lifts causality alone: a window and segments limit it too. A window counts the token itself; it limits the
+look back, and where the mask is not causal the look ahead alike. A query of segment 0 sees nothing where the mask is
+segmented.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ class Mask:
     causal: bool = True
     """A query sees no key of a later index."""
     window: int | None = None
-    """A query sees itself and the `window - 1` indices before it; None means no limit."""
+    """A query sees itself and the `window - 1` indices before it, and after it if not causal; None means no limit."""
     segmented: bool = False
     """A query sees the keys of its own segment only."""
     prefix: bool = False
@@ -72,6 +73,8 @@ def keeps(
         pairs &= visible
     if mask.window is not None:
         pairs &= q_index - kv_index < mask.window
+        if not mask.causal:
+            pairs &= kv_index - q_index < mask.window
     if mask.segmented:
         q_segment, kv_segment = _needed(q_segment, "q_segments"), _needed(kv_segment, "kv_segments")
         pairs &= (q_segment == kv_segment) & (kv_segment != 0)
@@ -112,6 +115,8 @@ def visited_blocks_of_rows(
         blocks &= visible
     if mask.window is not None:
         blocks &= first_q - last_kv < mask.window
+        if not mask.causal:
+            blocks &= first_kv - last_q < mask.window
     if mask.segmented:
         q_segment = jnp.asarray(_needed(q_segments, "q_segments"))
         kv_segment = jnp.asarray(_needed(kv_segments, "kv_segments"))
@@ -143,6 +148,8 @@ def full_blocks_of_rows(
         blocks &= visible
     if mask.window is not None:
         blocks &= last_q - first_kv < mask.window
+        if not mask.causal:
+            blocks &= last_kv - first_q < mask.window
     if mask.segmented:
         q_segment = jnp.asarray(_needed(q_segments, "q_segments"))
         kv_segment = jnp.asarray(_needed(kv_segments, "kv_segments"))
@@ -170,7 +177,7 @@ def visible_pairs(
     back = length if mask.window is None else np.minimum(length, mask.window)
     pairs = back * (back + 1) // 2 + (length - back) * back
     if not mask.causal:
-        pairs += length * (length - 1) // 2
+        pairs += pairs - length  # as many after a token as before it
     elif mask.prefix:
         lengths = np.asarray(_needed(prefix_lengths, "prefix_lengths"), np.int64)
         inside = np.clip(lengths[row] - start, 0, length)

@@ -46,7 +46,7 @@ def kernel_request(request: AttentionRequest) -> Request:
         kv_heads=max(1, request.kv_heads // ranks),
         width=request.head_dim,
         value_width=request.value_width,
-        mask=Mask(causal=True, window=request.window, segmented=request.packed, prefix=request.prefix),
+        mask=Mask(request.causal, request.window, segmented=request.packed, prefix=request.prefix),
         batch=request.rows,
         queries=request.sequence // (request.context // ranks),
         keys=request.sequence,

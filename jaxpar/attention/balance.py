@@ -161,7 +161,10 @@ def _keys_of_queries(mask: Mask, rows: np.ndarray) -> np.ndarray:
     last = np.minimum.accumulate(last[:, ::-1], axis=1)[:, ::-1]
     back = indices - first + 1
     back = back if mask.window is None else np.minimum(back, mask.window)
-    return back if mask.causal else back + last - indices
+    if mask.causal:
+        return back
+    ahead = last - indices
+    return back + (ahead if mask.window is None else np.minimum(ahead, mask.window - 1))
 
 
 def _split(x: np.ndarray, ranks: int, blocks: Blocks) -> jax.Array:

@@ -91,7 +91,7 @@ def _of_exchange_and_ring(request: AttentionRequest, layout: ContextLayout) -> T
 def ring_hops(request: AttentionRequest, layout: ContextLayout) -> int:
     """The number of hops of a block of keys and values."""
     ranks = request.context // layout.ulysses
-    mask = Mask(causal=True, window=request.window, segmented=request.packed)
+    mask = Mask(request.causal, request.window, segmented=request.packed)
     return ring_steps(mask, layout.order, request.sequence // ranks, ranks) - 1
 
 

@@ -22,7 +22,7 @@ class AttentionRequest:
     packed: bool
     """Whether documents that share a row are kept apart."""
     window: int | None
-    """Tokens that a query sees, itself included; None means no limit."""
+    """Tokens that a query sees, itself included; None means no limit. As many after it if not `causal`."""
     softcap: float | None
     """Cap of the scores."""
     prefix: bool
@@ -31,6 +31,8 @@ class AttentionRequest:
     """Tokens per row, over all devices."""
     context: int
     """Devices that a row's sequence is split over."""
+    causal: bool = True
+    """Whether a query sees no later key."""
     value_dim: int | None = None
     """Width of a value and of the output; None means that of a query."""
     rows: int = 1

@@ -41,7 +41,8 @@ def ring(
     row: RowTokens,
     sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch queries heads width"]:
-    """Attend over the keys of this rank and of those before it in the ring, as many as the mask can reach.
+    """Attend over the keys of this rank and of those before it in the ring, as many as the mask can reach; all of them
+    where it is not causal.
 
     With K of `ring_steps` a device sends `(k + v) * (K - 1)` bytes of its k and v in the forward, and in the backward
     the same again and the gradients of both in float32, `K - 1` times. Holds two blocks of keys and values.
@@ -49,7 +50,9 @@ def ring(
     backend, settings, layout = how
     size, part = lax.axis_size("context") // layout.ulysses, q.shape[1]
     steps = ring_steps(settings.mask, layout.order, part, size)
-    static = _Ring(backend, settings, layout.ulysses, size, steps, wraps=layout.order != "contiguous")
+    static = _Ring(
+        backend, settings, layout.ulysses, size, steps, wraps=layout.order != "contiguous" or not settings.mask.causal
+    )
     out, lse = _attend(static, *vary_alike((q, k, v, row)))
     return with_sinks(out, lse, sinks)
 

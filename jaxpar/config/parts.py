@@ -76,19 +76,41 @@ class LossEntry:
     likelihood: bool = False
     """Whether it is the negative log-likelihood of tokens: `model.z_loss` is a term of it, and a bigram model has one
     to compare it with."""
-    pairs: bool = False
-    """Whether it is of pairs of answers, with log-probabilities of a reference model."""
+    answers: str | None = None
+    """`PAIRS_FORMAT` or `LABELS_FORMAT`, if it is of such answers; with log-probabilities of a reference model if it
+    reads `loss.reference`."""
     rewards: bool = False
     """Whether it is of answers that the model draws, and their rewards."""
+    masked: bool = False
+    """Whether it is of masked tokens, which the model sees from both sides (`model.causal: false`)."""
+    teacher: bool = False
+    """Whether it has several labels of each token, those of a teacher, `loss.reference`."""
 
 
-CHAT_FORMAT, PAIRS_FORMAT = "chat", "preference"
-"""Formats of files of conversations, and of pairs of them, as `python -m jaxpar.prepare --format` takes them."""
+CHAT_FORMAT, PAIRS_FORMAT, LABELS_FORMAT = "chat", "preference", "labelled"
+"""Formats of files of conversations, of pairs of them, and of marked ones, as `python -m jaxpar.prepare --format` takes
+them."""
+ANSWERS_FORMATS = PAIRS_FORMAT, LABELS_FORMAT
 
 OBJECTIVES: dict[str, LossEntry] = {
     "cross_entropy": LossEntry("jaxpar.objectives.tokens:CrossEntropy", likelihood=True),
     "dpo": LossEntry(
-        "jaxpar.objectives.preferences:DirectPreference", ("beta", "label_smoothing", "reference"), pairs=True
+        "jaxpar.objectives.dpo:DirectPreference", ("beta", "label_smoothing", "reference"), answers=PAIRS_FORMAT
+    ),
+    "simpo": LossEntry(
+        "jaxpar.objectives.simpo:SimplePreference", ("beta", "gamma", "label_smoothing"), answers=PAIRS_FORMAT
+    ),
+    "orpo": LossEntry("jaxpar.objectives.orpo:OddsRatioPreference", ("beta",), answers=PAIRS_FORMAT),
+    "kto": LossEntry(
+        "jaxpar.objectives.kto:MarkedPreference",
+        ("beta", "desirable_weight", "undesirable_weight", "reference"),
+        answers=LABELS_FORMAT,
+    ),
+    "distill": LossEntry(
+        "jaxpar.objectives.distill:Distillation", ("teacher_weight", "top_k", "temperature", "reference"), teacher=True
+    ),
+    "masked": LossEntry(
+        "jaxpar.objectives.masked:MaskedTokens", ("rate", "mask_token", "unmasked", "spans"), masked=True
     ),
     **dict.fromkeys(
         ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "rloo"),
@@ -98,9 +120,9 @@ OBJECTIVES: dict[str, LossEntry] = {
 """Values of `loss.name`."""
 
 
-def objectives_of_pairs() -> list[str]:
-    """Values of `loss.name` that train on pairs of answers."""
-    return [name for name, entry in OBJECTIVES.items() if entry.pairs]
+def objectives_of(answers: str) -> list[str]:
+    """Values of `loss.name` that train on pairs of answers, or on marked ones."""
+    return [name for name, entry in OBJECTIVES.items() if entry.answers == answers]
 
 
 @dataclass(frozen=True)

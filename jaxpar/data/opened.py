@@ -66,7 +66,8 @@ class Data:
 
         `shuffle` is the version of the order (None where text is generated), and `mixture` the weights, if any.
         """
-        return {"shuffle": self.train.shuffle, "mixture": self.train.facts if isinstance(self.train, Mixture) else None}
+        train = self.train.plain if isinstance(self.train, RowsWith) else self.train
+        return {"shuffle": train.shuffle, "mixture": train.facts if isinstance(train, Mixture) else None}
 
     def continued(self, facts: Mapping[str, Any], example: int) -> Data:
         """This data, continued at `example` from the facts of a checkpoint.
@@ -75,6 +76,9 @@ class Data:
             UserError: a later release saved it, with an order that this one does not know.
         """
         train = self.train
+        if isinstance(train, RowsWith):
+            plain = replace(self, train=train.plain).continued(facts, example)
+            return replace(self, train=train.like(plain.train))
         version = facts["shuffle"]
         if version is not None:
             if version not in ORDERS:

@@ -65,19 +65,23 @@ class RowsWith:
     """
 
     def __init__(self, rows: Rows, more: Callable[[Row], Row]):
-        self._rows, self._more = rows, more
+        self.plain, self._more = rows, more
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._rows, name)
+        return getattr(self.plain, name)
 
     def row(self, example: int) -> Row:
         """The row of an example, with its further fields."""
-        row = self._rows.row(example)
+        row = self.plain.row(example)
         return row | self._more(row)
 
     def shuffled(self, version: int) -> RowsWith:
         """These rows in the order of another version."""
-        return RowsWith(self._rows.shuffled(version), self._more)
+        return self.like(self.plain.shuffled(version))
+
+    def like(self, rows: Rows) -> RowsWith:
+        """Other rows with the same fields."""
+        return RowsWith(rows, self._more)
 
 
 class PackedRows:
@@ -125,6 +129,10 @@ class PackedRows:
         places, documents = self._order.places(*divmod(example, self.rows_per_epoch))
         tokens = self.stream.tokens[places]
         return assemble(tokens, documents, sequence_length=self.sequence_length, packed=self.packed)
+
+    def places(self, example: int) -> Int[np.ndarray, " token"]:
+        """The place in the stream of each token of an example's row."""
+        return self._order.places(*divmod(example, self.rows_per_epoch))[0][: self.sequence_length]
 
     def epochs(self, examples: int) -> dict[str, float]:
         """Epochs of the documents, once the examples below `examples` are used."""

@@ -24,8 +24,8 @@ class Reference:
 class PairRows(DocumentRows):
     """Rows of whole pairs: documents 2i and 2i + 1 of the stream. A pair that is longer than a row is in none.
 
-    A row has two arrays more than one of conversations: `pairs`, the number of its pairs, and `reference`, the
-    reference's log-probability of each document, at the document's first token, and 0 at others.
+    A row has more arrays than one of conversations: `pairs`, the number of its pairs, and, once they are computed,
+    `reference`, the reference's log-probability of each document, at the document's first token, and 0 at others.
     """
 
     noun = "pair"
@@ -38,9 +38,11 @@ class PairRows(DocumentRows):
 
     def row(self, example: int) -> Row:
         """The row of an example."""
-        assert self.reference.values is not None, "the reference's values are computed first"
         row, documents = super().row(example), self.documents(example)
+        row["pairs"] = np.array(len(documents) // 2, np.int32)
+        if self.reference.values is None:
+            return row
         firsts = np.flatnonzero(row["positions"] == 0)[: len(documents)]
         reference = np.zeros(self.sequence_length, np.float32)
         reference[firsts] = self.reference.values[documents]
-        return row | {"reference": reference, "pairs": np.int32(len(documents) // 2)}
+        return row | {"reference": reference}

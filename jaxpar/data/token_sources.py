@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.parts import PAIRS_FORMAT
+from jaxpar.config.parts import LABELS_FORMAT
 from jaxpar.config.schema import DataConfig
 from jaxpar.config.spelling import quoted
 from jaxpar.data.document_rows import DROP, DocumentRows
+from jaxpar.data.labelled import LabelledRows
 from jaxpar.data.mixture import MixedSource, Mixture
 from jaxpar.data.opened import (
     HELDOUT_SEED,
@@ -60,7 +61,7 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
             f"which is {index.separator}; expected {index.separator}, or null"
         )
     _check_long_conversations(config, key, [folder.index for folder in folders.values()])
-    if any(folder.index.paired for folder in folders.values()):
+    if any(folder.index.answers for folder in folders.values()):
         return _open_pairs(config, folders, key, vocab, seed)
     rows = {path: train_rows(folder.train, config, seed, path) for path, folder in folders.items()}
     heldout, words = _heldout(config, folders, key)
@@ -93,9 +94,9 @@ def _size(rows: PackedRows | DocumentRows) -> str:
 
 def _check_long_conversations(config: DataConfig, key: str, indexes: Sequence[Index]) -> None:
     """Refuse a treatment of long conversations where there are none."""
-    if config.long_conversations != DROP and all(index.paired or index.chat is None for index in indexes):
-        paired = any(index.paired for index in indexes)
-        what = "pairs, which are dropped where they are longer than a row" if paired else "no conversations"
+    if config.long_conversations != DROP and all(index.answers or index.chat is None for index in indexes):
+        answers = any(index.answers for index in indexes)
+        what = "answers, which are dropped where they are longer than a row" if answers else "no conversations"
         raise UserError(
             f"data.long_conversations: {config.long_conversations} would not be used, because {key} has {what}; "
             f"expected {DROP}"
@@ -103,23 +104,24 @@ def _check_long_conversations(config: DataConfig, key: str, indexes: Sequence[In
 
 
 def _open_pairs(config: DataConfig, folders: dict[str, TokenFolder], key: str, vocab: int | None, seed: int) -> Data:
-    """The data of a folder of pairs."""
+    """The data of a folder of pairs, or of marked answers."""
     (path, folder), *others = folders.items()
     if others:
         raise UserError(
-            f"{key}: a folder of pairs is not mixed with others; expected data.path with one folder: python -m "
-            f"jaxpar.prepare --format {PAIRS_FORMAT} takes several files"
+            f"{key}: a folder of answers to compare is not mixed with others; expected data.path with one folder: "
+            "python -m jaxpar.prepare takes several files"
         )
     length, index = config.sequence_length, folder.index
-    train = PairedSplit(folder, TRAIN, PairRows(folder.train, sequence_length=length, seed=seed, name=path))
+    of = LabelledRows if index.answers == LABELS_FORMAT else PairRows
+    train = PairedSplit(folder, TRAIN, of(folder.train, sequence_length=length, seed=seed, name=path))
     other = folder if config.heldout_path is None else _heldout_folder(config.heldout_path, folders, key)
-    if not other.index.paired:
-        raise UserError(f"data.heldout_path={quoted(str(other.path))} has no pairs, and {key}={quoted(path)} has")
+    if other.index.answers != index.answers:
+        raise UserError(f"data.heldout_path={quoted(str(other.path))} has no {of.noun}s, and {key}={quoted(path)} has")
     split, stream = (HELDOUT, other.heldout) if other.heldout is not None else (TRAIN, other.train)
     heldout, words = None, "nothing held out"
     if config.heldout_path is not None or split == HELDOUT:
         try:
-            rows = PairRows(stream, sequence_length=length, seed=HELDOUT_SEED, name=_HELDOUT_NAME)
+            rows = of(stream, sequence_length=length, seed=HELDOUT_SEED, name=_HELDOUT_NAME)
         except NoRow as error:
             if config.heldout_path is not None:
                 raise
@@ -178,10 +180,10 @@ def _heldout(config: DataConfig, folders: dict[str, TokenFolder], key: str) -> t
     """
     if config.heldout_path is not None:
         other = _heldout_folder(config.heldout_path, folders, key)
-        if other.index.paired:
+        if other.index.answers:
             raise UserError(
-                f"data.heldout_path={quoted(config.heldout_path)} has pairs of answers, and {key} has none; expected a "
-                "folder of single documents"
+                f"data.heldout_path={quoted(config.heldout_path)} has answers to compare, and {key} has none; expected "
+                "a folder of single documents"
             )
         rows = heldout_rows(other.heldout or other.train, config, _HELDOUT_NAME)
         return rows, _heldout_size(rows)

@@ -9,6 +9,7 @@ from functools import partial
 from math import prod
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import PartitionSpec
 from jax.stages import Wrapped
@@ -47,6 +48,10 @@ class TokenScores:
     """In nats."""
     likeliest: Bool[np.ndarray, " tokens"]
     """Whether no token is likelier, and none of a lower number as likely."""
+    tokens: Int[np.ndarray, "tokens choice"]
+    """The likeliest tokens, likeliest first: as many as `choices`."""
+    choices: Float[np.ndarray, "tokens choice"]
+    """Their log-probabilities, in nats."""
     recorded: Mapping[str, np.ndarray]
     """By the name of the field of a batch that replays it, [token, layer, ...]: records of the tokens of the row but
     the last. Empty without `records`."""
@@ -64,15 +69,16 @@ class Scorer:
         axes = dict(model.mesh.shape)
         self._parts = prod(axes[axis] for axis in DATA_AXES)
         self._part = axes["context"] * axes["tensor"]
-        self._compiled: dict[tuple[int, int, bool], Wrapped] = {}
+        self._compiled: dict[tuple[int, int, bool, int], Wrapped] = {}
 
     @property
     def compiles(self) -> int:
         """How many programs were compiled."""
         return len(self._compiled)
 
-    def scored(self, rows: Sequence[Sequence[int]], *, records: bool = False) -> list[TokenScores]:
-        """The scores of the tokens of each row but its first, and with `records` what blocks record of those before.
+    def scored(self, rows: Sequence[Sequence[int]], *, records: bool = False, choices: int = 0) -> list[TokenScores]:
+        """The scores of the tokens of each row but its first, with so many `choices` of the likeliest tokens, and with
+        `records` what blocks record of those before.
 
         Raises:
             UserError: a row has fewer than two tokens or an unknown one, or is too long for learned positions.
@@ -87,12 +93,12 @@ class Scorer:
             size = self._parts * max(1, BATCH_TOKENS // length)
             for first in range(0, len(numbers), size):
                 chosen = numbers[first : first + size]
-                batch = self._batch([rows[one] for one in chosen], length, records)
+                batch = self._batch([rows[one] for one in chosen], length, records, choices)
                 for number, scores in zip(chosen, batch, strict=True):
                     found[number] = scores
         return [scores for scores in found if scores is not None]
 
-    def _batch(self, rows: Sequence[Sequence[int]], length: int, records: bool) -> list[TokenScores]:
+    def _batch(self, rows: Sequence[Sequence[int]], length: int, records: bool, choices: int) -> list[TokenScores]:
         per_part = -(-len(rows) // self._parts)
         size = self._parts * (1 << (per_part - 1).bit_length())
         tokens, labels = np.zeros((2, size, length), np.int32)
@@ -101,24 +107,31 @@ class Scorer:
             labels[number, : len(row) - 1] = row[1:]
         arrays = one_document_rows(tokens) | {"labels": labels}
         batch = BatchLayout(SCORED, tokens.shape).place(self.model.mesh, arrays)
-        scored = on_hosts(self._program(size, length, records)(self.model.weights, batch))
+        scored = on_hosts(self._program(size, length, records, choices)(self.model.weights, batch))
         rows_of = lambda values: [values[index, : len(row) - 1] for index, row in enumerate(rows)]
-        log_probabilities, likeliest, recorded = jax.tree.map(rows_of, scored)
+        log_probabilities, likeliest, best, likely, recorded = jax.tree.map(rows_of, scored)
         return [
             TokenScores(
-                log_probabilities[index], likeliest[index] > 0, {name: all[index] for name, all in recorded.items()}
+                log_probabilities[index],
+                likeliest[index] > 0,
+                best[index],
+                likely[index],
+                {name: all[index] for name, all in recorded.items()},
             )
             for index in range(len(rows))
         ]
 
-    def _program(self, rows: int, length: int, records: bool) -> Wrapped:
-        """Compiled on first use: (weights, batch) -> (log-probabilities, likeliest, records) [row, token, ...]."""
-        key = rows, length, records
+    def _program(self, rows: int, length: int, records: bool, choices: int) -> Wrapped:
+        """Compiled on first use: (weights, batch) -> `token_scores` [row, token, ...]."""
+        key = rows, length, records, choices
         if key not in self._compiled:
             layout = generation_layout(self.model.config, self.model.mesh, rows=rows, tokens=length)
             layouts = layout.placements.storage.layout, BatchLayout(SCORED, (rows, length)).partitions
-            function, dtype = partial(token_scores, layout, records, self._temperature), layout.plan.dtypes.compute
-            scored = mapped(function, self.model.mesh, dtype, layouts, (BY_TOKEN, BY_TOKEN, BY_PART))
+            function, dtype = (
+                partial(token_scores, layout, records, choices, self._temperature),
+                layout.plan.dtypes.compute,
+            )
+            scored = mapped(function, self.model.mesh, dtype, layouts, (*(BY_TOKEN,) * 4, BY_PART))
             self._compiled[key] = jax.jit(scored)
         return self._compiled[key]
 
@@ -141,13 +154,18 @@ class Scorer:
 
 
 def token_scores(
-    layout: StepLayout, records: bool, temperature: float, weights: Weights, batch: Batch
-) -> tuple[Float[Array, "batch seq"], Int[Array, "batch seq"], Records]:
-    """The log-probability of each label, 1 where it is the likeliest token, and records; on one device's part.
+    layout: StepLayout, records: bool, choices: int, temperature: float, weights: Weights, batch: Batch
+) -> tuple[
+    Float[Array, "batch seq"], Int[Array, "batch seq"], Int[Array, "batch seq choice"],
+    Float[Array, "batch seq choice"], Records,
+]:  # fmt: skip
+    """The log-probability of each label, 1 where it is the likeliest token, the likeliest tokens with their
+    log-probabilities, and records; on one device's part.
 
     Args:
         layout: has one pipeline stage, and stores weights as it computes.
         records: whether the layers record.
+        choices: how many of the likeliest tokens.
         temperature: divides the logits.
         weights: in storage placement.
         batch: a microbatch, without a mask.
@@ -161,5 +179,9 @@ def token_scores(
     # Nothing is differentiated, so any tree does for the accumulators.
     tiles = -(-4 * logits // TILE_BYTES)
     found = stages.scores(weights, weights, x, batch["labels"], tiles=tiles, temperature=temperature)
-    likely = jax.tree.map(lambda own: reduce_max(vary(own), ("pipe", "tensor")), found)
+    if choices:
+        best = stages.choices(weights, weights, x, choices, tiles=tiles, temperature=temperature)
+    else:
+        best = tuple(jnp.zeros((*batch["tokens"].shape, 0), dtype) for dtype in (jnp.int32, jnp.float32))
+    likely = jax.tree.map(lambda part: reduce_max(vary(part), ("pipe", "tensor")), (*found, *best))
     return *likely, {name: reduce_max(values, ("pipe",)) for name, values in recorded.items()}

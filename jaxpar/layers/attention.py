@@ -35,7 +35,7 @@ class Attention(Block):
 
     reads = (
         "qk_norm", "attention_bias", "attention_scale", "attention_softcap", "attention_sinks", "attention_gate",
-        "window", "chunk", "attention_temperature", "qkv_clip",
+        "window", "causal", "chunk", "attention_temperature", "qkv_clip",
     )  # fmt: skip
     cache = KeyValues(PARTITION, PARTITION)
 

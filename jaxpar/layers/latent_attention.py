@@ -46,7 +46,7 @@ class LatentAttention(Block):
     vectors are gathered, which are much narrower than the residual stream.
     """
 
-    reads = ("attention_scale", "attention_softcap", "window")
+    reads = ("attention_scale", "attention_softcap", "window", "causal")
     cache = PARTITION
     """The cached vector of a token is its latent vector and, behind it, its rotary key. Keys and values of all heads
     come from it, so each of the tensor ranks has all of it: [batch, tensor ranks, slots, cached]."""

@@ -28,7 +28,7 @@ from pallas_kernels.masks import Mask
 
 def mask_of(config: Config, model: ModelConfig) -> Mask:
     """The attention mask of the layers of `model`, a model of one kind of layers."""
-    return Mask(causal=True, window=window_of(model), segmented=config.data.packed or model.chunk is not None)
+    return Mask(model.causal, window_of(model), segmented=config.data.packed or model.chunk is not None)
 
 
 def attention_settings(

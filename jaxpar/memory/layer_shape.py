@@ -250,18 +250,18 @@ class LayerShape:
 
     @property
     def keys_per_query(self) -> float:
-        """Tokens that a token attends to on average, under a causal mask (and the model's window or chunks), in a row
-        without documents."""
-        return mean_keys(self.sequence, reach(self.model))
+        """Tokens that a token attends to on average, under the model's mask, in a row without documents."""
+        return mean_keys(self.sequence, reach(self.model), self.model.causal)
 
 
-def mean_keys(sequence: int, limit: Reach) -> float:
-    """Tokens that each of a row attends to on average, itself included, under a causal mask and a limit."""
+def mean_keys(sequence: int, limit: Reach, causal: bool = True) -> float:
+    """Tokens that each of a row attends to on average, itself included, under a limit."""
     if isinstance(limit, Chunk):
         chunks, rest = divmod(sequence, limit.size)
         return (chunks * limit.size * (limit.size + 1) + rest * (rest + 1)) / 2 / sequence
     seen = sequence if limit is None else min(limit, sequence)
-    return (seen * (seen + 1) / 2 + (sequence - seen) * seen) / sequence
+    back = (seen * (seen + 1) / 2 + (sequence - seen) * seen) / sequence
+    return back if causal else 2 * back - 1
 
 
 def layer_shapes(config: Config, axes: AxisSizes, rows: int) -> dict[str, LayerShape]:

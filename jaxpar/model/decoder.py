@@ -38,7 +38,7 @@ from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.model.loop.layer_program import LayerProgram
 from jaxpar.model.loop.layer_stack import Keep, LayerStack
 from jaxpar.model.programs import ops_of, wide_matrices
-from jaxpar.model.tiled_loss import HeadLoss, TokenLosses, tiled_scores
+from jaxpar.model.tiled_loss import HeadLoss, TokenLosses, tiled_choices, tiled_scores
 from jaxpar.runtime.batch import CARRIED, SEED, Field, union
 from jaxpar.runtime.objective import Objective
 from jaxpar.runtime.observed import Maxima
@@ -302,6 +302,19 @@ class DecoderStages:
         The same on all ranks of `vocab_axes`. Logits exist for one of so many `tiles` at a time, and are divided by the
         temperature.
         """
+        head = self._scoring_head(weights, accumulators, x, tiles, temperature)
+        return tiled_scores(head.x, head.table, labels, head.head)
+
+    def choices(
+        self, weights: Weights, accumulators: Weights, x: jax.Array, choices: int, *, tiles: int, temperature: float
+    ) -> tuple[Int[Array, "batch seq choice"], Float[Array, "batch seq choice"]]:
+        """The likeliest tokens and their log-probabilities; as `scores` otherwise."""
+        head = self._scoring_head(weights, accumulators, x, tiles, temperature)
+        return tiled_choices(head.x, head.table, choices, head.head)
+
+    def _scoring_head(
+        self, weights: Weights, accumulators: Weights, x: jax.Array, tiles: int, temperature: float
+    ) -> TokenLosses:
+        """The head without a loss."""
         x, table = head_operands(weights, accumulators, x, self.model, self.placements)
-        head = TokenLosses(x, table, HeadLoss(self.model, self.vocab_axes, tiles)).at_temperature(temperature)
-        return tiled_scores(head.x, table, labels, head.head)
+        return TokenLosses(x, table, HeadLoss(self.model, self.vocab_axes, tiles)).at_temperature(temperature)

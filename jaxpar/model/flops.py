@@ -46,8 +46,8 @@ def reaches(model: ModelConfig) -> tuple[Reach, ...]:
 
 
 def causal_pairs(model: ModelConfig, tokens: int, sequence: int) -> Pairs:
-    """The pairs of `tokens` tokens in rows without documents, under a causal mask and each window."""
-    return {limit: round(tokens * mean_keys(sequence, limit)) for limit in reaches(model)}
+    """The pairs of `tokens` tokens in rows without documents, under the model's mask and each limit."""
+    return {limit: round(tokens * mean_keys(sequence, limit, model.causal)) for limit in reaches(model)}
 
 
 def seen_pairs(model: ModelConfig, rows: Mapping[str, np.ndarray], *, packed: bool) -> dict[Reach, int]:
@@ -57,7 +57,7 @@ def seen_pairs(model: ModelConfig, rows: Mapping[str, np.ndarray], *, packed: bo
     def visible(limit: Reach) -> int:
         if isinstance(limit, Chunk):
             return visible_pairs(Mask(segmented=True), in_chunks(segments, positions, limit.size, segments.shape[1]))
-        return visible_pairs(Mask(window=limit, segmented=packed), segments)
+        return visible_pairs(Mask(model.causal, limit, segmented=packed), segments)
 
     return {limit: visible(limit) for limit in reaches(model)}
 

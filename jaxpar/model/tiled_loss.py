@@ -20,16 +20,16 @@ from jaxpar.layers.tiles import from_tiles, into_tiles, scan_tiles
 from jaxpar.mesh.axes import AXES, vary, varying_axes
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
 from jaxpar.model.head import bound_logits, project, project_gradients
-from jaxpar.model.loss import likeliest, vocabulary_cross_entropy
+from jaxpar.model.loss import likeliest, most_likely, of_labels, vocabulary_cross_entropy
 from pallas_kernels.vjp_parts import custom_vjp
 
 type Parts = Float[Array, "batch part embed"]
 """The residual stream of this rank's tokens."""
 type Table = Float[Array, "..."]
 """This rank's part of the head's weight: [embed, columns], or [columns, embed] of a tied embedding."""
-type Labels = Int[Array, "batch seq"]
-"""The labels of the joined parts of the tensor ranks."""
-type Mask = Float[Array, "batch seq"]
+type Labels = Int[Array, "batch seq *label"]
+"""The labels of the joined parts of the tensor ranks, one or several of each token."""
+type Mask = Float[Array, "batch seq *label"]
 type Sums = tuple[Float[Array, ""], Float[Array, ""]]
 """(objective, negative log-likelihood) over the tokens that count."""
 
@@ -66,7 +66,7 @@ class TokenLosses(NamedTuple):
         model = replace(model, logit_softcap=None if cap is None else cap / temperature)
         return self._replace(x=self.x / temperature, head=self.head._replace(model=model))
 
-    def log_probabilities(self, labels: Labels) -> Float[Array, "batch seq"]:
+    def log_probabilities(self, labels: Labels) -> Float[Array, "batch seq *label"]:
         """The log-probability of each label, without a derivative."""
         x, table = lax.stop_gradient((self.x, self.table))
         return tiled_scores(x, table, labels, self.head)[0]
@@ -105,10 +105,27 @@ def tiled_scores(
         logits = project(gather_sequence(part[None]), table, head.model)
         logits = bound_logits(logits, head.model, head.axes)
         nll, _lse = vocabulary_cross_entropy(logits, labels, head.axes)
-        return None, (-nll[0], (likeliest(logits, head.axes) == labels)[0].astype(jnp.int32))
+        is_first = of_labels(likeliest(logits, head.axes), labels) == labels
+        return None, (-nll[0], is_first[0].astype(jnp.int32))
 
     _, (scores, firsts) = scan_tiles(step, None, _tiles(x, head.tiles, labels))
     return _parted(scores, x.shape[:2]), _parted(firsts, x.shape[:2])
+
+
+def tiled_choices(
+    x: Parts, table: Table, choices: int, head: HeadLoss
+) -> tuple[Int[Array, "batch seq choice"], Float[Array, "batch seq choice"]]:
+    """The likeliest tokens, likeliest first, and their log-probabilities in nats, without a derivative. Holds float32
+    logits of one tile."""
+
+    def step(_: None, tile: Any) -> tuple[None, Any]:
+        logits = bound_logits(project(gather_sequence(tile[0][None]), table, head.model), head.model, head.axes)
+        tokens, largest = most_likely(logits, choices, head.axes)
+        _nll, lse = vocabulary_cross_entropy(logits, jnp.zeros_like(tokens[..., 0]), head.axes)
+        return None, (tokens[0], (largest - lse[..., None])[0])
+
+    _, (tokens, likely) = scan_tiles(step, None, _tiles(x, head.tiles))
+    return _parted(tokens, x.shape[:2]), _parted(likely, x.shape[:2])
 
 
 def _forward(
@@ -153,7 +170,7 @@ def _sums(logits: jax.Array, labels: jax.Array, mask: jax.Array, head: HeadLoss)
     model, axes = head.model, head.axes
     nll, lse = vocabulary_cross_entropy(bound_logits(logits, model, axes), labels, axes)
     total = jnp.sum(mask * nll)
-    return (total + model.z_loss * jnp.sum(mask * lse**2) if model.z_loss > 0 else total), total
+    return (total + model.z_loss * jnp.sum(mask * of_labels(lse, labels) ** 2) if model.z_loss > 0 else total), total
 
 
 def _zeros(axes: tuple[str, ...]) -> Sums:
@@ -165,22 +182,24 @@ def _add(a: Sums, b: Sums) -> Sums:
     return a[0] + b[0], a[1] + b[1]
 
 
-def _tiles(x: Parts, tiles: int, *of_tokens: Shaped[Array, "batch seq"]) -> tuple[jax.Array, ...]:
+def _tiles(x: Parts, tiles: int, *of_tokens: Shaped[Array, "batch seq *label"]) -> tuple[jax.Array, ...]:
     """Tiles of this rank's tokens, [tile, tokens, embed]; and of what belongs to the tokens that `gather_sequence`
     makes of a tile, [tile, 1, tokens of all tensor ranks], those of the first rank first."""
 
     def joined(x: jax.Array) -> jax.Array:
-        batch, seq = x.shape
+        batch, seq, *label = x.shape
         ranks = lax.axis_size("tensor")
-        of_rank = x.reshape(batch, ranks, seq // ranks).transpose(1, 0, 2).reshape(ranks, -1)
+        of_rank = x.reshape(batch, ranks, seq // ranks, *label).swapaxes(0, 1).reshape(ranks, -1, *label)
         parts = jax.vmap(lambda tokens: into_tiles(tokens, tiles), out_axes=1)(of_rank)
-        return parts.reshape(parts.shape[0], 1, -1)
+        return parts.reshape(parts.shape[0], 1, -1, *label)
 
     return into_tiles(x.reshape(-1, x.shape[-1]), tiles), *map(joined, of_tokens)
 
 
-def _parted(tiles: Shaped[Array, "tile tile_tokens"], shape: tuple[int, ...]) -> Shaped[Array, "batch seq"]:
+def _parted(
+    tiles: Shaped[Array, "tile tile_tokens *label"], shape: tuple[int, ...]
+) -> Shaped[Array, "batch seq *label"]:
     """The values of the tokens of tiles, in the order of the sequence, where `shape` is [batch, part]."""
-    ranks, (batch, part) = lax.axis_size("tensor"), shape
-    of_rank = tiles.reshape(len(tiles), ranks, -1).transpose(1, 0, 2).reshape(ranks, -1)[:, : batch * part]
-    return of_rank.reshape(ranks, batch, part).transpose(1, 0, 2).reshape(batch, ranks * part)
+    ranks, (batch, part), label = lax.axis_size("tensor"), shape, tiles.shape[2:]
+    of_rank = tiles.reshape(len(tiles), ranks, -1, *label).swapaxes(0, 1).reshape(ranks, -1, *label)[:, : batch * part]
+    return of_rank.reshape(ranks, batch, part, *label).swapaxes(0, 1).reshape(batch, ranks * part, *label)

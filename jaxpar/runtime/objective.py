@@ -16,21 +16,22 @@ from jaxpar.runtime.batch import LABELS, MASK, Field
 class Head(Protocol):
     """The output head over the residual stream of a microbatch. Logits exist for a tile of tokens at a time.
 
-    Arrays are of this context rank's tokens. Results are the same on all ranks that split the vocabulary.
+    Arrays are of this context rank's tokens. A token has one label, or several where `LossEntry.teacher` says so.
+    Results are the same on all ranks that split the vocabulary.
     """
 
     def cross_entropy(
-        self, labels: Int[Array, "row token"], weights: Float[Array, "row token"]
+        self, labels: Int[Array, "row token *label"], weights: Float[Array, "row token *label"]
     ) -> tuple[Float[Array, ""], Float[Array, ""]]:
-        """Sums over tokens, each times its weight, in nats: of the negative log-likelihood with z-loss, which has a
-        derivative, and of the negative log-likelihood, which has none. Weights have no derivative; any sign will do."""
+        """Sums over tokens and their labels, each times its weight: of the negative log-likelihood in nats with z-loss,
+        which has a derivative, and without, which has none. Weights have no derivative; any sign will do."""
         ...
 
     def at_temperature(self, temperature: float) -> Head:
         """The head whose logits are divided by a temperature."""
         ...
 
-    def log_probabilities(self, labels: Int[Array, "row token"]) -> Float[Array, "row token"]:
+    def log_probabilities(self, labels: Int[Array, "row token *label"]) -> Float[Array, "row token *label"]:
         """The log-probability of each label in nats, without a derivative. Computes the logits once more."""
         ...
 

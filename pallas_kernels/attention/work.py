@@ -72,7 +72,7 @@ class Work:
         seen = keys if self.window is None else min(self.window, keys)
         visible = seen * (seen + 1) // 2 + (keys - seen) * seen
         if not self.causal:
-            visible += keys * (keys - 1) // 2
+            visible += visible - keys
         return queries * visible / keys
 
 

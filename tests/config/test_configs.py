@@ -19,6 +19,7 @@ FOLDER = Path(__file__).parents[2] / "configs"
 GOLDEN = {
     "deepseek_v3": (128, 4_194_304, 671_026),
     "dpo": (8, 32_768, 135),
+    "kto": (8, 32_768, 135),
     "gemma3_1b": (8, 1_048_576, 1000),
     "gpt2_124m": (8, 524_288, 124),
     "gpt3_175b_32k": (256, 4_194_304, 174_982),
@@ -73,5 +74,5 @@ def test_any_layout_of_eight_devices_runs_the_quickstart():
 def test_the_planners_command_in_a_configuration_is_for_its_devices(name: str):
     text = (FOLDER / f"{name}.yaml").read_text()
     clusters = re.findall(rf"^#   python -m jaxpar\.plan --config configs/{name}\.yaml --cluster (\S+)", text, re.M)
-    assert clusters or name in ("sft", "dpo"), "these run on whatever there is"
+    assert clusters or name in ("sft", "dpo", "kto"), "these run on whatever there is"
     assert all(parse_cluster(cluster).devices == GOLDEN[name][0] for cluster in clusters)

@@ -8,6 +8,8 @@ from jaxpar.layout.checks.validate import validate
 from jaxpar.layout.make_plan import resolve_config
 from tests.sentences import refusals, refused
 
+MASKED = "loss.name=masked | model.causal=false"
+TAUGHT = "loss.name=distill | loss.reference=a"
 DPO = "loss.name=dpo | run.init_from=a | data.source=tokens | data.path=a"
 LORA = "lora.rank=8 | run.init_from=a"
 SIX = "model.layers=6 | parallel.pipe=2"
@@ -40,6 +42,22 @@ def test_the_defaults_are_valid():
     DPO | data.packed=false => data.packed: false | expected true
     DPO | data.sequence_length=3 => data.sequence_length: 3 | at least 4
     DPO | model.z_loss=1e-4 => model.z_loss: 0.0001 | expected 0 | loss.name: dpo
+    loss.name=simpo => loss.name: simpo | data.source is stdlib | pairs of answers | --format preference
+    loss.name=kto => loss.name: kto | loss.reference and run.init_from are null
+    loss.name=kto | run.init_from=a => loss.name: kto | data.source is stdlib | marked answers | --format labelled
+    DPO | loss.gamma=0.2 => loss.gamma: 0.2 | loss.name is dpo | loss.name: simpo
+    DPO | loss.desirable_weight=2 => loss.desirable_weight: 2.0 | loss.name is dpo | loss.name: kto
+    loss.name=distill => loss.name: distill | loss.reference is null | expected its folder
+    model.causal=false => loss.name: cross_entropy with model.causal: false | with loss.name: masked, or neither
+    loss.name=masked => loss.name: masked with model.causal: true | model.causal: false, in which
+    MASKED => loss.mask_token: null | mask token
+    MASKED | loss.mask_token=3 | loss.spans={a: 1.5} => loss.spans.a: | from 0 to 1, got 1.5
+    MASKED | loss.mask_token=3 | loss.rate=1 => loss.rate: | below 1
+    MASKED | loss.mask_token=3 | model.mixer=gla => model.causal: false | mixer gla sees earlier tokens
+    MASKED | loss.mask_token=3 | model.z_loss=1e-4 => model.z_loss: 0.0001 | loss.name: masked
+    MASKED | loss.mask_token=3 | evaluation.sample_tokens=3 => model.causal: false | a sample
+    TAUGHT | loss.top_k=0 => loss.top_k: | at least 1
+    loss.top_k=4 => loss.top_k: 4 | loss.name is cross_entropy | loss.name: distill
     loss.beta=0.2 => loss.beta: 0.2 | loss.name is cross_entropy | loss.name: dpo
     lora.alpha=8 => lora.alpha: 8.0 | lora.rank is null | default, 16.0
     model.head_dim=31 => model.head_dim: | even width | got 31
@@ -112,6 +130,8 @@ def test_the_defaults_are_valid():
     distributed.coordinator=localhost => distributed.coordinator: | host:port | got 'localhost'
 """,
     DPO=DPO,
+    MASKED=MASKED,
+    TAUGHT=TAUGHT,
     LORA=LORA,
     SIX=SIX,
 )

@@ -23,3 +23,18 @@ def pairs() -> list[dict[str, Any]]:
 def prepared_pairs(out: Path, lines: list[dict[str, Any]] | None = None, **changes: Any) -> TokenFolder:
     """A token folder at `out` with these pairs."""
     return prepared_chat(out, pairs() if lines is None else lines, **{"format": "preference"} | changes)
+
+
+def marked() -> list[dict[str, Any]]:
+    """The answers of `pairs`, each with a mark of its own, the wrong ones first."""
+    found = [
+        {"prompt": one["prompt"], "completion": one[key], "label": key == "chosen"}
+        for key in ("rejected", "chosen")
+        for one in pairs()
+    ]
+    return found[: len(found) * 3 // 4]
+
+
+def prepared_marked(out: Path, lines: list[dict[str, Any]] | None = None, **changes: Any) -> TokenFolder:
+    """A token folder at `out` with these answers."""
+    return prepared_chat(out, marked() if lines is None else lines, **{"format": "labelled"} | changes)

@@ -43,7 +43,7 @@ def pairs(mask: Mask, tokens: Tokens) -> np.ndarray:
         q, kv = int(tokens.q_indices[b, i]), int(tokens.kv_indices[b, j])
         if mask.causal and kv > q and not (mask.prefix and kv < tokens.prefix_lengths[b]):
             continue
-        if mask.window is not None and q - kv >= mask.window:
+        if mask.window is not None and (q - kv if mask.causal else abs(q - kv)) >= mask.window:
             continue
         if mask.segmented and not 0 != tokens.kv_segments[b, j] == tokens.q_segments[b, i]:
             continue

@@ -152,12 +152,15 @@ def softcap(x: Float64[Array, "*dims"], cap: float | None) -> Float64[Array, "*d
 
 
 def visible(
-    indices: Int[Array, "batch seq"], segments: Int[Array, "batch seq"], window: int | None
+    indices: Int[Array, "batch seq"], segments: Int[Array, "batch seq"], window: int | None, causal: bool = True
 ) -> Bool[Array, "batch seq seq"]:
-    """Which key (last axis) each query may see: not later, of the same segment, less than `window` indices back."""
+    """Which key (last axis) each query may see: of the same segment, less than `window` indices away, and not later
+    where it is causal."""
     distance = indices[:, :, None] - indices[:, None, :]
-    allowed = (distance >= 0) & (segments[:, :, None] == segments[:, None, :])
-    return allowed if window is None else allowed & (distance < window)
+    allowed = segments[:, :, None] == segments[:, None, :]
+    if causal:
+        allowed &= distance >= 0
+    return allowed if window is None else allowed & (jnp.abs(distance) < window)
 
 
 def attention(
@@ -205,7 +208,7 @@ def probabilities_of(
     if scale is None:
         scale = 1 / math.sqrt(query.shape[-1])
     scores = softcap(jnp.einsum("bqhd,bkhd->bhqk", query, key) * scale, options["attention_softcap"])
-    allowed = visible(batch["indices"], batch["segments"], options["window"])
+    allowed = visible(batch["indices"], batch["segments"], options["window"], options["causal"])
     if options["chunk"]:
         chunks = batch["positions"] // options["chunk"]
         allowed = allowed & (chunks[:, :, None] == chunks[:, None, :])

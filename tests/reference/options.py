@@ -47,6 +47,7 @@ DEFAULTS: Options = {
     "window": None,
     "chunk": None,
     "attention_temperature": None,
+    "causal": True,
     "logit_divisor": 1.0,
     "logit_softcap": None,
     "attention_softcap": None,

@@ -26,13 +26,13 @@ FEATURES = {
     ),
     "low-rank factors": ("jaxpar/layers/adapters.py",),
     "experts": ("jaxpar/layers/experts",),
-    "preferences": ("jaxpar/objectives/preferences.py",),
+    "preferences": tuple(f"jaxpar/objectives/{name}.py" for name in ("pairs", "dpo", "simpo", "orpo", "kto")),
 }  # fmt: skip
 """The files of each feature."""
 
 REGISTRY = "jaxpar/config/parts.py"
 ENTRIES = (
-    r'^    "dpo": LossEntry\([^)]*\), pairs=True\n    \),\n',
+    r'^    "(dpo|simpo|orpo|kto)": LossEntry\((?:[^()]|\([^()]*\))*\),\n',
     r'^    "(experts|low_rank_factors|quantised_\w+)": "jaxpar\.[\w.]+:\w+",\n',
 )
 """The entries of the registry that name these files."""

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 from jaxpar.config.errors import UserError
 from jaxpar.config.mappings.policy import Policy, PolicyConfig, policy_of
 from jaxpar.config.mappings.sampler import SamplerConfig
-from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES, PAIRS_FORMAT
+from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES, PAIRS_FORMAT, LossEntry
 from jaxpar.config.schema import Config, DataConfig
 from jaxpar.config.schema.reinforcement import RlConfig
 from jaxpar.config.spelling import one_of, quoted
@@ -27,9 +27,45 @@ def check_loss(config: Config) -> None:
             f"model.z_loss: {config.model.z_loss:g} is a term of the cross-entropy; expected 0 with loss.name: {name}"
         )
     check_rewards(config)
-    if not OBJECTIVES[name].pairs:
-        return
-    if config.loss.reference is None and config.run.init_from is None:
+    _check_direction(config)
+    if OBJECTIVES[name].teacher:
+        _check_teacher(config)
+    if OBJECTIVES[name].answers:
+        _check_answers(config, OBJECTIVES[name], OBJECTIVES[name].answers)
+
+
+def data_of(answers: str) -> str:
+    """Words for the answers of a format."""
+    return "pairs of answers" if answers == PAIRS_FORMAT else "marked answers"
+
+
+def _check_direction(config: Config) -> None:
+    """Refuse a loss of masked tokens for a causal model, others for a bidirectional one, and masking without a mask."""
+    loss = config.loss
+    if OBJECTIVES[loss.name].masked == config.model.causal:
+        others = one_of(key for key, entry in OBJECTIVES.items() if entry.masked)
+        raise UserError(
+            f"loss.name: {loss.name} with model.causal: {str(config.model.causal).lower()}; expected model.causal: "
+            f"false, in which a token sees those after it, with loss.name: {others}, or neither"
+        )
+    if not config.model.causal and loss.mask_token is None:
+        raise UserError("loss.mask_token: null; expected the number of the tokenizer's mask token, such as BERT's 103")
+    for kind, rate in loss.spans.items():
+        if not 0 <= rate <= 1:
+            raise UserError(f"loss.spans.{kind}: expected a probability from 0 to 1, got {rate}")
+
+
+def _check_teacher(config: Config) -> None:
+    """Refuse a loss with a teacher without one."""
+    name = config.loss.name
+    if config.loss.reference is None:
+        raise UserError(f"loss.name: {name} has a teacher, and loss.reference is null; expected its folder there")
+
+
+def _check_answers(config: Config, entry: LossEntry, answers: str) -> None:
+    """Refuse a loss of answers without its reference or its data, and rows without room for a pair."""
+    name = config.loss.name
+    if "reference" in entry.keys and config.loss.reference is None and config.run.init_from is None:
         raise UserError(
             f"loss.name: {name} compares the model with a reference, and loss.reference and run.init_from are null; "
             "expected the model to begin with in run.init_from, or another reference in loss.reference"
@@ -37,8 +73,8 @@ def check_loss(config: Config) -> None:
     if not DATA_SOURCES[config.data.source].pairs:
         sources = one_of(name for name, source in DATA_SOURCES.items() if source.pairs)
         raise UserError(
-            f"loss.name: {name} trains on pairs of answers, and data.source is {config.data.source}; expected "
-            f"data.source: {sources}, with a token folder that python -m jaxpar.prepare --format {PAIRS_FORMAT} made"
+            f"loss.name: {name} trains on {data_of(answers)}, and data.source is {config.data.source}; expected "
+            f"data.source: {sources}, with a token folder that python -m jaxpar.prepare --format {answers} made"
         )
     if not config.data.packed:
         raise UserError(

@@ -121,12 +121,15 @@ class ModelConfig:
     embedding_scale: bool | Annotated[float, POSITIVE] = False
     """Multiply token embeddings by `sqrt(embed)` (true: Gemma) or by a number (Granite)."""
     window: Annotated[int, at_least(1)] | None = None
-    """Sliding-window attention: a token sees itself and the `window - 1` tokens before it; null means no limit."""
+    """Sliding-window attention: a token sees itself and the `window - 1` tokens before it, and after it without
+    `causal`; null means no limit."""
     chunk: Annotated[int, at_least(1)] | None = None
     """Chunked attention: a token sees those before it in its own chunk of so many positions of its document (Llama 4);
     null means no limit."""
     attention_temperature: AttentionTemperature | None = None
     """Multiply queries by a number that grows with their position: `{floor: 8192, scale: 0.1}` (Llama 4)."""
+    causal: bool = True
+    """Whether a token sees no later one. Without, the model is bidirectional and learns from `loss.name: masked`."""
     logit_divisor: Annotated[float, POSITIVE] = 1.0
     """The output logits are divided by it, before their cap (Granite)."""
     logit_softcap: Annotated[float, POSITIVE] | None = None

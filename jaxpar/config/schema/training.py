@@ -16,17 +16,46 @@ class LossConfig:
 
     name: Annotated[str, OBJECTIVES] = "cross_entropy"
     """`cross_entropy` of each token that counts, or direct preference optimization (`dpo`, arXiv:2305.18290) of pairs
-    of answers, of which one was chosen and the other rejected: `python -m jaxpar.prepare --format preference`. `grpo`,
+    of answers, of which one was chosen and the other rejected: `python -m jaxpar.prepare --format preference`. So are
+    `simpo` (arXiv:2405.14734) and `orpo` (arXiv:2403.07691), which have no reference. `kto` (arXiv:2402.01306) is of
+    single answers, marked as desirable or not: `python -m jaxpar.prepare --format labelled`. `distill`
+    draws the distribution of each token to that of a teacher, `loss.reference`. `masked` is of hidden tokens that a
+    bidirectional model (`model.causal: false`) predicts (BERT, arXiv:1810.04805). `grpo`,
     `dr_grpo`, `dapo`, `gspo`, `cispo`, `aipo` and `rloo` learn from rewards of answers that the model draws (`rl`)."""
     beta: Annotated[float, POSITIVE] = 0.1
-    """Weight under `dpo` of a log-probability relative to the reference's; a smaller beta lets the model move further
-    away from the reference."""
+    """Weight under `dpo` and `kto` of a log-probability relative to the reference's; a smaller beta lets the model move
+    further away from the reference. Under `simpo` that of a mean log-probability, from 2 to 10 in its paper; under
+    `orpo` that of the odds ratio."""
+    gamma: Annotated[float, at_least(0, 1e30)] = 0.5
+    """Margin by which `simpo` wants the reward of the chosen answer to exceed that of the rejected one; from 0.3 to 0.5
+    of `beta` in its paper."""
+    desirable_weight: Annotated[float, POSITIVE] = 1.0
+    """Weight under `kto` of answers marked as desirable; a greater one balances fewer of them."""
+    undesirable_weight: Annotated[float, POSITIVE] = 1.0
+    """Weight under `kto` of the other answers."""
     label_smoothing: Annotated[float, BELOW_HALF] = 0.0
-    """Probability that a pair is labelled the wrong way round (conservative `dpo`)."""
+    """Probability that a pair is labelled the wrong way round (conservative `dpo`, and `simpo`)."""
     reference: str | None = None
-    """Model that `dpo` compares the trained one with, a folder as in `run.init_from`; null means the model of
-    `run.init_from`. Its log-probabilities are computed once, and stored in the token folder. The penalty
+    """Model that `dpo` and `kto` compare the trained one with, a folder as in `run.init_from`; null means the model of
+    `run.init_from`. Its log-probabilities are computed once, and stored in the token folder; those of the teacher of
+    `distill` in the run's. The penalty
     `loss.policy.kl` compares with it too; its weights stay on the devices then."""
+    teacher_weight: Annotated[float, SHARE] = 0.5
+    """Share under `distill` of the divergence from the teacher; the rest is the cross-entropy."""
+    top_k: Annotated[int, at_least(1)] = 32
+    """Tokens under `distill` of which the teacher's probabilities are stored, after each token; all others are one
+    class."""
+    temperature: Annotated[float, POSITIVE] = 1.0
+    """Divisor under `distill` of both models' logits in the divergence."""
+    rate: Annotated[float, BETWEEN] = 0.15
+    """Probability under `masked` with which a token is drawn, to be predicted."""
+    mask_token: Annotated[int, at_least(0)] | None = None
+    """Token under `masked` that hides four fifths of those drawn; a tenth becomes another token, a tenth stays."""
+    unmasked: tuple[int, ...] = ()
+    """Tokens that `masked` never draws, beside the one that ends documents and `mask_token`: `[CLS]` and its like."""
+    spans: dict[str, float] = field(default_factory=dict, hash=False)
+    """Probability under `masked` of drawing a span with all of its tokens, by its kind: `{entity: .4, negation: .8}`.
+    `python -m jaxpar.prepare --spans` marks them; tokens of other kinds, or of none, are drawn at `rate`."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     """Settings of a loss of drawn answers, where they differ from those that `name` publishes."""
 

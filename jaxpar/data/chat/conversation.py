@@ -1,4 +1,5 @@
-"""Conversations from a record, in one of the forms of `record_forms.py`; or a pair of them, chosen and rejected."""
+"""Conversations from a record, in one of the forms of `record_forms.py`; a pair of them, chosen and rejected; or one
+with a mark."""
 
 from __future__ import annotations
 
@@ -84,12 +85,41 @@ def pair_of(value: dict[str, object]) -> Pair:
     if chosen == rejected:
         raise Unusable("`chosen` and `rejected` are the same")
     for name, answer in ((CHOSEN, chosen), (REJECTED, rejected)):
-        if not any(message["role"] == ASSISTANT and is_trained(message) for message in answer):
-            raise Unusable(f"`{name}` has no message of the role `{ASSISTANT}` after the prompt that is trained on")
+        _check_trained(name, answer)
     return Pair(Conversation([*before, *chosen], tools), Conversation([*before, *rejected], tools), len(before))
 
 
-CHOSEN, REJECTED = "chosen", "rejected"
+@dataclass(frozen=True)
+class Labelled:
+    """A conversation with a mark."""
+
+    conversation: Conversation
+    prompt: int
+    """Messages before the answer."""
+    desirable: bool
+
+
+def labelled_of(value: dict[str, object]) -> Labelled:
+    """The marked conversation of an object: a `prompt` and a `completion`, as text or as messages, and a `label`, true
+    or false. Raises `Unusable`, with the reason."""
+    for name in ("prompt", COMPLETION, "label"):
+        if name not in value:
+            raise Unusable(f"no `{name}` (it has {key_names(value)})")
+    prompt, label, answer = value["prompt"], value["label"], _answer(COMPLETION, value[COMPLETION])
+    if not isinstance(label, bool):
+        raise Unusable("`label` is neither true nor false")
+    first: list[Message] = [{"role": USER, "content": prompt}]
+    before = first if isinstance(prompt, str) else checked_messages("prompt", prompt)
+    _check_trained(COMPLETION, answer)
+    return Labelled(Conversation([*before, *answer], _tools(value)), len(before), label)
+
+
+CHOSEN, REJECTED, COMPLETION = "chosen", "rejected", "completion"
+
+
+def _check_trained(name: str, answer: list[Message]) -> None:
+    if not any(message["role"] == ASSISTANT and is_trained(message) for message in answer):
+        raise Unusable(f"`{name}` has no message of the role `{ASSISTANT}` after the prompt that is trained on")
 
 
 def _common(chosen: list[Message], rejected: list[Message]) -> int:

@@ -8,6 +8,7 @@ a rename, so a kill loses only the pieces in progress, and the output is the sam
 from jaxpar.data.prepare.inspection import inspect_folder
 from jaxpar.data.prepare.options import Options
 from jaxpar.data.prepare.run import prepare
+from jaxpar.data.prepare.spans import mark_spans
 from jaxpar.data.prepare.verification import verify_folder
 
-__all__ = ["Options", "inspect_folder", "prepare", "verify_folder"]
+__all__ = ["Options", "inspect_folder", "mark_spans", "prepare", "verify_folder"]

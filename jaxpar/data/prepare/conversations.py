@@ -57,7 +57,7 @@ def lengths_text(folder: Path, index: Index) -> str:
     told = some or dict.fromkeys(every[-1:], len(sizes))
     shown = [f"more than {power:,}: {count:,}" for power, count in told.items()]
     listed = f" ({', '.join(shown[-_SHOWN_LENGTHS:])})" if shown else ""
-    truncates = "" if index.paired else ", or truncates them (data.long_conversations)"
+    truncates = "" if index.answers else ", or truncates them (data.long_conversations)"
     return (
         f"The longest {'pair' if index.paired else 'conversation'} takes {longest:,} tokens of a row{listed}. A run "
         f"leaves out those longer than its data.sequence_length{truncates}."

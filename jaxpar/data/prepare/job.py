@@ -30,8 +30,9 @@ class Job:
     separator: int
     chat: ChatTemplate | None
     """The chat template of conversations; None for text."""
-    paired: bool
-    """Whether a line of the input is a pair of conversations, one chosen and one rejected."""
+    answers: str | None
+    """`PAIRS_FORMAT` where a line of the input is a pair of conversations, one chosen and one rejected; `LABELS_FORMAT`
+    where it is one with a mark."""
 
     @property
     def dtype(self) -> str:

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.parts import CHAT_FORMAT, PAIRS_FORMAT
+from jaxpar.config.parts import ANSWERS_FORMATS, CHAT_FORMAT
+from jaxpar.config.spelling import one_of
 from jaxpar.data.tokens.tokenizer_file import END_NAMES
 
-CHAT_FORMATS = CHAT_FORMAT, PAIRS_FORMAT
+CHAT_FORMATS = CHAT_FORMAT, *ANSWERS_FORMATS
 TEXT_KEY = "text"
 SMALLEST_BPE = 257
 """Vocabulary of a byte-level BPE without merges: the bytes and the end-of-document token."""
@@ -69,12 +70,11 @@ class Options:
         if self.format in CHAT_FORMATS and self.text_key != TEXT_KEY:
             raise UserError(
                 "--text-key is for text: a conversation is in `messages`, `prompt` and `completion`, `conversations`, "
-                "or `instruction` and `output`, and a pair in `prompt`, `chosen` and `rejected`"
+                "or `instruction` and `output`, a pair in `prompt`, `chosen` and `rejected`, and a marked answer in "
+                "`prompt`, `completion` and `label`"
             )
         if self.format not in CHAT_FORMATS and self.chat_template is not None:
-            raise UserError(
-                f"--chat-template is for conversations: expected --format {CHAT_FORMAT} or {PAIRS_FORMAT} with it"
-            )
+            raise UserError(f"--chat-template is for conversations: expected --format {one_of(CHAT_FORMATS)} with it")
         self._check_numbers()
 
     def _check_numbers(self) -> None:

@@ -10,7 +10,7 @@ from dataclasses import replace
 from rich.console import Console
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.parts import PAIRS_FORMAT, objectives_of_pairs
+from jaxpar.config.parts import ANSWERS_FORMATS, LABELS_FORMAT, PAIRS_FORMAT, objectives_of
 from jaxpar.config.paths import flush_folder
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import printable, quoted
@@ -39,13 +39,12 @@ from jaxpar.data.tokens.digests import digest, file_digest
 from jaxpar.data.tokens.text_codec import tokens_before
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
 from jaxpar.data.tokens.token_index import (
-    CHAT_VERSION,
     HELDOUT,
     INDEX,
-    PAIRS_VERSION,
     SPLITS,
     TRAIN,
     VERSION,
+    VERSION_OF,
     File,
     Index,
     Shard,
@@ -112,7 +111,7 @@ def _prepare(options: Options, console: Console) -> TokenFolder:
                     vocab=0,
                     separator=0,
                     chat=chat,
-                    paired=options.format == PAIRS_FORMAT,
+                    answers=options.format if options.format in ANSWERS_FORMATS else None,
                 )
                 _Preparation(options, job, console).run(tokenizer)
         finally:
@@ -243,8 +242,9 @@ class _Preparation:
                 "broken": sum(record.broken for record in records),
             },
             chat=self._chat_file(),
-            paired=job.paired,
-            version=VERSION if job.chat is None else PAIRS_VERSION if job.paired else CHAT_VERSION,
+            paired=job.answers == PAIRS_FORMAT,
+            labelled=job.answers == LABELS_FORMAT,
+            version=VERSION if job.chat is None else VERSION_OF[job.answers],
         )
         flush_folder(job.out)
         write_file(job.out / INDEX, encode(index))
@@ -265,9 +265,9 @@ class _Preparation:
             per_token = f", {text / tokens:.2f} bytes of text per token" if tokens else ""
             if self.job.chat is not None and tokens:
                 counted = sum(record.splits[split].counted for record in records if split in record.splits)
-                per_token = f", {counted:,} of them {'counted' if self.job.paired else "the assistant's"}"
+                per_token = f", {counted:,} of them {'counted' if self.job.answers else "the assistant's"}"
             documents = index.documents_in(split)
-            units = plural(documents // 2, "pair") if self.job.paired else plural(documents, "document")
+            units = plural(documents // 2, "pair") if index.paired else plural(documents, "document")
             _print(self.console, f"{plural(tokens, 'token')} in {units} {what}{per_token}")
         if self.job.chat is not None:
             _print(self.console, lengths_text(self.job.out, index))
@@ -293,7 +293,7 @@ class _Preparation:
             self.console,
             f"Train on it: python -m jaxpar.train --config FILE --set data.source=tokens --set data.path={self.job.out}"
             + ("" if self.job.chat is None else " --set run.init_from=MODEL")
-            + (f" --set loss.name={objectives_of_pairs()[0]}" if self.job.paired else ""),
+            + (f" --set loss.name={objectives_of(self.job.answers)[0]}" if self.job.answers else ""),
         )
 
 

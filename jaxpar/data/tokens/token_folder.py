@@ -126,7 +126,9 @@ def _stream(folder: Path, index: Index, split: str) -> TokenStream:
     shards = index.shards(split)
     tokens = [_values(folder, shard.tokens, shard.token_count, index.dtype, index.vocab) for shard in shards]
     counted = [
-        _values(folder, shard.counted, shard.token_count, "uint8", 2) for shard in shards if shard.counted is not None
+        _values(folder, shard.counted, shard.token_count, "uint8", 3 if index.labelled else 2)
+        for shard in shards
+        if shard.counted is not None
     ]
     return TokenStream(
         ShardedTokens(tokens, np.dtype(index.dtype)),

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Literal
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.parts import LABELS_FORMAT, PAIRS_FORMAT
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.config.spelling import quoted
@@ -24,8 +25,11 @@ from jaxpar.units import plural
 
 INDEX = "index.json"
 FORMAT = "jaxpar-tokens"
-VERSION, CHAT_VERSION, PAIRS_VERSION = VERSIONS = 1, 2, 3
-"""Versions of folders of text, of conversations (with two more kinds of files), and of pairs of conversations."""
+VERSION, CHAT_VERSION, PAIRS_VERSION, LABELS_VERSION = VERSIONS = 1, 2, 3, 4
+"""Versions of folders of text, of conversations (with two more kinds of files), of pairs of conversations, and of
+marked ones."""
+VERSION_OF = {None: CHAT_VERSION, PAIRS_FORMAT: PAIRS_VERSION, LABELS_FORMAT: LABELS_VERSION}
+"""The version of a folder of conversations, by the format of answers."""
 TRAIN, HELDOUT = SPLITS = ("train", "heldout")
 SUMS = ".sums"
 """Suffix of the file of sums after the name of its file of tokens."""
@@ -59,7 +63,7 @@ class Shard:
     """Bytes of the documents' text in UTF-8."""
     counted: File | None = None
     """`.npy`, uint8, with sums as `tokens` has: 1 for each token that the loss counts as a target, 0 for others; None
-    where it counts all."""
+    where it counts all. 2 in the place of 1 in conversations that are marked as undesirable."""
 
     def summed(self) -> Iterator[File]:
         """The files that have a file of sums beside them."""
@@ -86,10 +90,17 @@ class Index:
     """The template that conversations were rendered with, in the form of a `tokenizer_config.json`; None for text."""
     paired: bool = False
     """Whether documents come in pairs within a shard: one that was chosen, and after it one that was rejected."""
+    labelled: bool = False
+    """Whether each document is marked, as desirable or not."""
     format: Literal["jaxpar-tokens"] = FORMAT
     version: int = VERSION
     digest: str = field(default="", compare=False)
     """BLAKE2b-256 of the other fields; filled in by `encode`."""
+
+    @property
+    def answers(self) -> str | None:
+        """The format of the answers that preferences are of; None where there are none."""
+        return PAIRS_FORMAT if self.paired else LABELS_FORMAT if self.labelled else None
 
     def shards(self, split: str) -> list[Shard]:
         """The shards of a split, in order."""
@@ -127,8 +138,9 @@ def encode(index: Index) -> bytes:
     del plain["digest"]
     if index.chat is None:  # The text of version 1 has neither key.
         del plain["chat"]
-    if not index.paired:  # That of version 2 neither.
-        del plain["paired"]
+    for key in ("paired", "labelled"):  # Each is in the text of its version alone.
+        if not plain[key]:
+            del plain[key]
     for shards in plain["splits"].values():
         for shard in shards.values():
             if shard["counted"] is None:
@@ -221,8 +233,11 @@ def _check(index: Index, label: str) -> None:
             f"{label}: version {index.version}: expected `chat`, and `counted` in each shard, from version "
             f"{CHAT_VERSION} on and not in version {VERSION}"
         )
-    if index.paired != (index.version == PAIRS_VERSION):
-        raise UserError(f"{label}: version {index.version}: expected `paired` in version {PAIRS_VERSION} alone")
+    if (index.paired, index.labelled) != (index.version == PAIRS_VERSION, index.version == LABELS_VERSION):
+        raise UserError(
+            f"{label}: version {index.version}: expected `paired` in version {PAIRS_VERSION} alone, and `labelled` in "
+            f"version {LABELS_VERSION} alone"
+        )
     if index.chat is not None:
         _check_file(index.chat, label)
     for shards in index.splits.values():

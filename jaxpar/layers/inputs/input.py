@@ -68,7 +68,12 @@ def input_class(model: ModelConfig) -> type[Input]:
 
 
 def refuse_without_batches(model: ModelConfig, task: str) -> None:
-    """Raise `UserError` for a `task` that has tokens and no other fields of a batch, if the model's input reads any."""
+    """Raise `UserError` for a `task` that has tokens and no other fields of a batch, if the model's input reads any;
+    and for a bidirectional model, since rows are padded and continued at their ends."""
+    if not model.causal:
+        raise UserError(
+            f"model.causal: false, and {task} has each token after those before it; expected a causal model"
+        )
     known = {field.name for field in FORWARD}
     if others := [field.name for field in input_class(model).fields if field.name not in known]:
         raise UserError(

@@ -47,7 +47,7 @@ def check_input(config: Config) -> None:
 
 OF_SOME_MIXERS = (
     "qk_norm", "attention_bias", "attention_scale", "attention_softcap", "attention_sinks", "attention_gate",
-    "window", "chunk", "attention_temperature", "linear_attention", "qkv_clip",
+    "window", "causal", "chunk", "attention_temperature", "linear_attention", "qkv_clip",
 )  # fmt: skip
 """Keys of `model` that only some mixers read (`Block.reads`)."""
 
@@ -59,6 +59,10 @@ def check_blocks(config: Config) -> None:
     _check_mixing(config.model)
     _check_read(config.model)
     for kind, layer in kind_models(config.model).items():
+        if layer.chunk is not None and not layer.causal:
+            raise UserError(
+                f"{key_of(kind, 'chunk')}: {layer.chunk}, and model.causal: false; chunks are of causal attention"
+            )
         if layer.chunk is not None and layer.window is not None:
             raise UserError(
                 f"{key_of(kind, 'chunk')}: {layer.chunk}, beside {key_of(kind, 'window')}: {layer.window}; expected "
@@ -90,6 +94,12 @@ def _check_mixing(model: ModelConfig) -> None:
 def _check_read(model: ModelConfig) -> None:
     """Refuse a key of some mixers that is set in layers none of whose mixers reads it."""
     models, plain = kind_models(model), ModelConfig()
+    for kind, layer in models.items():
+        if not model.causal and any("causal" not in mixer.reads for mixer in mixer_classes(layer)):
+            raise UserError(
+                f"model.causal: false, and the mixer {layer.mixer} sees earlier tokens alone; expected true, or "
+                f"another {key_of(kind, 'mixer')}"
+            )
     for key in OF_SOME_MIXERS:
         kinds = [kind for kind, layer in models.items() if getattr(layer, key) != getattr(plain, key)]
         if kinds and not any(key in mixer.reads for kind in kinds for mixer in mixer_classes(models[kind])):

@@ -211,6 +211,7 @@ def attention_request(
         value_dim=value_dim(model),
         packed=config.data.packed or model.chunk is not None,
         window=window_of(model),
+        causal=model.causal,
         softcap=model.attention_softcap,
         prefix=False,
         sinks=model.attention_sinks,

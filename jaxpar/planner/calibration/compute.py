@@ -114,7 +114,7 @@ def measured_attention(watch: Stopwatch, config: Config, lengths: Sequence[int])
             backward = watch.kept(f"{words}, backward", rest)
             if backward is None:
                 continue
-            keys = mean_keys(length, reach(model))
+            keys = mean_keys(length, reach(model), model.causal)
             row = Attended(
                 backend, own.precision.compute, length, model.heads, kv_heads(model), width, keys, forward, backward,
             )  # fmt: skip

@@ -169,7 +169,7 @@ def _balance_row(layout: StepLayout) -> list[tuple[str, str, str]]:
     if plan.axes.context == 1:
         return []
     windows = [window_of(model) for model in kind_models(config.model).values()]
-    mask = Mask(window=None if None in windows else max(filter(None, windows)))
+    mask = Mask(config.model.causal, None if None in windows else max(filter(None, windows)))
     ranks = plan.axes.context // plan.ulysses
     order = layout.batch.order
     assert order is not None, "the batch of a step has an order"

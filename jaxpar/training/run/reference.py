@@ -21,8 +21,9 @@ from jaxpar.checkpoint.errors import reason
 from jaxpar.checkpoint.facts import REFERENCE
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import Config, UserError
+from jaxpar.config.checks.loss import data_of
 from jaxpar.config.mappings.policy import policy_of
-from jaxpar.config.parts import OBJECTIVES, PAIRS_FORMAT, objectives_of_pairs
+from jaxpar.config.parts import OBJECTIVES, objectives_of
 from jaxpar.config.spelling import named, one_of, quoted
 from jaxpar.data import Data
 from jaxpar.data.opened import PairedSplit
@@ -52,16 +53,17 @@ _REPORTS = 10
 def check_pairs(config: Config, data: Data) -> None:
     """Raise `UserError` for pairs under a loss of tokens, or a loss of pairs without them."""
     where, name = f"data.path={quoted(str(config.data.path))}", config.loss.name
-    pairs = OBJECTIVES[name].pairs
-    if pairs and not data.paired:
+    answers = OBJECTIVES[name].answers
+    has = data.paired[0].folder.index.answers if data.paired else None
+    if answers and has != answers:
         raise UserError(
-            f"loss.name: {name} trains on pairs of answers, and {where} has none; expected a token folder that python "
-            f"-m jaxpar.prepare --format {PAIRS_FORMAT} made"
+            f"loss.name: {name} trains on {data_of(answers)}, and {where} has none; expected a token folder that "
+            f"python -m jaxpar.prepare --format {answers} made"
         )
-    if data.paired and not pairs:
+    if has and not answers:
         raise UserError(
             f"loss.name: {name} would train on the rejected answers too, which {where} has; expected "
-            f"loss.name: {one_of(objectives_of_pairs())}, or a folder of another format"
+            f"loss.name: {one_of(objectives_of(has))}, or a folder of another format"
         )
 
 
@@ -111,7 +113,7 @@ def provide_reference(
         missing = np.flatnonzero(part.rows.needed & np.isnan(values))
         if len(missing):
             if scorer is None:
-                scorer = _scorer(config, source, devices)
+                scorer = scorer_of(config, source, devices)
             _compute(part, file, values, missing, scorer, listeners)
         part.rows.reference.values = values
 
@@ -136,10 +138,10 @@ def _stored(part: PairedSplit, source: Model, config: Config) -> tuple[Reference
     return file, values
 
 
-def _scorer(config: Config, source: Model, devices: Sequence[Device]) -> Scorer:
+def scorer_of(config: Config, source: Model, devices: Sequence[Device], temperature: float = 1.0) -> Scorer:
     """In the precision of the run, so that a model has the same log-probabilities as its own reference."""
     alone = Config(model=source.model, precision=config.precision, attention=config.attention)
-    return Scorer(place_on(alone, source, devices))
+    return Scorer(place_on(alone, source, devices), temperature)
 
 
 def _compute(
@@ -216,13 +218,14 @@ class SourceModels:
 
     @cached_property
     def reference(self) -> Model | None:
-        """The model that the trained one is compared with under a loss of pairs or with a penalty: `loss.reference`, or
-        `first`.
+        """The model that the trained one is compared with under a loss of pairs or with a penalty, or its teacher:
+        `loss.reference`, or `first`.
 
         Raises `UserError` where there is no such model.
         """
         entry = OBJECTIVES[self._config.loss.name]
-        if not (entry.pairs or (entry.rewards and policy_of(self._config.loss).kl != "none")):
+        penalty = entry.rewards and policy_of(self._config.loss).kl != "none"
+        if not (penalty or entry.teacher or (entry.answers and "reference" in entry.keys)):
             return None
         named = self._config.loss.reference
         return self.first if named is None else open_source(named, KEY)

@@ -15,8 +15,10 @@ import jax
 from jaxpar.checkpoint.facts import CAME_FROM
 from jaxpar.config import Config, UserError, load_config, virtual_devices_needed
 from jaxpar.config.axes import fixed_devices
+from jaxpar.config.parts import OBJECTIVES
 from jaxpar.config.plan import Plan
 from jaxpar.data import Data, batch_index, open_data
+from jaxpar.data.masked import masked_data
 from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device, check_devices, devices_per_node, find_devices, prepare_devices
 from jaxpar.hardware.catalogue import gpu_of
@@ -48,9 +50,10 @@ from jaxpar.training.run.out_of_memory import (
     check_step_fits,
     explained,
 )
-from jaxpar.training.run.reference import SourceModels, begun_from, check_pairs, provide_reference
+from jaxpar.training.run.reference import SourceModels, begun_from, check_pairs, provide_reference, scorer_of
 from jaxpar.training.step.forward_backward import StepMetrics
 from jaxpar.training.step.train_step import TrainStep
+from jaxpar.training.teacher import TeacherFiles, provide_teacher, taught
 
 
 class Run:
@@ -100,6 +103,8 @@ class Run:
         config = resolve_config(config, len(devices), validated=True)
         self.data: Data = open_data(config.data, vocab=config.model.vocab, seed=config.run.seed)
         check_pairs(config, self.data)
+        if OBJECTIVES[config.loss.name].masked:
+            self.data = masked_data(config, self.data)
         self.config = with_vocab(config, self.data.vocab)
         self.plan = compared_plan(lambda: self._planned(plan, devices), self.config, devices)
         self.mesh = build_mesh(self.plan.axes, devices)
@@ -111,6 +116,10 @@ class Run:
         self.placer = BatchPlacer(self.layout.batch, self.mesh)
         self.timer = StepTimer()
         self.models = SourceModels(self.layout)
+        if OBJECTIVES[self.config.loss.name].teacher and self.models.reference is not None:
+            self.data = taught(self.config, self.data, self.models.reference)
+        self._taught: tuple[int, ...] | None = None
+        """`left_out`, once the teacher's files of the batches are there."""
         self._state: TrainState | None = None
         self._frozen: Weights = {}
         """The frozen weights of a state that was dropped."""
@@ -163,16 +172,34 @@ class Run:
         self._state, self._batches = self.functions.residency.adopted(state), None
 
     def provide_reference(self, listeners: Listener | None = None) -> None:
-        """Compute the log-probabilities of the reference, or read them; they are stored beside the tokens.
+        """Compute the log-probabilities of the reference, or read them; they are stored beside the tokens. Those of a
+        teacher are in the run's folder.
 
         Rows of pairs need them. To call this before there is a state leaves more memory for the reference.
         """
-        if self.models.reference is not None and any(part.rows.reference.values is None for part in self.data.paired):
+        if OBJECTIVES[self.config.loss.name].teacher and self._taught != self.left_out:
+            self._provide_teacher(listeners or Listener())
+            self._taught = self.left_out
+        elif self.models.reference is not None and any(part.rows.reference.values is None for part in self.data.paired):
             self.models.check_reference(self._continued)
             liveness.at("computing log-probabilities of the reference")
             provide_reference(
                 self.config, self.data, self.models.reference, list(self.mesh.devices.flat), listeners or Listener()
             )
+
+    def _provide_teacher(self, listeners: Listener) -> None:
+        assert self.models.reference is not None, "a loss with a teacher names it"
+        self.models.check_reference(self._continued)
+        liveness.at("computing log-probabilities of the teacher")
+        teacher, devices = self.models.reference, list(self.mesh.devices.flat)
+        files, temperature = TeacherFiles(self.config, teacher), self.config.loss.temperature
+        # Batches are placed one ahead.
+        last = self._first_example(self.config.run.steps + 2)
+        used: list[tuple[Any, range]] = [(self.data.train, range(self._first_example(self.steps_done), last))]
+        if evaluates(self.config, self.data):
+            used.append((self.data.heldout, range(self.config.evaluation.batches * self.config.data.batch_size)))
+        make = lambda: scorer_of(self.config, teacher, devices, temperature)
+        provide_teacher(files, used, make, listeners)
 
     @cached_property
     def saved(self) -> SavedState:
@@ -324,7 +351,7 @@ class Run:
             facts: those of the checkpoint, with `Data.facts` of the run that made it among them.
         """
         example = self._first_example(self.steps_done)
-        self.data, self._batches = self.data.continued(facts, example), None
+        self.data, self._batches, self._taught = self.data.continued(facts, example), None, None
         if facts.get("mixture") in (None, self.data.facts["mixture"]):
             return None
         return (

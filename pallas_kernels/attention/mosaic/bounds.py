@@ -4,9 +4,10 @@ A mask of `pallas_kernels.masks` is decided, pair by pair, by two integers of a 
 
     low(q) < index(k) <= high(q)  and  segment(q) == segment(k)
 
-with `high = max(q_index, prefix_length - 1)` where the mask is causal and `low = q_index - window` where there is a
-window. So a kernel needs three comparisons for any mask, and none at all in a block of which every pair is kept. Which
-blocks those are, and which are empty, follows from the least and greatest value of each block, here in plain JAX.
+with `high = max(q_index, prefix_length - 1)` where the mask is causal, and `low = q_index - window` where there is a
+window, which makes `high = q_index + window - 1` where it is not causal. So a kernel needs three comparisons for any
+mask, and none at all in a block of which every pair is kept. Which blocks those are, and which are empty, follows from
+the least and greatest value of each block, here in plain JAX.
 """
 
 from __future__ import annotations
@@ -76,6 +77,8 @@ def query_limits(mask: Mask, tokens: MaskInputs, block: int) -> Int[Array, "batc
     """
     indices = tokens.q_indices.astype(jnp.int32)
     high = jnp.full_like(indices, _GREATEST - 1)
+    if mask.window is not None and not mask.causal:
+        high = indices + (min(mask.window, _GREATEST // 2) - 1)
     if mask.causal:
         high = indices
         if mask.prefix:

@@ -6,6 +6,10 @@ REFERENCE = "tests/training/parity/test_reference.py::test_loss_and_gradients_of
 TILED_LOSS = "tests/model/test_tiled_loss.py::test_loss_and_gradients_equal_the_whole_in_float64"
 TILED_MLP = "tests/model/test_tiled_mlp.py::test_output_and_gradients_equal_the_whole_in_float64"
 
+PREFERENCES = "tests/training/parity/test_preferences.py::test_loss_reports_and_gradients_equal_float64"
+BIDIRECTIONAL = "tests/training/parity/test_bidirectional.py::test_masked_loss_and_gradients_equal_float64"
+MASKED = "tests/data/test_masked.py"
+
 LOSS = (
     Fault(
         name="labels_shifted_after_the_split",
@@ -43,8 +47,8 @@ LOSS = (
         name="labels_of_another_ranks_tokens",
         description="In tiles of a split sequence, labels are in another order than the ranks' tokens.",
         file="jaxpar/model/tiled_loss.py",
-        old="x.reshape(batch, ranks, seq // ranks).transpose(1, 0, 2).reshape(ranks, -1)",
-        new="x.reshape(ranks, -1)",
+        old="x.reshape(batch, ranks, seq // ranks, *label).swapaxes(0, 1).reshape(ranks, -1, *label)",
+        new="x.reshape(ranks, -1, *label)",
         caught_by=(f"{TILED_LOSS}[tensor 4-3-all]",),
     ),
     Fault(
@@ -58,10 +62,82 @@ LOSS = (
     Fault(
         name="rejected_answers_made_likelier",
         description="The gradient of a loss of pairs has the sign of chosen answers for rejected ones too.",
-        file="jaxpar/objectives/preferences.py",
-        old="jnp.stack([of_pair, -of_pair], axis=-1)",
-        new="jnp.stack([of_pair, of_pair], axis=-1)",
+        file="jaxpar/objectives/pairs.py",
+        old="slope.reshape(rows, 2 * room)",
+        new="jnp.abs(slope).reshape(rows, 2 * room)",
         caught_by=("tests/training/parity/test_dpo.py::test_loss_rewards_and_gradients_equal_float64[split]",),
+    ),
+    Fault(
+        name="unrelated_answers_pull",
+        description="The mean reward of unrelated answers has a derivative in a loss of marked answers.",
+        file="jaxpar/objectives/kto.py",
+        old="z = lax.stop_gradient(jnp.maximum(unrelated, 0.0))[:, None]",
+        new="z = jnp.maximum(unrelated, 0.0)[:, None]",
+        caught_by=(f"{PREFERENCES}[kto-split]",),
+    ),
+    Fault(
+        name="odds_without_their_denominator",
+        description="The odds ratio is one of probabilities.",
+        file="jaxpar/objectives/orpo.py",
+        old="odds = bounded - jnp.log(-jnp.expm1(bounded))",
+        new="odds = bounded",
+        caught_by=(f"{PREFERENCES}[orpo-split]",),
+    ),
+    Fault(
+        name="longer_answers_weigh_more",
+        description="Rewards without a reference are sums over tokens.",
+        file="jaxpar/objectives/pairs.py",
+        old='return likely / jnp.maximum(sums["targets"], 1)',
+        new="return likely",
+        caught_by=(f"{PREFERENCES}[simpo-split]",),
+    ),
+    Fault(
+        name="other_tokens_have_no_class",
+        description="A teacher draws the probabilities of its likeliest tokens alone.",
+        file="jaxpar/objectives/distill.py",
+        old="jnp.exp(of_rest) * (of_rest - rest(model))",
+        new="0 * of_rest",
+        caught_by=("tests/training/parity/test_distill.py::test_loss_divergence_and_gradients_equal_float64[split]",),
+    ),
+    Fault(
+        name="equal_labels_of_a_token_count_once",
+        description="Of several labels of a token the last one has a gradient.",
+        file="jaxpar/model/loss.py",
+        old="return of_logits.at[row, token, column].add(",
+        new="return of_logits.at[row, token, column].max(",
+        caught_by=("tests/training/parity/test_distill.py::test_loss_divergence_and_gradients_equal_float64[split]",),
+    ),
+    Fault(
+        name="keys_of_later_ranks_are_left_out",
+        description="In a ring of contiguous parts the last rank's keys do not go on to the first, though all see all.",
+        file="jaxpar/attention/ring.py",
+        old='wraps=layout.order != "contiguous" or not settings.mask.causal',
+        new='wraps=layout.order != "contiguous"',
+        caught_by=(f"{BIDIRECTIONAL}[ring]",),
+    ),
+    Fault(
+        name="window_looks_ahead_without_a_limit",
+        description="A window of a bidirectional mask limits the look back alone.",
+        file="pallas_kernels/masks.py",
+        old="pairs &= kv_index - q_index < mask.window",
+        new="pairs &= True",
+        caught_by=(f"{BIDIRECTIONAL}[split]",),
+    ),
+    Fault(
+        name="every_masked_token_is_hidden",
+        description="Drawn tokens all become the mask token.",
+        file="jaxpar/data/masked.py",
+        old="replaced = np.where(fate < MASKED, ",
+        new="replaced = np.where(fate < 2, ",
+        caught_by=(f"{MASKED}::test_a_share_of_the_tokens_is_drawn_of_which_four_fifths_are_hidden",),
+    ),
+    Fault(
+        name="spans_are_drawn_token_by_token",
+        description="Each token of a span has a draw of its own.",
+        file="jaxpar/data/masked.py",
+        old="np.where(together, draws[first][which], draws)",
+        new="draws",
+        caught_by=(f"{MASKED}::test_spans_are_those_of_the_lines_and_are_drawn_whole_at_the_rate_of_their_kind",),
     ),
     Fault(
         name="tiles_gradients_summed_in_half_precision",

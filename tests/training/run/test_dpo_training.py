@@ -15,7 +15,7 @@ from jaxpar.training.run import reference
 from jaxpar.training.run.run import Run
 from jaxpar.training.run.trainer import Trainer
 from tests.data.chat_files import prepared_chat, turns
-from tests.data.preference_files import pairs, prepared_pairs
+from tests.data.preference_files import pairs, prepared_marked, prepared_pairs
 from tests.interop.folders import copy_of, rewrite, tensors
 from tests.sentences import refused
 from tests.training.runs import Recorder
@@ -145,3 +145,19 @@ def test_a_run_on_pairs_under_a_pipeline_ends_with_a_sample(base: Path, tmp_path
     }  # fmt: skip
     Trainer(config_of(base, tokens, **more), devices=jax.devices()[:2]).fit([Heard()])
     assert len(said) == 1 and said[0][0]
+
+
+@pytest.mark.long
+def test_marked_answers_begin_with_a_loss_of_a_half_and_are_told_apart(base: Path, tmp_path: Path):
+    tokens = prepared_marked(tmp_path / "marked").path
+    config = config_of(base, tokens, **{"loss.name": "kto", "evaluation.batches": 0})
+    recorder = Recorder()
+    Trainer(config).fit([recorder])
+    first, last = recorder.records[0], recorder.records[-1]
+    assert first.loss == pytest.approx(0.5, rel=1e-5) and last.loss < 0.49
+    assert first.metrics is not None and last.metrics is not None
+    assert abs(first.metrics["kl"]) < 1e-4 and last.metrics["reward_margin"] > 0.02
+    with refused("loss.name: dpo", "pairs of answers", "--format preference"):
+        Trainer(config_of(base, tokens))
+    with refused("loss.name: cross_entropy", "rejected answers", "loss.name: kto"):
+        Trainer(replace(config, loss=LossConfig()))

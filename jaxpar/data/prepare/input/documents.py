@@ -13,7 +13,7 @@ from typing import Any, BinaryIO, NamedTuple
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
-from jaxpar.config.parts import CHAT_FORMAT, PAIRS_FORMAT
+from jaxpar.config.parts import ANSWERS_FORMATS, CHAT_FORMAT, LABELS_FORMAT, PAIRS_FORMAT
 from jaxpar.config.spelling import quoted
 from jaxpar.data.chat.messages import key_names
 from jaxpar.data.chat.record_forms import form_of
@@ -112,7 +112,9 @@ def _line_documents(file: Input, first: int, last: int, key: str, unpacked: Unpa
             yield Document(offset, text)
         elif text and not text.isspace():
             yield (
-                Document(offset, text) if file.format in (CHAT_FORMAT, PAIRS_FORMAT) else _from_json(offset, text, key)
+                Document(offset, text)
+                if file.format in (CHAT_FORMAT, *ANSWERS_FORMATS)
+                else _from_json(offset, text, key)
             )
 
 
@@ -149,7 +151,8 @@ def check_text_key(inputs: Sequence[Input], key: str) -> None:
         return  # It is reported as broken, with its line.
     if key not in record:
         assert file is not None
-        chat = PAIRS_FORMAT if "chosen" in record else CHAT_FORMAT if form_of(record) else None
+        forms = (PAIRS_FORMAT, "chosen" in record), (LABELS_FORMAT, "label" in record), (CHAT_FORMAT, form_of(record))
+        chat = next((form for form, is_form in forms if is_form), None)
         other = "" if chat is None else f", or --format {chat}"
         raise UserError(
             f"--text-key {quoted(key)}: the first record of {file.path} has no such key; its keys are "

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.parts import CHAT_FORMAT, PAIRS_FORMAT
+from jaxpar.config.parts import ANSWERS_FORMATS, CHAT_FORMAT, LABELS_FORMAT, PAIRS_FORMAT
 from jaxpar.config.paths import is_name, user_path
 from jaxpar.config.reading.text_file import LONGEST_POINTER, check_pointer, check_regular
 from jaxpar.config.spelling import did_you_mean, named, quoted
@@ -21,6 +21,7 @@ FORMATS = {
     "parquet": "a row of a column is a document",
     CHAT_FORMAT: "a line is a JSON object with a conversation",
     PAIRS_FORMAT: "a line is a JSON object with two answers, one chosen and one rejected",
+    LABELS_FORMAT: "a line is a JSON object with an answer and a mark, whether it is desirable",
 }
 _BY_SUFFIX = {
     **dict.fromkeys((".txt", ".text", ".md", ".rst", ".tex", ".html", ".py"), "text"),
@@ -46,7 +47,7 @@ class Input:
     @property
     def divisible(self) -> bool:
         """Whether units may begin within the file."""
-        return self.compression is None and self.format in ("lines", "jsonl", CHAT_FORMAT, PAIRS_FORMAT)
+        return self.compression is None and self.format in ("lines", "jsonl", CHAT_FORMAT, *ANSWERS_FORMATS)
 
 
 def find_inputs(patterns: Iterable[str], format: str | None, out: Path) -> list[Input]:

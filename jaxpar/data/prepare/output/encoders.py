@@ -1,4 +1,4 @@
-"""Documents as tokens: plain text in pieces, or conversations, or pairs of them, with the tokens that count."""
+"""Documents as tokens: plain text in pieces, or conversations, pairs of them or marked ones, with the loss mask."""
 
 from __future__ import annotations
 
@@ -9,11 +9,12 @@ import numpy as np
 from jaxtyping import Int, UInt, UInt8
 
 from jaxpar.config.errors import UserError
-from jaxpar.data.chat.conversation import conversation_of, pair_of
+from jaxpar.data.chat.conversation import conversation_of, labelled_of, pair_of
 from jaxpar.data.chat.encoding import ChatEncoder
 from jaxpar.data.chat.messages import Unusable
 from jaxpar.data.chat.renderer import Rendered
 from jaxpar.data.chat.template import ChatTemplate
+from jaxpar.data.labelled import DESIRABLE, UNDESIRABLE
 from jaxpar.data.prepare.input.documents import NoObject, object_of
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.pieces import LARGEST_PIECE, Cuts, find_cuts
@@ -39,6 +40,8 @@ class Text(NamedTuple):
     """For each conversation, the character ranges that the loss includes."""
     is_open: Sequence[bool] = ()
     """For each conversation, whether the token after it ends the assistant's turn."""
+    mark: int = DESIRABLE
+    """Mark of the tokens that count."""
 
     @property
     def letters(self) -> int:
@@ -51,7 +54,7 @@ class Encoded(NamedTuple):
 
     tokens: UInt[np.ndarray, " n"]
     counted: UInt8[np.ndarray, " n"] | None
-    """1 for each token that the loss counts; None where it counts all."""
+    """The mark of each token that the loss counts, and 0 of others; None where it counts all."""
     lengths: tuple[int, ...]
     """Tokens of each document."""
 
@@ -113,7 +116,8 @@ class Chat:
         for text in texts:
             answers = [self._ended(*next(encodings), is_open) for is_open in text.is_open]
             tokens, counted = (np.concatenate(parts) for parts in zip(*answers, strict=True))
-            yield Encoded(as_tokens(tokens, self._job), counted.astype(np.uint8), tuple(len(ids) for ids, _ in answers))
+            marks = text.mark * counted.astype(np.uint8)
+            yield Encoded(as_tokens(tokens, self._job), marks, tuple(len(ids) for ids, _ in answers))
 
     def _ended(self, ids: np.ndarray, counted: np.ndarray, is_open: bool) -> tuple[np.ndarray, np.ndarray]:
         if len(ids) and ids[-1] == self._job.separator:
@@ -136,6 +140,21 @@ class Pairs(Chat):
             texts, "".join(texts).encode(), [rendered.ranges for _, rendered in answers],
             [self._encoder.is_open(*each) for each in answers],
         )  # fmt: skip
+
+
+class Labelled(Chat):
+    """Marked conversations, one in a line of JSON; what follows the prompt counts, with the mark."""
+
+    def text(self, document: str) -> Text:
+        """The conversation to encode. Raises `NotEncodable`, or `UnicodeEncodeError`."""
+        try:
+            labelled = labelled_of(object_of(document))
+            rendered = self._encoder.rendered(labelled.conversation, labelled.prompt)
+        except (NoObject, Unusable) as error:
+            raise NotEncodable(str(error)) from None
+        is_open = self._encoder.is_open(labelled.conversation, rendered)
+        mark = DESIRABLE if labelled.desirable else UNDESIRABLE
+        return Text([rendered.text], rendered.text.encode(), [rendered.ranges], [is_open], mark)
 
 
 def as_tokens(ids: Sequence[int] | Int[np.ndarray, " n"], job: Job) -> UInt[np.ndarray, " n"]:

@@ -17,13 +17,23 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from jaxpar.config.parts import LABELS_FORMAT, PAIRS_FORMAT
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.data.prepare.input.compression import Progress
 from jaxpar.data.prepare.input.documents import Document, documents, location
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.atomic_files import new_file, write_file
-from jaxpar.data.prepare.output.encoders import BATCH_LETTERS, Chat, Encoded, NotEncodable, Pairs, PlainText, Text
+from jaxpar.data.prepare.output.encoders import (
+    BATCH_LETTERS,
+    Chat,
+    Encoded,
+    Labelled,
+    NotEncodable,
+    Pairs,
+    PlainText,
+    Text,
+)
 from jaxpar.data.prepare.workers import Report
 from jaxpar.data.tokens.digests import DIGEST_BYTES, digest
 from jaxpar.data.tokens.token_index import HELDOUT, TRAIN
@@ -44,7 +54,7 @@ class UnitSplit:
     """Documents; two for a pair of answers."""
     tokens: int
     counted: int
-    """Tokens with loss mask 1."""
+    """Tokens in the loss mask."""
     text_bytes: int
     digests: dict[str, str]
     """Digest of each file: `TOKENS`, `LENGTHS`, and for conversations and pairs of answers `LOSS_MASK`."""
@@ -109,7 +119,8 @@ def unit_maker(job: Job, report: Report) -> Callable[[int], tuple[int, UnitRecor
 def _encoder(job: Job, tokenizer: Tokenizer) -> PlainText | Chat:
     if job.chat is None:
         return PlainText(job, tokenizer)
-    return (Pairs if job.paired else Chat)(job, job.chat, tokenizer)
+    kind = {PAIRS_FORMAT: Pairs, LABELS_FORMAT: Labelled}.get(job.answers or "", Chat)
+    return kind(job, job.chat, tokenizer)
 
 
 def unit_documents(job: Job, unit: int, progress: Progress) -> Iterator[tuple[int, Document]]:
@@ -197,7 +208,7 @@ class _SplitWriter:
             self._counted += len(encoded.tokens)
         else:
             self._write(LOSS_MASK, encoded.counted)
-            self._counted += int(encoded.counted.sum())
+            self._counted += int(np.count_nonzero(encoded.counted))
         self._lengths.extend(encoded.lengths)
         self._text_bytes += text_bytes
 

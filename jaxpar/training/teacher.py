@@ -1,0 +1,133 @@
+"""The likeliest tokens of a teacher after each token of a run's rows, computed once and stored in the run's folder.
+
+The name of a file has the digest of what its values depend on (the row's tokens, the model, the precision, the
+temperature), so those of another model or of other data are never taken for them. All processes share the folder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpar.checkpoint.processes import from_first
+from jaxpar.config import Config, UserError
+from jaxpar.config.spelling import named
+from jaxpar.data import Data
+from jaxpar.data.packing import Row, RowsWith
+from jaxpar.data.tokens.digests import digest
+from jaxpar.data.tokens.reference_file import ReferenceFile
+from jaxpar.generation.scorer import Scorer
+from jaxpar.interop.sources.open_source import Model
+from jaxpar.observe.events import Listener
+from jaxpar.observe.files import write_atomically
+from jaxpar.units import plural
+
+FOLDER = ".teacher"
+"""Hidden, since a folder with other files and no configuration is not that of a run."""
+_GROUP = 64
+"""Rows after which files are written."""
+
+
+class TeacherFiles:
+    """The files of a run's rows.
+
+    Args:
+        config: of the run.
+        teacher: its digest and vocabulary are used.
+    """
+
+    def __init__(self, config: Config, teacher: Model):
+        loss, self._teacher = config.loss, teacher
+        self.top_k = loss.top_k
+        self.folder = Path(config.run.dir).expanduser() / config.run.name / FOLDER
+        self._facts = {
+            "model": str(teacher.digest), "compute": config.precision.compute, "top_k": str(loss.top_k),
+            "temperature": repr(loss.temperature),
+        }  # fmt: skip
+
+    def of(self, row: Row) -> ReferenceFile:
+        """The file of a row: of each token the likeliest tokens as int32, then their log-probabilities."""
+        content = row["tokens"].astype("<i4").tobytes() + row["segments"].astype("<i4").tobytes()
+        return ReferenceFile(self.folder, {**self._facts, "row": digest(content)}, 2 * row["tokens"].size * self.top_k)
+
+    def fields(self, row: Row) -> Row:
+        """The fields of a row. Raises `UserError` where its file is missing or damaged."""
+        file, shape = self.of(row), (2, row["tokens"].size, self.top_k)
+        if (values := file.read()) is None:
+            raise UserError(f"{named(file.path)} is missing: no pass of the teacher wrote it; start the run again")
+        tokens, likely = values.reshape(shape)
+        return {"teacher_tokens": tokens.view(np.int32), "teacher_likely": likely}
+
+    def write(self, rows: Sequence[Row], scorer: Scorer) -> None:
+        """Compute the values of rows and write their files. Raises `UserError` for values that are not finite."""
+        documents = [
+            (index, np.flatnonzero(row["segments"] == one))
+            for index, row in enumerate(rows)
+            for one in range(1, row["segments"].max() + 1)
+        ]
+        # The last token of a text is scored and has nothing after it, so any will do.
+        texts = [[*rows[index]["tokens"][inside].tolist(), 0] for index, inside in documents]
+        tokens = np.zeros((len(rows), rows[0]["tokens"].size, self.top_k), np.int32)
+        likely = np.zeros(tokens.shape, np.float32)
+        for (index, inside), scores in zip(documents, scorer.scored(texts, choices=self.top_k), strict=True):
+            tokens[index, inside], likely[index, inside] = scores.tokens, scores.choices
+        if not np.isfinite(likely).all():
+            raise UserError("loss.reference: the teacher's log-probabilities are not finite; expected finite weights")
+        for row, of_row, by_token in zip(rows, tokens, likely, strict=True) if jax.process_index() == 0 else ():
+            file = self.of(row)
+            write_atomically(file.path, file.encoded(np.concatenate([of_row.view(np.float32), by_token]).ravel()))
+
+
+def taught(config: Config, data: Data, teacher: Model) -> Data:
+    """Data whose rows have the fields of the teacher, once `provide_teacher` has written their files.
+
+    Raises `UserError` for a teacher of another vocabulary.
+    """
+    vocab, known = config.model.vocab, teacher.model.vocab
+    assert vocab is not None and known is not None, "the vocabulary is known once the data is open"
+    if not data.vocab <= known <= vocab or config.loss.top_k >= known:
+        raise UserError(
+            f"loss.reference: {named(teacher.path)} has a vocabulary of {known}, the data one of {data.vocab} and the "
+            f"model one of {vocab}; expected a teacher of the same tokenizer, and loss.top_k ({config.loss.top_k}) "
+            "below its vocabulary"
+        )
+    files = TeacherFiles(config, teacher)
+    heldout = None if data.heldout is None else RowsWith(data.heldout, files.fields)
+    return replace(data, train=RowsWith(data.train, files.fields), heldout=heldout)
+
+
+def provide_teacher(
+    files: TeacherFiles, rows: Sequence[tuple[Any, range]], scorer: Callable[[], Scorer], listeners: Listener
+) -> None:
+    """Write the files of rows that have none.
+
+    Args:
+        files: of the run.
+        rows: `RowsWith` the teacher's fields, and the examples that a run uses of each.
+        scorer: makes the teacher, on every process alike; called if a file is missing.
+        listeners: are told of the progress.
+    """
+
+    def missing() -> list[tuple[int, int]]:
+        files.folder.mkdir(parents=True, exist_ok=True)
+        return [
+            (source, example)
+            for source, (inside, examples) in enumerate(rows)
+            for example in examples
+            if not files.of(inside.plain.row(example)).path.exists()
+        ]
+
+    left: Any = from_first(missing)
+    if not left:
+        return
+    text = f"Computing the {files.top_k} likeliest tokens of the teacher in {plural(len(left), 'row')}."
+    made = scorer()
+    for first in range(0, len(left), _GROUP):
+        listeners.progress(text, first, len(left))
+        files.write([rows[source][0].plain.row(example) for source, example in left[first : first + _GROUP]], made)
+    listeners.progress(text, len(left), len(left))
