@@ -270,6 +270,13 @@ def test_whatever_a_key_holds_there_is_a_model_or_a_sentence(name: str):
             assert sentence.startswith("config.json: ") and sentence.isprintable()
 
 
+def test_a_window_that_is_off_may_be_0():
+    """As transformers 5 writes it for Qwen2-MoE."""
+    off = {"use_sliding_window": False, "sliding_window": 0, "layer_types": ...}
+    _, model = model_of(golden("qwen2_moe", **off))
+    assert (model.window, model.kinds) == (None, {})
+
+
 def test_qwen_with_windows_in_its_last_layers():
     """By `max_window_layers`, as before transformers had `layer_types`."""
     keys = {"layer_types": None, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}

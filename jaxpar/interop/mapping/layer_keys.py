@@ -93,9 +93,9 @@ class Windows:
         return ("sliding_window", "layer_types", *self.beside, *((self.switch,) if self.switch else ()))
 
     def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
-        window = hf_config.typed("sliding_window", "window", self.absent)
-        if self.switch is not None and not hf_config.flag(self.switch, default=False):
-            window = None
+        window = None
+        if self.switch is None or hf_config.flag(self.switch, default=False):
+            window = hf_config.typed("sliding_window", "window", self.absent)
         default = all_global if window is None else self.default
         types = layer_types(hf_config, layers, default)
         if (window is None or not self.typed) and types != default(hf_config, layers):

@@ -136,8 +136,9 @@ class HunyuanExperts:
 def _each(hf_config: HFConfig, key: str, default: int, layers: int) -> list[int]:
     """The value of a key for each layer."""
     value = hf_config.get(key, default)
-    each = value[:layers] if isinstance(value, list) else [value] * layers
-    if len(each) < layers or any(type(one) is not int or one < 1 for one in each):
+    stated = value[:layers] if isinstance(value, list) else [value] * layers
+    each = [one for one in stated if type(one) is int and one >= 1]
+    if not len(each) == len(stated) == layers:
         raise hf_config.refusal(key, value, f"a whole number, at least 1, or {layers} of them")
     return each
 
