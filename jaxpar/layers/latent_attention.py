@@ -128,7 +128,9 @@ class LatentAttention(Block):
         latent, compressed = self._normalized(latent, "kv_norm"), "query_latent" in made
         source = self._normalized(made["query_latent"], "query_norm") if compressed else x
         (query,) = ops.run(self, QUERIES, source)
-        query = self.named(grown(self._rotated(query, tokens), tokens.growth), "expanded_query" if compressed else "query")
+        query = self.named(
+            grown(self._rotated(query, tokens), tokens.growth), "expanded_query" if compressed else "query"
+        )
         return query, latent, self._rotated(gather_sequence(rotary_key)[:, :, None], tokens)
 
     def _expanded(

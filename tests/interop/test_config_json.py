@@ -292,7 +292,9 @@ def test_a_type_that_is_spelled_otherwise_is_named(model_type: str, near: str):
         model_of(golden("llama", model_type=model_type))
 
 
-@pytest.mark.parametrize("model_type", ["lfm2", "olmo_hybrid", "qwen2_moe", "gemma3", "mistral3", "llama4_text", None, 3])
+@pytest.mark.parametrize(
+    "model_type", ["lfm2", "olmo_hybrid", "qwen2_moe", "gemma3", "mistral3", "llama4_text", None, 3]
+)
 def test_another_architecture_with_a_name_alike_is_not_suggested(model_type: object):
     with refused("model_type", str(model_type), "expected one of llama") as caught:
         model_of(golden("llama", model_type=model_type))

@@ -64,9 +64,7 @@ def test_rows_of_up_to_the_original_length_have_frequencies_of_their_own_under_l
     compare("phi3_longrope", {"context": context, "context_order": "contiguous"}, 16, short_logits("phi3_longrope"))
 
 
-def compare(
-    name: str, parallel: dict[str, Any], length: int | None = None, expected: np.ndarray | None = None
-) -> None:
+def compare(name: str, parallel: dict[str, Any], length: int | None = None, expected: np.ndarray | None = None) -> None:
     """Read a golden's folder into a layout, and compare the logits there with those of transformers."""
     tokens, wanted = (array[:, :length] for array in tokens_and_logits(name))
     wanted = wanted if expected is None else expected

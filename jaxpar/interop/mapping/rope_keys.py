@@ -97,7 +97,7 @@ class Rope:
         return {"rope_theta": model.rope.base, "rope_scaling": scaling, **partial}
 
     def _rates(self, mappings: Stated) -> tuple[dict[str, object], Stated]:
-        """What mappings state of the growth of queries; and the mappings without it."""
+        """The growth of queries that mappings state, by key; and the mappings without it."""
         if self.growth is None:
             return {}, mappings
         rates = {f"{key}.{self.growth}": mapping.get(self.growth) for key, mapping in mappings.items()}

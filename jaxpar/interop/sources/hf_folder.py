@@ -183,7 +183,9 @@ class HFFolder:
         for name, value in constants:
             stored = self._files.tensors[name]
             if stored.shape or self._files.read(name, ()) != np.asarray(value, stored.dtype):
-                raise UserError(f"{named(stored.file)}: the tensor {name} is not {value}, as in all models of this family")
+                raise UserError(
+                    f"{named(stored.file)}: the tensor {name} is not {value}, as in all models of this family"
+                )
         return [name for name, _ in constants]
 
     def _checked(self) -> dict[str, str]:

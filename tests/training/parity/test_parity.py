@@ -71,7 +71,8 @@ ROWS = [
     _HYBRID
     | {"replica": 2, "tensor": 2, "context": 2, "context_strategy": "ulysses", "zero": 2, "remat": "half offloaded"}
     | {"optimizer_offload": "host", "dropout": 0.1, "mlp_tiles": 3},
-    _PARALLEL | {"tensor": 4, "context": 2, "context_strategy": "ring", "zero": 1, "dropout": 0.1, "remat": "selective"},
+    _PARALLEL
+    | {"tensor": 4, "context": 2, "context_strategy": "ring", "zero": 1, "dropout": 0.1, "remat": "selective"},
     _PARALLEL
     | {"family": "olmo", "fsdp": 2, "tensor": 2, "context": 2, "zero": 3, "remat": "gemm_last", "mlp_tiles": 3},
 ]

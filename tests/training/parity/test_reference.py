@@ -119,8 +119,8 @@ NEUTRAL = {
     "window": None, "attention_softcap": None, "logit_softcap": None, "rope_scaling": "none", "qk_norm": False,
     "z_loss": 0.0, "norm_epsilon": 1e-5, "attention_bias": False, "mlp_bias": False,
     "embedding_scale": False, "attention_scale": None, "norm": "rmsnorm", "rope_base": 1e4, "rope_factor": 2.0,
-    "rope_query_growth": 0.0, "qkv_clip": None, "rope_partial": 1.0, "residual_mixer_stream": 1.0, "residual_mixer_output": 1.0,
-    "residual_mlp_stream": 1.0, "residual_mlp_output": 1.0, "logit_divisor": 1.0,
+    "rope_query_growth": 0.0, "qkv_clip": None, "rope_partial": 1.0, "residual_mixer_stream": 1.0,
+    "residual_mixer_output": 1.0, "residual_mlp_stream": 1.0, "residual_mlp_output": 1.0, "logit_divisor": 1.0,
 }  # fmt: skip
 
 
