@@ -96,7 +96,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "olmo": {
         "norm": "weightless_layernorm", "qkv_clip": 0.5, "rope": RopeConfig(query_growth=0.5, original_length=3),
     },
-    "apertus": {"activation": "xielu", "qk_norm": True, "residual": ResidualConfig(mlp_output=3.0)},
+    "apertus": {"activation": "xielu", "qk_norm": True, "tied": True},
     "phi4_mini": {
         "rope": RopeConfig(
             20.0, scaling="longrope", factor=4.0, original_length=12, short_factors=(1.0, 1.0), long_factors=(1.5, 2.5)
