@@ -34,7 +34,7 @@ def test_what_it_prints_is_a_configuration_for_the_model(name: str, capfd: pytes
 
 
 def test_the_key_that_is_not_supported_is_named(capfd: pytest.CaptureFixture[str], tmp_path: Path):
-    folder = copy_of("phi3", tmp_path / "model", rope_parameters={"rope_type": "longrope"})
+    folder = copy_of("llama", tmp_path / "model", rope_parameters={"rope_type": "longrope"})
     refused_by_command(main([str(folder)]), *capfd.readouterr(), "config.json", "rope_parameters.rope_type", "longrope")
 
 

@@ -159,7 +159,7 @@ class Attention(Block):
             return rms_normalize_heads(q, k, of_query, self._local_heads(of_key, 0), self.epsilon)
         if self.normed == "layernorm":
             of_key = self._local_heads(of_key, 0)
-            return tuple(layer_normalize(x, one, None, self.epsilon) for x, one in ((q, of_query), (k, of_key)))
+            return layer_normalize(q, of_query, None, self.epsilon), layer_normalize(k, of_key, None, self.epsilon)
         return rms_normalize(q, of_query, self.epsilon), rms_normalize(k, of_key, self.epsilon)
 
     def _local_heads(self, w: jax.Array, axis: int) -> jax.Array:

@@ -1,4 +1,4 @@
-"""Rotary position embeddings (arXiv:2104.09864) in Llama's split-half form, with linear, Llama 3, YaRN and LongRoPE scaling."""
+"""Rotary position embeddings (arXiv:2104.09864) in Llama's split-half form, with the scalings of `model.rope`."""
 
 from __future__ import annotations
 

@@ -150,7 +150,7 @@ class DecoderStages:
             batch: a microbatch.
             length: the most tokens that a row will have; by default those of the rows of `batch`.
         """
-        length = batch["positions"].shape[1] * lax.axis_size("context") if length is None else length
+        rows = batch["positions"].shape[1] * lax.axis_size("context") if length is None else length
         segments, indices = vary(batch["segments"]), vary(batch["indices"])
         row = gather_context(segments), gather_context(indices)
         plain = vary(TokenContext(segments, indices, *row, batch["examples"], None, None))
@@ -165,7 +165,7 @@ class DecoderStages:
             fields = {field.name: vary(batch[field.name]) for field in declared if field.name in batch}
             contexts[kind] = by_position(plain._replace(fields=fields), batch["positions"], model)
             if model.position == "rope":
-                angles, magnitude = frequencies(model, rotary_dim(model), length), rotary_magnitude(model)
+                angles, magnitude = frequencies(model, rotary_dim(model), rows), rotary_magnitude(model)
                 key = angles.tobytes(), magnitude
                 if key not in tables:
                     tables[key] = vary(rotary_tables(batch["positions"], angles, magnitude))

@@ -67,6 +67,7 @@ def test_the_defaults_are_valid():
         rope_dim | expected 1
     model.rope.scaling=llama3 | model.rope.low_frequency=4 => model.rope.low_frequency: |
         less than model.rope.high_frequency (4.0) | got 4.0
+    model.rope.scaling=longrope => model.rope.short_factors: | each pair of dims that rotates, 16, got 0
     model.rope.scaling=yarn | model.rope.beta_slow=33 => model.rope.beta_slow: | at most model.rope.beta_fast (32.0) |
         got 33.0
     model.rope.scaling=yarn | model.rope.base=1 => model.rope.base: | yarn | more than 1 | got 1.0

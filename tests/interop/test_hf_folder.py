@@ -67,6 +67,15 @@ def test_what_is_wrong_with_a_folder_is_named(llama: Path, case: str):
         HFFolder(llama)
 
 
+def test_a_number_that_all_models_of_a_family_share_is_no_other(tmp_path: Path):
+    beta = "model.layers.1.mlp.act_fn.beta"
+    folder = copy_of("apertus", tmp_path / "model")
+    for wrong in (np.asarray(0.25, "f4"), np.full(1, 0.5, "f4")):
+        with refused(str(rewrite(folder, {beta: wrong})), beta, "0.5"):
+            HFFolder(folder)
+    HFFolder(rewrite(folder, {beta: None}))
+
+
 @pytest.mark.parametrize("name", ["dtype", "tensor", "key"])
 def test_a_line_end_or_control_character_of_a_file_does_not_reach_the_screen(llama: Path, name: str):
     hostile = "F33\nok\x1b[2J"

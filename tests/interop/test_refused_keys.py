@@ -30,7 +30,9 @@ REFUSED = {
     "a scaling without its factor": (
         "llama", {"rope_parameters": {"rope_type": "linear", "rope_theta": 1e4}}, ("rope_parameters.factor", "missing")
     ),
-    "long rope without factors": ("phi3", {"rope_parameters": {"rope_type": "longrope"}}, ("rope_parameters.short_factor", "missing")),
+    "long rope without factors": (
+        "phi3", {"rope_parameters": {"rope_type": "longrope"}}, ("rope_parameters.short_factor", "missing")
+    ),
     "a part of each head": (
         "llama", {"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.75}},
         ("partial_rotary_factor", "0.75"),

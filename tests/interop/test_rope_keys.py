@@ -102,7 +102,11 @@ REFUSED: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
     "a part in another family": ("llama", {"partial_rotary_factor": 0.5}, ("partial_rotary_factor", "0.5")),
     "a part above 1": ("phi3", {"rope_parameters": {}, "partial_rotary_factor": 1.5}, ("partial_rotary_factor", "1.5")),
     "a scaling that the family does not have": (
-        "phi3", {"rope_parameters": YARN | LENGTH}, ("rope_parameters.rope_type", "yarn", "default")
+        "ministral3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+        ("rope_parameters.rope_type", "linear", "yarn"),
+    ),
+    "two original lengths, of which transformers reads the one outside": (
+        "phi3", {"rope_parameters": YARN | LENGTH}, ("original_max_position_embeddings", "4096", "32")
     ),
     "a list": ("qwen3", {"rope_scaling": []}, ("rope_scaling", "[]", "a mapping")),
     "false": ("qwen3", {"rope_scaling": False}, ("rope_scaling", "False", "a mapping")),

@@ -60,6 +60,7 @@ def test_logits_of_shorter_rows_equal_those_of_transformers(name: str, length: i
     compare(name, {}, length)
 
 
+@pytest.mark.matrix(quick=1, ci=1)
 @pytest.mark.parametrize("context", [1, 2])
 def test_rows_of_up_to_the_original_length_have_frequencies_of_their_own_under_longrope(context: int):
     compare("phi3_longrope", {"context": context, "context_order": "contiguous"}, 16, short_logits("phi3_longrope"))

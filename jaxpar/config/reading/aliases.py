@@ -25,6 +25,9 @@ ALIASES: dict[str, str] = {
     "model.rope.scaling": "rope_scaling rope_type rope_scaling_type",
     "model.rope.factor": "rope_factor rope_scaling_factor scaling_factor",
     "model.rope.original_length": "rope_original_length original_max_position_embeddings",
+    "model.rope.query_growth": "llama_4_scaling_beta",
+    "model.rope.short_factors": "short_factor",
+    "model.rope.long_factors": "long_factor",
     "model.rope.low_frequency": "rope_low_frequency low_freq_factor",
     "model.rope.high_frequency": "rope_high_frequency high_freq_factor",
     "model.rope.beta_fast": "rope_beta_fast beta_fast",
@@ -41,7 +44,8 @@ ALIASES: dict[str, str] = {
     "model.max_positions": "max_position_embeddings n_positions block_size",
     "model.norm_placement":
         "norm_position norm_order post_norm use_post_norm sandwich_norm use_post_attn_norm use_post_ffw_norm "
-        "post_attention_norm",
+        "post_attention_norm use_parallel_residual parallel_residual parallel_attn use_parallel_block",
+    "model.qkv_clip": "clip_qkv",
     "model.residual.mixer_stream": "full_attn_alpha_factor layernorm_full_attention_alpha",
     "model.residual.mixer_output": "residual_multiplier residual_scale",
     "model.residual.mlp_stream": "mlp_alpha_factor layernorm_mlp_alpha",

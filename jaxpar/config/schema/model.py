@@ -64,13 +64,13 @@ class ModelConfig:
         "rmsnorm", "zero_centered_rmsnorm", "layernorm", "unbiased_layernorm", "weightless_layernorm"
     ] = "rmsnorm"  # fmt: skip
     """Normalisation around attention and the feed-forward layer (see `norm_placement`) and before the head;
-    `zero_centered_rmsnorm` multiplies by 1 plus its weights, which begin at 0 (Gemma). LayerNorm has a scale and a bias,
-    a scale alone (`unbiased_layernorm`: Cohere), or neither (`weightless_layernorm`: OLMo 1)."""
+    `zero_centered_rmsnorm` multiplies by 1 plus its weights, which begin at 0 (Gemma). LayerNorm has a scale and a
+    bias, a scale alone (`unbiased_layernorm`: Cohere), or neither (`weightless_layernorm`: OLMo 1)."""
     norm_placement: Literal["pre", "post", "sandwich", "stream", "parallel", "parallel_norms"] = "pre"
     """Whether attention and the feed-forward layer have a norm on their input (`pre`), on their output before it is
     added to the residual stream (`post`: OLMo 2), on both (`sandwich`: Gemma 2 and 3), or on the residual stream before
-    them, whose norm is their input and what their output is added to (`stream`: MiniMax-01). Parallel ones both read the
-    input of the layer, through one norm (`parallel`: Cohere) or a norm of each (`parallel_norms`: GPT-NeoX)."""
+    them, whose norm is their input and what their output is added to (`stream`: MiniMax-01). Parallel ones both read
+    the input of the layer, through one norm (`parallel`: Cohere) or a norm of each (`parallel_norms`: GPT-NeoX)."""
     norm_epsilon: Annotated[float, POSITIVE] = 1e-5
     """Added to the mean square (or variance) inside the normalisation."""
     residual: ResidualConfig = field(default_factory=ResidualConfig)

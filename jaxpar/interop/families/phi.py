@@ -13,7 +13,7 @@ from jaxpar.interop.mapping.layer_keys import Windows, all_local
 from jaxpar.interop.mapping.rope_keys import LENGTH, Rope
 
 _TYPES = ("longrope", "su", "yarn")
-"""What LongRoPE is called; transformers reads `yarn` so in this family."""
+"""Names of LongRoPE; transformers reads `yarn` so in this family."""
 
 
 @dataclass(frozen=True)

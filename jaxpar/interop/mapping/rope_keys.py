@@ -83,8 +83,8 @@ class Rope:
         rates, mappings = self._rates(mappings)
         rotary = _rotary(hf_config, "rope_theta", mappings, self.base, self.scalings, self.partial)
         if rates and (stated := hf_config.agreed_of(rates)):
-            rotary["rope"] |= {"query_growth": hf_config.in_range(*stated, "rope.query_growth")}
-        return [rotary] * layers
+            rotary["query_growth"] = hf_config.in_range(*stated, "rope.query_growth")
+        return [{"rope": rotary}] * layers
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
         model = next((model for model in models if model.position == "rope"), models[0])
@@ -92,12 +92,12 @@ class Rope:
         if scaling is None and self.absent:
             scaling = {"rope_type": "default"}
         if self.growth is not None and scaling is not None:
-            scaling[self.growth] = model.rope.query_growth
+            scaling = scaling | {self.growth: model.rope.query_growth}
         partial = {} if self.partial is None else {_PARTIAL: model.rope.partial}
         return {"rope_theta": model.rope.base, "rope_scaling": scaling, **partial}
 
     def _rates(self, mappings: Stated) -> tuple[dict[str, object], Stated]:
-        """What mappings state of the growth of queries; and the mappings without it."""
+        """The growth of queries that mappings state, by key; and the mappings without it."""
         if self.growth is None:
             return {}, mappings
         rates = {f"{key}.{self.growth}": mapping.get(self.growth) for key, mapping in mappings.items()}
@@ -132,7 +132,7 @@ class RopeByType:
             GLOBAL: _rotary(hf_config, "rope_theta", of_global, self.base),
             LOCAL: _rotary(hf_config, self.local_theta or "", of_local, self.local_base),
         }
-        return [rotary[one] for one in layer_types(hf_config, layers, self.types)]
+        return [{"rope": rotary[one]} for one in layer_types(hf_config, layers, self.types)]
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
         of_type = {LOCAL: models[0], GLOBAL: models[0]} | {
@@ -177,17 +177,17 @@ def _rotary(
     base: float,
     scalings: tuple[str, ...] = COMMON,
     partial: float | None = None,
-) -> dict[str, dict[str, object]]:
-    """Our keys of layers, from the key of their base and the mappings that state something about them."""
+) -> dict[str, object]:
+    """Our keys of `rope`, from the key of their base and the mappings that state something about them."""
     stated_base = _agreed(hf_config, theta, "rope_theta", mappings)
     share = _agreed(hf_config, _PARTIAL, _PARTIAL, mappings)
-    ours = {"base": hf_config.in_range(*stated_base, "rope.base") if stated_base else base}
+    ours: dict[str, object] = {"base": hf_config.in_range(*stated_base, "rope.base") if stated_base else base}
     ours |= _scaling_of(hf_config, mappings, scalings)
     if partial is not None:
         ours["partial"] = hf_config.in_range(*share, "rope.partial") if share else partial
     elif share and share[1] not in (1, 1.0):
         raise hf_config.refusal(*share, "1: all of each head rotates")
-    return {"rope": ours}
+    return ours
 
 
 def _agreed(hf_config: HFConfig, key: str, name: str, mappings: Stated) -> tuple[str, object] | None:

@@ -101,7 +101,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "olmo": {
         "norm": "weightless_layernorm", "qkv_clip": 0.5, "rope": RopeConfig(query_growth=0.5, original_length=3),
     },
-    "apertus": {"activation": "xielu", "qk_norm": True, "norm_epsilon": 0.1},
+    "apertus": {"activation": "xielu", "qk_norm": True, "tied": True},
     "phi4_mini": {
         "rope": RopeConfig(
             20.0, scaling="longrope", factor=4.0, original_length=12, short_factors=(1.0, 1.0), long_factors=(1.5, 2.5)
@@ -125,8 +125,8 @@ NEUTRAL = {
     "attention_softcap": None, "logit_softcap": None, "rope_scaling": "none", "qk_norm": False,
     "z_loss": 0.0, "norm_epsilon": 1e-5, "attention_bias": False, "mlp_bias": False,
     "embedding_scale": False, "attention_scale": None, "norm": "rmsnorm", "rope_base": 1e4, "rope_factor": 2.0,
-    "rope_query_growth": 0.0, "qkv_clip": None, "rope_partial": 1.0, "residual_mixer_stream": 1.0, "residual_mixer_output": 1.0,
-    "residual_mlp_stream": 1.0, "residual_mlp_output": 1.0, "logit_divisor": 1.0,
+    "rope_query_growth": 0.0, "qkv_clip": None, "rope_partial": 1.0, "residual_mixer_stream": 1.0,
+    "residual_mixer_output": 1.0, "residual_mlp_stream": 1.0, "residual_mlp_output": 1.0, "logit_divisor": 1.0,
 }  # fmt: skip
 
 
