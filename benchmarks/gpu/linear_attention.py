@@ -65,7 +65,7 @@ class Case:
 
     def flops(self, way: str) -> float:
         """FLOPs of the chunked form; the backward has two products for each."""
-        sizes = Sizes(self.heads, self.heads, self.key, self.value, 0.0, 1e-6)
+        sizes = Sizes(self.heads, self.heads, self.key, self.value, taps=4, least_step=0.0, norm_epsilon=1e-6)
         forward = declare_recurrence(sizes, self.key if self.by_key else 1, self.delta).chunked
         return self.rows * self.tokens * forward * {"forward": 1.0, "both": 3.0}[way]
 

@@ -28,11 +28,17 @@ MODEL: dict[str, Any] = {
     "layers": 8,
     "kinds": {
         "local": {"window": 5, "rope": {"base": 100.0}, "norm_placement": "sandwich"},
-        "wide": {"mlp": 64, "activation": "relu2", "qk_norm": True},
+        "wide": {
+            "mlp": 64,
+            "activation": "relu2",
+            "qk_norm": True,
+            "chunk": 11,
+            "attention_temperature": {"floor": 3, "scale": 0.4},
+        },
     },
     "pattern": Pattern(prefix=("wide",), unit=("local", "local", "wide"), suffix=("local",)),
 }
-"""Kinds with other weights, shapes and attention, two units of them, and a layer before and behind."""
+"""Kinds with other weights, shapes and attention (windows, chunks), two units of them, a layer before and behind."""
 
 LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "fsdp-tensor": {"parallel": {"fsdp": 4, "tensor": 2}},
