@@ -2,10 +2,10 @@
 
     python -m tests.goldens.check --transformers PYTHON [--count 10] [--seed 0] [NAME ...]
 
-PYTHON is one with torch and transformers. For each golden, `--count` configurations are drawn around its own; that PYTHON makes
-random models and their logits in float64. Each is read here and compared: logits in float32 at lengths 1, 17 and 200
-within 1e-5 of the largest, the likeliest tokens, tensors of the export bit for bit; the export, and one whose
-`config.json` was written anew, are loaded there again. In bfloat16 the difference from float64 is printed.
+PYTHON is one with torch and transformers. For each golden, `--count` configurations are drawn around its own; that
+PYTHON makes random models and their logits in float64. Each is read here and compared: logits in float32 at lengths 1,
+17 and 200 within 1e-5 of the largest, the likeliest tokens, tensors of the export bit for bit; the export, and one
+whose `config.json` was written anew, are loaded there again. In bfloat16 the difference from float64 is printed.
 """
 
 import argparse
@@ -71,9 +71,14 @@ def ours(source: HFFolder, tokens: np.ndarray, compute: str) -> np.ndarray:
     return found[..., : source.model.vocab]
 
 
-def compare(folder: Path) -> tuple[list[str], str]:
-    """What is wrong with a model, and a line about it."""
-    source, wrong, worst, coarse = HFFolder(folder), [], 0.0, 0.0
+def compared(folder: Path, wrong: list[str]) -> str:
+    """Compare a model, adding to `wrong` what differs; returns a line about it."""
+    try:
+        source = HFFolder(folder)
+    except UserError as error:
+        wrong.append(str(error))
+        return ""
+    worst = 0.0
     with np.load(folder / "logits.npz") as stored:
         arrays: dict[str, np.ndarray] = dict(stored)
     for length in LENGTHS:
@@ -90,7 +95,7 @@ def compare(folder: Path) -> tuple[list[str], str]:
     rounded = ours(source, tokens, "bfloat16")
     coarse = float(np.abs(rounded - wanted).max() / np.abs(wanted).max())
     wrong += export(folder, source)
-    return wrong, f"{worst:.1e} in float32, {coarse:.1e} in bfloat16"
+    return f"{worst:.1e} in float32, {coarse:.1e} in bfloat16"
 
 
 def export(folder: Path, source: HFFolder) -> list[str]:
@@ -131,26 +136,20 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("names", nargs="*", metavar="NAME")
     options = parser.parse_args(arguments)
-    names, failed = options.names or [name for name in NAMES if name not in WITHOUT], 0
-    for name in names:
-        with tempfile.TemporaryDirectory() as made:
-            out = Path(made)
-            draw(out, [name], options.count, options.seed)
-            failures = by_transformers(options.transformers, out)
-            lines = {}
-            for folder in sorted(one for one in out.iterdir() if one.is_dir()):
-                if folder.name not in failures:
-                    try:
-                        wrong, lines[folder.name] = compare(folder)
-                    except UserError as error:
-                        wrong = [str(error)]
-                    if wrong:
-                        failures[folder.name] = wrong
-            again = by_transformers(options.transformers, out, "exported")
-            for folder in sorted(one for one in out.iterdir() if one.is_dir()):
-                wrong = failures.get(folder.name) or again.get(folder.name, [])
-                failed += bool(wrong)
-                print(f"{folder.name}: {'; '.join(wrong) or lines[folder.name]} ({summary(folder)})", flush=True)
+    names = options.names or [name for name in NAMES if name not in WITHOUT]
+    with tempfile.TemporaryDirectory() as made:
+        out = Path(made)
+        draw(out, names, options.count, options.seed)
+        wrong = by_transformers(options.transformers, out)
+        for folder in sorted(one for one in out.iterdir() if one.is_dir()):
+            lines = wrong.setdefault(folder.name, [])
+            line = "" if lines else compared(folder, lines)
+            print(f"{folder.name}: {'; '.join(lines) or line} ({summary(folder)})", flush=True)
+        for name, lines in by_transformers(options.transformers, out, "exported").items():
+            if not wrong[name]:
+                wrong[name] = lines
+                print(f"{name}: {'; '.join(lines)}")
+    failed = sum(map(bool, wrong.values()))
     print(f"{failed} of {options.count * len(names)} differ")
     return int(failed > 0)
 

@@ -129,9 +129,7 @@ TOGETHER: tuple[Change, ...] = (layers, heads, latent, experts, positions)
 
 def drawn(keys: Keys, random: np.random.Generator, accepted: Callable[[Keys], bool]) -> Keys:
     """A configuration: changes in a random order, as many of them as `accepted` lets pass."""
-    alone = [
-        lambda keys, random, key=key: {key: VALUES[key](random)} if key in keys else {} for key in sorted(VALUES)
-    ]
+    alone = [lambda keys, random, key=key: {key: VALUES[key](random)} if key in keys else {} for key in sorted(VALUES)]
     changes: list[Change] = [*TOGETHER, *alone]
     for number in random.permutation(len(changes)):
         changed = keys | changes[number](keys, random)

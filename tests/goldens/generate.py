@@ -289,12 +289,16 @@ def fill(model: transformers.PreTrainedModel, generator: np.random.Generator) ->
             weight.copy_(torch.from_numpy(neutral + spread * generator.standard_normal(tuple(weight.shape))))
 
 
-def logits_of(folder: Path, tokens: np.ndarray) -> np.ndarray:
-    """Logits in float64 [batch, seq, vocab] of the model in a folder."""
+def loaded(folder: Path) -> transformers.PreTrainedModel:
+    """The model in a folder, in float64."""
     load = transformers.AutoModelForCausalLM.from_pretrained
     # Grouped products of experts are not implemented in float64.
     options = {"experts_implementation": "eager"} if "expert" in (folder / "config.json").read_text() else {}
-    model = load(folder, dtype=torch.float64, attn_implementation="eager", **options).eval()
+    return load(folder, dtype=torch.float64, attn_implementation="eager", **options).eval()
+
+
+def logits_of(model: transformers.PreTrainedModel, tokens: np.ndarray) -> np.ndarray:
+    """Logits [batch, seq, vocab]."""
     with torch.no_grad():
         return model(torch.from_numpy(tokens.astype(np.int64))).logits.numpy()
 
@@ -307,7 +311,9 @@ def write(name: str) -> Path:
     as_published(folder)
     tokens = np.random.default_rng(list(name.encode())).integers(0, 61, (ROWS, LENGTH)).astype(np.int32)
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
-    np.savez(folder / "logits.npz", tokens=tokens, logits=logits_of(folder, tokens), made_with=np.array(versions))
+    np.savez(
+        folder / "logits.npz", tokens=tokens, logits=logits_of(loaded(folder), tokens), made_with=np.array(versions)
+    )
     return folder
 
 

@@ -13,6 +13,7 @@ from tests.sentences import refused
 
 REFUSED = {
     "a family": ("llama", {"model_type": "mistrall"}, ("model_type", "mistrall", "mistral")),
+    "a family by another spelling": ("qwen2", {"model_type": "Qwen_2"}, ("model_type", "Qwen_2", "did you mean qwen2?")),
     "a class": ("llama", {"architectures": ["LlamaForTokenClassification"]}, ("architectures", "LlamaForCausalLM")),
     "an activation": ("llama", {"hidden_act": "gelu"}, ("hidden_act", "gelu", "silu")),
     "a missing size": ("llama", {"hidden_size": None}, ("hidden_size", "null")),
@@ -131,6 +132,12 @@ REFUSED = {
     "convolutions of SpikingBrain": ("gla_swa", {"use_short_conv": True}, ("use_short_conv", "True", "False")),
     "a width of heads twice": ("deepseek_v2", {"qk_head_dim": 9}, ("qk_head_dim", "9", "14")),
 }  # fmt: skip
+
+
+def test_a_family_is_guessed_only_where_most_keys_are_its():
+    with refused("config.json", "model_type", "expected one of") as caught:
+        model_of(golden("gpt2", model_type="Qwen_2"))
+    assert "did you mean" not in str(caught.value)
 
 
 @pytest.mark.parametrize("case", REFUSED)

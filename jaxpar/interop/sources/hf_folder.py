@@ -144,7 +144,8 @@ class HFFolder:
             which = f"layer {last}" if self.further == 1 else f"layers {self.model.layers} to {last}"
             remarks.append(f"without {which}, for the prediction of further tokens")
         if self.left_out:
-            beginnings = dict.fromkeys(".".join(name.split(".")[: 1 + name.startswith("model.")]) for name in self.left_out)
+            parts = (name.split(".")[: 1 + name.startswith("model.")] for name in self.left_out)
+            beginnings = dict.fromkeys(".".join(part) for part in parts)
             remarks.append(f"without {plural(len(self.left_out), 'tensor')} of images, {', '.join(beginnings)}")
         if self.omitted:
             remarks.append(f"without {plural(self.omitted, 'tensor')} {', '.join(self.family.omitted)}*")
