@@ -8,6 +8,7 @@ import pytest
 
 from jaxpar.convert import main
 from jaxpar.interop.config_json import differences, model_of
+from jaxpar.interop.conversion.export import plan_export
 from jaxpar.interop.families.registry import FAMILIES
 from jaxpar.interop.mapping.keys import HFConfig
 from jaxpar.interop.mapping.multimodal import MULTIMODAL, text_part
@@ -41,7 +42,9 @@ def test_logits_of_text_equal_those_of_transformers(name: str):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_left_out_is_said_and_the_rest_is_exported_as_a_model_of_text(name: str, tmp_path: Path):
+def test_what_is_left_out_is_said_and_the_rest_is_exported_as_a_model_of_text(
+    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
     folder = FOLDER / "multimodal" / name
     source, stored = HFFolder(folder), tensors(folder)
     (remark,) = source.remarks
@@ -51,10 +54,40 @@ def test_what_is_left_out_is_said_and_the_rest_is_exported_as_a_model_of_text(na
     assert main(["hf-to-jaxpar", str(folder), str(tmp_path / "ours")]) == 0
     assert main(["jaxpar-to-hf", str(tmp_path / "ours"), str(tmp_path / "text")]) == 0
     assert json.loads((tmp_path / "text/config.json").read_text())["architectures"] == [source.family.architecture]
+    assert "this is the text part alone" in capfd.readouterr().out, "images are not in the folder that was converted"
     again = HFFolder(tmp_path / "text")
     assert differences(again.model, source.model) == [] and again.remarks == []
     for tensor in source.tensors:
         np.testing.assert_array_equal(again.tensor(tensor), source.tensor(tensor))
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_an_export_of_a_folder_with_images_carries_them(name: str, tmp_path: Path):
+    folder = FOLDER / "multimodal" / name
+    assert main(["jaxpar-to-hf", str(folder), str(tmp_path / "out")]) == 0
+    for file in ("config.json", "generation_config.json", "model.safetensors"):
+        assert (tmp_path / "out" / file).read_bytes() == (folder / file).read_bytes(), file
+
+
+def test_a_head_of_its_own_goes_to_the_text_part_in_several_files(tmp_path: Path):
+    """Which tied ones do not have, so that the model, its keys and the names of its tensors are new."""
+    folder = copy_of("multimodal/gemma3", tmp_path / "model")
+    (folder / "preprocessor_config.json").write_text("{}")
+    head = tensors(folder)["language_model.model.embed_tokens.weight"] * 2
+    source = HFFolder(rewrite(folder, {"language_model.lm_head.weight": head}))
+    assert source.untied and len(source.remarks) == 2
+    (tmp_path / "out").mkdir()
+    files = plan_export(source).write(tmp_path / "out", shard_bytes=8000)
+    written = {name: leaf for file in files for name, leaf in tensors(file).items()}
+    assert len(files) > 1 and written.keys() == tensors(folder).keys()
+    index = json.loads((tmp_path / "out/model.safetensors.index.json").read_text())
+    assert index["metadata"]["total_size"] == sum(leaf.nbytes for leaf in written.values())
+    config = json.loads((tmp_path / "out/config.json").read_text())
+    assert (config["tie_word_embeddings"], config["model_type"]) == (False, "gemma3")
+    again = HFFolder(tmp_path / "out")
+    assert differences(again.model, source.model) == [] and len(again.remarks) == 1
+    np.testing.assert_array_equal(written["language_model.lm_head.weight"], head)
+    assert (tmp_path / "out/preprocessor_config.json").exists()
 
 
 def test_a_published_file_lacks_keys_that_transformers_fills_in():

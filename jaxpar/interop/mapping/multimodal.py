@@ -79,3 +79,13 @@ def names_in_files(stored: Iterable[str], prefix: str, head: str) -> dict[str, s
         elif name in (head, *(one + head for one in _HEADS)):
             names[head] = name
     return names
+
+
+def renamed(name: str, names: Mapping[str, str], prefix: str) -> str:
+    """The name of a tensor of the text part in files whose `names` are known, though it may be new there."""
+    if name in names:
+        return names[name]
+    beginning = next(one for one in _BEGINNINGS if any(stored.startswith(one) for stored in names.values()))
+    if name.startswith(prefix):
+        return beginning + name.removeprefix(prefix)
+    return name if beginning == _BEGINNINGS[0] else _HEADS[0] + name

@@ -17,7 +17,7 @@ from jaxpar.interop.families.registry import FAMILIES
 from jaxpar.interop.mapping.family import Family, StoredTensor, tensors_of
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.mapping.keys import HFConfig
-from jaxpar.interop.mapping.multimodal import is_multimodal, names_in_files, text_part
+from jaxpar.interop.mapping.multimodal import is_multimodal, names_in_files, renamed, text_part
 from jaxpar.interop.mapping.quantization import AWQ, COMPRESSED, FLOAT8, GPTQ, NF4, quantization_of
 from jaxpar.interop.sources.bitsandbytes import BitsAndBytesFiles
 from jaxpar.interop.sources.compressed_tensors import CompressedFiles
@@ -166,6 +166,17 @@ class HFFolder:
     def tensor(self, tensor: StoredTensor) -> np.ndarray:
         """The full tensor, in its dtype."""
         return self._files.read(self._names[tensor.name], tuple(slice(0, size) for size in tensor.laid.shape))
+
+    def left_out_tensor(self, name: str) -> np.ndarray:
+        """One of `left_out`, in its dtype."""
+        assert isinstance(self._files, RenamedFiles), "only a folder with images leaves tensors out"
+        return self._files.full_tensor(name)
+
+    def name_in_files(self, name: str) -> str:
+        """The name in the files of a tensor of the family's table."""
+        if not isinstance(self._files, RenamedFiles):
+            return name
+        return renamed(name, self._files.names, self.family.prefix)
 
     def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
         if layers is None:
