@@ -30,7 +30,7 @@ NAV = {
         "asynchronous-rl", "environments", "conversations", "objectives", "generate", "serving", "evaluation", "python",
         "checkpoints", "operations", "warnings", "reports", "network", "Extend jaxpar <extending>",
     ),
-    "Reference": ("configuration", "commands", "api", "special-tokens", "glossary"),
+    "Reference": ("configuration", "families", "commands", "api", "special-tokens", "glossary"),
     "How it works": (
         "architecture", "Memory <memory-model>", "Overlap <overlap>", "experts-exchange", "schedules", "kernels",
         "Linear attention <linear-attention>", "Step times <predictions>",

@@ -36,7 +36,8 @@ def _begin(path: str) -> str:
     from jaxpar.config.paths import user_path
     from jaxpar.config.reading.yaml_text import to_yaml
     from jaxpar.interop.config_json import model_of
-    from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder, read_config
+    from jaxpar.interop.mapping.multimodal import is_multimodal
+    from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder, read_config, read_full_config
     from jaxpar.interop.sources.open_source import open_source
     from jaxpar.interop.sources.tensor_files import has_tensors
     from jaxpar.layers.counting import parameter_count
@@ -49,7 +50,7 @@ def _begin(path: str) -> str:
         about = f"{family.name} in Hugging Face's format"
         if type(length := hf_config.get("max_position_embeddings")) is int:
             about += f", made for up to {length} tokens"
-        if model.tied and has_tensors(folder):
+        if (model.tied or is_multimodal(read_full_config(folder))) and has_tensors(folder):
             source = HFFolder(folder)  # not tied if its files have another head
             model, about = source.model, "; ".join([about, *source.remarks])
     else:

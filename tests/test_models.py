@@ -46,6 +46,12 @@ def test_a_head_that_differs_from_the_embedding_is_told(capfd: pytest.CaptureFix
     assert "tied: true" not in printed and "lm_head.weight differs from the embedding" in printed
 
 
+def test_the_text_part_of_a_model_that_takes_images_is_described(capfd: pytest.CaptureFixture[str]):
+    assert main([str(FOLDER / "multimodal/mistral3")]) == 0
+    printed = capfd.readouterr().out
+    assert "mistral in Hugging Face's format" in printed and "tensors of images, multi_modal_projector" in printed
+
+
 def test_the_weights_are_not_needed(capfd: pytest.CaptureFixture[str], tmp_path: Path):
     folder = copy_of("gpt2", tmp_path / "model")
     (folder / "model.safetensors").unlink()

@@ -54,7 +54,7 @@ def family_of(hf_config: HFConfig) -> Family:
         raise UserError(f"{hf_config.file}: model_type is {model_type}, which is not supported: {LACKING[model_type]}")
     if not isinstance(model_type, str) or model_type not in known:
         # A type with a similar name is another architecture, and no slip: transformers writes this key.
-        alike = [one for one in known if _letters(one) == _letters(str(model_type))]
+        alike = [one for one in known if _letters(one) == _letters(str(model_type)) and _agrees(hf_config, known[one])]
         raise UserError(
             f"{hf_config.file}: model_type is {quoted(model_type, 80)}, which is not supported"
             f"; {f'did you mean {alike[0]}?' if alike else f'expected one of {", ".join(known)}'}"
@@ -64,6 +64,12 @@ def family_of(hf_config: HFConfig) -> Family:
     if not isinstance(classes, list) or family.architecture not in classes:
         raise hf_config.refusal("architectures", classes, family.architecture)
     return family
+
+
+def _agrees(hf_config: HFConfig, family: Family) -> bool:
+    """Whether a family has most keys of a `config.json`, of those that are not every model's."""
+    particular = hf_config.values.keys() - {*UNUSED, QUANTIZATION}
+    return 2 * len(particular & known_keys(family)) > len(particular)
 
 
 def _letters(name: str) -> str:

@@ -458,7 +458,13 @@ def model_of(name: str) -> transformers.PreTrainedModel:
     end = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
     config = f"{kind}{'TextConfig' if kind in OF_TEXT else 'Config'}"
     model = getattr(transformers, kind + end)(getattr(transformers, config)(**options, attn_implementation="eager"))
-    generator = np.random.default_rng(list(name.encode()))
+    fill(model, np.random.default_rng(list(name.encode())))
+    return model.to(torch.bfloat16 if name in BFLOAT16 else torch.float32).eval()
+
+
+def fill(model: transformers.PreTrainedModel, generator: np.random.Generator) -> None:
+    """Draw the weights of a model."""
+    kind = type(model).__name__.removesuffix("ForCausalLM")
     biases = [(path, own) for path, own in model.named_buffers() if path.endswith(BIASES)]
     with torch.no_grad():
         for path, weight in sorted([*model.named_parameters(), *biases]):
@@ -467,15 +473,18 @@ def model_of(name: str) -> transformers.PreTrainedModel:
             neutral = float(scale and path.endswith("weight") and not zero_centered)
             spread = 0.3 * next((LARGER[end] for end in LARGER if kind == "GptOss" and path.endswith(end)), 1.0)
             weight.copy_(torch.from_numpy(neutral + spread * generator.standard_normal(tuple(weight.shape))))
-    return model.to(torch.bfloat16 if name in BFLOAT16 else torch.float32).eval()
 
 
-def logits_of(folder: Path, tokens: np.ndarray) -> np.ndarray:
-    """Logits in float64 [batch, seq, vocab] of the model in a folder."""
+def loaded(folder: Path) -> transformers.PreTrainedModel:
+    """The model in a folder, in float64."""
     load = transformers.AutoModelForCausalLM.from_pretrained
     # Grouped products of experts are not implemented in float64.
     options = {"experts_implementation": "eager"} if "expert" in (folder / "config.json").read_text() else {}
-    model = load(folder, dtype=torch.float64, attn_implementation="eager", **options).eval()
+    return load(folder, dtype=torch.float64, attn_implementation="eager", **options).eval()
+
+
+def logits_of(model: transformers.PreTrainedModel, tokens: np.ndarray) -> np.ndarray:
+    """Logits [batch, seq, vocab]."""
     with torch.no_grad():
         return model(torch.from_numpy(tokens.astype(np.int64))).logits.numpy()
 
@@ -485,25 +494,32 @@ def write(name: str) -> Path:
     folder = FOLDER / name
     shutil.rmtree(folder, ignore_errors=True)
     model_of(name).save_pretrained(folder)
-    if name == "minimax":  # transformers writes decays that it computes, and computes them where they are absent
-        file = folder / "model.safetensors"
-        trained = {path: leaf for path, leaf in load_file(file).items() if not path.endswith(COMPUTED)}
-        save_file(trained, file, metadata={"format": "pt"})
-    if name == "kimi_linear":  # transformers writes dense layers under another name than the publisher
-        file, dense = folder / "model.safetensors", re.compile(r"block_sparse_moe\.(gate|up|down)_proj")
-        named = {dense.sub(r"mlp.\1_proj", path): leaf for path, leaf in load_file(file).items()}
-        save_file(named, file, metadata={"format": "pt"})
+    as_published(folder)
     tokens = np.random.default_rng(list(name.encode())).integers(0, 61, (ROWS, LENGTH)).astype(np.int32)
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
-    logits = {"logits": logits_of(folder, tokens)}
+    model = loaded(folder)
+    logits = {"logits": logits_of(model, tokens)}
     if name == "phi3_longrope":  # their frequencies are those of the original length
-        logits["short"] = logits_of(folder, tokens[:, :16])
+        logits["short"] = logits_of(model, tokens[:, :16])
     np.savez(folder / "logits.npz", tokens=tokens, **logits, made_with=np.array(versions))
     if name == "kimi_k2":  # published with DeepSeek-V3's class, under a type of its own
         file = folder / "config.json"
         config = json.loads(file.read_text()) | {"model_type": name}
         file.write_text(json.dumps(config, indent=2, sort_keys=True) + "\n")
     return folder
+
+
+def as_published(folder: Path) -> None:
+    """Store the tensors of a folder as the publisher of its family does, where transformers writes others."""
+    kind = json.loads((folder / "config.json").read_text())["model_type"]
+    if kind == "minimax":  # transformers writes decays that it computes, and computes them where they are absent
+        file = folder / "model.safetensors"
+        trained = {path: leaf for path, leaf in load_file(file).items() if not path.endswith(COMPUTED)}
+        save_file(trained, file, metadata={"format": "pt"})
+    if kind == "kimi_linear":  # transformers writes dense layers under another name than the publisher
+        file, dense = folder / "model.safetensors", re.compile(r"block_sparse_moe\.(gate|up|down)_proj")
+        named = {dense.sub(r"mlp.\1_proj", path): leaf for path, leaf in load_file(file).items()}
+        save_file(named, file, metadata={"format": "pt"})
 
 
 def write_mxfp4() -> Path:

@@ -43,7 +43,7 @@ REASONS = {
 REASONS_BY_FAMILY = {
     "gemma2": {"hidden_act": "hidden_activation is read in its place"},
     "gemma3_text": {"hidden_act": "hidden_activation is read in its place"},
-    "smollm3": dict.fromkeys(("sliding_window", "max_window_layers"), "read where use_sliding_window, which is refused"),
+    "smollm3": dict.fromkeys(("sliding_window", "max_window_layers"), "for use_sliding_window, which is refused"),
     "phi3": dict.fromkeys(("full_attn_mod", "interpolate_factor"), "of the publisher's code for other models"),
     "mamba2": {
         "norm_before_gate": "of the publisher's code for other models", "rms_norm": "likewise",

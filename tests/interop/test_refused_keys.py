@@ -15,6 +15,7 @@ REFUSED = {
     "a family": ("llama", {"model_type": "mistrall"}, ("model_type", "mistrall", "mistral")),
     "attention by an indexer": ("llama", {"model_type": "deepseek_v32"}, ("deepseek_v32", "indexer", "index_topk")),
     "a router that is not there": ("llama", {"model_type": "phimoe"}, ("phimoe", "SparseMixer")),
+    "a family by another spelling": ("qwen2", {"model_type": "Qwen_2"}, ("model_type", "Qwen_2", "did you mean qwen2?")),
     "a class": ("llama", {"architectures": ["LlamaForTokenClassification"]}, ("architectures", "LlamaForCausalLM")),
     "an activation": ("llama", {"hidden_act": "gelu"}, ("hidden_act", "gelu", "silu")),
     "a missing size": ("llama", {"hidden_size": None}, ("hidden_size", "null")),
@@ -189,6 +190,12 @@ REFUSED = {
     "channels in no heads": ("lfm2", {"num_attention_heads": 3}, ("hidden_size", "16", "3")),
     "a width of heads twice": ("deepseek_v2", {"qk_head_dim": 9}, ("qk_head_dim", "9", "14")),
 }  # fmt: skip
+
+
+def test_a_family_is_guessed_only_where_most_keys_are_its():
+    with refused("config.json", "model_type", "expected one of") as caught:
+        model_of(golden("gpt2", model_type="Qwen_2"))
+    assert "did you mean" not in str(caught.value)
 
 
 @pytest.mark.parametrize("case", REFUSED)

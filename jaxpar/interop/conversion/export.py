@@ -24,6 +24,7 @@ from jaxpar.interop.conversion.compressed_tensors import (
     quantize,
     quantized_names,
 )
+from jaxpar.interop.conversion.images import Images, images_of
 from jaxpar.interop.conversion.new_folder import copy_beside
 from jaxpar.interop.conversion.tokenizer_files import TokenizerFiles, tokenizer_files
 from jaxpar.interop.mapping.family import Family, StoredTensor, tensors_of
@@ -57,6 +58,8 @@ class Export:
     tokenizer: TokenizerFiles
     quantized: frozenset[str] = frozenset()
     """Tensors that are written as codes of 8 bits and a scale."""
+    images: Images | None = None
+    """Parts for images that are written too."""
     _last: dict[tuple[str, int | None], np.ndarray] = field(default_factory=dict, repr=False, compare=False)
 
     @property
@@ -71,8 +74,9 @@ class Export:
     def written(self, tensor: StoredTensor) -> dict[str, np.ndarray]:
         """Arrays that the file stores for a tensor, by name."""
         if tensor.name not in self.quantized:
-            constants = {name: np.asarray(value, self.dtypes[tensor.name]) for name, value in tensor.constants}
-            return {tensor.name: self.values(tensor), **constants}
+            name = tensor.name if self.images is None else self.images.source.name_in_files(tensor.name)
+            constants = {other: np.asarray(value, self.dtypes[tensor.name]) for other, value in tensor.constants}
+            return {name: self.values(tensor), **constants}
         values, scale = quantize(tensor.laid.join(self.weights(tensor)))
         return {tensor.name: values, _scale_name(tensor): scale}
 
@@ -113,20 +117,30 @@ class Export:
 
     def write_weights(self, folder: Path, shard_bytes: int) -> list[Path]:
         """Write the weights alone; returns their files."""
-        shards, files, by_name = self.shards(shard_bytes), [], {}
+        shards, files, by_name, carried = self.shards(shard_bytes), [], {}, self._carried()
         for index, shard in enumerate(shards, start=1):
             name = SINGLE_FILE if len(shards) == 1 else f"model-{index:05d}-of-{len(shards):05d}.safetensors"
             try:
                 leaves = {leaf: value for one in shard for leaf, value in self.written(one).items()}
+                leaves |= carried if index == len(shards) else {}
                 save_file(leaves, folder / name, metadata={"format": "pt"})
             except SafetensorError as error:
                 raise OSError(None, str(error)) from error
             files.append(folder / name)
             by_name |= dict.fromkeys(leaves, name)
         if len(shards) > 1:
-            sizes = {"total_parameters": self.parameters, "total_size": sum(map(self._bytes, self.tensors))}
+            more = [(one.size, one.nbytes) for one in carried.values()]
+            parameters, size = (sum(each) for each in zip((0, 0), *more, strict=True))
+            sizes = {
+                "total_parameters": self.parameters + parameters,
+                "total_size": sum(map(self._bytes, self.tensors)) + size,
+            }
             (folder / INDEX).write_text(_json({"metadata": sizes, "weight_map": by_name}), encoding="utf-8")
         return files
+
+    def _carried(self) -> dict[str, np.ndarray]:
+        """The tensors of images, which the last file has."""
+        return {} if self.images is None else self.images.arrays()
 
     def _bytes(self, tensor: StoredTensor) -> int:
         if tensor.name in self.quantized:
@@ -136,6 +150,8 @@ class Export:
     def _write_beside(self, folder: Path) -> None:
         """Write the files of the tokenizer, and copy or make `generation_config.json`."""
         self.tokenizer.write(folder)
+        if self.images is not None:
+            self.images.write_beside(folder)
         if self.beside is not None and (self.beside / GENERATION).exists():
             copy_beside(self.beside / GENERATION, folder / GENERATION)
             return
@@ -172,17 +188,21 @@ def plan_export(
     tokenizer = tokenizer_files(source, None if origin is None else origin.folder, report)
     # A family's usual ids of special tokens may lie outside this vocabulary.
     config = config_of(family, model, dict.fromkeys(TOKEN_IDS) | {"eos_token_id": tokenizer.end}, length)
+    changed = False
     if origin is not None:
         before = read_config(origin.folder)
         config = {key: value for key, value in before.values.items() if key != QUANTIZATION}
-        if differences(model, model_of(before)[1]):
+        if changed := bool(differences(model, model_of(before)[1])):
             config = config_of(family, model, before.values, length)
     beside = None if origin is None else origin.folder
     config, quantized = _with_dtype(config, dtypes), frozenset()
+    images = None if compressed else images_of(origin, family, report)
+    if images is not None:
+        config = images.config(config, changed)
     if compressed:
         quantized = quantized_names(source, family, tensors)
         config |= {QUANTIZATION: quantization_config(tensors, quantized)}
-    return Export(source, family, tensors, dtypes, config, beside, tokenizer, quantized)
+    return Export(source, family, tensors, dtypes, config, beside, tokenizer, quantized, images)
 
 
 def _holds(family: Family, model: ModelConfig) -> bool:

@@ -13,9 +13,11 @@ from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.spelling import named, quoted
 from jaxpar.interop.config_json import model_of
+from jaxpar.interop.families.registry import FAMILIES
 from jaxpar.interop.mapping.family import Family, StoredTensor, tensors_of
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.mapping.keys import HFConfig
+from jaxpar.interop.mapping.multimodal import is_multimodal, names_in_files, renamed, text_part
 from jaxpar.interop.mapping.quantization import AWQ, COMPRESSED, FLOAT8, GPTQ, NF4, quantization_of
 from jaxpar.interop.sources.bitsandbytes import BitsAndBytesFiles
 from jaxpar.interop.sources.compressed_tensors import CompressedFiles
@@ -23,7 +25,7 @@ from jaxpar.interop.sources.float8_blocks import Float8Files
 from jaxpar.interop.sources.mxfp4 import Mxfp4Files
 from jaxpar.interop.sources.packed_integers import AwqFiles, GptqFiles
 from jaxpar.interop.sources.source import Origin
-from jaxpar.interop.sources.tensor_files import Stored, TensorFiles
+from jaxpar.interop.sources.tensor_files import RenamedFiles, Stored, TensorFiles
 from jaxpar.units import plural
 
 CONFIG = "config.json"
@@ -41,7 +43,16 @@ _FILES: dict[str, type[TensorFiles]] = {
 
 
 def read_config(folder: Path) -> HFConfig:
-    """The `config.json` of a folder.
+    """The `config.json` of a folder; of a model that takes images too, that of its text part.
+
+    Raises:
+        UserError: there is none, or it is not a mapping in JSON.
+    """
+    return text_part(read_full_config(folder), {one.model_type: one.architecture for one in FAMILIES.values()})
+
+
+def read_full_config(folder: Path) -> HFConfig:
+    """The `config.json` of a folder, as it is.
 
     Raises:
         UserError: there is none, or it is not a mapping in JSON.
@@ -86,6 +97,13 @@ class HFFolder:
         """Tensors that are not read, as transformers does not read them."""
         method, options = quantization_of(hf_config, self.family) or (None, {})
         self._files = (TensorFiles if method is None else _FILES[method])(folder, options)
+        self.left_out: list[str] = []
+        """Names of tensors of images, which are not read."""
+        if is_multimodal(read_full_config(folder)):
+            stored = self._files.tensors
+            names = names_in_files(stored, self.family.prefix, self.family.head)
+            self.left_out = sorted(stored.keys() - names.values())
+            self._files = RenamedFiles(self._files, names)
         self.untied = self.model.tied and self._head_differs()
         """Whether the head differs from the embedding, though `config.json` ties them: then transformers does not."""
         if self.untied:
@@ -125,6 +143,10 @@ class HFFolder:
             last = self.model.layers + self.further - 1
             which = f"layer {last}" if self.further == 1 else f"layers {self.model.layers} to {last}"
             remarks.append(f"without {which}, for the prediction of further tokens")
+        if self.left_out:
+            parts = (name.split(".")[: 1 + name.startswith("model.")] for name in self.left_out)
+            beginnings = dict.fromkeys(".".join(part) for part in parts)
+            remarks.append(f"without {plural(len(self.left_out), 'tensor')} of images, {', '.join(beginnings)}")
         if self.omitted:
             remarks.append(f"without {plural(self.omitted, 'tensor')} {', '.join(self.family.omitted)}*")
         return remarks
@@ -144,6 +166,17 @@ class HFFolder:
     def tensor(self, tensor: StoredTensor) -> np.ndarray:
         """The full tensor, in its dtype."""
         return self._files.read(self._names[tensor.name], tuple(slice(0, size) for size in tensor.laid.shape))
+
+    def left_out_tensor(self, name: str) -> np.ndarray:
+        """One of `left_out`, in its dtype."""
+        assert isinstance(self._files, RenamedFiles), "only a folder with images leaves tensors out"
+        return self._files.full_tensor(name)
+
+    def name_in_files(self, name: str) -> str:
+        """The name in the files of a tensor of the family's table."""
+        if not isinstance(self._files, RenamedFiles):
+            return name
+        return renamed(name, self._files.names, self.family.prefix)
 
     def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
         if layers is None:

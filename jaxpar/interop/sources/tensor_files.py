@@ -136,6 +136,29 @@ class TensorFiles:
         return self._open[file]
 
 
+class RenamedFiles(TensorFiles):
+    """Some tensors of a folder, under other names.
+
+    Args:
+        files: the folder.
+        names: the name of each tensor there by its name here.
+    """
+
+    def __init__(self, files: TensorFiles, names: Mapping[str, str]):
+        self._files, self.names = files, names
+        self.tensors = {name: files.tensors[stored] for name, stored in names.items()}
+
+    def read(self, name: str, region: Region) -> np.ndarray:
+        return self._files.read(self.names[name], region)
+
+    def full_tensor(self, stored: str) -> np.ndarray:
+        """A tensor, by its name in the folder."""
+        return self._files.read(stored, tuple(slice(0, size) for size in self._files.tensors[stored].shape))
+
+    def is_blank(self, name: str) -> bool:
+        return self._files.is_blank(self.names[name])
+
+
 def has_tensors(folder: Path) -> bool:
     """Whether a folder has files of tensors, or their index."""
     return (folder / INDEX).exists() or (folder / SINGLE_FILE).exists()

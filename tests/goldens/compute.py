@@ -1,0 +1,77 @@
+"""Makes models of drawn configurations and computes their logits, or those of exported folders, with transformers.
+
+    python -m tests.goldens.compute FOLDER [exported]
+
+The folders of FOLDER have a `config.json` each, from `tests.goldens.check`, which runs this. Beside it come
+`model.safetensors` with random weights and `logits.npz`: for each length N in `LENGTHS` `tokens_N` [1, N], whose last
+ones are the likeliest after the others, and `logits_N` in float64. With `exported`, folders of exports are loaded, and
+their logits compared with those; each difference is printed.
+"""
+
+import json
+import sys
+import zlib
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from tests.goldens.generate import as_published, fill, loaded, logits_of
+
+LENGTHS = (1, 17, 200)
+GREEDY = 8
+"""Tokens at the end of a row that are the likeliest ones."""
+
+
+def make(folder: Path) -> None:
+    """Write the weights and the logits of a configuration."""
+    random = np.random.default_rng(zlib.crc32(folder.name.encode()))
+    before = (folder / "config.json").read_bytes()
+    config = transformers.AutoConfig.from_pretrained(folder, attn_implementation="eager")
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    fill(model, random)
+    model.to(torch.float32).save_pretrained(folder)
+    (folder / "config.json").write_bytes(before)
+    as_published(folder)
+    exact, vocab, arrays = loaded(folder), config.vocab_size, {}
+    for length in LENGTHS:
+        tokens = random.integers(0, vocab, (1, length))
+        for end in range(max(1, length - GREEDY), length):
+            tokens[0, end] = logits_of(exact, tokens[:, :end])[0, -1].argmax()
+        arrays |= {f"tokens_{length}": tokens.astype(np.int32), f"logits_{length}": logits_of(exact, tokens)}
+    np.savez(folder / "logits.npz", **arrays)
+
+
+def check_export(folder: Path) -> list[str]:
+    """What is wrong with the exports of a model."""
+    wrong = []
+    with np.load(folder / "logits.npz") as stored:
+        for export in ("export", "anew"):
+            exact = loaded(folder / export)
+            difference = max(
+                float(np.abs(logits_of(exact, stored[f"tokens_{one}"]) - stored[f"logits_{one}"]).max())
+                for one in LENGTHS
+            )
+            if difference:
+                wrong.append(f"{export}: logits differ by {difference:.1e} in transformers")
+    return wrong
+
+
+def main(path: str, exported: str = "") -> None:
+    """Compute every folder's, and print as JSON what failed."""
+    transformers.logging.set_verbosity_error()
+    transformers.logging.disable_progress_bar()
+    failures: dict[str, list[str]] = {}
+    for folder in sorted(one for one in Path(path).iterdir() if (one / "config.json").exists()):
+        try:
+            wrong = check_export(folder) if exported else make(folder)
+        except Exception as error:  # whatever a configuration breaks there is reported
+            wrong = [f"transformers: {type(error).__name__}: {error}"[:300]]
+        if wrong:
+            failures[folder.name] = wrong
+    (Path(path) / f"failures{exported}.json").write_text(json.dumps(failures))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

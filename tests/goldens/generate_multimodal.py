@@ -1,0 +1,77 @@
+"""Makes tiny models that take images too, with the logits that transformers computes of text alone.
+
+    python -m tests.goldens.generate_multimodal
+
+writes `tests/goldens/multimodal/<model_type>/` as `tests.goldens.generate` writes its goldens.
+"""
+
+import shutil
+from pathlib import Path
+
+import numpy as np
+import torch
+import transformers
+
+from tests.goldens.generate import GLOBAL, LINEAR, fill, rope
+
+FOLDER = Path(__file__).parent / "multimodal"
+TEXT = {
+    "vocab_size": 61, "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 2, "num_attention_heads": 2,
+    "num_key_value_heads": 1, "head_dim": 8,
+}  # fmt: skip
+IMAGES = {
+    "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 8,
+    "patch_size": 4,
+}  # fmt: skip
+LINEAR_HEADS = {
+    "linear_num_value_heads": 4, "linear_num_key_heads": 2, "linear_key_head_dim": 6, "linear_value_head_dim": 5,
+}  # fmt: skip
+CASES: dict[str, tuple[str, dict, dict, dict]] = {
+    "gemma3": (
+        "Gemma3", TEXT | {"model_type": "gemma3_text", "sliding_window": 7},
+        IMAGES | {"model_type": "siglip_vision_model"}, {"mm_tokens_per_image": 4},
+    ),
+    "mistral3": (
+        "Mistral3", TEXT | {"model_type": "mistral", "sliding_window": None},
+        IMAGES | {"model_type": "pixtral", "head_dim": 4}, {"tie_word_embeddings": False},
+    ),
+    "llava": ("Llava", TEXT | {"model_type": "llama"}, IMAGES | {"model_type": "siglip_vision_model"}, {}),
+    "qwen3_5": (
+        "Qwen3_5",
+        TEXT | LINEAR_HEADS | {
+            "model_type": "qwen3_5_text", "layer_types": [LINEAR, GLOBAL],
+            "rope_parameters": rope(1e3, partial_rotary_factor=0.25, mrope_section=[1, 0, 0]),
+        },
+        {
+            "hidden_size": 8, "intermediate_size": 8, "depth": 1, "num_heads": 2, "out_hidden_size": 16,
+            "patch_size": 4, "num_position_embeddings": 4,
+        },
+        {},
+    ),
+}  # fmt: skip
+"""The class of transformers, and the options of the text, of the images, and of both, by `model_type`."""
+
+
+def write(name: str) -> Path:
+    """Makes one and writes it."""
+    kind, text, images, options = CASES[name]
+    folder, seed = FOLDER / name, np.random.default_rng(list(name.encode()))
+    shutil.rmtree(folder, ignore_errors=True)
+    config = getattr(transformers, f"{kind}Config")(text_config=text, vision_config=images, **options)
+    made = getattr(transformers, f"{kind}ForConditionalGeneration")
+    model = made(config)
+    fill(model, seed)
+    model.save_pretrained(folder)
+    tokens = seed.integers(0, 61, (2, 24)).astype(np.int32)
+    with torch.no_grad():
+        exact = made.from_pretrained(folder, dtype=torch.float64, attn_implementation="eager").eval()
+        logits = exact(input_ids=torch.from_numpy(tokens.astype(np.int64))).logits.numpy()
+    versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
+    np.savez(folder / "logits.npz", tokens=tokens, logits=logits, made_with=np.array(versions))
+    return folder
+
+
+if __name__ == "__main__":
+    for case in CASES:
+        written = write(case)
+        print(f"{written} ({sum(file.stat().st_size for file in written.iterdir())} bytes)")

@@ -1,0 +1,56 @@
+"""The page of families, made of their tables and goldens: `python -m tests.goldens.table > docs/families.md`."""
+
+import json
+
+from jaxpar.interop.families.registry import FAMILIES
+from jaxpar.interop.mapping.multimodal import MULTIMODAL, TEXT
+from tests.goldens.loading import FOLDER, NAMES, WITH_PEFT
+
+BEGINNING = """# Families
+
+For anyone who has a model and asks whether it can be read, trained and written. The table is made from the families
+and their tests (`python -m tests.goldens.table`); `python -m jaxpar.models FOLDER` prints the configuration for a
+folder, or the key that stands in the way.
+
+| `model_type` | published models | class in transformers | tiny models that are compared | adapters | with images |
+|---|---|---|---|---|---|
+"""
+ENDING = """
+- *Tiny models that are compared*: random models that `transformers` made (`tests/goldens/`). Their logits are within
+  1e-5 of the largest of its float64 ones, on one device and split over fsdp, context and tensor, and at lengths 1 and
+  17; greedy tokens of generation are the likeliest of the training forward, on five layouts; an export is the folder
+  that was read, byte for byte. SpikingBrain's are of a reference of our own.
+- *Adapters*: the logits of low-rank factors, exported in PEFT's format, are those that PEFT computes.
+- *With images*: models with this text part that are read without their images.
+- `make goldens-check TRANSFORMERS=PYTHON`: the same with configurations drawn at random around each tiny model, at
+  lengths 1, 17 and 200, with exports that `transformers` loads again.
+"""
+
+
+def page() -> str:
+    """The text of the page."""
+    goldens: dict[str, list[str]] = {}
+    for name in NAMES:
+        goldens.setdefault(_config(name)["model_type"], []).append(name)
+    images: dict[str, list[str]] = {}
+    for name in MULTIMODAL:
+        if (FOLDER / "multimodal" / name).exists():
+            images.setdefault(_config(f"multimodal/{name}")[TEXT]["model_type"], []).append(f"`{name}`")
+    rows = []
+    for family in FAMILIES.values():
+        names = goldens[family.model_type]
+        adapters = "yes" if set(names) & set(WITH_PEFT) else ""
+        cells = [
+            f"`{family.model_type}`", family.presets, f"`{family.architecture}`", ", ".join(names), adapters,
+            ", ".join(images.get(family.model_type, [])),
+        ]  # fmt: skip
+        rows.append(f"| {' | '.join(cells)} |\n")
+    return BEGINNING + "".join(rows) + ENDING
+
+
+def _config(name: str) -> dict:
+    return json.loads((FOLDER / name / "config.json").read_text())
+
+
+if __name__ == "__main__":
+    print(page(), end="")
