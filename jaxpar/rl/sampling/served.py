@@ -40,7 +40,7 @@ SHARD_BYTES = 5 * 10**9
 APART = {"float32": 1e-3}
 """By compute dtype, nats by which the log-probabilities of a fixed prompt may be apart, on average over its tokens."""
 ROUNDED = 0.05
-"""The same of dtypes of 16 bits."""
+"""The limit of dtypes of 16 bits."""
 REQUESTS = 64
 """Requests that are under way at the same time, at most; the server has a queue."""
 
@@ -104,8 +104,8 @@ class ServedGenerator:
             return
         self._server.reload(str(version.folder))
         self._current = version.folder
-        found = self._server.scores([*self._fixed.prompt.tokens, *self._fixed.tokens])
-        apart = float(np.abs(found - version.scores).mean())
+        scores = self._server.scores([*self._fixed.prompt.tokens, *self._fixed.tokens])
+        apart = float(np.abs(scores - version.scores).mean())
         dtype = self._run.plan.dtypes.compute
         most = APART.get(dtype, ROUNDED)
         if not apart <= most:

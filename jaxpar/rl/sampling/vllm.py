@@ -1,6 +1,6 @@
 """A vLLM server as its client sees it: completions with log-probabilities, and weights that it reads from a folder.
 
-Its own ways to transfer weights carry tensors between processes of PyTorch (NCCL, CUDA IPC); a folder needs none. The
+Its ways to transfer weights carry tensors between processes of PyTorch (NCCL, CUDA IPC); a folder needs none. The
 server is started with VLLM_SERVER_DEV_MODE=1, which opens `/pause`, `/collective_rpc` and `/resume`
 (docs.vllm.ai/en/latest/training/weight_transfer, /features/sleep_mode).
 """
@@ -73,7 +73,7 @@ class VLLMServer:
         made = self._request("/v1/completions", asked)
         try:
             choices = sorted(made["choices"], key=lambda one: one["index"])
-            found = [
+            drawn = [
                 Completion(
                     [int(token) for token in one["token_ids"]],
                     np.array(one["logprobs"]["token_logprobs"], np.float64),
@@ -83,9 +83,9 @@ class VLLMServer:
             ]
         except (KeyError, TypeError, ValueError):
             raise self._unexpected("/v1/completions", made) from None
-        if len(found) != answers or any(len(one.tokens) != len(one.log_probabilities) for one in found):
+        if len(drawn) != answers or any(len(one.tokens) != len(one.log_probabilities) for one in drawn):
             raise self._unexpected("/v1/completions", made)
-        return found
+        return drawn
 
     def scores(self, tokens: Sequence[int]) -> np.ndarray:
         """The log-probability of each token of a row but its first."""
