@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxpar.config import UserError
 from jaxpar.config.spelling import quoted
+from jaxpar.config.strict_json import json_text
 
 SECONDS = 1800.0
 """Longest time that a request may take."""
@@ -101,7 +102,7 @@ class VLLMServer:
             raise self._unexpected("/v1/completions", made) from None
 
     def _request(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
+        data = None if body is None else json_text(body).encode()
         request = Request(self.url + path, data, {"Content-Type": "application/json"})
         try:
             with urlopen(request, timeout=self._seconds) as answer:  # an address that the user's configuration names
