@@ -77,14 +77,15 @@ def training_part(config: Config, cluster: Cluster) -> Cluster:
 
 def part_of(cluster: Cluster, devices: int) -> Cluster:
     """So many devices of a cluster: of one host, or of several whole ones. Raises `UserError`."""
+    group, *others = cluster.groups
     each = min(devices, cluster.gpus_per_host)
-    if devices < 1 or devices % each or len(cluster.groups) > 1:
+    if devices < 1 or devices % each or others:
         raise UserError(
             f"rl.sampler.devices: {devices} of {plural(cluster.devices, 'device')} would be one side; expected whole "
             f"hosts of {cluster.gpus_per_host}, or a share of one host, of a single kind"
         )
-    group = replace(cluster.groups[0], hosts=devices // each)
-    return replace(cluster, name=f"{devices} GPUs", groups=(group,), gpus_per_host=each)
+    groups = (replace(group, hosts=devices // each),)
+    return replace(cluster, name=f"{devices} GPUs", groups=groups, gpus_per_host=each)
 
 
 def compile_step(

@@ -34,11 +34,11 @@ class GenerationBytes(NamedTuple):
     weights: int
     """A copy of the weights, in the placement and dtype of generation."""
     cache: int
-    """What attention and mixers keep of the tokens of rows in slots."""
+    """Keys, values and states of the tokens of rows in slots."""
     prefixes: int
-    """The same of prompts that were read, which slots copy."""
+    """The cache of prompts that were read, which slots copy."""
     logits: int
-    """Of a token of each row, with the tokens that each row has."""
+    """Logits of a token of each row, with the tokens that each row has."""
 
     @property
     def drawing(self) -> int:
@@ -94,14 +94,14 @@ def cache_bytes(layout: StepLayout, capacity: int) -> int:
 
     def of_layers(weights: PyTree, x: jax.Array, batch: PyTree, lengths: jax.Array) -> PyTree:
         x, batch, lengths = vary((x, batch, lengths))
-        tokens, found = functions.stages.token_context(batch), {}
+        tokens, caches_of = functions.stages.token_context(batch), {}
         for kind in kinds:
             weight = gather(weights[kind], layout.placements, part=(LAYERS, kind), unstacked=True)
             layer = with_weights(functions.stages.prototype(kind), weight)
             rows = DecodedRows(lengths, capacity)
             context = Context(jnp.int32(0), tokens[kind], _like_attention, train=False, rows=rows)
-            found[kind] = vary(layer.decode(x, None, context)[1])
-        return found
+            caches_of[kind] = vary(layer.decode(x, None, context)[1])
+        return caches_of
 
     inputs = stored, PartitionSpec(*BY_PART), batch.partitions, BY_ROW
     traced = mapped(of_layers, mesh, functions.dtype, inputs, partitions)

@@ -1,6 +1,6 @@
 """Seconds and bytes of drawing a batch of answers on some devices, by the costs of a layer that a step has.
 
-A token of each row is the forward of as many tokens as a data rank has rows, which reads every weight, the whole cache
+A token of each row is the forward of as many tokens as a data rank has rows, which reads every weight, all of the cache
 and the logits; prompts are the forward of their tokens, once for each. Rows are drawn together and all have the longest
 answer. What the host does between two tokens is not known here.
 """
@@ -136,7 +136,7 @@ class Drawer:
         if layout.zero != 3:
             return []
         layers = self.common.layers(layout)
-        dense, experts = (layers.case.item * own for own in (layers.trained, layers.experts))
+        dense, experts = (layers.case.item * size for size in (layers.trained, layers.experts))
         ring = self.common.ring(layout.data * layout.context, layout.tensor)
         of_experts = self.common.ring(layout.data * layout.context // layout.expert, layout.tensor * layout.expert)
         seconds = ring.gather(dense) + (of_experts.gather(experts) if experts else 0.0)
@@ -145,5 +145,5 @@ class Drawer:
 
 def _powers(most: int) -> list[int]:
     """Divisors of `most` that are powers of two, and `most`."""
-    found = [1 << bit for bit in range(most.bit_length()) if most % (1 << bit) == 0]
-    return found if most in found else [*found, most]
+    powers = [1 << bit for bit in range(most.bit_length()) if most % (1 << bit) == 0]
+    return powers if most in powers else [*powers, most]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
-from jaxpar.compiler.compile import DEFAULT_CACHE, is_reinforcement, training_part, with_known_vocab
+from jaxpar.compiler.compile import DEFAULT_CACHE, is_reinforcement, part_of, training_part, with_known_vocab
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.schema.layout import kept_by_planner
@@ -72,8 +72,8 @@ class Planning:
         check_stages(cluster, fixed)
         nodes = measured(cluster, hardware)
         space = Space(config, training_part(config, cluster if nodes is None else nodes.cluster), fixed, avoided)
-        number = self.top if nodes is None else max(self.top, PLACED)
-        search, plans, idle = best_with_idle_hosts(Search(space, hardware=hardware), number)
+        most = self.top if nodes is None else max(self.top, PLACED)
+        search, plans, idle = best_with_idle_hosts(Search(space, hardware=hardware), most)
         factor, placed = 1.0 if anchors is None else anchors.spread.factor, len(plans)
         if nodes is not None:
             plans = nodes.ranked(plans, search.timer)[: self.top]
@@ -83,14 +83,14 @@ class Planning:
         plan_file.write(self.output, plans[0].file(self.cluster))
         if self.page is not None:
             write_page(self.page, plans, [one.slower(factor) for one in search.evaluated])
-        shared = splits(config, search, plans[0]) if is_reinforcement(config) else []
+        shared = splits(config, cluster, search, plans[0]) if is_reinforcement(config) else []
         if self.as_json:
-            found = [one.file(self.cluster).to_dict() for one in plans]
-            for file, one in zip(found, verified, strict=False):
+            files = [one.file(self.cluster).to_dict() for one in plans]
+            for file, one in zip(files, verified, strict=False):
                 file["predicted"]["verified"] = one.to_dict()
             if shared:
-                found[0]["predicted"]["answers"] = [one.to_dict() for one in shared]
-            print(json_text(found, indent=2))
+                files[0]["predicted"]["answers"] = [one.to_dict() for one in shared]
+            print(json_text(files, indent=2))
             return
         print_plans(plans, search.effort, screen())
         if shared:
@@ -191,10 +191,7 @@ def best_plan(config: Config, cluster: Cluster) -> Planned:
 
 def search_on(config: Config, cluster: Cluster, gpus: int) -> Search:
     """The search on so many GPUs of a cluster's hosts, of which there is one kind."""
-    each = min(gpus, cluster.gpus_per_host)
-    group = replace(cluster.groups[0], hosts=gpus // each)
-    part = replace(cluster, name=f"{gpus} GPUs", groups=(group,), gpus_per_host=each)
-    return Search(Space(config, part))
+    return Search(Space(config, part_of(cluster, gpus)))
 
 
 def hosts_of_one_kind(text: str) -> Cluster:

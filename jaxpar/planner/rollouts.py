@@ -34,7 +34,7 @@ SPLITS = 8
 
 @dataclass(frozen=True)
 class Split:
-    """A way to share the devices between sampler and trainer, and what a batch of answers takes."""
+    """A way to share the devices between sampler and trainer, with time and memory of a batch of answers."""
 
     sampler: int
     """Devices that only draw; 0 where all take turns."""
@@ -97,26 +97,26 @@ class Split:
         }  # fmt: skip
 
 
-def splits(config: Config, search: Search, trained: Planned) -> list[Split]:
-    """What a batch takes on all devices in turns, and on devices apart for each split, the fastest first.
+def splits(config: Config, cluster: Cluster, search: Search, trained: Planned) -> list[Split]:
+    """Time and memory of a batch on all devices in turns, and on devices apart for each split, the fastest first.
 
     Args:
         config: of the run.
+        cluster: all devices.
         search: of the layout on `trained.cluster`, whose hardware is used.
         trained: the best layout of the training step; on all devices, or with `rl.sampler.devices` on what is left.
     """
     taken = config.rl.sampler.devices
-    whole = trained.cluster if taken is None else part_of(trained.cluster, trained.cluster.devices + taken)
-    found = [] if taken is not None else _in_turns(config, search, trained)
-    for number in [taken] if taken is not None else _numbers(whole):
-        left = trained if taken is not None else _best_of(search, part_of(whole, whole.devices - number))
+    ways = [] if taken is not None else _in_turns(config, search, trained)
+    for devices in [taken] if taken is not None else _sampler_sizes(cluster):
+        left = trained if taken is not None else _best_of(search, part_of(cluster, cluster.devices - devices))
         if left is not None:
-            found += _apart(config, search, left, part_of(whole, number))
-    return sorted(found, key=lambda one: (not one.fits, one.seconds))
+            ways += _apart(config, search, left, part_of(cluster, devices))
+    return sorted(ways, key=lambda one: (not one.fits, one.seconds))
 
 
 def of_run(config: Config, cluster: Cluster) -> list[Split]:
-    """What a batch of a run takes as it is configured, on a cluster. Raises `UserError`."""
+    """Time and memory of a batch of a run as it is configured, on a cluster. Raises `UserError`."""
     training = training_part(config, cluster)
     config, plan = plan_on(config, training)
     search = Search(Space(config, training))
@@ -128,44 +128,48 @@ def of_run(config: Config, cluster: Cluster) -> list[Split]:
     return _apart(config, search, trained, part_of(cluster, config.rl.sampler.devices))
 
 
-def print_splits(found: Sequence[Split], mode: str, console: Console) -> None:
+def print_splits(ways: Sequence[Split], mode: str, console: Console) -> None:
     """Print a table of splits, and the settings of the best one apart."""
     heads = "sampler", "its mesh", "draws", "token", "trainer's mesh", "learns", "update", "batch", "waits", "memory"
     made = table(heads, ("sampler", "its mesh", "trainer's mesh"), "A batch of answers")
-    for one in found:
+    for one in ways:
         turns = "all, in turns" if one.copies == TURNS else "all, in turns, rl.sampler"
-        own = plural(one.sampler, "GPU") if one.sampler else turns
         made.add_row(
-            own, words.axes(one.drawing.layout), seconds(one.drawing.seconds), seconds(one.drawing.token),
+            plural(one.sampler, "GPU") if one.sampler else turns,
+            words.axes(one.drawing.layout), seconds(one.drawing.seconds), seconds(one.drawing.token),
             words.axes(one.trained.candidate.layout), seconds(one.learning), seconds(one.update),
             seconds(one.seconds), f"{one.waiting:.0%}",
             f"{size(one.drawing_bytes)}, {size(one.trained.candidate.memory.device)}" + ("" if one.fits else " *"),
         )  # fmt: skip
     console.print(made)
-    best = found[0]
+    best = ways[0]
     texts = ["memory: of a GPU that draws, and of one in a step; a reference's weights come on top"]
-    texts += [] if all(one.fits for one in found) else ["* more than may be planned for on a GPU"]
+    texts += [] if all(one.fits for one in ways) else ["* more than may be planned for on a GPU"]
     texts += ["Predicted for answers of the greatest length, without what the host does between two tokens."]
-    if len(found) > 1:
+    if len(ways) > 1:
         texts.append(f"The least time that fits: {' '.join(f'--set {one}' for one in best.settings(mode))}")
     print_lines(console, *texts, style="dim")
 
 
 def _in_turns(config: Config, search: Search, trained: Planned) -> list[Split]:
     """All devices draw and then learn: in the layout of the step, without its stages; and in the best other one."""
-    own, drawer = trained.candidate.layout, _drawer(config, search, trained.cluster)
-    zero = own.zero if own.pipe == 1 else 3
+    step, drawer = trained.candidate.layout, _drawer(config, search, trained.cluster)
+    zero = step.zero if step.pipe == 1 else 3
     layout = Layout(
-        fsdp=own.pipe * own.replica * own.fsdp, expert=own.expert, context=own.context, tensor=own.tensor, zero=zero
+        fsdp=step.pipe * step.replica * step.fsdp,
+        expert=step.expert,
+        context=step.context,
+        tensor=step.tensor,
+        zero=zero,
     )
     learning = _learning(config, search, trained)
-    found = []
+    ways = []
     if config.rl.sampler == SamplerConfig():
         drawing = drawer.drawing(layout)
-        stored = trained.cluster.devices // own.tensor if own.zero and zero != 3 else 1
+        stored = trained.cluster.devices // step.tensor if step.zero and zero != 3 else 1
         update = drawer.gathered_seconds(drawing.bytes.weights, stored)
-        found.append(Split(0, TURNS, drawing, trained, learning, update, search.usable))
-    return found + _best_drawing(0, LAID_OUT, drawer, trained, learning, search.usable)
+        ways.append(Split(0, TURNS, drawing, trained, learning, update, search.usable))
+    return ways + _best_drawing(0, LAID_OUT, drawer, trained, learning, search.usable)
 
 
 def _apart(config: Config, search: Search, trained: Planned, cluster: Cluster) -> list[Split]:
@@ -178,11 +182,11 @@ def _best_drawing(
     sampler: int, copies: int, drawer: Drawer, trained: Planned, learning: float, usable: int
 ) -> list[Split]:
     """The fastest layout of a sampler that fits, or else the fastest one."""
-    found: list[Split] = []
+    ways: list[Split] = []
     for drawing in drawer.drawings():
         update = drawer.sent_seconds(drawing.bytes.weights, trained.cluster.devices + sampler)
-        found.append(Split(sampler, copies, drawing, trained, learning, update, usable))
-    return sorted(found, key=lambda one: (not one.fits, one.drawing.seconds))[:1]
+        ways.append(Split(sampler, copies, drawing, trained, learning, update, usable))
+    return sorted(ways, key=lambda one: (not one.fits, one.drawing.seconds))[:1]
 
 
 def _learning(config: Config, search: Search, trained: Planned) -> float:
@@ -217,9 +221,9 @@ def _best_of(search: Search, cluster: Cluster) -> Planned | None:
         return None
 
 
-def _numbers(cluster: Cluster) -> Iterator[int]:
-    """Devices that a sampler may have: whole hosts, or a share of a single one."""
+def _sampler_sizes(cluster: Cluster) -> Iterator[int]:
+    """Devices that a sampler may have: cluster hosts, or a share of a single one."""
     unit = cluster.gpus_per_host if cluster.hosts > 1 else 1
-    every = [unit * number for number in range(1, cluster.devices // unit)]
+    every = [unit * devices for devices in range(1, cluster.devices // unit)]
     stride = -(-len(every) // SPLITS) if every else 1
     yield from every[stride - 1 :: stride]

@@ -12,8 +12,8 @@ from jaxpar.generation.joined_stages import ZERO, joined_mesh
 from jaxpar.generation.layout import generation_layout
 from jaxpar.generation.memory import GenerationBytes, generation_bytes, weight_bytes
 from jaxpar.generation.placed_model import mesh_of
-from jaxpar.layout.memory.device import memory_limit, own_memory
-from jaxpar.layout.memory.estimate import estimate_memory, estimated_bytes
+from jaxpar.layout.memory.device import memory_limit
+from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.rl.answer_scores import reference_config
 from jaxpar.rl.room import longest_prompt, positions_needed
@@ -28,11 +28,11 @@ class RolloutBytes:
     """Bytes on one device."""
 
     step: int
-    """Those of a step, by its estimate."""
+    """A step, by its estimate."""
     state: int
-    """Those of a step that stay between steps: master weights and moments."""
+    """Master weights and moments, which stay between steps."""
     generation: GenerationBytes
-    """Those of the model that draws, with one copy of its weights."""
+    """The model that draws, with one copy of its weights."""
     copies: int
     """Copies of these weights while answers are drawn."""
     reference: int
@@ -66,14 +66,14 @@ class RolloutBytes:
 
 def rollout_bytes(run: Run, sampler: Sampler) -> RolloutBytes:
     """The memory of a run that draws answers."""
-    config, layout, own = run.config, run.layout, own_memory(run.mesh)
+    config, layout, on_gpu = run.config, run.layout, run.mesh.devices.flat[0].platform != "cpu"
     generation = generation_of(config, generator_layout(run, sampler), longest_prompt(run.data))
     estimate = estimate_memory(layout.config, layout.plan)
-    step = estimated_bytes(layout.config, layout.plan, own_memory=own)
-    state = estimate.optimizer if own else min(step, estimate.optimizer + estimate.host)
-    # A copy in a layout of its own is held beside the weights layer by layer, for which a CPU needs no memory; on other
+    step = estimate.device + (0 if on_gpu else estimate.host)
+    state = estimate.optimizer if on_gpu else min(step, estimate.optimizer + estimate.host)
+    # Weights in another layout lie beside the copies of their layers, for which a CPU needs no memory; on other
     # devices the next version's comes while the one before it draws.
-    copies = 1 + (own and config.rl.sampler != SamplerConfig()) + sampler.apart
+    copies = 1 + (on_gpu and config.rl.sampler != SamplerConfig()) + sampler.apart
     return RolloutBytes(step, state, generation, copies, _reference_bytes(run), sampler.apart)
 
 

@@ -61,7 +61,7 @@ def test_the_devices_are_split_where_both_sides_take_as_long():
     config = planned_config(config_of(answer_tokens=900))
     cluster = named_cluster("h100:1x8")
     search = Search(Space(config, cluster))
-    found = splits(config, search, search.best(1)[0])
+    found = splits(config, cluster, search, search.best(1)[0])
     assert all(one.fits for one in found) and [one.seconds for one in found] == sorted(one.seconds for one in found)
     for one in found:
         drawn = one.drawing.seconds + one.update

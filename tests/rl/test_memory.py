@@ -29,7 +29,7 @@ def local_bytes(tree: Any) -> int:
     return sum(leaf.addressable_shards[0].data.nbytes for leaf in jax.tree.leaves(tree))
 
 
-@pytest.mark.matrix(quick=("split",), ci=1)
+@pytest.mark.matrix(quick=(), ci=1)
 @pytest.mark.parametrize("case", CASES)
 def test_weights_and_cache_take_the_predicted_bytes(tmp_path: Path, case: str, monkeypatch: pytest.MonkeyPatch):
     sections = {name: dict(keys) for name, keys in CASES[case].items()}

@@ -137,6 +137,7 @@ def test_a_dead_server_is_refused():
     ("sampler", "rl", "parts"),
     [
         ({"url": "localhost:8000", "folder": "a"}, {}, ("rl.sampler.url", "localhost:8000", "http://127.0.0.1")),
+        ({"url": "http://x:port", "folder": "a"}, {}, ("rl.sampler.url", "http://x:port")),
         ({"url": "http://x"}, {}, ("rl.sampler.url without rl.sampler.folder",)),
         ({"folder": "a"}, {}, ("rl.sampler.folder without rl.sampler.url",)),
         ({"url": "http://x", "folder": "a", "tensor": 2}, {}, ("a layout of its own",)),
@@ -148,3 +149,10 @@ def test_settings_that_no_server_has_are_refused(
 ):
     with refused(*parts):
         validate(config_of(tmp_path, 1, rl={"sampler": SamplerConfig(**sampler)} | rl))
+
+
+def test_adapters_are_refused_with_a_server(tmp_path: Path):
+    sampler = SamplerConfig(url="http://x", folder="a")
+    config = config_of(tmp_path, 1, rl={"sampler": sampler}, lora={"rank": 2}, run={"init_from": str(tmp_path)})
+    with refused("lora.rank: 2 with rl.sampler.url", "expected null"):
+        validate(config)

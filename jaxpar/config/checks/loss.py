@@ -106,6 +106,7 @@ def check_rewards(config: Config) -> None:
         return
     _check_policy(config)
     _check_rollouts(rl)
+    _check_server(config)
     _check_environment(rl)
     _check_run_of_rewards(config)
 
@@ -159,29 +160,38 @@ def _check_rollouts(rl: RlConfig) -> None:
     if (rl.staleness is None) == (rl.mode == "async"):
         expected = "the greatest lag in versions, from 1" if rl.mode == "async" else "null, or rl.mode: async"
         raise UserError(f"rl.staleness: {rl.staleness or 'null'} with rl.mode: {rl.mode}; expected {expected}")
-    _check_server(rl)
 
 
-def _check_server(rl: RlConfig) -> None:
+def _check_server(config: Config) -> None:
     """Refuse a server's address that is none, and settings that do not go with one."""
-    asked = rl.sampler
-    if asked.url is not None:
-        parts = urlsplit(asked.url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.query or parts.fragment:
-            raise UserError(
-                f"rl.sampler.url: {quoted(asked.url)} is no address of a server; expected one as in "
-                "http://127.0.0.1:8000"
-            )
+    asked, temperature = config.rl.sampler, config.rl.temperature
     if (asked.url is None) != (asked.folder is None):
         key, other = ("url", "folder") if asked.url is not None else ("folder", "url")
         raise UserError(f"rl.sampler.{key} without rl.sampler.{other}; expected both or neither")
-    if asked.url is not None and replace(asked, url=None, folder=None) != SamplerConfig():
-        raise UserError("rl.sampler.url: a server has devices and a layout of its own; expected no others with it")
-    if asked.url is not None and rl.temperature != 1:
+    if asked.url is None:
+        return
+    if not _is_address(asked.url):
         raise UserError(
-            f"rl.temperature: {rl.temperature:g} with rl.sampler.url, whose log-probabilities are those at 1; "
-            "expected 1"
+            f"rl.sampler.url: {quoted(asked.url)} is no address of a server; expected one as in http://127.0.0.1:8000"
         )
+    if replace(asked, url=None, folder=None) != SamplerConfig():
+        raise UserError("rl.sampler.url: a server has devices and a layout of its own; expected no others with it")
+    if temperature != 1:
+        raise UserError(
+            f"rl.temperature: {temperature:g} with rl.sampler.url, whose log-probabilities are those at 1; expected 1"
+        )
+    if config.lora.rank is not None:
+        raise UserError(f"lora.rank: {config.lora.rank} with rl.sampler.url, which gets all weights; expected null")
+
+
+def _is_address(text: str) -> bool:
+    """Whether a text is the address of an HTTP server."""
+    try:
+        parts = urlsplit(text)
+        valid = parts.port is None or parts.port > 0
+    except ValueError:
+        return False
+    return valid and parts.scheme in ("http", "https") and bool(parts.hostname) and not parts.query + parts.fragment
 
 
 def _check_run_of_rewards(config: Config) -> None:

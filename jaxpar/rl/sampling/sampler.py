@@ -92,7 +92,7 @@ class Sampler:
         self._run, self.devices, self._conversations = run, len(devices), conversations
         self._generator: Generator | ServedGenerator | None = None
         self.layout: tuple[Config, Mesh] | None = None
-        """Of `rl.sampler`; None where answers are drawn on the run's mesh in its own layout."""
+        """Configuration and mesh of `rl.sampler`; None where answers are drawn on the run's mesh in its own layout."""
         self._served: ServedGenerator | None = None
         if run.config.rl.sampler.url is not None:
             self._generator = self._served = ServedGenerator(run, CurrentScores(run).scored)
@@ -165,7 +165,7 @@ class CurrentScores:
         return self.scored(answers, self._run.current_weights())
 
     def scored(self, answers: Sequence[Answer], weights: Weights) -> list[np.ndarray]:
-        """The same with other weights of the run."""
+        """The log-probability of each token of each answer, with other weights of the run."""
         model = self._scorer.model
         self._scorer.model = replace(model, weights=self._transfer(weights))
         scores = answer_scores(self._scorer, answers)

@@ -27,6 +27,7 @@ from jaxpar.interop.conversion.tokenizer_files import TokenizerFiles
 from jaxpar.interop.mapping.family import tensors_of
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX
+from jaxpar.interop.sources.full_matrices import full_matrix_model
 from jaxpar.interop.sources.open_source import origin_of
 from jaxpar.mesh.parameters import Weights
 from jaxpar.rl.answers import Answer
@@ -40,7 +41,7 @@ SHARD_BYTES = 5 * 10**9
 APART = {"float32": 1e-3}
 """By compute dtype, nats by which the log-probabilities of a fixed prompt may be apart, on average over its tokens."""
 ROUNDED = 0.05
-"""The same of dtypes of 16 bits."""
+"""The limit of dtypes of 16 bits."""
 REQUESTS = 64
 """Requests that are under way at the same time, at most; the server has a queue."""
 
@@ -104,8 +105,8 @@ class ServedGenerator:
             return
         self._server.reload(str(version.folder))
         self._current = version.folder
-        found = self._server.scores([*self._fixed.prompt.tokens, *self._fixed.tokens])
-        apart = float(np.abs(found - version.scores).mean())
+        scores = self._server.scores([*self._fixed.prompt.tokens, *self._fixed.tokens])
+        apart = float(np.abs(scores - version.scores).mean())
         dtype = self._run.plan.dtypes.compute
         most = APART.get(dtype, ROUNDED)
         if not apart <= most:
@@ -161,7 +162,7 @@ class RunWeights:
 
 def _export(run: Run, weights: Weights) -> Export:
     """The files of weights, in the compute dtype of the run. Raises `UserError` for a model without a format."""
-    model, dtype = run.config.model, DTYPE_NAMES[run.plan.dtypes.compute]
+    model, dtype = full_matrix_model(run.config.model), DTYPE_NAMES[run.plan.dtypes.compute]
     origin = None if run.models.first is None else origin_of(run.models.first, lambda _: None)
     family = family_for(model) if origin is None else origin.family
     tensors = tensors_of(family, model)

@@ -1,6 +1,6 @@
 """A vLLM server as its client sees it: completions with log-probabilities, and weights that it reads from a folder.
 
-Its own ways to transfer weights carry tensors between processes of PyTorch (NCCL, CUDA IPC); a folder needs none. The
+Its ways to transfer weights carry tensors between processes of PyTorch (NCCL, CUDA IPC); a folder needs none. The
 server is started with VLLM_SERVER_DEV_MODE=1, which opens `/pause`, `/collective_rpc` and `/resume`
 (docs.vllm.ai/en/latest/training/weight_transfer, /features/sleep_mode).
 """
@@ -17,6 +17,7 @@ import numpy as np
 
 from jaxpar.config import UserError
 from jaxpar.config.spelling import quoted
+from jaxpar.config.strict_json import json_text
 
 SECONDS = 1800.0
 """Longest time that a request may take."""
@@ -73,7 +74,7 @@ class VLLMServer:
         made = self._request("/v1/completions", asked)
         try:
             choices = sorted(made["choices"], key=lambda one: one["index"])
-            found = [
+            drawn = [
                 Completion(
                     [int(token) for token in one["token_ids"]],
                     np.array(one["logprobs"]["token_logprobs"], np.float64),
@@ -83,9 +84,9 @@ class VLLMServer:
             ]
         except (KeyError, TypeError, ValueError):
             raise self._unexpected("/v1/completions", made) from None
-        if len(found) != answers or any(len(one.tokens) != len(one.log_probabilities) for one in found):
+        if len(drawn) != answers or any(len(one.tokens) != len(one.log_probabilities) for one in drawn):
             raise self._unexpected("/v1/completions", made)
-        return found
+        return drawn
 
     def scores(self, tokens: Sequence[int]) -> np.ndarray:
         """The log-probability of each token of a row but its first."""
@@ -101,7 +102,7 @@ class VLLMServer:
             raise self._unexpected("/v1/completions", made) from None
 
     def _request(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
-        data = None if body is None else json.dumps(body).encode()
+        data = None if body is None else json_text(body).encode()
         request = Request(self.url + path, data, {"Content-Type": "application/json"})
         try:
             with urlopen(request, timeout=self._seconds) as answer:  # an address that the user's configuration names
