@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -22,7 +22,6 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
 
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
-from pallas_kernels.attention.mosaic.registers import full
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, ROWS, TILE, specialise
 from pallas_kernels.choice import INDEXED, refused_by_gpu
 from pallas_kernels.device import multiprocessors
@@ -33,11 +32,12 @@ from pallas_kernels.grouped_matmul.mosaic.tiles import STEP as PIECE
 from pallas_kernels.grouped_tiled_matmul.request import Request
 from pallas_kernels.pallas import mosaic_gpu as plgpu
 from pallas_kernels.pallas import pl
-from pallas_kernels.tiled_matmul.mosaic import STEP, scaled_products
+from pallas_kernels.tiled_matmul.mosaic import STEP, add_products, pieces_of, zeros
 from pallas_kernels.varying import vary_over, varying_axes
 
-STAGES = 5
-"""Steps in shared memory: as many as fit into 227 KiB beside the result and the rows that leave a tile one by one."""
+STAGES = {1: 5, 2: 3}
+"""Steps in shared memory, by pieces of a tile: as many as fit into 227 KiB beside a piece of the result and the rows
+that leave a tile one by one."""
 
 
 def refusal(request: Request) -> str | None:
@@ -72,7 +72,7 @@ def grouped_tiled_matmul(
     of_rows = jnp.pad(row_scales.astype(jnp.float32), ((0, -m % ALIGN), (0, 0))).T
     of_weights = jnp.repeat(weight_scales.astype(jnp.float32), n // weight_scales.shape[1], axis=1).mT
     arrays = rows, weights, of_rows, of_weights
-    return _launch(Tiles(TILE, "rows", transposed=True), arrays, work, (m, n), dtype, interpret)
+    return _launch("rows", arrays, work, (m, n), dtype, interpret)
 
 
 def of_weights(
@@ -91,14 +91,16 @@ def of_weights(
     transposed = lambda quantized: quantized.reshape(-1, STEP, quantized.shape[1]).mT
     arrays = transposed(rows), transposed(d_out), row_scales.astype(jnp.float32), d_out_scales.astype(jnp.float32)
     shape = sizes.shape[0], rows.shape[1], d_out.shape[1]
-    return _launch(Tiles(TILE, "weights", transposed=True), arrays, work, shape, dtype, interpret)
+    return _launch("weights", arrays, work, shape, dtype, interpret)
 
 
 def _launch(
-    tiles: Tiles, arrays: tuple[jax.Array, ...], work: Work, shape: tuple[int, ...], dtype: Any, interpret: bool
-) -> jax.Array:
+    of: Literal["rows", "weights"], arrays: tuple[jax.Array, ...], work: Work, shape: tuple[int, ...], dtype: Any,
+    interpret: bool,
+) -> jax.Array:  # fmt: skip
     """The result, of this shape. `arrays` are the codes of both operands, and their scales."""
-    of_rows, columns, count = tiles.of == "rows", shape[-1] // TILE, work.group.shape[0]
+    tiles = Tiles(pieces_of(shape[-1]) * TILE, of, transposed=True)
+    of_rows, columns, count = of == "rows", shape[-1] // tiles.columns, work.group.shape[0]
     sides, section = (1, SECTION) if of_rows else (shape[1] // TILE, 1)
     # The simulator runs several programs in turn.
     programs = 1 if interpret else min(multiprocessors(), count * sides * columns)
@@ -123,8 +125,9 @@ class _Memory(NamedTuple):
     left: Loaded
     """64 quantized rows and their scales, by step and consumer."""
     right: Loaded
-    """128 quantized rows of a matrix, or of transposed gradients, and their scales, by step."""
+    """128 quantized rows of a matrix, or of transposed gradients, of each piece, and their scales, by step."""
     out: Any
+    """A piece of the result, by consumer."""
     rest: Any
     """See `pallas_kernels.grouped_matmul.mosaic.kernel.Memory`."""
 
@@ -148,11 +151,16 @@ class _Kernel(Kernel):
     def of_rows(self) -> bool:
         return self.tiles.of == "rows"
 
+    @property
+    def pieces(self) -> int:
+        return self.tiles.columns // TILE
+
     def memory_of(self, left: Any, right: Any) -> _Memory:
         """The types of its shared memory, given formats."""
+        slots = STAGES[self.pieces]
         return _Memory(
-            Loaded.of(STAGES * CONSUMERS, 1, ROWS, (STEP,), left, (1, jnp.float32)),
-            Loaded.of(STAGES, CONSUMERS, TILE, (STEP,), right, (1, jnp.float32)),
+            Loaded.of(slots * CONSUMERS, 1, ROWS, (STEP,), left, (1, jnp.float32)),
+            Loaded.of(slots, CONSUMERS, self.tiles.columns, (STEP,), right, (1, jnp.float32)),
             tiled((CONSUMERS, ROWS, TILE), self.dtype),
             plgpu.SMEM((CONSUMERS, ROWS, PIECE), self.dtype) if self.of_rows else None,
         )
@@ -170,7 +178,8 @@ class _Kernel(Kernel):
             def load(index: Any, _: None) -> None:
                 step = before + index
                 quantized = lambda rows: (rows, pl.ds(step * STEP, STEP)) if self.of_rows else (step, rows)
-                scales, columns, slot = pl.ds(step, 1), pl.ds(at.column, TILE), memory.right.slot(at.done + index)
+                scales, columns = pl.ds(step, 1), pl.ds(at.column, self.tiles.columns)
+                slot = memory.right.slot(at.done + index)
                 for half in range(CONSUMERS):
                     local_rows = pl.ds(first + half * ROWS, ROWS)
                     sources = arrays.left.at[quantized(local_rows)], arrays.left_scales.at[scales, local_rows]
@@ -185,7 +194,7 @@ class _Kernel(Kernel):
         memory.right.drain()
 
     def consume(self, arrays: Any, memory: Any, warpgroup: Any) -> None:
-        for slot in range(STAGES):
+        for slot in range(STAGES[self.pieces]):
             memory.left.release(slot * CONSUMERS + warpgroup)
             memory.right.release(slot)
         self.for_each_tile(arrays.work, partial(self.multiply, arrays, memory, warpgroup))
@@ -193,11 +202,10 @@ class _Kernel(Kernel):
 
     def multiply(self, arrays: Any, memory: Any, warpgroup: Any, at: At) -> None:
         """Compute this consumer's half of a tile."""
-        products = partial(scaled_products, memory, warpgroup, squares=self.of_rows)
-        add = lambda index, total: total + products(at.done + index)
-        total = lax.fori_loop(0, at.steps, add, full((ROWS, TILE), 0.0))
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+        add = lambda index, sums: add_products(memory, warpgroup, at.done + index, sums, squares=self.of_rows)
         half = memory.out.at[warpgroup]
-        half[...] = total.astype(half.dtype)
-        plgpu.commit_smem()
-        self.write(half, arrays.out, memory.rest, warpgroup, at)
+        for piece, total in enumerate(lax.fori_loop(0, at.steps, add, zeros(self.pieces))):
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            half[...] = total.astype(half.dtype)
+            plgpu.commit_smem()
+            self.write(half, arrays.out, memory.rest, warpgroup, at._replace(column=at.column + piece * TILE))

@@ -131,10 +131,11 @@ def _tiled_cases(processors: int, dry: bool) -> Mapping[str, Sequence[tiled.Case
     return {
         "one tile": [
             tiled.Case("one tile", 128, 128, 128),
-            tiled.Case("one tile, float32", 128, 128, 1024, False, "float32"),
+            tiled.Case("one tile of two pieces", 128, 256, 128),
+            tiled.Case("two pieces, float32", 128, 256, 1024, False, "float32"),
         ],
-        "one wave": [tiled.Case("one wave", wave, 256, 1024)],
-        "three tiles a processor": [tiled.Case("three waves", 3 * wave, 256, 1024, squares=False)],
+        "one wave": [tiled.Case("one wave", wave, 512, 1024)],
+        "three tiles a processor": [tiled.Case("three waves", 3 * wave, 512, 1024, squares=False)],
         "the grid": tiled.CHECKED,
     }
 
@@ -147,17 +148,17 @@ def _grouped_tiled_cases(processors: int, dry: bool) -> Mapping[str, Sequence[gr
     return {
         "one tile": [
             grouped_tiled.Case("one tile", (128,), 128, 128),
-            grouped_tiled.Case("some of a tile", (77,), 128, 1024, room=20),
+            grouped_tiled.Case("some of a tile of two pieces", (77,), 256, 1024, room=20),
             grouped_tiled.Case("one tile of gradients", (128,), 128, 128, of="weights"),
-            grouped_tiled.Case("a long tile of gradients", (1000,), 128, 128, of="weights"),
+            grouped_tiled.Case("a long tile of gradients", (1000,), 256, 128, of="weights"),
         ],
         "one wave": [
-            grouped_tiled.Case("one wave", (wave // 2, wave // 2), 256, 1024),
-            grouped_tiled.Case("one wave of gradients", (300, 500), 256, side, of="weights"),
+            grouped_tiled.Case("one wave", (wave // 2, wave // 2), 512, 1024),
+            grouped_tiled.Case("one wave of gradients", (300, 500), 512, side, of="weights"),
         ],
         "three tiles a processor": [
-            grouped_tiled.Case("three waves", (wave, 0, 2 * wave - 100, 300), 256, 1024, room=50),
-            grouped_tiled.Case("three waves of gradients", (300, 1000, 0, 77, 700, 1), 256, side, of="weights"),
+            grouped_tiled.Case("three waves", (wave, 0, 2 * wave - 100, 300), 512, 1024, room=50),
+            grouped_tiled.Case("three waves of gradients", (300, 1000, 0, 77, 700, 1), 512, side, of="weights"),
         ],
         "the grid": grouped_tiled.CHECKED,
     }

@@ -160,22 +160,31 @@ class Kernel:
         specialise(partial(self.consume, arrays, memory), partial(self.produce, arrays, memory))
 
     def for_each_tile(self, work: Work, body: Callable[[At], None]) -> None:
-        """Run `body` for every tile of this program, in sections of tiles of rows, column by column."""
+        """Run `body` for every tile of this program, in sections of tiles of rows, column by column.
+
+        What `work` has of the next tile is read before a tile is computed: a read takes as long as some steps.
+        """
         program, each = lax.axis_index("program"), self.sides * self.columns
         count = lax.div(self.count * each - program + self.programs - 1, jnp.int32(self.programs))
 
-        def step(index: Any, done: Any) -> Any:
-            position = program + index * self.programs
-            section, within = _divided(position, self.section * each)
+        def position(index: Any) -> tuple[Any, Any, Any]:
+            """The tile of rows, and first row and column of the result, of a tile of this program."""
+            section, within = _divided(program + index * self.programs, self.section * each)
             across, of_section = _divided(within, self.section)
             side, column = _divided(across, self.columns)
             tile = section * self.section + of_section
-            group, start, low, high, steps = (scalar(values, tile) for values in work)
-            position = side * (CONSUMERS * HALF), column * self.tiles.columns
-            body(At(group, pl.multiple_of(start, ALIGN), low, high, steps, *position, done))
-            return done + steps
+            return tile, side * (CONSUMERS * HALF), column * self.tiles.columns
 
-        lax.fori_loop(0, count, step, jnp.int32(0))
+        def read(index: Any) -> tuple[Any, ...]:
+            return tuple(scalar(values, position(index)[0]) for values in work)
+
+        def step(index: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
+            (group, start, low, high, steps), done = carry
+            following, (_, side, column) = read(jnp.minimum(index + 1, count - 1)), position(index)
+            body(At(group, pl.multiple_of(start, ALIGN), low, high, steps, side, column, done))
+            return following, done + steps
+
+        lax.fori_loop(0, count, step, (read(0), jnp.int32(0)))
 
     def produce(self, arrays: Arrays, memory: Memory) -> None:
         slots = self.tiles.stages
@@ -266,7 +275,8 @@ class Kernel:
 
     def write(self, half: Any, out: Any, rest: Any, warpgroup: Any, at: At) -> None:
         """Copy a half to global memory, of a tile of rows only those of its group."""
-        columns = pl.ds(at.column, self.tiles.columns)
+        wide = half.shape[-1]
+        columns = pl.ds(at.column, wide)
         first = warpgroup * HALF
         if self.tiles.of == "weights":
             plgpu.copy_smem_to_gmem(half, out.at[at.group, pl.ds(at.side + first, HALF), columns])
@@ -279,7 +289,7 @@ class Kernel:
 
         @pl.when((low < high) & (high - low < HALF))
         def _() -> None:
-            for piece in range(self.tiles.columns // STEP):
+            for piece in range(wide // STEP):
                 corner = at.start + first, at.column + piece * STEP
                 self.write_some(half.at[:, pl.ds(piece * STEP, STEP)], out, rest.at[warpgroup], (low, high), corner)
 
