@@ -61,6 +61,8 @@ def _parser() -> Parser:
     limits.add_argument("--length", metavar="N", type=positive, help=words)
     words = "answers that are drawn at once (default: 16)"
     limits.add_argument("--slots", metavar="N", type=positive, default=16, help=words)
+    words = "tokens that the cache holds, of all answers together (default: slots x length); answers wait for room"
+    limits.add_argument("--cache", metavar="N", type=positive, help=words)
     words = "answers that may wait for a slot; more are refused with 429 (default: 64)"
     limits.add_argument("--queue", metavar="N", type=positive, default=64, help=words)
     words = "a request may take so long, its wait included (default: 600)"
@@ -136,7 +138,12 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Engine]:
         why = str(error)
     placed = place_model(config, source)
     generator = Generator(placed.config, placed.mesh, placed.weights)
-    engine = generator.engine(options.slots, length)
+    if options.cache is not None and options.cache < generator.least_cache(length):
+        raise UserError(
+            f"--cache {options.cache}: a row of --length {length} does not fit; expected at least "
+            f"{generator.least_cache(length)}"
+        )
+    engine = generator.engine(options.slots, length, cache=options.cache)
     engine.add(Request([0], 2))
     while engine.busy:
         engine.step()

@@ -11,9 +11,11 @@ from jax.sharding import Mesh, NamedSharding
 from jax.stages import Wrapped
 
 from jaxpar.config import Config
-from jaxpar.generation.engine import Engine, Speed
-from jaxpar.generation.layout import bucket, generation_layout, power_of_two
+from jaxpar.generation.engine import Engine
+from jaxpar.generation.layout import bucket, generation_layout, page_tokens, pool_bucket, power_of_two
+from jaxpar.generation.pages import most_pages
 from jaxpar.generation.programs import Programs
+from jaxpar.generation.progress import Speed
 from jaxpar.generation.requests import Continuation, Request
 from jaxpar.generation.sampling import LIKELIEST, NotFinite, Sampling
 from jaxpar.generation.unstacked import is_unstacked, unstacked
@@ -126,9 +128,8 @@ class Generator:
         requests = [request(index) for index in range(len(prompts))]
         for index, one in enumerate(requests):
             one.check(self.config.model, f"prompt {index}")
-        ranks = prod(self.mesh.shape[axis] for axis in DATA_AXES)
-        rows = min(len(prompts) * answers, self._slots * ranks)
-        engine = self.engine(rows, max(map(len, prompts)) + tokens, records=records)
+        rows = min(len(prompts) * answers, self._slots * self._ranks)
+        engine = self.engine(rows, max(map(len, prompts)) + tokens, requests=requests, records=records)
         self.speed = engine.speed
         for one in requests:
             engine.add(one)
@@ -137,10 +138,49 @@ class Generator:
                 raise NotFinite
         return [row.continuation() for one in requests for row in one.rows]
 
-    def engine(self, rows: int, tokens: int, *, records: bool = False) -> Engine:
-        """Slots for at least so many rows, of up to so many tokens."""
-        axes = dict(self.mesh.shape)
-        ranks, part = prod(axes[axis] for axis in DATA_AXES), axes["context"] * axes["tensor"]
+    def engine(
+        self,
+        rows: int,
+        tokens: int,
+        *,
+        cache: int | None = None,
+        requests: Sequence[Request] = (),
+        records: bool = False,
+    ) -> Engine:
+        """Slots for at least so many rows, of up to so many tokens.
+
+        Args:
+            rows: that are continued together.
+            tokens: of the longest row.
+            cache: tokens of all rows that the cache has pages for, at least those of one on each data rank; by default
+                those of `requests`, if these are all, or of every slot.
+            requests: all that there are to be.
+            records: see `Engine`.
+        """
+        tensor, ranks = self.mesh.shape["tensor"], self._ranks
         # A tensor rank has an equal share of a data rank's rows.
-        share = -(-power_of_two(-(-rows // ranks)) // axes["tensor"]) * axes["tensor"]
-        return Engine(self.programs, lambda: self._weights, ranks * share, bucket(tokens, part), records=records)
+        share = -(-power_of_two(-(-rows // ranks)) // tensor) * tensor
+        capacity, page = self._room(tokens)
+        longest = -(-capacity // page)
+        pages = share * longest
+        if cache is not None:
+            pages = cache // (page * ranks)
+        elif requests:
+            pages = min(pages, pool_bucket(-(-most_pages(requests, ranks * share, page) // ranks)))
+        weights = lambda: self._weights
+        return Engine(self.programs, weights, ranks * share, capacity, max(pages, longest), records=records)
+
+    def least_cache(self, tokens: int) -> int:
+        """Tokens that a cache of rows of up to so many has to hold: one row on each data rank."""
+        capacity, page = self._room(tokens)
+        return self._ranks * -(-capacity // page) * page
+
+    def _room(self, tokens: int) -> tuple[int, int]:
+        """The capacity of rows of up to so many tokens, and the tokens of a page."""
+        context = self.mesh.shape["context"]
+        capacity = bucket(tokens, context * self.mesh.shape["tensor"])
+        return capacity, page_tokens(capacity, context)
+
+    @property
+    def _ranks(self) -> int:
+        return prod(self.mesh.shape[axis] for axis in DATA_AXES)

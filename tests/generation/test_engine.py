@@ -148,6 +148,50 @@ def test_a_row_that_is_not_finite_ends_alone(plain: Generator):
     assert not request.rows[0].finite and len(request.rows[0].tokens) < 10 and not engine.busy
 
 
+def test_the_pages_of_a_prompt_are_shared_and_rows_wait_for_pages(plain: Generator):
+    """A prompt of 40 tokens fills two pages of 16, and its rows have 8 tokens of a third."""
+    prompt = np.random.default_rng(3).integers(0, VOCAB, 40).tolist()
+    ask = lambda answers, stream: Request(prompt, 20, Sampling(1.0), stream=stream, answers=answers)
+    alone = [drawn_by(plain.engine(1, CAPACITY), [ask(1, stream)])[0] for stream in range(5)]
+    engine = plain.engine(4, CAPACITY, cache=16 * 8)
+    group, other = ask(4, 0), ask(1, 4)
+    engine.add(group)
+    engine.add(other)
+    engine.step()
+    assert engine.cached_tokens == 16 * (2 + 3 * 2), "the last row waits for pages, not for a slot"
+    run_all(engine)
+    found = [row.continuation() for request in (group, other) for row in request.rows]
+    assert_same([[one] for one in found], alone)
+    assert engine.cached_tokens == 0 and engine.speed.prompt_tokens == 80, "the prompt of four answers is read once"
+
+
+def test_a_cancelled_request_frees_its_pages(plain: Generator):
+    engine = plain.engine(2, CAPACITY, cache=64)
+    first, second = Request([1] * 40, 20), Request([2] * 40, 20)
+    engine.add(first)
+    engine.add(second)
+    engine.step()
+    assert engine.cached_tokens == 64 and engine.waiting == 1
+    engine.cancel(first)
+    assert engine.cached_tokens == 0
+    run_all(engine)
+    assert len(second.rows[0].tokens) == 20
+
+
+def test_pages_that_had_numbers_that_are_not_finite_are_as_good_as_new(plain: Generator):
+    import jax
+
+    weights = plain._weights
+    wanted = drawn_by(plain.engine(1, CAPACITY), [Request([1] * 20, 30)])
+    engine = plain.engine(1, CAPACITY)
+    try:
+        plain.update(jax.tree.map(lambda leaf: leaf * np.nan, weights))
+        drawn_by(engine, [Request([1] * 60, 4)])
+    finally:
+        plain.update(weights)
+    assert_same(drawn_by(engine, [Request([1] * 20, 30)]), wanted)
+
+
 def test_more_prompts_than_slots_draw_with_numbers_of_their_own(plain: Generator, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(plain, "_slots", 2)
     sampling = Sampling(temperature=1.0)
