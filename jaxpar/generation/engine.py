@@ -9,25 +9,20 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from math import log2, prod
+from math import log2
 from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import PartitionSpec
 
 from jaxpar.generation.functions import Rows
-from jaxpar.generation.layout import BY_ROW, page_tokens, prompt_bucket
+from jaxpar.generation.layout import page_tokens
 from jaxpar.generation.pages import Pages
+from jaxpar.generation.prefill import Begun, Flight, Prefill, data_ranks, put_rows
 from jaxpar.generation.programs import Programs
-from jaxpar.generation.progress import Begun, Flight, Speed, Waiting
-from jaxpar.generation.requests import Request, Row
-from jaxpar.generation.sampling import DTYPES, Draws
-from jaxpar.layout.step_layout import shardings
-from jaxpar.mesh.axes import DATA_AXES
+from jaxpar.generation.requests import Request, Row, Speed
 from jaxpar.mesh.build import on_hosts
 from jaxpar.mesh.parameters import Weights
-from jaxpar.runtime.batch import FORWARD, BatchLayout, one_document_rows
 
 
 class Engine:
@@ -41,6 +36,7 @@ class Engine:
         slots: rows that are continued together, a multiple of the data and tensor ranks.
         capacity: tokens that a row may get to, its prompt included.
         pages: of the cache of each data rank, at least those of one row of that capacity.
+        prefill: programs and weights of the mesh that reads prompts; by default that of the slots.
         records: also keep what blocks record of the tokens (`jaxpar.layers.block.Block.records`).
     """
 
@@ -52,12 +48,13 @@ class Engine:
         capacity: int,
         pages: int,
         *,
+        prefill: tuple[Programs, Callable[[], Weights]] | None = None,
         records: bool = False,
     ) -> None:
         self._programs, self._weights, self._capacity, self._records = programs, weights, capacity, records
+        self._prefill = Prefill(*(prefill or (programs, weights)), programs.mesh, capacity, records)
         axes = dict(programs.mesh.shape)
-        self._ranks = prod(axes[axis] for axis in DATA_AXES)
-        self._part = axes["context"] * axes["tensor"]
+        self._ranks = data_ranks(programs.mesh)
         self._slots: list[Row | None] = [None] * slots
         page = page_tokens(capacity, axes["context"])
         table = np.zeros((slots, -(-capacity // page)), np.int32)
@@ -111,11 +108,11 @@ class Engine:
         """
         if not self._flights:
             self._clock = time.perf_counter()
+        done = self._arrived()
         self._begin()
         running = any(self._slots)
         if running:
             self._decode()
-        done: list[Row] = []
         while len(self._flights) > running:
             done += self._read(self._flights.popleft())
         self._free()
@@ -158,41 +155,28 @@ class Engine:
         chosen = self._chosen()
         while any(chosen):
             share = 4 ** int(log2(max(map(len, chosen))) // 2)
-            self._prefill([requests[:share] for requests in chosen], share)
+            begun = self._prefill([requests[:share] for requests in chosen], share, self.speed)
+            if not self._prefill.apart and begun.first is not None:
+                self._flights.append(begun.first)
+                begun = begun._replace(first=None)
+            self._begun.append(begun)
             chosen = [requests[share:] for requests in chosen]
         self._insert()
 
-    def _prefill(self, chosen: Sequence[Sequence[Request]], share: int) -> None:
-        """Read the prompts of requests, at most `share` on each data rank, and draw the first token of each row."""
-        every = [request for requests in chosen for request in requests]
-        answers = every[0].answers
-        length = prompt_bucket(max(len(request.prompt) for request in every), self._part)
-        tokens = np.zeros((self._ranks * share, length), np.int32)
-        lengths = np.ones(len(tokens), np.int32)
-        draws = [Request((), 1).draws()[0]] * (len(tokens) * answers)
-        rows: dict[int, Row] = {}
-        waiting = [deque[Waiting]() for _ in chosen]
-        for rank, requests in enumerate(chosen):
-            for index, request in enumerate(requests):
-                at = rank * share + index
-                tokens[at, : len(request.prompt)], lengths[at] = request.prompt, len(request.prompt)
-                draws[at * answers : (at + 1) * answers] = request.draws()
-                rows |= {at * answers + row.index: row for row in request.rows}
-                waiting[rank].extend(Waiting(index, row.index, row) for row in request.rows)
-        columns = [self._put(np.array(*one)) for one in zip(zip(*draws, strict=True), DTYPES, strict=True)]
-        program = self._programs.prefill(*tokens.shape, self._capacity, answers=answers, records=self._records)
-        batch = BatchLayout(FORWARD, tokens.shape).place(self._programs.mesh, one_document_rows(tokens))
-        prefix, (drawn, records) = program(self._weights(), batch, self._put(lengths), Draws(*columns))
-        self._flights.append(Flight(drawn, records, rows, answers))
-        for row in rows.values():
-            row.issued = 1
-        self.speed.prompt_tokens += sum(len(request.prompt) for request in every)
-        self._begun.append(Begun(prefix, length, waiting))
+    def _arrived(self) -> list[Row]:
+        """Read the first tokens of prompts whose caches were handed over; the rows that they end. Where no slot has a
+        row, it waits for them."""
+        done: list[Row] = []
+        for index, begun in enumerate(self._begun):
+            if begun.first is not None and (begun.ready or not any(self._slots)):
+                done += self._read(begun.first)
+                self._begun[index] = begun._replace(first=None)
+        return done
 
     def _insert(self) -> None:
         """Give free slots and pages to rows that wait for them, in order."""
         share, stuck = len(self._slots) // self._ranks, set[int]()
-        for begun in self._begun:
+        for begun in (one for one in self._begun if one.first is None):
             copies: list[list[tuple[int, int, int]]] = [[] for _ in begun.waiting]
             filled: list[list[tuple[int, int, int]]] = [[] for _ in begun.waiting]
             for rank, waiting in enumerate(begun.waiting):
@@ -211,7 +195,7 @@ class Engine:
                     waiting.popleft()
             if any(copies):
                 self._copy(begun, copies, filled)
-        self._begun = [begun for begun in self._begun if any(begun.waiting)]
+        self._begun = [begun for begun in self._begun if begun.first is not None or any(begun.waiting)]
 
     def _copy(
         self, begun: Begun, copies: list[list[tuple[int, int, int]]], filled: list[list[tuple[int, int, int]]]
@@ -270,8 +254,7 @@ class Engine:
         return done
 
     def _put(self, array: np.ndarray) -> jax.Array:
-        where = shardings(self._programs.mesh, PartitionSpec(*BY_ROW))
-        return jax.make_array_from_callback(array.shape, where, lambda index: array[index])
+        return put_rows(self._programs.mesh, array)
 
 
 def _padded(triples: Sequence[Sequence[tuple[int, int, int]]], size: int) -> np.ndarray:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
-from math import prod
 
 import jax
 from jax.sharding import Mesh, NamedSharding
@@ -14,13 +14,12 @@ from jaxpar.config import Config
 from jaxpar.generation.engine import Engine
 from jaxpar.generation.layout import bucket, generation_layout, page_tokens, pool_bucket, power_of_two
 from jaxpar.generation.pages import most_pages
+from jaxpar.generation.prefill import data_ranks
 from jaxpar.generation.programs import Programs
-from jaxpar.generation.progress import Speed
-from jaxpar.generation.requests import Continuation, Request
+from jaxpar.generation.requests import Continuation, Request, Speed
 from jaxpar.generation.sampling import LIKELIEST, NotFinite, Sampling
-from jaxpar.generation.unstacked import is_unstacked, unstacked
+from jaxpar.generation.unstacked import is_unstacked, unstacked, unstacked_layout
 from jaxpar.layout.step_layout import StepLayout, shardings
-from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.parameters import Weights
 
 SLOTS = 32
@@ -43,16 +42,29 @@ class Generator:
             training step, and each token gathers every layer.
         seed: of the draws, which depend on it, the number of the row and the length of the row alone.
         slots: rows that `continued` continues together on each data rank, at most.
+        prefill: a mesh of other devices, which reads prompts: the same but for its data ranks.
 
     Raises:
         UserError: for a layout with a pipeline.
     """
 
     def __init__(
-        self, config: Config, mesh: Mesh, weights: Weights, *, zero: int = 0, seed: int = 0, slots: int = SLOTS
+        self,
+        config: Config,
+        mesh: Mesh,
+        weights: Weights,
+        *,
+        zero: int = 0,
+        seed: int = 0,
+        slots: int = SLOTS,
+        prefill: Mesh | None = None,
     ) -> None:
         self.config, self.mesh = config, mesh
         self.programs = Programs(config, mesh, zero)
+        self._reading: Programs | None = None
+        if prefill is not None:
+            axes = {axis: prefill.shape[axis] for axis in ("replica", "fsdp")}
+            self._reading = Programs(replace(config, parallel=replace(config.parallel, **axes)), prefill, zero)
         self.speed = Speed()
         self._zero, self._seed, self._slots = zero, seed, slots
         self.update(weights)
@@ -60,10 +72,15 @@ class Generator:
     def update(self, weights: Weights) -> None:
         """Go on with other weights of the same model; nothing compiles again."""
         self._weights = weights if is_unstacked(weights) else self._laid_out(weights)
+        if self._reading is not None:
+            order = self._layout.order
+            partitions = unstacked_layout(self._layout.placements.storage.layout, order)
+            self._read_with = jax.tree.map(jax.device_put, self._weights, shardings(self._reading.mesh, partitions))
 
     def drop_weights(self) -> None:
         """Free the copy of the weights, until `update` gives others."""
         self._weights: Weights = {}
+        self._read_with: Weights = {}
 
     def _laid_out(self, weights: Weights) -> Weights:
         """The weights as the programs read them."""
@@ -168,7 +185,10 @@ class Generator:
         elif requests:
             pages = min(pages, pool_bucket(-(-most_pages(requests, ranks * share, page) // ranks)))
         weights = lambda: self._weights
-        return Engine(self.programs, weights, ranks * share, capacity, max(pages, longest), records=records)
+        prefill = None if self._reading is None else (self._reading, lambda: self._read_with)
+        return Engine(
+            self.programs, weights, ranks * share, capacity, max(pages, longest), prefill=prefill, records=records
+        )
 
     def least_cache(self, tokens: int) -> int:
         """Tokens that a cache of rows of up to so many has to hold: one row on each data rank."""
@@ -183,4 +203,4 @@ class Generator:
 
     @property
     def _ranks(self) -> int:
-        return prod(self.mesh.shape[axis] for axis in DATA_AXES)
+        return data_ranks(self.mesh)

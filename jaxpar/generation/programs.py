@@ -43,7 +43,7 @@ class Programs:
             functions, weights, state, drawn = self.parts(prompts, length, capacity, records=records)
             batch = BatchLayout(FORWARD, (prompts, length))
             layouts = weights, batch.partitions, BY_ROW, state.draws
-            prefix = _specs(Prefix, state.cache, BY_ROW, BY_ROW, BY_ROW, state.draws)
+            prefix = self.prefix_layout(capacity)
             prefill = mapped(functions.prefill, self.mesh, functions.dtype, layouts, (prefix, (drawn, BY_PART)))
             return jax.jit(prefill)
 
@@ -55,7 +55,7 @@ class Programs:
 
         def make() -> Wrapped:
             functions, _, state, _ = self.parts(rows, 0, capacity)
-            prefix = _specs(Prefix, state.cache, BY_ROW, BY_ROW, BY_ROW, state.draws)
+            prefix = self.prefix_layout(capacity)
             layouts = state, prefix, BY_ROW, BY_ROW, BY_ROW
             return jax.jit(mapped(functions.insert, self.mesh, functions.dtype, layouts, state), donate_argnums=0)
 
@@ -73,21 +73,25 @@ class Programs:
 
         return self._once("decode", rows, capacity, pool, records, make=make)
 
+    def prefix_layout(self, capacity: int) -> Prefix:
+        """The partitions of prompts that were read."""
+        _, _, state, _ = self.parts(0, 0, capacity)
+        return _specs(Prefix, state.cache, BY_ROW, BY_ROW, BY_ROW, state.draws)
+
     def idle(self, prefix: Prefix, rows: int, capacity: int, pool: int) -> Rows:
         """Slots without rows, and a cache of `pool` pages, of all devices together."""
         functions, *_ = self.parts(rows, 0, capacity)
-        table = jax.ShapeDtypeStruct((rows, -(-capacity // functions.page)), np.int32, sharding=prefix.lengths.sharding)
-        by_row = lambda leaf: jax.ShapeDtypeStruct((rows, *leaf.shape[1:]), leaf.dtype, sharding=leaf.sharding)
+        by_row = lambda leaf: jnp.zeros((rows, *leaf.shape[1:]), leaf.dtype, device=leaf.sharding)
 
-        def pages(leaf: jax.Array) -> jax.ShapeDtypeStruct:
+        def pages(leaf: jax.Array) -> jax.Array:
             shape = pool, leaf.shape[1], functions.page, *leaf.shape[3:]
-            return jax.ShapeDtypeStruct(shape, leaf.dtype, sharding=leaf.sharding)
+            return jnp.zeros(shape, leaf.dtype, device=leaf.sharding)
 
         paged = functions.by_block(lambda block: block.paged(capacity))
         cache = jax.tree.map(lambda yes, leaf: jax.tree.map(pages if yes else by_row, leaf), paged, prefix.cache)
         token, lengths, draws, seen = jax.tree.map(by_row, (prefix.token, prefix.lengths, prefix.draws, prefix.seen))
-        empty = lambda leaf: jnp.zeros(leaf.shape, leaf.dtype, device=leaf.sharding)
-        return jax.tree.map(empty, Rows(cache, token, lengths, draws, seen, table))
+        table = jnp.zeros((rows, -(-capacity // functions.page)), np.int32, device=prefix.lengths.sharding)
+        return Rows(cache, token, lengths, draws, seen, table)
 
     def parts(
         self, rows: int, tokens: int, capacity: int, *, records: bool = False

@@ -56,18 +56,18 @@ def test_greedy_tokens_are_the_likeliest_of_the_training_forward(name: str, layo
 
 def test_the_cache_has_latent_vectors_and_rotary_keys_and_a_token_expands_none():
     run, weights = run_with_weights("queries", {})
-    programs, places, rows = Programs(run.config, run.step.mesh, zero=0), 64, 8
+    programs, capacity, rows = Programs(run.config, run.step.mesh, zero=0), 64, 8
     weights = unstacked(weights, generation_layout(run.config, run.step.mesh).order)
     number = jax.ShapeDtypeStruct((rows,), np.int32)
-    tokens = jax.ShapeDtypeStruct((rows, places), np.int32)
+    tokens = jax.ShapeDtypeStruct((rows, capacity), np.int32)
     batch = dict.fromkeys(("tokens", "positions", "indices", "segments"), tokens) | {"examples": number}
     draws = Draws(*(jax.ShapeDtypeStruct((rows,), dtype) for dtype in DTYPES))
-    read, _ = jax.eval_shape(programs.prefill(rows, places, places), weights, batch, number, draws)
-    state, page = programs.idle(read, rows, places, POOL), page_tokens(places, 1)
+    read, _ = jax.eval_shape(programs.prefill(rows, capacity, capacity), weights, batch, number, draws)
+    state, page = programs.idle(read, rows, capacity, POOL), page_tokens(capacity, 1)
     active = jax.ShapeDtypeStruct((rows,), bool)
     width = WIDTHS["kv_rank"] + WIDTHS["rope_dim"]
     assert [leaf.shape for leaf in jax.tree.leaves(state.cache)] == [(POOL, 1, page, width)] * 3
-    decode = programs.decode(rows, places, POOL).__wrapped__
+    decode = programs.decode(rows, capacity, POOL).__wrapped__
     jaxpr = jax.make_jaxpr(decode)(weights, state, active).jaxpr
     made = [value.aval for equation in every_equation(jaxpr) for value in equation.outvars]
     expanded = rows * page * run.config.model.heads * WIDTHS["value_dim"]
