@@ -73,6 +73,11 @@ class Parser(argparse.ArgumentParser):
             help=f"a key of {', '.join(USED_BY_MODELS)}, as for training; may be given many times",
         )  # fmt: skip
 
+    def add_prefill(self) -> None:
+        """`--prefill-devices`."""
+        words = "devices that read prompts, besides those that draw answers (default: the same ones do both)"
+        self.add_argument("--prefill-devices", metavar="N", type=positive, default=0, help=words)
+
     def add_cluster(self, help: str = CLUSTER, *, required: bool = True) -> None:
         """`--cluster`."""
         self.add_argument("--cluster", required=required, help=help)

@@ -56,6 +56,7 @@ def main(arguments: Sequence[str]) -> None:
 def _parser() -> Parser:
     parser = Parser("jaxpar.generate", "Continue prompts with a model, or talk to it.", EPILOG)
     parser.add_model()
+    parser.add_prefill()
     what = parser.add_argument_group("what to continue")
     what.add_argument("--prompt", metavar="TEXT", action="append", help="may be given many times")
     what.add_argument("--prompts", metavar="FILE", type=Path, help="JSON lines, each a text or an object with `prompt`")
@@ -113,7 +114,7 @@ def _generate(options: argparse.Namespace) -> None:
     from jaxpar.generation.placed_model import open_model
     from jaxpar.interop.sources.tokenizer import text_of
 
-    config, source = open_model(options.model, options.overrides)
+    config, source = open_model(options.model, options.overrides, options.prefill_devices)
     if options.chat:
         _chat(options, source, config, sampling)
         return
@@ -121,7 +122,7 @@ def _generate(options: argparse.Namespace) -> None:
     prompt_tokens = [text.encode_start(prompt) for prompt in prompts]
     assert config.model.vocab is not None, "the vocabulary is known once the model is"
     text.check_tokens(prompt_tokens, config.model.vocab)
-    generator = _generator(config, source, options.seed)
+    generator = _generator(config, source, options)
     screen = None if options.json or len(prompt_tokens) > 1 else Screen(prompts[0])
     stops = [Stop(text.decode, options.stop) for _ in prompt_tokens]
 
@@ -185,13 +186,13 @@ def _read_prompts(path: Path) -> list[str]:
     return prompts
 
 
-def _generator(config: Config, source: Model, seed: int) -> Generator:
+def _generator(config: Config, source: Model, options: argparse.Namespace) -> Generator:
     """A generator whose weights are on the devices that there are."""
     from jaxpar.generation.generator import Generator
     from jaxpar.generation.placed_model import place_model
 
-    placed = place_model(config, source)
-    return Generator(placed.config, placed.mesh, placed.weights, seed=seed)
+    placed = place_model(config, source, options.prefill_devices)
+    return Generator(placed.config, placed.mesh, placed.weights, seed=options.seed, prefill=placed.prefill)
 
 
 def _chat(options: argparse.Namespace, source: Model, config: Config, sampling: Sampling) -> None:
@@ -201,7 +202,7 @@ def _chat(options: argparse.Namespace, source: Model, config: Config, sampling: 
 
     encoder, text = chat_encoder_of(source, options.tokenizer, options.chat_template, report)
     chat = Chat(encoder, text, system=options.system, stops=options.stop)
-    generator = _generator(config, source, options.seed)
+    generator = _generator(config, source, options)
     typed = sys.stdin.isatty()
     for line in _lines(typed):
         screen = None if options.json else Screen("")

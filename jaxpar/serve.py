@@ -49,6 +49,7 @@ def main(arguments: Sequence[str]) -> int:
 def _parser() -> Parser:
     parser = Parser("jaxpar.serve", "Serve a model by HTTP, as OpenAI's interface.", EPILOG)
     parser.add_model()
+    parser.add_prefill()
     words = "in place of the tokenizer's; or one of its templates, by name"
     parser.add_argument("--chat-template", metavar="FILE|NAME|chatml", help=words)
     parser.add_argument("--name", metavar="NAME", help="of the model, for clients (default: the name of its folder)")
@@ -61,6 +62,8 @@ def _parser() -> Parser:
     limits.add_argument("--length", metavar="N", type=positive, help=words)
     words = "answers that are drawn at once (default: 16)"
     limits.add_argument("--slots", metavar="N", type=positive, default=16, help=words)
+    words = "tokens that the cache holds, of all answers together (default: slots x length); answers wait for room"
+    limits.add_argument("--cache", metavar="N", type=positive, help=words)
     words = "answers that may wait for a slot; more are refused with 429 (default: 64)"
     limits.add_argument("--queue", metavar="N", type=positive, default=64, help=words)
     words = "a request may take so long, its wait included (default: 600)"
@@ -120,7 +123,7 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Engine]:
     from jaxpar.interop.sources.tokenizer import chat_encoder_of, text_of
     from jaxpar.serving.served_model import ServedModel
 
-    config, source = open_model(options.model, options.overrides)
+    config, source = open_model(options.model, options.overrides, options.prefill_devices)
     if jax.process_count() > 1:
         raise UserError(f"a server is one process, and this job has {jax.process_count()}; expected one")
     length = context_length(source, options.length)
@@ -134,9 +137,14 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Engine]:
         if options.chat_template is not None:
             raise
         why = str(error)
-    placed = place_model(config, source)
-    generator = Generator(placed.config, placed.mesh, placed.weights)
-    engine = generator.engine(options.slots, length)
+    placed = place_model(config, source, options.prefill_devices)
+    generator = Generator(placed.config, placed.mesh, placed.weights, prefill=placed.prefill)
+    if options.cache is not None and options.cache < generator.least_cache(length):
+        raise UserError(
+            f"--cache {options.cache}: a row of --length {length} does not fit; expected at least "
+            f"{generator.least_cache(length)}"
+        )
+    engine = generator.engine(options.slots, length, cache=options.cache)
     engine.add(Request([0], 2))
     while engine.busy:
         engine.step()

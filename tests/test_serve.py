@@ -90,6 +90,8 @@ def test_what_cannot_be_served_is_one_sentence(tmp_path: Path, capsys: pytest.Ca
             (["--api-key-file", str(tmp_path / "none")], ("--api-key-file", "cannot be read")),
             (["--port", port], (port, "cannot listen")),
             (["--port", "70000"], ("--port 70000", "65535")),
+            (["--length", "64", "--cache", "63"], ("--cache 63", "--length 64", "at least 256")),
+            (["--prefill-devices", "8"], ("--prefill-devices 8", "8 devices", "fewer")),
             (["--host", "a..b", "--api-key-file", str(tmp_path / "key")], ("--host", "a..b", "address")),
         ]
         for more, parts in cases:

@@ -9,67 +9,20 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from math import log2, prod
-from typing import Any, NamedTuple
+from math import log2
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
-from jaxtyping import PyTree
 
-from jaxpar.generation.functions import Prefix, Rows
-from jaxpar.generation.layout import BY_ROW, prompt_bucket
+from jaxpar.generation.functions import Rows
+from jaxpar.generation.layout import page_tokens
+from jaxpar.generation.pages import Pages
+from jaxpar.generation.prefill import Begun, Flight, Prefill, data_ranks, put_rows
 from jaxpar.generation.programs import Programs
-from jaxpar.generation.requests import Request, Row
-from jaxpar.generation.sampling import DTYPES, Drawn, Draws
-from jaxpar.layout.step_layout import shardings
-from jaxpar.mesh.axes import DATA_AXES
+from jaxpar.generation.requests import Request, Row, Speed
 from jaxpar.mesh.build import on_hosts
 from jaxpar.mesh.parameters import Weights
-from jaxpar.runtime.batch import FORWARD, BatchLayout, one_document_rows
-
-
-@dataclass
-class Speed:
-    """How long rows took."""
-
-    prompt_tokens: int = 0
-    prompt_seconds: float = 0.0
-    new_tokens: int = 0
-    new_seconds: float = 0.0
-    steps: int = 0
-    """Tokens that slots had time for: steps of decoding times slots."""
-    used: int = 0
-    """Tokens of these that a row had use for."""
-
-
-class _Flight(NamedTuple):
-    """Tokens that the devices draw."""
-
-    drawn: Drawn
-    records: Mapping[str, jax.Array]
-    rows: Mapping[int, Row]
-    """By the index of the drawn token."""
-    answers: int
-    """Rows to each prompt; 0 for tokens that are no first ones."""
-
-
-class _Waiting(NamedTuple):
-    """A row that was begun and waits for a slot: its prompt and answer, by their indices on a data rank."""
-
-    prompt: int
-    answer: int
-    row: Row
-
-
-class _Begun(NamedTuple):
-    """Prompts that were read."""
-
-    prefix: Prefix
-    waiting: Sequence[deque[_Waiting]]
-    """By data rank."""
 
 
 class Engine:
@@ -82,22 +35,36 @@ class Engine:
         weights: the weights of the moment, which each step asks for.
         slots: rows that are continued together, a multiple of the data and tensor ranks.
         capacity: tokens that a row may get to, its prompt included.
+        pages: of the cache of each data rank, at least those of one row of that capacity.
+        prefill: programs and weights of the mesh that reads prompts; by default that of the slots.
         records: also keep what blocks record of the tokens (`jaxpar.layers.block.Block.records`).
     """
 
     def __init__(
-        self, programs: Programs, weights: Callable[[], Weights], slots: int, capacity: int, *, records: bool = False
+        self,
+        programs: Programs,
+        weights: Callable[[], Weights],
+        slots: int,
+        capacity: int,
+        pages: int,
+        *,
+        prefill: tuple[Programs, Callable[[], Weights]] | None = None,
+        records: bool = False,
     ) -> None:
         self._programs, self._weights, self._capacity, self._records = programs, weights, capacity, records
+        self._prefill = Prefill(*(prefill or (programs, weights)), programs.mesh, capacity, records)
         axes = dict(programs.mesh.shape)
-        self._ranks = prod(axes[axis] for axis in DATA_AXES)
-        self._part = axes["context"] * axes["tensor"]
+        self._ranks = data_ranks(programs.mesh)
         self._slots: list[Row | None] = [None] * slots
+        page = page_tokens(capacity, axes["context"])
+        table = np.zeros((slots, -(-capacity // page)), np.int32)
+        assert pages >= table.shape[1], "a row has room"
+        self._pages = Pages(self._ranks, pages, page, table)
         self._active: tuple[tuple[bool, ...], jax.Array] | None = None
         self._state: Rows | None = None
         self._requests: deque[Request] = deque()
-        self._begun: list[_Begun] = []
-        self._flights: deque[_Flight] = deque()
+        self._begun: list[Begun] = []
+        self._flights: deque[Flight] = deque()
         self._clock = 0.0
         self.speed = Speed()
 
@@ -125,6 +92,11 @@ class Engine:
         return len(self._slots)
 
     @property
+    def cached_tokens(self) -> int:
+        """Tokens that the pages of rows in slots have room for; rows of a request share those of its prompt."""
+        return self._pages.taken * self._pages.tokens
+
+    @property
     def waiting(self) -> int:
         """Requests that no slot has been free for."""
         return len(self._requests)
@@ -136,19 +108,22 @@ class Engine:
         """
         if not self._flights:
             self._clock = time.perf_counter()
+        done = self._arrived()
         self._begin()
         running = any(self._slots)
         if running:
             self._decode()
-        done: list[Row] = []
         while len(self._flights) > running:
             done += self._read(self._flights.popleft())
         self._free()
         return done
 
     def _free(self) -> None:
-        """Free the slots of rows that need no more tokens."""
-        self._slots = [None if row is None or row.full else row for row in self._slots]
+        """Free the slots of rows that need no more tokens, and their pages."""
+        for slot, row in enumerate(self._slots):
+            if row is not None and row.full:
+                self._slots[slot] = None
+                self._pages.give_back(slot)
 
     def _open(self, rank: int) -> list[int]:
         """The free slots of a data rank, by their index on it."""
@@ -156,15 +131,20 @@ class Engine:
         return [slot for slot, row in enumerate(self._slots[rank * share : (rank + 1) * share]) if row is None]
 
     def _chosen(self) -> list[list[Request]]:
-        """The requests to begin on each data rank: those that are first, on the rank with most free slots."""
-        room = [
-            len(self._open(rank)) - sum(len(begun.waiting[rank]) for begun in self._begun)
-            for rank in range(self._ranks)
-        ]
+        """The requests to begin on each data rank: those that are first, on the rank with most free slots of those
+        that have pages for them."""
+        waiting = [[one.row for begun in self._begun for one in begun.waiting[rank]] for rank in range(self._ranks)]
+        room = [len(self._open(rank)) - len(rows) for rank, rows in enumerate(waiting)]
+        free = [self._pages.free(rank) - self._pages.needed_by(rows) for rank, rows in enumerate(waiting)]
         chosen: list[list[Request]] = [[] for _ in room]
         answers = self._requests[0].answers if self._requests else 0
-        while self._requests and max(room) > 0 and self._requests[0].answers == answers:
-            rank = room.index(max(room))
+        while self._requests and self._requests[0].answers == answers:
+            needed = self._pages.needed(self._requests[0])
+            ranks = [rank for rank in range(self._ranks) if room[rank] > 0 and free[rank] >= needed]
+            if not ranks:
+                break
+            rank = max(ranks, key=room.__getitem__)
+            free[rank] -= self._pages.needed(self._requests[0], min(answers, room[rank]))
             chosen[rank].append(self._requests.popleft())
             room[rank] -= answers
         return chosen
@@ -175,77 +155,81 @@ class Engine:
         chosen = self._chosen()
         while any(chosen):
             share = 4 ** int(log2(max(map(len, chosen))) // 2)
-            self._prefill([requests[:share] for requests in chosen], share)
+            begun = self._prefill([requests[:share] for requests in chosen], share, self.speed)
+            if not self._prefill.apart and begun.first is not None:
+                self._flights.append(begun.first)
+                begun = begun._replace(first=None)
+            self._begun.append(begun)
             chosen = [requests[share:] for requests in chosen]
         self._insert()
 
-    def _prefill(self, chosen: Sequence[Sequence[Request]], share: int) -> None:
-        """Read the prompts of requests, at most `share` on each data rank, and draw the first token of each row."""
-        every = [request for requests in chosen for request in requests]
-        answers = every[0].answers
-        length = prompt_bucket(max(len(request.prompt) for request in every), self._part)
-        tokens = np.zeros((self._ranks * share, length), np.int32)
-        lengths = np.ones(len(tokens), np.int32)
-        draws = [Request((), 1).draws()[0]] * (len(tokens) * answers)
-        rows: dict[int, Row] = {}
-        waiting = [deque[_Waiting]() for _ in chosen]
-        for rank, requests in enumerate(chosen):
-            for index, request in enumerate(requests):
-                at = rank * share + index
-                tokens[at, : len(request.prompt)], lengths[at] = request.prompt, len(request.prompt)
-                draws[at * answers : (at + 1) * answers] = request.draws()
-                rows |= {at * answers + row.index: row for row in request.rows}
-                waiting[rank].extend(_Waiting(index, row.index, row) for row in request.rows)
-        columns = [self._put(np.array(*one)) for one in zip(zip(*draws, strict=True), DTYPES, strict=True)]
-        program = self._programs.prefill(*tokens.shape, self._capacity, answers=answers, records=self._records)
-        batch = BatchLayout(FORWARD, tokens.shape).place(self._programs.mesh, one_document_rows(tokens))
-        prefix, (drawn, records) = program(self._weights(), batch, self._put(lengths), Draws(*columns))
-        self._flights.append(_Flight(drawn, records, rows, answers))
-        for row in rows.values():
-            row.issued = 1
-        self.speed.prompt_tokens += sum(len(request.prompt) for request in every)
-        self._begun.append(_Begun(prefix, waiting))
+    def _arrived(self) -> list[Row]:
+        """Read the first tokens of prompts whose caches were handed over; the rows that they end. Where no slot has a
+        row, it waits for them."""
+        done: list[Row] = []
+        for index, begun in enumerate(self._begun):
+            if begun.first is not None and (begun.ready or not any(self._slots)):
+                done += self._read(begun.first)
+                self._begun[index] = begun._replace(first=None)
+        return done
 
     def _insert(self) -> None:
-        """Give free slots to rows that wait for one."""
-        for begun in self._begun:
-            share = len(self._slots) // self._ranks
-            copies, size = np.zeros((self._ranks, share, 3), np.int32), np.zeros(self._ranks, np.int32)
+        """Give free slots and pages to rows that wait for them, in order."""
+        share, stuck = len(self._slots) // self._ranks, set[int]()
+        for begun in (one for one in self._begun if one.first is None):
+            copies: list[list[tuple[int, int, int]]] = [[] for _ in begun.waiting]
+            filled: list[list[tuple[int, int, int]]] = [[] for _ in begun.waiting]
             for rank, waiting in enumerate(begun.waiting):
                 slots = deque(self._open(rank))
-                while waiting and (slots or waiting[0].row.full):
-                    prompt, answer, row = waiting.popleft()
+                while waiting and rank not in stuck:
+                    prompt, answer, row = waiting[0]
                     if not row.full:
+                        if not slots or self._pages.needed(row.request) > self._pages.free(rank):
+                            stuck.add(rank)
+                            break
                         slot = slots.popleft()
-                        copies[rank, size[rank]] = slot, prompt, answer
-                        size[rank] += 1
+                        copies[rank].append((slot, prompt, answer))
+                        pages = self._pages.take(rank * share + slot, row.request)
+                        filled[rank] += [(prompt, *page) for page in pages]
                         self._slots[rank * share + slot] = row
-            if size.any():
-                self._copy(begun.prefix, copies.reshape(-1, 3), size)
-        self._begun = [begun for begun in self._begun if any(begun.waiting)]
+                    waiting.popleft()
+            if any(copies):
+                self._copy(begun, copies, filled)
+        self._begun = [begun for begun in self._begun if begun.first is not None or any(begun.waiting)]
 
-    def _copy(self, prefix: Prefix, copies: np.ndarray, size: np.ndarray) -> None:
+    def _copy(
+        self, begun: Begun, copies: list[list[tuple[int, int, int]]], filled: list[list[tuple[int, int, int]]]
+    ) -> None:
+        prefix, slots, pool = begun.prefix, len(self._slots), self._pages.each * self._ranks
         if self._state is None:
-            self._state = _idle(prefix, len(self._slots))
+            self._state = self._programs.idle(prefix, slots, self._capacity, pool)
         prompts, answers = len(prefix.lengths), len(prefix.token) // len(prefix.lengths)
-        program = self._programs.insert(prompts, len(self._slots), self._capacity, answers=answers)
-        self._state = program(self._state, prefix, self._put(copies), self._put(size))
+        program = self._programs.insert(prompts, begun.length, slots, self._capacity, pool, answers=answers)
+        share = slots // self._ranks
+        pages = share * -(-begun.length // self._pages.tokens)
+        sizes = np.array([[len(one), len(other)] for one, other in zip(copies, filled, strict=True)], np.int32)
+        self._state = program(
+            self._state._replace(pages=self._put(self._pages.table)), prefix,
+            self._put(_padded(copies, share)), self._put(_padded(filled, pages)), self._put(sizes),
+        )  # fmt: skip
 
     def _decode(self) -> None:
         """Draw a token of each row in a slot."""
         active = tuple(row is not None for row in self._slots)
         if self._active is None or self._active[0] != active:
             self._active = active, self._put(np.array(active))
-        program = self._programs.decode(len(self._slots), self._capacity, records=self._records)
+        program = self._programs.decode(
+            len(self._slots), self._capacity, self._pages.each * self._ranks, records=self._records
+        )
         self._state, (drawn, records) = program(self._weights(), self._state, self._active[1])
         rows = {slot: row for slot, row in enumerate(self._slots) if row is not None}
-        self._flights.append(_Flight(drawn, records, rows, 0))
+        self._flights.append(Flight(drawn, records, rows, 0))
         for row in rows.values():
             row.issued += 1
         self.speed.steps += len(self._slots)
         self._free()
 
-    def _read(self, flight: _Flight) -> list[Row]:
+    def _read(self, flight: Flight) -> list[Row]:
         """Wait for tokens; the rows that they end."""
         arrays: tuple[Any, Mapping[str, Any]] = flight.drawn, flight.records
         drawn, records = on_hosts(arrays)
@@ -270,11 +254,12 @@ class Engine:
         return done
 
     def _put(self, array: np.ndarray) -> jax.Array:
-        where = shardings(self._programs.mesh, PartitionSpec(*BY_ROW))
-        return jax.make_array_from_callback(array.shape, where, lambda index: array[index])
+        return put_rows(self._programs.mesh, array)
 
 
-def _idle(prefix: Prefix, slots: int) -> Rows:
-    """Slots without rows."""
-    like: PyTree = Rows(prefix.cache, prefix.token, prefix.lengths, prefix.draws, prefix.seen)
-    return jax.tree.map(lambda leaf: jnp.zeros((slots, *leaf.shape[1:]), leaf.dtype, device=leaf.sharding), like)
+def _padded(triples: Sequence[Sequence[tuple[int, int, int]]], size: int) -> np.ndarray:
+    """[ranks x size, 3]: those of each rank, and zeros."""
+    every = np.zeros((len(triples), size, 3), np.int32)
+    for rank, some in enumerate(triples):
+        every[rank, : len(some)] = np.array(some, np.int32).reshape(-1, 3)
+    return every.reshape(-1, 3)

@@ -9,7 +9,7 @@ token is whose, and attention takes the tokens apart again.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
@@ -20,8 +20,9 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxpar.config.counting import padded_vocab
+from jaxpar.generation.layout import page_tokens
 from jaxpar.generation.sampling import Drawn, Draws, draw
-from jaxpar.layers.block import Context, DecodedRows
+from jaxpar.layers.block import Block, Context, DecodedRows
 from jaxpar.layers.context import sequence_part
 from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layout.stages import stages_of
@@ -53,6 +54,8 @@ class Rows(NamedTuple):
     draws: Draws
     seen: Bool[Array, "batch vocab"]
     """Tokens that each row has."""
+    pages: Int[Array, "batch pages"]
+    """Pages of each row, in order (`jaxpar.generation.pages`)."""
 
 
 class Prefix(NamedTuple):
@@ -111,16 +114,25 @@ class GenerationFunctions:
         prefix = Prefix(cache, lengths, seen, drawn.token, draws)
         return prefix, (drawn, {name: reduce_max(values, ("pipe",)) for name, values in records.items()})
 
-    def insert(self, rows: Rows, prefix: Prefix, copies: Int[Array, "copies three"], size: Int[Array, " one"]) -> Rows:
-        """Rows some of which continue prompts from now on.
+    def insert(
+        self,
+        rows: Rows,
+        prefix: Prefix,
+        copies: Int[Array, "copies three"],
+        filled: Int[Array, "pages three"],
+        sizes: Int[Array, "one two"],
+    ) -> Rows:
+        """Rows some of which continue prompts from now on; `rows.pages` has their pages already.
 
         Args:
             rows: the rows.
             prefix: the prompts.
             copies: (row, prompt, answer) of each row that begins, by their indices on this device.
-            size: so many of `copies` are valid.
+            filled: (prompt, index, page) of each page that takes tokens of a prompt; `index` is among its pages.
+            sizes: so many of `copies` and of `filled` are valid.
         """
         answers = len(prefix.token) // len(prefix.lengths)
+        paged = self.by_block(lambda block: block.paged(self.capacity))
 
         def begin(index: jax.Array, rows: Rows) -> Rows:
             row, prompt, answer = copies[index]
@@ -132,12 +144,24 @@ class GenerationFunctions:
 
             mine = prompt * answers + answer
             token, draws = put((rows.token, rows.draws), (prefix.token, prefix.draws), mine)
-            cache, lengths, seen = put(
-                (rows.cache, rows.lengths, rows.seen), (prefix.cache, prefix.lengths + 1, prefix.seen), prompt
-            )
-            return Rows(cache, token, lengths, draws, seen.at[row, token[row]].set(True))
+            lengths, seen = put((rows.lengths, rows.seen), (prefix.lengths + 1, prefix.seen), prompt)
+            same = lambda paged, cached, new: cached if paged else put(cached, new, prompt)
+            cache = jax.tree.map(same, paged, rows.cache, prefix.cache)
+            return Rows(cache, token, lengths, draws, seen.at[row, token[row]].set(True), rows.pages)
 
-        return lax.fori_loop(0, size[0], begin, rows)
+        def fill(index: jax.Array, cache: Cache) -> Cache:
+            prompt, at, page = filled[index]
+
+            def put(pool: jax.Array, new: jax.Array) -> jax.Array:
+                size = pool.shape[2]
+                new = lax.dynamic_slice(new, (prompt, 0, at * size, 0), (1, *pool.shape[1:]))
+                return lax.dynamic_update_slice(pool, new, (page, 0, 0, 0))
+
+            same = lambda paged, cached, new: jax.tree.map(put, cached, new) if paged else cached
+            return jax.tree.map(same, paged, cache, prefix.cache)
+
+        rows = lax.fori_loop(0, sizes[0, 0], begin, rows)
+        return rows._replace(cache=lax.fori_loop(0, sizes[0, 1], fill, rows.cache))
 
     def decode(self, weights: Weights, rows: Rows, active: Bool[Array, " batch"]) -> tuple[Rows, tuple[Drawn, Records]]:
         """The rows with one token more where they are active, the others idle from now on; and records
@@ -145,18 +169,36 @@ class GenerationFunctions:
         lengths = jnp.where(active, rows.lengths, 0)
         token, all_lengths, cache = vary((rows.token, lengths, rows.cache))
         batch = one_document_rows(token[None], jnp.maximum(all_lengths - 1, 0)[None])
-        x, cache, records = self._layers(weights, self.stages.embed(weights, batch), batch, all_lengths, cache)
+        x = self.stages.embed(weights, batch)
+        x, cache, records = self._layers(weights, x, batch, all_lengths, cache, vary(rows.pages))
         drawn = _drawn(self._logits(weights, x), rows.seen, rows.draws, lengths)
         seen = rows.seen.at[jnp.arange(len(lengths)), drawn.token].set(True)
-        after = Rows(cache, drawn.token, jnp.where(active, lengths + 1, 0), rows.draws, seen)
+        after = Rows(cache, drawn.token, jnp.where(active, lengths + 1, 0), rows.draws, seen, rows.pages)
         same = lambda last: reduce_max(last.swapaxes(0, 1), ("pipe", "context"))
         return after, (drawn, {name: same(last) for name, last in records.items()})
 
+    @property
+    def page(self) -> int:
+        """Tokens of a page."""
+        return page_tokens(self.capacity, self.layout.plan.axes.context)
+
+    def by_block[Value](self, value: Callable[[Block], Value]) -> Mapping[str, list[dict[str, Value]]]:
+        """A value of each block, by kind and layer like a cache."""
+        order, prototype = self.stages.order, self.stages.prototype
+        of = lambda kind: {block.part.name: value(block) for block in prototype(kind).blocks}
+        return {kind: [of(kind)] * stack.rows for kind, stack in order.stacks.items()}
+
     def _layers(
-        self, weights: Weights, x: jax.Array, batch: Batch, lengths: Int[Array, " batch"], cache: Cache | None
+        self,
+        weights: Weights,
+        x: jax.Array,
+        batch: Batch,
+        lengths: Int[Array, " batch"],
+        cache: Cache | None,
+        pages: Int[Array, "batch pages"] | None = None,
     ) -> tuple[jax.Array, Cache, Records]:
         """`x` and the cache after all layers, and their records."""
-        stages, rows = self.stages, DecodedRows(lengths, self.capacity)
+        stages, rows = self.stages, DecodedRows(lengths, self.capacity, self.page, pages)
         tokens, x = stages.token_context(batch, self.capacity), vary(x)
         records = stages.empty_records(x) if self.records else {}
         layers = {kind: stages.prototype(kind) for kind in stages.order.stacks}

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
-from math import prod
 
 import jax
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Wrapped
 
 from jaxpar.config import Config
-from jaxpar.generation.engine import Engine, Speed
-from jaxpar.generation.layout import bucket, generation_layout, power_of_two
+from jaxpar.generation.engine import Engine
+from jaxpar.generation.layout import bucket, generation_layout, page_tokens, pool_bucket, power_of_two
+from jaxpar.generation.pages import most_pages
+from jaxpar.generation.prefill import data_ranks
 from jaxpar.generation.programs import Programs
-from jaxpar.generation.requests import Continuation, Request
+from jaxpar.generation.requests import Continuation, Request, Speed
 from jaxpar.generation.sampling import LIKELIEST, NotFinite, Sampling
-from jaxpar.generation.unstacked import is_unstacked, unstacked
+from jaxpar.generation.unstacked import is_unstacked, unstacked, unstacked_layout
 from jaxpar.layout.step_layout import StepLayout, shardings
-from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.parameters import Weights
 
 SLOTS = 32
@@ -41,16 +42,29 @@ class Generator:
             training step, and each token gathers every layer.
         seed: of the draws, which depend on it, the number of the row and the length of the row alone.
         slots: rows that `continued` continues together on each data rank, at most.
+        prefill: a mesh of other devices, which reads prompts: the same but for its data ranks.
 
     Raises:
         UserError: for a layout with a pipeline.
     """
 
     def __init__(
-        self, config: Config, mesh: Mesh, weights: Weights, *, zero: int = 0, seed: int = 0, slots: int = SLOTS
+        self,
+        config: Config,
+        mesh: Mesh,
+        weights: Weights,
+        *,
+        zero: int = 0,
+        seed: int = 0,
+        slots: int = SLOTS,
+        prefill: Mesh | None = None,
     ) -> None:
         self.config, self.mesh = config, mesh
         self.programs = Programs(config, mesh, zero)
+        self._reading: Programs | None = None
+        if prefill is not None:
+            axes = {axis: prefill.shape[axis] for axis in ("replica", "fsdp")}
+            self._reading = Programs(replace(config, parallel=replace(config.parallel, **axes)), prefill, zero)
         self.speed = Speed()
         self._zero, self._seed, self._slots = zero, seed, slots
         self.update(weights)
@@ -58,10 +72,15 @@ class Generator:
     def update(self, weights: Weights) -> None:
         """Go on with other weights of the same model; nothing compiles again."""
         self._weights = weights if is_unstacked(weights) else self._laid_out(weights)
+        if self._reading is not None:
+            order = self._layout.order
+            partitions = unstacked_layout(self._layout.placements.storage.layout, order)
+            self._read_with = jax.tree.map(jax.device_put, self._weights, shardings(self._reading.mesh, partitions))
 
     def drop_weights(self) -> None:
         """Free the copy of the weights, until `update` gives others."""
         self._weights: Weights = {}
+        self._read_with: Weights = {}
 
     def _laid_out(self, weights: Weights) -> Weights:
         """The weights as the programs read them."""
@@ -126,9 +145,8 @@ class Generator:
         requests = [request(index) for index in range(len(prompts))]
         for index, one in enumerate(requests):
             one.check(self.config.model, f"prompt {index}")
-        ranks = prod(self.mesh.shape[axis] for axis in DATA_AXES)
-        rows = min(len(prompts) * answers, self._slots * ranks)
-        engine = self.engine(rows, max(map(len, prompts)) + tokens, records=records)
+        rows = min(len(prompts) * answers, self._slots * self._ranks)
+        engine = self.engine(rows, max(map(len, prompts)) + tokens, requests=requests, records=records)
         self.speed = engine.speed
         for one in requests:
             engine.add(one)
@@ -137,10 +155,52 @@ class Generator:
                 raise NotFinite
         return [row.continuation() for one in requests for row in one.rows]
 
-    def engine(self, rows: int, tokens: int, *, records: bool = False) -> Engine:
-        """Slots for at least so many rows, of up to so many tokens."""
-        axes = dict(self.mesh.shape)
-        ranks, part = prod(axes[axis] for axis in DATA_AXES), axes["context"] * axes["tensor"]
+    def engine(
+        self,
+        rows: int,
+        tokens: int,
+        *,
+        cache: int | None = None,
+        requests: Sequence[Request] = (),
+        records: bool = False,
+    ) -> Engine:
+        """Slots for at least so many rows, of up to so many tokens.
+
+        Args:
+            rows: that are continued together.
+            tokens: of the longest row.
+            cache: tokens of all rows that the cache has pages for, at least those of one on each data rank; by default
+                those of `requests`, if these are all, or of every slot.
+            requests: all that there are to be.
+            records: see `Engine`.
+        """
+        tensor, ranks = self.mesh.shape["tensor"], self._ranks
         # A tensor rank has an equal share of a data rank's rows.
-        share = -(-power_of_two(-(-rows // ranks)) // axes["tensor"]) * axes["tensor"]
-        return Engine(self.programs, lambda: self._weights, ranks * share, bucket(tokens, part), records=records)
+        share = -(-power_of_two(-(-rows // ranks)) // tensor) * tensor
+        capacity, page = self._room(tokens)
+        longest = -(-capacity // page)
+        pages = share * longest
+        if cache is not None:
+            pages = cache // (page * ranks)
+        elif requests:
+            pages = min(pages, pool_bucket(-(-most_pages(requests, ranks * share, page) // ranks)))
+        weights = lambda: self._weights
+        prefill = None if self._reading is None else (self._reading, lambda: self._read_with)
+        return Engine(
+            self.programs, weights, ranks * share, capacity, max(pages, longest), prefill=prefill, records=records
+        )
+
+    def least_cache(self, tokens: int) -> int:
+        """Tokens that a cache of rows of up to so many has to hold: one row on each data rank."""
+        capacity, page = self._room(tokens)
+        return self._ranks * -(-capacity // page) * page
+
+    def _room(self, tokens: int) -> tuple[int, int]:
+        """The capacity of rows of up to so many tokens, and the tokens of a page."""
+        context = self.mesh.shape["context"]
+        capacity = bucket(tokens, context * self.mesh.shape["tensor"])
+        return capacity, page_tokens(capacity, context)
+
+    @property
+    def _ranks(self) -> int:
+        return data_ranks(self.mesh)

@@ -76,10 +76,20 @@ def bucket(tokens: int, part: int) -> int:
 
 def prompt_bucket(tokens: int, part: int) -> int:
     """The length to which prompts are padded: that of `bucket`, or three quarters of it if that is enough."""
-    size = bucket(tokens, 1)
-    if size > SMALLEST_BUCKET and tokens <= size * 3 // 4:
-        size = size * 3 // 4
+    size = SMALLEST_BUCKET if tokens <= SMALLEST_BUCKET else pool_bucket(tokens)
     return -(-size // part) * part
+
+
+def pool_bucket(pages: int) -> int:
+    """The least power of two, or three quarters of one, that is not below."""
+    size = power_of_two(pages)
+    return size * 3 // 4 if size >= 4 and pages <= size * 3 // 4 else size
+
+
+def page_tokens(capacity: int, ranks: int) -> int:
+    """Tokens of a page, a multiple of the context ranks: few enough that a row wastes little of its last one, and many
+    enough that a token's attention, which reads a page at a time, takes few turns."""
+    return -(-min(max(power_of_two(capacity) // 4, 16), 256) // ranks) * ranks
 
 
 def power_of_two(number: int) -> int:

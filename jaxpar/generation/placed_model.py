@@ -12,7 +12,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.tree_util import KeyPath
 
-from jaxpar.config import Config, load_config, virtual_devices_needed
+from jaxpar.config import Config, UserError, load_config, virtual_devices_needed
 from jaxpar.config.axes import axis_sizes
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.reading.overrides import check_used_by_models
@@ -25,6 +25,7 @@ from jaxpar.layout.step_layout import shardings
 from jaxpar.mesh.axes import AXES
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.parameters import ParamSpec, Weights
+from jaxpar.units import plural
 
 
 @dataclass(frozen=True)
@@ -36,14 +37,17 @@ class PlacedModel:
     mesh: Mesh
     weights: Weights
     """In the storage placement of `generation_layout`."""
+    prefill: Mesh | None = None
+    """The devices that read prompts, if they are others."""
 
 
-def open_model(path: str, overrides: Sequence[str]) -> tuple[Config, Model]:
+def open_model(path: str, overrides: Sequence[str], prefill: int = 0) -> tuple[Config, Model]:
     """Set up the devices and open a MODEL; nothing of its weights is read yet.
 
     Args:
         path: the MODEL, as `--model` names it.
         overrides: `section.key=value` of `USED_BY_MODELS`.
+        prefill: devices that read prompts, besides those of `parallel`.
 
     Returns:
         the configuration with the model's own section, and the weights.
@@ -54,17 +58,43 @@ def open_model(path: str, overrides: Sequence[str]) -> tuple[Config, Model]:
     check_used_by_models(overrides)
     config = load_config(None, overrides)
     # Before anything else uses JAX: opening a checkpoint does.
-    prepare_devices(virtual_devices_needed(config.parallel), config.distributed)
+    prepare_devices(virtual_devices_needed(config.parallel) + prefill, config.distributed)
     source = open_source(path, "--model")
     return replace(config, model=source.model), source
 
 
-def place_model(config: Config, source: Model) -> PlacedModel:
-    """`place_on` all devices. On CPUs layers compute in float32 unless the configuration names a precision."""
+def place_model(config: Config, source: Model, prefill: int = 0) -> PlacedModel:
+    """`place_on` all devices but the last `prefill`, which are to read prompts. On CPUs layers compute in float32
+    unless the configuration names a precision."""
     devices = find_devices()
     if devices[0].platform == "cpu" and config.precision == type(config.precision)():
         config = replace(config, precision=replace(config.precision, compute="float32"))
-    return place_on(config, source, devices)
+    if not prefill:
+        return place_on(config, source, devices)
+    if jax.process_count() > 1 or prefill >= len(devices):
+        raise UserError(
+            f"--prefill-devices {prefill}: there are {plural(len(devices), 'device')} in "
+            f"{plural(jax.process_count(), 'process', 'processes')}; expected fewer than there are, in one process"
+        )
+    model = place_on(config, source, devices[:-prefill])
+    return replace(model, prefill=prefill_mesh(model.config, devices[-prefill:]))
+
+
+def prefill_mesh(config: Config, devices: Sequence[Device]) -> Mesh:
+    """A mesh of devices that read prompts for slots laid out by `config`: as that of these, but for its data ranks.
+
+    Raises:
+        UserError: the devices are no multiple of those of a data rank.
+    """
+    parallel = config.parallel
+    each = parallel.expert * parallel.context * parallel.tensor
+    if len(devices) % each:
+        raise UserError(
+            f"--prefill-devices {len(devices)}: prompts are read by layers split like those of the slots "
+            f"(parallel.expert x context x tensor: {each}); expected a multiple of {each}"
+        )
+    parallel = replace(parallel, replica=1, fsdp=len(devices) // each)
+    return build_mesh(AxisSizes(**axis_sizes(parallel)), devices)
 
 
 def place_on(config: Config, source: Model, devices: Sequence[Device]) -> PlacedModel:

@@ -6,6 +6,8 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.sharding import Mesh, PartitionSpec
 from jax.stages import Wrapped
 from jaxtyping import PyTree
@@ -41,24 +43,25 @@ class Programs:
             functions, weights, state, drawn = self.parts(prompts, length, capacity, records=records)
             batch = BatchLayout(FORWARD, (prompts, length))
             layouts = weights, batch.partitions, BY_ROW, state.draws
-            prefix = _specs(Prefix, state.cache, BY_ROW, BY_ROW, BY_ROW, state.draws)
+            prefix = self.prefix_layout(capacity)
             prefill = mapped(functions.prefill, self.mesh, functions.dtype, layouts, (prefix, (drawn, BY_PART)))
             return jax.jit(prefill)
 
         return self._once("prefill", prompts, answers, length, capacity, records, make=make)
 
-    def insert(self, prompts: int, rows: int, capacity: int, *, answers: int = 1) -> Wrapped:
-        """Compiled on first use: (rows, prefix, copies, size) -> rows; the given rows are donated."""
+    def insert(self, prompts: int, length: int, rows: int, capacity: int, pool: int, *, answers: int = 1) -> Wrapped:
+        """Compiled on first use: (rows, prefix, copies, filled, sizes) -> rows; the given rows, whose cache has
+        `pool` pages, are donated."""
 
         def make() -> Wrapped:
             functions, _, state, _ = self.parts(rows, 0, capacity)
-            prefix = _specs(Prefix, state.cache, BY_ROW, BY_ROW, BY_ROW, state.draws)
-            layouts = state, prefix, BY_ROW, BY_ROW
+            prefix = self.prefix_layout(capacity)
+            layouts = state, prefix, BY_ROW, BY_ROW, BY_ROW
             return jax.jit(mapped(functions.insert, self.mesh, functions.dtype, layouts, state), donate_argnums=0)
 
-        return self._once("insert", prompts, answers, rows, capacity, make=make)
+        return self._once("insert", prompts, length, answers, rows, capacity, pool, make=make)
 
-    def decode(self, rows: int, capacity: int, *, records: bool = False) -> Wrapped:
+    def decode(self, rows: int, capacity: int, pool: int, *, records: bool = False) -> Wrapped:
         """Compiled on first use: (weights, rows, active) -> (rows, (drawn, records)); the given rows are donated."""
 
         def make() -> Wrapped:
@@ -68,7 +71,27 @@ class Programs:
             decode = mapped(functions.decode, self.mesh, functions.dtype, layouts, made)
             return jax.jit(decode, donate_argnums=1, compiler_options=COMPILER_OPTIONS)
 
-        return self._once("decode", rows, capacity, records, make=make)
+        return self._once("decode", rows, capacity, pool, records, make=make)
+
+    def prefix_layout(self, capacity: int) -> Prefix:
+        """The partitions of prompts that were read."""
+        _, _, state, _ = self.parts(0, 0, capacity)
+        return _specs(Prefix, state.cache, BY_ROW, BY_ROW, BY_ROW, state.draws)
+
+    def idle(self, prefix: Prefix, rows: int, capacity: int, pool: int) -> Rows:
+        """Slots without rows, and a cache of `pool` pages, of all devices together."""
+        functions, *_ = self.parts(rows, 0, capacity)
+        by_row = lambda leaf: jnp.zeros((rows, *leaf.shape[1:]), leaf.dtype, device=leaf.sharding)
+
+        def pages(leaf: jax.Array) -> jax.Array:
+            shape = pool, leaf.shape[1], functions.page, *leaf.shape[3:]
+            return jnp.zeros(shape, leaf.dtype, device=leaf.sharding)
+
+        paged = functions.by_block(lambda block: block.paged(capacity))
+        cache = jax.tree.map(lambda yes, leaf: jax.tree.map(pages if yes else by_row, leaf), paged, prefix.cache)
+        token, lengths, draws, seen = jax.tree.map(by_row, (prefix.token, prefix.lengths, prefix.draws, prefix.seen))
+        table = jnp.zeros((rows, -(-capacity // functions.page)), np.int32, device=prefix.lengths.sharding)
+        return Rows(cache, token, lengths, draws, seen, table)
 
     def parts(
         self, rows: int, tokens: int, capacity: int, *, records: bool = False
@@ -76,12 +99,9 @@ class Programs:
         """The functions, for a batch of `tokens` tokens a row, and the layouts of weights, `Rows` and `Drawn`."""
         layout = generation_layout(self.config, self.mesh, rows=rows, tokens=tokens, zero=self.zero)
         functions = GenerationFunctions(layout, capacity, records)
-        cache = {
-            kind: [{block.part.name: block.cache for block in functions.stages.prototype(kind).blocks}] * stack.rows
-            for kind, stack in layout.order.stacks.items()
-        }
+        cache = functions.by_block(lambda block: block.cache)
         draws = _specs(Draws, *[BY_ROW] * len(Draws._fields))
-        state, drawn = _specs(Rows, cache, BY_ROW, BY_ROW, draws, BY_ROW), _specs(Drawn, BY_ROW, BY_ROW)
+        state, drawn = _specs(Rows, cache, BY_ROW, BY_ROW, draws, BY_ROW, BY_ROW), _specs(Drawn, BY_ROW, BY_ROW)
         return functions, unstacked_layout(layout.placements.storage.layout, layout.order), state, drawn
 
     def _once(self, *key: Hashable, make: Callable[[], Wrapped]) -> Wrapped:

@@ -123,3 +123,19 @@ class Row:
         return Continuation(
             np.array(self.tokens, np.int32), np.array(self.log_probabilities), self.ended, records, self.ending
         )
+
+
+@dataclass
+class Speed:
+    """How long rows took."""
+
+    prompt_tokens: int = 0
+    prompt_seconds: float = 0.0
+    new_tokens: int = 0
+    new_seconds: float = 0.0
+    steps: int = 0
+    """Tokens that slots had time for: steps of decoding times slots."""
+    used: int = 0
+    """Tokens of these that a row had use for."""
+    handed_bytes: int = 0
+    """Bytes of prompts' caches that the devices of slots got from those that read prompts."""

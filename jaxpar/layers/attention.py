@@ -9,7 +9,7 @@ from jaxtyping import Array, Float, PyTree
 
 from jaxpar.config import counting
 from jaxpar.config.schema import ModelConfig
-from jaxpar.layers.attention_cache import PARTITION, KeyValues, SlotTable
+from jaxpar.layers.attention_cache import PARTITION, KeyValues, SlotTable, is_paged
 from jaxpar.layers.block import Attend, Block, Context
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.activations import Activation
@@ -93,6 +93,10 @@ class Attention(Block):
         y = ops.run(self, "attention_out", mixed)
         return self.biased(y, "output"), {}
 
+    def paged(self, capacity: int) -> bool:
+        """See `Block.paged`."""
+        return is_paged(self.model, capacity)
+
     def decode(self, x: jax.Array, cache: PyTree, context: Context, ops: Ops) -> tuple[jax.Array, PyTree]:
         """See `Block.decode`; keys and values are cached as attention reads them."""
         assert context.rows is not None, "rows that are continued"
@@ -104,7 +108,8 @@ class Attention(Block):
                 cache = KeyValues(table.filled(k, x.dtype), table.filled(v, x.dtype))
                 return context.attend(q, k, v, tokens, *sinks)
             cache = KeyValues(table.stored(cache.key, k), table.stored(cache.value, v))
-            return table.attend(q, *cache, *sinks)
+            keys, values = cache
+            return table.attend(q, lambda take: (take(keys), take(values)), *sinks)
 
         y, _ = self(x, context._replace(attend=attend), ops)
         return y, cache

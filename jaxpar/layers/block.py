@@ -37,6 +37,10 @@ class DecodedRows(NamedTuple):
     """Tokens of each row, the last one included."""
     capacity: int
     """Tokens that a row may get to."""
+    page: int
+    """Tokens of a page, a multiple of the context ranks."""
+    pages: Int[Array, "batch pages"] | None = None
+    """The pages of each row in its data rank's pool, in order; None for prompts."""
 
 
 class Context(NamedTuple):
@@ -79,6 +83,11 @@ class Block(nnx.Module, ABC):
     def __init__(self, part: Part):
         self.part = part
         declare_weights(self, part.weights)
+
+    def paged(self, capacity: int) -> bool:
+        """Whether rows of up to `capacity` tokens have its cache in pages, [page, ..., token, width], and not each a
+        part of an array."""
+        return False
 
     @abstractmethod
     def __call__(self, x: Float[Array, "batch part embed"], context: Context, ops: Ops) -> Output:

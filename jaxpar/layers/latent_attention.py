@@ -12,7 +12,7 @@ from jaxpar.config import counting
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.attention import OUTPUT, QUERY
-from jaxpar.layers.attention_cache import PARTITION, SlotTable
+from jaxpar.layers.attention_cache import PARTITION, SlotTable, is_paged
 from jaxpar.layers.block import Block, Context
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.activations import Activation
@@ -49,7 +49,7 @@ class LatentAttention(Block):
     reads = ("attention_scale", "attention_softcap", "window", "causal")
     cache = PARTITION
     """The cached vector of a token is its latent vector and, behind it, its rotary key. Keys and values of all heads
-    come from it, so each of the tensor ranks has all of it: [batch, tensor ranks, slots, cached]."""
+    come from it, so each of the tensor ranks has all of it: [pages, tensor ranks, slots, cached]."""
 
     def __init__(self, model: ModelConfig, part: Part | None = None):
         super().__init__(part or self.declare(model))
@@ -103,6 +103,10 @@ class LatentAttention(Block):
         h = context.attend(query, *self._expanded(latent, rotary_key, ops), context.tokens)
         return ops.run(self, OUT, h), {}
 
+    def paged(self, capacity: int) -> bool:
+        """See `Block.paged`."""
+        return is_paged(self.model, capacity)
+
     def decode(self, x: jax.Array, cache: PyTree, context: Context, ops: Ops) -> tuple[jax.Array, PyTree]:
         """See `Block.decode`; the cached vectors are never expanded: they are one key head of all queries."""
         assert context.rows is not None, "rows that are continued"
@@ -114,8 +118,8 @@ class LatentAttention(Block):
             h = context.attend(query, *self._expanded(latent, rotary_key, ops), context.tokens)
         else:
             cached = table.stored(cache, new)
-            values = cached[..., : self.shape.kv_rank]
-            h = self._absorbed(query, lambda query: table.attend(query, cached, values))
+            read = lambda take: (vectors := take(cached), vectors[..., : self.shape.kv_rank])
+            h = self._absorbed(query, lambda query: table.attend(query, read))
         return ops.run(self, OUT, h), cached
 
     def _latents(

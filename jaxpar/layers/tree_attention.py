@@ -6,7 +6,11 @@ to its own keys, and only an output and a log-sum-exp per head are merged.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import jax
 import jax.numpy as jnp
+from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxpar.mesh.collectives import reduce_max, reduce_sum
@@ -17,16 +21,14 @@ from pallas_kernels.varying import vary_alike
 
 def tree_attention(
     q: Float[Array, "batch heads width"],
-    k: Float[Array, "batch part kv_heads width"],
-    v: Float[Array, "batch part kv_heads value_width"],
+    read: Callable[[jax.Array], tuple[jax.Array, jax.Array, jax.Array]],
+    blocks: int | jax.Array,
     *,
     mask: Mask,
     q_indices: Int[Array, " batch"],
-    kv_indices: Int[Array, "batch part"],
     scale: float | None = None,
     softcap: float | None = None,
     sinks: Float[Array, " heads"] | None = None,
-    kv_block: int = 512,
 ) -> Float[Array, "batch heads value_width"]:
     """Softmax attention of one query per row over the keys of all context ranks, inside `shard_map`.
 
@@ -40,15 +42,15 @@ def tree_attention(
 
     Args:
         q: The query of each row, the same on all context ranks; query head h uses KV head `h // (heads / kv_heads)`.
-        k: This rank's keys, in any order of the sequence. The new token's key is on one of the ranks.
-        v: Their values.
+        read: This rank's keys [batch, part, kv_heads, width], values [batch, part, kv_heads, value_width] and indices
+            of them in their row [batch, part] in a block of the sequence, in any order; the first block is read
+            whether a row sees it or not. The new token's key is on one of the ranks.
+        blocks: Blocks that a row sees, in order; the same on all ranks.
         mask: What a query may see, causal for a cache that is not full; without a prefix and segments.
         q_indices: Index of each query in its row.
-        kv_indices: Index of each key in its row.
         scale: Factor of the scores; None means `1 / sqrt(width)`.
         softcap: Scores become `softcap * tanh(score / softcap)`.
         sinks: A logit of each head that is in the denominator alone.
-        kv_block: Keys that are read at a time; a block that no row sees is skipped.
 
     Returns:
         The output in q's dtype, the same on all context ranks.
@@ -56,10 +58,23 @@ def tree_attention(
     Raises:
         ValueError: If the keys do not vary over context ranks.
     """
-    settings = Settings(mask, q.shape[-1] ** -0.5 if scale is None else scale, softcap, 1, kv_block)
-    inputs: tuple = vary_alike((q[:, None], k, v, MaskInputs(q_indices[:, None], kv_indices)))
-    out, lse = (x[:, 0] for x in attention_forward(settings, *inputs))
 
+    def attend(block: int | jax.Array) -> tuple[jax.Array, jax.Array]:
+        k, v, kv_indices = read(jnp.asarray(block))
+        settings = Settings(mask, q.shape[-1] ** -0.5 if scale is None else scale, softcap, 1, k.shape[1])
+        inputs: tuple = vary_alike((q[:, None], k, v, MaskInputs(q_indices[:, None], kv_indices)))
+        out, lse = (x[:, 0] for x in attention_forward(settings, *inputs))
+        return out, lse
+
+    def add(block: jax.Array, before: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        (out, lse), (other, log) = before, attend(block)
+        both = jnp.logaddexp(lse, log)
+        of = lambda log: jnp.exp(log - jnp.where(both == -jnp.inf, 0.0, both))[..., None]
+        return out * of(lse) + other * of(log), both
+
+    out, lse = attend(0)
+    if not isinstance(blocks, int) or blocks > 1:
+        out, lse = lax.fori_loop(1, blocks, add, (out, lse))
     peak = reduce_max(lse, ("context",))
     if sinks is not None:
         sinks = sinks.astype(jnp.float32)

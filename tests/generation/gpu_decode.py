@@ -34,11 +34,19 @@ def largest_written() -> int:
     specs: Any = functions.layout.specs
     layers = [map_specs(lambda spec: spec.shape[1:], specs["layers"]["all"])] * 3
     shapes = {**map_specs(lambda spec: spec.shape, specs), "layers": {"all": layers}}
-    places: Any = (ROWS, 4, LENGTH, EMBED // 8)
+    pool = ROWS * LENGTH // functions.page
+    places: Any = (pool, 4, functions.page, EMBED // 8)
     cached = KeyValues(places, places)
     by_row = lambda dtype, *width: jax.ShapeDtypeStruct((ROWS, *width), dtype)
     number, draws, seen = by_row(jnp.int32), Draws(*[by_row(dtype) for dtype in DTYPES]), by_row(bool, 256)
-    rows = Rows({"all": [{"attention": cached, "mlp": ()}] * 3}, number, number, draws, seen)
+    rows = Rows(
+        {"all": [{"attention": cached, "mlp": ()}] * 3},
+        number,
+        number,
+        draws,
+        seen,
+        by_row(jnp.int32, LENGTH // functions.page),
+    )
 
     def abstract(shapes: Any, layouts: Any) -> Any:
         array = lambda shape, where: jax.ShapeDtypeStruct(
@@ -49,5 +57,5 @@ def largest_written() -> int:
 
     active = abstract(by_row(bool), state.lengths)
     inputs = abstract(shapes, weights), abstract(rows, state), active
-    text = compile_for_gpu(programs.decode(ROWS, LENGTH), *inputs).as_text()
+    text = compile_for_gpu(programs.decode(ROWS, LENGTH, pool), *inputs).as_text()
     return max(prod(map(int, found.split(","))) for found in WRITES.findall(text))

@@ -6,14 +6,20 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
+from jaxpar.config import counting
+from jaxpar.config.axes import axis_sizes
+from jaxpar.config.counting import padded_vocab
+from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema.model import Pattern
 from jaxpar.generation.engine import Engine
 from jaxpar.generation.generator import Generator
 from jaxpar.generation.requests import Continuation, Request
 from jaxpar.generation.sampling import Sampling
+from jaxpar.mesh.build import build_mesh
 from tests.small_run import SmallRun, small
 
 VOCAB, CAPACITY, SLOTS, REQUESTS = 61, 64, 4, 9
@@ -133,8 +139,6 @@ def test_a_request_that_is_dropped_leaves_its_slot_to_another(plain: Generator):
 
 
 def test_a_row_that_is_not_finite_ends_alone(plain: Generator):
-    import jax
-
     weights = jax.tree.map(lambda leaf: leaf, plain._weights)
     engine = plain.engine(2, CAPACITY)
     request = Request([1], 10)
@@ -146,6 +150,79 @@ def test_a_row_that_is_not_finite_ends_alone(plain: Generator):
     finally:
         plain.update(weights)
     assert not request.rows[0].finite and len(request.rows[0].tokens) < 10 and not engine.busy
+
+
+def test_the_pages_of_a_prompt_are_shared_and_rows_wait_for_pages(plain: Generator):
+    """A prompt of 40 tokens fills two pages of 16, and its rows have 8 tokens of a third."""
+    prompt = np.random.default_rng(3).integers(0, VOCAB, 40).tolist()
+    ask = lambda answers, stream: Request(prompt, 20, Sampling(1.0), stream=stream, answers=answers)
+    alone = [drawn_by(plain.engine(1, CAPACITY), [ask(1, stream)])[0] for stream in range(5)]
+    engine = plain.engine(4, CAPACITY, cache=16 * 8)
+    group, other = ask(4, 0), ask(1, 4)
+    engine.add(group)
+    engine.add(other)
+    engine.step()
+    assert engine.cached_tokens == 16 * (2 + 3 * 2), "the last row waits for pages, not for a slot"
+    run_all(engine)
+    found = [row.continuation() for request in (group, other) for row in request.rows]
+    assert_same([[one] for one in found], alone)
+    assert engine.cached_tokens == 0 and engine.speed.prompt_tokens == 80, "the prompt of four answers is read once"
+
+
+def test_a_cancelled_request_frees_its_pages(plain: Generator):
+    engine = plain.engine(2, CAPACITY, cache=64)
+    first, second = Request([1] * 40, 20), Request([2] * 40, 20)
+    engine.add(first)
+    engine.add(second)
+    engine.step()
+    assert engine.cached_tokens == 64 and engine.waiting == 1
+    engine.cancel(first)
+    assert engine.cached_tokens == 0
+    run_all(engine)
+    assert len(second.rows[0].tokens) == 20
+
+
+def test_pages_that_had_numbers_that_are_not_finite_are_as_good_as_new(plain: Generator):
+    weights = plain._weights
+    wanted = drawn_by(plain.engine(1, CAPACITY), [Request([1] * 20, 30)])
+    engine = plain.engine(1, CAPACITY)
+    try:
+        plain.update(jax.tree.map(lambda leaf: leaf * np.nan, weights))
+        drawn_by(engine, [Request([1] * 60, 4)])
+    finally:
+        plain.update(weights)
+    assert_same(drawn_by(engine, [Request([1] * 20, 30)]), wanted)
+
+
+PREFILL: dict[str, tuple[str, int]] = {"one": ("plain", 1), "wider": ("plain", 2), "split": ("split", 1)}
+"""A case, and the data ranks of the mesh that reads prompts."""
+
+
+@pytest.mark.matrix(quick=("wider",), ci=1)
+@pytest.mark.parametrize("name", PREFILL)
+def test_prompts_that_another_mesh_reads_give_the_same_tokens_and_log_probabilities(name: str):
+    case, ranks = PREFILL[name]
+    model, parallel = CASES[case]
+    small_mesh = {axis: parallel.get(axis, 1) for axis in ("tensor", "context")}
+    model_run = SmallRun(small(model={"vocab": VOCAB, "layers": 2} | model, parallel=small_mesh))
+    mesh, weights = model_run.step.mesh, model_run.step.residency.initial_state().master
+    other = build_mesh(AxisSizes(**axis_sizes(replace(model_run.config.parallel, fsdp=ranks))),
+                       jax.devices()[mesh.size : mesh.size * (1 + ranks)])  # fmt: skip
+    wanted = drawn_by(Generator(model_run.config, mesh, weights).engine(SLOTS, CAPACITY), requests_of(0))
+    generator = Generator(model_run.config, mesh, weights, prefill=other)
+    engine = generator.engine(SLOTS, CAPACITY)
+    assert_same(drawn_by(engine, requests_of(0)), wanted)
+    assert engine.speed.handed_bytes > 0
+
+
+def test_the_bytes_of_a_cache_that_is_handed_over_are_those_of_the_prompt(plain: Generator):
+    config = plain.config.model
+    other = build_mesh(AxisSizes(**axis_sizes(plain.config.parallel)), jax.devices()[1:2])
+    engine = Generator(plain.config, plain.mesh, plain._weights, prefill=other).engine(2, CAPACITY)
+    drawn_by(engine, [Request([1, 2, 3], 2, answers=2)])
+    cached = 64 * config.layers * 2 * counting.kv_heads(config) * counting.head_dim(config) * 4
+    rest = engine.speed.handed_bytes - cached
+    assert rest == 4 + padded_vocab(config) + 2 * (4 + 7 * 4 + 1), "lengths, tokens that were seen, and draws"
 
 
 def test_more_prompts_than_slots_draw_with_numbers_of_their_own(plain: Generator, monkeypatch: pytest.MonkeyPatch):

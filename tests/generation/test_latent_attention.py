@@ -8,16 +8,16 @@ import pytest
 
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema.model import Pattern
-from jaxpar.generation.functions import Rows
 from jaxpar.generation.generator import Generator
-from jaxpar.generation.layout import generation_layout
+from jaxpar.generation.layout import generation_layout, page_tokens
 from jaxpar.generation.programs import Programs
 from jaxpar.generation.sampling import DTYPES, Draws
 from jaxpar.generation.unstacked import unstacked
 from tests.generation.test_generator import LAYOUTS, NEW, TOLERANCE, log_probabilities, prompts, run_of
+from tests.pallas_kernels.attention.test_attention import every_equation
 from tests.small_run import SmallRun
-from tests.traced import operations
 
+POOL = 12
 WIDTHS = {"kv_rank": 12, "rope_dim": 4, "nope_dim": 6, "value_dim": 5}
 MODELS: dict[str, dict[str, Any]] = {
     "queries": {"latent_attention": LatentAttentionConfig(**WIDTHS)},
@@ -56,18 +56,19 @@ def test_greedy_tokens_are_the_likeliest_of_the_training_forward(name: str, layo
 
 def test_the_cache_has_latent_vectors_and_rotary_keys_and_a_token_expands_none():
     run, weights = run_with_weights("queries", {})
-    programs, places, rows = Programs(run.config, run.step.mesh, zero=0), 64, 8
-    own = unstacked(weights, generation_layout(run.config, run.step.mesh).order)
+    programs, capacity, rows = Programs(run.config, run.step.mesh, zero=0), 64, 8
+    weights = unstacked(weights, generation_layout(run.config, run.step.mesh).order)
     number = jax.ShapeDtypeStruct((rows,), np.int32)
-    tokens = jax.ShapeDtypeStruct((rows, places), np.int32)
+    tokens = jax.ShapeDtypeStruct((rows, capacity), np.int32)
     batch = dict.fromkeys(("tokens", "positions", "indices", "segments"), tokens) | {"examples": number}
     draws = Draws(*(jax.ShapeDtypeStruct((rows,), dtype) for dtype in DTYPES))
-    read, _ = jax.eval_shape(programs.prefill(rows, places, places), own, batch, number, draws)
-    state = Rows(read.cache, read.token, read.lengths, read.draws, read.seen)
+    read, _ = jax.eval_shape(programs.prefill(rows, capacity, capacity), weights, batch, number, draws)
+    state, page = programs.idle(read, rows, capacity, POOL), page_tokens(capacity, 1)
     active = jax.ShapeDtypeStruct((rows,), bool)
     width = WIDTHS["kv_rank"] + WIDTHS["rope_dim"]
-    assert [leaf.shape for leaf in jax.tree.leaves(state.cache)] == [(rows, 1, places, width)] * 3
-    decode = programs.decode(rows, places).__wrapped__
-    made = [value.aval for equation, _ in operations(decode, own, state, active) for value in equation.outvars]
-    expanded = rows * places * run.config.model.heads * WIDTHS["value_dim"]
+    assert [leaf.shape for leaf in jax.tree.leaves(state.cache)] == [(POOL, 1, page, width)] * 3
+    decode = programs.decode(rows, capacity, POOL).__wrapped__
+    jaxpr = jax.make_jaxpr(decode)(weights, state, active).jaxpr
+    made = [value.aval for equation in every_equation(jaxpr) for value in equation.outvars]
+    expanded = rows * page * run.config.model.heads * WIDTHS["value_dim"]
     assert max(value.size for value in made) < expanded

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax import lax
 from jax.sharding import AxisType, PartitionSpec
 
 from jaxpar.attention.balance import sequence_order
@@ -20,7 +21,7 @@ from tests.sentences import refused
 
 TOLERANCE = 1e-5
 BF16_TOLERANCE = 1e-2
-LENGTH = 48
+LENGTH, BLOCK = 48, 3
 LENGTHS = np.array([48, 31, 5, 1, 0, 20], np.int32)
 """Tokens of each row, the new one included: full, in part, on the first rank alone, itself alone, none, in part."""
 
@@ -84,10 +85,15 @@ def mapped(case: Case, sinks: np.ndarray | None = None) -> Any:
     shape = tuple(case.sizes.get(axis, 1) for axis in AXES)
     devices = jax.devices()[: int(np.prod(shape))]
     mesh = jax.make_mesh(shape, AXES, axis_types=(AxisType.Auto,) * len(AXES), devices=devices)
-    attend = lambda q, k, v, q_indices, kv_indices: tree_attention(
-        q, k, v, mask=case.mask, softcap=case.softcap, kv_block=5, q_indices=q_indices, kv_indices=kv_indices,
-        sinks=None if sinks is None else jnp.asarray(sinks),
-    )  # fmt: skip
+
+    def attend(q: jax.Array, k: jax.Array, v: jax.Array, q_indices: jax.Array, kv_indices: jax.Array) -> jax.Array:
+        cut = lambda x, block: lax.dynamic_slice_in_dim(x, BLOCK * block, BLOCK, axis=1)
+        return tree_attention(
+            q, lambda block: (cut(k, block), cut(v, block), cut(kv_indices, block)), k.shape[1] // BLOCK,
+            mask=case.mask, softcap=case.softcap, q_indices=q_indices,
+            sinks=None if sinks is None else jnp.asarray(sinks),
+        )  # fmt: skip
+
     return jax.shard_map(attend, mesh=mesh, in_specs=(QUERY, KEYS, KEYS, ROW, PLACES), out_specs=QUERY)
 
 
@@ -151,7 +157,8 @@ def test_it_makes_one_maximum_and_one_sum_of_the_bytes_in_its_docstring() -> Non
 
 def test_keys_that_are_the_same_on_all_ranks_are_refused() -> None:
     mesh = jax.make_mesh((2,), ("context",), axis_types=(AxisType.Auto,), devices=jax.devices()[:2])
-    function = partial(tree_attention, mask=Mask(), q_indices=np.zeros(1, int), kv_indices=np.zeros((1, 4), int))
+    attend = partial(tree_attention, mask=Mask(), q_indices=np.zeros(1, int))
+    function = lambda q, k, v: attend(q, lambda _: (k, v, jnp.zeros((1, 4), int)), 1)
     whole = jax.shard_map(function, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
     with refused("reduce_sum", "all ranks", "['context']", error=ValueError):
         jax.make_jaxpr(whole)(np.zeros((1, 2, 8)), np.zeros((1, 4, 1, 8)), np.zeros((1, 4, 1, 8)))
