@@ -20,6 +20,7 @@ from jaxpar.distributed.devices import Device, find_devices, prepare_devices
 from jaxpar.generation.layout import generation_layout
 from jaxpar.interop.sources.open_source import Model, open_source
 from jaxpar.interop.sources.source import read_part
+from jaxpar.layers.inputs.input import refuse_without_batches
 from jaxpar.layout.make_plan import resolve_config
 from jaxpar.layout.step_layout import shardings
 from jaxpar.mesh.axes import AXES
@@ -72,7 +73,10 @@ def place_on(config: Config, source: Model, devices: Sequence[Device]) -> Placed
 
     Where the configuration names no axis, the tensor axis takes as many devices as divide the heads, and fsdp the
     others.
+
+    Raises `UserError` for a bidirectional model, and for an input that reads more than tokens.
     """
+    refuse_without_batches(source.model, "generation")
     if all(getattr(config.parallel, axis) == 1 for axis in AXES) and len(devices) > 1:
         tensor = gcd(len(devices), config.model.heads, config.model.kv_heads or config.model.heads)
         config = replace(config, parallel=replace(config.parallel, tensor=tensor, fsdp=-1))

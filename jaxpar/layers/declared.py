@@ -31,7 +31,13 @@ from jaxpar.layers.declaration.part import (
 from jaxpar.layers.feed_forward.base import HIDDEN, FeedForward
 from jaxpar.layers.norm import NORMS
 
-NORM_POSITIONS = {"pre": (True, False), "post": (False, True), "sandwich": (True, True), "stream": (True, False)}
+NORM_POSITIONS = {
+    "pre": (True, False),
+    "post": (False, True),
+    "sandwich": (True, True),
+    "stream": (True, False),
+    "stream_mixer": (True, False),
+}
 """By `model.norm_placement`: whether a part has a norm before it, and one after it."""
 
 

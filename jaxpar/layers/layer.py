@@ -18,7 +18,7 @@ from jaxpar.layers.block import Block, Context
 from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declaration.adaptation import adaptation_of
-from jaxpar.layers.declared import NORM_POSITIONS, blocks_of, declare_layer
+from jaxpar.layers.declared import NORM_POSITIONS, blocks_of, declare_layer, mixer_classes
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.ops.plain import Ops
@@ -40,9 +40,12 @@ class DecoderLayer(nnx.Module):
         model, norm = config.model, NORMS[config.model.norm]
         self.activations = declare_layer(model).activations
         self.pre_norm, self.post_norm = NORM_POSITIONS[model.norm_placement]
-        self.norms_stream, self.factors = model.norm_placement == "stream", model.residual
+        self.factors = model.residual
         blocks = blocks_of(model, adaptation_of(config), layout)
         self.names = tuple(block.part.name for block in blocks)
+        mixers = len(mixer_classes(model))
+        self.norms_stream = self.names[: {"stream": len(blocks), "stream_mixer": mixers}.get(model.norm_placement, 0)]
+        """The blocks whose norm is the residual stream from then on."""
         for name, block in zip(self.names, blocks, strict=True):
             setattr(self, name, block)
             if self.pre_norm:
@@ -108,12 +111,12 @@ class DecoderLayer(nnx.Module):
     def _residual_blocks(
         self, x: jax.Array, context: Context, run: Callable[[Block, jax.Array], jax.Array]
     ) -> jax.Array:
-        """x + post_norm(block(pre_norm(x))) for each block in turn, where `run` calls the block; x is its norm under
-        `norm_placement: stream`, and the two terms have factors (`model.residual`)."""
+        """x + post_norm(block(pre_norm(x))) for each block in turn, where `run` calls the block; x is its norm
+        under `norm_placement: stream`, and the two terms have factors (`model.residual`)."""
         for dropout_index, name in enumerate(self.names, start=1):
             h = getattr(self, f"{name}_norm")(x) if self.pre_norm else x
             h = self._named(h, f"{name}_input") if self.pre_norm or dropout_index > 1 else h
-            x = h if self.norms_stream else x
+            x = h if name in self.norms_stream else x
             h = run(getattr(self, name), h)
             if self.post_norm:
                 # The norm's backward needs its input; from that, elementwise operations recompute the residual stream.

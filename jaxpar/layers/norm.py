@@ -103,9 +103,20 @@ class LayerNorm(FeatureNorm):
         y = x.astype(jnp.float32)
         y = y - y.mean(axis=-1, keepdims=True)
         y = y * lax.rsqrt(jnp.mean(y * y, axis=-1, keepdims=True) + self.epsilon)
-        scale, bias = self.scale[...].astype(jnp.float32), self.bias[...].astype(jnp.float32)
-        return (y * scale + bias).astype(x.dtype)
+        y = y * self.scale[...].astype(jnp.float32)
+        return (y + self.bias[...].astype(jnp.float32) if hasattr(self, "bias") else y).astype(x.dtype)
 
 
-NORMS = {"rmsnorm": RMSNorm, "zero_centered_rmsnorm": ZeroCenteredRMSNorm, "layernorm": LayerNorm}
+class LayerNormWithoutBias(LayerNorm):
+    """`LayerNorm` with a scale alone (ModernBERT)."""
+
+    @classmethod
+    def declare(cls, model: ModelConfig) -> Weights:
+        return Weights(scale=vector((model.embed,), ("norm",), init=cls.neutral))
+
+
+NORMS = {
+    "rmsnorm": RMSNorm, "zero_centered_rmsnorm": ZeroCenteredRMSNorm, "layernorm": LayerNorm,
+    "layernorm_without_bias": LayerNormWithoutBias,
+}  # fmt: skip
 """Every normalisation that `model.norm` can name."""

@@ -47,6 +47,13 @@ GRANITE = {
     "rms_norm_eps": 1e-2, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
 """Settings of every Granite, dense and with experts."""
+BERT = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
+    "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+"""What is the same in BERT and ModernBERT."""
+MASKED = ("Bert", "ModernBert")
+"""Classes of bidirectional models, whose goldens have a masked loss: `labels`, -100 where there is none, and `loss`."""
 LOCAL, GLOBAL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 
 
@@ -247,6 +254,15 @@ CASES: dict[str, tuple[str, dict]] = {
             "rope_parameters": {LOCAL: rope(100.0), GLOBAL: rope(1e4, rope_type="linear", factor=4.0)},
         },
     ),
+    "modernbert": (
+        "ModernBert",
+        BERT | {
+            "num_hidden_layers": 4, "layer_types": [GLOBAL, LOCAL, LOCAL, GLOBAL], "local_attention": 12,
+            "norm_eps": 1e-2, "rope_parameters": {LOCAL: rope(100.0), GLOBAL: rope(1e4)}, "cls_token_id": 1,
+            "sep_token_id": 2,
+        },
+    ),
+    "bert": ("Bert", BERT | {"num_hidden_layers": 3, "layer_norm_eps": 1e-2}),
 }  # fmt: skip
 """The class of transformers and the options of its configuration, by the name of the golden."""
 OF_TEXT = ("Gemma3", "Qwen3_5", "Qwen3_5Moe")
@@ -265,14 +281,14 @@ QUANTIZED = FOLDER / "quantized"
 def model_of(name: str) -> transformers.PreTrainedModel:
     """A model of a case with random weights, in the dtype in which it is stored."""
     kind, options = CASES[name]
-    end = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+    end = "LMHeadModel" if kind == "GPT2" else "ForMaskedLM" if kind in MASKED else "ForCausalLM"
     config = f"{kind}{'TextConfig' if kind in OF_TEXT else 'Config'}"
     model = getattr(transformers, kind + end)(getattr(transformers, config)(**options, attn_implementation="eager"))
     generator = np.random.default_rng(list(name.encode()))
     biases = [(path, own) for path, own in model.named_buffers() if path.endswith("e_score_correction_bias")]
     with torch.no_grad():
         for path, weight in sorted([*model.named_parameters(), *biases]):
-            scale = "norm" in path or "ln_" in path
+            scale = "norm" in path.lower() or "ln_" in path
             zero_centered = kind.startswith(ZERO_CENTERED) and "linear_attn" not in path
             neutral = float(scale and path.endswith("weight") and not zero_centered)
             spread = 0.3 * next((LARGER[end] for end in LARGER if kind == "GptOss" and path.endswith(end)), 1.0)
@@ -280,14 +296,18 @@ def model_of(name: str) -> transformers.PreTrainedModel:
     return model.to(torch.bfloat16 if name in BFLOAT16 else torch.float32).eval()
 
 
-def logits_of(folder: Path, tokens: np.ndarray) -> np.ndarray:
-    """Logits in float64 [batch, seq, vocab] of the model in a folder."""
-    load = transformers.AutoModelForCausalLM.from_pretrained
+def logits_of(folder: Path, tokens: np.ndarray, labels: np.ndarray | None = None) -> dict[str, np.ndarray]:
+    """Logits in float64 [batch, seq, vocab] of the model in a folder, and with `labels` their masked loss."""
+    auto = transformers.AutoModelForCausalLM if labels is None else transformers.AutoModelForMaskedLM
+    load = auto.from_pretrained
     # Grouped products of experts are not implemented in float64.
     options = {"experts_implementation": "eager"} if "expert" in (folder / "config.json").read_text() else {}
     model = load(folder, dtype=torch.float64, attn_implementation="eager", **options).eval()
     with torch.no_grad():
-        return model(torch.from_numpy(tokens.astype(np.int64))).logits.numpy()
+        if labels is None:
+            return {"logits": model(torch.from_numpy(tokens.astype(np.int64))).logits.numpy()}
+        made = model(torch.from_numpy(tokens.astype(np.int64)), labels=torch.from_numpy(labels))
+        return {"logits": made.logits.numpy(), "loss": made.loss.numpy(), "labels": labels}
 
 
 def write(name: str) -> Path:
@@ -305,7 +325,11 @@ def write(name: str) -> Path:
         save_file(named, file, metadata={"format": "pt"})
     tokens = np.random.default_rng(list(name.encode())).integers(0, 61, (ROWS, LENGTH)).astype(np.int32)
     versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
-    np.savez(folder / "logits.npz", tokens=tokens, logits=logits_of(folder, tokens), made_with=np.array(versions))
+    labels = None
+    if CASES[name][0] in MASKED:
+        labels = np.where(np.random.default_rng(5).random(tokens.shape) < 0.3, tokens[::-1], -100).astype(np.int64)
+    made = logits_of(folder, tokens, labels)
+    np.savez(folder / "logits.npz", tokens=tokens, made_with=np.array(versions), **made)
     return folder
 
 

@@ -49,6 +49,8 @@ def norm(x: Float64[Array, "... width"], weights: Tree, options: Options) -> Flo
     """The normalisation that `options` name."""
     if options["norm"] == "layernorm":
         return layer_norm(x, weights, options["norm_epsilon"])
+    if options["norm"] == "layernorm_without_bias":
+        return layer_norm(x, weights | {"bias": jnp.zeros_like(weights["scale"])}, options["norm_epsilon"])
     return rms_norm(x, factors(weights["scale"], options), options["norm_epsilon"])
 
 
@@ -214,6 +216,10 @@ def feed_forward(
         hidden = gelu(project("gate")) * up
     elif options["activation"] == "gelu":
         hidden = gelu(up)
+    elif options["activation"] == "exact_geglu":
+        hidden = exact_gelu(project("gate")) * up
+    elif options["activation"] == "exact_gelu":
+        hidden = exact_gelu(up)
     else:
         hidden = jnp.maximum(up, 0.0) ** 2
     out = hidden @ weights["down"]
@@ -231,6 +237,11 @@ def gated(gate: Array, up: Array, options: Options) -> Array:
 def gelu(x: Float64[Array, "*dims"]) -> Float64[Array, "*dims"]:
     """The approximation of GELU by tanh (Hendrycks & Gimpel 2016, sec. 2)."""
     return 0.5 * x * (1 + jnp.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+def exact_gelu(x: Float64[Array, "*dims"]) -> Float64[Array, "*dims"]:
+    """GELU by the distribution function of the normal distribution (Hendrycks & Gimpel 2016)."""
+    return 0.5 * x * (1 + jax.scipy.special.erf(x / math.sqrt(2)))
 
 
 def decoder_layer(
@@ -252,7 +263,7 @@ def added(x: Array, block: Callable[[Array], Array], name: str, weights: Tree, o
     """The residual stream with what a block makes of it, by the placement of norms; MiniMax-01's stream is normed."""
     place, of = options["norm_placement"], "mlp" if name == "mlp" else "mixer"
     h = x if place == "post" else norm(x, weights[name + "_norm"], options)
-    x = h if place == "stream" else x
+    x = h if place == "stream" or (place == "stream_mixer" and name != "mlp") else x
     h = block(h)
     h = norm(h, weights[f"post_{name}_norm"], options) if place in ("post", "sandwich") else h
     return options[f"residual_{of}_stream"] * x + options[f"residual_{of}_output"] * h
@@ -274,7 +285,13 @@ def forward(weights: Tree, options: Options, batch: Mapping[str, Array]) -> Floa
         layer = jax.tree.map(lambda stacked, index=index: stacked[index], weights["layers"][ALL])
         x = decoder_layer(x, layer, {**options, **dict(options[OF_LAYERS][index])}, batch)
     head = weights["embedding"]["tokens"].T if options["tied"] else weights["head"]["weight"]
-    scores = norm(x, weights["final_norm"], options) @ head / options["logit_divisor"]
+    x = norm(x, weights["final_norm"], options)
+    if options["head_transform"]:  # BERT, ModernBERT
+        transform = weights["final_norm"]["transform"]
+        x = norm(exact_gelu(x @ transform["weight"] + transform.get("bias", 0.0)), transform["norm"], options)
+    scores = x @ head / options["logit_divisor"]
+    if options["head_bias"]:
+        scores = scores + weights["final_norm"]["head_bias"]
     capped = softcap(scores, options["logit_softcap"])
     return jnp.where(jnp.arange(head.shape[1]) < options["vocab"], capped, -jnp.inf)
 

@@ -40,6 +40,8 @@ DEFAULTS: Options = {
     "embedding_scale": False,
     "window": None,
     "causal": True,
+    "head_transform": False,
+    "head_bias": False,
     "logit_divisor": 1.0,
     "logit_softcap": None,
     "attention_softcap": None,

@@ -43,20 +43,28 @@ def random_weights(options: Options, *, padded_vocab: int, positions: int = 16, 
         attention["key_norm"] = neutral + normal(layers, kv_heads, width)
     elif full["qk_norm"]:
         attention |= {"query_norm": neutral + normal(layers, width), "key_norm": neutral + normal(layers, width)}
-    ups = ("gate", "up") if full["activation"] in ("swiglu", "geglu") else ("up",)
+    ups = ("gate", "up") if full["activation"] in ("swiglu", "geglu", "exact_geglu") else ("up",)
     feed_forward = {name: normal(layers, embed, mlp) for name in ups} | {"down": normal(layers, mlp, embed)}
     if full["mlp_bias"]:
         feed_forward |= {name + "_bias": normal(layers, mlp) for name in ups} | {"down_bias": normal(layers, embed)}
     embedding = {"tokens": normal(padded_vocab, embed)}
     if full["position"] == "learned":
         embedding["positions"] = normal(positions, embed)
-    places = {"pre": [""], "post": ["post_"], "sandwich": ["", "post_"], "stream": [""]}[full["norm_placement"]]
+    places = {"stream_mixer": [""], "pre": [""], "post": ["post_"], "sandwich": ["", "post_"], "stream": [""]}[
+        full["norm_placement"]
+    ]
     norms = {f"{place}{part}_norm": norm(layers, embed) for place in places for part in ("attention", "mlp")}
     weights: dict[str, Any] = {
         "embedding": embedding,
         "layers": {ALL: norms | {"attention": attention, "mlp": feed_forward}},
         "final_norm": norm(embed),
     }
+    if full["head_transform"]:
+        weights["final_norm"]["transform"] = {"weight": normal(embed, embed), "norm": norm(embed)}
+        if full["mlp_bias"]:
+            weights["final_norm"]["transform"]["bias"] = normal(embed)
+    if full["head_bias"]:
+        weights["final_norm"]["head_bias"] = normal(padded_vocab)
     if not full["tied"]:
         weights["head"] = {"weight": normal(embed, padded_vocab)}
     return weights

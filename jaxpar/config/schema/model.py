@@ -59,13 +59,15 @@ class ModelConfig:
     input: Annotated[str, INPUTS] = "tokens"
     """The block before the first layer, which makes the residual stream from the fields of a batch that it reads
     (`docs/extending.md`)."""
-    norm: Literal["rmsnorm", "zero_centered_rmsnorm", "layernorm"] = "rmsnorm"
+    norm: Literal["rmsnorm", "zero_centered_rmsnorm", "layernorm", "layernorm_without_bias"] = "rmsnorm"
     """Normalisation around attention and the feed-forward layer (see `norm_placement`) and before the head;
-    `zero_centered_rmsnorm` multiplies by 1 plus its weights, which begin at 0 (Gemma)."""
-    norm_placement: Literal["pre", "post", "sandwich", "stream"] = "pre"
+    `zero_centered_rmsnorm` multiplies by 1 plus its weights, which begin at 0 (Gemma); `layernorm_without_bias` has a
+    scale alone (ModernBERT)."""
+    norm_placement: Literal["pre", "post", "sandwich", "stream", "stream_mixer"] = "pre"
     """Whether attention and the feed-forward layer have a norm on their input (`pre`), on their output before it is
     added to the residual stream (`post`: OLMo 2), on both (`sandwich`: Gemma 2 and 3), or on the residual stream before
-    them, whose norm is their input and what their output is added to (`stream`: MiniMax-01)."""
+    them, whose norm is their input and what their output is added to (`stream`: MiniMax-01, BERT). `stream_mixer` is
+    `stream` for attention and `pre` for the feed-forward: ModernBERT's first layer, whose embeddings are normed."""
     norm_epsilon: Annotated[float, POSITIVE] = 1e-5
     """Added to the mean square (or variance) inside the normalisation."""
     residual: ResidualConfig = field(default_factory=ResidualConfig)
@@ -117,6 +119,11 @@ class ModelConfig:
     `causal`; null means no limit."""
     causal: bool = True
     """Whether a token sees no later one. Without, the model is bidirectional and learns from `loss.name: masked`."""
+    head_transform: bool = False
+    """A matrix, a GELU and a norm between the final norm and the head (BERT, ModernBERT); the matrix has a bias with
+    `mlp_bias`."""
+    head_bias: bool = False
+    """A bias of the output logits (BERT, ModernBERT)."""
     logit_divisor: Annotated[float, POSITIVE] = 1.0
     """The output logits are divided by it, before their cap (Granite)."""
     logit_softcap: Annotated[float, POSITIVE] | None = None

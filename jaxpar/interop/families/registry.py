@@ -15,6 +15,7 @@ from jaxpar.interop.families.hybrids.spikingbrain import SPIKINGBRAIN
 from jaxpar.interop.families.llama import LLAMA
 from jaxpar.interop.families.mistral import MISTRAL
 from jaxpar.interop.families.mixtral import MIXTRAL
+from jaxpar.interop.families.modernbert import MODERNBERT
 from jaxpar.interop.families.olmo import OLMO2, OLMOE
 from jaxpar.interop.families.phi import PHI3
 from jaxpar.interop.families.qwen import QWEN2, QWEN3, QWEN3_5, QWEN3_5_MOE, QWEN3_MOE, QWEN3_NEXT
@@ -51,6 +52,7 @@ FAMILIES: dict[str, Family] = {
         GRANITEMOE,
         GRANITEMOEHYBRID,
         SPIKINGBRAIN,
+        MODERNBERT,
     )
 }
 """Families by name. A model that several can express is exported as the first of them."""

@@ -45,6 +45,8 @@ class Tensor:
 
     also: str = ""
     """Another name in files that are read, where others write them."""
+    first: str = ""
+    """Its name in the first layer, where that has another."""
 
     @property
     def of_experts(self) -> bool:
@@ -159,6 +161,7 @@ def _of_line(line: Tensor, weights: tuple[str, ...], layer: int | None, laid: La
     """The tensor of a line in a layer, or one for each expert."""
     if EXPERT not in line.name:
         name, also = (text if layer is None else text.format(layer=layer) for text in (line.name, line.also))
+        name = line.first if layer == 0 and line.first else name
         yield StoredTensor(name, weights, layer, laid, also=also)
         return
     one = tuple(replace(spec, shape=spec.shape[1:], axes=spec.axes[1:]) for spec in laid.specs)

@@ -88,7 +88,12 @@ class RopeByType:
     types: Types
     base: float = 1000000.0
     local_base: float = 10000.0
-    keys: tuple[str, ...] = ("rope_theta", "rope_scaling", "rope_parameters", "rope_local_base_freq")
+    bases: tuple[str, str] = ("rope_theta", "rope_local_base_freq")
+    """The keys of both bases."""
+
+    @property
+    def keys(self) -> tuple[str, ...]:
+        return (*self.bases, "rope_scaling", "rope_parameters")
 
     def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
         by_type = _stated(hf_config, {"rope_parameters": hf_config.get("rope_parameters")}).get("rope_parameters", {})
@@ -100,8 +105,8 @@ class RopeByType:
         of_global = _stated(hf_config, {"rope_scaling": hf_config.get("rope_scaling"), global_key: by_type.get(GLOBAL)})
         of_local = _stated(hf_config, {local: by_type.get(LOCAL)})
         rotary = {
-            GLOBAL: _rotary(hf_config, "rope_theta", of_global, self.base),
-            LOCAL: _rotary(hf_config, "rope_local_base_freq", of_local, self.local_base),
+            GLOBAL: _rotary(hf_config, self.bases[0], of_global, self.base),
+            LOCAL: _rotary(hf_config, self.bases[1], of_local, self.local_base),
         }
         return [rotary[one] for one in layer_types(hf_config, layers, self.types)]
 
@@ -110,8 +115,8 @@ class RopeByType:
             LOCAL if model.window is not None else GLOBAL: model for model in models
         }
         return {
-            "rope_theta": of_type[GLOBAL].rope.base, "rope_scaling": _written_scaling(of_type[GLOBAL]),
-            "rope_local_base_freq": of_type[LOCAL].rope.base,
+            self.bases[0]: of_type[GLOBAL].rope.base, "rope_scaling": _written_scaling(of_type[GLOBAL]),
+            self.bases[1]: of_type[LOCAL].rope.base,
         }  # fmt: skip
 
 

@@ -51,6 +51,12 @@ class GELU(Plain):
     non_linear = staticmethod(partial(jax.nn.gelu, approximate=True))
 
 
+class ExactGELU(Plain):
+    """GELU (BERT)."""
+
+    non_linear = staticmethod(partial(jax.nn.gelu, approximate=False))
+
+
 class SquaredReLU(Plain):
     """The square of ReLU (arXiv:2109.08668)."""
 

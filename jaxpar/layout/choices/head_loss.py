@@ -26,6 +26,8 @@ def choose_loss(config: Config, device: Device) -> Choice:
         )
     if asked == "xla":
         return Choice("xla", "named by memory.loss_backend", {"fused": "memory.loss_backend names xla"})
+    if config.model.head_bias and asked == "auto":
+        return Choice("xla", "logits have a bias", {"fused": "it has no bias"})
     if OBJECTIVES[config.loss.name].teacher:
         return Choice("xla", "a token has several labels", {"fused": "it has one label of each token"})
     if tiles is not None:
