@@ -13,9 +13,10 @@ from tests.reference.decoder64 import plain_batch
 from tests.sentences import refused
 from tests.small_run import SmallRun, small
 
-NAMES = ("modernbert",)
+NAMES = ("modernbert", "bert")
 
 
+@pytest.mark.matrix(quick=("modernbert",), ci=1)
 @pytest.mark.parametrize("name", NAMES)
 def test_the_masked_loss_is_that_of_transformers(name: str):
     with np.load(FOLDER / name / "logits.npz", allow_pickle=False) as stored:

@@ -281,6 +281,8 @@ def forward(weights: Tree, options: Options, batch: Mapping[str, Array]) -> Floa
     x = x * embedding_scale(options)
     if options["position"] == "learned":
         x = x + weights["embedding"]["positions"][batch["positions"]]
+    if options["token_types"]:  # BERT
+        x = x + weights["embedding"]["token_types"][0]
     for index in range(options["layers"]):
         layer = jax.tree.map(lambda stacked, index=index: stacked[index], weights["layers"][ALL])
         x = decoder_layer(x, layer, {**options, **dict(options[OF_LAYERS][index])}, batch)

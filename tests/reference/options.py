@@ -42,6 +42,7 @@ DEFAULTS: Options = {
     "causal": True,
     "head_transform": False,
     "head_bias": False,
+    "token_types": None,
     "logit_divisor": 1.0,
     "logit_softcap": None,
     "attention_softcap": None,

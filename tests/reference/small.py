@@ -50,6 +50,8 @@ def random_weights(options: Options, *, padded_vocab: int, positions: int = 16, 
     embedding = {"tokens": normal(padded_vocab, embed)}
     if full["position"] == "learned":
         embedding["positions"] = normal(positions, embed)
+    if full["token_types"]:
+        embedding["token_types"] = normal(full["token_types"], embed)
     places = {"stream_mixer": [""], "pre": [""], "post": ["post_"], "sandwich": ["", "post_"], "stream": [""]}[
         full["norm_placement"]
     ]

@@ -77,6 +77,8 @@ class ModelConfig:
     the causal mask (`none`: every fourth layer of SmolLM3)."""
     max_positions: Annotated[int, at_least(1)] = 1024
     """Rows of the learned position table; rotary embeddings do not use it."""
+    token_types: Annotated[int, at_least(1)] | None = None
+    """Rows of a table of kinds of text, of which the first one is added to every token embedding (BERT)."""
     rope: RopeConfig = field(default_factory=RopeConfig)
     """Rotary embeddings."""
     qk_norm: bool | Literal["projection"] = False

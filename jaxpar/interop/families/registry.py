@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxpar.interop.families.bert import BERT
 from jaxpar.interop.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from jaxpar.interop.families.gemma import GEMMA2, GEMMA3
 from jaxpar.interop.families.gpt2 import GPT2
@@ -53,6 +54,7 @@ FAMILIES: dict[str, Family] = {
         GRANITEMOEHYBRID,
         SPIKINGBRAIN,
         MODERNBERT,
+        BERT,
     )
 }
 """Families by name. A model that several can express is exported as the first of them."""

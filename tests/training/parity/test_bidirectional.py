@@ -22,7 +22,7 @@ LOCAL = {"kinds": {"local": {"window": 5}, "global": {}}, "pattern": Pattern(("g
 BERT = {
     "norm": "layernorm", "norm_placement": "stream", "position": "learned", "max_positions": 64, "kv_heads": 8,
     "activation": "exact_gelu", "mlp_bias": True, "attention_bias": True, "tied": True, "head_transform": True,
-    "head_bias": True,
+    "head_bias": True, "token_types": 2,
 }  # fmt: skip
 MODERN_BERT = {
     "norm": "layernorm_without_bias", "activation": "exact_geglu", "tied": True, "head_transform": True,
