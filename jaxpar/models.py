@@ -6,6 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from jaxpar.cli import Parser, command, without_gpus
+from jaxpar.config.parts import OBJECTIVES
 from jaxpar.config.schema import ModelConfig
 
 
@@ -56,7 +57,9 @@ def _begin(path: str) -> str:
     else:
         source = open_source(path, "MODEL")
         model, about = source.model, source.description
-    sections = {"run": {"init_from": path}, "model": _written(model)}
+    sections: dict[str, object] = {"run": {"init_from": path}, "model": _written(model)}
+    if not model.causal:
+        sections["loss"] = {"name": next(name for name, entry in OBJECTIVES.items() if entry.masked)}
     if model.position == "learned" and model.max_positions < DataConfig().sequence_length:
         sections["data"] = {"sequence_length": model.max_positions}
     return f"# {path}: {about}; {parameter_count(model, padded=False):,} weights\n{to_yaml(sections)}"

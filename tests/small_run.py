@@ -7,7 +7,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpar.config import Config, DataConfig, ModelConfig, OptimizerConfig, ParallelConfig, PrecisionConfig, RunConfig
+from jaxpar.config import (
+    Config,
+    DataConfig,
+    LossConfig,
+    ModelConfig,
+    OptimizerConfig,
+    ParallelConfig,
+    PrecisionConfig,
+    RunConfig,
+)
 from jaxpar.config.reading.sections import with_values
 from jaxpar.data import batch_rows, open_data
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
@@ -29,8 +38,10 @@ SMALL = Config(
 
 
 def small(**sections: dict[str, Any]) -> Config:
-    """`SMALL` with some keys changed: `small(model={"tied": True}, parallel={"fsdp": 2})`."""
-    return replace(SMALL, **{name: with_values(getattr(SMALL, name), keys) for name, keys in sections.items()})
+    """`SMALL` with some keys changed: `small(model={"tied": True}, parallel={"fsdp": 2})`; the loss of a bidirectional
+    model is that of masked tokens."""
+    config = replace(SMALL, **{name: with_values(getattr(SMALL, name), keys) for name, keys in sections.items()})
+    return config if config.model.causal else replace(config, loss=LossConfig(name="masked", mask_token=0))
 
 
 def with_overlap(parallel: dict[str, Any], **options: Any) -> dict[str, Any]:

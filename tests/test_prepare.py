@@ -76,7 +76,10 @@ def test_verify_states_that_all_is_well_or_what_is_not(capsys, tmp_path):
 
 
 MISTAKES = {
-    "nothing": ([], "expected one of --input PATTERN --out FOLDER, --inspect FOLDER or --verify FOLDER"),
+    "nothing": (
+        [],
+        "expected one of --input PATTERN --out FOLDER, --spans FILE --out FOLDER, --inspect FOLDER or --verify",
+    ),
     "two things": (["--input", "x", "--inspect", "y"], "expected one of --input"),
     "no output": (["--input", "x"], "--out is missing"),
     "no tokenizer": (["--input", "a.jsonl", "--out", "o"], "expected either --tokenizer FILE or --train-bpe VOCAB"),

@@ -38,6 +38,7 @@ FEED_FORWARDS: dict[str, Blocks] = {
     "swiglu": "jaxpar.layers.feed_forward.gated:SwiGLU",
     "clamped_swiglu": "jaxpar.layers.feed_forward.gated:ClampedSwiGLU",
     "geglu": "jaxpar.layers.feed_forward.gated:GeGLU",
+    "exact_geglu": "jaxpar.layers.feed_forward.gated:ExactGeGLU",
     "gelu": "jaxpar.layers.feed_forward.plain:GELU",
     "exact_gelu": "jaxpar.layers.feed_forward.plain:ExactGELU",
     "relu2": "jaxpar.layers.feed_forward.plain:SquaredReLU",

@@ -20,6 +20,7 @@ from jaxpar.distributed.devices import Device, find_devices, prepare_devices
 from jaxpar.generation.layout import generation_layout
 from jaxpar.interop.sources.open_source import Model, open_source
 from jaxpar.interop.sources.source import read_part
+from jaxpar.layers.inputs.input import refuse_without_batches
 from jaxpar.layout.make_plan import resolve_config
 from jaxpar.layout.step_layout import shardings
 from jaxpar.mesh.axes import AXES
@@ -98,7 +99,11 @@ def prefill_mesh(config: Config, devices: Sequence[Device]) -> Mesh:
 
 
 def place_on(config: Config, source: Model, devices: Sequence[Device]) -> PlacedModel:
-    """Read the weights onto some devices, on `mesh_of` them: each process reads what its own devices hold."""
+    """Read the weights onto some devices, on `mesh_of` them: each process reads what its own devices hold.
+
+    Raises `UserError` for a bidirectional model, and for an input that reads more than tokens.
+    """
+    refuse_without_batches(source.model, "generation")
     config, mesh = mesh_of(config, devices)
     layout = generation_layout(config, mesh)
     stored, dtype = shardings(mesh, layout.placements.storage.layout), layout.placements.storage.dtype

@@ -9,9 +9,9 @@ from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.adaptation import Adaptation
 from jaxpar.layers.declared import declare_layer
+from jaxpar.layers.final_norm import final_parameters
 from jaxpar.layers.inputs.input import input_class
 from jaxpar.layers.inputs.token_embedding import vocabulary_matrix
-from jaxpar.layers.norm import NORMS
 
 
 def parameter_count(model: ModelConfig, padded: bool) -> int:
@@ -24,7 +24,7 @@ def parameter_count(model: ModelConfig, padded: bool) -> int:
     head = () if model.tied else (vocabulary_matrix(model, "embed", "vocab"),)
     outside = (*input_class(model).declare(model).values(), *head)
     embed_and_head = sum(prod(spec.shape if padded else spec.unpadded_shape) for spec in outside)
-    return embed_and_head + _over_layers(model, layer_parameters) + NORMS[model.norm].declare(model).size
+    return embed_and_head + _over_layers(model, layer_parameters) + final_parameters(model)
 
 
 def layer_parameters(model: ModelConfig) -> int:
@@ -40,7 +40,8 @@ def layer_matmul_parameters(model: ModelConfig) -> int:
 
 def matmul_parameters(model: ModelConfig, vocab: int) -> int:
     """Weights that every token is multiplied with: all layers and the head, `vocab` being the true vocabulary."""
-    return _over_layers(model, layer_matmul_parameters) + model.embed * vocab
+    transform = model.embed**2 if model.head_transform else 0
+    return _over_layers(model, layer_matmul_parameters) + model.embed * vocab + transform
 
 
 def factor_parameters(model: ModelConfig, adaptation: Adaptation) -> int:

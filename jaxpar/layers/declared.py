@@ -33,7 +33,7 @@ from jaxpar.layers.norm import NORMS
 
 NORM_POSITIONS = {
     "pre": (True, False), "post": (False, True), "sandwich": (True, True), "stream": (True, False),
-    "parallel": (True, False), "parallel_norms": (True, False),
+    "stream_mixer": (True, False), "parallel": (True, False), "parallel_norms": (True, False),
 }  # fmt: skip
 """By `model.norm_placement`: whether a part has a norm before it, and one after it."""
 PARALLEL, SHARED = ("parallel", "parallel_norms"), "parallel"

@@ -18,7 +18,7 @@ from jaxpar.layers.block import Block, Context
 from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declaration.adaptation import adaptation_of
-from jaxpar.layers.declared import NORM_POSITIONS, PARALLEL, SHARED, blocks_of, declare_layer
+from jaxpar.layers.declared import NORM_POSITIONS, PARALLEL, SHARED, blocks_of, declare_layer, mixer_classes
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.ops.plain import Ops
@@ -40,10 +40,13 @@ class DecoderLayer(nnx.Module):
         model, norm = config.model, NORMS[config.model.norm]
         self.activations = declare_layer(model).activations
         self.pre_norm, self.post_norm = NORM_POSITIONS[model.norm_placement]
-        self.norms_stream, self.factors = model.norm_placement == "stream", model.residual
+        self.factors = model.residual
         self.parallel, shared = model.norm_placement in PARALLEL, model.norm_placement == SHARED
         blocks = blocks_of(model, adaptation_of(config), layout)
         self.names = tuple(block.part.name for block in blocks)
+        mixers = len(mixer_classes(model))
+        self.norms_stream = self.names[: {"stream": len(blocks), "stream_mixer": mixers}.get(model.norm_placement, 0)]
+        """The blocks whose norm is the residual stream from then on."""
         for name, block in zip(self.names, blocks, strict=True):
             setattr(self, name, block)
             if self.pre_norm and not (shared and name != self.names[0]):
@@ -115,7 +118,7 @@ class DecoderLayer(nnx.Module):
         entered, h_in = x, x
         for dropout_index, name in enumerate(self.names, start=1):
             h_in = self._block_input(name, entered if self.parallel else x, h_in)
-            x, h = (h_in, h_in) if self.norms_stream else (x, h_in)
+            x, h = (h_in, h_in) if name in self.norms_stream else (x, h_in)
             h = run(getattr(self, name), h)
             if self.post_norm:
                 # The norm's backward needs its input; from that, elementwise operations recompute the residual stream.

@@ -21,9 +21,9 @@ from jaxpar.layers.block import Attend, Context
 from jaxpar.layers.context import TokenContext, in_chunks
 from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.layers.declaration.weights import specs_of, with_weights
+from jaxpar.layers.final_norm import final_norm
 from jaxpar.layers.inputs.input import input_class
 from jaxpar.layers.layer import PLAIN_OPS, DecoderLayer
-from jaxpar.layers.norm import NORMS
 from jaxpar.layers.ops.plain import Ops
 from jaxpar.layers.rope import frequencies, query_growth, rotary_magnitude, rotary_tables
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
@@ -57,7 +57,7 @@ class Decoder(nnx.Module):
 
     def __init__(self, config: Config):
         self.embedding = input_class(config.model)(config.model)
-        self.final_norm = NORMS[config.model.norm](config.model)
+        self.final_norm = final_norm(config.model)
         if not config.model.tied:
             self.head = Head(config.model)
 

@@ -13,9 +13,9 @@ from jaxtyping import Array, Float
 
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.weights import declare_weights, with_weights
+from jaxpar.layers.final_norm import HEAD_BIAS, TRANSFORM, final_norm, with_bias_column
 from jaxpar.layers.inputs.input import TIED
 from jaxpar.layers.inputs.token_embedding import vocabulary_matrix
-from jaxpar.layers.norm import NORMS
 from jaxpar.mesh.materialize import gather, materialize
 from jaxpar.mesh.parameters import Weights
 from jaxpar.mesh.placements import Placements
@@ -51,11 +51,15 @@ def head_operands(
             return gather(weights[part], placements, part=part)
         return materialize(weights[part], accumulators[part], placements, part=part)
 
-    norm = NORMS[model.norm](model)
-    x = (with_weights(norm, full("final_norm")) if "final_norm" in weights else norm)(x)
+    norm: Any = final_norm(model)
+    norm = with_weights(norm, full("final_norm")) if "final_norm" in weights else norm
+    x = norm(x)
+    if model.head_transform:
+        x = getattr(norm, TRANSFORM)(x)
     if model.logit_divisor != 1:  # of the operand that is smaller than the logits
         x = (x.astype(jnp.float32) / model.logit_divisor).astype(x.dtype)
-    return x, full(head_part(model))[TIED if model.tied else "weight"]
+    table = full(head_part(model))[TIED if model.tied else "weight"]
+    return with_bias_column(x, table, getattr(norm, HEAD_BIAS)[...], model.tied) if model.head_bias else (x, table)
 
 
 def project(

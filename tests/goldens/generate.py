@@ -49,6 +49,13 @@ GRANITE = {
     "rms_norm_eps": 1e-2, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
 }  # fmt: skip
 """Settings of every Granite, dense and with experts."""
+BERT = {
+    "vocab_size": 61, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4,
+    "max_position_embeddings": 64, "pad_token_id": 0, "bos_token_id": 0, "eos_token_id": 0,
+}  # fmt: skip
+"""What is the same in BERT and ModernBERT."""
+MASKED = ("Bert", "ModernBert")
+"""Classes of bidirectional models, whose goldens have a masked loss: `labels`, -100 where there is none, and `loss`."""
 LOCAL, GLOBAL, LINEAR = "sliding_attention", "full_attention", "linear_attention"
 
 
@@ -435,6 +442,15 @@ CASES: dict[str, tuple[str, dict]] = {
             "rope_parameters": {LOCAL: rope(100.0), GLOBAL: rope(1e4, rope_type="linear", factor=4.0)},
         },
     ),
+    "modernbert": (
+        "ModernBert",
+        BERT | {
+            "num_hidden_layers": 4, "layer_types": [GLOBAL, LOCAL, LOCAL, GLOBAL], "local_attention": 12,
+            "norm_eps": 1e-2, "rope_parameters": {LOCAL: rope(100.0), GLOBAL: rope(1e4)}, "cls_token_id": 1,
+            "sep_token_id": 2,
+        },
+    ),
+    "bert": ("Bert", BERT | {"num_hidden_layers": 3, "layer_norm_eps": 1e-2}),
 }  # fmt: skip
 """The class of transformers and the options of its configuration, by the name of the golden."""
 OF_TEXT = ("Llama4", "Gemma3", "Qwen3_5", "Qwen3_5Moe")
@@ -455,7 +471,7 @@ QUANTIZED = FOLDER / "quantized"
 def model_of(name: str) -> transformers.PreTrainedModel:
     """A model of a case with random weights, in the dtype in which it is stored."""
     kind, options = CASES[name]
-    end = "LMHeadModel" if kind == "GPT2" else "ForCausalLM"
+    end = "LMHeadModel" if kind == "GPT2" else "ForMaskedLM" if kind in MASKED else "ForCausalLM"
     config = f"{kind}{'TextConfig' if kind in OF_TEXT else 'Config'}"
     model = getattr(transformers, kind + end)(getattr(transformers, config)(**options, attn_implementation="eager"))
     fill(model, np.random.default_rng(list(name.encode())))
@@ -468,7 +484,7 @@ def fill(model: transformers.PreTrainedModel, generator: np.random.Generator) ->
     biases = [(path, own) for path, own in model.named_buffers() if path.endswith(BIASES)]
     with torch.no_grad():
         for path, weight in sorted([*model.named_parameters(), *biases]):
-            scale = "norm" in path or "ln_" in path
+            scale = "norm" in path.lower() or "ln_" in path
             zero_centered = kind.startswith(ZERO_CENTERED) and "linear_attn" not in path
             neutral = float(scale and path.endswith("weight") and not zero_centered)
             spread = 0.3 * next((LARGER[end] for end in LARGER if kind == "GptOss" and path.endswith(end)), 1.0)
@@ -477,7 +493,9 @@ def fill(model: transformers.PreTrainedModel, generator: np.random.Generator) ->
 
 def loaded(folder: Path) -> transformers.PreTrainedModel:
     """The model in a folder, in float64."""
-    load = transformers.AutoModelForCausalLM.from_pretrained
+    masked = "ForMaskedLM" in (folder / "config.json").read_text()
+    auto = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+    load = auto.from_pretrained
     # Grouped products of experts are not implemented in float64.
     options = {"experts_implementation": "eager"} if "expert" in (folder / "config.json").read_text() else {}
     return load(folder, dtype=torch.float64, attn_implementation="eager", **options).eval()
@@ -487,6 +505,14 @@ def logits_of(model: transformers.PreTrainedModel, tokens: np.ndarray) -> np.nda
     """Logits [batch, seq, vocab]."""
     with torch.no_grad():
         return model(torch.from_numpy(tokens.astype(np.int64))).logits.numpy()
+
+
+def masked_loss(model: transformers.PreTrainedModel, tokens: np.ndarray) -> dict[str, np.ndarray]:
+    """The masked loss, and its labels, which are -100 where a token has none."""
+    labels = np.where(np.random.default_rng(5).random(tokens.shape) < 0.3, tokens[::-1], -100).astype(np.int64)
+    with torch.no_grad():
+        loss = model(torch.from_numpy(tokens.astype(np.int64)), labels=torch.from_numpy(labels)).loss
+    return {"loss": loss.numpy(), "labels": labels}
 
 
 def write(name: str) -> Path:
@@ -501,6 +527,8 @@ def write(name: str) -> Path:
     logits = {"logits": logits_of(model, tokens)}
     if name == "phi3_longrope":  # their frequencies are those of the original length
         logits["short"] = logits_of(model, tokens[:, :16])
+    if CASES[name][0] in MASKED:
+        logits |= masked_loss(model, tokens)
     np.savez(folder / "logits.npz", tokens=tokens, **logits, made_with=np.array(versions))
     if name == "kimi_k2":  # published with DeepSeek-V3's class, under a type of its own
         file = folder / "config.json"

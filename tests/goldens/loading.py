@@ -19,6 +19,8 @@ FOLDER = Path(__file__).parent
 NAMES = tuple(sorted(path.parent.name for path in FOLDER.glob("*/config.json")))
 ROUTED = tuple(name for name in NAMES if 'experts":' in (FOLDER / name / "config.json").read_text())
 """Those with experts."""
+BIDIRECTIONAL = tuple(name for name in NAMES if "ForMaskedLM" in (FOLDER / name / "config.json").read_text())
+"""Those whose tokens see later ones."""
 WITH_STATE = (
     "mamba2",
     "kimi_linear",
@@ -37,7 +39,7 @@ MAPPINGS = (
     "pattern", "experts", "latent_attention", "linear_attention", "attention_temperature", "residual", "rope",
 )  # fmt: skip
 """Mappings of the `model` section."""
-DENSE = tuple(name for name in NAMES if name not in (*ROUTED, *WITH_STATE))
+DENSE = tuple(name for name in NAMES if name not in (*ROUTED, *WITH_STATE, *BIDIRECTIONAL))
 WITH_PEFT = tuple(sorted(path.stem for path in FOLDER.glob("peft/*.npz")))
 """Those with logits that PEFT computes of an adapter."""
 
@@ -54,6 +56,10 @@ def pad_vocabulary(weights: Tree, multiple: int) -> Tree:
     padded = weights | {"embedding": weights["embedding"] | {"tokens": np.pad(tokens, ((0, missing), (0, 0)))}}
     if "head" in weights:
         padded["head"] = {"weight": np.pad(weights["head"]["weight"], ((0, 0), (0, missing)))}
+    if "head_bias" in weights["final_norm"]:
+        padded["final_norm"] = weights["final_norm"] | {
+            "head_bias": np.pad(weights["final_norm"]["head_bias"], (0, missing))
+        }
     return padded
 
 

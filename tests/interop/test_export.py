@@ -25,12 +25,13 @@ def convert(*arguments: object) -> None:
 @pytest.mark.matrix(quick=("gpt2", "gpt_oss"), ci=4, always=True)
 @pytest.mark.parametrize("name", NAMES)
 def test_a_folder_comes_back_byte_for_byte(name: str, tmp_path: Path):
+    files = [file for file in FILES if (FOLDER / name / file).exists()]
     convert("hf-to-jaxpar", FOLDER / name, tmp_path / "ours")
     convert("jaxpar-to-hf", tmp_path / "ours", tmp_path / "theirs")
     convert("jaxpar-to-hf", FOLDER / name, tmp_path / "at once")
     for written in ("theirs", "at once"):
-        assert sorted(file.name for file in (tmp_path / written).iterdir()) == sorted(FILES)
-        for file in FILES:
+        assert sorted(file.name for file in (tmp_path / written).iterdir()) == sorted(files)
+        for file in files:
             assert (tmp_path / written / file).read_bytes() == (FOLDER / name / file).read_bytes(), file
 
 

@@ -49,7 +49,8 @@ def norm(x: Float64[Array, "... width"], tree: Tree, name: str, options: Options
     """The normalisation that `options` name, with the weights called `name` in `tree`; OLMo 1 has none."""
     weights = tree.get(name, {})
     if options["norm"].endswith("layernorm"):
-        assert len(weights) == {"weightless_layernorm": 0, "unbiased_layernorm": 1, "layernorm": 2}[options["norm"]]
+        count = {"weightless_layernorm": 0, "unbiased_layernorm": 1, "layernorm": 2}[options["norm"]]
+        assert len(weights.keys() & {"scale", "bias"}) == count
         return layer_norm(x, weights, options["norm_epsilon"])
     return rms_norm(x, factors(weights["scale"], options), options["norm_epsilon"])
 
@@ -263,8 +264,10 @@ def feed_forward(
         hidden = gelu(up)
     elif options["activation"] == "xielu":
         hidden = xielu(up, weights)
+    elif options["activation"] == "exact_geglu":
+        hidden = exact_gelu(project("gate")) * up
     elif options["activation"] == "exact_gelu":
-        hidden = 0.5 * up * (1 + jax.scipy.special.erf(up / math.sqrt(2)))
+        hidden = exact_gelu(up)
     else:
         hidden = jnp.maximum(up, 0.0) ** 2
     out = hidden @ weights["down"]
@@ -289,6 +292,11 @@ def xielu(x: Float64[Array, "*dims"], weights: Tree) -> Float64[Array, "*dims"]:
     above, below = (jnp.log(1 + jnp.exp(weights[name])) for name in ("alpha_p", "alpha_n"))
     negative = jnp.where(x > 0, 0.0, x)
     return x / 2 + jnp.where(x > 0, above * x * x, (0.5 + below) * (jnp.exp(negative) - 1 - negative))
+
+
+def exact_gelu(x: Float64[Array, "*dims"]) -> Float64[Array, "*dims"]:
+    """GELU by the distribution function of the normal distribution (Hendrycks & Gimpel 2016)."""
+    return 0.5 * x * (1 + jax.scipy.special.erf(x / math.sqrt(2)))
 
 
 def decoder_layer(
@@ -316,7 +324,7 @@ def added(
     read = entered if place in ("parallel", "parallel_norms") else x
     before = ("attention" if "attention" in weights else "mixer") if place == "parallel" else name
     h = x if place == "post" else norm(read, weights, before + "_norm", options)
-    x = h if place == "stream" else x
+    x = h if place == "stream" or (place == "stream_mixer" and name != "mlp") else x
     h = block(h)
     h = norm(h, weights, f"post_{name}_norm", options) if place in ("post", "sandwich") else h
     return options[f"residual_{of}_stream"] * x + options[f"residual_{of}_output"] * h
@@ -334,11 +342,19 @@ def forward(weights: Tree, options: Options, batch: Mapping[str, Array]) -> Floa
     x = x * embedding_scale(options)
     if options["position"] == "learned":
         x = x + weights["embedding"]["positions"][batch["positions"]]
+    if options["token_types"]:  # BERT
+        x = x + weights["embedding"]["token_types"][0]
     for index in range(options["layers"]):
         layer = jax.tree.map(lambda stacked, index=index: stacked[index], weights["layers"][ALL])
         x = decoder_layer(x, layer, {**options, **dict(options[OF_LAYERS][index])}, batch)
     head = weights["embedding"]["tokens"].T if options["tied"] else weights["head"]["weight"]
-    scores = norm(x, weights, "final_norm", options) @ head / options["logit_divisor"]
+    x = norm(x, weights, "final_norm", options)
+    if options["head_transform"]:  # BERT, ModernBERT
+        transform = weights["final_norm"]["transform"]
+        x = norm(exact_gelu(x @ transform["weight"] + transform.get("bias", 0.0)), transform, "norm", options)
+    scores = x @ head / options["logit_divisor"]
+    if options["head_bias"]:
+        scores = scores + weights["final_norm"]["head_bias"]
     capped = softcap(scores, options["logit_softcap"])
     return jnp.where(jnp.arange(head.shape[1]) < options["vocab"], capped, -jnp.inf)
 

@@ -45,7 +45,7 @@ def random_weights(options: Options, *, padded_vocab: int, positions: int = 16, 
         attention["key_norm"] = neutral + normal(layers, kv_heads, width)
     elif full["qk_norm"] is True:
         attention |= {"query_norm": neutral + normal(layers, width), "key_norm": neutral + normal(layers, width)}
-    ups = ("gate", "up") if full["activation"] in ("swiglu", "geglu") else ("up",)
+    ups = ("gate", "up") if full["activation"] in ("swiglu", "geglu", "exact_geglu") else ("up",)
     feed_forward = {name: normal(layers, embed, mlp) for name in ups} | {"down": normal(layers, mlp, embed)}
     if full["activation"] == "xielu":
         feed_forward |= {name: normal(layers, 1) for name in ("alpha_p", "alpha_n")}
@@ -54,6 +54,8 @@ def random_weights(options: Options, *, padded_vocab: int, positions: int = 16, 
     embedding = {"tokens": normal(padded_vocab, embed)}
     if full["position"] == "learned":
         embedding["positions"] = normal(positions, embed)
+    if full["token_types"]:
+        embedding["token_types"] = normal(full["token_types"], embed)
     places = {"post": ["post_"], "sandwich": ["", "post_"]}.get(full["norm_placement"], [""])
     parts = ("attention",) if full["norm_placement"] == "parallel" else ("attention", "mlp")
     norms = {f"{place}{part}_norm": norm(layers, embed) for place in places for part in parts}
@@ -62,6 +64,12 @@ def random_weights(options: Options, *, padded_vocab: int, positions: int = 16, 
         "embedding": embedding,
         "layers": {ALL: norms | {"attention": attention, "mlp": feed_forward}},
     }
+    if full["head_transform"]:
+        final["transform"] = {"weight": normal(embed, embed), "norm": norm(embed)}
+        if full["mlp_bias"]:
+            final["transform"]["bias"] = normal(embed)
+    if full["head_bias"]:
+        final["head_bias"] = normal(padded_vocab)
     if final:
         weights["final_norm"] = final
     if not full["tied"]:

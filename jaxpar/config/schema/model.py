@@ -65,12 +65,14 @@ class ModelConfig:
     ] = "rmsnorm"  # fmt: skip
     """Normalisation around attention and the feed-forward layer (see `norm_placement`) and before the head;
     `zero_centered_rmsnorm` multiplies by 1 plus its weights, which begin at 0 (Gemma). LayerNorm has a scale and a
-    bias, a scale alone (`unbiased_layernorm`: Cohere), or neither (`weightless_layernorm`: OLMo 1)."""
-    norm_placement: Literal["pre", "post", "sandwich", "stream", "parallel", "parallel_norms"] = "pre"
+    bias, a scale alone (`unbiased_layernorm`: Cohere, ModernBERT), or neither (`weightless_layernorm`: OLMo 1)."""
+    norm_placement: Literal["pre", "post", "sandwich", "stream", "stream_mixer", "parallel", "parallel_norms"] = "pre"
     """Whether attention and the feed-forward layer have a norm on their input (`pre`), on their output before it is
     added to the residual stream (`post`: OLMo 2), on both (`sandwich`: Gemma 2 and 3), or on the residual stream before
-    them, whose norm is their input and what their output is added to (`stream`: MiniMax-01). Parallel ones both read
-    the input of the layer, through one norm (`parallel`: Cohere) or a norm of each (`parallel_norms`: GPT-NeoX)."""
+    them, whose norm is their input and what their output is added to (`stream`: MiniMax-01, BERT). `stream_mixer` is
+    `stream` for attention and `pre` for the feed-forward: ModernBERT's first layer, whose embeddings are normed.
+    Parallel ones both read the input of the layer, through one norm (`parallel`: Cohere) or a norm of each
+    (`parallel_norms`: GPT-NeoX)."""
     norm_epsilon: Annotated[float, POSITIVE] = 1e-5
     """Added to the mean square (or variance) inside the normalisation."""
     residual: ResidualConfig = field(default_factory=ResidualConfig)
@@ -80,6 +82,8 @@ class ModelConfig:
     the causal mask (`none`: every fourth layer of SmolLM3)."""
     max_positions: Annotated[int, at_least(1)] = 1024
     """Rows of the learned position table; rotary embeddings do not use it."""
+    token_types: Annotated[int, at_least(1)] | None = None
+    """Rows of a table of kinds of text, of which the first one is added to every token embedding (BERT)."""
     rope: RopeConfig = field(default_factory=RopeConfig)
     """Rotary embeddings."""
     qk_norm: bool | Literal["projection", "rotated", "unweighted", "layernorm"] = False
@@ -130,6 +134,11 @@ class ModelConfig:
     """Multiply queries by a number that grows with their position: `{floor: 8192, scale: 0.1}` (Llama 4)."""
     causal: bool = True
     """Whether a token sees no later one. Without, the model is bidirectional and learns from `loss.name: masked`."""
+    head_transform: bool = False
+    """A matrix, a GELU and a norm between the final norm and the head (BERT, ModernBERT); the matrix has a bias with
+    `mlp_bias`."""
+    head_bias: bool = False
+    """A bias of the output logits (BERT, ModernBERT)."""
     logit_divisor: Annotated[float, POSITIVE] = 1.0
     """The output logits are divided by it, before their cap (Granite)."""
     logit_softcap: Annotated[float, POSITIVE] | None = None

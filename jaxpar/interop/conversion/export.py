@@ -155,6 +155,8 @@ class Export:
         if self.beside is not None and (self.beside / GENERATION).exists():
             copy_beside(self.beside / GENERATION, folder / GENERATION)
             return
+        if not self.source.model.causal:  # transformers writes none of what generates nothing
+            return
         ids = {key: self.config[key] for key in TOKEN_IDS if self.config.get(key) is not None}
         (folder / GENERATION).write_text(_json({"_from_model_config": True, **ids}), encoding="utf-8")
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from jaxpar.interop.families.bert import BERT
 from jaxpar.interop.families.deepseek import DEEPSEEK_V2, DEEPSEEK_V3
 from jaxpar.interop.families.dense.apertus import APERTUS
 from jaxpar.interop.families.dense.arcee import ARCEE
@@ -32,6 +33,7 @@ from jaxpar.interop.families.hybrids.spikingbrain import SPIKINGBRAIN
 from jaxpar.interop.families.llama import LLAMA
 from jaxpar.interop.families.mistral import MINISTRAL, MINISTRAL3, MISTRAL
 from jaxpar.interop.families.mixtral import MIXTRAL
+from jaxpar.interop.families.modernbert import MODERNBERT
 from jaxpar.interop.families.olmo import OLMO, OLMO2, OLMO3, OLMOE
 from jaxpar.interop.families.phi import PHI3
 from jaxpar.interop.families.qwen import QWEN2, QWEN3, QWEN3_5, QWEN3_5_MOE, QWEN3_MOE, QWEN3_NEXT
@@ -95,6 +97,8 @@ FAMILIES: dict[str, Family] = {
         LFM2,
         LFM2_MOE,
         LLAMA4,
+        MODERNBERT,
+        BERT,
     )
 }
 """Families by name. A model that several can express is exported as the first of them."""

@@ -17,7 +17,7 @@ from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
 from jaxpar.layers.linear_attention.mixer import sizes_of
 from jaxpar.mesh.parameters import ParamSpec
 
-LAYER, EXPERT = "{layer}", "{expert}"
+LAYER, BEFORE, LAST, EXPERT = "{layer}", "{before}", "{last}", "{expert}"
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,8 @@ class Tensor:
     """
 
     name: str
-    """Hugging Face's name, with `{layer}` for the number of the layer, and `{expert}` for that of the expert."""
+    """Hugging Face's name, with `{layer}` for the number of the layer, and `{expert}` for that of the expert;
+    `{before}` for the number of the layer before, and `{last}` for that of the last layer."""
     weights: str
     """Our name, as `layers.mlp.up`; several, with blanks between, stand one after the other in the tensor."""
     form: Form = Form.LINEAR
@@ -47,6 +48,8 @@ class Tensor:
     """Another name in files that are read, where others write them."""
     constants: tuple[tuple[str, float], ...] = ()
     """Names of tensors beside it that hold a number which is the same in all models."""
+    first: str = ""
+    """Its name in the first layer, where that has another."""
 
     @property
     def of_experts(self) -> bool:
@@ -137,7 +140,7 @@ def _tensors(family: Family, model: ModelConfig) -> Iterator[StoredTensor]:
     kinds = layer_kinds(model)
     specs = {kind: weight_specs(model, kind) for kind in dict.fromkeys(kinds)}
     models = {kind: kind_model(model, kind) for kind in specs}
-    for in_layers, lines in groupby(family.tensors, key=lambda line: LAYER in line.name):
+    for in_layers, lines in groupby(family.tensors, key=lambda line: LAYER in line.name or BEFORE in line.name):
         table = list(lines)
         for layer in range(model.layers) if in_layers else (None,):
             specs_of_kind = specs[kinds[layer or 0]]
@@ -147,7 +150,9 @@ def _tensors(family: Family, model: ModelConfig) -> Iterator[StoredTensor]:
                     continue
                 if bool(specs_of_kind[weights[0]].routed) == line.of_experts:
                     specs_here = tuple(specs_of_kind[weight] for weight in weights)
-                    yield from _of_line(line, weights, layer, _laid(line, specs_here, models[kinds[layer or 0]]))
+                    yield from _of_line(
+                        line, weights, layer, model.layers, _laid(line, specs_here, models[kinds[layer or 0]])
+                    )
 
 
 def _laid(line: Tensor, specs: tuple[ParamSpec, ...], model: ModelConfig) -> Laid:
@@ -164,11 +169,15 @@ def _laid(line: Tensor, specs: tuple[ParamSpec, ...], model: ModelConfig) -> Lai
     return (LaidInRows if line.form in (Form.TAPS, Form.HEADS, Form.ROW) else Laid)(form, specs, line.interleaved)
 
 
-def _of_line(line: Tensor, weights: tuple[str, ...], layer: int | None, laid: Laid) -> Iterator[StoredTensor]:
+def _of_line(
+    line: Tensor, weights: tuple[str, ...], layer: int | None, layers: int, laid: Laid
+) -> Iterator[StoredTensor]:
     """The tensor of a line in a layer, or one for each expert."""
     if EXPERT not in line.name:
-        name, also = (text if layer is None else text.format(layer=layer) for text in (line.name, line.also))
-        constants = tuple((one.format(layer=layer), value) for one, value in line.constants)
+        at = {} if layer is None else {"layer": layer, "before": layer - 1, "last": layers - 1}
+        name, also = (text.format(**at) for text in (line.name, line.also))
+        name = line.first if layer == 0 and line.first else name
+        constants = tuple((one.format(**at), value) for one, value in line.constants)
         yield StoredTensor(name, weights, layer, laid, also=also, constants=constants)
         return
     one = tuple(replace(spec, shape=spec.shape[1:], axes=spec.axes[1:]) for spec in laid.specs)

@@ -112,12 +112,12 @@ class RopeByType:
     types: Types
     base: float = 1000000.0
     local_base: float = 10000.0
-    local_theta: str | None = "rope_local_base_freq"
-    """The key of their base outside `rope_parameters`."""
+    bases: tuple[str, str] | None = ("rope_theta", "rope_local_base_freq")
+    """The keys of both bases outside `rope_parameters`; None where only `rope_parameters` has them by type."""
 
     @property
     def keys(self) -> tuple[str, ...]:
-        return ("rope_theta", "rope_scaling", "rope_parameters", *([self.local_theta] if self.local_theta else []))
+        return (*(self.bases or ("rope_theta",)), "rope_scaling", "rope_parameters")
 
     def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
         by_type = _stated(hf_config, {"rope_parameters": hf_config.get("rope_parameters")}).get("rope_parameters", {})
@@ -129,8 +129,8 @@ class RopeByType:
         of_global = _stated(hf_config, {"rope_scaling": hf_config.get("rope_scaling"), global_key: by_type.get(GLOBAL)})
         of_local = _stated(hf_config, {local: by_type.get(LOCAL)})
         rotary = {
-            GLOBAL: _rotary(hf_config, "rope_theta", of_global, self.base),
-            LOCAL: _rotary(hf_config, self.local_theta or "", of_local, self.local_base),
+            GLOBAL: _rotary(hf_config, self.bases[0] if self.bases else "rope_theta", of_global, self.base),
+            LOCAL: _rotary(hf_config, self.bases[1] if self.bases else "", of_local, self.local_base),
         }
         return [{"rope": rotary[one]} for one in layer_types(hf_config, layers, self.types)]
 
@@ -138,7 +138,7 @@ class RopeByType:
         of_type = {LOCAL: models[0], GLOBAL: models[0]} | {
             LOCAL if model.window is not None else GLOBAL: model for model in models
         }
-        if self.local_theta is None:
+        if self.bases is None:
             written = {name: _written_scaling(model) or {"rope_type": "default"} for name, model in of_type.items()}
             return {
                 "rope_parameters": {
@@ -146,8 +146,8 @@ class RopeByType:
                 }
             }
         return {
-            "rope_theta": of_type[GLOBAL].rope.base, "rope_scaling": _written_scaling(of_type[GLOBAL]),
-            self.local_theta: of_type[LOCAL].rope.base,
+            self.bases[0]: of_type[GLOBAL].rope.base, "rope_scaling": _written_scaling(of_type[GLOBAL]),
+            self.bases[1]: of_type[LOCAL].rope.base,
         }  # fmt: skip
 
 

@@ -89,3 +89,9 @@ class GeGLU(Gated):
     """A GELU of the gate, approximated by tanh."""
 
     non_linear = staticmethod(partial(jax.nn.gelu, approximate=True))
+
+
+class ExactGeGLU(Gated):
+    """A GELU of the gate (ModernBERT)."""
+
+    non_linear = staticmethod(partial(jax.nn.gelu, approximate=False))

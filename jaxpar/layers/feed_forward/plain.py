@@ -52,7 +52,7 @@ class GELU(Plain):
 
 
 class ExactGELU(Plain):
-    """GELU by the error function (GPT-NeoX)."""
+    """GELU by the error function (GPT-NeoX, BERT)."""
 
     non_linear = staticmethod(partial(jax.nn.gelu, approximate=False))
 

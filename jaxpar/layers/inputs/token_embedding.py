@@ -33,6 +33,9 @@ class TokenEmbedding(Input):
         if model.position == "learned":
             shape = model.max_positions, model.embed
             tables["positions"] = ParamSpec(shape, ("positions", "embed"), scale=model.init_scale, decay=True)
+        if model.token_types:
+            shape = model.token_types, model.embed
+            tables["token_types"] = ParamSpec(shape, ("input", "embed"), scale=model.init_scale, decay=True)
         return Weights(tables)
 
     def lookups(self, batch: Mapping[str, jax.Array]) -> dict[str, Int[Array, "batch seq"]]:
@@ -45,7 +48,8 @@ class TokenEmbedding(Input):
         x = self.weight(TIED)
         if self.factor != 1:
             x = x * jnp.asarray(self.factor, x.dtype)  # rounded first, as Gemma was trained
-        return x + self.weight("positions") if self.learned_positions else x
+        x = x + self.weight("positions") if self.learned_positions else x
+        return x + self.weight("token_types")[0] if hasattr(self, "token_types") else x
 
 
 def vocabulary_matrix(model: ModelConfig, *axes: str) -> ParamSpec:

@@ -124,6 +124,22 @@ LOSS = (
         caught_by=(f"{BIDIRECTIONAL}[split]",),
     ),
     Fault(
+        name="first_layer_adds_to_embeddings_without_their_norm",
+        description="The first layer's attention is added to the residual stream as it was before the norm.",
+        file="jaxpar/layers/layer.py",
+        old='"stream_mixer": mixers}',
+        new='"stream_mixer": 0}',
+        caught_by=("tests/model/test_masked_goldens.py::test_the_masked_loss_is_that_of_transformers[modernbert]",),
+    ),
+    Fault(
+        name="head_bias_is_left_out",
+        description="The column of ones that a bias of the logits stands behind is zero.",
+        file="jaxpar/layers/final_norm.py",
+        old="x.dtype).at[..., 0].set(1)",
+        new="x.dtype)",
+        caught_by=("tests/model/test_masked_goldens.py::test_the_masked_loss_is_that_of_transformers[modernbert]",),
+    ),
+    Fault(
         name="every_masked_token_is_hidden",
         description="Drawn tokens all become the mask token.",
         file="jaxpar/data/masked.py",

@@ -91,7 +91,7 @@ def test_the_derivative_by_hand_is_that_of_the_definition():
         np.testing.assert_allclose(slope(teacher, model)[:, choice], numeric, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.matrix(quick=("split",), ci=1)
+@pytest.mark.matrix(ci=1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_loss_divergence_and_gradients_equal_float64(layout: str):
     sections = {"model": {"layers": 2, "vocab": VOCAB, "kv_heads": 4}} | LAYOUTS[layout]

@@ -125,7 +125,7 @@ def expected(weights: Any, options: dict[str, Any], batch: dict[str, np.ndarray]
     return found, total
 
 
-@pytest.mark.matrix(quick=("kto-split",), ci=3)
+@pytest.mark.matrix(ci=3)
 @pytest.mark.parametrize("layout", LAYOUT_NAMES)
 @pytest.mark.parametrize("name", LOSSES)
 def test_loss_reports_and_gradients_equal_float64(folders: dict[str, str], name: str, layout: str):
