@@ -13,7 +13,7 @@ from tests.sentences import refused
 
 REFUSED = {
     "a family": ("llama", {"model_type": "mistrall"}, ("model_type", "mistrall", "mistral")),
-    "a family by another spelling": ("qwen2", {"model_type": "Qwen_2"}, ("model_type", "Qwen_2", "did you mean qwen2?")),
+    "a family by another spelling": ("qwen2", {"model_type": "Qwen_2"}, ("model_type", "did you mean qwen2?")),
     "a class": ("llama", {"architectures": ["LlamaForTokenClassification"]}, ("architectures", "LlamaForCausalLM")),
     "an activation": ("llama", {"hidden_act": "gelu"}, ("hidden_act", "gelu", "silu")),
     "a missing size": ("llama", {"hidden_size": None}, ("hidden_size", "null")),

@@ -60,5 +60,7 @@ def images_of(origin: Origin | None, family: Family, report: Callable[[str], Non
         return None
     if family.name == origin.family.name and has_tensors(origin.folder):
         return Images(HFFolder(origin.folder))
-    report(f"The tensors of images of {named(origin.folder)} are not there, or do not fit: this is the text part alone.")
+    report(
+        f"The tensors of images of {named(origin.folder)} are not there, or do not fit: this is the text part alone."
+    )
     return None
