@@ -15,7 +15,7 @@ REFUSED = {
     "a family": ("llama", {"model_type": "mistrall"}, ("model_type", "mistrall", "mistral")),
     "attention by an indexer": ("llama", {"model_type": "deepseek_v32"}, ("deepseek_v32", "indexer", "index_topk")),
     "a router that is not there": ("llama", {"model_type": "phimoe"}, ("phimoe", "SparseMixer")),
-    "a family by another spelling": ("qwen2", {"model_type": "Qwen_2"}, ("model_type", "Qwen_2", "did you mean qwen2?")),
+    "a family by another spelling": ("qwen2", {"model_type": "Qwen_2"}, ("model_type", "Qwen_2", "mean qwen2?")),
     "a class": ("llama", {"architectures": ["LlamaForTokenClassification"]}, ("architectures", "LlamaForCausalLM")),
     "an activation": ("llama", {"hidden_act": "gelu"}, ("hidden_act", "gelu", "silu")),
     "a missing size": ("llama", {"hidden_size": None}, ("hidden_size", "null")),

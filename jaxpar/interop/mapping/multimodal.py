@@ -14,9 +14,9 @@ from jaxpar.interop.mapping.quantization import QUANTIZATION
 
 TEXT = "text_config"
 _BEGINNINGS = ("model.language_model.", "language_model.model.")
-"""What stands in place of a family's `model.`, as files and transformers have written it."""
+"""In place of a family's `model.`, as files and transformers have written it."""
 _HEADS = ("language_model.",)
-"""What stands before the head in some files."""
+"""Before the head in some files."""
 _SHARED = (QUANTIZATION, "dtype", "torch_dtype", "bos_token_id", "eos_token_id", "pad_token_id")
 """Keys that stand beside `text_config`, and hold for it where it lacks them."""
 
