@@ -6,9 +6,14 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jaxtyping import Array, Float, Int, UInt
+
+from jaxpar.config.schema import ModelConfig
+from jaxpar.mesh.axes import vary
+from jaxpar.mesh.collectives import gather_context
 
 
 class TokenContext(NamedTuple):
@@ -45,6 +50,17 @@ def in_chunks[A: (jax.Array, np.ndarray)](segments: A, positions: A, size: int, 
     document, which grows along the row."""
     chunks = length // size + 1  # at most, in a document
     return (segments > 0) * (segments * chunks + positions // size)
+
+
+def by_position(tokens: TokenContext, positions: jax.Array, model: ModelConfig) -> TokenContext:
+    """`tokens` as attention of layers that are all alike needs them: documents in chunks, and factors of queries."""
+    if model.chunk is not None:
+        segments = in_chunks(tokens.segments, vary(positions), model.chunk, tokens.row_segments.shape[1])
+        tokens = tokens._replace(segments=segments, row_segments=gather_context(segments))
+    if (temperature := model.attention_temperature) is not None:
+        steps = ((positions + 1) // temperature.floor).astype(jnp.float32)
+        tokens = tokens._replace(temperature=vary(1 + temperature.scale * jnp.log1p(steps)))
+    return tokens
 
 
 def sequence_part(x: jax.Array) -> jax.Array:

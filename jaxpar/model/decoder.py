@@ -8,7 +8,6 @@ from functools import cached_property
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float, Int
@@ -18,7 +17,7 @@ from jaxpar.config.kinds import kind_model
 from jaxpar.config.plan import UNTILED, LayerLayout, Plan
 from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.layers.block import Attend, Context
-from jaxpar.layers.context import TokenContext, in_chunks
+from jaxpar.layers.context import TokenContext, by_position
 from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.layers.declaration.weights import specs_of, with_weights
 from jaxpar.layers.final_norm import final_norm
@@ -99,17 +98,6 @@ def _computed_apart(layer: DecoderLayer, specs: Nested[ParamSpec]) -> Nested[boo
     return {
         name: map_specs(lambda spec, name=name: spec.matrix and name not in whole, own) for name, own in specs.items()
     }
-
-
-def by_position(tokens: TokenContext, positions: jax.Array, model: ModelConfig) -> TokenContext:
-    """`tokens` as attention of layers that are all alike needs them: documents in chunks, and factors of queries."""
-    if model.chunk is not None:
-        segments = in_chunks(tokens.segments, vary(positions), model.chunk, tokens.row_segments.shape[1])
-        tokens = tokens._replace(segments=segments, row_segments=gather_context(segments))
-    if (temperature := model.attention_temperature) is not None:
-        steps = ((positions + 1) // temperature.floor).astype(jnp.float32)
-        tokens = tokens._replace(temperature=vary(1 + temperature.scale * jnp.log1p(steps)))
-    return tokens
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)

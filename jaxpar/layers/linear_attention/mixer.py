@@ -121,16 +121,13 @@ class LinearAttention(Block):
                 f"{key_of(kind, 'linear_attention.key_heads')}: {sizes.key_heads}; expected null or {sizes.heads}, as "
                 f"each head of {model.mixer} decays its keys by itself"
             )
-        if sizes.least_step and not cls.steps:
-            raise UserError(
-                f"{key_of(kind, 'linear_attention.least_step')}: {sizes.least_step}, and {model.mixer} has no steps; "
-                "expected 0"
-            )
-        if sizes.taps != LinearAttentionConfig.taps and not cls.convolved:
-            raise UserError(
-                f"{key_of(kind, 'linear_attention.taps')}: {sizes.taps}, and {model.mixer} has no short convolution; "
-                f"expected {LinearAttentionConfig.taps}"
-            )
+        for key, has, what in (("least_step", cls.steps, "steps"), ("taps", cls.convolved, "short convolution")):
+            value, usual = getattr(sizes, key), getattr(LinearAttentionConfig, key)
+            if value != usual and not has:
+                raise UserError(
+                    f"{key_of(kind, f'linear_attention.{key}')}: {value}, and {model.mixer} has no {what}; expected "
+                    f"{usual:g}"
+                )
         if model.window is not None:
             raise UserError(
                 f"{key_of(kind, 'window')}: {model.window}, and {key_of(kind, 'mixer')}: {model.mixer} sees all tokens "
