@@ -70,15 +70,14 @@ def place_model(config: Config, source: Model, prefill: int = 0) -> PlacedModel:
     devices = find_devices()
     if devices[0].platform == "cpu" and config.precision == type(config.precision)():
         config = replace(config, precision=replace(config.precision, compute="float32"))
-    if not prefill:
-        return place_on(config, source, devices)
-    if jax.process_count() > 1 or prefill >= len(devices):
+    if prefill and (jax.process_count() > 1 or prefill >= len(devices)):
         raise UserError(
             f"--prefill-devices {prefill}: there are {plural(len(devices), 'device')} in "
             f"{plural(jax.process_count(), 'process', 'processes')}; expected fewer than there are, in one process"
         )
-    model = place_on(config, source, devices[:-prefill])
-    return replace(model, prefill=prefill_mesh(model.config, devices[-prefill:]))
+    first, last = devices[: len(devices) - prefill], devices[len(devices) - prefill :]
+    model = place_on(config, source, first)
+    return replace(model, prefill=prefill_mesh(model.config, last)) if prefill else model
 
 
 def prefill_mesh(config: Config, devices: Sequence[Device]) -> Mesh:
