@@ -26,7 +26,7 @@ class Traffic:
 
     messages: int = 0
     bytes: int = 0
-    """Of keys and texts, without what gRPC adds."""
+    """Bytes of keys and texts, without what gRPC adds."""
 
     def add(self, *texts: str) -> None:
         """Count one message with these texts."""
@@ -80,15 +80,15 @@ def gather(text: str, *, meeting: str | None = None, timeout_s: float = PATIENCE
     if meeting is None:  # every process has read them: it is past the barrier
         client.key_value_delete(old)
         traffic.add(old)
-    given = client.key_value_dir_get(f"{key}/")
-    traffic.add(*itertools.chain.from_iterable(given))
+    entries = client.key_value_dir_get(f"{key}/")
+    traffic.add(*itertools.chain.from_iterable(entries))
     client.key_value_delete(f"{key}/")
     traffic.add(key)
-    return [answer for _, answer in sorted(given)]
+    return [answer for _, answer in sorted(entries)]
 
 
 def _absent(key: str, timeout_s: float) -> str:
-    """Which processes have not come to a gathering."""
+    """A sentence about the processes that have not come to a gathering."""
     if not is_first():
         return f"other processes have not answered for {timeout_s:g} seconds"
     present = {int(name.rsplit("/", 1)[1]) for name, _ in _client().key_value_dir_get(f"{key}/")}
