@@ -73,12 +73,7 @@ def ours(source: HFFolder, tokens: np.ndarray, compute: str) -> np.ndarray:
 
 def compared(folder: Path, wrong: list[str]) -> str:
     """Compare a model, adding to `wrong` what differs; returns a line about it."""
-    try:
-        source = HFFolder(folder)
-    except UserError as error:
-        wrong.append(str(error))
-        return ""
-    worst = 0.0
+    source, worst = HFFolder(folder), 0.0
     with np.load(folder / "logits.npz") as stored:
         arrays: dict[str, np.ndarray] = dict(stored)
     for length in LENGTHS:
@@ -143,7 +138,11 @@ def main(arguments: list[str]) -> int:
         wrong = by_transformers(options.transformers, out)
         for folder in sorted(one for one in out.iterdir() if one.is_dir()):
             lines = wrong.setdefault(folder.name, [])
-            line = "" if lines else compared(folder, lines)
+            line = ""
+            try:
+                line = line if lines else compared(folder, lines)
+            except UserError as error:
+                lines.append(str(error))
             print(f"{folder.name}: {'; '.join(lines) or line} ({summary(folder)})", flush=True)
         for name, lines in by_transformers(options.transformers, out, "exported").items():
             if not wrong[name]:

@@ -16,6 +16,7 @@ REFUSED = {
     "attention by an indexer": ("llama", {"model_type": "deepseek_v32"}, ("deepseek_v32", "indexer", "index_topk")),
     "a router that is not there": ("llama", {"model_type": "phimoe"}, ("phimoe", "SparseMixer")),
     "a family by another spelling": ("qwen2", {"model_type": "Qwen_2"}, ("model_type", "Qwen_2", "mean qwen2?")),
+    "a soft cap that transformers ignores": ("gemma3", {"attn_logit_softcapping": 30.0}, ("attn_logit_softcapping",)),
     "a class": ("llama", {"architectures": ["LlamaForTokenClassification"]}, ("architectures", "LlamaForCausalLM")),
     "an activation": ("llama", {"hidden_act": "gelu"}, ("hidden_act", "gelu", "silu")),
     "a missing size": ("llama", {"hidden_size": None}, ("hidden_size", "null")),

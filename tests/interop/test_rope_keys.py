@@ -145,3 +145,13 @@ def test_a_model_whose_heads_rotate_in_part_goes_to_a_family_that_has_them():
     llama = model_of(golden("llama"))[0]
     with pytest.raises(UserError, match=r"model\.rope\.partial \(0\.75, not 1\.0\)"):
         config_of(llama, model, {}, length=128)
+
+
+def test_a_scaling_of_local_layers_goes_both_ways():
+    """Which only `rope_parameters` can state; a folder that has it must also be written."""
+    scaled = {"rope_type": "linear", "factor": 2.5, "rope_theta": 100.0}
+    keys = {"sliding_attention": scaled, "full_attention": {"rope_type": "default", "rope_theta": 1e6}}
+    family, model = model_of(golden("gemma3", rope_parameters=keys))
+    written = config_of(family, model, {}, length=128)
+    assert written["rope_parameters"] == keys
+    assert differences(model_of(HFConfig("config.json", written))[1], model) == []

@@ -99,7 +99,7 @@ GEMMA3 = Family(
     model=_MODEL | {"qk_norm": True},
     entries=(
         *_ENTRIES,
-        Same("attn_logit_softcapping", "attention_softcap", default=None),
+        Only("attn_logit_softcapping", (None,)),  # transformers does not apply it in this family
         Same("final_logit_softcapping", "logit_softcap", default=None),
     ),
     layer_entries=(

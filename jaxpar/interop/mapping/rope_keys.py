@@ -138,7 +138,7 @@ class RopeByType:
         of_type = {LOCAL: models[0], GLOBAL: models[0]} | {
             LOCAL if model.window is not None else GLOBAL: model for model in models
         }
-        if self.bases is None:
+        if self.bases is None or of_type[LOCAL].rope.scaling != "none":  # local ones have no other key
             written = {name: _written_scaling(model) or {"rope_type": "default"} for name, model in of_type.items()}
             return {
                 "rope_parameters": {
