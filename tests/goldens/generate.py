@@ -491,11 +491,15 @@ def fill(model: transformers.PreTrainedModel, generator: np.random.Generator) ->
             weight.copy_(torch.from_numpy(neutral + spread * generator.standard_normal(tuple(weight.shape))))
 
 
+def class_of(folder: Path) -> type[transformers.AutoModelForMaskedLM | transformers.AutoModelForCausalLM]:
+    """The class that makes the model in a folder."""
+    masked = "ForMaskedLM" in (folder / "config.json").read_text()
+    return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+
+
 def loaded(folder: Path) -> transformers.PreTrainedModel:
     """The model in a folder, in float64."""
-    masked = "ForMaskedLM" in (folder / "config.json").read_text()
-    auto = transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
-    load = auto.from_pretrained
+    load = class_of(folder).from_pretrained
     # Grouped products of experts are not implemented in float64.
     options = {"experts_implementation": "eager"} if "expert" in (folder / "config.json").read_text() else {}
     return load(folder, dtype=torch.float64, attn_implementation="eager", **options).eval()

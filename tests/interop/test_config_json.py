@@ -400,7 +400,10 @@ def test_the_stretched_base_of_hunyuan_is_read_as_one_base():
         "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
         "type": "dynamic",
     }  # fmt: skip
-    published = {"rope_parameters": ..., "rope_scaling": scaling, "rope_theta": 10000.0, "head_dim": 128}
+    published = {
+        "rope_parameters": ..., "rope_scaling": scaling, "rope_theta": 10000.0, "head_dim": 128,
+        "use_rotary_pos_emb": True,
+    }  # fmt: skip
     family, model = model_of(golden("hunyuan_v1_dense", **published))
     assert (model.rope.scaling, model.rope.base) == ("none", pytest.approx(1e4 * 1000 ** (128 / 126)))
     written = config_of(family, model, {}, length=128)

@@ -20,24 +20,27 @@ KEYS: Mapping[str, Mapping[str, Any] | None] = json.loads((FOLDER / "config_keys
 """Keys of each class and their defaults, by `model_type`; see `tests/goldens/generate_keys.py`."""
 GOLDEN_OF = {golden(name).values["model_type"]: name for name in reversed(NAMES)}
 REASONS = {
-    "tokens, files and releases": r"(bos|eos|pad)_token_id|model_type|architectures|transformers_version|auto_map|"
+    "tokens, files and releases": r"(bos|eos|pad|cls|sep|eod)_token_id|model_type|architectures|transformers_version|auto_map|"
     r"_?name_or_path|tokenizer_class|task_specific_params|transformers\.js_config|unsloth_.*|is_llama_config",
     "dtypes of weights and of parts of the computation": r"(torch_)?dtype|mamba_ssm_(cache_)?dtype|"
     r"residual_in_fp32|(scale_)?attention_softmax_in_fp32|reorder_and_upcast_attn",
     "caches and generation": r"use_cache|cache_implementation|num_logits_to_keep|do_sample|temperature|top_[kp]|"
     r"max_length|repetition_penalty|output_past",
     "outputs beside the logits": r"output_(attentions|hidden_states|router_logits)|return_dict|torchscript",
-    "classifiers and other heads": r"id2label|label2id|_?num_labels|problem_type|summary_.*",
+    "classifiers and other heads": r"id2label|label2id|_?num_labels|problem_type|summary_.*|"
+    r"classifier_pooling|add_classification_head|class_num|pool_type|dense_list",
     "kernels and the order of a computation": r"_?attn_implementation(_autoset)?|attn_mode|chunk_size.*|"
-    r"mamba_chunk_size|block_size|use_mamba_kernels|fuse_.*|pretraining_tp|ep_size|moe_shared_expert_overlap",
+    r"mamba_chunk_size|block_size|use_mamba_kernels|fuse_.*|pretraining_tp|ep_size|moe_shared_expert_overlap|"
+    r"gradient_checkpointing|deterministic_flash_attn|reference_compile|repad_logits_with_grad",
     "random initial weights": r"initializer_range|init_method|rescale_prenorm_residual|time_step_(rank|max|floor|min)|"
-    r"time_step_(init_scheme|scale)",
-    "dropout and noise in training": r".*(dropout|pdrop)|router_jitter_noise",
-    "losses beside that of tokens": r"(router_)?aux_loss_(coef|alpha)|seq_aux",
+    r"time_step_(init_scheme|scale)|initializer_cutoff_factor|block_(mlp|out)_init_scale|(block|conv)_use_xavier_init",
+    "dropout and noise in training": r".*(dropout(_prob)?|pdrop)|router_jitter_noise|moe_capacity|moe_drop_tokens|"
+    r"moe_random_routing_dropped_token",
+    "losses beside that of tokens": r"(router_)?aux_loss_(coef|alpha)|seq_aux|sparse_pred(iction|_ignore_index)",
     "lengths for which positions were trained": r"(original_)?max_position_embeddings|n_ctx|model_max_length|"
     r"max_sequence_length|initial_context_length",
     "encoders": r"is_(encoder_)?decoder",
-    "predictions of further tokens, which are left out": r"num_nextn_predict_layers|mtp_.*",
+    "predictions of further tokens, which are left out": r"num_nextn_predict_layers|(num_|use_)?mtp(_.*)?",
 }
 """Expressions for keys that do not change the logits, in any family that lists them as unused."""
 _COHERE = dict.fromkeys(
@@ -47,6 +50,38 @@ _COHERE = dict.fromkeys(
     ),
     "of the publisher's code",
 )  # fmt: skip
+LFM2 = {
+    **dict.fromkeys(("block_dim", "conv_dim", "conv_dim_out"), "hidden_size is read in its place"),
+    "block_norm_eps": "norm_eps is read in its place",
+    "num_heads": "num_attention_heads is read in its place",
+    "theta": "rope_theta is read in its place",
+    **dict.fromkeys(("block_use_swiglu", "use_pos_enc"), "always so"),
+}
+HUNYUAN = {
+    "attention_head_dim": "head_dim is read in its place",
+    "cla_share_factor": "for use_cla, which is refused",
+    **dict.fromkeys(
+        (
+            "im_end_id",
+            "im_newline_id",
+            "im_start_id",
+            "mask_init_id",
+            "org_vocab_size",
+            "pad_id",
+            "text_end_id",
+            "text_start_id",
+        ),
+        "of tokens",
+    ),
+}
+HUNYUAN_MOE = HUNYUAN | {
+    "moe_layer_num_skipped": "layers without experts lack their tensors",
+    **dict.fromkeys(("n_group", "topk_group", "routed_scaling_factor"), "for group_limited_greedy, which is refused"),
+    **dict.fromkeys(
+        ("kv_lora_rank", "q_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim"),
+        "for use_mla, which is refused",
+    ),
+}
 REASONS_BY_FAMILY = {
     "gemma": {"hidden_activation": "hidden_act is read in its place"},
     "gemma2": {"hidden_act": "hidden_activation is read in its place"},
@@ -78,6 +113,16 @@ REASONS_BY_FAMILY = {
     "apertus": {
         "qk_norm": "always there", "post_norm": "of the publisher's code", "mlp_bias": "never there",
     },
+    "dots1": {"use_sliding_window": "there is a window from max_window_layers on"},
+    "ernie4_5_moe": dict.fromkeys(("moe_gate", "moe_use_aux_free"), "of the publisher's code for other models"),
+    "hunyuan_v1_dense": HUNYUAN,
+    "hunyuan_v1_moe": HUNYUAN_MOE,
+    "lfm2": LFM2,
+    "lfm2_moe": LFM2,
+    "llama4_text": {"for_llm_compressor": "of a tool that quantizes weights"},
+    "modernbert": {
+        "layer_norm_eps": "norm_eps is read in its place", "position_embedding_type": "all are rotary",
+    },
     "gla_swa": {"conv_size": "read where use_short_conv, which is refused"},
 }  # fmt: skip
 """Keys that one family does not read, though they would mean something in another, and why."""
@@ -90,7 +135,9 @@ DERIVED: Mapping[tuple[str, str], Callable[[Mapping[str, Any]], object]] = {
 def test_every_family_is_in_the_table_of_keys():
     """`python -m tests.goldens.generate_keys` makes it."""
     assert {family.model_type for family in FAMILIES.values()} <= KEYS.keys()
-    assert [one for one, keys in KEYS.items() if keys is None] == ["gla_swa"], "whose code is beside its weights"
+    assert [one for one, keys in KEYS.items() if keys is None] == ["gla_swa", "kimi_k2"], (
+        "whose code is beside the weights"
+    )
 
 
 def keys_of(family: Family) -> dict[str, Any]:

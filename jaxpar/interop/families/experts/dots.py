@@ -8,6 +8,7 @@ from jaxpar.interop.families.llama import (
     ATTENTION_BIAS,
     EMBEDDING,
     FEED_FORWARD,
+    GROUPED_SIZES,
     HEAD,
     HEAD_DIM,
     NORM,
@@ -15,7 +16,6 @@ from jaxpar.interop.families.llama import (
     NORMS,
     QK_NORMS,
     SILU,
-    SIZES,
     TIED,
 )
 from jaxpar.interop.mapping.deepseek_keys import DeepSeekExperts
@@ -40,7 +40,7 @@ DOTS1 = Family(
         EMBEDDING, *ATTENTION, *QK_NORMS, *FEED_FORWARD, *EXPERTS, CORRECTION_BIAS, *SHARED, *NORMS, NORM, HEAD,
     ),
     model={"norm": "rmsnorm", "activation": "swiglu", "qk_norm": True},
-    entries=(*SIZES, HEAD_DIM, SILU, NORM_EPSILON, ATTENTION_BIAS, TIED),
+    entries=(*GROUPED_SIZES, HEAD_DIM, SILU, NORM_EPSILON, ATTENTION_BIAS, TIED),
     layer_entries=(
         Rope(),
         Windows(_windows, beside=("max_window_layers",), absent=4096),

@@ -77,6 +77,7 @@ _ENTRIES = (
     ATTENTION_BIAS,
     TIED,
     Only("use_qk_norm", (True,)),
+    Only("use_rotary_pos_emb", (True,)),
     Only("use_cla", (False,)),
     Only("mlp_bias", (False,)),
     Only("norm_type", ("rms",)),
@@ -163,11 +164,15 @@ HUNYUAN_V1_MOE = Family(
         HEAD,
     ),
     model=_MODEL,
-    entries=(*_ENTRIES, Only("use_mixed_mlp_moe", (True,)), Only("use_mla", (False,)), Only("norm_topk_prob", (True,))),
+    entries=(
+        *_ENTRIES,
+        *(Only(key, (True,)) for key in ("use_mixed_mlp_moe", "norm_topk_prob")),
+        *(Only(key, (False,)) for key in ("use_mla", "group_limited_greedy", "position_embedding_xdrope")),
+    ),
     layer_entries=(StretchedRope(), HunyuanExperts()),
     unused=(
         *UNUSED, *_UNUSED, "moe_drop_tokens", "moe_layer_num_skipped", "moe_random_routing_dropped_token",
-        "group_limited_greedy", "n_group", "topk_group", "routed_scaling_factor", "kv_lora_rank", "q_lora_rank",
-        "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim", "position_embedding_xdrope",
+        "n_group", "topk_group", "routed_scaling_factor", "kv_lora_rank", "q_lora_rank",
+        "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim",
     ),
 )  # fmt: skip
