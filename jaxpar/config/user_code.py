@@ -1,4 +1,5 @@
-"""Functions of a user's own file, `FILE.py:NAME`, which a configuration may name: running one runs the file."""
+"""Functions of a user's own file, `FILE.py:NAME`, which a configuration may name: running one runs the file. A server
+that draws, which gets the prompts."""
 
 from __future__ import annotations
 
@@ -15,7 +16,7 @@ def is_user_code(text: str) -> bool:
 
 
 def refuse_stored_code(config: Config, overrides: Sequence[str], where: str) -> None:
-    """Refuse code that a stored configuration names, unless the user names it again in `overrides`.
+    """Refuse code, or a server, that a stored configuration names, unless the user names it again in `overrides`.
 
     Args:
         config: the configuration, with `overrides`.
@@ -23,17 +24,23 @@ def refuse_stored_code(config: Config, overrides: Sequence[str], where: str) -> 
         where: the checkpoint or plan that has the configuration, for the message.
 
     Raises:
-        UserError: a key names a function that the user did not.
+        UserError: a key names a function or a server that the user did not.
     """
     data, rl = config.data, config.rl
     named = {
         "data.path": [data.path or ""], "data.heldout_path": [data.heldout_path or ""], "rl.rewards": [*rl.rewards],
         "rl.environment": [rl.environment or ""], "rl.tools": rl.tools,
     }  # fmt: skip
+    again = {one.partition("=")[0] for one in overrides}
     for key, texts in named.items():
         code = [text for text in texts if is_user_code(text)]
-        if code and not any(one.partition("=")[0] == key for one in overrides):
+        if code and key not in again:
             raise UserError(
                 f"{key}: {quoted(code[0])} in {where} is code, which a stored configuration does not get to run; "
                 f"expected --set {key}=... that names it again, if you trust it"
             )
+    if rl.sampler.url is not None and "rl.sampler.url" not in again:
+        raise UserError(
+            f"rl.sampler.url: {quoted(rl.sampler.url)} in {where} is a server, to which a stored configuration does "
+            "not get to send prompts; expected --set rl.sampler.url=... that names it again, if you trust it"
+        )

@@ -12,8 +12,8 @@ from jax.stages import Wrapped
 
 from jaxpar.config import Config
 from jaxpar.generation.engine import Engine
-from jaxpar.generation.layout import bucket, generation_layout, page_tokens, pool_bucket, power_of_two
-from jaxpar.generation.pages import most_pages
+from jaxpar.generation.layout import generation_layout
+from jaxpar.generation.pages import Room, room_of
 from jaxpar.generation.prefill import data_ranks
 from jaxpar.generation.programs import Programs
 from jaxpar.generation.requests import Continuation, Request, Speed
@@ -174,32 +174,21 @@ class Generator:
             requests: all that there are to be.
             records: see `Engine`.
         """
-        tensor, ranks = self.mesh.shape["tensor"], self._ranks
-        # A tensor rank has an equal share of a data rank's rows.
-        share = -(-power_of_two(-(-rows // ranks)) // tensor) * tensor
-        capacity, page = self._room(tokens)
-        longest = -(-capacity // page)
-        pages = share * longest
-        if cache is not None:
-            pages = cache // (page * ranks)
-        elif requests:
-            pages = min(pages, pool_bucket(-(-most_pages(requests, ranks * share, page) // ranks)))
+        room, ranks = self._room(rows, tokens, requests), self._ranks
+        pages = room.pages if cache is None else max(cache // (room.page * ranks), room.longest)
         weights = lambda: self._weights
         prefill = None if self._reading is None else (self._reading, lambda: self._read_with)
         return Engine(
-            self.programs, weights, ranks * share, capacity, max(pages, longest), prefill=prefill, records=records
+            self.programs, weights, ranks * room.slots, room.capacity, pages, prefill=prefill, records=records
         )
 
     def least_cache(self, tokens: int) -> int:
         """Tokens that a cache of rows of up to so many has to hold: one row on each data rank."""
-        capacity, page = self._room(tokens)
-        return self._ranks * -(-capacity // page) * page
+        room = self._room(1, tokens)
+        return self._ranks * room.longest * room.page
 
-    def _room(self, tokens: int) -> tuple[int, int]:
-        """The capacity of rows of up to so many tokens, and the tokens of a page."""
-        context = self.mesh.shape["context"]
-        capacity = bucket(tokens, context * self.mesh.shape["tensor"])
-        return capacity, page_tokens(capacity, context)
+    def _room(self, rows: int, tokens: int, requests: Sequence[Request] = ()) -> Room:
+        return room_of(self._ranks, self.mesh.shape["context"], self.mesh.shape["tensor"], rows, tokens, requests)
 
     @property
     def _ranks(self) -> int:

@@ -12,7 +12,8 @@ from jaxtyping import PyTree
 
 from jaxpar.config.counting import padded_vocab
 from jaxpar.generation.functions import GenerationFunctions
-from jaxpar.generation.layout import BY_PART, BY_ROW, bucket
+from jaxpar.generation.layout import BY_PART, BY_ROW, bucket, prompt_bucket
+from jaxpar.generation.pages import largest_request, room_of
 from jaxpar.layers.block import Context, DecodedRows
 from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layout.step_layout import StepLayout, shardings
@@ -34,11 +35,13 @@ class GenerationBytes(NamedTuple):
     weights: int
     """A copy of the weights, in the placement and dtype of generation."""
     cache: int
-    """Keys, values and states of the tokens of rows in slots."""
+    """Keys, values and states of the tokens of rows in slots: pages, and what layers without them have for each slot."""
     prefixes: int
-    """The cache of prompts that were read, which slots copy."""
+    """The cache of prompts that were read, which slots and pages copy."""
     logits: int
     """Logits of a token of each row, with the tokens that each row has."""
+    read: int
+    """What a token of each row reads of the cache, on average over its answer: shared pages once for each row."""
 
     @property
     def drawing(self) -> int:
@@ -46,23 +49,30 @@ class GenerationBytes(NamedTuple):
         return self.cache + self.prefixes + self.logits
 
 
-def generation_bytes(layout: StepLayout, rows: int, answers: int, tokens: int) -> GenerationBytes:
-    """The bytes of generation.
+def generation_bytes(layout: StepLayout, prompts: int, answers: int, longest: int, new: int) -> GenerationBytes:
+    """The bytes of generation, of prompts that take most.
 
     Args:
         layout: of generation (`generation_layout`); its weights may be sharded.
-        rows: that are continued together, on all devices.
+        prompts: that are continued together, on all devices.
         answers: rows to a prompt.
-        tokens: that a row may get to, its prompt included.
+        longest: tokens of the longest prompt.
+        new: tokens of an answer, at most.
     """
     axes = layout.plan.axes
-    ranks, part = axes.data, axes.context * axes.tensor
-    local = -(-rows // ranks)
-    capacity = bucket(tokens, part)
-    cache = local * cache_bytes(layout, capacity)
-    vocab = padded_vocab(layout.config.model)
-    logits = local * vocab * (LOGITS * FLOAT32_BYTES + 1)
-    return GenerationBytes(weight_bytes(layout), cache, cache // answers, logits)
+    sizes = axes.data, axes.context, axes.tensor, prompts * answers, longest + new
+    largest = largest_request(longest, new, answers, room_of(*sizes).page)
+    room = room_of(*sizes, [largest] * prompts)
+    each, page = cache_bytes(layout, room.capacity), room.page
+    prompt = -(-prompt_bucket(longest, axes.context * axes.tensor) // page) * each.page + each.slot
+    seen = sum(-(-length // page) for length in range(longest + 1, longest + new + 1)) / new
+    return GenerationBytes(
+        weight_bytes(layout),
+        cache=room.pages * each.page + room.slots * each.slot,
+        prefixes=-(-prompts // axes.data) * prompt,
+        logits=room.slots * padded_vocab(layout.config.model) * (LOGITS * FLOAT32_BYTES + 1),
+        read=round(room.slots * (seen * each.page + each.slot)),
+    )
 
 
 def weight_bytes(layout: StepLayout) -> int:
@@ -74,8 +84,17 @@ def weight_bytes(layout: StepLayout) -> int:
     return jnp.dtype(storage.dtype).itemsize * sum(jax.tree.leaves(local))
 
 
-def cache_bytes(layout: StepLayout, capacity: int) -> int:
-    """Bytes of the cache of one row of a data rank on one device, over all layers: nothing is allocated."""
+class CacheBytes(NamedTuple):
+    """Bytes of the cache on one device, over all layers."""
+
+    page: int
+    """A page, of the layers that have pages."""
+    slot: int
+    """A row of the others, whose window is shorter than rows or which have a state."""
+
+
+def cache_bytes(layout: StepLayout, capacity: int) -> CacheBytes:
+    """Bytes of the cache of rows of up to `capacity` tokens: nothing is allocated."""
     axes = layout.plan.axes
     mesh, functions = abstract_mesh(axes), GenerationFunctions(layout, capacity)
     ranks, length = axes.data, bucket(0, axes.context * axes.tensor)
@@ -98,7 +117,7 @@ def cache_bytes(layout: StepLayout, capacity: int) -> int:
         for kind in kinds:
             weight = gather(weights[kind], layout.placements, part=(LAYERS, kind), unstacked=True)
             layer = with_weights(functions.stages.prototype(kind), weight)
-            rows = DecodedRows(lengths, capacity)
+            rows = DecodedRows(lengths, capacity, functions.page)
             context = Context(jnp.int32(0), tokens[kind], _like_attention, train=False, rows=rows)
             caches_of[kind] = vary(layer.decode(x, None, context)[1])
         return caches_of
@@ -107,11 +126,20 @@ def cache_bytes(layout: StepLayout, capacity: int) -> int:
     traced = mapped(of_layers, mesh, functions.dtype, inputs, partitions)
     abstract = batch.abstract(mesh), jax.ShapeDtypeStruct((ranks,), jnp.int32)
     caches = jax.eval_shape(traced, shapes, stream, *abstract)
-    total = 0
+    each = {True: 0, False: 0}
     for kind, stack in kinds.items():
-        where = shardings(mesh, partitions[kind])
-        total += stack.rows * sum(jax.tree.leaves(jax.tree.map(_local_bytes, caches[kind], where)))
-    return total
+        for block in functions.stages.prototype(kind).blocks:
+            paged, name = block.paged(capacity), block.part.name
+            arrays, where = caches[kind][name], shardings(mesh, partitions[kind][name])
+            if paged:
+                arrays = jax.tree.map(lambda array: _paged(array, functions.page), arrays)
+            each[paged] += stack.rows * sum(jax.tree.leaves(jax.tree.map(_local_bytes, arrays, where)))
+    return CacheBytes(each[True], each[False])
+
+
+def _paged(array: jax.ShapeDtypeStruct, page: int) -> jax.ShapeDtypeStruct:
+    """An array [row, heads, page, width] like one of more or fewer tokens."""
+    return jax.ShapeDtypeStruct((*array.shape[:2], page, *array.shape[3:]), array.dtype)
 
 
 def _like_attention(query: jax.Array, key: jax.Array, value: jax.Array, *others: PyTree) -> jax.Array:

@@ -9,9 +9,11 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import numpy as np
 
+from jaxpar.generation.layout import bucket, page_tokens, pool_bucket, power_of_two
 from jaxpar.generation.requests import Request, Row
 
 
@@ -91,15 +93,63 @@ class Pages:
             free.extend(self._prompts.pop(request).pages)
 
 
-def pages_of(request: Request, tokens: int) -> tuple[int, int]:
-    """Pages of `tokens` tokens that the prompt of a request fills, and the others of each row: its last token is not
-    cached."""
-    filled = len(request.prompt) // tokens
-    return filled, -(-(len(request.prompt) + request.tokens - 1) // tokens) - filled
+class Room(NamedTuple):
+    """The slots and pages of each data rank."""
+
+    slots: int
+    capacity: int
+    """Tokens that a row may get to."""
+    page: int
+    """Tokens of a page."""
+    pages: int
+
+    @property
+    def longest(self) -> int:
+        """Pages of a row of that capacity."""
+        return -(-self.capacity // self.page)
 
 
-def most_pages(requests: Sequence[Request], rows: int, tokens: int) -> int:
+def room_of(
+    ranks: int, context: int, tensor: int, rows: int, tokens: int, requests: Sequence[Request] = ()
+) -> Room:
+    """Slots for at least `rows` rows of up to `tokens` tokens, with the pages of `requests`, if these are all, or else
+    those of every slot; on a mesh with so many data, context and tensor ranks."""
+    # A tensor rank has an equal share of a data rank's rows.
+    slots = -(-power_of_two(-(-rows // ranks)) // tensor) * tensor
+    capacity = bucket(tokens, context * tensor)
+    page = page_tokens(capacity, context)
+    room = Room(slots, capacity, page, slots * -(-capacity // page))
+    if not requests:
+        return room
+    pages = pool_bucket(-(-most_pages(requests, ranks * slots, page) // ranks))
+    return room._replace(pages=max(min(room.pages, pages), room.longest))
+
+
+def pages_of(request: Request, page: int) -> tuple[int, int]:
+    """Pages of `page` tokens that the prompt of a request fills, and the others of each row."""
+    return pages_of_row(len(request.prompt), request.tokens, page)
+
+
+def pages_of_row(prompt: int, new: int, page: int) -> tuple[int, int]:
+    """Pages that a prompt of so many tokens fills, and those of its row beside them: its last token is not cached."""
+    filled = prompt // page
+    return filled, -(-(prompt + new - 1) // page) - filled
+
+
+def most_pages(requests: Sequence[Request], rows: int, page: int) -> int:
     """Pages that `rows` rows of requests take at most, whichever they are."""
-    sizes = [(*pages_of(request, tokens), request.answers) for request in requests]
+    sizes = [(*pages_of(request, page), request.answers) for request in requests]
     each = [pages for filled, others, rows in sizes for pages in [filled + others, *[others] * (rows - 1)]]
     return sum(sorted(each)[-rows:])
+
+
+def largest_request(prompt: int, new: int, answers: int, page: int) -> Request:
+    """The request that takes most pages of those with a prompt of at most `prompt` tokens: answers share less of a
+    prompt that does not fill its last page."""
+
+    def total(tokens: int) -> int:
+        filled, others = pages_of_row(tokens, new, page)
+        return filled + answers * others
+
+    longest = max(range(max(1, prompt - page + 1), prompt + 1), key=total)
+    return Request(range(longest), new, answers=answers)

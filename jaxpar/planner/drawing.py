@@ -1,7 +1,7 @@
 """Seconds and bytes of drawing a batch of answers on some devices, by the costs of a layer that a step has.
 
-A token of each row is the forward of as many tokens as a data rank has rows, which reads every weight, all of the cache
-and the logits; prompts are the forward of their tokens, once for each. Rows are drawn together and all have the longest
+A token of each row is the forward of as many tokens as a data rank has rows, which reads every weight, the cache as far
+as rows are long on average, and the logits; prompts are the forward of their tokens, once for each. Rows are drawn together and all have the longest
 answer. What the host does between two tokens is not known here.
 """
 
@@ -93,12 +93,12 @@ class Drawer:
             batch_size=layout.devices, sequence_length=64 * layout.devices,
         )  # fmt: skip
         made = StepLayout(*plan_on(replace(laid_out, data=data, rl=RlConfig()), self.cluster))
-        size = generation_bytes(made, rows, rl.group, tokens)
+        size = generation_bytes(made, rl.prompts, rl.group, self.prompt, rl.answer_tokens)
         local = power_of_two(-(-rows // layout.data))
         local = -(-local // layout.tensor) * layout.tensor
         device, each = self.common.device, self._gathers(layout)
         token = self.forward(replace(layout, microbatch=1), local, attends=False)
-        reads = Op("cache and logits", device.bytes_seconds(float(size.cache + size.logits)), "memory")
+        reads = Op("cache and logits", device.bytes_seconds(float(size.read + size.logits)), "memory")
         prompts = replace(layout, microbatch=-(-rl.prompts // layout.data))
         part = layout.context * layout.tensor
         read = self.forward(prompts, prompt_bucket(self.prompt, part))

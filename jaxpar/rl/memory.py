@@ -80,7 +80,10 @@ def rollout_bytes(run: Run, sampler: Sampler) -> RolloutBytes:
 def generation_of(config: Config, layout: StepLayout, longest: int) -> GenerationBytes:
     """The bytes of drawing a batch of answers to prompts of at most `longest` tokens, in a layout of generation."""
     rl = config.rl
-    return generation_bytes(layout, rl.prompts * rl.group, rl.group, positions_needed(config, longest))
+    # The conversations of a group go on from texts of their own.
+    answers = rl.group if rl.environment is None else 1
+    longest = positions_needed(config, longest) - rl.answer_tokens
+    return generation_bytes(layout, rl.prompts * rl.group // answers, answers, longest, rl.answer_tokens)
 
 
 def generator_layout(run: Run, sampler: Sampler) -> StepLayout:

@@ -17,6 +17,7 @@ from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema.model import Pattern
 from jaxpar.generation.engine import Engine
 from jaxpar.generation.generator import Generator
+from jaxpar.generation.memory import generation_bytes
 from jaxpar.generation.requests import Continuation, Request
 from jaxpar.generation.sampling import Sampling
 from jaxpar.mesh.build import build_mesh
@@ -232,3 +233,20 @@ def test_more_prompts_than_slots_draw_with_numbers_of_their_own(plain: Generator
     assert len({tuple(one.tokens) for one in found}) == 5
     (last,) = plain.continued([[9]], 8, sampling=sampling, first_number=4)
     assert_same([[found[4]]], [[last]])
+
+
+@pytest.mark.matrix(quick=("plain",), ci=1)
+@pytest.mark.parametrize("case", CASES)
+def test_the_cache_takes_the_bytes_that_are_predicted(case: str):
+    """A prompt of 31 tokens fills one page of 16, and each answer of 16 tokens has two more."""
+    generator = generator_of(*CASES[case])
+    predicted = generation_bytes(generator._layout, 2, 4, 31, 16)
+    requests = [Request(range(31), 16, answers=4) for _ in range(2)]
+    engine = generator.engine(8, 47, requests=requests)
+    for one in requests:
+        engine.add(one)
+    engine.step()
+    assert engine._state is not None
+    arrays = jax.tree.leaves(engine._state.cache)
+    assert predicted.cache == sum(one.addressable_shards[0].data.nbytes for one in arrays)
+    assert engine._pages.each * engine._pages.ranks == 24, "18, and the next size of a pool"

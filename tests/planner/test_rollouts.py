@@ -35,11 +35,14 @@ def drawer_of(config: Config, cluster: str) -> Drawer:
 
 
 def test_a_token_takes_the_time_in_which_weights_and_cache_are_read():
-    """28 layers of 8 heads of 128 keys and values, two bytes each, of 64 rows with room for 2048 tokens."""
+    """28 layers of 8 heads of 128 keys and values, two bytes each, in pages of 256 tokens of 64 rows. A prompt of 511
+    tokens fills 1, and each of its 8 rows has 3 more: 200, of a pool of 256. Rows grow from 512 to 1025 tokens."""
     config = config_of()
     made = drawer_of(config, "h100:1x1").drawing(Layout())
-    cache = 64 * 2048 * 28 * 2 * 8 * 128 * 2
-    assert made.bytes.cache == cache and made.bytes.prefixes == cache // 8
+    page = 256 * 28 * 2 * 8 * 128 * 2
+    assert made.bytes.cache == 256 * page and made.bytes.prefixes == 8 * 2 * page
+    cache = 64 * 3.5 * page
+    assert made.bytes.read == pytest.approx(cache, rel=0.01)
     weights = 2 * parameter_count(config.model, padded=True)
     assert made.bytes.weights == pytest.approx(weights, rel=0.01)
     assert (weights + cache) / BANDWIDTH < made.token < 1.25 * (weights + cache) / BANDWIDTH

@@ -46,11 +46,13 @@ def bytes_of_sampler() -> dict[str, int]:
     model = config.model
     layers = [map_specs(lambda spec: spec.shape[1:], specs["layers"]["all"])] * model.layers
     shapes = {**map_specs(lambda spec: spec.shape, specs), "layers": {"all": layers}}
-    places: Any = (rows, model.kv_heads, capacity, model.head_dim)
+    # A prompt of 511 tokens fills one page of 256, and each of 16 rows has 3 more: 392 for the 8 prompts of a rank.
+    pool = 8 * 512
+    places: Any = (pool, model.kv_heads, 256, model.head_dim)
     by_row = lambda dtype, *width: jax.ShapeDtypeStruct((rows, *width), dtype)
     number, draws, seen = by_row(jnp.int32), Draws(*map(by_row, DTYPES)), by_row(bool, 151936)
     cached = [{"attention": KeyValues(places, places), "mlp": ()}] * model.layers
-    abstract_rows = Rows({"all": cached}, number, number, draws, seen)
+    abstract_rows = Rows({"all": cached}, number, number, draws, seen, by_row(jnp.int32, 4))
 
     def abstract(shapes: Any, layouts: Any, dtype: Any = jnp.bfloat16) -> Any:
         array = lambda shape, where: jax.ShapeDtypeStruct(
@@ -60,7 +62,7 @@ def bytes_of_sampler() -> dict[str, int]:
         return jax.tree.map(array, shapes, shardings(mesh, layouts), is_leaf=leaf)
 
     inputs = abstract(shapes, weights), abstract(abstract_rows, state), abstract(by_row(bool), state.lengths)
-    decode = compile_for_gpu(programs.decode(rows, capacity), *inputs).memory_analysis()
+    decode = compile_for_gpu(programs.decode(rows, capacity, pool), *inputs).memory_analysis()
     stacked = map_specs(lambda spec: spec.shape, specs)
     trained = generation_layout(config, mesh, zero=3).placements.storage.layout
     placed = shardings(mesh, layout.placements.storage.layout)

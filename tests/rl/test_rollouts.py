@@ -268,6 +268,15 @@ def test_stored_code_is_refused_until_it_is_named_again():
             refuse_stored_code(replace(small(), rl=rl), [], "the plan")
 
 
+def test_a_stored_server_is_refused_until_it_is_named_again():
+    """It would get the prompts."""
+    url = "http://192.0.2.1:8000"
+    config = replace(small(), rl=RlConfig(sampler=SamplerConfig(url=url)))
+    with refused(f"rl.sampler.url: '{url}'", "the checkpoint", "prompts", "--set rl.sampler.url"):
+        refuse_stored_code(config, ["rl.sampler.folder=weights"], "the checkpoint")
+    refuse_stored_code(config, [f"rl.sampler.url={url}"], "the checkpoint")
+
+
 @pytest.mark.long
 def test_the_shipped_configuration_learns(tmp_path: Path):
     """First the length of answers; three seeds had a reward of 0.30 to 0.36 after 100 steps of its 800."""
