@@ -109,9 +109,7 @@ class Room(NamedTuple):
         return -(-self.capacity // self.page)
 
 
-def room_of(
-    ranks: int, context: int, tensor: int, rows: int, tokens: int, requests: Sequence[Request] = ()
-) -> Room:
+def room_of(ranks: int, context: int, tensor: int, rows: int, tokens: int, requests: Sequence[Request] = ()) -> Room:
     """Slots for at least `rows` rows of up to `tokens` tokens, with the pages of `requests`, if these are all, or else
     those of every slot; on a mesh with so many data, context and tensor ranks."""
     # A tensor rank has an equal share of a data rank's rows.

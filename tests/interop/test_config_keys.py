@@ -20,7 +20,8 @@ KEYS: Mapping[str, Mapping[str, Any] | None] = json.loads((FOLDER / "config_keys
 """Keys of each class and their defaults, by `model_type`; see `tests/goldens/generate_keys.py`."""
 GOLDEN_OF = {golden(name).values["model_type"]: name for name in reversed(NAMES)}
 REASONS = {
-    "tokens, files and releases": r"(bos|eos|pad|cls|sep|eod)_token_id|model_type|architectures|transformers_version|auto_map|"
+    "tokens, files and releases": r"(bos|eos|pad|cls|sep|eod)_token_id|model_type|architectures|transformers_version|"
+    r"auto_map|"
     r"_?name_or_path|tokenizer_class|task_specific_params|transformers\.js_config|unsloth_.*|is_llama_config",
     "dtypes of weights and of parts of the computation": r"(torch_)?dtype|mamba_ssm_(cache_)?dtype|"
     r"residual_in_fp32|(scale_)?attention_softmax_in_fp32|reorder_and_upcast_attn",
