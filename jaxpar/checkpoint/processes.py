@@ -40,6 +40,9 @@ _answers = itertools.count()
 _epoch = itertools.count()
 _current = next(_epoch)
 """Answers of process 0 are filed under the number of gatherings before them: the next one makes them old."""
+MOST_FILED = 32 * 2**20
+"""Characters of answers after which there is a gathering, so that they are deleted."""
+_filed = 0
 
 
 def is_first() -> bool:
@@ -58,7 +61,7 @@ def gather(text: str, *, meeting: str | None = None, timeout_s: float = PATIENCE
     Raises:
         TimeoutError: a process has given none in that time.
     """
-    global _current
+    global _current, _filed
     if jax.process_count() == 1:
         return [text]
     client = _client()
@@ -69,12 +72,12 @@ def gather(text: str, *, meeting: str | None = None, timeout_s: float = PATIENCE
     try:
         client.wait_at_barrier(key, int(timeout_s * 1000))
     except jax.errors.JaxRuntimeError as error:
-        raise TimeoutError(_absent(key, timeout_s)) from error
+        raise TimeoutError(_why(error, _absent(key, timeout_s))) from error
     finally:
         traffic.add(key)
     old = f"jaxpar/answers/{_current}/"
     if meeting is None:
-        _current = next(_epoch)
+        _current, _filed = next(_epoch), 0
     if not is_first():
         return None
     if meeting is None:  # every process has read them: it is past the barrier
@@ -92,30 +95,44 @@ def _absent(key: str, timeout_s: float) -> str:
     if not is_first():
         return f"other processes have not answered for {timeout_s:g} seconds"
     present = {int(name.rsplit("/", 1)[1]) for name, _ in _client().key_value_dir_get(f"{key}/")}
+    _client().key_value_delete(f"{key}/")
     missing = [process for process in range(jax.process_count()) if process not in present]
     more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
     who = f"process {missing[0]}{more}" if missing else "a process"
     return f"{who} has not answered for {timeout_s:g} seconds"
 
 
+def _why(error: jax.errors.JaxRuntimeError, late: str) -> str:
+    """`late` where the service waited to the end, else what it says of itself."""
+    text = str(error).strip()
+    return (
+        late if text.startswith("DEADLINE_EXCEEDED") else f"JAX's coordination service failed ({text.splitlines()[0]})"
+    )
+
+
 def from_first[T](work: Callable[[], T]) -> T:
     """The result of `work` (a JSON value), which runs on process 0 only; its error is raised on every process.
 
-    Process 0 does not wait for the others.
+    Process 0 does not wait for the others, unless the service holds more than `MOST_FILED` of its answers.
 
     Raises:
         CheckpointError: `work` raised an error. Process 0 raises the original.
+        TimeoutError: the service failed, or process 0 gave no answer in `PATIENCE_S`.
     """
+    global _filed
     if jax.process_count() == 1:
         return work()
+    if _filed > MOST_FILED:  # all processes have counted the same
+        gather("")
     key = f"jaxpar/answers/{_current}/{next(_answers)}"
     if is_first():
         return _tell(key, work)
     try:
         text = _client().blocking_key_value_get(key, PATIENCE_S * 1000)
     except jax.errors.JaxRuntimeError as error:
-        raise TimeoutError(f"process 0 has not answered for {PATIENCE_S} seconds") from error
+        raise TimeoutError(_why(error, f"process 0 has not answered for {PATIENCE_S} seconds")) from error
     traffic.add(key, text)
+    _filed += len(text)
     first = json.loads(text)
     if "error" in first:
         raise CheckpointError(first["error"])
@@ -124,6 +141,8 @@ def from_first[T](work: Callable[[], T]) -> T:
 
 def _tell[T](key: str, work: Callable[[], T]) -> T:
     """On process 0: the result of `work`, once it is filed under `key` for the others."""
+    global _filed
+    text = json.dumps({"error": "process 0 was interrupted"})
     try:
         value = work()
         text = json.dumps({"value": value})
@@ -133,6 +152,7 @@ def _tell[T](key: str, work: Callable[[], T]) -> T:
     finally:
         _client().key_value_set(key, text)
         traffic.add(key, text)
+        _filed += len(text)
     return json.loads(text)["value"]
 
 

@@ -36,6 +36,25 @@ def test_answers_are_deleted_once_all_processes_have_read_them():
     assert len(service.values) == 1, "the last answer, which others may still read"
 
 
+def test_answers_do_not_pile_up_between_saves():
+    service = Service(2)
+    with job(service, 0), mock.patch.object(processes, "MOST_FILED", 1000):
+        for _ in range(20):
+            processes.from_first(lambda: "x" * 300)
+            assert sum(map(len, service.values.values())) < 2000
+
+
+def test_an_interrupt_of_process_0_is_raised_there_and_answered():
+    service = Service(2)
+
+    def work() -> None:
+        raise KeyboardInterrupt
+
+    with job(service, 0), pytest.raises(KeyboardInterrupt):
+        processes.from_first(work)
+    assert "interrupted" in next(iter(service.values.values()))
+
+
 class _Absent(Service):
     """One in which two processes never come."""
 
@@ -43,13 +62,26 @@ class _Absent(Service):
         super().wait_at_barrier(key, timeout_ms)
         for process in (1, 3):
             del self.values[f"{key}/{process:06d}"]
-        raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED")
+        raise jax.errors.JaxRuntimeError("DEADLINE_EXCEEDED: barrier")
 
 
 def test_a_process_that_does_not_come_is_named_by_process_0():
     for index, named in ((0, "process 1 and 1 more"), (2, "other processes")):
-        with job(_Absent(4), index), pytest.raises(TimeoutError, match=f"^{named} .* 7 seconds"):
+        service = _Absent(4)
+        with job(service, index), pytest.raises(TimeoutError, match=f"^{named} .* 7 seconds"):
             processes.gather("mine", meeting="save", timeout_s=7)
+        assert len(service.values) == (0 if index == 0 else 2)
+
+
+def test_a_service_that_fails_is_not_a_process_that_is_late():
+    service = Service(2)
+    error = jax.errors.JaxRuntimeError("UNAVAILABLE: connection lost\nmore")
+    with (
+        job(service, 1),
+        mock.patch.object(service, "blocking_key_value_get", side_effect=error),
+        pytest.raises(TimeoutError, match="UNAVAILABLE: connection lost"),
+    ):
+        processes.from_first(str)
 
 
 def test_an_error_of_process_0_reaches_all():
