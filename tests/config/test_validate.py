@@ -39,6 +39,9 @@ def test_the_defaults_are_valid():
     loss.name=dpo | run.init_from=a => loss.name: dpo | data.source is stdlib | data.source: tokens
     DPO | loss.beta=0 => loss.beta: must be above 0 | 0.0
     DPO | loss.label_smoothing=0.5 => loss.label_smoothing: | below 0.5 | got 0.5
+    DPO | model.rope.scaling=longrope | model.rope.original_length=64 | data.sequence_length=128 |
+        model.rope.short_factors=[1,1,1,1,1,1,1,1,1,1,1,1,1,1,1,1] |
+        model.rope.long_factors=[2,2,2,2,2,2,2,2,2,2,2,2,2,2,2,2] => data.sequence_length: 128 | longrope | at most | 64
     DPO | data.packed=false => data.packed: false | expected true
     DPO | data.sequence_length=3 => data.sequence_length: 3 | at least 4
     DPO | model.z_loss=1e-4 => model.z_loss: 0.0001 | expected 0 | loss.name: dpo

@@ -6,6 +6,7 @@ from dataclasses import fields, replace
 from urllib.parse import urlsplit
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import key_of, kind_models
 from jaxpar.config.mappings.policy import Policy, PolicyConfig, policy_of
 from jaxpar.config.mappings.sampler import SamplerConfig
 from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES, PAIRS_FORMAT, LossEntry
@@ -28,10 +29,28 @@ def check_loss(config: Config) -> None:
         )
     check_rewards(config)
     _check_direction(config)
+    _check_factors(config)
     if OBJECTIVES[name].teacher:
         _check_teacher(config)
     if OBJECTIVES[name].answers:
         _check_answers(config, OBJECTIVES[name], OBJECTIVES[name].answers)
+
+
+def _check_factors(config: Config) -> None:
+    """Refuse LongRoPE in rows that take its long factors where shorter rows are compared with the model's, such as
+    those of a reference or of answers that it draws: they would take the short ones."""
+    entry = OBJECTIVES[config.loss.name]
+    if not (entry.rewards or entry.teacher or "reference" in entry.keys):
+        return
+    length = config.data.sequence_length
+    for kind, model in kind_models(config.model).items():
+        rope = model.rope
+        if model.position == "rope" and rope.scaling == "longrope" and length > rope.original_length:
+            raise UserError(
+                f"data.sequence_length: {length} with {key_of(kind, 'rope.scaling')}: longrope and loss.name: "
+                f"{config.loss.name}, whose other rows are shorter and would take the short factors; expected at most "
+                f"rope.original_length, {rope.original_length}"
+            )
 
 
 def data_of(answers: str) -> str:
