@@ -17,7 +17,7 @@ from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
 from jaxpar.layers.linear_attention.mixer import sizes_of
 from jaxpar.mesh.parameters import ParamSpec
 
-LAYER, BEFORE, LAST, EXPERT = "{layer}", "{before}", "{last}", "{expert}"
+LAYER, BEFORE, EXPERT = "{layer}", "{before}", "{expert}"
 
 
 @dataclass(frozen=True)
@@ -174,7 +174,7 @@ def _of_line(
 ) -> Iterator[StoredTensor]:
     """The tensor of a line in a layer, or one for each expert."""
     if EXPERT not in line.name:
-        at = {} if layer is None else {"layer": layer, "before": layer - 1, "last": layers - 1}
+        at = {"last": layers - 1} | ({} if layer is None else {"layer": layer, "before": layer - 1})
         name, also = (text.format(**at) for text in (line.name, line.also))
         name = line.first if layer == 0 and line.first else name
         constants = tuple((one.format(**at), value) for one, value in line.constants)
