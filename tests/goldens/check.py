@@ -17,6 +17,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxpar.config import Config
@@ -71,8 +72,10 @@ def run_of(source: HFFolder, length: int, compute: str = "float32") -> SmallRun:
 
 def weights_of(source: HFFolder) -> Weights:
     """Weights, which runs of all lengths share."""
-    residency = run_of(source, LENGTH).step.residency
-    return begun_from(source, residency.initial_state(), residency).master
+    step = run_of(source, LENGTH).step
+    zeros = lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding)
+    before = jax.tree.map(zeros, step.layout.abstract_state(step.mesh))  # initial ones are slow to compile
+    return begun_from(source, before, step.residency).master
 
 
 def ours(source: HFFolder, weights: Weights, tokens: np.ndarray, compute: str) -> np.ndarray:

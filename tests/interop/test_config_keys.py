@@ -20,9 +20,9 @@ KEYS: Mapping[str, Mapping[str, Any] | None] = json.loads((FOLDER / "config_keys
 """Keys of each class and their defaults, by `model_type`; see `tests/goldens/generate_keys.py`."""
 GOLDEN_OF = {golden(name).values["model_type"]: name for name in reversed(NAMES)}
 REASONS = {
-    "tokens, files and releases": r"(bos|eos|pad|cls|sep|eod)_token_id|model_type|architectures|transformers_version|"
-    r"auto_map|"
-    r"_?name_or_path|tokenizer_class|task_specific_params|transformers\.js_config|unsloth_.*|is_llama_config",
+    "tokens, files and releases": r"(bos|eos|pad|cls|sep|eod)_token_id|(im|text)_(start|end|newline)_id|pad_id|"
+    r"mask_init_id|org_vocab_size|model_type|architectures|transformers_version|auto_map|_?name_or_path|"
+    r"tokenizer_class|task_specific_params|transformers\.js_config|unsloth_.*|is_llama_config",
     "dtypes of weights and of parts of the computation": r"(torch_)?dtype|mamba_ssm_(cache_)?dtype|"
     r"residual_in_fp32|(scale_)?attention_softmax_in_fp32|reorder_and_upcast_attn",
     "caches and generation": r"use_cache|cache_implementation|num_logits_to_keep|do_sample|temperature|top_[kp]|"
@@ -61,19 +61,6 @@ LFM2 = {
 HUNYUAN = {
     "attention_head_dim": "head_dim is read in its place",
     "cla_share_factor": "for use_cla, which is refused",
-    **dict.fromkeys(
-        (
-            "im_end_id",
-            "im_newline_id",
-            "im_start_id",
-            "mask_init_id",
-            "org_vocab_size",
-            "pad_id",
-            "text_end_id",
-            "text_start_id",
-        ),
-        "of tokens",
-    ),
 }
 HUNYUAN_MOE = HUNYUAN | {
     "moe_layer_num_skipped": "layers without experts lack their tensors",
@@ -137,7 +124,7 @@ def test_every_family_is_in_the_table_of_keys():
     """`python -m tests.goldens.generate_keys` makes it."""
     assert {family.model_type for family in FAMILIES.values()} <= KEYS.keys()
     assert [one for one, keys in KEYS.items() if keys is None] == ["gla_swa", "kimi_k2"], (
-        "whose code is beside the weights"
+        "their code is beside the weights"
     )
 
 

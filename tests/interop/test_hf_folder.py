@@ -16,7 +16,7 @@ from jaxpar.interop.conversion.round_trip import check_import
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.open_source import open_source
 from jaxpar.interop.sources.tensor_files import DIGEST_ROWS, TensorFiles
-from tests.goldens.loading import FOLDER
+from tests.goldens.loading import FOLDER, NAMES
 from tests.interop.folders import copy_of, in_shards, rewrite, tensors
 from tests.sentences import refused
 
@@ -39,6 +39,13 @@ def listing(folder: Path, **changed: str | None) -> None:
 
 def cut(file: Path) -> None:
     file.write_bytes(file.read_bytes()[:-4])
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_golden_has_the_tensors_of_its_table(name: str):
+    table = HFFolder(FOLDER / name).tensors
+    constants = {other for one in table for other, _ in one.constants}
+    assert {one.name for one in table} | constants == tensors(FOLDER / name).keys()
 
 
 WEIGHTS, EXTRA = "model.safetensors", "model.layers.2.mlp.up_proj.weight"

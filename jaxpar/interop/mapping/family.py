@@ -17,7 +17,7 @@ from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
 from jaxpar.layers.linear_attention.mixer import sizes_of
 from jaxpar.mesh.parameters import ParamSpec
 
-LAYER, BEFORE, LAST, EXPERT = "{layer}", "{before}", "{last}", "{expert}"
+LAYER, BEFORE, EXPERT = "{layer}", "{before}", "{expert}"
 
 
 @dataclass(frozen=True)
