@@ -131,7 +131,7 @@ class ModelConfig:
     """Chunked attention: a token sees those before it in its own chunk of so many positions of its document (Llama 4);
     null means no limit."""
     attention_temperature: AttentionTemperature | None = None
-    """Multiply queries by a number that grows with their position: `{floor: 8192, scale: 0.1}` (Llama 4)."""
+    """Multiply queries by a number that grows with their position: `{floor: 8192, scale: 0.1, offset: 1}` (Llama 4)."""
     causal: bool = True
     """Whether a token sees no later one. Without, the model is bidirectional and learns from `loss.name: masked`."""
     head_transform: bool = False
