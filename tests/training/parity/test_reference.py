@@ -87,7 +87,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "olmo2": {"norm_placement": "post", "qk_norm": "projection", "norm_epsilon": 0.1},
     "hunyuan": {"qk_norm": "rotated", "norm_epsilon": 0.1},
     "llama4": {
-        "chunk": 5, "attention_temperature": AttentionTemperature(3, 0.4, 1), "qk_norm": "unweighted", "norm_epsilon": 0.1,
+        "chunk": 5, "attention_temperature": AttentionTemperature(3, 0.4, 1), "qk_norm": "unweighted",
+        "norm_epsilon": 0.1,
     },
     "minimax": {"norm_placement": "stream", "residual": ResidualConfig(3.0, 0.75, 2.5, 1.25)},
     "command_r": {
