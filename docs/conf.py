@@ -25,8 +25,8 @@ NAV = {
         "install", "first-run", "Your text <data>", "Your model <models>", "Your cluster <clusters>",
     ),
     "Guides": (
-        "planner", "inspect", "cluster-files", "parallelism", "memory", "long-context", "hybrids", "spikingbrain",
-        "pipelines", "experts", "fp8", "zeropp", "low-rank", "weights", "fine-tune", "reinforcement",
+        "planner", "inspect", "cluster-files", "parallelism", "memory", "long-context", "attention", "hybrids",
+        "spikingbrain", "pipelines", "experts", "fp8", "zeropp", "low-rank", "weights", "fine-tune", "reinforcement",
         "asynchronous-rl", "environments", "conversations", "objectives", "generate", "serving", "evaluation", "python",
         "checkpoints", "operations", "warnings", "reports", "network", "Extend jaxpar <extending>",
     ),

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpar.config.mappings.attention_temperature import AttentionTemperature
 from jaxpar.config.mappings.residual import ResidualConfig
 from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.schema.model import Pattern
@@ -38,7 +39,7 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "norm_placement": "parallel",
         "qk_norm": "layernorm",
         "logit_divisor": 0.5,
-        "rope": RopeConfig(query_growth=0.5, original_length=3),
+        "attention_temperature": AttentionTemperature(3, 0.5),
     },
     "olmo": {
         "norm": "weightless_layernorm",

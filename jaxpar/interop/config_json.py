@@ -19,7 +19,7 @@ from jaxpar.interop.mapping.family import Family, tensors_of
 from jaxpar.interop.mapping.keys import HFConfig
 from jaxpar.interop.mapping.layer_packing import layer_models, packed
 from jaxpar.interop.mapping.quantization import QUANTIZATION, quantization_of
-from jaxpar.interop.mapping.rope_keys import LENGTH, OPTIONAL, SCALINGS
+from jaxpar.interop.mapping.rope_keys import OPTIONAL, SCALINGS
 from jaxpar.layers.declared import attends, feed_forward_classes, mixer_classes
 from jaxpar.layers.experts.routers import options_of
 from jaxpar.layers.linear_attention.mixer import sizes_of
@@ -247,7 +247,6 @@ def _unread(model: ModelConfig) -> list[str]:
 
 def _rotary(rope: RopeConfig) -> RopeConfig:
     """The keys that its scaling uses; the others at their defaults."""
-    grows = ((LENGTH, "original_length"),) if rope.query_growth else ()
-    pairs = (*grows, *SCALINGS.get(rope.scaling, ()), *OPTIONAL.get(rope.scaling, ()))
-    used = ("base", "scaling", "partial", "query_growth", *(ours for _, ours in pairs))
+    pairs = (*SCALINGS.get(rope.scaling, ()), *OPTIONAL.get(rope.scaling, ()))
+    used = ("base", "scaling", "partial", *(ours for _, ours in pairs))
     return RopeConfig(**{key: getattr(rope, key) for key in used})

@@ -17,7 +17,7 @@ from jaxpar.layers.declaration.low_rank import factored
 from jaxpar.layers.declaration.part import Core, Elementwise, Matmuls, Part, Traffic, Weights, matrix, vector
 from jaxpar.layers.norm import NORMS, layer_normalize, rms_normalize, rms_normalize_heads
 from jaxpar.layers.ops.plain import Matrix, Ops, matrix_of
-from jaxpar.layers.rope import grown, rotate
+from jaxpar.layers.rope import rotate
 from jaxpar.runtime.passes import Output
 
 QUERY, KEY = ("heads", "head_dim"), ("kv_heads", "head_dim")
@@ -145,9 +145,7 @@ class Attention(Block):
             q, k = rotate(q, tokens.cos, tokens.sin), rotate(k, tokens.cos, tokens.sin)
         if self.normed == "rotated":
             q, k = self._normalize(q, k)
-        q = grown(q, tokens.growth)
-        if tokens.temperature is not None:
-            q = (q.astype(jnp.float32) * tokens.temperature[:, :, None, None]).astype(q.dtype)
+        q = tokens.tempered(q)
         if not early:
             q, k = self.named(q, "query"), self.named(k, "key")
         if "sinks" not in self.part.weights:

@@ -33,16 +33,20 @@ class TokenContext(NamedTuple):
     """Cosines of the rotary angles; None without rotary embeddings."""
     sin: Float[Array, "batch seq half"] | None
     """Sines of the rotary angles."""
-    growth: Float[Array, "batch seq"] | None = None
-    """Factors of queries (`model.rope.query_growth`); None without."""
     temperature: Float[Array, "batch seq"] | None = None
-    """Factors of queries; None means 1."""
+    """Factors of queries (`model.attention_temperature`); None without."""
     fields: Mapping[str, Array] = {}
     """By name, the fields that the layer's blocks declare, of those that the batch has."""
     seed: UInt[Array, ""] | None = None
     """Seed of dropout and of routers that draw, in training."""
     carried: Mapping[str, Any] = {}
     """Arrays by name that carried state gives to layers (`jaxpar.runtime.carried`): read by a feature's own ops."""
+
+    def tempered(self, query: Float[Array, "batch seq heads width"]) -> Float[Array, "batch seq heads width"]:
+        """Queries times the factor of each position."""
+        if self.temperature is None:
+            return query
+        return (query.astype(jnp.float32) * self.temperature[:, :, None, None]).astype(query.dtype)
 
 
 def in_chunks[A: (jax.Array, np.ndarray)](segments: A, positions: A, size: int, length: int) -> A:
@@ -58,7 +62,7 @@ def by_position(tokens: TokenContext, positions: jax.Array, model: ModelConfig) 
         segments = in_chunks(tokens.segments, vary(positions), model.chunk, tokens.row_segments.shape[1])
         tokens = tokens._replace(segments=segments, row_segments=gather_context(segments))
     if (temperature := model.attention_temperature) is not None:
-        steps = ((positions + 1) // temperature.floor).astype(jnp.float32)
+        steps = ((positions + temperature.offset) // temperature.floor).astype(jnp.float32)
         tokens = tokens._replace(temperature=vary(1 + temperature.scale * jnp.log1p(steps)))
     return tokens
 

@@ -19,7 +19,7 @@ from jaxpar.layers.declaration.activations import Activation
 from jaxpar.layers.declaration.part import Core, Matmuls, Part, Weights, matrix, vector
 from jaxpar.layers.norm import NORMS, rms_normalize
 from jaxpar.layers.ops.plain import Ops
-from jaxpar.layers.rope import grown, rotate
+from jaxpar.layers.rope import rotate
 from jaxpar.mesh.collectives import gather_sequence
 from jaxpar.runtime.passes import Output
 
@@ -46,7 +46,7 @@ class LatentAttention(Block):
     vectors are gathered, which are much narrower than the residual stream.
     """
 
-    reads = ("attention_scale", "attention_softcap", "window", "causal")
+    reads = ("attention_scale", "attention_softcap", "window", "causal", "attention_temperature")
     cache = PARTITION
     """The cached vector of a token is its latent vector and, behind it, its rotary key. Keys and values of all heads
     come from it, so each of the tensor ranks has all of it: [pages, tensor ranks, slots, cached]."""
@@ -132,9 +132,8 @@ class LatentAttention(Block):
         latent, compressed = self._normalized(latent, "kv_norm"), "query_latent" in made
         source = self._normalized(made["query_latent"], "query_norm") if compressed else x
         (query,) = ops.run(self, QUERIES, source)
-        query = self.named(
-            grown(self._rotated(query, tokens), tokens.growth), "expanded_query" if compressed else "query"
-        )
+        query = tokens.tempered(self._rotated(query, tokens))
+        query = self.named(query, "expanded_query" if compressed else "query")
         return query, latent, self._rotated(gather_sequence(rotary_key)[:, :, None], tokens)
 
     def _expanded(

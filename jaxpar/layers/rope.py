@@ -77,18 +77,6 @@ def rotary_tables(
     return (cos, sin) if magnitude == 1 else (cos * magnitude, sin * magnitude)
 
 
-def query_growth(positions: Int[Array, "batch seq"], rope: RopeConfig) -> Float[Array, "batch seq"]:
-    """`1 + query_growth * ln(1 + floor(position / original_length))`, the factor of the query at each position."""
-    return 1.0 + rope.query_growth * jnp.log1p((positions // rope.original_length).astype(jnp.float32))
-
-
-def grown(
-    q: Float[Array, "batch seq heads head_dim"], factor: Float[Array, "batch seq"] | None
-) -> Float[Array, "batch seq heads head_dim"]:
-    """Queries times the factor of each position, if there is one."""
-    return q if factor is None else (q.astype(jnp.float32) * factor[:, :, None, None]).astype(q.dtype)
-
-
 def rotate(
     x: Float[Array, "batch seq heads head_dim"],
     cos: Float[Array, "batch seq half"],

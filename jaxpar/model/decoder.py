@@ -24,7 +24,7 @@ from jaxpar.layers.final_norm import final_norm
 from jaxpar.layers.inputs.input import input_class
 from jaxpar.layers.layer import PLAIN_OPS, DecoderLayer
 from jaxpar.layers.ops.plain import Ops
-from jaxpar.layers.rope import frequencies, query_growth, rotary_magnitude, rotary_tables
+from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary
 from jaxpar.mesh.collectives import gather_context, gather_sequence
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder
@@ -158,8 +158,7 @@ class DecoderStages:
                 if key not in tables:
                     tables[key] = vary(rotary_tables(batch["positions"], angles, magnitude))
                 cos, sin = tables[key]
-                growth = vary(query_growth(batch["positions"], model.rope)) if model.rope.query_growth else None
-                contexts[kind] = contexts[kind]._replace(cos=cos, sin=sin, growth=growth)
+                contexts[kind] = contexts[kind]._replace(cos=cos, sin=sin)
         return contexts
 
     @cached_property

@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpar.config.mappings.attention_temperature import AttentionTemperature
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.generation.generator import Generator
@@ -24,6 +25,7 @@ MODELS: dict[str, dict[str, Any]] = {
     "compressed queries": {
         "latent_attention": LatentAttentionConfig(query_rank=10, **WIDTHS),
         "attention_softcap": 3.0,
+        "attention_temperature": AttentionTemperature(5, 0.5),
         "kinds": {"window": {"window": 11}, "latent": {}, "plain": {"latent_attention": None}},
         "pattern": Pattern(("window", "latent", "plain")),
     },

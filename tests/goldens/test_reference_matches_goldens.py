@@ -96,7 +96,7 @@ def test_goldens_distinguish_their_model_from_its_neighbours(name: str) -> None:
         "rope_scaling": "none", "window": None, "rope_base": 20000.0, "norm_epsilon": 1e-3, "qk_norm": False,
         "attention_bias": False, "attention_scale": None, "attention_softcap": None, "logit_softcap": None,
         "embedding_scale": False, "position": "rope", "rope_partial": 1.0, "logit_divisor": 1.0,
-        "rope_query_growth": 0.0, "qkv_clip": None, "residual_mixer_output": 1.0, "residual_mlp_output": 1.0,
+        "qkv_clip": None, "residual_mixer_output": 1.0, "residual_mlp_output": 1.0,
     }  # fmt: skip
     if options.get("position", "rope") != "rope":
         del neutral["rope_base"]

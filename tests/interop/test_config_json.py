@@ -10,6 +10,7 @@ import pytest
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import kind_models, layer_kinds
+from jaxpar.config.mappings.attention_temperature import AttentionTemperature
 from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema.model import ModelConfig, Pattern
@@ -310,8 +311,9 @@ def test_the_pattern_of_thousands_of_layers_in_no_order_is_found_at_once():
         ("mixtral", "rms_norm_eps", "norm_epsilon", 1e-5), ("qwen3", "rms_norm_eps", "norm_epsilon", 1e-6),
         ("gpt_oss", "sliding_window", "window", 128), ("smollm3", "tie_word_embeddings", "tied", True),
         ("ministral3", "rope_parameters", "rope", RopeConfig(
-            1e6, scaling="yarn", factor=16.0, original_length=16384, query_growth=0.1, mscale=1.0, mscale_all_dim=1.0
+            1e6, scaling="yarn", factor=16.0, original_length=16384, mscale=1.0, mscale_all_dim=1.0
         )),
+        ("ministral3", "rope_parameters", "attention_temperature", AttentionTemperature(16384, 0.1)),
         ("stablelm", "rope_parameters", "rope", RopeConfig(partial=0.25)),
         ("gpt_neox", "rope_parameters", "rope", RopeConfig(partial=0.25)),
         ("gpt_neox", "use_parallel_residual", "norm_placement", "parallel_norms"),

@@ -137,14 +137,15 @@ def yarn_magnitude(options: Options, weight: float) -> float:
     return 0.1 * weight * math.log(options["rope_factor"]) + 1
 
 
-def grown(
+def tempered(
     query: Float64[Array, "batch seq heads width"], positions: Int[Array, "batch seq"], options: Options
 ) -> Float64[Array, "batch seq heads width"]:
-    """Queries that grow with the logarithm of the number of original lengths before them (Ministral 3)."""
-    if not options["rope_query_growth"] or options["position"] != "rope":
+    """Queries that grow with the logarithm of their position (Nakanishi 2025, as Llama 4 and Ministral 3 have it)."""
+    if not options["attention_temperature"]:
         return query
-    lengths = positions // options["rope_original_length"]
-    return query * (1 + options["rope_query_growth"] * jnp.log(1.0 + lengths))[:, :, None, None]
+    grows = dict(options["attention_temperature"])
+    steps = jnp.floor((positions + grows.get("offset", 0)) / grows["floor"])
+    return query * (1 + grows["scale"] * jnp.log(1 + steps))[:, :, None, None]
 
 
 def softcap(x: Float64[Array, "*dims"], cap: float | None) -> Float64[Array, "*dims"]:
@@ -186,11 +187,7 @@ def attention(
         query, key = rotate(query, batch["positions"], options), rotate(key, batch["positions"], options)
     if options["qk_norm"] == "rotated":  # Hunyuan
         query, key = normed()
-    query = grown(query, batch["positions"], options)
-    if options["attention_temperature"]:  # Nakanishi 2025, as Llama 4 has it
-        grows = dict(options["attention_temperature"])
-        steps = jnp.floor((batch["positions"] + 1) / grows["floor"])
-        query = query * (1 + grows["scale"] * jnp.log(1 + steps))[:, :, None, None]
+    query = tempered(query, batch["positions"], options)
     group = options["heads"] // options["kv_heads"]  # consecutive query heads share a key/value head
     key, value = jnp.repeat(key, group, axis=2), jnp.repeat(value, group, axis=2)
     probabilities = probabilities_of(query, key, options, batch, weights.get("sinks"))
@@ -242,7 +239,7 @@ def latent_attention(
     query = jnp.concatenate([query[..., :still], rotated(query[..., still:])], axis=-1)
     if options["rope_scaling"] == "yarn" and options["rope_mscale_all_dim"]:
         query = query * yarn_magnitude(options, options["rope_mscale_all_dim"]) ** 2
-    query = grown(query, batch["positions"], options)
+    query = tempered(query, batch["positions"], options)
     return jnp.einsum("bhqk,bkhd,hde->bqe", probabilities_of(query, key, options, batch), value, weights["output"])
 
 

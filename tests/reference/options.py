@@ -34,7 +34,6 @@ DEFAULTS: Options = {
     "rope_long_factors": None,
     "rope_mscale": None,
     "rope_mscale_all_dim": None,
-    "rope_query_growth": 0.0,
     "qk_norm": False,
     "qkv_clip": None,
     "attention_bias": False,

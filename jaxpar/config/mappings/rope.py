@@ -22,15 +22,12 @@ class RopeConfig:
     factor: Annotated[float, POSITIVE] = 8.0
     """Stretch factor of `linear`, `llama3` and `yarn` scaling; of `longrope`, what `attention_factor` follows from."""
     original_length: Annotated[int, at_least(1)] = 8192
-    """Context length before stretching (`llama3`, `yarn` and `longrope` scaling, and `query_growth`)."""
+    """Context length before stretching (`llama3`, `yarn` and `longrope` scaling)."""
     short_factors: tuple[Annotated[float, POSITIVE], ...] | None = None
     """A divisor of the frequency of each pair of dims, in rows of up to `original_length` tokens (`longrope`:
     Phi-4-mini)."""
     long_factors: tuple[Annotated[float, POSITIVE], ...] | None = None
     """The same in longer rows; in generation, where prompt and answer may be longer together (`longrope`)."""
-    query_growth: Annotated[float, at_least(0, 1e30)] = 0.0
-    """Multiply the query at each position by `1 + query_growth * ln(1 + floor(position / original_length))`, after the
-    rotation, so that attention stays sharp over long contexts (Ministral 3)."""
     low_frequency: Annotated[float, POSITIVE] = 1.0
     """Wavelengths longer than `original_length / low_frequency` are stretched in full (`llama3`)."""
     high_frequency: Annotated[float, POSITIVE] = 4.0

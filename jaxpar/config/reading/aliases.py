@@ -25,7 +25,6 @@ ALIASES: dict[str, str] = {
     "model.rope.scaling": "rope_scaling rope_type rope_scaling_type",
     "model.rope.factor": "rope_factor rope_scaling_factor scaling_factor",
     "model.rope.original_length": "rope_original_length original_max_position_embeddings",
-    "model.rope.query_growth": "llama_4_scaling_beta",
     "model.rope.short_factors": "short_factor",
     "model.rope.long_factors": "long_factor",
     "model.rope.low_frequency": "rope_low_frequency low_freq_factor",
@@ -62,7 +61,7 @@ ALIASES: dict[str, str] = {
     "model.latent_attention":
         "kv_lora_rank q_lora_rank qk_rope_head_dim qk_nope_head_dim v_head_dim multi_latent_attention attention_type",
     "model.chunk": "attention_chunk_size",
-    "model.attention_temperature": "attn_temperature_tuning floor_scale",
+    "model.attention_temperature": "attn_temperature_tuning floor_scale llama_4_scaling_beta",
     "model.window": "sliding_window sliding_window_size window_size",
     "model.dropout": "resid_pdrop embd_pdrop hidden_dropout hidden_dropout_prob dropout_rate attention_dropout",
     "model.init_scale": "initializer_range init_method_std init_std",

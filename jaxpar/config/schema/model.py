@@ -101,7 +101,7 @@ class ModelConfig:
     """The block of a layer in which tokens see others; with `latent_attention` it is that. `none` is a layer without,
     in a kind."""
     latent_attention: LatentAttentionConfig | None = None
-    """Multi-head latent attention in place of `kv_heads` and `head_dim` (`docs/models.md`)."""
+    """Multi-head latent attention in place of `kv_heads` and `head_dim` (`docs/attention.md`)."""
     linear_attention: LinearAttentionConfig | None = None
     """Heads and widths of mixers with a state (`docs/hybrids.md`); null takes those of attention."""
     attention_sinks: bool = False
@@ -116,7 +116,7 @@ class ModelConfig:
     a layer without (Mamba-2)."""
     low_rank: dict[str, int] = field(default_factory=dict, hash=False)
     """The layers' matrices that are products of two, `x @ a @ b`, each with the rank between them: `{up: 64, down: 64}`
-    (docs/models.md). `python -m jaxpar.convert factorize` makes them of a model's."""
+    (docs/low-rank.md). `python -m jaxpar.convert factorize` makes them of a model's."""
     experts: ExpertsConfig | None = None
     """Experts in place of the feed-forward, with its `activation`; null is one feed-forward for all tokens. Some layers
     have one where a kind sets `experts: null` (`docs/experts.md`)."""
@@ -131,7 +131,7 @@ class ModelConfig:
     """Chunked attention: a token sees those before it in its own chunk of so many positions of its document (Llama 4);
     null means no limit."""
     attention_temperature: AttentionTemperature | None = None
-    """Multiply queries by a number that grows with their position: `{floor: 8192, scale: 0.1}` (Llama 4)."""
+    """Multiply queries by a number that grows with their position: `{floor: 8192, scale: 0.1, offset: 1}` (Llama 4)."""
     causal: bool = True
     """Whether a token sees no later one. Without, the model is bidirectional and learns from `loss.name: masked`."""
     head_transform: bool = False

@@ -55,7 +55,7 @@ MINISTRAL3 = Family(
         TIED,
     ),
     layer_entries=(
-        Rope(scalings=("yarn",), unused=("max_position_embeddings",), absent=_YARN, growth="llama_4_scaling_beta"),
+        Rope(scalings=("yarn",), unused=("max_position_embeddings",), absent=_YARN, temperature="llama_4_scaling_beta"),
         Windows(all_local, typed=False),
     ),
 )

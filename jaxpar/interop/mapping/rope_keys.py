@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.mappings.attention_temperature import AttentionTemperature
 from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.mapping.keys import REQUIRED, HFConfig
 from jaxpar.interop.mapping.layer_keys import GLOBAL, LOCAL, Types, layer_types
@@ -71,8 +72,8 @@ class Rope:
     """Further keys of a scaling that have no effect on texts."""
     absent: Mapping[str, object] = field(default_factory=dict)
     """The scaling where `config.json` has neither `rope_scaling` nor `rope_parameters`."""
-    growth: str | None = None
-    """The key of a scaling for how queries grow with the position (`model.rope.query_growth`)."""
+    temperature: str | None = None
+    """The key of a scaling for the `scale` of `model.attention_temperature`, whose `floor` is the original length."""
     keys: tuple[str, ...] = ("rope_theta", "rope_scaling", "rope_parameters", _PARTIAL)
 
     def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
@@ -80,28 +81,32 @@ class Rope:
         _check_in_force(hf_config, mappings, {"rope_theta": self.base, _PARTIAL: self.partial or 1.0})
         mappings = {key: _without(mapping, self.unused) for key, mapping in mappings.items()}
         mappings = mappings or {"rope_scaling": self.absent}
-        rates, mappings = self._rates(mappings)
+        scales, mappings = self._scales(mappings)
         rotary = _rotary(hf_config, "rope_theta", mappings, self.base, self.scalings, self.partial)
-        if rates and (stated := hf_config.agreed_of(rates)):
-            rotary["query_growth"] = hf_config.in_range(*stated, "rope.query_growth")
-        return [{"rope": rotary}] * layers
+        ours: dict[str, object] = {"rope": rotary}
+        if scales and (stated := hf_config.agreed_of(scales)) and stated[1] != 0:
+            scale = HFConfig(hf_config.file, scales).positive(stated[0], None)
+            length = hf_config.in_range(LENGTH, rotary["original_length"], "rope.original_length")
+            ours["attention_temperature"] = AttentionTemperature(length, scale)
+        return [ours] * layers
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
         model = next((model for model in models if model.position == "rope"), models[0])
         scaling = _written_scaling(model)
         if scaling is None and self.absent:
             scaling = {"rope_type": "default"}
-        if self.growth is not None and scaling is not None:
-            scaling = scaling | {self.growth: model.rope.query_growth}
+        if self.temperature is not None and scaling is not None:
+            temperature = model.attention_temperature
+            scaling = scaling | {self.temperature: 0.0 if temperature is None else temperature.scale}
         partial = {} if self.partial is None else {_PARTIAL: model.rope.partial}
         return {"rope_theta": model.rope.base, "rope_scaling": scaling, **partial}
 
-    def _rates(self, mappings: Stated) -> tuple[dict[str, object], Stated]:
-        """The growth of queries that mappings state, by key; and the mappings without it."""
-        if self.growth is None:
+    def _scales(self, mappings: Stated) -> tuple[dict[str, object], Stated]:
+        """The scales of temperatures that mappings state, by key; and the mappings without them."""
+        if (name := self.temperature) is None:
             return {}, mappings
-        rates = {f"{key}.{self.growth}": mapping.get(self.growth) for key, mapping in mappings.items()}
-        return rates, {key: _without(mapping, (self.growth,)) for key, mapping in mappings.items()}
+        scales = {f"{key}.{name}": mapping.get(name) for key, mapping in mappings.items()}
+        return scales, {key: _without(mapping, (name,)) for key, mapping in mappings.items()}
 
 
 @dataclass(frozen=True)

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from jaxpar.config.mappings.attention_temperature import AttentionTemperature
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema.model import Pattern
@@ -111,7 +112,8 @@ def test_loss_and_gradients_equal_one_device(row: dict[str, Any]):
 @pytest.mark.parametrize("query_rank", [None, 10], ids=["direct", "compressed"])
 def test_loss_and_gradients_equal_float64(query_rank: int | None):
     latent = LatentAttentionConfig(query_rank=query_rank, **WIDTHS)
-    model = MODEL | {"latent_attention": latent, "attention_softcap": 3.0 if query_rank else None}
+    more = {"attention_softcap": 3.0} if query_rank else {"attention_temperature": AttentionTemperature(3, 0.5)}
+    model = MODEL | {"latent_attention": latent} | more
     run = SmallRun(small(model=model, parallel={"tensor": 2, "context": 2, "context_strategy": "ring"}))
     weights = moved_weights(run.by_layer(run.step.residency.initial_state().master))
     rows = into_documents(run.rows(0), seed=7)

@@ -87,7 +87,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "olmo2": {"norm_placement": "post", "qk_norm": "projection", "norm_epsilon": 0.1},
     "hunyuan": {"qk_norm": "rotated", "norm_epsilon": 0.1},
     "llama4": {
-        "chunk": 5, "attention_temperature": AttentionTemperature(3, 0.4), "qk_norm": "unweighted", "norm_epsilon": 0.1,
+        "chunk": 5, "attention_temperature": AttentionTemperature(3, 0.4, 1), "qk_norm": "unweighted",
+        "norm_epsilon": 0.1,
     },
     "minimax": {"norm_placement": "stream", "residual": ResidualConfig(3.0, 0.75, 2.5, 1.25)},
     "command_r": {
@@ -99,7 +100,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "residual": ResidualConfig(3.0, 0.75, 2.5, 1.25),
     },
     "olmo": {
-        "norm": "weightless_layernorm", "qkv_clip": 0.5, "rope": RopeConfig(query_growth=0.5, original_length=3),
+        "norm": "weightless_layernorm", "qkv_clip": 0.5, "attention_temperature": AttentionTemperature(3, 0.5),
     },
     "apertus": {"activation": "xielu", "qk_norm": True, "tied": True},
     "phi4_mini": {
@@ -125,7 +126,7 @@ NEUTRAL = {
     "attention_softcap": None, "logit_softcap": None, "rope_scaling": "none", "qk_norm": False,
     "z_loss": 0.0, "norm_epsilon": 1e-5, "attention_bias": False, "mlp_bias": False,
     "embedding_scale": False, "attention_scale": None, "norm": "rmsnorm", "rope_base": 1e4, "rope_factor": 2.0,
-    "rope_query_growth": 0.0, "qkv_clip": None, "rope_partial": 1.0, "residual_mixer_stream": 1.0,
+    "qkv_clip": None, "rope_partial": 1.0, "residual_mixer_stream": 1.0,
     "residual_mixer_output": 1.0, "residual_mlp_stream": 1.0, "residual_mlp_output": 1.0, "logit_divisor": 1.0,
 }  # fmt: skip
 

@@ -40,7 +40,7 @@ class ChunkedLayers:
             raise hf_config.refusal("attention_chunk_size", size, f"a number, for layers of {_CHUNKED}")
         normed, grows = (hf_config.flag(key, default=True) for key in ("use_qk_norm", "attn_temperature_tuning"))
         floor, scale = hf_config.integer("floor_scale", 8192), hf_config.positive("attn_scale", 0.1)
-        temperature = AttentionTemperature(floor, float(scale)) if grows else None
+        temperature = AttentionTemperature(floor, float(scale), offset=1) if grows else None
 
         def of(position: object, one: str) -> dict[str, object]:
             rotates = position == "rope"
