@@ -16,6 +16,7 @@ from jaxpar.layout.memory.device import memory_limit
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.rl.answer_scores import reference_config
+from jaxpar.rl.prompts import PromptRows
 from jaxpar.rl.room import longest_prompt, positions_needed
 from jaxpar.rl.sampling.sampler import Sampler
 from jaxpar.training.run.continuing import config_of_generator
@@ -67,7 +68,10 @@ class RolloutBytes:
 def rollout_bytes(run: Run, sampler: Sampler) -> RolloutBytes:
     """The memory of a run that draws answers."""
     config, layout, on_gpu = run.config, run.layout, run.mesh.devices.flat[0].platform != "cpu"
-    generation = generation_of(config, generator_layout(run, sampler), longest_prompt(run.data))
+    heldout = run.data.heldout
+    prompts = heldout.prompts if isinstance(heldout, PromptRows) else ()
+    evaluated = len(prompts[: config.evaluation.batches * config.rl.prompts])
+    generation = generation_of(config, generator_layout(run, sampler), longest_prompt(run.data), evaluated)
     estimate = estimate_memory(layout.config, layout.plan)
     step = estimate.device + (0 if on_gpu else estimate.host)
     state = estimate.optimizer if on_gpu else min(step, estimate.optimizer + estimate.host)
@@ -77,13 +81,17 @@ def rollout_bytes(run: Run, sampler: Sampler) -> RolloutBytes:
     return RolloutBytes(step, state, generation, copies, _reference_bytes(run), sampler.apart)
 
 
-def generation_of(config: Config, layout: StepLayout, longest: int) -> GenerationBytes:
-    """The bytes of drawing a batch of answers to prompts of at most `longest` tokens, in a layout of generation."""
+def generation_of(config: Config, layout: StepLayout, longest: int, evaluated: int = 0) -> GenerationBytes:
+    """The bytes of drawing a batch of answers to prompts of at most `longest` tokens in a layout of generation, or of
+    answers to `evaluated` held-out prompts, whichever are more."""
     rl = config.rl
+    rows, longest = rl.prompts * rl.group, positions_needed(config, longest) - rl.answer_tokens
     # The conversations of a group go on from texts of their own.
     answers = rl.group if rl.environment is None else 1
-    longest = positions_needed(config, longest) - rl.answer_tokens
-    return generation_bytes(layout, rl.prompts * rl.group // answers, answers, longest, rl.answer_tokens)
+    draws = (rows // answers, answers), (min(evaluated, rows * layout.plan.axes.data), 1)
+    sizes = longest, rl.answer_tokens
+    every = [generation_bytes(layout, prompts, to_each, *sizes) for prompts, to_each in draws if prompts]
+    return max(every, key=lambda one: one.drawing)
 
 
 def generator_layout(run: Run, sampler: Sampler) -> StepLayout:

@@ -19,6 +19,7 @@ from tests.sentences import refused
 
 CASES: dict[str, dict[str, Any]] = {
     "one device": {},
+    "evaluation": {"evaluation": {"batches": 8}},
     "split": {"parallel": {"fsdp": 2, "tensor": 2, "context": 2, "zero": 3}},
     "apart": {"parallel": {"fsdp": 2}, "rl": {"sampler": SamplerConfig(devices=2, tensor=2), "mode": "one_step_off"}},
 }
@@ -51,6 +52,8 @@ def test_weights_and_cache_take_the_predicted_bytes(tmp_path: Path, case: str, m
     monkeypatch.setattr(Engine, "_insert", inserted)
     with closing(run.rewarder), closing(run._buffer):
         run._batch(0)
+        if config.evaluation.batches:
+            run.evaluation()
     made = run.memory.generation
     assert set(taken) == {(made.weights, made.cache)}
     assert made.prefixes == max(read)
