@@ -118,8 +118,12 @@ def positions(keys: Keys, random: np.random.Generator) -> Keys:
     return {"rope_parameters": _scaled(rope, random)}
 
 
+_OF_NO_SCALING = ("partial_rotary_factor", "mrope_section", "llama_4_scaling_beta")
+"""Keys that stay with any scaling."""
+
+
 def _scaled(rope: Keys, random: np.random.Generator) -> Keys:
-    left = {key: value for key, value in rope.items() if key in ("partial_rotary_factor", "mrope_section")}
+    left = {key: value for key, value in rope.items() if key in _OF_NO_SCALING}
     return left | one_of(SCALINGS)(random) | {"rope_theta": float(random.choice([100.0, 1e4, 1e6]))}
 
 

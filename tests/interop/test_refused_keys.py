@@ -162,7 +162,11 @@ REFUSED = {
         "seed_oss", {"attention_bias": False, "attention_out_bias": True}, ("attention_out_bias", "True", "false")
     ),
     "a gate in the feed-forward": ("arcee", {"hidden_act": "silu"}, ("hidden_act", "silu", "relu2")),
-    "growth of queries elsewhere": (
+    "no scale of temperatures": (
+        "ministral3", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "rope_theta": 1e4}},
+        ("llama_4_scaling_beta", "None", "above 0"),
+    ),
+    "a temperature elsewhere": (
         "llama", {"rope_parameters": {"rope_type": "default", "llama_4_scaling_beta": 0.1}}, ("llama_4_scaling_beta",)
     ),
     "norms of heads of StableLM": ("stablelm", {"qk_layernorm": True}, ("qk_layernorm", "True", "False")),

@@ -84,10 +84,8 @@ class Rope:
         scales, mappings = self._scales(mappings)
         rotary = _rotary(hf_config, "rope_theta", mappings, self.base, self.scalings, self.partial)
         ours: dict[str, object] = {"rope": rotary}
-        if scales and (stated := hf_config.agreed_of(scales)) and stated[1] != 0:
-            scale = HFConfig(hf_config.file, scales).positive(stated[0], None)
-            length = hf_config.in_range(LENGTH, rotary["original_length"], "rope.original_length")
-            ours["attention_temperature"] = AttentionTemperature(length, scale)
+        if scales:
+            ours["attention_temperature"] = _temperature(hf_config, scales, rotary)
         return [ours] * layers
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
@@ -169,6 +167,17 @@ def _stated(hf_config: HFConfig, values: Mapping[str, object]) -> dict[str, Mapp
         if value or (value is not None and key != "rope_scaling"):
             stated[key] = value
     return stated
+
+
+def _temperature(
+    hf_config: HFConfig, scales: Mapping[str, object], rotary: Mapping[str, object]
+) -> AttentionTemperature | None:
+    """The temperature whose scale is stated under some keys, and whose floor is the original length."""
+    key, scale = hf_config.agreed_of(scales) or (next(iter(scales)), None)
+    if scale == 0 and scale is not False:
+        return None
+    length = hf_config.in_range(LENGTH, rotary["original_length"], "rope.original_length")
+    return AttentionTemperature(length, HFConfig(hf_config.file, {key: scale}).positive(key, None))
 
 
 def _without(mapping: Mapping[str, object], keys: tuple[str, ...]) -> Mapping[str, object]:
