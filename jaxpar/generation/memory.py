@@ -35,13 +35,13 @@ class GenerationBytes(NamedTuple):
     weights: int
     """A copy of the weights, in the placement and dtype of generation."""
     cache: int
-    """Keys, values and states of the tokens of rows in slots: pages, and what layers without them have for each slot."""
+    """Keys, values and states of the tokens of rows in slots: the pages, and the slots of layers without pages."""
     prefixes: int
     """The cache of prompts that were read, which slots and pages copy."""
     logits: int
     """Logits of a token of each row, with the tokens that each row has."""
     read: int
-    """What a token of each row reads of the cache, on average over its answer: shared pages once for each row."""
+    """Bytes of the cache that a token of each row reads, on average over its answer: shared pages once for each row."""
 
     @property
     def drawing(self) -> int:

@@ -1,8 +1,8 @@
 """Seconds and bytes of drawing a batch of answers on some devices, by the costs of a layer that a step has.
 
 A token of each row is the forward of as many tokens as a data rank has rows, which reads every weight, the cache as far
-as rows are long on average, and the logits; prompts are the forward of their tokens, once for each. Rows are drawn together and all have the longest
-answer. What the host does between two tokens is not known here.
+as rows are long on average, and the logits; prompts are the forward of their tokens, once for each. Rows are drawn
+together and all have the longest answer. What the host does between two tokens is not known here.
 """
 
 from __future__ import annotations

@@ -32,8 +32,8 @@ def check_loss(config: Config) -> None:
     _check_factors(config)
     if OBJECTIVES[name].teacher:
         _check_teacher(config)
-    if OBJECTIVES[name].answers:
-        _check_answers(config, OBJECTIVES[name], OBJECTIVES[name].answers)
+    if answers := OBJECTIVES[name].answers:
+        _check_answers(config, OBJECTIVES[name], answers)
 
 
 def _check_factors(config: Config) -> None:
