@@ -33,7 +33,7 @@ UNUSED = (
     "unsloth_version", "id2label", "label2id", "problem_type", "return_dict", "output_attentions",
     "output_hidden_states", "is_decoder", "is_encoder_decoder", "chunk_size_feed_forward", "torchscript",
     "pretraining_tp", "tokenizer_class", "output_past", "_num_labels", "max_length", "max_sequence_length", "do_sample",
-    "temperature", "top_k", "top_p", "repetition_penalty",
+    "temperature", "top_k", "top_p", "repetition_penalty", "gradient_checkpointing", "custom_pipelines",
 )  # fmt: skip
 """Keys of any family that do not change what the model computes."""
 

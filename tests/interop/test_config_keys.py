@@ -22,7 +22,7 @@ GOLDEN_OF = {golden(name).values["model_type"]: name for name in reversed(NAMES)
 REASONS = {
     "tokens, files and releases": r"(bos|eos|pad|cls|sep|eod)_token_id|(im|text)_(start|end|newline)_id|pad_id|"
     r"mask_init_id|org_vocab_size|model_type|architectures|transformers_version|auto_map|_?name_or_path|"
-    r"tokenizer_class|task_specific_params|transformers\.js_config|unsloth_.*|is_llama_config",
+    r"tokenizer_class|task_specific_params|custom_pipelines|transformers\.js_config|unsloth_.*|is_llama_config",
     "dtypes of weights and of parts of the computation": r"(torch_)?dtype|mamba_ssm_(cache_)?dtype|"
     r"residual_in_fp32|(scale_)?attention_softmax_in_fp32|reorder_and_upcast_attn",
     "caches and generation": r"use_cache|cache_implementation|num_logits_to_keep|do_sample|temperature|top_[kp]|"
@@ -101,6 +101,14 @@ REASONS_BY_FAMILY = {
     "apertus": {
         "qk_norm": "always there", "post_norm": "of the publisher's code", "mlp_bias": "never there",
     },
+    "bert": {"directionality": "of the publisher's code"}
+    | dict.fromkeys(
+        ("pooler_fc_size", "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type"),
+        "of a head for pairs of sentences",
+    ),
+    "minimax_m2": dict.fromkeys(
+        ("shared_moe_mode", "mlp_intermediate_size"), "for shared_intermediate_size, which is 0"
+    ),
     "dots1": {"use_sliding_window": "there is a window from max_window_layers on"},
     "ernie4_5_moe": dict.fromkeys(("moe_gate", "moe_use_aux_free"), "of the publisher's code for other models"),
     "hunyuan_v1_dense": HUNYUAN,

@@ -251,6 +251,24 @@ def test_matrices_that_stand_the_other_way_round_are_refused(tmp_path: Path):
         (GptqFiles, {"w.g_idx": np.full(64, 4, np.int32)}, ("w.g_idx", "from 4 to 4", "4 groups")),
         (GptqFiles, {"w.scales": np.zeros((4, 39), np.float16)}, ("'w'", "scales [4, 39]")),
         (GptqFiles, {"z.qzeros": np.zeros((1, 1), np.int32)}, ("z.qzeros", "I32", ".qweight")),
+        *(
+            (GptqFiles, {f"w.{end}": np.zeros(shape, np.float32)}, (f"{end} {list(shape)} float32", "int32"))
+            for end, shape in {"qweight": (8, 40), "qzeros": (4, 5), "g_idx": (64,)}.items()
+        ),
+        (GptqFiles, {"w.scales": np.zeros((4, 40), np.int32)}, ("scales [4, 40] int32", "a float")),
+        *(
+            (AwqFiles, {f"w.{end}": np.zeros(shape, np.float16)}, (f"{end} {list(shape)} float16", "int32"))
+            for end, shape in {"qweight": (64, 5), "qzeros": (4, 5)}.items()
+        ),
+        (AwqFiles, {"w.scales": np.zeros((4, 40), np.int32)}, ("scales [4, 40] int32", "a float")),
+        *(
+            (BitsAndBytesFiles, {f"w.weight{end}": leaf}, (f"'w.weight{end}' is {leaf.dtype}", "expected"))
+            for end, leaf in {
+                "": np.zeros((1280, 1), np.float32), ".quant_map": np.zeros(16, np.uint8),
+                ".absmax": np.zeros(40, np.float32), ".nested_absmax": np.zeros(3, np.uint8),
+                ".nested_quant_map": np.zeros(256, np.uint8),
+            }.items()
+        ),
         (AwqFiles, {"w.scales": np.zeros((5, 40), np.float16), "w.qzeros": np.zeros((5, 5), np.int32)}, ("scales [5",)),
         (BitsAndBytesFiles, {"w.weight.absmax": None}, ("w.weight.absmax", "missing")),
         (BitsAndBytesFiles, {"w.weight.nested_absmax": np.zeros(1, np.float32)}, ("nested_absmax", "[1]", "[3]")),
@@ -274,3 +292,10 @@ def test_tensors_that_do_not_belong_together_are_refused(
     save_file({name: leaf for name, leaf in named.items() if leaf is not None}, tmp_path / "model.safetensors")
     with refused("model.safetensors", *parts):
         format(tmp_path, {"bits": 4})
+
+
+def test_factors_of_blocks_that_are_not_quantized_are_floats(tmp_path: Path):
+    leaves = {f"w.weight.{end}".removesuffix("."): leaf for end, leaf in nf4((40, 64), False, "float16", 0)[0].items()}
+    save_file(leaves | {"w.weight.absmax": np.zeros(40, np.uint8)}, tmp_path / "model.safetensors")
+    with refused("'w.weight.absmax' is uint8 [40]", "float32"):
+        BitsAndBytesFiles(tmp_path, {})

@@ -212,6 +212,24 @@ def test_tensors_that_transformers_leaves_out_are_told(tmp_path: Path):
     assert HFFolder(folder).remarks == ["without 1 tensor mtp.*"]
 
 
+def test_bert_as_it_was_released(tmp_path: Path):
+    """Norms have beta and gamma, and the pooler and the head for pairs of sentences are beside those of masked tokens."""
+    folder = copy_of("bert", tmp_path / "model")
+    new = tensors(folder)
+    named = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
+    old = {name: next((name.replace(a, b) for a, b in named.items() if a in name), name) for name in new}
+    beside = ("bert.pooler.dense.weight", "bert.pooler.dense.bias", "cls.seq_relationship.weight")
+    more = dict.fromkeys(beside, np.zeros((2, 2), np.float32))
+    rewrite(folder, {**dict.fromkeys(new), **{old[name]: leaf for name, leaf in new.items()}, **more})
+    source = HFFolder(folder)
+    assert source.remarks == ["without 3 tensors bert.pooler.*, cls.seq_relationship.*"]
+    assert sum("LayerNorm" in tensor.name for tensor in source.tensors) == sum(
+        "LayerNorm.gamma" in one or "LayerNorm.beta" in one for one in tensors(folder)
+    )
+    for tensor in source.tensors:
+        np.testing.assert_array_equal(source.tensor(tensor), new[tensor.name])
+
+
 def test_decays_that_transformers_writes_beside_weights_are_not_read(tmp_path: Path):
     name = "model.layers.0.self_attn.slope_rate"
     folder = rewrite(copy_of("minimax", tmp_path / "model"), {name: np.ones((4, 1, 1), np.float32)})

@@ -22,12 +22,13 @@ def _linear(theirs: str, ours: str) -> tuple[Tensor, Tensor]:
 
 
 def _norm(theirs: str, ours: str, first: str = "") -> tuple[Tensor, Tensor]:
-    """The bias and the scale of a norm."""
-    before = lambda end: f"{first}.{end}" if first else ""
-    return (
-        Tensor(f"{theirs}.bias", f"{ours}.bias", Form.VECTOR, first=before("bias")),
-        Tensor(f"{theirs}.weight", f"{ours}.scale", Form.VECTOR, first=before("weight")),
-    )
+    """The bias and the scale of a norm, which published files call beta and gamma."""
+
+    def tensor(name: str, also: str, weight: str) -> Tensor:
+        names = {"first": f"{first}.{name}", "also_first": f"{first}.{also}"} if first else {}
+        return Tensor(f"{theirs}.{name}", f"{ours}.{weight}", Form.VECTOR, also=f"{theirs}.{also}", **names)
+
+    return tensor("bias", "beta", "bias"), tensor("weight", "gamma", "scale")
 
 
 BERT = Family(
@@ -74,8 +75,12 @@ BERT = Family(
         Only("position_embedding_type", ("absolute",)),
     ),
     layer_entries=(),
-    unused=("attention_probs_dropout_prob", "hidden_dropout_prob", "classifier_dropout", "gradient_checkpointing"),
+    unused=(
+        "attention_probs_dropout_prob", "hidden_dropout_prob", "classifier_dropout", "directionality", "pooler_fc_size",
+        "pooler_num_attention_heads", "pooler_num_fc_layers", "pooler_size_per_head", "pooler_type",
+    ),
     prefix="bert.",
     head="cls.predictions.decoder.weight",
     buffers=("embeddings.position_ids", "cls.predictions.decoder.bias"),
+    omitted=("bert.pooler.", "cls.seq_relationship."),
 )  # fmt: skip

@@ -111,9 +111,10 @@ class DeepSeekExperts:
         model = next((one for one in models if one.experts is not None), models[0])
         experts = model.experts or ExpertsConfig(0, router=self.router)
         options = options_of(experts)
+        groups = getattr(options, "groups", None)  # another router's options may lack them
         method: dict[str, object] = {"topk_method": "noaux_tc"}
         if not self.normalised:
-            method = {"topk_method": "greedy" if options.groups is None else "group_limited_greedy"}
+            method = {"topk_method": "greedy" if groups is None else "group_limited_greedy"}
         return method | {
             "first_k_dense_replace": dense.index(False) if False in dense else len(dense),
             "moe_layer_freq": 1,
@@ -121,11 +122,11 @@ class DeepSeekExperts:
             "num_experts_per_tok": experts.per_token,
             "n_shared_experts": experts.shared,
             "moe_intermediate_size": model.mlp if experts.width is None else experts.width,
-            "n_group": options.groups or 1,
-            "topk_group": options.groups_per_token or 1,
+            "n_group": groups or 1,
+            "topk_group": getattr(options, "groups_per_token", None) or 1,
             "scoring_func": self._scores[0],
             "norm_topk_prob": self.normalised,
-            "routed_scaling_factor": options.scale,
+            "routed_scaling_factor": getattr(options, "scale", 1.0),
         }
 
     @property

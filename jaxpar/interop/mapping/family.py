@@ -50,6 +50,8 @@ class Tensor:
     """Names of tensors beside it that hold a number which is the same in all models."""
     first: str = ""
     """Its name in the first layer, where that has another."""
+    also_first: str = ""
+    """The name beside `first` in files that are read, as `also` is beside `name`."""
 
     @property
     def of_experts(self) -> bool:
@@ -176,7 +178,7 @@ def _of_line(
     if EXPERT not in line.name:
         at = {"last": layers - 1} | ({} if layer is None else {"layer": layer, "before": layer - 1})
         name, also = (text.format(**at) for text in (line.name, line.also))
-        name = line.first if layer == 0 and line.first else name
+        name, also = (line.first, line.also_first) if layer == 0 and line.first else (name, also)
         constants = tuple((one.format(**at), value) for one, value in line.constants)
         yield StoredTensor(name, weights, layer, laid, also=also, constants=constants)
         return

@@ -17,13 +17,14 @@ import numpy as np
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.json_text import parse_json
-from jaxpar.config.spelling import named, quoted
+from jaxpar.config.spelling import named, one_of, quoted
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.sources.tensor_files import DTYPES, Stored, TensorFiles
 
 STATES = (".quant_state.bitsandbytes__nf4", ".quant_state.bitsandbytes__fp4")
 """Suffixes of names of the JSON of a matrix."""
 _DTYPES = {dtype.name: dtype for dtype in DTYPES.values()}
+_BYTES, _FLOATS = ("uint8",), tuple(_DTYPES)
 
 
 @dataclass(frozen=True)
@@ -39,16 +40,18 @@ class _Matrix:
     offset: float
 
     @property
-    def parts(self) -> dict[str, tuple[int, ...]]:
-        """Shapes of the tensors of the matrix, by suffix."""
+    def parts(self) -> dict[str, tuple[tuple[int, ...], tuple[str, ...]]]:
+        """Shapes and dtypes of the tensors of the matrix, by suffix."""
         numbers = prod(self.shape)
         factors = -(-numbers // self.block)
-        shapes: dict[str, tuple[int, ...]] = {
-            "": (-(-numbers // 2), 1), ".quant_map": (16,), ".absmax": (factors,),
+        parts: dict[str, tuple[tuple[int, ...], tuple[str, ...]]] = {
+            "": ((-(-numbers // 2), 1), _BYTES), ".quant_map": ((16,), _FLOATS),
+            ".absmax": ((factors,), _FLOATS if self.nested is None else _BYTES),
         }  # fmt: skip
         if self.nested is not None:
-            shapes |= {".nested_quant_map": (256,), ".nested_absmax": (-(-factors // self.nested),)}
-        return shapes
+            nested = (-(-factors // self.nested),)
+            parts |= {".nested_quant_map": ((256,), _FLOATS), ".nested_absmax": (nested, _FLOATS)}
+        return parts
 
 
 class BitsAndBytesFiles(TensorFiles):
@@ -117,12 +120,12 @@ class BitsAndBytesFiles(TensorFiles):
         return _Matrix(tuple(dims), dtype, numbers, None if nested is None else factors, offset)
 
     def _check(self, stem: str, matrix: _Matrix, file: Path) -> None:
-        """Refuse a matrix of whose tensors one is missing, or of another shape."""
-        for part, shape in matrix.parts.items():
+        """Refuse a matrix of whose tensors one is missing, or of another shape or dtype."""
+        for part, (shape, dtypes) in matrix.parts.items():
             stored = self._stored.get(stem + part)
-            if stored is None or stored.shape != shape:
-                description = "missing" if stored is None else f"{list(stored.shape)}"
+            if stored is None or stored.shape != shape or stored.dtype.name not in dtypes:
+                description = "missing" if stored is None else f"{stored.dtype} {list(stored.shape)}"
                 raise UserError(
-                    f"{named(file)}: the tensor {quoted(stem + part, 120)} is {description}; expected {list(shape)}, "
-                    f"for a matrix {list(matrix.shape)} in blocks of {matrix.block}"
+                    f"{named(file)}: the tensor {quoted(stem + part, 120)} is {description}; expected "
+                    f"{one_of(dtypes)} {list(shape)}, for a matrix {list(matrix.shape)} in blocks of {matrix.block}"
                 )

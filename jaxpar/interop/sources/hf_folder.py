@@ -148,7 +148,7 @@ class HFFolder:
             beginnings = dict.fromkeys(".".join(part) for part in parts)
             remarks.append(f"without {plural(len(self.left_out), 'tensor')} of images, {', '.join(beginnings)}")
         if self.omitted:
-            remarks.append(f"without {plural(self.omitted, 'tensor')} {', '.join(self.family.omitted)}*")
+            remarks.append(f"without {plural(self.omitted, 'tensor')} {'*, '.join(self.family.omitted)}*")
         return remarks
 
     @property

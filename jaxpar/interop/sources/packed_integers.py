@@ -69,17 +69,17 @@ class PackedFiles(TensorFiles):
         return stem != name and stem + WORDS in self._stored and not self._part(name, slice(None)).any()
 
     def _joined(self, stem: str) -> Stored:
-        """The matrix, if its tensors have shapes that agree."""
+        """The matrix, if its tensors have shapes that agree, and their dtypes."""
         suffixes = (WORDS, ZEROS, SCALES, GROUPS)
         shapes = {suffix: self._stored[stem + suffix].shape for suffix in suffixes if stem + suffix in self._stored}
-        words = self._stored[stem + WORDS]
-        if not self._fit(shapes):
+        words, dtypes = self._stored[stem + WORDS], {suffix: self._stored[stem + suffix].dtype for suffix in shapes}
+        if not self._fit(shapes) or any((dtypes[one] != np.int32) != (one == SCALES) for one in shapes):
             parts = ", ".join(
-                f"{suffix[1:]} {list(shapes[suffix]) if suffix in shapes else 'missing'}" for suffix in suffixes
+                f"{one[1:]} {f'{list(shapes[one])} {dtypes[one]}' if one in shapes else 'missing'}" for one in suffixes
             )
             raise UserError(
                 f"{named(words.file)}: the tensors of {quoted(stem, 120)} do not belong together ({parts}); expected "
-                f"integers of {self._bits} bits, and a zero and a scale for each group and output"
+                f"integers of {self._bits} bits in int32, and a zero and a scale, a float, for each group and output"
             )
         return Stored(words.file, self._shape(shapes[WORDS]), self._stored[stem + SCALES].dtype)
 

@@ -60,5 +60,5 @@ APERTUS = Family(
         TIED,
     ),
     layer_entries=(Rope(base=_BASE, absent=_SCALING),),
-    unused=("qk_norm", "post_norm", "mlp_bias"),
+    unused=("qk_norm", "post_norm", "mlp_bias", "hidden_dropout"),
 )

@@ -95,7 +95,7 @@ GPT_NEOX = Family(
         TIED,
     ),
     layer_entries=(RenamedRope(partial=0.25),),
-    unused=("hidden_dropout", "classifier_dropout"),
+    unused=("hidden_dropout", "classifier_dropout", "attention_probs_dropout_prob", "hidden_dropout_prob"),
     prefix="gpt_neox.",
     head="embed_out.weight",
     buffers=(".attention.bias", ".attention.masked_bias", "rotary_emb.inv_freq"),

@@ -93,12 +93,21 @@ MINIMAX_M2 = Family(
         Only("scoring_func", ("sigmoid",)),
         Only("use_routing_bias", (True,)),
         Only("shared_intermediate_size", (0,)),
+        *(Only(f"layernorm_{part}_beta", (1.0,)) for part in ("full_attention", "linear_attention", "mlp")),
     ),
     layer_entries=(
         RotaryWidth(base=5000000.0, partial=1.0),
         FullAttention(),
         RoutedExperts(("num_local_experts", "num_experts"), router="sigmoid"),
     ),
-    unused=(*UNUSED, "router_jitter_noise", "use_mtp", "num_mtp_modules", "mtp_transformer_layers"),
+    unused=(
+        *UNUSED,
+        "router_jitter_noise",
+        "use_mtp",
+        "num_mtp_modules",
+        "mtp_transformer_layers",
+        "shared_moe_mode",
+        "mlp_intermediate_size",
+    ),
     quantizations=("fp8",),
 )
