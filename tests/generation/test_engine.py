@@ -235,7 +235,7 @@ def test_more_prompts_than_slots_draw_with_numbers_of_their_own(plain: Generator
     assert_same([[found[4]]], [[last]])
 
 
-@pytest.mark.matrix(quick=("plain",), ci=1)
+@pytest.mark.matrix(quick=(), ci=1)
 @pytest.mark.parametrize("case", CASES)
 def test_the_cache_takes_the_bytes_that_are_predicted(case: str):
     """A prompt of 31 tokens fills one page of 16, and each answer of 16 tokens has two more."""
