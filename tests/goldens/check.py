@@ -22,6 +22,7 @@ import numpy as np
 
 from jaxpar.config import Config
 from jaxpar.config.errors import UserError
+from jaxpar.config.schema import DataConfig, LossConfig
 from jaxpar.interop.config_json import config_of, differences, model_of
 from jaxpar.interop.conversion.export import plan_export
 from jaxpar.interop.mapping.keys import HFConfig
@@ -46,7 +47,9 @@ def accepted(keys: Keys) -> bool:
     if keys.get("hidden_size", 0) % keys.get("num_attention_heads", 1):
         return False
     try:
-        validate(Config(model=model_of(HFConfig("config.json", keys))[1]))
+        model = model_of(HFConfig("config.json", keys))[1]
+        loss = LossConfig() if model.causal else LossConfig(name="masked", mask_token=3)
+        validate(Config(model=model, loss=loss, data=DataConfig(sequence_length=16)))
         return True
     except UserError:
         return False

@@ -147,6 +147,9 @@ REFUSED = {
         ("rope_parameters.rope_type", "dynamic"),
     ),
     "attention across layers": ("hunyuan_v1_dense", {"use_cla": True}, ("use_cla", "True", "False")),
+    "a head of BERT whose bias is elsewhere": (
+        "bert", {"tie_word_embeddings": False}, ("tie_word_embeddings", "False", "True")
+    ),
     "experts by groups": ("hunyuan_v1_moe", {"group_limited_greedy": True}, ("group_limited_greedy", "True", "False")),
     "dots.llm1 without its number of key heads": ("dots1", {"num_key_value_heads": ...}, ("num_key_value_heads",)),
     "several shared experts": ("hunyuan_v1_moe", {"num_shared_expert": [1, 2]}, ("num_shared_expert", "[1, 2]", "1")),

@@ -53,11 +53,11 @@ BERT = Family(
         *_norm("cls.predictions.transform.LayerNorm", "final_norm.transform.norm"),
         Tensor("cls.predictions.transform.dense.bias", "final_norm.transform.bias", Form.VECTOR),
         Tensor("cls.predictions.transform.dense.weight", "final_norm.transform.weight"),
-        Tensor("cls.predictions.decoder.weight", "head.weight"),
     ),
     model={
         "norm": "layernorm", "norm_placement": "stream", "position": "learned", "activation": "exact_gelu",
         "causal": False, "attention_bias": True, "mlp_bias": True, "head_transform": True, "head_bias": True,
+        "tied": True,
     },
     entries=(
         Same("vocab_size", "vocab", annotation=int),
@@ -68,7 +68,8 @@ BERT = Family(
         Same("max_position_embeddings", "max_positions"),
         Same("type_vocab_size", "token_types", default=2),
         Same("layer_norm_eps", "norm_epsilon", default=1e-12),
-        Same("tie_word_embeddings", "tied", default=True),
+        # transformers ties the head's bias with its weight; without, cls.predictions.bias is not read there.
+        Only("tie_word_embeddings", (True,)),
         Only("hidden_act", ("gelu",)),
         Only("is_decoder", (False,)),
         Only("add_cross_attention", (False,)),
