@@ -17,9 +17,10 @@ folder, or the key that stands in the way.
 """
 ENDING = """
 - *Tiny models that are compared*: random models that `transformers` made (`tests/goldens/`). Their logits are within
-  1e-5 of the largest of its float64 ones, on one device and split over fsdp, context and tensor, and at lengths 1 and
-  17; greedy tokens of generation are the likeliest of the training forward, on five layouts; an export is the folder
-  that was read, byte for byte. SpikingBrain's are of a reference of our own.
+  1e-5 of the largest of its float64 ones, on one device and split over fsdp, context and tensor; an export is the
+  folder that was read, byte for byte. Of models that generate, all but `bert` and `modernbert`, they are so at lengths
+  1 and 17 too, and greedy tokens are the likeliest of the training forward, on five layouts; of those two, the masked
+  loss is that of transformers. SpikingBrain's are of a reference of our own.
 - *Adapters*: the logits of low-rank factors, exported in PEFT's format, are those that PEFT computes.
 - *With images*: models with this text part that are read without their images.
 - `make goldens-check TRANSFORMERS=PYTHON`: the same with configurations drawn at random around each tiny model, at

@@ -1,6 +1,7 @@
 """`config.json` to a model section and back; what our model does not have is refused by its key."""
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,13 @@ from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema.model import ModelConfig, Pattern
 from jaxpar.interop.config_json import config_of, differences, family_for, model_of
+from jaxpar.interop.families.registry import FAMILIES
 from jaxpar.interop.mapping.family import tensors_of
 from jaxpar.interop.mapping.keys import HFConfig
 from jaxpar.interop.mapping.layer_packing import layer_models, pattern_of
+from jaxpar.interop.mapping.multimodal import text_part
 from jaxpar.interop.sources.source import check_fits
+from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.checks.validate import validate
 from tests.goldens.loading import FOLDER, NAMES
 from tests.sentences import refused
@@ -197,6 +201,9 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 
+RELEASED: dict[str, dict[str, Any]] = json.loads((FOLDER / "published.json").read_text())
+"""`config.json` of releases by their repositories, with all keys, and their numbers of parameters."""
+
 
 def golden(name: str, **changed: Any) -> HFConfig:
     """The `config.json` of a golden, with some keys changed; `...` removes a key."""
@@ -207,6 +214,29 @@ def golden(name: str, **changed: Any) -> HFConfig:
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_the_config_json_of_a_release_is_the_preset(name: str):
     assert differences(model_of(HFConfig("config.json", PUBLISHED[name]))[1], PRESETS[name]) == []
+
+
+@pytest.mark.parametrize("name", RELEASED)
+def test_a_release_is_read_and_has_its_parameters(name: str):
+    """Without the images of those that take some; a number is null where no page states it exactly."""
+    classes = {family.model_type: family.architecture for family in FAMILIES.values()}
+    _, model = model_of(text_part(HFConfig("config.json", RELEASED[name]["config"]), classes))
+    assert RELEASED[name]["parameters"] in (None, parameter_count(model, padded=False))
+
+
+@pytest.mark.matrix(quick=("llama4", "mixtral"), ci=4)
+@pytest.mark.parametrize("name", NAMES)
+def test_a_model_that_a_family_cannot_express_is_refused(name: str):
+    _, model = model_of(golden(name))
+    for family in FAMILIES.values():
+        with suppress(UserError):
+            config_of(family, model, {}, length=128)
+
+
+@pytest.mark.parametrize(("stated", "grows"), [(4, True), (True, True), (0, False), (False, False)])
+def test_the_temperature_of_llama_4_may_be_a_number_as_published(stated: object, grows: bool):
+    _, model = model_of(golden("llama4", attn_temperature_tuning=stated))
+    assert any(layer.attention_temperature is not None for layer in layer_models(model)) == grows
 
 
 @pytest.mark.parametrize("name", PRESETS)

@@ -213,7 +213,7 @@ def test_tensors_that_transformers_leaves_out_are_told(tmp_path: Path):
 
 
 def test_bert_as_it_was_released(tmp_path: Path):
-    """Norms have beta and gamma, and the pooler and the head for pairs of sentences are beside those of masked tokens."""
+    """Norms have beta and gamma; a pooler and a head for pairs of sentences are beside the rest."""
     folder = copy_of("bert", tmp_path / "model")
     new = tensors(folder)
     named = {"LayerNorm.weight": "LayerNorm.gamma", "LayerNorm.bias": "LayerNorm.beta"}
@@ -223,9 +223,6 @@ def test_bert_as_it_was_released(tmp_path: Path):
     rewrite(folder, {**dict.fromkeys(new), **{old[name]: leaf for name, leaf in new.items()}, **more})
     source = HFFolder(folder)
     assert source.remarks == ["without 3 tensors bert.pooler.*, cls.seq_relationship.*"]
-    assert sum("LayerNorm" in tensor.name for tensor in source.tensors) == sum(
-        "LayerNorm.gamma" in one or "LayerNorm.beta" in one for one in tensors(folder)
-    )
     for tensor in source.tensors:
         np.testing.assert_array_equal(source.tensor(tensor), new[tensor.name])
 

@@ -8,7 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import named, quoted
 from jaxpar.interop.mapping.keys import HFConfig
 from jaxpar.interop.mapping.quantization import QUANTIZATION
 
@@ -35,6 +38,7 @@ MULTIMODAL: Mapping[str, Multimodal] = {
     "gemma3": Multimodal(True, {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4}),
     "mistral3": Multimodal(True),
     "llava": Multimodal(False),
+    "llama4": Multimodal(False),
     "qwen3_5": Multimodal(False),
     "qwen3_5_moe": Multimodal(False),
 }
@@ -63,21 +67,28 @@ def is_multimodal(hf_config: HFConfig) -> bool:
     return str(hf_config.get("model_type")) in MULTIMODAL and isinstance(hf_config.get(TEXT), dict)
 
 
-def names_in_files(stored: Iterable[str], prefix: str, head: str) -> dict[str, str]:
+def names_in_files(folder: Path, stored: Iterable[str], prefix: str, head: str) -> dict[str, str]:
     """The tensors of the text part: the names that a text model's files have, and those here.
 
     Args:
+        folder: of the files.
         stored: names of all tensors.
         prefix: the beginning of the family's names.
         head: the family's name of the head.
+
+    Raises:
+        UserError: two tensors have the same name there.
     """
-    names = {}
+    names = dict[str, str]()
     for name in stored:
         beginning = next((one for one in _BEGINNINGS if name.startswith(one)), None)
-        if beginning is not None:
-            names[prefix + name.removeprefix(beginning)] = name
-        elif name in (head, *(one + head for one in _HEADS)):
-            names[head] = name
+        if beginning is None and name not in (head, *(one + head for one in _HEADS)):
+            continue
+        of_text = head if beginning is None else prefix + name.removeprefix(beginning)
+        if of_text in names:
+            first, second = (quoted(one, 120) for one in sorted((names[of_text], name)))
+            raise UserError(f"{named(folder)}: the tensors {first} and {second} are the same one of the text part")
+        names[of_text] = name
     return names
 
 

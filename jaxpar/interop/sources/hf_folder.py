@@ -101,7 +101,7 @@ class HFFolder:
         """Names of tensors of images, which are not read."""
         if is_multimodal(read_full_config(folder)):
             stored = self._files.tensors
-            names = names_in_files(stored, self.family.prefix, self.family.head)
+            names = names_in_files(folder, stored, self.family.prefix, self.family.head)
             self.left_out = sorted(stored.keys() - names.values())
             self._files = RenamedFiles(self._files, names)
         self.untied = self.model.tied and self._head_differs()

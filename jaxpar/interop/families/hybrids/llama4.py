@@ -38,7 +38,9 @@ class ChunkedLayers:
         types = layer_types(hf_config, layers, default, (_CHUNKED, GLOBAL))
         if size is None and _CHUNKED in types:
             raise hf_config.refusal("attention_chunk_size", size, f"a number, for layers of {_CHUNKED}")
-        normed, grows = (hf_config.flag(key, default=True) for key in ("use_qk_norm", "attn_temperature_tuning"))
+        normed, tuning = hf_config.flag("use_qk_norm", default=True), hf_config.get("attn_temperature_tuning")
+        # Published as 4, of which transformers asks only whether it is 0.
+        grows = tuning != 0 if type(tuning) is int else hf_config.flag("attn_temperature_tuning", default=True)
         floor, scale = hf_config.integer("floor_scale", 8192), hf_config.positive("attn_scale", 0.1)
         temperature = AttentionTemperature(floor, float(scale), offset=1) if grows else None
 
