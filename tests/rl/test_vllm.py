@@ -65,8 +65,12 @@ def served_config(folder: Path, url: str, **rl: Any) -> Any:
 def test_a_run_learns_from_answers_of_a_server_with_its_weights(
     tmp_path: Path, mode: str, monkeypatch: pytest.MonkeyPatch
 ):
-    """Each version is written once and checked; the log-probabilities of answers are the step's."""
+    """Each version is written once and checked; the log-probabilities of answers are the step's. What another run of
+    that name left in the folder stays."""
     fake = FakeVLLM(14)
+    other = tmp_path / "shared" / f"{served_config(tmp_path, 'http://x').run.name}-0" / "model.safetensors"
+    other.parent.mkdir(parents=True)
+    other.write_text("of another run")
     with serving(fake) as url:
         run = RolloutRun(served_config(tmp_path, url, mode=mode), devices=jax.devices()[:1])
         score, lock, sent = CurrentScores(run), threading.Lock(), list[Any]()
@@ -89,6 +93,7 @@ def test_a_run_learns_from_answers_of_a_server_with_its_weights(
             folders = [body["kwargs"]["weights_path"] for path, body in fake.asked if path == "/collective_rpc"]
             assert len(folders) == len(set(folders)) >= 2
             assert ("by " + url) in run.brief()[0][1]
+    assert other.read_text() == "of another run"
     if mode == "sync":
         assert all(float(one.report["mismatch_kl"]) < 1e-6 for one in metrics)
         paths = [path for path, _ in fake.asked]
