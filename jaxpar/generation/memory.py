@@ -35,7 +35,7 @@ class GenerationBytes(NamedTuple):
     weights: int
     """A copy of the weights, in the placement and dtype of generation."""
     cache: int
-    """Keys, values and states of the tokens of rows in slots: pages, and what layers without them have for each slot."""
+    """Keys, values and states of the tokens of rows in slots: pages, and what other layers have for each slot."""
     prefixes: int
     """The cache of prompts that were read, which slots and pages copy."""
     logits: int

@@ -131,8 +131,8 @@ class ServedGenerator:
         def asked(index: int) -> list[Continuation]:
             seed = np.random.SeedSequence([self._seed, first_number + index * answers]).generate_state(1)[0]
             made = self._server.completions(
-                prompts[index], answers=answers, tokens=tokens, temperature=sampling.temperature,
-                seed=int(seed >> 1), stop=stop,
+                prompts[index], vocab=self._run.config.model.vocab, answers=answers, tokens=tokens,
+                temperature=sampling.temperature, seed=int(seed >> 1), stop=stop,
             )  # fmt: skip
             return [_continuation(one.tokens, one.log_probabilities, one.ended) for one in made]
 
