@@ -1,5 +1,5 @@
 """Functions of a user's own file, `FILE.py:NAME`, which a configuration may name: running one runs the file. A server
-that draws, which gets the prompts."""
+that draws, which gets the prompts, and the folder that gets its weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ def is_user_code(text: str) -> bool:
 
 
 def refuse_stored_code(config: Config, overrides: Sequence[str], where: str) -> None:
-    """Refuse code, or a server, that a stored configuration names, unless the user names it again in `overrides`.
+    """Refuse code, a server or its folder in a stored configuration, unless the user names it again in `overrides`.
 
     Args:
         config: the configuration, with `overrides`.
@@ -24,7 +24,7 @@ def refuse_stored_code(config: Config, overrides: Sequence[str], where: str) -> 
         where: the checkpoint or plan that has the configuration, for the message.
 
     Raises:
-        UserError: a key names a function or a server that the user did not.
+        UserError: a key names a function, a server or a folder that the user did not.
     """
     data, rl = config.data, config.rl
     named = {
@@ -39,8 +39,14 @@ def refuse_stored_code(config: Config, overrides: Sequence[str], where: str) -> 
                 f"{key}: {quoted(code[0])} in {where} is code, which a stored configuration does not get to run; "
                 f"expected --set {key}=... that names it again, if you trust it"
             )
-    if rl.sampler.url is not None and "rl.sampler.url" not in again:
-        raise UserError(
-            f"rl.sampler.url: {quoted(rl.sampler.url)} in {where} is a server, to which a stored configuration does "
-            "not get to send prompts; expected --set rl.sampler.url=... that names it again, if you trust it"
-        )
+    asked = {
+        "url": "a server, to which a stored configuration does not get to send prompts",
+        "folder": "a folder, to which a stored configuration does not get to write weights",
+    }
+    for name, what in asked.items():
+        key, value = f"rl.sampler.{name}", getattr(rl.sampler, name)
+        if value is not None and key not in again:
+            raise UserError(
+                f"{key}: {quoted(value)} in {where} is {what}; expected --set {key}=... that names it again, if you "
+                "trust it"
+            )

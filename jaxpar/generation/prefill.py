@@ -127,6 +127,7 @@ def data_ranks(mesh: Mesh) -> int:
 
 
 def put_rows(mesh: Mesh, array: np.ndarray) -> jax.Array:
-    """An array of rows, split over the data ranks."""
+    """A copy of an array of rows, split over the data ranks: on a CPU, JAX reads an aligned array where it is, and the
+    host changes the table of pages while steps run."""
     where = shardings(mesh, PartitionSpec(*BY_ROW))
-    return jax.make_array_from_callback(array.shape, where, lambda index: array[index])
+    return jax.make_array_from_callback(array.shape, where, lambda index: array[index].copy())

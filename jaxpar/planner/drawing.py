@@ -67,18 +67,25 @@ class Drawer:
 
     def drawings(self) -> Iterator[Drawing]:
         """Drawings on all devices of the cluster in the layouts of `rl.sampler`, each with all weights of its ranks."""
-        devices, asked = self.cluster.devices, self.config.rl.sampler
-        routed = self._model.experts is not None
+        asked = self.config.rl.sampler
+        for layout in self._layouts() if asked == SamplerConfig() else self._asked(asked):
+            try:
+                yield self.drawing(layout)
+            except UserError:  # the model cannot be split so
+                continue
+
+    def _layouts(self) -> Iterator[Layout]:
+        devices, routed = self.cluster.devices, self._model.experts is not None
         for tensor in _powers(devices):
-            for expert in _powers(devices // tensor) if routed else (1,):
-                if tensor > self.cluster.gpus_per_host or self._model.heads % tensor:
-                    continue
-                if asked != SamplerConfig() and (asked.tensor, asked.expert) != (tensor, expert):
-                    continue
-                try:
-                    yield self.drawing(Layout(tensor=tensor, expert=expert, fsdp=devices // (tensor * expert)))
-                except UserError:  # the model cannot be split so
-                    continue
+            if tensor <= self.cluster.gpus_per_host and self._model.heads % tensor == 0:
+                for expert in _powers(devices // tensor) if routed else (1,):
+                    yield Layout(tensor=tensor, expert=expert, fsdp=devices // (tensor * expert))
+
+    def _asked(self, asked: SamplerConfig) -> Iterator[Layout]:
+        """The layout that a configuration names, where it is one of all devices."""
+        fsdp, rest = divmod(self.cluster.devices, asked.expert * asked.context * asked.tensor)
+        if fsdp and not rest and asked.fsdp in (None, fsdp):
+            yield Layout(fsdp=fsdp, expert=asked.expert, context=asked.context, tensor=asked.tensor)
 
     def drawing(self, layout: Layout) -> Drawing:
         """A batch of answers in a layout, under ZeRO-3 gathering each layer at each token. Raises `UserError`."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from shlex import quote
 
-from jaxpar.compiler.compile import DEFAULT_CACHE, is_reinforcement, part_of, training_part, with_known_vocab
+from jaxpar.compiler.compile import DEFAULT_CACHE, part_of, training_part, with_known_vocab
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.schema.layout import kept_by_planner
@@ -27,7 +27,7 @@ from jaxpar.planner.report.measured import asked_of, measured_words
 from jaxpar.planner.report.page import write_page
 from jaxpar.planner.report.screen import print_lines, screen
 from jaxpar.planner.report.text import print_plans
-from jaxpar.planner.rollouts import print_splits, splits
+from jaxpar.planner.rollouts import draws_here, print_splits, splits
 from jaxpar.planner.search.avoid import parse_avoided
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.fixed import parse_fixed
@@ -83,7 +83,7 @@ class Planning:
         plan_file.write(self.output, plans[0].file(self.cluster))
         if self.page is not None:
             write_page(self.page, plans, [one.slower(factor) for one in search.evaluated])
-        shared = splits(config, cluster, search, plans[0]) if is_reinforcement(config) else []
+        shared = splits(config, cluster, search, plans[0]) if draws_here(config) else []
         if self.as_json:
             files = [one.file(self.cluster).to_dict() for one in plans]
             for file, one in zip(files, verified, strict=False):

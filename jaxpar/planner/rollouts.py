@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from rich.console import Console
 
-from jaxpar.compiler.compile import part_of, training_part
+from jaxpar.compiler.compile import is_reinforcement, part_of, training_part
 from jaxpar.config import Config, UserError
 from jaxpar.config.mappings.policy import policy_of
 from jaxpar.config.mappings.sampler import SamplerConfig
@@ -82,6 +82,7 @@ class Split:
         asked = [] if not self.sampler else [f"rl.sampler.devices={self.sampler}"]
         asked += [] if self.copies == TURNS else [f"rl.sampler.tensor={layout.tensor}"]
         asked += [f"rl.sampler.expert={layout.expert}"] if layout.expert > 1 and self.copies != TURNS else []
+        asked += [f"rl.sampler.context={layout.context}"] if layout.context > 1 and self.copies != TURNS else []
         if self.sampler:
             return asked if mode != "sync" else [*asked, "rl.mode=one_step_off"]
         return [*asked, "rl.mode=sync"]
@@ -97,6 +98,11 @@ class Split:
         }  # fmt: skip
 
 
+def draws_here(config: Config) -> bool:
+    """Whether a run draws answers on its cluster, not on a server."""
+    return is_reinforcement(config) and config.rl.sampler.url is None
+
+
 def splits(config: Config, cluster: Cluster, search: Search, trained: Planned) -> list[Split]:
     """Time and memory of a batch on all devices in turns, and on devices apart for each split, the fastest first.
 
@@ -105,6 +111,9 @@ def splits(config: Config, cluster: Cluster, search: Search, trained: Planned) -
         cluster: all devices.
         search: of the layout on `trained.cluster`, whose hardware is used.
         trained: the best layout of the training step; on all devices, or with `rl.sampler.devices` on what is left.
+
+    Raises:
+        UserError: the layout of `rl.sampler` fits no share of the devices.
     """
     taken = config.rl.sampler.devices
     ways = [] if taken is not None else _in_turns(config, search, trained)
@@ -112,7 +121,7 @@ def splits(config: Config, cluster: Cluster, search: Search, trained: Planned) -
         left = trained if taken is not None else _best_of(search, part_of(cluster, cluster.devices - devices))
         if left is not None:
             ways += _apart(config, search, left, part_of(cluster, devices))
-    return sorted(ways, key=lambda one: (not one.fits, one.seconds))
+    return sorted(_checked(ways, config), key=lambda one: (not one.fits, one.seconds))
 
 
 def of_run(config: Config, cluster: Cluster) -> list[Split]:
@@ -124,8 +133,21 @@ def of_run(config: Config, cluster: Cluster) -> list[Split]:
     candidate = Candidate(layout, search.timer.step(layout), estimate_memory(config, plan))
     trained = Planned(config, plan, training, candidate, search.usable)
     if config.rl.sampler.devices is None:
-        return _in_turns(config, search, trained)[:1]
-    return _apart(config, search, trained, part_of(cluster, config.rl.sampler.devices))
+        return _checked(_in_turns(config, search, trained)[:1], config)
+    return _checked(_apart(config, search, trained, part_of(cluster, config.rl.sampler.devices)), config)
+
+
+def _checked(ways: list[Split], config: Config) -> list[Split]:
+    """`ways`. Raises `UserError` where none is left."""
+    if not ways:
+        asked = config.rl.sampler
+        sizes = {"fsdp": asked.fsdp or 1, "expert": asked.expert, "context": asked.context, "tensor": asked.tensor}
+        layout = ", ".join(f"{axis} {ranks}" for axis, ranks in sizes.items() if ranks > 1) or "fsdp alone"
+        raise UserError(
+            f"rl.sampler: {layout} splits neither the model nor the GPUs that draw evenly; expected sizes that divide "
+            "them"
+        )
+    return ways
 
 
 def print_splits(ways: Sequence[Split], mode: str, console: Console) -> None:

@@ -18,6 +18,7 @@ from jaxpar.config.schema.model import Pattern
 from jaxpar.generation.engine import Engine
 from jaxpar.generation.generator import Generator
 from jaxpar.generation.memory import generation_bytes
+from jaxpar.generation.prefill import put_rows
 from jaxpar.generation.requests import Continuation, Request
 from jaxpar.generation.sampling import Sampling
 from jaxpar.mesh.build import build_mesh
@@ -68,6 +69,16 @@ def drawn_by(engine: Engine, requests: Sequence[Request]) -> list[list[Continuat
         engine.add(request)
     run_all(engine)
     return [[row.continuation() for row in request.rows] for request in requests]
+
+
+def test_devices_do_not_see_what_the_host_changes_later(plain: Generator):
+    """On a CPU, JAX takes an array whose first byte is at a multiple of 64 without a copy."""
+    memory = np.zeros(64 + 16, np.int32)
+    table = memory[-memory.ctypes.data % 64 // 4 :][:64].reshape(SLOTS, -1)
+    assert table.ctypes.data % 64 == 0
+    there = put_rows(plain.mesh, table)
+    table[:] = 7
+    assert not np.asarray(there).any()
 
 
 def assert_same(found: Sequence[Sequence[Continuation]], wanted: Sequence[Sequence[Continuation]]) -> None:

@@ -1,17 +1,18 @@
 """Drawing answers by prediction: a token reads weights and cache; splits of the devices."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from jaxpar.compiler.compile import part_of, training_part
-from jaxpar.config import Config, load_config
+from jaxpar.config import Config, ParallelConfig, load_config
 from jaxpar.layers.counting import parameter_count
 from jaxpar.planner.drawing import Drawer
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.planning import planned_config
-from jaxpar.planner.rollouts import splits
+from jaxpar.planner.rollouts import draws_here, of_run, splits
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.step_time.common import Common
@@ -57,6 +58,33 @@ def test_weights_that_are_sharded_are_gathered_at_each_token():
     assert sharded.bytes.weights < 0.2 * whole.bytes.weights
     least = 28 * 3.4e-5
     assert sharded.token - whole.token > least, "a message for each layer"
+
+
+@pytest.mark.parametrize(
+    ("asked", "layout"),
+    [
+        ({}, {(fsdp, 1, 8 // fsdp) for fsdp in (1, 2, 4, 8)}),
+        ({"tensor": 2}, {(4, 1, 2)}),
+        ({"context": 2}, {(4, 2, 1)}),
+        ({"context": 2, "tensor": 2, "fsdp": 2}, {(2, 2, 2)}),
+        ({"fsdp": 2}, set()),
+        ({"tensor": 3}, set()),
+    ],
+)
+def test_a_sampler_has_the_layout_that_is_asked_for(asked: dict[str, int], layout: set[tuple[int, ...]]):
+    config = config_of(**{f"sampler.{axis}": ranks for axis, ranks in asked.items()})
+    layouts = [one.layout for one in drawer_of(config, "h100:1x8").drawings()]
+    assert {(one.fsdp, one.context, one.tensor) for one in layouts} == layout
+
+
+def test_a_layout_that_splits_nothing_evenly_is_refused():
+    config = config_of(**{"sampler.tensor": 3})
+    with refused("rl.sampler: tensor 3", "expected sizes that divide"):
+        of_run(replace(config, parallel=ParallelConfig(fsdp=8)), named_cluster("h100:1x8"))
+
+
+def test_a_server_draws_on_no_device_of_the_cluster():
+    assert draws_here(config_of()) and not draws_here(config_of(**{"sampler.url": "http://x", "sampler.folder": "a"}))
 
 
 @pytest.mark.long

@@ -269,12 +269,14 @@ def test_stored_code_is_refused_until_it_is_named_again():
 
 
 def test_a_stored_server_is_refused_until_it_is_named_again():
-    """It would get the prompts."""
+    """It would get the prompts, and its folder the weights."""
     url = "http://192.0.2.1:8000"
-    config = replace(small(), rl=RlConfig(sampler=SamplerConfig(url=url)))
+    config = replace(small(), rl=RlConfig(sampler=SamplerConfig(url=url, folder="/a")))
     with refused(f"rl.sampler.url: '{url}'", "the checkpoint", "prompts", "--set rl.sampler.url"):
         refuse_stored_code(config, ["rl.sampler.folder=weights"], "the checkpoint")
-    refuse_stored_code(config, [f"rl.sampler.url={url}"], "the checkpoint")
+    with refused("rl.sampler.folder: '/a'", "the checkpoint", "weights", "--set rl.sampler.folder"):
+        refuse_stored_code(config, [f"rl.sampler.url={url}"], "the checkpoint")
+    refuse_stored_code(config, [f"rl.sampler.url={url}", "rl.sampler.folder=weights"], "the checkpoint")
 
 
 @pytest.mark.long

@@ -22,7 +22,7 @@ class FakeVLLM:
         self.vocab, self.scores = vocab, scores
         self.asked: list[tuple[str, Any]] = []
         self.replay: dict[str, Any] = {}
-        """By path, what is answered whatever is asked; a number is a status."""
+        """By path, what is answered whatever is asked; a number is a status, and bytes are all that is sent."""
 
     def answer(self, path: str, body: Any) -> tuple[int, Any]:
         self.asked.append((path, body))
@@ -57,6 +57,9 @@ def serving(fake: FakeVLLM) -> Iterator[str]:
         def do_POST(self) -> None:
             size = int(self.headers.get("Content-Length", 0))
             status, made = fake.answer(self.path, json.loads(self.rfile.read(size)) if size else None)
+            if isinstance(made, bytes):
+                self.wfile.write(made)
+                return
             data = made.encode() if isinstance(made, str) else json.dumps(made).encode()
             self.send_response(status)
             self.send_header("Content-Length", str(len(data)))

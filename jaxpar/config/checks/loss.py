@@ -199,6 +199,11 @@ def _check_server(config: Config) -> None:
         raise UserError(
             f"rl.temperature: {temperature:g} with rl.sampler.url, whose log-probabilities are those at 1; expected 1"
         )
+    if config.rl.environment is not None:
+        raise UserError(
+            f"rl.environment: {quoted(config.rl.environment)} with rl.sampler.url, which draws single answers; "
+            "expected null"
+        )
     if config.lora.rank is not None:
         raise UserError(f"lora.rank: {config.lora.rank} with rl.sampler.url, which gets all weights; expected null")
 

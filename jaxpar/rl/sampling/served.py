@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import shutil
+import tempfile
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import count
 from pathlib import Path
 from typing import Any
 from weakref import finalize
@@ -78,7 +78,7 @@ class ServedGenerator:
         self._run, self._score, self._seed = run, score, run.config.run.seed
         self._server = VLLMServer(asked.url)
         self._folder = user_path(asked.folder, "rl.sampler.folder", written=True).absolute()
-        self._next, self._current = count(), Path()
+        self._current = Path()
         prompts = run.data.train
         assert isinstance(prompts, PromptRows), "data.source: prompts"
         longest = max(prompts.prompts, key=lambda one: len(one.tokens)).tokens
@@ -88,15 +88,18 @@ class ServedGenerator:
             raise UserError("rl.sampler.url: every prompt is one token, which has no log-probability to check")
 
     def placed(self, weights: Weights) -> Weights:
-        """Weights of the run as `update` takes them: written to a new folder."""
-        folder = self._folder / f"{self._run.config.run.name}-{next(self._next)}"
-        shutil.rmtree(folder, ignore_errors=True)
+        """Weights of the run as `update` takes them: written to a folder that nothing was in before."""
+        scores = self._score([self._fixed], weights)[0]
         try:
-            folder.mkdir(parents=True)
-            _export(self._run, weights).write_weights(folder, SHARD_BYTES)
+            self._folder.mkdir(parents=True, exist_ok=True)
+            version = Version(Path(tempfile.mkdtemp(dir=self._folder, prefix=f"{self._run.config.run.name}-")), scores)
+            version.folder.chmod(self._folder.stat().st_mode & 0o755)  # the server may be another user
+            _export(self._run, weights).write_weights(version.folder, SHARD_BYTES)
         except OSError as error:
-            raise UserError(f"rl.sampler.folder: {folder} cannot be written ({error.strerror or error})") from error
-        return {"version": Version(folder, self._score([self._fixed], weights)[0])}  # pyright: ignore
+            raise UserError(
+                f"rl.sampler.folder: {named(self._folder)} cannot be written ({error.strerror or error})"
+            ) from error
+        return {"version": version}  # pyright: ignore
 
     def update(self, weights: Weights) -> None:
         """Let the server go on with `placed` weights, and check that it does. Raises `UserError`."""
@@ -128,8 +131,8 @@ class ServedGenerator:
         def asked(index: int) -> list[Continuation]:
             seed = np.random.SeedSequence([self._seed, first_number + index * answers]).generate_state(1)[0]
             made = self._server.completions(
-                prompts[index], answers=answers, tokens=tokens, temperature=sampling.temperature,
-                seed=int(seed >> 1), stop=stop,
+                prompts[index], vocab=self._run.config.model.vocab, answers=answers, tokens=tokens,
+                temperature=sampling.temperature, seed=int(seed >> 1), stop=stop,
             )  # fmt: skip
             return [_continuation(one.tokens, one.log_probabilities, one.ended) for one in made]
 

@@ -9,20 +9,42 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from http.client import HTTPException
 from typing import Any, NamedTuple
-from urllib.error import HTTPError, URLError
-from urllib.request import Request, urlopen
+from urllib.request import HTTPErrorProcessor, ProxyHandler, Request, build_opener
 
 import numpy as np
 
 from jaxpar.config import UserError
-from jaxpar.config.spelling import quoted
+from jaxpar.config.spelling import cut, printable, quoted
 from jaxpar.config.strict_json import json_text
 
 SECONDS = 1800.0
 """Longest time that a request may take."""
 SHOWN = 200
 """Characters of a server's message that an error shows."""
+ENDED = {"stop": True, "length": False}
+"""By the reason for which an answer ended, whether a stop token did."""
+UNCHANGED = {
+    "top_p": 1, "top_k": -1, "min_p": 0, "repetition_penalty": 1, "presence_penalty": 0, "frequency_penalty": 0,
+}  # fmt: skip
+"""Settings with which tokens are drawn by their probabilities; a server has others from `generation_config.json`."""
+
+
+class _EveryStatus(HTTPErrorProcessor):
+    """Hands over answers of every status: a redirection is not followed."""
+
+    def http_response(self, request: Any, response: Any) -> Any:
+        """The answer as it is."""
+        del request
+        return response
+
+    https_response = http_response
+
+
+OPENER = build_opener(ProxyHandler({}), _EveryStatus)
+"""Asks the server alone, whatever proxies the environment names."""
 
 
 class Completion(NamedTuple):
@@ -59,14 +81,18 @@ class VLLMServer:
         self._request("/pause?mode=wait", {})
         try:
             self._request("/collective_rpc", {"method": "reload_weights", "kwargs": {"weights_path": folder}})
-        finally:
-            self._request("/resume", {})
+        except BaseException:
+            with suppress(UserError):
+                self._request("/resume", {})
+            raise
+        self._request("/resume", {})
 
     def completions(
-        self, prompt: Sequence[int], *, answers: int, tokens: int, temperature: float, seed: int, stop: Sequence[int]
-    ) -> list[Completion]:
-        """Answers to a prompt of token ids; their log-probabilities are those at temperature 1."""
-        asked = {
+        self, prompt: Sequence[int], *, vocab: int, answers: int, tokens: int, temperature: float, seed: int,
+        stop: Sequence[int],
+    ) -> list[Completion]:  # fmt: skip
+        """Answers to a prompt of token ids, below `vocab`; their log-probabilities are those at temperature 1."""
+        asked = UNCHANGED | {
             "model": self.model, "prompt": list(prompt), "n": answers, "max_tokens": tokens, "seed": seed,
             "temperature": temperature, "stop_token_ids": list(stop), "ignore_eos": True, "logprobs": 0,
             "return_token_ids": True, "skip_special_tokens": False,
@@ -75,16 +101,13 @@ class VLLMServer:
         try:
             choices = sorted(made["choices"], key=lambda one: one["index"])
             drawn = [
-                Completion(
-                    [int(token) for token in one["token_ids"]],
-                    np.array(one["logprobs"]["token_logprobs"], np.float64),
-                    one["finish_reason"] == "stop",
-                )
+                Completion(one["token_ids"], _finite(one["logprobs"]["token_logprobs"]), ENDED[one["finish_reason"]])
                 for one in choices
             ]
+            valid = len(drawn) == answers and all(_is_answer(one, vocab, tokens, stop) for one in drawn)
         except (KeyError, TypeError, ValueError):
-            raise self._unexpected("/v1/completions", made) from None
-        if len(drawn) != answers or any(len(one.tokens) != len(one.log_probabilities) for one in drawn):
+            valid, drawn = False, []
+        if not valid:
             raise self._unexpected("/v1/completions", made)
         return drawn
 
@@ -97,27 +120,45 @@ class VLLMServer:
         made = self._request("/v1/completions", asked)
         try:
             each = made["choices"][0]["prompt_logprobs"][1:]
-            return np.array([one[str(token)]["logprob"] for one, token in zip(each, tokens[1:], strict=True)])
+            return _finite([one[str(token)]["logprob"] for one, token in zip(each, tokens[1:], strict=True)])
         except (KeyError, IndexError, TypeError, ValueError):
             raise self._unexpected("/v1/completions", made) from None
 
     def _request(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
         data = None if body is None else json_text(body).encode()
-        request = Request(self.url + path, data, {"Content-Type": "application/json"})
         try:
-            with urlopen(request, timeout=self._seconds) as answer:  # an address that the user's configuration names
-                text = answer.read()
-            return json.loads(text) if text else None
-        except HTTPError as error:
-            said = quoted(error.read(SHOWN).decode(errors="replace"), SHOWN)
-            hint = "; expected a server started with VLLM_SERVER_DEV_MODE=1" if error.code == 404 else ""
-            raise UserError(f"rl.sampler.url: {self.url}{path} answers {error.code} ({said}){hint}") from None
-        except (URLError, TimeoutError, ConnectionError, OSError) as error:
-            reason = getattr(error, "reason", error)
+            request = Request(self.url + path, data, {"Content-Type": "application/json"})
+            # The user's configuration names the address.
+            with OPENER.open(request, timeout=self._seconds) as answer:
+                status, text = answer.status, answer.read()
+        except (OSError, HTTPException, ValueError) as error:
+            reason = printable(cut(getattr(error, "reason", error), SHOWN))
             raise UserError(f"rl.sampler.url: {self.url} does not answer ({reason}); expected a vLLM server") from None
+        if not 200 <= status < 300:
+            said = quoted(text[:SHOWN].decode(errors="replace"), SHOWN)
+            hint = "; expected a server started with VLLM_SERVER_DEV_MODE=1" if status == 404 else ""
+            raise UserError(f"rl.sampler.url: {self.url}{path} answers {status} ({said}){hint}")
+        try:
+            return json.loads(text) if text else None
         except ValueError:
             raise self._unexpected(path, text[:SHOWN]) from None
 
     def _unexpected(self, path: str, made: object) -> UserError:
         said = quoted(str(made), SHOWN)
         return UserError(f"rl.sampler.url: {self.url}{path} answers {said}; expected what a vLLM server does")
+
+
+def _is_answer(one: Completion, vocab: int, most: int, stop: Sequence[int]) -> bool:
+    """Whether an answer can be one: tokens of the vocabulary, at least one and at most `most`, each with its
+    log-probability, and a stop token at the end that one is said to have ended."""
+    known = all(type(token) is int and 0 <= token < vocab for token in one.tokens)
+    sized = 0 < len(one.tokens) <= most and len(one.tokens) == len(one.log_probabilities)
+    return known and sized and (not one.ended or one.tokens[-1] in stop)
+
+
+def _finite(values: Sequence[float]) -> np.ndarray:
+    """The array of log-probabilities. Raises `ValueError` where one is no number."""
+    array = np.array(values, np.float64)
+    if not np.isfinite(array).all():
+        raise ValueError("not finite")
+    return array
