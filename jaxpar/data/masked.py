@@ -41,7 +41,11 @@ class Masking:
 
 
 class MaskedRows(RowsWith):
-    """Rows whose `tokens` have some replaced, `labels` are the tokens themselves, and `mask` has 1 for those drawn."""
+    """Rows whose `tokens` have some replaced, `labels` are the tokens themselves, and `mask` has 1 for those drawn.
+
+    Only tokens that the rows' mask counts as targets are drawn. Nothing predicts the first token of a document there:
+    it is drawn if the next one may be.
+    """
 
     def __init__(self, rows: Rows, masking: Masking, seed: int, spans: Spans | None = None):
         super().__init__(rows, lambda row: {})
@@ -50,12 +54,13 @@ class MaskedRows(RowsWith):
     def row(self, example: int) -> Row:
         """The row of an example."""
         row, masking = self.plain.row(example), self._masking
-        tokens = row["tokens"]
+        tokens, segments, mask = row["tokens"], row["segments"], row["mask"]
+        is_target = np.where(np.diff(segments, prepend=-1) == 0, np.roll(mask, 1), mask) > 0
         of_draw, fate, other = uniforms(3 * len(tokens), _STREAM, self._seed, example).reshape(3, -1)
         rate = np.full(len(tokens), masking.rate)
         if self._spans is not None:
             of_draw, rate = self._by_span(example, of_draw, rate)
-        drawn = (of_draw < rate) & (row["segments"] > 0) & ~np.isin(tokens, masking.never)
+        drawn = (of_draw < rate) & (segments > 0) & is_target & ~np.isin(tokens, masking.never)
         others = (other * masking.vocab).astype(np.int32)
         replaced = np.where(fate < MASKED, masking.mask_token, np.where(fate < MASKED + RANDOM, others, tokens))
         return row | {
@@ -82,12 +87,17 @@ class MaskedRows(RowsWith):
 def masked_data(config: Config, data: Data) -> Data:
     """Data with masked rows. Held-out rows are masked alike in every run.
 
-    Raises `UserError` for a mask token that the vocabulary does not have, and for spans that the data does not have.
+    Raises `UserError` for tokens that the vocabulary does not have, and for spans that the data does not have.
     """
     loss = config.loss
     assert loss.mask_token is not None, "validation checks that there is one"
     if loss.mask_token >= data.vocab:
         raise UserError(f"loss.mask_token: {loss.mask_token}; expected less than the vocabulary ({data.vocab})")
+    for token in loss.unmasked:
+        if not 0 <= token < data.vocab:
+            raise UserError(
+                f"loss.unmasked: {token}; expected tokens from 0 to {data.vocab - 1}, those of the vocabulary"
+            )
     never = (*loss.unmasked, loss.mask_token, *(() if data.separator is None else (data.separator,)))
     masking = Masking(loss.rate, loss.mask_token, data.vocab, never)
 

@@ -11,9 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
+from jaxpar.checkpoint.errors import reason
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import Config, UserError
 from jaxpar.config.spelling import named
@@ -64,7 +64,10 @@ class TeacherFiles:
         return {"teacher_tokens": tokens.view(np.int32), "teacher_likely": likely}
 
     def write(self, rows: Sequence[Row], scorer: Scorer) -> None:
-        """Compute the values of rows and write their files. Raises `UserError` for values that are not finite."""
+        """Compute the values of rows and write their files, which are there on every process when this returns.
+
+        Raises `UserError` for values that are not finite, and, on every process, for a file that cannot be written.
+        """
         documents = [
             (index, np.flatnonzero(row["segments"] == one))
             for index, row in enumerate(rows)
@@ -78,9 +81,22 @@ class TeacherFiles:
             tokens[index, inside], likely[index, inside] = scores.tokens, scores.choices
         if not np.isfinite(likely).all():
             raise UserError("loss.reference: the teacher's log-probabilities are not finite; expected finite weights")
-        for row, of_row, by_token in zip(rows, tokens, likely, strict=True) if jax.process_index() == 0 else ():
-            file = self.of(row)
-            write_atomically(file.path, file.encoded(np.concatenate([of_row.view(np.float32), by_token]).ravel()))
+
+        def store() -> None:
+            for row, of_row, by_token in zip(rows, tokens, likely, strict=True):
+                file = self.of(row)
+                try:
+                    self.folder.mkdir(parents=True, exist_ok=True)
+                    write_atomically(
+                        file.path, file.encoded(np.concatenate([of_row.view(np.float32), by_token]).ravel())
+                    )
+                except OSError as error:
+                    raise UserError(
+                        f"{named(file.path)}, values of the teacher, cannot be written ({reason(error)}); once it can "
+                        "be, the same command computes those that are missing"
+                    ) from error
+
+        from_first(store)
 
 
 def taught(config: Config, data: Data, teacher: Model) -> Data:
@@ -114,7 +130,6 @@ def provide_teacher(
     """
 
     def missing() -> list[tuple[int, int]]:
-        files.folder.mkdir(parents=True, exist_ok=True)
         return [
             (source, example)
             for source, (inside, examples) in enumerate(rows)

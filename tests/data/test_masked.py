@@ -78,6 +78,23 @@ def test_padding_and_ends_of_documents_are_not_drawn(tmp_path: Any):
     assert not (before["tokens"][drawn] == data.separator).any()
     with refused("loss.mask_token: 61", "less than the vocabulary (61)"):
         masked(source, vocab=None, mask_token=61)
+    for token in (61, -1):
+        with refused(f"loss.unmasked: {token}", "from 0 to 60"):
+            masked(source, vocab=None, mask_token=57, unmasked=(3, token))
+
+
+def test_only_tokens_that_the_loss_counts_are_drawn(tmp_path: Path):
+    folder = prepared_chat(tmp_path / "chat", conversations()).path
+    before, after = rows(
+        masked(DataConfig(source="tokens", path=str(folder), sequence_length=256), 2, None, rate=0.9, mask_token=57), 4
+    )
+    drawn, segments = after["mask"] > 0, before["segments"]
+    continues = segments[:, 1:] == segments[:, :-1]
+    counted = before["mask"][:, :-1] > 0
+    assert (continues & ~counted & (segments[:, 1:] > 0)).any(), "the loss leaves tokens out"
+    assert drawn.any() and not (drawn[:, 1:] & continues & ~counted).any()
+    firsts = ~continues & (segments[:, 1:] > 0)
+    assert not (drawn[:, 1:] & firsts & (before["mask"][:, 1:] == 0)).any()
 
 
 def marked_folder(tmp_path: Path) -> tuple[Path, list[dict[str, Any]]]:
@@ -88,16 +105,21 @@ def marked_folder(tmp_path: Path) -> tuple[Path, list[dict[str, Any]]]:
         nouns = [[*word.span(), "noun"] for word in words[::3]]
         verbs = [[word.start(), word.start() + 1, "verb"] for word in words[1::3]]
         lines.append({"text": text, "spans": nouns + verbs})
+    return prepared(tmp_path, lines, heldout_fraction=0.2), lines
+
+
+def prepared(tmp_path: Path, lines: list[dict[str, Any]], **more: Any) -> Path:
+    """A folder of the texts of lines, by bytes."""
     source = tmp_path / "text.jsonl"
     source.write_text("".join(json.dumps({"text": one["text"]}) + "\n" for one in lines))
     tokenizer = write_tokenizer(tmp_path / "bytes" / "tokenizer.json")
-    prepare(options(tmp_path / "out", source, tokenizer=tokenizer, heldout_fraction=0.2), quiet())
-    return tmp_path / "out", lines
+    prepare(options(tmp_path / "out", source, tokenizer=tokenizer, **more), quiet())
+    return tmp_path / "out"
 
 
 def write_spans(tmp_path: Path, lines: list[dict[str, Any]]) -> Path:
     file = tmp_path / "spans.jsonl"
-    file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    file.write_text("".join(json.dumps(line, ensure_ascii=False) + "\n" for line in lines))
     return file
 
 
@@ -137,9 +159,17 @@ def test_lines_of_spans_that_do_not_fit_are_refused(tmp_path: Path):
         ({"text": lines[1]["text"], "spans": [[3, 3, "a"]]}, (":2:", "[3, 3]", "begin < end")),
         ({"text": lines[1]["text"], "spans": [[0, 3, "a"], [1, 2, "b"]]}, (":2:", "do not overlap")),
         ({"text": lines[1]["text"]}, (":2:", "`spans`, a list of [begin, end, kind]")),
+        ({"text": lines[1]["text"], "spans": [[0, float("inf"), "a"]]}, (":2:", "[begin, end, kind]")),
     ):
         with refused("spans.jsonl", *parts):
             mark_spans(write_spans(tmp_path, [lines[0], line]), folder, quiet())
+    assert not span_file(folder, "train").exists(), "nothing is written where a line does not fit"
+    with refused("--spans", "none.jsonl", "cannot be read (No such file"):
+        mark_spans(tmp_path / "none.jsonl", folder, quiet())
+    file = write_spans(tmp_path, lines[:1])
+    file.write_bytes(file.read_bytes() + b'{"text": "\xff"}\n')
+    with refused("spans.jsonl:2:", "in UTF-8"):
+        mark_spans(file, folder, quiet())
     mark_spans(write_spans(tmp_path, lines), folder, quiet())
     with refused("loss.spans", "'nuon' is no kind", "noun"):
         masked(source, vocab=None, mask_token=250, spans={"nuon": 0.6})
@@ -147,3 +177,13 @@ def test_lines_of_spans_that_do_not_fit_are_refused(tmp_path: Path):
     file.write_bytes(file.read_bytes()[:-40] + bytes(40))
     with refused("spans-train.bin", "is damaged", "--spans makes it again"):
         masked(source, vocab=None, mask_token=250, spans={"noun": 0.6})
+
+
+def test_a_text_of_spans_may_have_line_separators_of_unicode(tmp_path: Path):
+    lines = [{"text": text, "spans": [[2, 7, "noun"]]} for text in ("a\u2028b\u2029c\x85d", "efghijkl")]
+    folder = prepared(tmp_path, lines, heldout_fraction=0.0)
+    mark_spans(write_spans(tmp_path, lines), folder, quiet())
+    opened = open_token_folder(folder, key="")
+    spans = read_spans(span_file(folder, "train"), opened.identity)
+    texts_of = [opened.codec.decode(opened.train.tokens[first:stop]) for first, stop in zip(*spans[:2], strict=True)]
+    assert sorted(texts_of) == sorted(line["text"][2:7] for line in lines)

@@ -182,10 +182,10 @@ class _Loop:
             )
         return True
 
-    def _check_saved(self, facts: Mapping[str, object]) -> None:
+    def _check_saved(self, step: int, facts: Mapping[str, Any]) -> None:
         """Refuse a checkpoint of another reference, which takes memory and time before there is a state."""
         self.trainer.models.check_reference(facts)
-        self.trainer.provide_reference(self.listeners)
+        self.trainer.provide_reference(self.listeners, (step, facts))
         liveness.at("restoring a checkpoint")
 
     def _report_first_weights(self) -> None:

@@ -118,8 +118,8 @@ class Run:
         self.models = SourceModels(self.layout)
         if OBJECTIVES[self.config.loss.name].teacher and self.models.reference is not None:
             self.data = taught(self.config, self.data, self.models.reference)
-        self._taught: tuple[int, ...] | None = None
-        """`left_out`, once the teacher's files of the batches are there."""
+        self._taught: tuple[object, int] | None = None
+        """The order of the rows and the first of them, once the teacher's files of the batches are there."""
         self._state: TrainState | None = None
         self._frozen: Weights = {}
         """The frozen weights of a state that was dropped."""
@@ -171,15 +171,20 @@ class Run:
             state = state._replace(frozen=self._frozen or self.models.frozen(self.mesh))
         self._state, self._batches = self.functions.residency.adopted(state), None
 
-    def provide_reference(self, listeners: Listener | None = None) -> None:
+    def provide_reference(
+        self, listeners: Listener | None = None, saved: tuple[int, Mapping[str, Any]] | None = None
+    ) -> None:
         """Compute the log-probabilities of the reference, or read them; they are stored beside the tokens. Those of a
         teacher are in the run's folder.
 
         Rows of pairs need them. To call this before there is a state leaves more memory for the reference.
+
+        Args:
+            listeners: are told of the progress.
+            saved: the step and the facts of the checkpoint that this run continues from next, if it does.
         """
-        if OBJECTIVES[self.config.loss.name].teacher and self._taught != self.left_out:
-            self._provide_teacher(listeners or Listener())
-            self._taught = self.left_out
+        if OBJECTIVES[self.config.loss.name].teacher:
+            self._provide_teacher(listeners or Listener(), saved)
         elif self.models.reference is not None and any(part.rows.reference.values is None for part in self.data.paired):
             self.models.check_reference(self._continued)
             liveness.at("computing log-probabilities of the reference")
@@ -187,19 +192,27 @@ class Run:
                 self.config, self.data, self.models.reference, list(self.mesh.devices.flat), listeners or Listener()
             )
 
-    def _provide_teacher(self, listeners: Listener) -> None:
+    def _provide_teacher(self, listeners: Listener, saved: tuple[int, Mapping[str, Any]] | None) -> None:
         assert self.models.reference is not None, "a loss with a teacher names it"
+        data, step, left_out = self.data, self.steps_done, self.left_out
+        if saved is not None:
+            step, left_out = saved[0], tuple(saved[1]["left_out"])
+            data = data.continued(saved[1], self._first_example(step, left_out))
+        order, first = (left_out, data.facts), self._first_example(step, left_out)
+        if self._taught is not None and self._taught[0] == order and self._taught[1] <= first:
+            return
         self.models.check_reference(self._continued)
         liveness.at("computing log-probabilities of the teacher")
         teacher, devices = self.models.reference, list(self.mesh.devices.flat)
         files, temperature = TeacherFiles(self.config, teacher), self.config.loss.temperature
         # Batches are placed one ahead.
-        last = self._first_example(self.config.run.steps + 2)
-        used: list[tuple[Any, range]] = [(self.data.train, range(self._first_example(self.steps_done), last))]
-        if evaluates(self.config, self.data):
-            used.append((self.data.heldout, range(self.config.evaluation.batches * self.config.data.batch_size)))
+        last = self._first_example(self.config.run.steps + 2, left_out)
+        used: list[tuple[Any, range]] = [(data.train, range(first, last))]
+        if evaluates(self.config, data):
+            used.append((data.heldout, range(self.config.evaluation.batches * self.config.data.batch_size)))
         make = lambda: scorer_of(self.config, teacher, devices, temperature)
         provide_teacher(files, used, make, listeners)
+        self._taught = order, first
 
     @cached_property
     def saved(self) -> SavedState:
@@ -351,7 +364,7 @@ class Run:
             facts: those of the checkpoint, with `Data.facts` of the run that made it among them.
         """
         example = self._first_example(self.steps_done)
-        self.data, self._batches, self._taught = self.data.continued(facts, example), None, None
+        self.data, self._batches = self.data.continued(facts, example), None
         if facts.get("mixture") in (None, self.data.facts["mixture"]):
             return None
         return (
@@ -359,9 +372,9 @@ class Run:
             f"{self.data.epochs_text(example)}."
         )
 
-    def _first_example(self, step: int) -> int:
-        """Number of the first example of a step's batch."""
-        return batch_index(step, self.left_out) * self.config.data.batch_size
+    def _first_example(self, step: int, left_out: Sequence[int] | None = None) -> int:
+        """Number of the first example of a step's batch, by default with those that this run leaves out."""
+        return batch_index(step, self.left_out if left_out is None else left_out) * self.config.data.batch_size
 
     def flops(self, steps: int, pairs: Pairs) -> float:
         """Model FLOPs of so many steps, in whose batches the mask keeps `pairs` in all; rows are always full."""

@@ -45,18 +45,18 @@ class Saves:
         """Step of each checkpoint that this process saved or restored, to the steps in a row that had been skipped."""
 
     def restore(
-        self, like: TrainState, carried: Mapping[str, Carried[PyTree]], check: Callable[[dict[str, object]], None]
+        self, like: TrainState, carried: Mapping[str, Carried[PyTree]], check: Callable[[int, dict[str, object]], None]
     ) -> tuple[TrainState, dict[str, Any]] | None:
         """The newest intact state, laid out as `like` with this `carried` state, and the facts saved with it; None
         where there is none.
 
-        `check` is called with the facts before the state takes memory; it raises an error to refuse them.
+        `check` is called with the step and the facts before the state takes memory; it raises an error to refuse them.
         Raises `CheckpointError` when the folder cannot be read, or what is saved does not fit `like`.
         """
         newest = self._checkpointer.latest()
         if newest is None:
             return None
-        check(_run_facts(self._checkpointer, newest))
+        check(newest, _run_facts(self._checkpointer, newest))
         state, facts = read_state(self._checkpointer, newest, like, carried, self._listeners.message)
         self._newest, self._skipped[newest] = newest, skipped_in_row(facts)
         self._healthy = newest
