@@ -17,7 +17,7 @@ import numpy as np
 import torch
 import transformers
 
-from tests.goldens.generate import as_published, fill, loaded, logits_of
+from tests.goldens.generate import as_published, class_of, fill, loaded, logits_of
 
 LENGTHS = (1, 17, 200)
 GREEDY = 8
@@ -29,7 +29,7 @@ def make(folder: Path) -> None:
     random = np.random.default_rng(zlib.crc32(folder.name.encode()))
     before = (folder / "config.json").read_bytes()
     config = transformers.AutoConfig.from_pretrained(folder, attn_implementation="eager")
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    model = class_of(folder)(config).eval()
     fill(model, random)
     model.to(torch.float32).save_pretrained(folder)
     (folder / "config.json").write_bytes(before)
