@@ -224,8 +224,9 @@ CASES: dict[str, tuple[str, dict]] = {
             "attention_bias": True, "lm_head_bias": True, "sliding_window": 9, "rms_norm_eps": 1e-2,
             "rope_parameters": rope(
                 1e2, rope_type="longrope", short_factor=[1.25, 2.0], long_factor=[3.0, 5.0], short_mscale=1.25,
-                long_mscale=1.25, original_max_position_embeddings=64,
+                long_mscale=1.25, original_max_position_embeddings=256,  # longer rows have other factors there
             ),
+            "max_position_embeddings": 512,
         },
     ),
     "olmoe": (

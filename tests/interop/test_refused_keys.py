@@ -47,13 +47,13 @@ REFUSED = {
         "gpt2", {"scale_attn_by_inverse_layer_idx": True}, ("scale_attn_by_inverse_layer_idx", "False")
     ),
     "a window of every layer without positions": ("smollm3", {"use_sliding_window": True}, ("use_sliding_window",)),
-    "another number of experts of SparseMixer": ("phimoe", {"num_experts_per_tok": 3}, ("num_experts_per_tok", "3", "2")),
+    "three experts of SparseMixer": ("phimoe", {"num_experts_per_tok": 3}, ("num_experts_per_tok", "3", "2")),
     "noise that is no share": ("phimoe", {"router_jitter_noise": 1.5}, ("router_jitter_noise", "1.5", "0 to 1")),
     "a share of heads that their widths are not": (
         "mistral4", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "partial_rotary_factor": 0.25}},
         ("partial_rotary_factor", "0.25", "0.57"),
     ),
-    "dense layers where there are none": ("solar_open", {"first_k_dense_replace": 1}, ("first_k_dense_replace", "1", "0")),
+    "dense layers where there are none": ("solar_open", {"first_k_dense_replace": 1}, ("first_k_dense_replace", "1")),
     "two magnitudes": (
         "phimoe", {"rope_parameters": {"rope_type": "longrope", "short_mscale": 1.0, "long_mscale": 1.5}},
         ("rope_parameters.long_mscale", "1.5", "1.0"),

@@ -1,4 +1,4 @@
-"""Phi 1, 1.5 and 2: attention and feed-forward are parallel, with biases everywhere, and a part of each head rotates."""
+"""Phi 1, 1.5 and 2: parallel blocks, biases everywhere, and rotary embeddings of a part of each head."""
 
 from __future__ import annotations
 

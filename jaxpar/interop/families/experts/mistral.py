@@ -49,7 +49,8 @@ class RopeOfLatents(Rope):
         rotary, still = (hf_config.integer(f"qk_{part}_head_dim") for part in ("rope", "nope"))
         share = rotary / (rotary + still)
         (first, *_) = Rope.read(replace(self, partial=share), hf_config, layers)
-        assert isinstance(rope := first["rope"], dict)
+        rope = first["rope"]
+        assert isinstance(rope, dict)
         if (stated := rope.pop("partial")) != share:
             raise hf_config.refusal("partial_rotary_factor", stated, f"{share}, by the widths of heads")
         return [{"rope": rope}] * layers
