@@ -41,7 +41,7 @@ def make(folder: Path) -> None:
     random = np.random.default_rng(zlib.crc32(folder.name.encode()))
     before = (folder / "config.json").read_bytes()
     config = transformers.AutoConfig.from_pretrained(folder, attn_implementation="eager")
-    model = class_of(folder).from_config(config).eval()
+    model = class_of(folder)(config).eval()
     fill(model, random)
     vocab, arrays = config.vocab_size, {}
     row = random.integers(0, vocab, (1, max(LENGTHS)))

@@ -17,6 +17,8 @@ LLAMA3 = {
     "rope_type": "llama3", "factor": 4.0, "original_max_position_embeddings": 64, "low_freq_factor": 1.0,
     "high_freq_factor": 4.0,
 }  # fmt: skip
+LEFT = ("partial_rotary_factor", "mrope_section", "llama_4_scaling_beta")
+"""Keys of a golden's rotary embeddings that each scaling leaves as they are."""
 SCALINGS = ({"rope_type": "default"}, {"rope_type": "linear", "factor": 2.5}, LLAMA3, YARN)
 
 
@@ -118,12 +120,8 @@ def positions(keys: Keys, random: np.random.Generator) -> Keys:
     return {"rope_parameters": _scaled(rope, random)}
 
 
-_OF_NO_SCALING = ("partial_rotary_factor", "mrope_section", "llama_4_scaling_beta")
-"""Keys that stay with any scaling."""
-
-
 def _scaled(rope: Keys, random: np.random.Generator) -> Keys:
-    left = {key: value for key, value in rope.items() if key in _OF_NO_SCALING}
+    left = {key: value for key, value in rope.items() if key in LEFT}
     return left | one_of(SCALINGS)(random) | {"rope_theta": float(random.choice([100.0, 1e4, 1e6]))}
 
 

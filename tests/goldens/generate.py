@@ -199,6 +199,36 @@ CASES: dict[str, tuple[str, dict]] = {
             ),
         },
     ),
+    "mistral4": (
+        "Mistral4",
+        LATENT | {
+            "q_lora_rank": 10, "first_k_dense_replace": 1, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5,
+            "n_shared_experts": 1, "rms_norm_eps": 1e-2, "rope_parameters": rope(
+                1e3, rope_type="yarn", factor=4.0, original_max_position_embeddings=8, beta_fast=8.0, beta_slow=1.0,
+                mscale=0.7, mscale_all_dim=1.3, llama_4_scaling_beta=0.3,
+            ),
+        },
+    ),
+    "solar_open": (
+        "SolarOpen",
+        {key: value for key, value in SMALL.items() if key != "intermediate_size"} | {
+            "hidden_size": 16, "head_dim": 12, "rms_norm_eps": 1e-2, "attention_bias": True, "n_routed_experts": 6,
+            "num_experts_per_tok": 2, "moe_intermediate_size": 20, "routed_scaling_factor": 1.5,
+            "rope_parameters": rope(1e3),
+        },
+    ),
+    "phimoe": (
+        "Phimoe",
+        SMALL | NO_TOKENS | {
+            "hidden_size": 16, "intermediate_size": 20, "num_local_experts": 6, "router_jitter_noise": 0.3,
+            "attention_bias": True, "lm_head_bias": True, "sliding_window": 9, "rms_norm_eps": 1e-2,
+            "rope_parameters": rope(
+                1e2, rope_type="longrope", short_factor=[1.25, 2.0], long_factor=[3.0, 5.0], short_mscale=1.25,
+                long_mscale=1.25, original_max_position_embeddings=256,  # longer rows have other factors there
+            ),
+            "max_position_embeddings": 512,
+        },
+    ),
     "olmoe": (
         "Olmoe",
         SMALL | {
@@ -399,6 +429,10 @@ CASES: dict[str, tuple[str, dict]] = {
             "layer_norm_eps": 1e-2, "rope_parameters": rope(1e2, partial_rotary_factor=0.5),
         },
     ),
+    "phi": (
+        "Phi",
+        SMALL | NO_TOKENS | {"layer_norm_eps": 1e-2, "rope_parameters": rope(1e2, partial_rotary_factor=0.5)},
+    ),
     "apertus": (
         "Apertus", SMALL | NO_TOKENS | {"rms_norm_eps": 1e-2, "dtype": "float32", "rope_parameters": rope(1e3)}
     ),
@@ -491,10 +525,9 @@ def fill(model: transformers.PreTrainedModel, generator: np.random.Generator) ->
             weight.copy_(torch.from_numpy(neutral + spread * generator.standard_normal(tuple(weight.shape))))
 
 
-def class_of(folder: Path) -> type[transformers.AutoModelForMaskedLM | transformers.AutoModelForCausalLM]:
-    """The class that makes the model in a folder."""
-    masked = "ForMaskedLM" in (folder / "config.json").read_text()
-    return transformers.AutoModelForMaskedLM if masked else transformers.AutoModelForCausalLM
+def class_of(folder: Path) -> type[transformers.PreTrainedModel]:
+    """The class of the model in a folder; some are not of the automatic classes, as Mistral 4's."""
+    return getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
 
 
 def loaded(folder: Path) -> transformers.PreTrainedModel:

@@ -12,7 +12,17 @@ from tests.reference import decoder64, experts64, layers64
 from tests.reference.options import DEFAULTS, Options
 from tests.reference.tree import Tree
 
-DIFFERENT = ("qwen3_moe", "deepseek_v3", "kimi_k2", "glm4_moe", "dots1", "ernie4_5_moe", "llama4", *WITH_STATE)
+DIFFERENT = (
+    "qwen3_moe",
+    "deepseek_v3",
+    "kimi_k2",
+    "glm4_moe",
+    "dots1",
+    "ernie4_5_moe",
+    "llama4",
+    "mistral4",
+    *WITH_STATE,
+)
 """Goldens whose layers have other blocks than attention and a feed-forward, or not all the same."""
 ALIKE = [name for name in NAMES if name not in DIFFERENT]
 """Goldens whose layers all have attention and weights of the same shapes, as those of the reference do."""

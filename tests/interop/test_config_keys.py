@@ -86,6 +86,8 @@ REASONS_BY_FAMILY = {
     },
     "qwen3_5_text": {"attn_output_gate": "always there"},
     "qwen3_5_moe_text": {"attn_output_gate": "always there", "intermediate_size": "no layer is dense"},
+    "solar_open": {"intermediate_size": "no layer is dense"},
+    "phimoe": {"input_jitter_noise": "noise in training"},
     "kimi_linear": {
         "rope_theta": "no layer has positions", "rope_scaling": "no layer has positions",
         "use_grouped_topk": "the number of groups is read",

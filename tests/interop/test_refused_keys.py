@@ -14,7 +14,6 @@ from tests.sentences import refused
 REFUSED = {
     "a family": ("llama", {"model_type": "mistrall"}, ("model_type", "mistrall", "mistral")),
     "attention by an indexer": ("llama", {"model_type": "deepseek_v32"}, ("deepseek_v32", "indexer", "index_topk")),
-    "a router that is not there": ("llama", {"model_type": "phimoe"}, ("phimoe", "SparseMixer")),
     "a family by another spelling": ("qwen2", {"model_type": "Qwen_2"}, ("model_type", "Qwen_2", "mean qwen2?")),
     "a soft cap that transformers ignores": ("gemma3", {"attn_logit_softcapping": 30.0}, ("attn_logit_softcapping",)),
     "a class": ("llama", {"architectures": ["LlamaForTokenClassification"]}, ("architectures", "LlamaForCausalLM")),
@@ -48,6 +47,17 @@ REFUSED = {
         "gpt2", {"scale_attn_by_inverse_layer_idx": True}, ("scale_attn_by_inverse_layer_idx", "False")
     ),
     "a window of every layer without positions": ("smollm3", {"use_sliding_window": True}, ("use_sliding_window",)),
+    "three experts of SparseMixer": ("phimoe", {"num_experts_per_tok": 3}, ("num_experts_per_tok", "3", "2")),
+    "noise that is no share": ("phimoe", {"router_jitter_noise": 1.5}, ("router_jitter_noise", "1.5", "0 to 1")),
+    "a share of heads that their widths are not": (
+        "mistral4", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "partial_rotary_factor": 0.25}},
+        ("partial_rotary_factor", "0.25", "0.57"),
+    ),
+    "dense layers where there are none": ("solar_open", {"first_k_dense_replace": 1}, ("first_k_dense_replace", "1")),
+    "two magnitudes": (
+        "phimoe", {"rope_parameters": {"rope_type": "longrope", "short_mscale": 1.0, "long_mscale": 1.5}},
+        ("rope_parameters.long_mscale", "1.5", "1.0"),
+    ),
     "more experts for a token than there are": (
         "mixtral", {"num_experts_per_tok": 9}, ("num_experts_per_tok", "9", "at most 6")
     ),

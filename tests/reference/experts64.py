@@ -25,7 +25,7 @@ def route(
     logits: Float64[Array, "tokens experts"], ids: Int[Array, " tokens"], bias: Any, options: Mapping[str, Any]
 ) -> tuple[Float64[Array, "tokens experts"], Any]:
     """(the weight of each expert, 0 if it is not chosen; the statistics whose means the balance loss takes)."""
-    options = {"groups": None, "scale": 1.0, **options, **options.get("router_options", {})}
+    options = {"groups": None, "group_best": 1, "scale": 1.0, **options, **options.get("router_options", {})}
     router, k, count = options["router"], options["per_token"], options["count"]
     tokens = jnp.arange(len(logits))
     if router == "hash":
@@ -44,6 +44,15 @@ def route(
         best = within.reshape(groups.shape).argmax(axis=2)
         picked = (jnp.arange(groups.shape[2]) == best[:, :, None]).reshape(logits.shape)
         return jnp.where(picked, within, 0), within / k
+    if router == "sparse_mixer":
+        weights, rest = jnp.zeros(logits.shape), logits
+        for _ in range(2):
+            best, first = rest.max(axis=1, keepdims=True), jnp.arange(count) == rest.argmax(axis=1)[:, None]
+            near = (best - logits) / jnp.maximum(jnp.abs(logits), best) <= 2 * options["jitter"]
+            gates = jnp.where(near, jnp.exp(rest - best), 0)
+            weights += jnp.where(first, gates / gates.sum(axis=1, keepdims=True), 0)
+            rest = jnp.where(first, -jnp.inf, rest)
+        return weights, softmax
     if router == "expert_choice":
         real = options["counts"]
         ranked = -jax.lax.reduce_precision(softmax, 8, 12)
@@ -63,8 +72,9 @@ def route(
     biased = router in ("sigmoid", "biased_softmax")
     ranked = scores + bias if biased else logits
     if options["groups"]:
-        best_of = 2 if biased else 1
-        best = jnp.sort(ranked.reshape(len(logits), options["groups"], -1), axis=2)[:, :, -best_of:].sum(axis=2)
+        best_of = 2 if biased else options["group_best"]
+        rank = ranked if biased else softmax
+        best = jnp.sort(rank.reshape(len(logits), options["groups"], -1), axis=2)[:, :, -best_of:].sum(axis=2)
         kept = jnp.argsort(-best, axis=1)[:, : options["groups_per_token"]]
         of_expert = jnp.arange(count) // (count // options["groups"])
         ranked = jnp.where((of_expert[:, None] == kept[:, None, :]).any(axis=2), ranked, -jnp.inf)

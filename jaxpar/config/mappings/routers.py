@@ -19,16 +19,18 @@ class InGroups:
 
 @dataclass(frozen=True)
 class Scaled(InGroups):
-    """And a factor of the weights."""
+    """And how many of a group's largest probabilities are added to rank it; and a factor of the weights."""
 
+    group_best: Annotated[int, at_least(1)] = 1
     scale: Annotated[float, at_least(0, 1e30)] = 1.0
 
 
 @dataclass(frozen=True)
-class Biased(Scaled):
-    """And the step by which each update moves the biases towards an equal load; and what is added to the sum of a
-    token's sigmoids, by which they are divided."""
+class Biased(InGroups):
+    """And a factor of the weights; the step by which each update moves the biases towards an equal load; and what is
+    added to the sum of a token's sigmoids, by which they are divided."""
 
+    scale: Annotated[float, at_least(0, 1e30)] = 1.0
     bias_rate: Annotated[float, at_least(0, 1e30)] = 0.001
     epsilon: Annotated[float, SHARE] = 0.0
 
@@ -59,6 +61,14 @@ class Annealed:
 
 
 @dataclass(frozen=True)
+class Jitter:
+    """A logit that is less than the largest one by more than twice this share of the larger of its size and that one is
+    left out of the probabilities."""
+
+    jitter: Annotated[float, SHARE] = 0.01
+
+
+@dataclass(frozen=True)
 class Forced:
     """Leave to let a token's experts depend on later tokens."""
 
@@ -66,7 +76,7 @@ class Forced:
 
 
 ROUTERS: dict[str, type] = {
-    "top_k_softmax": InGroups,
+    "top_k_softmax": Scaled,
     "softmax_top_k": Scaled,
     "switch": Scaled,
     "gshard": NoOptions,
@@ -78,6 +88,7 @@ ROUTERS: dict[str, type] = {
     "hash": NoOptions,
     "sam": Groups,
     "cosine": Cosine,
+    "sparse_mixer": Jitter,
     "dense_to_sparse": Annealed,
     "base": NoOptions,
     "expert_choice": Forced,

@@ -12,6 +12,7 @@ from jaxpar.interop.mapping.rope_keys import Rope
 EMBEDDING = Tensor("model.embed_tokens.weight", "embedding.tokens", Form.TABLE)
 NORM = Tensor("model.norm.weight", "final_norm.scale", Form.VECTOR)
 HEAD = Tensor("lm_head.weight", "head.weight")
+HEAD_BIAS = Tensor("lm_head.bias", "final_norm.head_bias", Form.VECTOR)
 
 
 def linear(theirs: str, ours: str) -> tuple[Tensor, Tensor]:

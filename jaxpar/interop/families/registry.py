@@ -9,6 +9,7 @@ from jaxpar.interop.families.dense.arcee import ARCEE
 from jaxpar.interop.families.dense.cohere import COHERE, COHERE2
 from jaxpar.interop.families.dense.exaone import EXAONE4
 from jaxpar.interop.families.dense.gpt_neox import GPT_NEOX
+from jaxpar.interop.families.dense.phi import PHI
 from jaxpar.interop.families.dense.seed_oss import SEED_OSS
 from jaxpar.interop.families.dense.stablelm import STABLELM
 from jaxpar.interop.families.dense.starcoder import STARCODER2
@@ -18,7 +19,10 @@ from jaxpar.interop.families.experts.glm import GLM4, GLM4_MOE
 from jaxpar.interop.families.experts.hunyuan import HUNYUAN_V1_DENSE, HUNYUAN_V1_MOE
 from jaxpar.interop.families.experts.kimi import KIMI_K2
 from jaxpar.interop.families.experts.minimax import MINIMAX_M2
+from jaxpar.interop.families.experts.mistral import MISTRAL4
+from jaxpar.interop.families.experts.phi import PHIMOE
 from jaxpar.interop.families.experts.qwen import QWEN2_MOE
+from jaxpar.interop.families.experts.solar import SOLAR_OPEN
 from jaxpar.interop.families.gemma import GEMMA, GEMMA2, GEMMA3
 from jaxpar.interop.families.gpt2 import GPT2
 from jaxpar.interop.families.gpt_oss import GPT_OSS
@@ -65,6 +69,7 @@ FAMILIES: dict[str, Family] = {
         COHERE,
         COHERE2,
         GPT_NEOX,
+        PHI,
         APERTUS,
         OLMOE,
         SMOLLM3,
@@ -94,6 +99,9 @@ FAMILIES: dict[str, Family] = {
         HUNYUAN_V1_MOE,
         MINIMAX_M2,
         KIMI_K2,
+        MISTRAL4,
+        SOLAR_OPEN,
+        PHIMOE,
         LFM2,
         LFM2_MOE,
         LLAMA4,
@@ -107,6 +115,5 @@ _INDEXER = "an indexer chooses the keys that its attention sees (index_topk), wh
 LACKING = {
     "deepseek_v32": _INDEXER,
     "glm_moe_dsa": _INDEXER,
-    "phimoe": "its router chooses by SparseMixer, and its head has biases, which no model here has",
 }
 """Types that are like a known one but for a block that is not there, with that block."""

@@ -11,7 +11,6 @@ from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.mapping.keys import REQUIRED, HFConfig
 from jaxpar.layers.experts.routers import options_of
-from jaxpar.layers.latent_attention import shape_of
 
 _WIDTHS = {
     "kv_lora_rank": "kv_rank", "q_lora_rank": "query_rank", "qk_rope_head_dim": "rope_dim",
@@ -27,6 +26,8 @@ class LatentWidths:
     """The epsilon of the norms of latent vectors, where it is another than the model's."""
     unread: tuple[str, ...] = ()
     """Keys among those that follow which the family does not read."""
+    rotary_head: bool = True
+    """Whether `head_dim` is the width of the part that rotates; else it is that of the head."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -38,11 +39,11 @@ class LatentWidths:
             for theirs, ours in _WIDTHS.items()
             if theirs != "q_lora_rank" or hf_config.get(theirs, REQUIRED) is not None
         }
-        heads = hf_config.get("num_attention_heads")
+        heads, width = hf_config.get("num_attention_heads"), widths["rope_dim"] + widths["nope_dim"]
         for key, expected in (
             ("num_key_value_heads", heads),
-            ("head_dim", widths["rope_dim"]),
-            ("qk_head_dim", widths["rope_dim"] + widths["nope_dim"]),
+            ("head_dim", widths["rope_dim"] if self.rotary_head else width),
+            ("qk_head_dim", width),
         ):
             if key not in self.unread and (value := hf_config.get(key)) not in (None, expected):
                 raise hf_config.refusal(key, value, str(expected))
@@ -54,7 +55,8 @@ class LatentWidths:
             return {}
         widths: dict[str, object] = {theirs: getattr(latent, ours) for theirs, ours in _WIDTHS.items()}
         return widths | {
-            "num_key_value_heads": model.heads, "head_dim": shape_of(model).rope_dim, "qk_head_dim": head_dim(model),
+            "num_key_value_heads": model.heads, "qk_head_dim": head_dim(model),
+            "head_dim": latent.rope_dim if self.rotary_head else head_dim(model),
         }  # fmt: skip
 
 
@@ -70,6 +72,8 @@ class DeepSeekExperts:
     """Ours: `softmax_top_k` (V2) or `sigmoid` (V3)."""
     scores: tuple[str, ...] = ()
     """Spellings of the score function, the first one written; none are those of DeepSeek."""
+    dense: bool = True
+    """Whether the first layers may be dense; else their number is 0, and its key may be absent."""
 
     @property
     def normalised(self) -> bool:
@@ -101,9 +105,11 @@ class DeepSeekExperts:
             width=hf_config.integer("moe_intermediate_size"), shared=shared, router=self.router,
             router_options=options,
         )  # fmt: skip
-        first = hf_config.get("first_k_dense_replace", absent or 0)
-        if type(first) is not int or not 0 <= first < layers:
-            raise hf_config.refusal("first_k_dense_replace", first, f"a whole number from 0 to {layers - 1}")
+        first, most = hf_config.get("first_k_dense_replace", (absent or 0) if self.dense else 0), layers - 1
+        if type(first) is not int or not 0 <= first <= (most if self.dense else 0):
+            raise hf_config.refusal(
+                "first_k_dense_replace", first, f"a whole number from 0 to {most}" if self.dense else "0"
+            )
         return [{"experts": None if layer < first else experts} for layer in range(layers)]
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:

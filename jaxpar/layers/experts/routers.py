@@ -13,7 +13,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.config.mappings import routers as mappings
 from jaxpar.config.mappings.experts import ExpertsConfig
-from jaxpar.config.mappings.routers import Annealed, Biased, Forced, Groups, InGroups, Scaled
+from jaxpar.config.mappings.routers import Annealed, Biased, Forced, Groups, InGroups, Jitter, Scaled
 from jaxpar.config.parts import NoOptions
 from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.layers.experts.assignment import balanced, chosen_by_experts
@@ -41,16 +41,17 @@ def softmax_top_k(logits: Logits, state: RouterState, experts: ExpertsConfig, op
     """The k largest probabilities are the weights, which add up to less than 1 (OLMoE, arXiv:2409.02060), times `scale`
     (DeepSeek-V2, arXiv:2405.04434)."""
     probabilities = jax.nn.softmax(logits)
-    indices = selected(state, _in_groups(logits, options, best=1), experts.per_token)
+    indices = selected(state, _in_groups(logits, options, probabilities, options.group_best), experts.per_token)
     return Routing(indices, options.scale * chosen(probabilities, indices), {"probabilities": probabilities})
 
 
-def top_k_softmax(logits: Logits, state: RouterState, experts: ExpertsConfig, options: InGroups) -> Routing:
-    """The weights are the softmax of the k largest logits (Mixtral, arXiv:2401.04088); normalising the k largest
-    probabilities gives the same (Qwen3)."""
-    indices = selected(state, _in_groups(logits, options, best=1), experts.per_token)
+def top_k_softmax(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Scaled) -> Routing:
+    """The weights are the softmax of the k largest logits (Mixtral, arXiv:2401.04088), times `scale`; normalising the k
+    largest probabilities gives the same (Qwen3)."""
+    probabilities = jax.nn.softmax(logits)
+    indices = selected(state, _in_groups(logits, options, probabilities, options.group_best), experts.per_token)
     weights = jax.nn.softmax(jnp.where(indices == NO_EXPERT, HIDDEN, chosen(logits, indices)))
-    return Routing(indices, weights, {"probabilities": jax.nn.softmax(logits)})
+    return Routing(indices, options.scale * weights, {"probabilities": probabilities})
 
 
 def gshard(logits: Logits, state: RouterState, experts: ExpertsConfig, options: NoOptions) -> Routing:
@@ -97,7 +98,8 @@ def biased_softmax(logits: Logits, state: RouterState, experts: ExpertsConfig, o
 def _biased(logarithms: Logits, scores: Logits, state: RouterState, experts: ExpertsConfig, options: Biased) -> Routing:
     """The largest sums of score and bias, weighted by the scores divided by their sum."""
     assert state.bias is not None, "this router chooses by a bias"
-    indices = selected(state, _in_groups(scores + state.bias, options, best=2), experts.per_token)
+    ranked = scores + state.bias
+    indices = selected(state, _in_groups(ranked, options, ranked, best=2), experts.per_token)
     # By their logarithms, since all may be 0 in float32: a bias can choose such experts.
     of_chosen = jnp.where(indices == NO_EXPERT, HIDDEN, chosen(logarithms, indices))
     weights = jax.nn.softmax(of_chosen)
@@ -149,6 +151,26 @@ def sam(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Gro
     weights = chosen(probabilities, indices)
     above = jnp.where(inside, 0.0, jax.nn.relu(probabilities - weights[:, -1:]))
     return Routing(indices, weights, {"probabilities": probabilities, "misaligned": above.sum(-1, keepdims=True)})
+
+
+def sparse_mixer(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Jitter) -> Routing:
+    """The largest logit, and then the largest of the others; the weight of each is its probability among those that are
+    near it (GRIN, arXiv:2409.12136, section 2.2). The paper draws both in training; here they are the largest, of which
+    its estimate of the gradient is the derivative of the weight."""
+    indices = selected(state, logits, 2)
+    others = jnp.where(ones_at(indices[:, :1], experts.count)[:, 0] > 0, HIDDEN, logits)
+    weights = [
+        chosen(_among_near(logits, rest, options.jitter), indices[:, turn : turn + 1])
+        for turn, rest in enumerate((logits, others))
+    ]
+    return Routing(indices, jnp.concatenate(weights, axis=-1), {"probabilities": jax.nn.softmax(logits)})
+
+
+def _among_near(logits: Logits, rest: Logits, jitter: float) -> Logits:
+    """Probabilities of the logits in `rest` that are not far below the largest of them."""
+    best = rest.max(-1, keepdims=True)
+    far = best - logits > 2 * jitter * jnp.maximum(jnp.abs(logits), best)
+    return jax.nn.softmax(jnp.where(far, HIDDEN, rest))
 
 
 def dense_to_sparse(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Annealed) -> Routing:
@@ -206,12 +228,12 @@ def _mixed(ids: Int[Array, " tokens"]) -> Array:
     return x ^ (x >> 16)
 
 
-def _in_groups(scores: Logits, options: InGroups, best: int) -> Logits:
+def _in_groups(scores: Logits, options: InGroups, ranked: Logits, best: int) -> Logits:
     """`scores` with those outside a token's `groups_per_token` best groups hidden; a group is as good as the sum of its
-    `best` largest scores (DeepSeek-V2, arXiv:2405.04434, with 1; DeepSeek-V3 with 2)."""
+    `best` largest numbers in `ranked` (DeepSeek-V2, arXiv:2405.04434, with 1; DeepSeek-V3 and Mistral 4 with 2)."""
     if options.groups is None:
         return scores
-    groups = lax.stop_gradient(scores).reshape(len(scores), options.groups, -1)
+    groups = lax.stop_gradient(ranked).reshape(len(ranked), options.groups, -1)
     rank = lax.top_k(groups, min(best, groups.shape[-1]))[0].sum(-1)
     allowed = ones_at(largest(rank, options.groups_per_token or 1), options.groups).sum(1) > 0
     allowed: Bool[Array, "tokens experts"] = jnp.repeat(allowed, groups.shape[-1], axis=1)
@@ -239,6 +261,7 @@ ROUTERS: dict[str, Router] = {
     "hash": Router(hashed, None, ids=True, learned=False, by_row=False),
     "sam": Router(sam, sam_loss, by_row=False),
     "cosine": Router(softmax_top_k, balance_loss, cosine=True),
+    "sparse_mixer": Router(sparse_mixer, balance_loss, per_token=2),
     "dense_to_sparse": Router(dense_to_sparse, balance_loss, draw=jax.random.gumbel, anneals=True, all_experts=True),
     "base": Router(base, None, ordered=True, per_token=1, by_row=False),
     "expert_choice": Router(expert_choice, None, ordered=True, all_experts=True, by_row=False),

@@ -34,9 +34,14 @@ CASES: dict[str, dict[str, Any]] = {
     "k_top_1": {"per_token": 2},
     "cosine": {"per_token": 2},
     "sam": {"per_token": 2, "router_options": {"groups": 2}},
+    "sparse_mixer": {"per_token": 2, "router_options": {"jitter": 0.2}},
     "expert_choice": {"per_token": 2, "router_options": {"force": True}},
+    "best groups": {
+        "router": "top_k_softmax", "per_token": 3,
+        "router_options": {"groups": 4, "groups_per_token": 2, "group_best": 2, "scale": 1.7},
+    },
     "groups": {"router": "sigmoid", "per_token": 3, "router_options": {"groups": 4, "groups_per_token": 2}},
-}
+}  # fmt: skip
 DRAW = np.random.default_rng(0)
 LOGITS = DRAW.standard_normal((TOKENS, COUNT))
 BIAS = 0.3 * DRAW.standard_normal(COUNT)

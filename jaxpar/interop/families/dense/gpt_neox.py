@@ -22,10 +22,12 @@ _RENAMED = {"rotary_emb_base": "rope_theta", "rotary_pct": "partial_rotary_facto
 class GELUs:
     """GELU, exact or approximated by tanh."""
 
+    absent: str = "gelu"
+    """The one where the key is absent."""
     keys: tuple[str, ...] = ("hidden_act",)
 
     def read(self, hf_config: HFConfig) -> dict[str, object]:
-        value = hf_config.get("hidden_act", "gelu")
+        value = hf_config.get("hidden_act", self.absent)
         if not isinstance(value, str) or value not in _ACTIVATIONS:
             raise hf_config.refusal("hidden_act", value, one_of(_ACTIVATIONS))
         return {"activation": _ACTIVATIONS[value]}
