@@ -92,7 +92,7 @@ MISTRAL4 = Family(
     ),
     layer_entries=(
         RopeOfLatents(
-            scalings=("yarn",), unused=("max_position_embeddings",), absent=_YARN, growth="llama_4_scaling_beta"
+            scalings=("yarn",), unused=("max_position_embeddings",), absent=_YARN, temperature="llama_4_scaling_beta"
         ),
         SoftmaxExperts(),
     ),
