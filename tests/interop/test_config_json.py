@@ -442,6 +442,13 @@ def test_the_stretched_base_of_hunyuan_is_read_as_one_base():
     assert (written["rope_scaling"], written["rope_theta"]) == (None, model.rope.base)
 
 
+def test_local_layers_of_modernbert_may_have_a_scaling():
+    scalings = {"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_type": "linear", "factor": 2.5}}
+    family, model = model_of(golden("modernbert", rope_parameters=scalings))
+    assert {(one.rope.scaling, one.rope.factor) for one in layer_models(model) if one.window} == {("linear", 2.5)}
+    assert config_of(family, model, {}, length=128)["rope_parameters"]["sliding_attention"]["factor"] == 2.5
+
+
 def test_layers_of_hunyuan_may_use_different_numbers_of_experts():
     family, model = model_of(golden("hunyuan_v1_moe", moe_topk=[2, 3], num_shared_expert=[1, 1]))
     assert [one.experts and one.experts.per_token for one in layer_models(model)] == [2, 3]

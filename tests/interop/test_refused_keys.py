@@ -157,6 +157,9 @@ REFUSED = {
         ("rope_parameters.rope_type", "dynamic"),
     ),
     "attention across layers": ("hunyuan_v1_dense", {"use_cla": True}, ("use_cla", "True", "False")),
+    "a scaling of all layers of ModernBERT": (
+        "modernbert", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, ("rope_scaling", "rope_parameters")
+    ),
     "a head of BERT whose bias is elsewhere": (
         "bert", {"tie_word_embeddings": False}, ("tie_word_embeddings", "False", "True")
     ),

@@ -52,6 +52,18 @@ class _FirstLayer:
         return {}
 
 
+class _Rope(RopeByType):
+    """Bases and scalings by type, written in `rope_parameters`, which has a scaling of local layers too."""
+
+    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
+        if scaling := hf_config.get("rope_scaling"):  # transformers applies it to layers of both types
+            raise hf_config.refusal("rope_scaling", scaling, "rope_parameters, with a mapping for each type of layer")
+        return super().read(hf_config, layers)
+
+    def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
+        return RopeByType(self.types, bases=None).write(models)
+
+
 MODERNBERT = Family(
     name="modernbert",
     model_type="modernbert",
@@ -101,7 +113,7 @@ MODERNBERT = Family(
     layer_entries=(
         _FirstLayer(),
         _LocalAttention(),
-        RopeByType(_every_third, 160000.0, 10000.0, ("global_rope_theta", "local_rope_theta")),
+        _Rope(_every_third, 160000.0, 10000.0, ("global_rope_theta", "local_rope_theta")),
     ),
     unused=(
         "initializer_cutoff_factor", "embedding_dropout", "mlp_dropout", "classifier_dropout", "classifier_pooling",
