@@ -489,6 +489,7 @@ def test_layers_of_lfm2_may_be_named_by_indices():
 def test_layers_of_llama_4_are_those_of_its_defaults():
     """As published, of Maverick: every other layer has experts, every fourth no positions, all others chunks."""
     absent = dict.fromkeys(("no_rope_layers", "layer_types", "moe_layers", "attention_chunk_size", "floor_scale"), ...)
+    assert model_of(golden("llama4", **absent)) == model_of(golden("llama4", **absent | {"no_rope_layers": []}))
     _, model = model_of(golden("llama4", num_hidden_layers=8, **absent))
     layers = [kind_models(model)[kind] for kind in layer_kinds(model)]
     assert [one.experts is not None for one in layers] == [False, True] * 4

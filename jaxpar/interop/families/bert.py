@@ -6,6 +6,8 @@ before the next one, and of the last layer before the head.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.mapping.keys import Only, Same
@@ -25,8 +27,8 @@ def _norm(theirs: str, ours: str, first: str = "") -> tuple[Tensor, Tensor]:
     """The bias and the scale of a norm, which published files call beta and gamma."""
 
     def tensor(name: str, also: str, weight: str) -> Tensor:
-        names = {"first": f"{first}.{name}", "also_first": f"{first}.{also}"} if first else {}
-        return Tensor(f"{theirs}.{name}", f"{ours}.{weight}", Form.VECTOR, also=f"{theirs}.{also}", **names)
+        line = Tensor(f"{theirs}.{name}", f"{ours}.{weight}", Form.VECTOR, also=f"{theirs}.{also}")
+        return replace(line, first=f"{first}.{name}", also_first=f"{first}.{also}") if first else line
 
     return tensor("bias", "beta", "bias"), tensor("weight", "gamma", "scale")
 

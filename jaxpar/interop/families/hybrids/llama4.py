@@ -30,7 +30,9 @@ class ChunkedLayers:
     )  # fmt: skip
 
     def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
-        each = _POSITIONS.read(hf_config, layers)
+        # An empty list is as none to transformers.
+        values = {key: value for key, value in hf_config.values.items() if (key, value) != ("no_rope_layers", [])}
+        each = _POSITIONS.read(HFConfig(hf_config.file, values), layers)
         size = hf_config.typed("attention_chunk_size", "chunk", 8192)
         default = lambda hf_config, layers: [
             GLOBAL if size is None or one["position"] == "none" else _CHUNKED for one in each
