@@ -169,13 +169,15 @@ class Generator:
         Args:
             rows: that are continued together.
             tokens: of the longest row.
-            cache: tokens of all rows that the cache has pages for, at least those of one on each data rank; by default
-                those of `requests`, if these are all, or of every slot.
+            cache: tokens of all rows that the cache has pages for, at least those of one on each data rank and at most
+                those of every slot; by default those of `requests`, if these are all, or of every slot.
             requests: all that there are to be.
             records: see `Engine`.
         """
         room, ranks = self._room(rows, tokens, requests), self._ranks
-        pages = room.pages if cache is None else max(cache // (room.page * ranks), room.longest)
+        pages = room.pages
+        if cache is not None:
+            pages = min(max(cache // (room.page * ranks), room.longest), room.pages)
         weights = lambda: self._weights
         prefill = None if self._reading is None else (self._reading, lambda: self._read_with)
         return Engine(

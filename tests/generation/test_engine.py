@@ -181,6 +181,11 @@ def test_the_pages_of_a_prompt_are_shared_and_rows_wait_for_pages(plain: Generat
     assert engine.cached_tokens == 0 and engine.speed.prompt_tokens == 80, "the prompt of four answers is read once"
 
 
+def test_a_cache_has_no_more_pages_than_rows_can_take(plain: Generator):
+    engine, every = plain.engine(2, CAPACITY, cache=10**9), plain.engine(2, CAPACITY)
+    assert engine._pages.each == every._pages.each == 2 * CAPACITY // engine._pages.tokens
+
+
 def test_a_cancelled_request_frees_its_pages(plain: Generator):
     engine = plain.engine(2, CAPACITY, cache=64)
     first, second = Request([1] * 40, 20), Request([2] * 40, 20)

@@ -75,7 +75,9 @@ class ServedGenerator:
         assert asked.url is not None and asked.folder is not None, "checked by the configuration"
         if jax.process_count() > 1:
             raise UserError("rl.sampler.url: expected a job of one process")
-        self._run, self._score, self._seed = run, score, run.config.run.seed
+        vocab = run.config.model.vocab
+        assert vocab is not None, "a run has the vocabulary of its data"
+        self._run, self._score, self._seed, self._vocab = run, score, run.config.run.seed, vocab
         self._server = VLLMServer(asked.url)
         self._folder = user_path(asked.folder, "rl.sampler.folder", written=True).absolute()
         self._current = Path()
@@ -131,7 +133,7 @@ class ServedGenerator:
         def asked(index: int) -> list[Continuation]:
             seed = np.random.SeedSequence([self._seed, first_number + index * answers]).generate_state(1)[0]
             made = self._server.completions(
-                prompts[index], vocab=self._run.config.model.vocab, answers=answers, tokens=tokens,
+                prompts[index], vocab=self._vocab, answers=answers, tokens=tokens,
                 temperature=sampling.temperature, seed=int(seed >> 1), stop=stop,
             )  # fmt: skip
             return [_continuation(one.tokens, one.log_probabilities, one.ended) for one in made]
