@@ -55,6 +55,14 @@ class RopeOfLatents(Rope):
             raise hf_config.refusal("partial_rotary_factor", stated, f"{share}, by the widths of heads")
         return [{"rope": rope}] * layers
 
+    def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
+        written, latent = super().write(models), models[0].latent_attention
+        scaling = written["rope_scaling"]
+        if latent is not None and isinstance(scaling, dict):  # transformers does not derive it where `rope_scaling` is
+            share = latent.rope_dim / (latent.rope_dim + latent.nope_dim)
+            written["rope_scaling"] = scaling | {"partial_rotary_factor": share}
+        return written
+
 
 def _by_softmax(experts: object, router: str) -> ExpertsConfig | None:
     if not isinstance(experts, ExpertsConfig):
