@@ -43,7 +43,7 @@ GOOD = "model.experts={count: 8, per_token: 2}"
     model.experts={count: 8, router: hash, sequence_loss: 0.1} => model.experts.sequence_loss | 0.1 | hash
     model.experts={count: 8, capacity_factor: 0.0} => model.experts.capacity_factor | at least | 0
     data.routing=a => data.routing | a | model.experts | null
-    model.experts={count: 8, router_options: {scale: 2.0}} => router_options | 'scale'
+    model.experts={count: 8, router: gshard, router_options: {scale: 2.0}} => router_options | 'scale'
     model.experts={count: 8, clusters: {share: 1.5}} => model.experts.clusters.share | 1.5 | at most 1
     model.experts={count: 8, clusters: {hashes: 3}} => clusters | share | missing
     model.experts={count: 8, clusters: {share: 0.5, hash: 3}} => model.experts.clusters | 'hash' | hashes?

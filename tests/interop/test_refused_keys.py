@@ -50,7 +50,10 @@ REFUSED = {
     "three experts of SparseMixer": ("phimoe", {"num_experts_per_tok": 3}, ("num_experts_per_tok", "3", "2")),
     "noise that is no share": ("phimoe", {"router_jitter_noise": 1.5}, ("router_jitter_noise", "1.5", "0 to 1")),
     "a share of heads that their widths are not": (
-        "mistral4", {"rope_parameters": {"rope_type": "yarn", "factor": 4.0, "partial_rotary_factor": 0.25}},
+        "mistral4",
+        {"rope_parameters": {
+            "rope_type": "yarn", "factor": 4.0, "partial_rotary_factor": 0.25, "llama_4_scaling_beta": 0.1
+        }},
         ("partial_rotary_factor", "0.25", "0.57"),
     ),
     "dense layers where there are none": ("solar_open", {"first_k_dense_replace": 1}, ("first_k_dense_replace", "1")),
