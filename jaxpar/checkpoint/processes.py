@@ -102,7 +102,7 @@ def _absent(key: str, timeout_s: float) -> str:
     return f"{who} has not answered for {timeout_s:g} seconds"
 
 
-def _why(error: jax.errors.JaxRuntimeError, late: str) -> str:
+def _why(error: Exception, late: str) -> str:
     """`late` where the service waited to the end, else what it says of itself."""
     text = str(error).strip()
     return (

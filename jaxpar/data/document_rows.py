@@ -12,9 +12,8 @@ import numpy as np
 from jaxtyping import Bool, Int64
 
 from jaxpar.config.errors import UserError
-from jaxpar.data.keyed_permutation import KeyedPermutation
 from jaxpar.data.packing import NoRow, Row
-from jaxpar.data.randomness import permutation
+from jaxpar.data.randomness import KeyedPermutation, permutation
 from jaxpar.data.shuffle import STREAM_SHUFFLE
 from jaxpar.data.stream import Tokens, TokenStream
 from jaxpar.units import plural

@@ -23,8 +23,7 @@ from typing import NamedTuple
 import numpy as np
 from jaxtyping import Int64
 
-from jaxpar.data.keyed_permutation import KeyedPermutation
-from jaxpar.data.randomness import permutation, random_bits
+from jaxpar.data.randomness import KeyedPermutation, permutation, random_bits
 from jaxpar.data.stream import TokenStream
 
 SHUFFLE = STREAM_SHUFFLE = 3

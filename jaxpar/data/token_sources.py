@@ -10,7 +10,6 @@ from jaxpar.config.parts import LABELS_FORMAT
 from jaxpar.config.schema import DataConfig
 from jaxpar.config.spelling import quoted
 from jaxpar.data.document_rows import DROP, DocumentRows
-from jaxpar.data.labelled import LabelledRows
 from jaxpar.data.mixture import MixedSource, Mixture
 from jaxpar.data.opened import (
     HELDOUT_SEED,
@@ -23,7 +22,7 @@ from jaxpar.data.opened import (
     train_rows,
 )
 from jaxpar.data.packing import NoRow, PackedRows, Rows
-from jaxpar.data.pairs import PairRows
+from jaxpar.data.pairs import LabelledRows, PairRows
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens.document_starts import DocumentStarts
 from jaxpar.data.tokens.sharded_tokens import ShardedTokens

@@ -9,9 +9,9 @@ from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.adaptation import Adaptation
 from jaxpar.layers.declared import declare_layer
-from jaxpar.layers.final_norm import final_parameters
 from jaxpar.layers.inputs.input import input_class
 from jaxpar.layers.inputs.token_embedding import vocabulary_matrix
+from jaxpar.layers.norm import final_parameters
 
 
 def parameter_count(model: ModelConfig, padded: bool) -> int:

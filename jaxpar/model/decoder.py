@@ -20,9 +20,9 @@ from jaxpar.layers.block import Attend, Context
 from jaxpar.layers.context import TokenContext, by_position
 from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.layers.declaration.weights import specs_of, with_weights
-from jaxpar.layers.final_norm import final_norm
 from jaxpar.layers.inputs.input import input_class
 from jaxpar.layers.layer import PLAIN_OPS, DecoderLayer
+from jaxpar.layers.norm import final_norm
 from jaxpar.layers.ops.plain import Ops
 from jaxpar.layers.rope import frequencies, rotary_magnitude, rotary_tables
 from jaxpar.mesh.axes import AXES, assert_varies_over, vary

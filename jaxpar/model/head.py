@@ -13,9 +13,9 @@ from jaxtyping import Array, Float
 
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.weights import declare_weights, with_weights
-from jaxpar.layers.final_norm import HEAD_BIAS, TRANSFORM, final_norm, with_bias_column
 from jaxpar.layers.inputs.input import TIED
 from jaxpar.layers.inputs.token_embedding import vocabulary_matrix
+from jaxpar.layers.norm import HEAD_BIAS, TRANSFORM, final_norm, with_bias_column
 from jaxpar.mesh.materialize import gather, materialize
 from jaxpar.mesh.parameters import Weights
 from jaxpar.mesh.placements import Placements

@@ -7,7 +7,7 @@ from math import factorial, sqrt
 import numpy as np
 import pytest
 
-from jaxpar.data.keyed_permutation import KeyedPermutation
+from jaxpar.data.randomness import KeyedPermutation
 
 
 def listed(count: int, *key: int) -> list[int]:

@@ -8,9 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpar.data import shuffle
-from jaxpar.data.keyed_permutation import KeyedPermutation
 from jaxpar.data.packing import PackedRows
-from jaxpar.data.randomness import permutation, random_bits
+from jaxpar.data.randomness import KeyedPermutation, permutation, random_bits
 from jaxpar.data.stream import TokenStream
 from tests.sentences import refused
 

@@ -8,7 +8,7 @@ import pytest
 
 from jaxpar.config.schema import DataConfig
 from jaxpar.data import open_data
-from jaxpar.data.labelled import LabelledRows
+from jaxpar.data.pairs import LabelledRows
 from tests.data.chat_files import END, END_TURN, prepared_chat, reported_chat, spelled, turns
 from tests.data.preference_files import prepared_marked, prepared_pairs
 from tests.sentences import refused

@@ -134,7 +134,7 @@ LOSS = (
     Fault(
         name="head_bias_is_left_out",
         description="The column of ones that a bias of the logits stands behind is zero.",
-        file="jaxpar/layers/final_norm.py",
+        file="jaxpar/layers/norm.py",
         old="x.dtype).at[..., 0].set(1)",
         new="x.dtype)",
         caught_by=("tests/model/test_masked_goldens.py::test_the_masked_loss_is_that_of_transformers[modernbert]",),

@@ -14,7 +14,7 @@ from jaxpar.data.chat.encoding import ChatEncoder
 from jaxpar.data.chat.messages import Unusable
 from jaxpar.data.chat.renderer import Rendered
 from jaxpar.data.chat.template import ChatTemplate
-from jaxpar.data.labelled import DESIRABLE, UNDESIRABLE
+from jaxpar.data.pairs import DESIRABLE, UNDESIRABLE
 from jaxpar.data.prepare.input.documents import NoObject, object_of
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.pieces import LARGEST_PIECE, Cuts, find_cuts
