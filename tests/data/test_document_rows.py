@@ -153,7 +153,7 @@ def test_settings_that_a_folder_has_no_use_for_are_refused(tmp_path: Path):
         (text, {"packed": False, "heldout_path": str(long_chat(tmp_path / "other"))}, ("data.packed: false", "held")),
         (text, {"long_conversations": "truncate_end"}, ("data.long_conversations", "no conversations", "drop")),
         (tmp_path / "file.npy", {"long_conversations": "truncate_end"}, ("data.path has no conversations",)),
-        (prepared_pairs(tmp_path / "pairs").path, {"long_conversations": "truncate_end"}, ("pairs", "expected drop")),
+        (prepared_pairs(tmp_path / "pairs").path, {"long_conversations": "truncate_end"}, ("answers", "expected drop")),
     ):
         with refused(*parts):
             opened(folder, sequence_length=64, **more)

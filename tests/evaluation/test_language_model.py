@@ -31,7 +31,9 @@ def scoring(value: float) -> SimpleNamespace:
     def scored(rows: Sequence[Sequence[int]]) -> list[TokenScores]:
         found = [np.full(len(row) - 1, -1.0, np.float32) for row in rows]
         found[-1][-1] = value
-        return [TokenScores(own, own < 0, {}) for own in found]
+        return [
+            TokenScores(own, own < 0, np.zeros((len(own), 0), np.int32), np.zeros((len(own), 0)), {}) for own in found
+        ]
 
     return SimpleNamespace(scored=scored)
 

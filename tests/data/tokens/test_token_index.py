@@ -115,7 +115,7 @@ def test_no_index_whatsoever_shows_a_traceback(folder, tmp_path):
     ("place", "value", "parts"),
     [
         ("format", "other", ("not the index of a token folder",)),
-        ("version", 4, ("version 4", "versions 1, 2, 3")),
+        ("version", 5, ("version 5", "versions 1, 2, 3, 4")),
         ("tokenizer.name", "../tokenizer.json", ("../tokenizer.json", "not the plain name of a file")),
         ("tokenizer.name", "/etc/hostname", ("/etc/hostname", "not the plain name of a file")),
         ("separator", 257, ("257", "a separator below the vocabulary")),

@@ -34,8 +34,8 @@ KINDS = (
         name="local_layers_turn_like_global_ones",
         description="The rotary tables of every kind have the base of the whole model.",
         file="jaxpar/model/decoder.py",
-        old="frequencies(model, rotary_dim(model))",
-        new="frequencies(self.model, rotary_dim(self.model))",
+        old="frequencies(model, rotary_dim(model), rows)",
+        new="frequencies(self.model, rotary_dim(self.model), rows)",
         caught_by=(GOLDEN,),
     ),
     Fault(
