@@ -46,6 +46,7 @@ def test_averages_are_those_of_all_steps_also_after_a_restore(tmp_path: Path, pa
     assert [one["average_grad_norm"] for one in recorded] == pytest.approx(expected(norms), rel=1e-6)
 
 
+@pytest.mark.long
 def test_the_state_is_the_same_on_every_mesh_and_on_every_device():
     values = []
     for parallel in ({}, SPLIT):

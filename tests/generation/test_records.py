@@ -121,6 +121,7 @@ def test_a_plain_forward_records_what_generation_does(weights: Any):
     assert alone.recorded == {}
 
 
+@pytest.mark.long
 def test_rows_that_end_early_have_records_of_the_tokens_that_were_read(weights: Any):
     """Also of the token before one that ends a row; and of nothing where nobody asks."""
     run = run_on({})

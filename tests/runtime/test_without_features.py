@@ -73,6 +73,7 @@ def run_in(tree: Path, *arguments: str) -> str:
     return run.stdout
 
 
+@pytest.mark.long
 def test_the_tests_of_the_runtime_pass_in_a_copy_without_the_features(bare_tree: Path):
     run_in(bare_tree, "-m", "pytest", "-q", "-x", "-p", "no:cacheprovider", *TESTS)
 
