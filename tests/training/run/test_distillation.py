@@ -12,6 +12,7 @@ import pytest
 
 from benchmarks.agreement import Service
 from jaxpar.config import Config, LossConfig, UserError
+from jaxpar.data.packing import RowsWith
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.training.run import run as run_file
 from jaxpar.training.run.trainer import Trainer
@@ -92,7 +93,7 @@ def test_a_run_that_continues_computes_the_rows_of_its_new_mixture_once(
     made = set(files(config)) - set(before)
     assert made and len(scorers) == 1 and heard.progresses[-1][1] == len(made)
     run = trainer._run
-    assert run.models.reference is not None
+    assert run.models.reference is not None and isinstance(run.data.train, RowsWith)
     used = TeacherFiles(run.config, run.models.reference), range(2 * 4, 6 * 4)
     assert made <= {used[0].of(run.data.train.plain.row(example)).path for example in used[1]}
 
