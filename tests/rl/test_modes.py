@@ -55,6 +55,7 @@ def loss64(p: np.ndarray, q: np.ndarray, rows: dict[str, np.ndarray], policy: Po
     return total / answer.sum(), clipped
 
 
+@pytest.mark.long
 def test_two_updates_from_one_batch_of_answers_equal_float64(tmp_path: Path):
     """At a temperature, in two epochs: the second step has ratios relative to the weights before the first."""
     rl = {"epochs": 2, "temperature": 1.7, "answer_tokens": 6}
@@ -159,6 +160,7 @@ def test_answers_of_another_mesh_have_the_log_probabilities_of_the_step(tmp_path
     assert run.last_metrics["staleness"] == 1
 
 
+@pytest.mark.long
 def test_frozen_weights_on_the_devices_of_the_step_outlive_it(tmp_path: Path):
     """The step donates its state: what scores or draws on its devices, under LoRA, does so anew with each batch."""
     begin = Trainer(run_config(tmp_path, 1, run={"name": "begin"}), devices=jax.devices()[:1])

@@ -104,6 +104,7 @@ def test_answers_to_one_prompt_share_its_forward_and_other_weights_compile_nothi
     assert not np.allclose(changed[0].log_probabilities[:1], together[0].log_probabilities[:1], atol=1e-3)
 
 
+@pytest.mark.long
 def test_a_run_that_is_continued_has_the_bits_of_one_that_is_not(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Prompts, draws and rewards of a step depend on the seed, the step and the weights alone."""
     judged: list[float] = []

@@ -105,7 +105,7 @@ def assert_equals_float64(mixer: str, parallel: dict[str, Any], monkeypatch: pyt
     return run
 
 
-@pytest.mark.matrix(quick=("kimi_delta-context and tensor",), ci=5)
+@pytest.mark.matrix(quick=(), ci=5)
 @pytest.mark.parametrize(("mixer", "layout"), ROWS)
 def test_loss_and_gradients_equal_a_recurrence_in_float64(mixer: str, layout: str, monkeypatch: pytest.MonkeyPatch):
     assert_equals_float64(mixer, LAYOUTS[layout], monkeypatch)
