@@ -82,6 +82,9 @@ class LossEntry:
     reads `loss.reference`."""
     rewards: bool = False
     """Whether it is of answers that the model draws, and their rewards."""
+    rows: str = ""
+    """`module:function` of configuration, data and the model of `loss.reference`, to the data whose rows have the
+    fields that it reads; empty where they have them."""
     masked: bool = False
     """Whether it is of masked tokens, which the model sees from both sides (`model.causal: false`)."""
     teacher: bool = False
@@ -108,10 +111,16 @@ OBJECTIVES: dict[str, LossEntry] = {
         answers=LABELS_FORMAT,
     ),
     "distill": LossEntry(
-        "jaxpar.objectives.distill:Distillation", ("teacher_weight", "top_k", "temperature", "reference"), teacher=True
+        "jaxpar.objectives.distill:Distillation",
+        ("teacher_weight", "top_k", "temperature", "reference"),
+        rows="jaxpar.training.teacher:taught",
+        teacher=True,
     ),
     "masked": LossEntry(
-        "jaxpar.objectives.masked:MaskedTokens", ("rate", "mask_token", "unmasked", "spans"), masked=True
+        "jaxpar.objectives.masked:MaskedTokens",
+        ("rate", "mask_token", "unmasked", "spans"),
+        rows="jaxpar.data.masked:masked_data",
+        masked=True,
     ),
     **dict.fromkeys(
         ("grpo", "dr_grpo", "dapo", "gspo", "cispo", "aipo", "rloo"),

@@ -84,11 +84,12 @@ class MaskedRows(RowsWith):
         return np.where(together, draws[first][which], draws), np.where(together, known, rate)
 
 
-def masked_data(config: Config, data: Data) -> Data:
+def masked_data(config: Config, data: Data, reference: object = None) -> Data:
     """Data with masked rows. Held-out rows are masked alike in every run.
 
     Raises `UserError` for tokens that the vocabulary does not have, and for spans that the data does not have.
     """
+    del reference
     loss = config.loss
     assert loss.mask_token is not None, "validation checks that there is one"
     if loss.mask_token >= data.vocab:

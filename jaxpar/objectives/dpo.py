@@ -13,7 +13,7 @@ from __future__ import annotations
 from jaxtyping import Array, Bool
 
 from jaxpar.config.schema import Config
-from jaxpar.objectives.pairs import REFERENCE, ByDocument, ByPair, PairObjective, compared, sigmoid_loss
+from jaxpar.objectives.pairs import REFERENCE, ByDocument, ByPair, PairObjective, compared, sigmoid_loss, smoothed
 
 
 class DirectPreference(PairObjective):
@@ -24,8 +24,8 @@ class DirectPreference(PairObjective):
     def __init__(self, config: Config):
         super().__init__(config)
         loss = config.loss
-        smoothing = f", label_smoothing {loss.label_smoothing:g}" if loss.label_smoothing else ""
-        self.description = f"beta {loss.beta:g}{smoothing}; the reference is {loss.reference or config.run.init_from}"
+        reference = loss.reference or config.run.init_from
+        self.description = f"beta {loss.beta:g}{smoothed(loss)}; the reference is {reference}"
 
     def pair_losses(
         self, likely: ByDocument, sums: dict[str, ByDocument], valid: Bool[Array, "row pair"]

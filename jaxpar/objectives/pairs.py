@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Bool, Float
 
-from jaxpar.config.schema import Config
+from jaxpar.config.schema import Config, LossConfig
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.runtime.batch import Field
 from jaxpar.runtime.objective import Head, Objective
@@ -96,6 +96,11 @@ def compared(rewards: ByDocument) -> tuple[ByPair, ...]:
 def sigmoid_loss(margin: ByPair, smoothing: float) -> ByPair:
     """-log of the probability that the chosen document is better, where labels are wrong with this probability."""
     return -(1 - smoothing) * jax.nn.log_sigmoid(margin) - smoothing * jax.nn.log_sigmoid(-margin)
+
+
+def smoothed(loss: LossConfig) -> str:
+    """Words for label smoothing, if there is any."""
+    return f", label_smoothing {loss.label_smoothing:g}" if loss.label_smoothing else ""
 
 
 def token_means(likely: ByDocument, sums: dict[str, ByDocument]) -> ByDocument:

@@ -12,7 +12,7 @@ from __future__ import annotations
 from jaxtyping import Array, Bool
 
 from jaxpar.config.schema import Config
-from jaxpar.objectives.pairs import ByDocument, ByPair, PairObjective, compared, sigmoid_loss, token_means
+from jaxpar.objectives.pairs import ByDocument, ByPair, PairObjective, compared, sigmoid_loss, smoothed, token_means
 
 
 class SimplePreference(PairObjective):
@@ -21,8 +21,7 @@ class SimplePreference(PairObjective):
     def __init__(self, config: Config):
         super().__init__(config)
         loss = config.loss
-        smoothing = f", label_smoothing {loss.label_smoothing:g}" if loss.label_smoothing else ""
-        self.description = f"beta {loss.beta:g}, gamma {loss.gamma:g}{smoothing}; no reference"
+        self.description = f"beta {loss.beta:g}, gamma {loss.gamma:g}{smoothed(loss)}; no reference"
 
     def pair_losses(
         self, likely: ByDocument, sums: dict[str, ByDocument], valid: Bool[Array, "row pair"]

@@ -21,6 +21,7 @@ from jaxpar.data import Data
 from jaxpar.data.packing import Row, RowsWith
 from jaxpar.data.tokens.digests import digest
 from jaxpar.data.tokens.reference_file import ReferenceFile
+from jaxpar.distributed import liveness
 from jaxpar.generation.scorer import Scorer
 from jaxpar.interop.sources.open_source import Model
 from jaxpar.observe.events import Listener
@@ -99,11 +100,12 @@ class TeacherFiles:
         from_first(store)
 
 
-def taught(config: Config, data: Data, teacher: Model) -> Data:
-    """Data whose rows have the fields of the teacher, once `provide_teacher` has written their files.
+def taught(config: Config, data: Data, teacher: Model | None) -> Data:
+    """Data whose rows have the fields of the teacher, once a `TeacherPass` has written their files.
 
     Raises `UserError` for a teacher of another vocabulary.
     """
+    assert teacher is not None, "a loss with a teacher names it"
     vocab, known = config.model.vocab, teacher.model.vocab
     assert vocab is not None and known is not None, "the vocabulary is known once the data is open"
     if not data.vocab <= known <= vocab or config.loss.top_k >= known:
@@ -117,32 +119,50 @@ def taught(config: Config, data: Data, teacher: Model) -> Data:
     return replace(data, train=RowsWith(data.train, files.fields), heldout=heldout)
 
 
-def provide_teacher(
-    files: TeacherFiles, rows: Sequence[tuple[Any, range]], scorer: Callable[[], Scorer], listeners: Listener
-) -> None:
-    """Write the files of rows that have none.
+class TeacherPass:
+    """The pass of a teacher over the rows that a run uses, once for each order of them.
 
     Args:
         files: of the run.
-        rows: `RowsWith` the teacher's fields, and the examples that a run uses of each.
         scorer: makes the teacher, on every process alike; called if a file is missing.
-        listeners: are told of the progress.
     """
 
-    def missing() -> list[tuple[int, int]]:
-        return [
-            (source, example)
-            for source, (inside, examples) in enumerate(rows)
-            for example in examples
-            if not files.of(inside.plain.row(example)).path.exists()
-        ]
+    def __init__(self, files: TeacherFiles, scorer: Callable[[], Scorer]):
+        self._files, self._scorer = files, scorer
+        self._done: tuple[object, int] | None = None
+        """The order of the rows whose files are there, and the first of them."""
 
-    left: Any = from_first(missing)
-    if not left:
-        return
-    text = f"Computing the {files.top_k} likeliest tokens of the teacher in {plural(len(left), 'row')}."
-    made = scorer()
-    for first in range(0, len(left), _GROUP):
-        listeners.progress(text, first, len(left))
-        files.write([rows[source][0].plain.row(example) for source, example in left[first : first + _GROUP]], made)
-    listeners.progress(text, len(left), len(left))
+    def provide(self, data: Data, left_out: tuple[int, ...], used: range, evaluated: int, listeners: Listener) -> None:
+        """Write the files of rows that have none.
+
+        Args:
+            data: with `taught` rows.
+            left_out: numbers of batches that no step uses, which decide the order of the rows.
+            used: the examples that steps use.
+            evaluated: the number of held-out examples that evaluations use.
+            listeners: are told of the progress.
+        """
+        order = left_out, data.facts
+        if self._done is not None and self._done[0] == order and self._done[1] <= used.start:
+            return
+        liveness.at("computing log-probabilities of the teacher")
+        splits: list[tuple[Any, range]] = [(data.train, used), (data.heldout, range(evaluated))]
+
+        def missing() -> list[tuple[int, int]]:
+            return [
+                (split, example)
+                for split, (rows, examples) in enumerate(splits)
+                for example in examples
+                if not self._files.of(rows.plain.row(example)).path.exists()
+            ]
+
+        left: Any = from_first(missing)
+        if left:
+            text = f"Computing the {self._files.top_k} likeliest tokens of the teacher in {plural(len(left), 'row')}."
+            scorer = self._scorer()
+            for first in range(0, len(left), _GROUP):
+                listeners.progress(text, first, len(left))
+                group = left[first : first + _GROUP]
+                self._files.write([splits[split][0].plain.row(example) for split, example in group], scorer)
+            listeners.progress(text, len(left), len(left))
+        self._done = order, used.start

@@ -34,11 +34,11 @@ MINISTRAL = Family(
     layer_entries=(Rope(), Windows(all_local, absent=4096)),
 )
 
-_YARN = {
+YARN = {
     "rope_type": "yarn", "rope_theta": 1e6, "factor": 16.0, "original_max_position_embeddings": 16384,
     "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
 }  # fmt: skip
-"""The rotary embeddings of a Ministral 3 that states none."""
+"""The rotary embeddings of a Ministral 3 that states none; those of Mistral 4 have other numbers."""
 
 MINISTRAL3 = Family(
     name="ministral3",
@@ -55,7 +55,7 @@ MINISTRAL3 = Family(
         TIED,
     ),
     layer_entries=(
-        Rope(scalings=("yarn",), unused=("max_position_embeddings",), absent=_YARN, temperature="llama_4_scaling_beta"),
+        Rope(scalings=("yarn",), unused=("max_position_embeddings",), absent=YARN, temperature="llama_4_scaling_beta"),
         Windows(all_local, typed=False),
     ),
 )

@@ -12,6 +12,7 @@ integers q of a few bits, the first in the lowest; `NAME.qzeros` [group, output 
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -30,7 +31,7 @@ ORDER = (0, 2, 4, 6, 1, 3, 5, 7)
 """The output that each integer of a word of AWQ belongs to, among the eight of the word."""
 
 
-class PackedFiles(TensorFiles):
+class PackedFiles(TensorFiles, ABC):
     """The tensors of a folder, those of packed integers as `NAME.weight`."""
 
     packed: Mapping[str, np.dtype] = {"I32": np.dtype(np.int32)}
@@ -112,21 +113,21 @@ class PackedFiles(TensorFiles):
         """[group, output]."""
         return self._of_words(stem + ZEROS, outputs, 1, slice(None))
 
+    @abstractmethod
     def _shape(self, words: tuple[int, ...]) -> tuple[int, int]:
         """Outputs and inputs of a matrix by the shape of its words."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _fit_groups(self, each: tuple[int, ...] | None, inputs: int, groups: int) -> bool:
         """Whether the inputs have that many groups; `each` is the shape of the tensor with the group of each input."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _integers(self, stem: str, inputs: slice, outputs: slice) -> np.ndarray:
         """[input, output]."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _groups(self, stem: str, inputs: slice) -> np.ndarray:
         """The group of each input."""
-        raise NotImplementedError
 
 
 class GptqFiles(PackedFiles):

@@ -15,10 +15,9 @@ import jax
 from jaxpar.checkpoint.facts import CAME_FROM
 from jaxpar.config import Config, UserError, load_config, virtual_devices_needed
 from jaxpar.config.axes import fixed_devices
-from jaxpar.config.parts import OBJECTIVES
+from jaxpar.config.parts import OBJECTIVES, implementation
 from jaxpar.config.plan import Plan
 from jaxpar.data import Data, batch_index, open_data
-from jaxpar.data.masked import masked_data
 from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device, check_devices, devices_per_node, find_devices, prepare_devices
 from jaxpar.hardware.catalogue import gpu_of
@@ -53,7 +52,7 @@ from jaxpar.training.run.out_of_memory import (
 from jaxpar.training.run.reference import SourceModels, begun_from, check_pairs, provide_reference, scorer_of
 from jaxpar.training.step.forward_backward import StepMetrics
 from jaxpar.training.step.train_step import TrainStep
-from jaxpar.training.teacher import TeacherFiles, provide_teacher, taught
+from jaxpar.training.teacher import TeacherFiles, TeacherPass
 
 
 class Run:
@@ -103,8 +102,6 @@ class Run:
         config = resolve_config(config, len(devices), validated=True)
         self.data: Data = open_data(config.data, vocab=config.model.vocab, seed=config.run.seed)
         check_pairs(config, self.data)
-        if OBJECTIVES[config.loss.name].masked:
-            self.data = masked_data(config, self.data)
         self.config = with_vocab(config, self.data.vocab)
         self.plan = compared_plan(lambda: self._planned(plan, devices), self.config, devices)
         self.mesh = build_mesh(self.plan.axes, devices)
@@ -116,10 +113,8 @@ class Run:
         self.placer = BatchPlacer(self.layout.batch, self.mesh)
         self.timer = StepTimer()
         self.models = SourceModels(self.layout)
-        if OBJECTIVES[self.config.loss.name].teacher and self.models.reference is not None:
-            self.data = taught(self.config, self.data, self.models.reference)
-        self._taught: tuple[object, int] | None = None
-        """The order of the rows and the first of them, once the teacher's files of the batches are there."""
+        if (rows := OBJECTIVES[self.config.loss.name].rows) != "":
+            self.data = implementation(rows)(self.config, self.data, self.models.reference)
         self._state: TrainState | None = None
         self._frozen: Weights = {}
         """The frozen weights of a state that was dropped."""
@@ -184,7 +179,15 @@ class Run:
             saved: the step and the facts of the checkpoint that this run continues from next, if it does.
         """
         if OBJECTIVES[self.config.loss.name].teacher:
-            self._provide_teacher(listeners or Listener(), saved)
+            data, step, left_out = self.data, self.steps_done, self.left_out
+            if saved is not None:
+                step, left_out = saved[0], tuple(saved[1]["left_out"])
+                data = data.continued(saved[1], self._first_example(step, left_out))
+            self.models.check_reference(self._continued)
+            # Batches are placed one ahead.
+            first, last = (self._first_example(one, left_out) for one in (step, self.config.run.steps + 2))
+            heldout = self.config.evaluation.batches * self.config.data.batch_size if self.evaluates else 0
+            self._teacher_pass.provide(data, left_out, range(first, last), heldout, listeners or Listener())
         elif self.models.reference is not None and any(part.rows.reference.values is None for part in self.data.paired):
             self.models.check_reference(self._continued)
             liveness.at("computing log-probabilities of the reference")
@@ -192,27 +195,12 @@ class Run:
                 self.config, self.data, self.models.reference, list(self.mesh.devices.flat), listeners or Listener()
             )
 
-    def _provide_teacher(self, listeners: Listener, saved: tuple[int, Mapping[str, Any]] | None) -> None:
-        assert self.models.reference is not None, "a loss with a teacher names it"
-        data, step, left_out = self.data, self.steps_done, self.left_out
-        if saved is not None:
-            step, left_out = saved[0], tuple(saved[1]["left_out"])
-            data = data.continued(saved[1], self._first_example(step, left_out))
-        order, first = (left_out, data.facts), self._first_example(step, left_out)
-        if self._taught is not None and self._taught[0] == order and self._taught[1] <= first:
-            return
-        self.models.check_reference(self._continued)
-        liveness.at("computing log-probabilities of the teacher")
+    @cached_property
+    def _teacher_pass(self) -> TeacherPass:
         teacher, devices = self.models.reference, list(self.mesh.devices.flat)
-        files, temperature = TeacherFiles(self.config, teacher), self.config.loss.temperature
-        # Batches are placed one ahead.
-        last = self._first_example(self.config.run.steps + 2, left_out)
-        used: list[tuple[Any, range]] = [(data.train, range(first, last))]
-        if evaluates(self.config, data):
-            used.append((data.heldout, range(self.config.evaluation.batches * self.config.data.batch_size)))
-        make = lambda: scorer_of(self.config, teacher, devices, temperature)
-        provide_teacher(files, used, make, listeners)
-        self._taught = order, first
+        assert teacher is not None, "a loss with a teacher names it"
+        make = lambda: scorer_of(self.config, teacher, devices, self.config.loss.temperature)
+        return TeacherPass(TeacherFiles(self.config, teacher), make)
 
     @cached_property
     def saved(self) -> SavedState:

@@ -9,6 +9,7 @@ from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.families.deepseek import DEEPSEEK_V2
 from jaxpar.interop.families.llama import GROUPED_SIZES, NORM_EPSILON, SILU, TIED
+from jaxpar.interop.families.mistral import YARN
 from jaxpar.interop.mapping.deepseek_keys import DeepSeekExperts, LatentWidths
 from jaxpar.interop.mapping.expert_keys import NORMALISED, PLAIN, UNUSED
 from jaxpar.interop.mapping.family import EXPERT, Family, Tensor
@@ -71,10 +72,7 @@ def _by_softmax(experts: object, router: str) -> ExpertsConfig | None:
     return replace(experts, router=router, router_options={**experts.router_options, **best})
 
 
-_YARN = {
-    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 128.0, "original_max_position_embeddings": 8192,
-    "beta_fast": 32.0, "beta_slow": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0, "llama_4_scaling_beta": 0.1,
-}  # fmt: skip
+_YARN = YARN | {"rope_theta": 10000.0, "factor": 128.0, "original_max_position_embeddings": 8192}
 """The rotary embeddings of a model that states none."""
 
 MISTRAL4 = Family(
