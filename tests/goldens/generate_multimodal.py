@@ -12,7 +12,8 @@ import numpy as np
 import torch
 import transformers
 
-from tests.goldens.generate import GLOBAL, LINEAR, fill, rope
+from tests.goldens.cases import GLOBAL, LINEAR, rope
+from tests.goldens.generate import fill
 
 FOLDER = Path(__file__).parent / "multimodal"
 TEXT = {

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.reference import decoder64
+from tests.reference.rotary64 import rotary_frequencies
 from tests.reference.options import complete
 from tests.reference.small import packed_batch, random_weights
 from tests.reference.tree import flatten, unflatten
@@ -110,8 +111,8 @@ def test_loss_of_equal_logits_is_the_log_of_the_vocabulary_plus_the_z_loss() -> 
 
 def test_llama3_scaling_keeps_short_wavelengths_and_stretches_long_ones() -> None:
     options = complete(LLAMA | {"head_dim": 64, "rope_original_length": 128})
-    plain = decoder64.rotary_frequencies(options | {"rope_scaling": "none"}, 256)
-    scaled = decoder64.rotary_frequencies(options, 256)
+    plain = rotary_frequencies(options | {"rope_scaling": "none"}, 256)
+    scaled = rotary_frequencies(options, 256)
     wavelength = 2 * np.pi / plain
     ratio = plain / scaled
     np.testing.assert_allclose(ratio[wavelength < 128 / 4.0], 1.0, rtol=1e-14)

@@ -10,7 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tests.reference.decoder64 import rms_norm, rotate
+from tests.reference.decoder64 import rms_norm
+from tests.reference.rotary64 import rotate
 
 
 def recurrence(q: Any, k: Any, v: Any, g: Any, batch: Any, rate: Any = None) -> Any:
