@@ -8,7 +8,14 @@ from typing import Any
 import numpy as np
 from safetensors.numpy import load_file, save_file
 
+from jaxpar.interop.mapping.keys import HFConfig
 from tests.goldens.loading import FOLDER
+
+
+def golden(name: str, **changed: Any) -> HFConfig:
+    """The `config.json` of a golden, with some keys changed; `...` removes a key."""
+    values = json.loads((FOLDER / name / "config.json").read_text()) | changed
+    return HFConfig("config.json", {key: value for key, value in values.items() if value is not ...})
 
 
 def copy_of(name: str, to: Path, **config: Any) -> Path:

@@ -13,7 +13,7 @@ from jaxpar.interop.config_json import UNUSED, differences, known_keys, model_of
 from jaxpar.interop.families.registry import FAMILIES
 from jaxpar.interop.mapping.family import Family
 from tests.goldens.loading import FOLDER, NAMES
-from tests.interop.test_config_json import golden
+from tests.interop.folders import golden
 from tests.sentences import refused
 
 KEYS: Mapping[str, Mapping[str, Any] | None] = json.loads((FOLDER / "config_keys.json").read_text())

@@ -8,7 +8,7 @@ import pytest
 from jaxpar.interop.config_json import differences, model_of
 from jaxpar.interop.mapping.deepseek_keys import DeepSeekExperts
 from tests.goldens.loading import NAMES
-from tests.interop.test_config_json import golden
+from tests.interop.folders import golden
 from tests.sentences import refused
 
 REFUSED = {

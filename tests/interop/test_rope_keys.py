@@ -9,7 +9,7 @@ from jaxpar.config import UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.interop.config_json import config_of, differences, model_of
 from jaxpar.interop.mapping.keys import HFConfig
-from tests.interop.test_config_json import golden
+from tests.interop.folders import golden
 from tests.sentences import refused
 
 DEFAULT: dict[str, Any] = {"rope_type": "default"}

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 
 from tests.reference import decoder64
-from tests.reference.rotary64 import rotary_frequencies
 from tests.reference.options import complete
+from tests.reference.rotary64 import rotary_frequencies
 from tests.reference.small import packed_batch, random_weights
 from tests.reference.tree import flatten, unflatten
 

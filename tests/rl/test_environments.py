@@ -26,7 +26,8 @@ from jaxpar.rl.run import RolloutRun
 from jaxpar.rl.sampling.rollouts import Rollouts
 from jaxpar.training.errors import TrainingError
 from tests.reference import decoder64
-from tests.rl.test_rollouts import beginning, config_of, devices_of
+from tests.rl.runs import config_of, devices_of
+from tests.rl.test_prompts import beginning
 from tests.sentences import refused
 
 CODE = """

@@ -14,7 +14,7 @@ from jaxpar.generation.engine import Engine
 from jaxpar.rl import memory
 from jaxpar.rl.run import RolloutRun
 from tests.gpu_compile import in_child
-from tests.rl.test_rollouts import config_of, devices_of
+from tests.rl.runs import config_of, devices_of
 from tests.sentences import refused
 
 CASES: dict[str, dict[str, Any]] = {

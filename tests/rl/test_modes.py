@@ -17,7 +17,7 @@ from jaxpar.rl.run import RolloutRun
 from jaxpar.training.run.trainer import Trainer
 from tests.reference import decoder64
 from tests.rl.policy64 import answer_loss
-from tests.rl.test_rollouts import config_of, devices_of
+from tests.rl.runs import config_of, devices_of
 from tests.same_bits import assert_same_bits
 from tests.training.damage.test_kill import finish, killed_after
 from tests.training.runs import MESH, Recorder, run_config, saved_state, write_config

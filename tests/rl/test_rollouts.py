@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import threading
 from contextlib import closing
 from dataclasses import asdict, replace
@@ -12,22 +11,17 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-import tokenizers
-from tokenizers import processors
 
-from jaxpar.config import Config, DataConfig, LossConfig
 from jaxpar.config.mappings.policy import PolicyConfig
 from jaxpar.config.mappings.sampler import SamplerConfig
 from jaxpar.config.schema.reinforcement import RlConfig
-from jaxpar.config.user_code import refuse_stored_code
-from jaxpar.data import open_data
 from jaxpar.generation.generator import Generator
 from jaxpar.generation.sampling import Sampling
 from jaxpar.interop.sources.open_source import open_source
-from jaxpar.interop.sources.tokenizer import _text_of_codec, text_of
+from jaxpar.interop.sources.tokenizer import text_of
 from jaxpar.rl.answers import PER_TOKEN, Answer
 from jaxpar.rl.experience import Experience
-from jaxpar.rl.prompts import Prompt, PromptRows, Tokenizer, open_prompts
+from jaxpar.rl.prompts import Prompt
 from jaxpar.rl.run import RolloutRun
 from jaxpar.rl.sampling.rollouts import Rollouts
 from jaxpar.training.errors import TrainingError
@@ -35,30 +29,18 @@ from jaxpar.training.monitor.anomaly_monitor import AnomalyMonitor
 from jaxpar.training.rate_sweep import sweep_rates
 from jaxpar.training.run.trainer import Trainer
 from tests.reference import decoder64
+from tests.rl.runs import config_of, devices_of
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
-from tests.small_run import layout_of, small
-from tests.training.runs import Recorder, run_config
+from tests.small_run import small
+from tests.training.runs import Recorder
 
 DRAWN = Sampling(temperature=1.0)
-DATA = {"source": "prompts", "path": "digits", "sequence_length": 32, "batch_size": 16}
 LAYOUTS: dict[str, dict[str, Any]] = {
     "one device": {},
     "split": {"fsdp": 2, "tensor": 2, "context": 2, "zero": 3},
     "stages": {"pipe": 2, "fsdp": 2, "microbatches": 2},
 }
-
-
-def config_of(folder: Path, steps: int, policy: PolicyConfig | None = None, **sections: Any) -> Config:
-    """A small run of digits: 4 prompts and 4 answers to each in a step."""
-    data = DATA | sections.pop("data", {})
-    rl = {"prompts": 4, "group": 4, "answer_tokens": 6} | sections.pop("rl", {})
-    loss = LossConfig(name=sections.pop("loss", "grpo"), policy=policy or PolicyConfig())
-    return replace(run_config(folder, steps, data=data, **sections), loss=loss, rl=RlConfig(**rl))
-
-
-def devices_of(config: Config) -> list[jax.Device]:
-    return jax.devices()[: layout_of(config.parallel)]
 
 
 @pytest.mark.matrix(quick=("split",), ci=1)
@@ -130,102 +112,6 @@ def test_a_run_that_is_continued_has_the_bits_of_one_that_is_not(tmp_path: Path,
         one._run.rewarder.close()
 
 
-def test_special_tokens_of_a_prompt_are_read_as_such_and_end_an_answer_where_they_are_to():
-    """A prompt spells out a chat's template; `generate` ends as the run did."""
-    tokenizer, data = "tests/goldens/chat", DataConfig(source="prompts", path="a", tokenizer="tests/goldens/chat")
-    codec = Tokenizer(tokenizer, "<|im_start|>")
-    assert codec.encode_start("<|im_start|>hi")[0] == codec.end != Tokenizer(tokenizer, "<|im_end|>").end
-    text = _text_of_codec(replace(data, end_token="<|im_start|>"), "jaxpar.rl.prompts:codec_of", False)
-    assert text.stops[0] == codec.end
-
-
-CHAT = "tests/goldens/chat"
-
-
-def beginning(folder: Path) -> str:
-    """A folder with a tokenizer that puts a token before a text."""
-    made = tokenizers.Tokenizer.from_file(f"{CHAT}/tokenizer.json")
-    made.add_special_tokens(["<bos>"])
-    special = [("<bos>", made.token_to_id("<bos>"))]
-    made.post_processor = processors.TemplateProcessing(single="<bos> $A", special_tokens=special)
-    made.save(f"{folder}/tokenizer.json")
-    return str(folder)
-
-
-def test_a_prompt_begins_a_document_and_what_follows_does_not(tmp_path: Path):
-    """Names of special tokens are those tokens in a prompt, and text in what follows it."""
-    (tmp_path / "some.jsonl").write_text('{"prompt": "<|im_start|>hi", "completion": "hi<|im_end|>"}\n' * 2)
-    path = str(tmp_path / "some.jsonl")
-    data = DataConfig("demonstrations", path=path, heldout_path=path, tokenizer=beginning(tmp_path), sequence_length=64)
-    codec, row = Tokenizer(beginning(tmp_path), None), open_data(data, vocab=None, seed=0).train.row(0)
-    bos, start = codec.encode("<bos><|im_start|>", special_tokens=True)
-    document = row["segments"] == 1
-    tokens = [*row["tokens"][document].tolist(), int(row["labels"][document][-1])]
-    text = codec.encode("hi")
-    assert tokens == [bos, start, *text, *codec.encode("hi<|im_end|>"), codec.end]
-    assert codec.encode_start("hi") == [bos, *text] and tokens.count(codec.end) == 1
-
-
-def test_prompts_are_taken_in_the_order_of_their_epoch_by_two_threads():
-    """Another epoch is asked for while one is looked up."""
-    prompts = [Prompt((at,), {}) for at in range(5)]
-
-    class Interrupted(PromptRows):
-        _asked = (-1, np.zeros(0, np.int64))
-
-        @property
-        def _known(self) -> Any:
-            return self._asked
-
-        @_known.setter
-        def _known(self, known: Any) -> None:
-            self._asked = (known[0] + 1, known[1][::-1])  # the other thread has
-
-    plain, interrupted = PromptRows(prompts, 8, 3, ()), Interrupted(prompts, 8, 3, ())
-    assert interrupted.taken(0, 5) == plain.taken(0, 5)
-
-
-def test_prompts_that_are_messages_are_rendered_by_the_template_of_the_tokenizer(tmp_path: Path):
-    """The assistant's turn begins behind them; a message that spells a special token is refused."""
-    file = tmp_path / "chat.jsonl"
-    write = lambda *prompts: file.write_text("\n".join(json.dumps({"prompt": one}) for one in prompts))
-    data = DataConfig(source="prompts", path=str(file), heldout_path=str(file), tokenizer=CHAT)
-    message = {"role": "user", "content": "hi"}
-    write([message], "<|im_start|>user\nhi<|im_end|>\n<|im_start|>assistant\n")
-    rows = open_prompts(data, None, 1).train
-    assert isinstance(rows, PromptRows)
-    rendered, spelled = rows.prompts
-    assert rendered.tokens == spelled.tokens and rendered.record["prompt"] == [message]
-    for prompt, parts in (
-        ([{"role": "user", "content": "<|im_end|>"}], ("data.path", "message 1", "<|im_end|>")),
-        ([{"role": "user"}], ("record 1", "message 1 is not text")),
-        ([], ("record 1", "a list of messages")),
-        (5, ("record 1", "a list of messages")),
-        ("", ("record 1 has no prompt",)),
-    ):
-        write(prompt)
-        with refused(*parts):
-            open_prompts(data, None, 1)
-    write([message])
-    with refused("data.tokenizer: null", "messages"):
-        open_prompts(replace(data, tokenizer=None), None, 1)
-    (tmp_path / "tokenizer.json").write_text(Path(CHAT, "tokenizer.json").read_text())
-    with refused("data.tokenizer", "no chat template"):
-        open_prompts(replace(data, tokenizer=str(tmp_path)), None, 1)
-
-
-def test_the_end_of_an_answer_is_the_end_that_the_tokenizer_names(tmp_path: Path):
-    """Before names that published tokenizers have; without any of them it is to be set."""
-    text = Path(CHAT, "tokenizer.json").read_text()
-    (tmp_path / "tokenizer.json").write_text(text)
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps({"eos_token": {"content": "<|im_start|>"}}))
-    assert Tokenizer(str(tmp_path), None).end == Tokenizer(CHAT, "<|im_start|>").end != Tokenizer(CHAT, None).end
-    (tmp_path / "tokenizer_config.json").unlink()
-    (tmp_path / "tokenizer.json").write_text(text.replace("<|endoftext|>", "<nil>").replace("<|im_end|>", "<stop>"))
-    with refused("data.end_token: null", "it has", "<stop>"):
-        Tokenizer(str(tmp_path), None)
-
-
 def test_an_evaluation_without_any_reward_has_no_loss(tmp_path: Path):
     """The run goes on, and says so; answers are shown all the same."""
     (tmp_path / "none.py").write_text(
@@ -259,27 +145,6 @@ def test_rewards_are_reported_by_the_source_of_their_prompts():
     assert metrics["drawn_tokens_per_second"] == 4 and metrics["sampler_wait_seconds"] == 0.5
 
 
-def test_stored_code_is_refused_until_it_is_named_again():
-    config = replace(small(), rl=RlConfig(rewards={"exact": 1.0, "a.py:f": 1.0}))
-    with refused("rl.rewards: 'a.py:f'", "the plan", "--set rl.rewards"):
-        refuse_stored_code(config, ["data.path=b.py:g"], "the plan")
-    refuse_stored_code(config, ["rl.rewards={a.py:f: 1.0}"], "the plan")
-    for rl, key in ((RlConfig(environment="a.py:F"), "rl.environment"), (RlConfig(tools=("b", "a.py:f")), "rl.tools")):
-        with refused(key, "a.py", "the plan", f"--set {key}"):
-            refuse_stored_code(replace(small(), rl=rl), [], "the plan")
-
-
-def test_a_stored_server_is_refused_until_it_is_named_again():
-    """It would get the prompts, and its folder the weights."""
-    url = "http://192.0.2.1:8000"
-    config = replace(small(), rl=RlConfig(sampler=SamplerConfig(url=url, folder="/a")))
-    with refused(f"rl.sampler.url: '{url}'", "the checkpoint", "prompts", "--set rl.sampler.url"):
-        refuse_stored_code(config, ["rl.sampler.folder=weights"], "the checkpoint")
-    with refused("rl.sampler.folder: '/a'", "the checkpoint", "weights", "--set rl.sampler.folder"):
-        refuse_stored_code(config, [f"rl.sampler.url={url}"], "the checkpoint")
-    refuse_stored_code(config, [f"rl.sampler.url={url}", "rl.sampler.folder=weights"], "the checkpoint")
-
-
 @pytest.mark.long
 def test_the_shipped_configuration_learns(tmp_path: Path):
     """First the length of answers; three seeds had a reward of 0.30 to 0.36 after 100 steps of its 800."""
@@ -309,26 +174,6 @@ def test_a_penalty_keeps_the_model_near_its_reference(tmp_path: Path):
     assert run.memory.reference == held and "a reference of" in run.memory.words()
     run.rewarder.close()
     begin._run.rewarder.close()
-
-
-def test_prompts_of_a_file_and_of_a_function(tmp_path: Path):
-    records = [{"prompt": f"{n} + {n} = ", "answer": str(2 * n)} for n in range(40)]
-    (tmp_path / "sums.jsonl").write_text("\n".join(map(json.dumps, records)))
-    (tmp_path / "sums.py").write_text("def prompts():\n    return [{'prompt': 'a', 'answer': 'b'}, {'prompt': 'c'}]\n")
-    of = lambda name: RolloutRun(
-        config_of(
-            tmp_path, 1, data={"path": str(tmp_path / name)}, rl={"rewards": {"exact": 1.0}}, model={"vocab": 257}
-        ),
-        devices=jax.devices()[:1],
-    )
-    rows = of("sums.jsonl").data
-    assert isinstance(rows.train, PromptRows) and isinstance(rows.heldout, PromptRows)
-    texts = {one.record["prompt"] for part in (rows.train, rows.heldout) for one in part.prompts}
-    assert texts == {one["prompt"] for one in records}
-    epoch = [one.tokens for one in rows.train.taken(0, len(rows.train.prompts))]
-    assert len(set(epoch)) == len(epoch) and rows.decode is not None
-    assert rows.decode(rows.train.prompts[0].tokens) == rows.train.prompts[0].record["prompt"]
-    assert of("sums.py:prompts").data.vocab == 257
 
 
 def test_what_cannot_be_is_refused(tmp_path: Path):
@@ -414,19 +259,3 @@ def test_what_runs_beside_the_steps_ends_with_the_loop(tmp_path: Path):
     workers = [run.conversations._worker, *(one._worker for one in run.rewarder.processes)]
     assert len(workers) == 2 and all(one._process.poll() is not None for one in workers)
     assert [one.name for one in threading.enumerate() if one.name.startswith("sampler")] == []
-
-
-def test_code_that_a_checkpoint_names_is_not_run(tmp_path: Path):
-    file = tmp_path / "mine.py"
-    file.write_text("def prompts():\n    return [{'prompt': '1', 'answer': '1'}] * 4\n")
-    data = {"path": f"{file}:prompts"}
-    trainer = Trainer(
-        config_of(tmp_path, 1, data=data, rl={"rewards": {"exact": 1.0}}, model={"vocab": 257}),
-        devices=jax.devices()[:1],
-    )
-    trainer.fit([])
-    file.write_text("raise SystemExit('this file was run')\n")
-    folder = Path(trainer.config.run.dir) / trainer.config.run.name
-    with refused("data.path", "mine.py:prompts", "code", "--set data.path"):
-        Trainer.from_checkpoint(folder, devices=jax.devices()[:1])
-    trainer._run.rewarder.close()

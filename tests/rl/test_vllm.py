@@ -23,7 +23,7 @@ from jaxpar.rl.run import RolloutRun
 from jaxpar.rl.sampling.sampler import CurrentScores
 from jaxpar.rl.sampling.served import ServedGenerator
 from jaxpar.rl.sampling.vllm import VLLMServer
-from tests.rl.test_rollouts import config_of
+from tests.rl.runs import config_of
 from tests.rl.vllm_server import FakeVLLM, serving
 from tests.sentences import refused
 

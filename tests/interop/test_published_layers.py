@@ -1,0 +1,181 @@
+"""Keys of a family as its publisher writes them, which state layers, rotary embeddings, widths and biases."""
+
+import pytest
+
+from jaxpar.config.kinds import kind_models, layer_kinds
+from jaxpar.interop.config_json import config_of, differences, model_of
+from jaxpar.interop.mapping.family import tensors_of
+from jaxpar.interop.mapping.layer_packing import layer_models
+from tests.interop.folders import golden
+from tests.sentences import refused
+
+
+@pytest.mark.parametrize(("stated", "grows"), [(4, True), (True, True), (0, False), (False, False)])
+def test_the_temperature_of_llama_4_may_be_a_number_as_published(stated: object, grows: bool):
+    _, model = model_of(golden("llama4", attn_temperature_tuning=stated))
+    assert any(layer.attention_temperature is not None for layer in layer_models(model)) == grows
+
+
+def test_a_window_that_is_off_may_be_0():
+    """As transformers 5 writes it for Qwen2-MoE."""
+    off = {"use_sliding_window": False, "sliding_window": 0, "layer_types": ...}
+    _, model = model_of(golden("qwen2_moe", **off))
+    assert (model.window, model.kinds) == (None, {})
+
+
+def test_qwen_with_windows_in_its_last_layers():
+    """By `max_window_layers`, as before transformers had `layer_types`."""
+    keys = {"layer_types": None, "use_sliding_window": True, "sliding_window": 8, "max_window_layers": 1}
+    _, model = model_of(golden("qwen2", **keys))
+    assert model.kinds == {"global": {}, "local": {"window": 8}}
+    assert layer_kinds(model) == ("global", "local")
+
+
+def test_the_layers_of_nemotron_are_named_or_letters():
+    _, model = model_of(golden("nemotron_h"))
+    older = {"layers_block_type": ..., "hybrid_override_pattern": "ME*-"}
+    assert differences(model_of(golden("nemotron_h", **older))[1], model) == []
+    assert (
+        differences(model_of(golden("nemotron_h", layers_block_type=["mamba", "moe", "attention", "mlp"]))[1], model)
+        == []
+    )
+
+
+def test_the_stretched_base_of_hunyuan_is_read_as_one_base():
+    """As published; keys beside `alpha` have no effect."""
+    scaling = {
+        "alpha": 1000.0, "beta_fast": 32, "beta_slow": 1, "factor": 1.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+        "type": "dynamic",
+    }  # fmt: skip
+    published = {
+        "rope_parameters": ..., "rope_scaling": scaling, "rope_theta": 10000.0, "head_dim": 128,
+        "use_rotary_pos_emb": True,
+    }  # fmt: skip
+    family, model = model_of(golden("hunyuan_v1_dense", **published))
+    assert (model.rope.scaling, model.rope.base) == ("none", pytest.approx(1e4 * 1000 ** (128 / 126)))
+    written = config_of(family, model, {}, length=128)
+    assert (written["rope_scaling"], written["rope_theta"]) == (None, model.rope.base)
+
+
+def test_local_layers_of_modernbert_may_have_a_scaling():
+    scalings = {"full_attention": {"rope_theta": 1e4}, "sliding_attention": {"rope_type": "linear", "factor": 2.5}}
+    family, model = model_of(golden("modernbert", rope_parameters=scalings))
+    assert {(one.rope.scaling, one.rope.factor) for one in layer_models(model) if one.window} == {("linear", 2.5)}
+    assert config_of(family, model, {}, length=128)["rope_parameters"]["sliding_attention"]["factor"] == 2.5
+
+
+def test_layers_of_hunyuan_may_use_different_numbers_of_experts():
+    family, model = model_of(golden("hunyuan_v1_moe", moe_topk=[2, 3], num_shared_expert=[1, 1]))
+    assert [one.experts and one.experts.per_token for one in layer_models(model)] == [2, 3]
+    assert config_of(family, model, {}, length=128)["moe_topk"] == [2, 3]
+
+
+def test_a_part_of_the_head_of_minimax_m2_is_its_width_as_published():
+    family, model = model_of(golden("minimax_m2", rope_parameters=..., rope_theta=1e3, rotary_dim=6))
+    assert differences(model_of(golden("minimax_m2"))[1], model) == []
+    written = config_of(family, model, {}, length=128)
+    assert (written["rotary_dim"], written["partial_rotary_factor"]) == (6, 0.5)
+
+
+def test_every_other_layer_of_ernie_may_have_experts():
+    keys = {"num_hidden_layers": 6, "moe_layer_end_index": -1, "moe_layer_interval": 2}
+    family, model = model_of(golden("ernie4_5_moe", **keys))
+    assert [one.experts is not None for one in layer_models(model)] == [False, True] * 3
+    written = config_of(family, model, {}, length=128)
+    assert [written[f"moe_layer_{name}"] for name in ("start_index", "end_index", "interval")] == [1, 5, 2]
+
+
+def test_the_feed_forward_of_lfm2_is_as_wide_as_published():
+    """LFM2-1.2B states 12288, of which two thirds are 8192; LFM2-350M 6656, which is 4608 in multiples of 256."""
+    for stated, width, changed in (
+        (12288, 8192, {}),
+        (6656, 4608, {}),
+        (6656, 6656, {"block_auto_adjust_ff_dim": False}),
+    ):
+        keys = {"intermediate_size": ..., "block_ff_dim": stated, "block_ffn_dim_multiplier": 1.0} | changed
+        assert model_of(golden("lfm2", **{"block_multiple_of": 256} | keys))[1].mlp == width
+
+
+def test_layers_of_lfm2_may_be_named_by_indices():
+    by_indices = {"layer_types": ..., "full_attn_idxs": [1]}
+    assert differences(*(model_of(golden("lfm2", **one))[1] for one in ({}, by_indices))) == []
+
+
+def test_layers_of_llama_4_are_those_of_its_defaults():
+    """As published, of Maverick: every other layer has experts, every fourth no positions, all others chunks."""
+    absent = dict.fromkeys(("no_rope_layers", "layer_types", "moe_layers", "attention_chunk_size", "floor_scale"), ...)
+    assert model_of(golden("llama4", **absent)) == model_of(golden("llama4", **absent | {"no_rope_layers": []}))
+    _, model = model_of(golden("llama4", num_hidden_layers=8, **absent))
+    layers = [kind_models(model)[kind] for kind in layer_kinds(model)]
+    assert [one.experts is not None for one in layers] == [False, True] * 4
+    assert [(one.chunk, one.position) for one in layers] == [*[(8192, "rope")] * 3, (None, "none")] * 2
+    assert [getattr(one.attention_temperature, "floor", None) for one in layers] == [None, None, None, 8192] * 2
+    assert [one.qk_norm for one in layers] == [*["unweighted"] * 3, False] * 2
+
+
+def test_granite_hybrids_may_lack_experts_and_state_widths_and_layers_as_published():
+    _, model = model_of(golden("granitemoehybrid"))
+    older = {"layer_types": ["mamba", "attention"], "mamba_d_head": "auto"}
+    assert differences(model_of(golden("granitemoehybrid", **older))[1], model) == []
+    family, dense = model_of(golden("granitemoehybrid", num_local_experts=0, position_embedding_type="nope"))
+    assert (dense.experts, dense.mlp, dense.position) == (None, 24, "none")
+    made = config_of(family, dense, {}, length=128)
+    assert (made["num_local_experts"], made["shared_intermediate_size"]) == (0, 24)
+    names = [tensor.name for tensor in tensors_of(family, dense)]
+    assert "model.layers.0.shared_mlp.input_linear.weight" in names and not any("sparse" in name for name in names)
+
+
+def test_the_layers_of_kimi_are_named_or_lists_of_their_numbers():
+    """As published: numbered from 1, in a mapping that wins over the keys beside it."""
+    _, model = model_of(golden("kimi_linear"))
+    nested = {"full_attn_layers": [2], "kda_layers": [1], "num_heads": 4, "head_dim": 6, "short_conv_kernel_size": 4}
+    older = {"layer_types": ..., "mlp_layer_types": ..., "first_k_dense_replace": 1, "linear_head_dim": ...}
+    published = golden("kimi_linear", linear_attn_config=nested, linear_num_heads=7, head_dim=72, **older)
+    assert differences(model_of(published)[1], model) == []
+
+
+def test_a_base_of_olmo_3_outside_its_mappings_is_that_of_global_layers_as_in_transformers():
+    scaling = {"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 64}
+    _, model = model_of(golden("olmo3", rope_parameters=None, rope_theta=1e4, rope_scaling=scaling))
+    ropes = {one.window: (one.rope.base, one.rope.scaling) for one in kind_models(model).values()}
+    assert ropes == {None: (1e4, "yarn"), 7: (5e5, "none")}
+
+
+def test_layers_of_exaone_rotate_if_they_have_a_window_or_none_has():
+    """As published: the 32B with a pattern of letters beside the types, the 1.2B without windows."""
+    _, model = model_of(golden("exaone4", sliding_window_pattern="LLLG"))
+    assert [(one.window, one.position) for one in kind_models(model).values()] == [(7, "rope"), (None, "none")]
+    pattern = {"layer_types": None, "sliding_window_pattern": 2}
+    assert layer_kinds(model_of(golden("exaone4", **pattern))[1]) == ("local", "global") * 2
+    small = {"sliding_window": None, "sliding_window_pattern": None, "layer_types": ["full_attention"] * 4}
+    assert (model_of(golden("exaone4", **small))[1].kinds, model.position) == ({}, "none")
+
+
+def test_biases_of_seed_oss_have_two_keys():
+    found = [
+        model_of(golden("seed_oss", attention_bias=inward, attention_out_bias=outward))[1].attention_bias
+        for inward, outward in ((False, False), (True, False), (True, True))
+    ]
+    assert found == [False, "qkv", True]
+
+
+def test_neox_has_its_base_and_share_outside_the_mapping_as_published():
+    older = {"rope_parameters": ..., "rotary_emb_base": 100, "rotary_pct": 0.5}
+    assert differences(model_of(golden("gpt_neox", **older))[1], model_of(golden("gpt_neox"))[1]) == []
+
+
+def test_longrope_of_phi_3_is_read_as_published_and_goes_both_ways():
+    """The factor is the ratio of two lengths outside the mapping, and the type has three names."""
+    family, model = model_of(golden("phi3_longrope"))
+    scaling = {"type": "su", "short_factor": [1.25, 1.5, 2.0], "long_factor": [1, 3, 5]}
+    older = {"rope_parameters": ..., "rope_scaling": scaling, "rope_theta": 100.0, "partial_rotary_factor": 0.75}
+    assert differences(model_of(golden("phi3_longrope", **older))[1], model) == []
+    assert (model.rope.factor, model.rope.original_length, model.rope.long_factors) == (8.0, 16, (1.0, 3.0, 5.0))
+    written = config_of(family, model, {}, length=128)
+    assert written["original_max_position_embeddings"] == 16
+    assert written["rope_scaling"] == {
+        "rope_type": "longrope", "factor": 8.0, "original_max_position_embeddings": 16,
+        "short_factor": [1.25, 1.5, 2.0], "long_factor": [1.0, 3.0, 5.0],
+    }  # fmt: skip
+    with refused("original_max_position_embeddings", "16", "32"):
+        model_of(golden("phi3_longrope", rope_scaling=scaling | {"original_max_position_embeddings": 32}))

@@ -1,0 +1,29 @@
+"""Small runs that learn from their own answers to prompts of digits."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+
+from jaxpar.config import Config, LossConfig
+from jaxpar.config.mappings.policy import PolicyConfig
+from jaxpar.config.schema.reinforcement import RlConfig
+from tests.small_run import layout_of
+from tests.training.runs import run_config
+
+DATA = {"source": "prompts", "path": "digits", "sequence_length": 32, "batch_size": 16}
+
+
+def config_of(folder: Path, steps: int, policy: PolicyConfig | None = None, **sections: Any) -> Config:
+    """A small run of digits: 4 prompts and 4 answers to each in a step."""
+    data = DATA | sections.pop("data", {})
+    rl = {"prompts": 4, "group": 4, "answer_tokens": 6} | sections.pop("rl", {})
+    loss = LossConfig(name=sections.pop("loss", "grpo"), policy=policy or PolicyConfig())
+    return replace(run_config(folder, steps, data=data, **sections), loss=loss, rl=RlConfig(**rl))
+
+
+def devices_of(config: Config) -> list[jax.Device]:
+    return jax.devices()[: layout_of(config.parallel)]
