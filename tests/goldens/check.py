@@ -131,7 +131,7 @@ def export(folder: Path, source: HFFolder) -> list[str]:
 
 
 def by_transformers(python: str, out: Path, *more: str) -> dict[str, list[str]]:
-    """What `tests.goldens.compute` reports."""
+    """The mistakes that `tests.goldens.compute` reports."""
     threads = {"OMP_NUM_THREADS": "1"}  # more only wait for each other in models this small
     environment = os.environ | threads | {"PYTHONPATH": str(FOLDER.parents[1]), "HF_HUB_OFFLINE": "1"}
     command = [python, "-m", "tests.goldens.compute", str(out), *more]

@@ -66,7 +66,7 @@ def make(folder: Path) -> None:
 
 
 def check_export(folder: Path) -> list[str]:
-    """What is wrong with the exports of a model."""
+    """The mistakes in the exports of a model."""
     wrong = []
     with np.load(folder / "logits.npz") as stored:
         for export in ("export", "anew"):

@@ -18,9 +18,9 @@ from tests.reference.tree import Tree, unflatten
 FOLDER = Path(__file__).parent
 NAMES = tuple(sorted(path.parent.name for path in FOLDER.glob("*/config.json")))
 ROUTED = tuple(name for name in NAMES if 'experts":' in (FOLDER / name / "config.json").read_text())
-"""Those with experts."""
+"""Goldens with experts."""
 BIDIRECTIONAL = tuple(name for name in NAMES if "ForMaskedLM" in (FOLDER / name / "config.json").read_text())
-"""Those whose tokens see later ones."""
+"""Goldens whose tokens see later ones."""
 WITH_STATE = (
     "mamba2",
     "kimi_linear",
@@ -41,7 +41,7 @@ MAPPINGS = (
 """Mappings of the `model` section."""
 DENSE = tuple(name for name in NAMES if name not in (*ROUTED, *WITH_STATE, *BIDIRECTIONAL))
 WITH_PEFT = tuple(sorted(path.stem for path in FOLDER.glob("peft/*.npz")))
-"""Those with logits that PEFT computes of an adapter."""
+"""Goldens with logits that PEFT computes with an adapter."""
 
 
 def nested(leaves: Mapping[str, np.ndarray]) -> Tree:

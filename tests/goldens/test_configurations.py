@@ -1,4 +1,4 @@
-"""What is drawn around a golden's configuration can be read, is another one, and is the same with the same seed."""
+"""A configuration drawn around a golden's can be read, differs from it, and is the same with the same seed."""
 
 import json
 

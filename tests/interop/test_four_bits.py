@@ -234,7 +234,7 @@ def test_an_option_that_is_not_supported_is_named(method: str, option: str, valu
 
 
 def test_matrices_that_stand_the_other_way_round_are_refused(tmp_path: Path):
-    """Those of GPT-2 have its inputs first, and square ones would be taken for what they are not."""
+    """Matrices of GPT-2 have their inputs first; a square one would be read transposed without an error."""
     (tmp_path / "model").mkdir()
     config = json.loads((FOLDER / "gpt2/config.json").read_text())
     config["quantization_config"] = {"quant_method": "gptq"} | OPTIONS["gptq"]

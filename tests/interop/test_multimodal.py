@@ -70,7 +70,7 @@ def test_an_export_of_a_folder_with_images_carries_them(name: str, tmp_path: Pat
 
 
 def test_a_head_of_its_own_goes_to_the_text_part_in_several_files(tmp_path: Path):
-    """Which tied ones do not have, so that the model, its keys and the names of its tensors are new."""
+    """Models with tied embeddings have none, so that the model, its keys and the names of its tensors are new."""
     folder = copy_of("multimodal/gemma3", tmp_path / "model")
     (folder / "preprocessor_config.json").write_text("{}")
     head = tensors(folder)["language_model.model.embed_tokens.weight"] * 2

@@ -148,7 +148,7 @@ def test_a_model_whose_heads_rotate_in_part_goes_to_a_family_that_has_them():
 
 
 def test_a_scaling_of_local_layers_goes_both_ways():
-    """Which only `rope_parameters` can state; a folder that has it must also be written."""
+    """Only `rope_parameters` can state such a scaling; a folder that has it must also be written."""
     scaled = {"rope_type": "linear", "factor": 2.5, "rope_theta": 100.0}
     keys = {"sliding_attention": scaled, "full_attention": {"rope_type": "default", "rope_theta": 1e6}}
     family, model = model_of(golden("gemma3", rope_parameters=keys))

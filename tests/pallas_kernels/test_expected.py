@@ -29,7 +29,8 @@ from pallas_kernels.grouped_matmul.mosaic.tiles import WIDTHS
 def test_a_step_of_the_fused_backward_takes_what_was_counted(
     widths: tuple[int, int], queries: int, shared: int, products: int
 ) -> None:
-    """Of docs/decisions.md, "Shared memory stays the bound of the fused backward"; the tiles are the table's."""
+    """The numbers are those of docs/decisions.md, "Shared memory stays the bound of the fused backward"; the tiles are
+    the table's."""
     fused = TABLE[widths].fused
     assert fused is not None and fused.queries == queries
     cycles = attention_backward_step(*widths, queries).cycles(H100)

@@ -93,8 +93,8 @@ def softcap(x: Float64[Array, "*dims"], cap: float | None) -> Float64[Array, "*d
 def visible(
     indices: Int[Array, "batch seq"], segments: Int[Array, "batch seq"], window: int | None, causal: bool = True
 ) -> Bool[Array, "batch seq seq"]:
-    """Which key (last axis) each query may see: of the same segment, less than `window` indices away, and not later
-    where it is causal."""
+    """True where a query may see a key (last axis): of the same segment, less than `window` indices away, and not
+    later where it is causal."""
     distance = indices[:, :, None] - indices[:, None, :]
     allowed = segments[:, :, None] == segments[:, None, :]
     if causal:

@@ -1,4 +1,4 @@
-"""What drawing answers takes on H100s, as XLA compiles it without one; child only."""
+"""Time and memory of drawing answers on H100s, as XLA compiles it without one; child only."""
 
 import re
 from math import prod

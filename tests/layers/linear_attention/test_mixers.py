@@ -43,7 +43,7 @@ SIZES = {
     "kimi_delta": LinearAttentionConfig(key_dim=8), "short_conv": LinearAttentionConfig(heads=8, value_dim=4, taps=3),
     "gated_deltanet": replace(SHARED_KEYS, taps=2),
 }  # fmt: skip
-"""Those of mixers that have other sizes."""
+"""Configurations of mixers that have other sizes."""
 
 
 @pytest.fixture(autouse=True)
