@@ -69,7 +69,7 @@ class Step:
         return self.flops / self.l2
 
     def cycles(self, machine: Machine) -> dict[Level, float]:
-        """Clocks of a multiprocessor at each level of its own."""
+        """Clocks of a multiprocessor at each level inside it."""
         return {
             "shared": self.shared / machine.shared,
             "tensor": self.flops / (machine.tensor * (2 if self.item == 1 else 1)),

@@ -41,7 +41,7 @@ def ring(
     row: RowTokens,
     sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch queries heads width"]:
-    """Attend over the keys of this rank and of those before it in the ring, as many as the mask can reach; all of them
+    """Attend over the keys of this rank and of the ranks before it in the ring that the mask can reach; of all ranks
     where it is not causal.
 
     With K of `ring_steps` a device sends `(k + v) * (K - 1)` bytes of its k and v in the forward, and in the backward

@@ -22,7 +22,7 @@ def seal(folder: Path, step: int, local: Sequence[str], *, meeting: str) -> None
     """Seal a checkpoint whose files are written. Every process calls this; any thread may.
 
     Each process makes the digests of the files that it wrote, and flushes them and their folders. Process 0 does so for
-    the folders that all share, and the files that no process calls its own (small ones, which the merge of the
+    the folders that all share, and the files that belong to no process (small ones, which the merge of the
     processes' parts leaves), and writes the manifest.
 
     Args:

@@ -76,7 +76,7 @@ def training_part(config: Config, cluster: Cluster) -> Cluster:
 
 
 def part_of(cluster: Cluster, devices: int) -> Cluster:
-    """So many devices of a cluster: of one host, or of several whole ones. Raises `UserError`."""
+    """A part of a cluster with a number of devices: of one host, or of several full hosts. Raises `UserError`."""
     group, *others = cluster.groups
     each = min(devices, cluster.gpus_per_host)
     if devices < 1 or devices % each or others:

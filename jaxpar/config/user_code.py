@@ -1,4 +1,4 @@
-"""Functions of a user's own file, `FILE.py:NAME`, which a configuration may name: running one runs the file. A server
+"""Functions of a user's file, `FILE.py:NAME`, which a configuration may name: running one runs the file. A server
 that draws, which gets the prompts, and the folder that gets its weights."""
 
 from __future__ import annotations

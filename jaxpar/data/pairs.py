@@ -1,5 +1,5 @@
-"""Answers as rows of whole pairs of documents, one after the other: one chosen and one rejected, or one that is marked
-and its prompt with another's answer."""
+"""Answers as rows of complete pairs of documents, one after the other: one chosen and one rejected, or one that is
+marked and its prompt with another's answer."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class PairRows(DocumentRows):
 
 
 class LabelledRows(PairRows):
-    """Rows of whole pairs, of which the second document is not in the data: the prompt of a document, followed by the
+    """Rows of complete pairs whose second document is not in the data: the prompt of a document, followed by the
     answer of the document that is half the data further. The documents are in memory twice.
 
     A row has an array more than one of pairs: `label`, 1 at the first token of a desirable document, -1 of another, and

@@ -153,7 +153,7 @@ def _torchrun(environment: Environment) -> Launch | None:
 def _ranks(environment: Environment, launcher: str = "RANK") -> Launch | None:
     """PyTorch's variables, which other launchers set too, such as Kubeflow's PyTorchJob.
 
-    `MASTER_PORT` is taken by torchrun's own store, so process 0 listens at another port that follows from it.
+    `MASTER_PORT` is taken by the store of torchrun, so process 0 listens at another port that follows from it.
     """
     if not {"RANK", "WORLD_SIZE", "MASTER_ADDR"} <= environment.keys():
         return None
@@ -171,7 +171,7 @@ def _ranks(environment: Environment, launcher: str = "RANK") -> Launch | None:
 def _pmi(environment: Environment) -> Launch | None:
     """MPICH, Intel MPI and others whose process manager speaks PMI; it does not name the host of process 0.
 
-    Slurm speaks it too (`srun --mpi=pmi2`), and says more by variables of its own, with the same numbers.
+    Slurm speaks it too (`srun --mpi=pmi2`), and says more by variables of Slurm, with the same numbers.
     """
     if not {"PMI_RANK", "PMI_SIZE"} <= environment.keys():
         return None

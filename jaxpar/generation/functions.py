@@ -129,7 +129,7 @@ class GenerationFunctions:
             prefix: the prompts.
             copies: (row, prompt, answer) of each row that begins, by their indices on this device.
             filled: (prompt, index, page) of each page that takes tokens of a prompt; `index` is among its pages.
-            sizes: so many of `copies` and of `filled` are valid.
+            sizes: the number of valid rows of `copies` and of `filled`.
         """
         answers = len(prefix.token) // len(prefix.lengths)
         paged = self.by_block(lambda block: block.paged(self.capacity))

@@ -164,7 +164,7 @@ class Generator:
         requests: Sequence[Request] = (),
         records: bool = False,
     ) -> Engine:
-        """Slots for at least so many rows, of up to so many tokens.
+        """Slots for at least `rows` rows of up to `tokens` tokens.
 
         Args:
             rows: that are continued together.
@@ -185,7 +185,7 @@ class Generator:
         )
 
     def least_cache(self, tokens: int) -> int:
-        """Tokens that a cache of rows of up to so many has to hold: one row on each data rank."""
+        """Tokens that a cache of rows of up to `tokens` tokens has to hold: one row on each data rank."""
         room = self._room(1, tokens)
         return self._ranks * room.longest * room.page
 

@@ -111,7 +111,7 @@ class Room(NamedTuple):
 
 def room_of(ranks: int, context: int, tensor: int, rows: int, tokens: int, requests: Sequence[Request] = ()) -> Room:
     """Slots for at least `rows` rows of up to `tokens` tokens, with the pages of `requests`, if these are all, or else
-    those of every slot; on a mesh with so many data, context and tensor ranks."""
+    those of every slot; on a mesh with `ranks` data ranks and `context` and `tensor` ranks."""
     # A tensor rank has an equal share of a data rank's rows.
     slots = -(-power_of_two(-(-rows // ranks)) // tensor) * tensor
     capacity = bucket(tokens, context * tensor)
@@ -129,7 +129,7 @@ def pages_of(request: Request, page: int) -> tuple[int, int]:
 
 
 def pages_of_row(prompt: int, new: int, page: int) -> tuple[int, int]:
-    """Pages that a prompt of so many tokens fills, and those of its row beside them: its last token is not cached."""
+    """Pages that a prompt of `prompt` tokens fills, and those of its row beside them: its last token is not cached."""
     filled = prompt // page
     return filled, -(-(prompt + new - 1) // page) - filled
 

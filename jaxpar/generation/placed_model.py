@@ -98,7 +98,7 @@ def prefill_mesh(config: Config, devices: Sequence[Device]) -> Mesh:
 
 
 def place_on(config: Config, source: Model, devices: Sequence[Device]) -> PlacedModel:
-    """Read the weights onto some devices, on `mesh_of` them: each process reads what its own devices hold.
+    """Read the weights onto some devices, on `mesh_of` them: each process reads the shards of its devices.
 
     Raises `UserError` for a bidirectional model, and for an input that reads more than tokens.
     """

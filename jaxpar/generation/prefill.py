@@ -1,4 +1,4 @@
-"""Prompts are read: on the mesh of the slots, or on one of its own, whose caches are handed over (Splitwise,
+"""Prefill of prompts: on the mesh of the slots, or on a separate one, whose caches are handed over (Splitwise,
 arXiv:2311.18677)."""
 
 from __future__ import annotations

@@ -50,7 +50,7 @@ class Programs:
         return self._once("prefill", prompts, answers, length, capacity, records, make=make)
 
     def insert(self, prompts: int, length: int, rows: int, capacity: int, pool: int, *, answers: int = 1) -> Wrapped:
-        """Compiled on first use: (rows, prefix, copies, filled, sizes) -> rows; the given rows, whose cache has
+        """Compiled on first use: (rows, prefix, copies, filled, sizes) -> rows; the input rows, whose cache has
         `pool` pages, are donated."""
 
         def make() -> Wrapped:

@@ -49,7 +49,7 @@ class TokenScores:
     likeliest: Bool[np.ndarray, " tokens"]
     """Whether no token is likelier, and none of a lower number as likely."""
     tokens: Int[np.ndarray, "tokens choice"]
-    """The likeliest tokens, likeliest first: as many as `choices`."""
+    """The `choices` likeliest tokens, likeliest first."""
     choices: Float[np.ndarray, "tokens choice"]
     """Their log-probabilities, in nats."""
     recorded: Mapping[str, np.ndarray]
@@ -77,7 +77,7 @@ class Scorer:
         return len(self._compiled)
 
     def scored(self, rows: Sequence[Sequence[int]], *, records: bool = False, choices: int = 0) -> list[TokenScores]:
-        """The scores of the tokens of each row but its first, with so many `choices` of the likeliest tokens, and with
+        """The scores of the tokens of each row but its first, with the `choices` likeliest tokens, and with
         `records` what blocks record of those before.
 
         Raises:
@@ -178,10 +178,10 @@ def token_scores(
     logits = batch["tokens"].size * padded_vocab(model) // layout.plan.axes.tensor
     # Nothing is differentiated, so any tree does for the accumulators.
     tiles = -(-4 * logits // TILE_BYTES)
-    found = stages.scores(weights, weights, x, batch["labels"], tiles=tiles, temperature=temperature)
+    scores = stages.scores(weights, weights, x, batch["labels"], tiles=tiles, temperature=temperature)
     if choices:
         best = stages.choices(weights, weights, x, choices, tiles=tiles, temperature=temperature)
     else:
         best = tuple(jnp.zeros((*batch["tokens"].shape, 0), dtype) for dtype in (jnp.int32, jnp.float32))
-    likely = jax.tree.map(lambda part: reduce_max(vary(part), ("pipe", "tensor")), (*found, *best))
+    likely = jax.tree.map(lambda part: reduce_max(vary(part), ("pipe", "tensor")), (*scores, *best))
     return *likely, {name: reduce_max(values, ("pipe",)) for name, values in recorded.items()}

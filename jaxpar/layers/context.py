@@ -50,7 +50,7 @@ class TokenContext(NamedTuple):
 
 
 def in_chunks[A: (jax.Array, np.ndarray)](segments: A, positions: A, size: int, length: int) -> A:
-    """`segments` [batch, seq] of rows of so many tokens, with another number for each chunk of `size` positions of a
+    """`segments` [batch, seq] of rows of `length` tokens, with another number for each chunk of `size` positions of a
     document, which grows along the row."""
     chunks = length // size + 1  # at most, in a document
     return (segments > 0) * (segments * chunks + positions // size)

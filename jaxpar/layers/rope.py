@@ -18,8 +18,8 @@ def frequencies(model: ModelConfig, rotary_dim: int, length: int = 0) -> np.ndar
 
     `linear` divides every frequency by the factor (arXiv:2306.15595). `llama3` divides those whose wavelength is longer
     than `original_length / low_frequency`, keeps those shorter than `... / high_frequency`, and
-    interpolates between (Llama 3.1, as published with its weights). `yarn`: see `_yarn`. `longrope` divides each by a
-    factor of its own, from one list for rows of up to `original_length` tokens and one for longer rows
+    interpolates between (Llama 3.1, as published with its weights). `yarn`: see `_yarn`. `longrope` divides each by
+    its factor, from one list for rows of up to `original_length` tokens and one for longer rows
     (arXiv:2402.13753); `length` is that of the rows.
     """
     rope = model.rope

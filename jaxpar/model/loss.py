@@ -27,7 +27,7 @@ def vocabulary_cross_entropy(
 
 
 def of_labels(values: Shaped[Array, "batch seq"], labels: Int[Array, "batch seq *label"]) -> Shaped[Array, "..."]:
-    """Values of tokens in the shape of their labels, of which a token may have several."""
+    """Values of tokens in the shape of their labels; a token may have several labels."""
     return values.reshape(*values.shape, *(1,) * (labels.ndim - values.ndim))
 
 

@@ -1,4 +1,4 @@
-"""Direct preference optimization: a loss of pairs of documents, of which one was chosen and the other rejected.
+"""Direct preference optimization: a loss of pairs of documents, one chosen and the other rejected.
 
 Rafailov et al. 2023 (arXiv:2305.18290), equation 7, with the label smoothing of conservative DPO (Mitchell 2023):
 

@@ -7,7 +7,7 @@ from jaxpar.objectives.tokens import CrossEntropy
 
 
 class MaskedTokens(CrossEntropy):
-    """The negative log-likelihood of each token that is drawn, at its own place."""
+    """The negative log-likelihood of each token that is drawn, at its position."""
 
     def __init__(self, config: Config):
         super().__init__(config)

@@ -130,11 +130,11 @@ class Drawer:
         )
 
     def gathered_seconds(self, size: float, ranks: int) -> float:
-        """Seconds in which each of so many devices gets what it lacks of `size` bytes from the others."""
+        """Seconds in which each of `ranks` devices gathers the rest of `size` bytes from the others."""
         return self.common.ring(ranks, 1).gather(size)
 
     def sent_seconds(self, size: float, ranks: int) -> float:
-        """Seconds in which each device gets `size` bytes over its link to the others of so many."""
+        """Seconds in which each of `ranks` devices gets `size` bytes over its link to the others."""
         ring = self.common.ring(ranks, 1)
         return size / min(ring.inside, ring.card)
 

@@ -195,7 +195,7 @@ def _in_turns(config: Config, search: Search, trained: Planned) -> list[Split]:
 
 
 def _apart(config: Config, search: Search, trained: Planned, cluster: Cluster) -> list[Split]:
-    """The best layout of a sampler with devices of its own, beside a trainer; none where the model cannot be split."""
+    """The best layout of a sampler on separate devices, beside a trainer; none where the model cannot be split."""
     drawer, learning = _drawer(config, search, cluster), _learning(config, search, trained)
     return _best_drawing(cluster.devices, APART, drawer, trained, learning, search.usable)
 

@@ -36,7 +36,7 @@ from pallas_kernels.tiled_matmul.mosaic import STEP, add_products, pieces_of, ze
 from pallas_kernels.varying import vary_over, varying_axes
 
 STAGES = {1: 5, 2: 3}
-"""Steps in shared memory, by pieces of a tile: as many as fit into 227 KiB beside a piece of the result and the rows
+"""Steps in shared memory, by pieces of a tile: the most that fit into 227 KiB beside a piece of the result and the rows
 that leave a tile one by one."""
 
 

@@ -34,8 +34,8 @@ from pallas_kernels.varying import vary_over, varying_axes
 STEP = 128
 """Codes of a row that have one scale, and that a step multiplies."""
 STAGES = {(1, 2): 5, (1, 4): 4, (2, 2): 3, (2, 4): 3}
-"""Steps in shared memory, by pieces of a tile and bytes of a number of the result: as many as fit into 227 KiB beside
-one piece of it."""
+"""Steps in shared memory, by pieces of a tile and bytes of a number of the result: the most that fit into 227 KiB
+beside one piece of it."""
 SECTION = 8
 """Tiles of rows that are gone through together, column by column, so that programs share what they read in L2."""
 
@@ -88,7 +88,7 @@ def tiled_matmul(
 
 
 def pieces_of(columns: int) -> int:
-    """Pieces of a tile of a result with so many columns: two, where they divide it."""
+    """Pieces of a tile of a result with `columns` columns: two, where they divide it."""
     return 1 + (columns % (2 * TILE) == 0)
 
 

@@ -17,18 +17,18 @@ def check_model(config: Config) -> None:
     model = config.model
     check_kinds(model)
     divides("model.heads", model.heads, "model.kv_heads", kv_heads(model))
-    own_width = any(own.latent_attention is None for own in kind_models(model).values())
-    if model.head_dim is None and own_width:
+    by_head = any(layer.latent_attention is None for layer in kind_models(model).values())
+    if model.head_dim is None and by_head:
         divides("model.embed", model.embed, "model.heads", model.heads, "; or set model.head_dim")
-    for kind, own in kind_models(model).items():
-        if own.position == "rope" and own.latent_attention is None:
-            _check_rotary_width(kind, own)
-        if "learned" in (own.position, model.position) and own.position != model.position:
+    for kind, layer in kind_models(model).items():
+        if layer.position == "rope" and layer.latent_attention is None:
+            _check_rotary_width(kind, layer)
+        if "learned" in (layer.position, model.position) and layer.position != model.position:
             raise UserError(
-                f"{key_of(kind, 'position')}: {own.position}, and model.position is {model.position}; learned "
+                f"{key_of(kind, 'position')}: {layer.position}, and model.position is {model.position}; learned "
                 "positions are of the whole model, so expected the same"
             )
-        _check_scaling(kind, own)
+        _check_scaling(kind, layer)
     if model.position == "learned" and config.data.sequence_length > model.max_positions:
         raise UserError(
             f"data.sequence_length: {config.data.sequence_length} is more than the learned positions, "

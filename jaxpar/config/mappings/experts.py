@@ -37,7 +37,7 @@ class ExpertsConfig:
     shared_router: bool = False
     """Weigh the output of the shared experts by the sigmoid of a number of each token (Qwen2-MoE, Qwen3-Next)."""
     weigh_inputs: bool = False
-    """Multiply a token by the weight of its expert before the expert, in place of the expert's output (Llama 4)."""
+    """Multiply a token by the weight of its expert before the expert, instead of the expert's output (Llama 4)."""
     router: Annotated[str, ROUTERS] = "top_k_softmax"
     """How experts are chosen and weighted: `docs/experts.md` has the table."""
     router_options: Annotated[

@@ -83,7 +83,7 @@ class ModelConfig:
     max_positions: Annotated[int, at_least(1)] = 1024
     """Rows of the learned position table; rotary embeddings do not use it."""
     token_types: Annotated[int, at_least(1)] | None = None
-    """Rows of a table of kinds of text, of which the first one is added to every token embedding (BERT)."""
+    """Rows of a table of kinds of text; the first row is added to every token embedding (BERT)."""
     rope: RopeConfig = field(default_factory=RopeConfig)
     """Rotary embeddings."""
     qk_norm: bool | Literal["projection", "rotated", "unweighted", "layernorm"] = False
@@ -101,7 +101,7 @@ class ModelConfig:
     """The block of a layer in which tokens see others; with `latent_attention` it is that. `none` is a layer without,
     in a kind."""
     latent_attention: LatentAttentionConfig | None = None
-    """Multi-head latent attention in place of `kv_heads` and `head_dim` (`docs/attention.md`)."""
+    """Multi-head latent attention instead of `kv_heads` and `head_dim` (`docs/attention.md`)."""
     linear_attention: LinearAttentionConfig | None = None
     """Heads and widths of mixers with a state (`docs/hybrids.md`); null takes those of attention."""
     attention_sinks: bool = False
@@ -128,7 +128,7 @@ class ModelConfig:
     """Sliding-window attention: a token sees itself and the `window - 1` tokens before it, and after it without
     `causal`; null means no limit."""
     chunk: Annotated[int, at_least(1)] | None = None
-    """Chunked attention: a token sees those before it in its own chunk of so many positions of its document (Llama 4);
+    """Chunked attention: a token sees those before it in its chunk of its document, `chunk` positions long (Llama 4);
     null means no limit."""
     attention_temperature: AttentionTemperature | None = None
     """Multiply queries by a number that grows with their position: `{floor: 8192, scale: 0.1, offset: 1}` (Llama 4)."""

@@ -16,7 +16,7 @@ class LossConfig:
 
     name: Annotated[str, OBJECTIVES] = "cross_entropy"
     """`cross_entropy` of each token that counts, or direct preference optimization (`dpo`, arXiv:2305.18290) of pairs
-    of answers, of which one was chosen and the other rejected: `python -m jaxpar.prepare --format preference`. So are
+    of answers, one chosen and the other rejected: `python -m jaxpar.prepare --format preference`. So are
     `simpo` (arXiv:2405.14734) and `orpo` (arXiv:2403.07691), which have no reference. `kto` (arXiv:2402.01306) is of
     single answers, marked as desirable or not: `python -m jaxpar.prepare --format labelled`. `distill`
     draws the distribution of each token to that of a teacher, `loss.reference`. `masked` is of hidden tokens that a
@@ -43,8 +43,8 @@ class LossConfig:
     teacher_weight: Annotated[float, SHARE] = 0.5
     """Share under `distill` of the divergence from the teacher; the rest is the cross-entropy."""
     top_k: Annotated[int, at_least(1)] = 32
-    """Tokens under `distill` of which the teacher's probabilities are stored, after each token; all others are one
-    class."""
+    """Likeliest next tokens under `distill` whose probabilities by the teacher are stored, for each token; all others
+    are one class."""
     temperature: Annotated[float, POSITIVE] = 1.0
     """Divisor under `distill` of both models' logits in the divergence."""
     rate: Annotated[float, BETWEEN] = 0.15

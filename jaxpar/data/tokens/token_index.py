@@ -62,8 +62,8 @@ class Shard:
     text_bytes: int
     """Bytes of the documents' text in UTF-8."""
     counted: File | None = None
-    """`.npy`, uint8, with sums as `tokens` has: 1 for each token that the loss counts as a target, 0 for others; None
-    where it counts all. 2 in the place of 1 in conversations that are marked as undesirable."""
+    """`.npy`, uint8, with sums as `tokens` has: 1 for each token that is a target of the loss, 0 for others; None
+    where all are targets. 2 instead of 1 in conversations that are marked as undesirable."""
 
     def summed(self) -> Iterator[File]:
         """The files that have a file of sums beside them."""

@@ -18,7 +18,7 @@ _TYPES = ("longrope", "su", "yarn")
 
 @dataclass(frozen=True)
 class LongRope(Rope):
-    """Rotary embeddings whose original length is a key of its own, and their factor the ratio of two lengths."""
+    """Rotary embeddings whose original length is a separate key, and their factor the ratio of two lengths."""
 
     scalings: tuple[str, ...] = ("default", "longrope")
     partial: float | None = 1.0

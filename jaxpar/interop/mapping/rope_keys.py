@@ -109,7 +109,7 @@ class Rope:
 
 @dataclass(frozen=True)
 class RopeByType:
-    """Rotary embeddings of each type of layer (Gemma 3, OLMo 3): local layers have a base of their own, and a scaling
+    """Rotary embeddings of each type of layer (Gemma 3, OLMo 3): local layers have another base, and a scaling
     only if `rope_parameters` states one for them."""
 
     types: Types

@@ -36,7 +36,7 @@ class PackedFiles(TensorFiles, ABC):
 
     packed: Mapping[str, np.dtype] = {"I32": np.dtype(np.int32)}
     order: tuple[int, ...] | None = None
-    """The place of each integer of a word; None if they stand in order."""
+    """The position of each integer in its word; None if they are in order."""
 
     def __init__(self, folder: Path, options: Mapping[str, object]):
         super().__init__(folder, options)

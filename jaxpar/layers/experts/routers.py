@@ -91,7 +91,7 @@ def sigmoid(logits: Logits, state: RouterState, experts: ExpertsConfig, options:
 
 
 def biased_softmax(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Biased) -> Routing:
-    """The same with probabilities of all logits in place of sigmoids (ERNIE 4.5's published code)."""
+    """The same with probabilities of all logits instead of sigmoids (ERNIE 4.5's published code)."""
     return _biased(jax.nn.log_softmax(logits), jax.nn.softmax(logits), state, experts, options)
 
 
@@ -155,8 +155,8 @@ def sam(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Gro
 
 def sparse_mixer(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Jitter) -> Routing:
     """The largest logit, and then the largest of the others; the weight of each is its probability among those that are
-    near it (GRIN, arXiv:2409.12136, section 2.2). The paper draws both in training; here they are the largest, of which
-    its estimate of the gradient is the derivative of the weight."""
+    near it (GRIN, arXiv:2409.12136, section 2.2). The paper draws both in training; here they are the largest, for
+    which its estimate of the gradient is the derivative of the weight."""
     indices = selected(state, logits, 2)
     others = jnp.where(ones_at(indices[:, :1], experts.count)[:, 0] > 0, HIDDEN, logits)
     weights = [

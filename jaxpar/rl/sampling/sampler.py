@@ -1,4 +1,4 @@
-"""The model that draws answers: on the mesh of the training step in turns with it, on one of its own, or a server."""
+"""The model that draws answers: on the mesh of the training step in turns with it, on a separate one, or a server."""
 
 from __future__ import annotations
 
@@ -92,7 +92,7 @@ class Sampler:
         self._run, self.devices, self._conversations = run, len(devices), conversations
         self._generator: Generator | ServedGenerator | None = None
         self.layout: tuple[Config, Mesh] | None = None
-        """Configuration and mesh of `rl.sampler`; None where answers are drawn on the run's mesh in its own layout."""
+        """Configuration and mesh of `rl.sampler`; None where answers are drawn on the run's mesh in its layout."""
         self._served: ServedGenerator | None = None
         if run.config.rl.sampler.url is not None:
             self._generator = self._served = ServedGenerator(run, CurrentScores(run).scored)
@@ -102,7 +102,7 @@ class Sampler:
 
     @property
     def apart(self) -> bool:
-        """Whether it has devices of its own, or is a server."""
+        """Whether it has separate devices, or is a server."""
         return self.devices > 0 or self._served is not None
 
     def placed(self, weights: Weights) -> Weights:

@@ -278,7 +278,7 @@ class Run:
     def evaluate(self) -> float:
         """The loss over the held-out batches, always the same ones: in nats per token, or per pair.
 
-        Raises `UserError` when there are no held-out batches, or nothing that the loss counts.
+        Raises `UserError` when there are no held-out batches, or no target of the loss in them.
         """
         if self.data.heldout is None:
             raise UserError("data.heldout_path is null: expected held-out data to evaluate on")

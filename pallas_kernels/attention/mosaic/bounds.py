@@ -6,7 +6,7 @@ A mask of `pallas_kernels.masks` is decided, pair by pair, by two integers of a 
 
 with `high = max(q_index, prefix_length - 1)` where the mask is causal, and `low = q_index - window` where there is a
 window, which makes `high = q_index + window - 1` where it is not causal. So a kernel needs three comparisons for any
-mask, and none at all in a block of which every pair is kept. Which blocks those are, and which are empty, follows from
+mask, and none at all in a block whose pairs are all visible. Which blocks those are, and which are empty, follows from
 the least and greatest value of each block, here in plain JAX.
 """
 

@@ -54,7 +54,7 @@ class Encoded(NamedTuple):
 
     tokens: UInt[np.ndarray, " n"]
     counted: UInt8[np.ndarray, " n"] | None
-    """The mark of each token that the loss counts, and 0 of others; None where it counts all."""
+    """The mark of each target of the loss, and 0 of other tokens; None where all are targets."""
     lengths: tuple[int, ...]
     """Tokens of each document."""
 

@@ -1,4 +1,4 @@
-"""Arcee's foundation models: Llama with a squared ReLU in place of a gated feed-forward."""
+"""Arcee's foundation models: Llama with a squared ReLU instead of a gated feed-forward."""
 
 from __future__ import annotations
 

@@ -27,7 +27,7 @@ from jaxpar.interop.mapping.rope_keys import Rope
 
 
 def _windows(hf_config: HFConfig, layers: int) -> list[str]:
-    """The layers from number `max_window_layers` on, of which transformers has the default 62 here."""
+    """The layers from index `max_window_layers` on, whose default in transformers is 62 here."""
     return from_max_window_layers(HFConfig(hf_config.file, {"max_window_layers": 62, **hf_config.values}), layers)
 
 

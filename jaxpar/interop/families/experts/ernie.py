@@ -65,7 +65,7 @@ _SHARED, _WIDTH, _LEAST = "moe_num_shared_experts", "moe_intermediate_size", "mo
 
 @dataclass(frozen=True)
 class ErnieExperts:
-    """Experts in every so many layers from a first to a last one."""
+    """Experts in layers at a fixed interval, from a first to a last one."""
 
     count: tuple[str, ...] = _COUNT
     per_token: tuple[str, ...] = _CHOSEN
@@ -105,7 +105,7 @@ class ErnieExperts:
 
 
 def _index(hf_config: HFConfig, key: str, default: int) -> int:
-    """The value of a key that is a whole number, 0 or more."""
+    """The value of a key that is an integer, 0 or more."""
     value = hf_config.get(key, default)
     if type(value) is not int or value < 0:
         raise hf_config.refusal(key, value, "a whole number, 0 or more")

@@ -62,7 +62,7 @@ class ScaledLongRope(LongRope):
 
 @dataclass(frozen=True)
 class SparseMixer(RoutedExperts):
-    """Experts in every layer, of which a token uses two."""
+    """Experts in every layer; a token uses two of them."""
 
     router: str = SPARSE_MIXER
 
