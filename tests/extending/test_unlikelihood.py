@@ -48,21 +48,13 @@ def marked(run: SmallRun, step: int) -> dict[str, np.ndarray]:
 
 def expected(weights: Any, options: dict[str, Any], batch: dict[str, np.ndarray]) -> tuple[float, float, Any]:
     """The loss, its part of the marked tokens, and the loss's gradients, in float64."""
-    logits = decoder64.logits(weights, options, batch)
-    likely = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
-    p = np.exp(np.take_along_axis(likely, batch["labels"][..., None], -1)[..., 0])
+    p = np.exp(decoder64.log_likelihoods(decoder64.logits(weights, options, batch), batch["labels"]))
     mask = np.float64(batch["mask"])
     marks, count = mask * batch["marked"], mask.sum()
     unlikely = -(marks * np.log(1 - p)).sum() / count
     loss = unlikely - ((mask - marks) * np.log(p)).sum() / count
-    # The reference's gradient is that of a mean of tokens: once for those without marks, once for those with them.
-    total: Any = None
-    for sign, each in ((1.0, (mask - marks) / count), (-1.0, marks * p / (1 - p) / count)):
-        _, gradients = decoder64.loss_and_gradients(weights, options, batch | {"mask": each})
-        factor = sign * each.sum()
-        part = jax.tree.map(lambda leaf, factor=factor: factor * leaf, gradients)
-        total = part if total is None else jax.tree.map(np.add, total, part)
-    return loss, unlikely, total
+    of_token = (mask - marks - marks * p / (1 - p)) / count
+    return loss, unlikely, decoder64.weighted_gradients(weights, options, batch, of_token)
 
 
 @pytest.mark.matrix(quick=("context and tensor",), ci=1)

@@ -12,6 +12,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from pallas_kernels.attention.mosaic.schedule import CONSUMERS, REGISTERS
+
 SHARED = {"a100-80": 101376, "h100": 232448}
 """Bytes of shared memory that a thread block may have; an A100's may have 166912, but all of its generation this."""
 
@@ -58,3 +60,11 @@ def check(kernel: dict[str, Any]) -> None:
     assert kernel["spilled"] == 0 and kernel["local"] == 0, kernel
     assert kernel["serialized"] == 0 and kernel["registers"] <= 255, kernel
     assert kernel["products"] == kernel["wgmma"] and kernel["depths"] == kernel["waits"], kernel
+
+
+def check_tiled_matmul(kernel: dict[str, Any]) -> None:
+    """A product of tiles of scales: `check`, with rows from TMA and 128 products of each piece in one sum."""
+    check(kernel)
+    assert kernel["tma"] > 0, kernel
+    assert kernel["wgmma"] == 8 and kernel["waits"] == [0, 0], "128 products of each piece, then the sums outside"
+    assert kernel["setmaxnreg"] == [*REGISTERS[CONSUMERS]], kernel

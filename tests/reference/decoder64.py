@@ -340,6 +340,29 @@ def loss_and_gradients(weights: Tree, options: Options, batch: Mapping[str, Any]
     return float(value), gradients
 
 
+def weighted_gradients(weights: Tree, options: Options, batch: Mapping[str, Any], of_token: np.ndarray) -> Tree:
+    """Gradients of the sum of `of_token` [batch, seq] times the negative log-likelihood of each token, in float64.
+
+    They come from those of a mean, whose weights are not below 0: once for each sign.
+    """
+    total = jax.tree.map(lambda leaf: np.zeros(leaf.shape), weights)
+    for sign in (1.0, -1.0):
+        mask = np.maximum(sign * of_token, 0)
+        if mask.any():
+            _, gradients = loss_and_gradients(weights, options, {**batch, "mask": mask})
+            factor = sign * mask.sum()
+            total = jax.tree.map(lambda leaf, more, factor=factor: leaf + factor * more, total, gradients)
+    return total
+
+
+def log_likelihoods(
+    logits: Float[np.ndarray, "batch seq vocab"], labels: Int[np.ndarray, "batch seq"]
+) -> Float[np.ndarray, "batch seq"]:
+    """The log-probability of each label by `logits`."""
+    of_labels = np.take_along_axis(logits, labels[..., None], axis=-1)[..., 0]
+    return of_labels - np.logaddexp.reduce(logits, axis=-1)
+
+
 def plain_batch(tokens: Int[np.ndarray, "batch seq"]) -> dict[str, np.ndarray]:
     """A batch of whole rows, one document each; the last token of a row has no label and does not count."""
     rows, length = tokens.shape

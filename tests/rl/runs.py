@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import jax
+import numpy as np
 
 from jaxpar.config import Config, LossConfig
 from jaxpar.config.mappings.policy import PolicyConfig
 from jaxpar.config.schema.reinforcement import RlConfig
+from jaxpar.rl.run import RolloutRun
+from tests.reference import decoder64
 from tests.small_run import layout_of
 from tests.training.runs import run_config
 
@@ -27,3 +30,15 @@ def config_of(folder: Path, steps: int, policy: PolicyConfig | None = None, **se
 
 def devices_of(config: Config) -> list[jax.Device]:
     return jax.devices()[: layout_of(config.parallel)]
+
+
+def log_probabilities64(
+    run: RolloutRun, weights: Any, rows: dict[str, np.ndarray], temperature: float = 1.0
+) -> np.ndarray:
+    """Log-probabilities of the labels of rows, by a float64 decoder with weights of the run."""
+    stacks = run.layout.order.stacks.items()
+    by_layer = {
+        kind: jax.tree.map(lambda x, o=order: x[o.row_of_layer], weights["layers"][kind]) for kind, order in stacks
+    }
+    logits = decoder64.logits(weights | {"layers": by_layer}, asdict(run.config.model), rows) / temperature
+    return decoder64.log_likelihoods(logits, rows["labels"])

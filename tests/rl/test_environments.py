@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +25,7 @@ from jaxpar.rl.prompts import Bytes, Characters, Prompt, Tokenizer
 from jaxpar.rl.run import RolloutRun
 from jaxpar.rl.sampling.rollouts import Rollouts
 from jaxpar.training.errors import TrainingError
-from tests.reference import decoder64
-from tests.rl.runs import config_of, devices_of
+from tests.rl.runs import config_of, devices_of, log_probabilities64
 from tests.rl.test_prompts import beginning
 from tests.sentences import refused
 
@@ -118,9 +117,7 @@ def test_turns_have_the_log_probabilities_of_float64_and_observations_none(tmp_p
     with closing(run.rewarder), closing(run.conversations):
         rows = run._batch(0)
         metrics = run.last_metrics
-        logits = decoder64.logits(jax.device_get(run.current_weights()), asdict(run.config.model), rows)
-        likely = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
-        likely = np.take_along_axis(likely, rows["labels"][..., None], -1)[..., 0]
+        likely = log_probabilities64(run, jax.device_get(run.current_weights()), rows)
         drawn, texts, answers = rows["mask"] > 0, [], 0
         np.testing.assert_allclose(rows["sampled"][drawn], likely[drawn], atol=1e-5)
         assert all(not rows[name][~drawn].any() for name in PER_TOKEN)

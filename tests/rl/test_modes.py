@@ -15,23 +15,11 @@ from jaxpar.config.mappings.policy import PRESETS, Policy
 from jaxpar.config.mappings.sampler import SamplerConfig
 from jaxpar.rl.run import RolloutRun
 from jaxpar.training.run.trainer import Trainer
-from tests.reference import decoder64
 from tests.rl.policy64 import answer_loss
-from tests.rl.runs import config_of, devices_of
+from tests.rl.runs import config_of, devices_of, log_probabilities64
 from tests.same_bits import assert_same_bits
 from tests.training.damage.test_kill import finish, killed_after
 from tests.training.runs import MESH, Recorder, run_config, saved_state, write_config
-
-
-def log_probabilities64(run: RolloutRun, weights: Any, rows: dict[str, np.ndarray], temperature: float) -> np.ndarray:
-    """Log-probabilities of the labels of rows, by a float64 decoder with weights of the run."""
-    stacks = run.layout.order.stacks.items()
-    by_layer = {
-        kind: jax.tree.map(lambda x, o=order: x[o.row_of_layer], weights["layers"][kind]) for kind, order in stacks
-    }
-    logits = decoder64.logits(weights | {"layers": by_layer}, asdict(run.config.model), rows) / temperature
-    likely = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
-    return np.take_along_axis(likely, rows["labels"][..., None], -1)[..., 0]
 
 
 def recorded(run: RolloutRun) -> list[dict[str, np.ndarray]]:

@@ -151,28 +151,22 @@ def test_a_step_has_the_loss_and_gradients_of_float64(layout: str, name: str):
     options, rng = asdict(run.config.model), np.random.default_rng(2)
     weights, rows = random_weights(options, padded_vocab=64), text_of(rng) | answers_of(rng)
     logits = decoder64.logits(weights, options, rows) / temperature
-    likely = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
-    p = np.where(rows["mask"] > 0, np.take_along_axis(likely, rows["labels"][..., None], -1)[..., 0], 0)
+    p = np.where(rows["mask"] > 0, decoder64.log_likelihoods(logits, rows["labels"]), 0)
     batch = {
         key: x.astype(np.float32) if x.dtype == np.float64 else x for key, x in with_policies(rows, p, rng).items()
     }
     wanted, slope = expected(p, batch, replace(PRESETS[name], kl="k3"))
-    tokens, total = batch["mask"].sum(), None
-    for sign in (1.0, -1.0):  # The decoder's gradient is that of a mean, whose weights are not negative.
-        part = np.maximum(-sign * slope, 0)
-        # A head and a cap that are divided by the temperature divide the logits by it.
-        tempered = weights | {"head": {"weight": weights["head"]["weight"] / temperature}}
-        capped = options | {"logit_softcap": None if cap is None else cap / temperature}
-        _, gradients = decoder64.loss_and_gradients(tempered, capped, batch | {"mask": part})
-        gradients = gradients | {"head": {"weight": gradients["head"]["weight"] / temperature}}
-        factor = sign * part.sum() / tokens
-        scaled = jax.tree.map(lambda leaf, factor=factor: factor * leaf, gradients)
-        total = scaled if total is None else jax.tree.map(np.add, total, scaled)
+    tokens = batch["mask"].sum()
+    # A head and a cap that are divided by the temperature divide the logits by it.
+    tempered = weights | {"head": {"weight": weights["head"]["weight"] / temperature}}
+    capped = options | {"logit_softcap": None if cap is None else cap / temperature}
+    gradients = decoder64.weighted_gradients(tempered, capped, batch, -slope / tokens)
+    gradients = gradients | {"head": {"weight": gradients["head"]["weight"] / temperature}}
 
     state = state_with(run.step, run.by_row(weights) if run.config.parallel.pipe > 1 else weights)
     placed = run.place(batch)
     loss, found = run.step.gradients(state, placed)
-    assert_close(loss, wanted / tokens, run.by_layer(found), total)
+    assert_close(loss, wanted / tokens, run.by_layer(found), gradients)
     sums, count = run.step.evaluate(merge(state.frozen, run.step.residency.readable(state.master)), placed)
     assert float(sums["entropy"]) / float(count) == pytest.approx(-p.sum() / tokens, rel=TOLERANCE)
 

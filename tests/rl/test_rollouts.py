@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from contextlib import closing
-from dataclasses import asdict, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,8 +28,7 @@ from jaxpar.training.errors import TrainingError
 from jaxpar.training.monitor.anomaly_monitor import AnomalyMonitor
 from jaxpar.training.rate_sweep import sweep_rates
 from jaxpar.training.run.trainer import Trainer
-from tests.reference import decoder64
-from tests.rl.runs import config_of, devices_of
+from tests.rl.runs import config_of, devices_of, log_probabilities64
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.small_run import small
@@ -51,14 +50,7 @@ def test_answers_have_the_log_probabilities_of_float64(tmp_path: Path, layout: s
     run = RolloutRun(config, devices=devices_of(config))
     with closing(run.rewarder):
         rows = run._batch(0)
-    weights = jax.device_get(run.current_weights())
-    stacks = run.layout.order.stacks.items()
-    by_layer = {
-        kind: jax.tree.map(lambda x, o=order: x[o.row_of_layer], weights["layers"][kind]) for kind, order in stacks
-    }
-    logits = decoder64.logits(weights | {"layers": by_layer}, asdict(run.config.model), rows)
-    likely = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
-    likely = np.take_along_axis(likely, rows["labels"][..., None], -1)[..., 0]
+    likely = log_probabilities64(run, jax.device_get(run.current_weights()), rows)
     answer = rows["mask"] > 0
     assert answer.sum() > 16 and rows["segments"].max() > 1, "answers share rows"
     np.testing.assert_allclose(rows["sampled"][answer], likely[answer], atol=1e-5)

@@ -10,7 +10,6 @@ import pytest
 
 from jaxpar.precision.recipe import E4M3, E5M2
 from jaxpar.precision.scale import Codes, in_tiles
-from pallas_kernels.attention.mosaic.schedule import CONSUMERS, REGISTERS
 from pallas_kernels.tiled_matmul import REGISTRY, Request, tiled_matmul
 from pallas_kernels.unsupported import Unsupported
 from tests.gpu_compile import in_child
@@ -93,10 +92,7 @@ def test_compiled_kernel_spills_nothing(shape: tuple) -> None:
     [found] = in_child("tests.pallas_kernels.tiled_matmul.gpu_tiled:all_of", [list(shape)])
     [kernel] = found["kernels"]
     assert kernel["name"] == "tiled_matmul" and max(found["shared"]) <= SHARED
-    machine_code.check(kernel)
-    assert kernel["tma"] > 0, kernel
-    assert kernel["wgmma"] == 8 and kernel["waits"] == [0, 0], "128 products of each piece, then the sums outside"
-    assert kernel["setmaxnreg"] == [*REGISTERS[CONSUMERS]], kernel
+    machine_code.check_tiled_matmul(kernel)
     scales = 4 * (shape[0] + shape[1]) * shape[2] // 128
     assert found["temporary"] <= 2 * scales, "scales side by side; nothing of the size of the codes"
 

@@ -1,10 +1,15 @@
-"""What the matrices of layouts compare: initial weights bit for bit, loss and gradients within 1e-5."""
+"""Comparisons of the matrices of layouts: initial weights bit for bit, loss, gradients and reports within 1e-5."""
 
+from collections.abc import Mapping
 from typing import Any, SupportsFloat
 
 import jax
 import numpy as np
+import pytest
 
+from jaxpar.layout.state import TrainState
+from jaxpar.mesh.parameters import merge
+from tests.given_weights import state_with
 from tests.nonzero_gradients import nonzero_gradients
 from tests.small_run import SmallRun, worst_difference
 
@@ -27,3 +32,17 @@ def assert_close(
     assert abs(float(found_loss) - loss) <= TOLERANCE * abs(loss)
     worst, leaf = worst_difference(found, gradients)
     assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
+
+
+def assert_equals_float64(
+    run: SmallRun, weights: Any, batch: dict[str, np.ndarray], wanted: Mapping[str, float], gradients: Any
+) -> tuple[TrainState, float]:
+    """The loss, its gradients and all reports are those of a float64 reference; returns the state and the count."""
+    state = state_with(run.step, run.by_row(weights) if run.config.parallel.pipe > 1 else weights)
+    placed = run.place(batch)
+    loss, found = run.step.gradients(state, placed)
+    assert_close(loss, wanted["loss"], run.by_layer(found), gradients)
+    sums, count = run.step.evaluate(merge(state.frozen, run.step.residency.readable(state.master)), placed)
+    for name, value in wanted.items():
+        assert float(sums[name]) / float(count) == pytest.approx(value, rel=TOLERANCE, abs=TOLERANCE), name
+    return state, float(count)

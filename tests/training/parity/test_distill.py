@@ -8,12 +8,10 @@ import numpy as np
 import pytest
 
 from jaxpar.config import LossConfig
-from jaxpar.mesh.parameters import merge
-from tests.given_weights import state_with
 from tests.reference import decoder64
 from tests.reference.small import random_weights
 from tests.small_run import SmallRun, small
-from tests.training.parity.one_device import TOLERANCE, assert_close
+from tests.training.parity.one_device import assert_equals_float64
 
 CHOICES, TEMPERATURE, WEIGHT, VOCAB = 3, 2.0, 0.7, 61
 LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
@@ -64,22 +62,15 @@ def expected(weights: Any, options: dict[str, Any], batch: dict[str, np.ndarray]
     labels = np.take_along_axis(log_softmax(logits), batch["labels"][..., None], -1)[..., 0]
     count, far = mask.sum(), (mask * divergence(teacher, tempered)).sum() / mask.sum()
     found = {"loss": -(1 - WEIGHT) * (mask * labels).sum() / count + WEIGHT * TEMPERATURE**2 * far, "divergence": far}
-    # The decoder's gradient is that of a mean of tokens: once for each label and sign of the weights.
     pulls = -WEIGHT * TEMPERATURE**2 * mask[..., None] * slope(teacher, tempered) / count
     parts = [(options, batch["labels"], (1 - WEIGHT) * mask / count)]
     hot = options | {"logit_divisor": TEMPERATURE * options["logit_divisor"]}
     parts += [(hot, tokens[..., choice], pulls[..., choice]) for choice in range(CHOICES)]
-    total = None
-    for own, of_labels, of_token in parts:
-        for sign in (1.0, -1.0):
-            each = np.maximum(sign * of_token, 0)
-            if not each.any():
-                continue
-            _, gradients = decoder64.loss_and_gradients(weights, own, batch | {"labels": of_labels, "mask": each})
-            factor = sign * each.sum()
-            part = jax.tree.map(lambda leaf, factor=factor: factor * leaf, gradients)
-            total = part if total is None else jax.tree.map(np.add, total, part)
-    return found, total
+    gradients = [
+        decoder64.weighted_gradients(weights, divided, batch | {"labels": labels}, of_token)
+        for divided, labels, of_token in parts
+    ]
+    return found, jax.tree.map(lambda *leaves: sum(leaves), *gradients)
 
 
 def test_the_derivative_by_hand_is_that_of_the_definition():
@@ -104,10 +95,4 @@ def test_loss_divergence_and_gradients_equal_float64(layout: str):
     weights, batch = random_weights(options, padded_vocab=64), taught_batch(run)
     wanted, gradients = expected(weights, options, batch)
 
-    state = state_with(run.step, run.by_row(weights) if run.config.parallel.pipe > 1 else weights)
-    placed = run.place(batch)
-    loss, found = run.step.gradients(state, placed)
-    assert_close(loss, wanted["loss"], run.by_layer(found), gradients)
-    sums, count = run.step.evaluate(merge(state.frozen, run.step.residency.readable(state.master)), placed)
-    for name, value in wanted.items():
-        assert float(sums[name]) / float(count) == pytest.approx(value, rel=TOLERANCE, abs=TOLERANCE), name
+    assert_equals_float64(run, weights, batch, wanted, gradients)

@@ -13,14 +13,12 @@ import pytest
 
 from jaxpar.config import Config, LossConfig
 from jaxpar.config.mappings.experts import ExpertsConfig
-from jaxpar.mesh.parameters import merge
 from tests.data.chat_files import VOCAB
 from tests.data.preference_files import prepared_pairs
-from tests.given_weights import state_with
 from tests.reference import decoder64
 from tests.reference.small import random_weights
 from tests.small_run import SmallRun, small
-from tests.training.parity.one_device import TOLERANCE, assert_close
+from tests.training.parity.one_device import assert_close, assert_equals_float64
 
 ROWS, LENGTH = 8, 256
 BETA, SMOOTHING = 0.5, 0.1
@@ -90,9 +88,7 @@ def documents_of(batch: dict[str, np.ndarray]) -> list[tuple[int, np.ndarray]]:
 
 def expected(weights: Any, options: dict[str, Any], batch: dict[str, np.ndarray]) -> tuple[dict[str, float], Any]:
     """Loss and rewards of a batch, and the loss's gradients, in float64."""
-    logits = decoder64.logits(weights, options, batch)
-    likely = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
-    likely = np.take_along_axis(likely, batch["labels"][..., None], -1)[..., 0]
+    likely = decoder64.log_likelihoods(decoder64.logits(weights, options, batch), batch["labels"])
     documents = documents_of(batch)
     sums = np.array([(batch["mask"][row, own] * likely[row, own]).sum() for row, own in documents])
     reference = np.array([batch["reference"][row, own].sum(dtype=np.float64) for row, own in documents])
@@ -103,17 +99,11 @@ def expected(weights: Any, options: dict[str, Any], batch: dict[str, np.ndarray]
         "reward_margin": (good - bad).mean(), "reward_accuracy": (good > bad).mean(),
     }  # fmt: skip
     by_hand = slope(chosen - rejected - of_chosen + of_rejected)
-    # The decoder's gradient is that of a mean of tokens: once for those of chosen documents, once for the rejected.
-    total = None
-    for side, sign in ((0, 1.0), (1, -1.0)):
-        each = np.zeros(batch["mask"].shape)
-        for number, (row, own) in enumerate(documents[side::2]):
-            each[row, own] = batch["mask"][row, own] * -by_hand[number] / len(losses)
-        _, gradients = decoder64.loss_and_gradients(weights, options, batch | {"mask": each})
-        factor = sign * each.sum()
-        part = jax.tree.map(lambda leaf, factor=factor: factor * leaf, gradients)
-        total = part if total is None else jax.tree.map(np.add, total, part)
-    return found, total
+    of_token = np.zeros(batch["mask"].shape)
+    for index, (row, own) in enumerate(documents):
+        sign = -1 if index % 2 == 0 else 1  # chosen and rejected in turn
+        of_token[row, own] = sign * batch["mask"][row, own] * by_hand[index // 2] / len(losses)
+    return found, decoder64.weighted_gradients(weights, options, batch, of_token)
 
 
 def test_the_derivative_by_hand_is_that_of_the_definition():
@@ -135,14 +125,8 @@ def test_loss_rewards_and_gradients_equal_float64(tokens: str, layout: str):
     wanted, gradients = expected(weights, options, batch)
     assert 0 < wanted["reward_accuracy"] < 1
 
-    state = state_with(run.step, run.by_row(weights) if run.config.parallel.pipe > 1 else weights)
-    placed = run.place(batch)
-    loss, found = run.step.gradients(state, placed)
-    assert_close(loss, wanted["loss"], run.by_layer(found), gradients)
-    sums, count = run.step.evaluate(merge(state.frozen, run.step.residency.readable(state.master)), placed)
-    assert float(count) == pairs.sum()
-    for name, value in wanted.items():
-        assert float(sums[name]) / float(count) == pytest.approx(value, rel=TOLERANCE, abs=TOLERANCE), name
+    state, count = assert_equals_float64(run, weights, batch, wanted, gradients)
+    assert count == pairs.sum()
     loss, found = run.step.gradients(state, run.place(batch | {"mask": np.zeros_like(batch["mask"])}))
     assert np.isnan(loss), "pairs without a counted token have no loss"
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(jax.device_get(found)))

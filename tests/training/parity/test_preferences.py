@@ -14,13 +14,11 @@ import numpy as np
 import pytest
 
 from jaxpar.config import Config, LossConfig
-from jaxpar.mesh.parameters import merge
 from tests.data.preference_files import prepared_marked, prepared_pairs
-from tests.given_weights import state_with
 from tests.reference import decoder64
 from tests.reference.small import random_weights
 from tests.small_run import SmallRun
-from tests.training.parity.one_device import TOLERANCE, assert_close
+from tests.training.parity.one_device import assert_equals_float64
 from tests.training.parity.test_dpo import LAYOUTS, ROWS, batch_of, documents_of, of_pairs
 
 LOSSES = {
@@ -99,9 +97,7 @@ def by_pair(batch: dict[str, np.ndarray], values: np.ndarray) -> Pairs:
 
 def expected(weights: Any, options: dict[str, Any], batch: dict[str, np.ndarray], name: str) -> tuple[Any, Any]:
     """Loss and reports of a batch, and the loss's gradients, in float64."""
-    logits = decoder64.logits(weights, options, batch)
-    likely = logits - np.logaddexp.reduce(logits, axis=-1, keepdims=True)
-    likely = np.take_along_axis(likely, batch["labels"][..., None], -1)[..., 0]
+    likely = decoder64.log_likelihoods(decoder64.logits(weights, options, batch), batch["labels"])
     sums = partial(by_pair, batch)
     more = (sums(batch["reference"]), sums(batch["label"])[..., 0]) if name == "kto" else ()
     with np.errstate(invalid="ignore"):
@@ -114,15 +110,7 @@ def expected(weights: Any, options: dict[str, Any], batch: dict[str, np.ndarray]
     for row, own in documents_of(batch):
         of_token[row, own] = -batch["mask"][row, own] * slopes[row, numbers[row] // 2, numbers[row] % 2] / pairs
         numbers[row] += 1
-    # The decoder's gradient is that of a mean of tokens: once for weights above 0, once for the others.
-    total = None
-    for sign in (1.0, -1.0):
-        each = np.maximum(sign * of_token, 0)
-        _, gradients = decoder64.loss_and_gradients(weights, options, batch | {"mask": each})
-        factor = sign * each.sum()
-        part = jax.tree.map(lambda leaf, factor=factor: factor * leaf, gradients)
-        total = part if total is None else jax.tree.map(np.add, total, part)
-    return found, total
+    return found, decoder64.weighted_gradients(weights, options, batch, of_token)
 
 
 @pytest.mark.matrix(ci=3)
@@ -139,15 +127,9 @@ def test_loss_reports_and_gradients_equal_float64(folders: dict[str, str], name:
     wanted, gradients = expected(weights, options, batch, name)
     assert 0 < wanted["reward_accuracy"] < 1 and wanted.get("kl", 1) > 0
 
-    state = state_with(run.step, run.by_row(weights) if run.config.parallel.pipe > 1 else weights)
-    placed = run.place(batch)
-    loss, found = run.step.gradients(state, placed)
-    assert_close(loss, wanted["loss"], run.by_layer(found), gradients)
-    sums, count = run.step.evaluate(merge(state.frozen, run.step.residency.readable(state.master)), placed)
-    assert float(count) == batch["pairs"].sum()
-    for key, value in wanted.items():
-        assert float(sums[key]) / float(count) == pytest.approx(value, rel=TOLERANCE, abs=TOLERANCE), key
-    loss, found = run.step.gradients(state, run.place(batch | {"mask": np.zeros_like(batch["mask"])}))
+    state, count = assert_equals_float64(run, weights, batch, wanted, gradients)
+    assert count == batch["pairs"].sum()
+    _, found = run.step.gradients(state, run.place(batch | {"mask": np.zeros_like(batch["mask"])}))
     assert not any(np.any(leaf) for leaf in jax.tree.leaves(jax.device_get(found)))
 
 
