@@ -3,7 +3,7 @@
     python -m benchmarks.agreement --processes 8 1024 16384 100000
 
 The code of `jaxpar.checkpoint.processes` runs as process 0 and as another one, against a coordination service that
-answers for the rest; its own counters say what each sends and receives. A byte is one of a key or a text.
+answers for the rest; counters in it record what each sends and receives. A byte is one of a key or a text.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def prepared_pairs(out: Path, lines: list[dict[str, Any]] | None = None, **chang
 
 
 def marked() -> list[dict[str, Any]]:
-    """The answers of `pairs`, each with a mark of its own, the wrong ones first."""
+    """The answers of `pairs`, each with its mark, the wrong ones first."""
     found = [
         {"prompt": one["prompt"], "completion": one[key], "label": key == "chosen"}
         for key in ("rejected", "chosen")

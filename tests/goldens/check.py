@@ -2,7 +2,7 @@
 
     python -m tests.goldens.check --transformers PYTHON [--count 10] [--seed 0] [NAME ...]
 
-PYTHON is one with torch and transformers. For each golden, `--count` configurations are drawn around its own; that
+PYTHON is one with torch and transformers. For each golden, `--count` configurations are drawn around it; that
 PYTHON makes random models and their logits in float64. Each is read here and compared: logits in float32 at lengths 1,
 17 and 200 within 1e-5 of the largest, the likeliest tokens, tensors of the export bit for bit; the export, and one
 whose `config.json` was written anew, are loaded there again. In bfloat16 the difference from float64 is printed.
@@ -43,7 +43,8 @@ WITHOUT = ("gla_swa", "kimi_k2")
 
 
 def accepted(keys: Keys) -> bool:
-    """Whether a configuration can be read, and its model be trained; some classes of transformers want whole heads."""
+    """Whether a configuration can be read, and its model be trained; some classes of transformers take a
+    `hidden_size` only as a multiple of the heads."""
     if keys.get("hidden_size", 0) % keys.get("num_attention_heads", 1):
         return False
     try:

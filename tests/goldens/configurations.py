@@ -61,7 +61,7 @@ VALUES: dict[str, Callable[[np.random.Generator], Any]] = {
 
 
 def heads(keys: Keys, random: np.random.Generator) -> Keys:
-    """Query and key heads, of which one group has several or all."""
+    """Query and key heads; a group has several or all of the query heads."""
     query = int(random.choice([2, 4, 6]))
     groups = int(random.choice([one for one in (1, 2, 3, 6) if query % one == 0]))
     named = [one for one in ("num_attention_heads", "n_head") if one in keys]
@@ -72,7 +72,7 @@ def heads(keys: Keys, random: np.random.Generator) -> Keys:
 
 
 def latent(keys: Keys, random: np.random.Generator) -> Keys:
-    """Widths of heads of latent attention, of which others follow."""
+    """Widths of heads of latent attention, from which others follow."""
     if "qk_rope_head_dim" not in keys:
         return {}
     rotary, others = int(random.choice([4, 8])), int(random.choice([4, 6]))

@@ -116,7 +116,7 @@ def nf4(shape: tuple[int, int], nested: bool, dtype: str, seed: object) -> tuple
 
 
 def check_parts(files: TensorFiles, name: str, wanted: np.ndarray) -> None:
-    """A matrix as a whole, and random parts of it."""
+    """A full matrix, and random parts of it."""
     stored, random = files.tensors[name], draw(name)
     assert (stored.shape, stored.dtype) == (wanted.shape, wanted.dtype)
     found = files.read(name, tuple(slice(0, size) for size in wanted.shape))

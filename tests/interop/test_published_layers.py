@@ -86,7 +86,7 @@ def test_every_other_layer_of_ernie_may_have_experts():
 
 
 def test_the_feed_forward_of_lfm2_is_as_wide_as_published():
-    """LFM2-1.2B states 12288, of which two thirds are 8192; LFM2-350M 6656, which is 4608 in multiples of 256."""
+    """LFM2-1.2B states 12288, two thirds of it are 8192; LFM2-350M states 6656, which gives 4608, a multiple of 256."""
     for stated, width, changed in (
         (12288, 8192, {}),
         (6656, 4608, {}),

@@ -252,8 +252,8 @@ def decoder_layer(
 def added(
     x: Array, block: Callable[[Array], Array], name: str, weights: Tree, options: Options, entered: Array
 ) -> Array:
-    """The residual stream with what a block makes of it, by the placement of norms; MiniMax-01's stream is normed.
-    Parallel blocks read what entered the layer, by the norm of the first block (Cohere) or their own (GPT-NeoX)."""
+    """The residual stream plus the output of a block, by the placement of norms; MiniMax-01's stream is normed.
+    Parallel blocks read the input of the layer, by the norm of the first block (Cohere) or one norm each (GPT-NeoX)."""
     place, of = options["norm_placement"], "mlp" if name == "mlp" else "mixer"
     read = entered if place in ("parallel", "parallel_norms") else x
     before = ("attention" if "attention" in weights else "mixer") if place == "parallel" else name

@@ -1,4 +1,4 @@
-"""Small runs that learn from their own answers to prompts of digits."""
+"""Small runs that learn from sampled answers to prompts of digits."""
 
 from __future__ import annotations
 

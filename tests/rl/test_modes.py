@@ -1,4 +1,4 @@
-"""Answers that are drawn ahead, learned from several times, or drawn on a mesh of their own."""
+"""Answers that are drawn ahead, learned from several times, or drawn on a separate mesh."""
 
 from __future__ import annotations
 

@@ -35,7 +35,7 @@ def recurrence(q: Any, k: Any, v: Any, g: Any, batch: Any, rate: Any = None) -> 
 
 
 def summed(x: Any, taps: Any, batch: Any) -> Any:
-    """The sum over a token and those before it in its document, the last tap its own."""
+    """The sum over a token and those before it in its document; the last tap is for the token itself."""
     segments, total = batch["segments"], jnp.zeros_like(x)
     for back in range(taps.shape[-1]):
         shifted = jnp.pad(x, ((0, 0), (back, 0), (0, 0), (0, 0)))[:, : x.shape[1]]
