@@ -56,10 +56,8 @@ def pad_vocabulary(weights: Tree, multiple: int) -> Tree:
     padded = weights | {"embedding": weights["embedding"] | {"tokens": np.pad(tokens, ((0, missing), (0, 0)))}}
     if "head" in weights:
         padded["head"] = {"weight": np.pad(weights["head"]["weight"], ((0, 0), (0, missing)))}
-    if "head_bias" in weights["final_norm"]:
-        padded["final_norm"] = weights["final_norm"] | {
-            "head_bias": np.pad(weights["final_norm"]["head_bias"], (0, missing))
-        }
+    if "head_bias" in (final := weights.get("final_norm", {})):
+        padded["final_norm"] = final | {"head_bias": np.pad(final["head_bias"], (0, missing))}
     return padded
 
 

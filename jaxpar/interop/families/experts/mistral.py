@@ -54,7 +54,7 @@ class RopeOfLatents(Rope):
         assert isinstance(rope, dict)
         if (stated := rope.pop("partial")) != share:
             raise hf_config.refusal("partial_rotary_factor", stated, f"{share}, by the widths of heads")
-        return [{"rope": rope}] * layers
+        return [{**first, "rope": rope}] * layers
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
         written, latent = super().write(models), models[0].latent_attention
