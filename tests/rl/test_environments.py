@@ -107,7 +107,7 @@ def conversing(folder: Path, file: str, steps: int = 1, *, rl: dict[str, Any] | 
     return config_of(folder, steps, rl=rl, **{"data": {"batch_size": 16, "sequence_length": 40}} | sections)
 
 
-@pytest.mark.matrix(quick=("one",), ci=1)
+@pytest.mark.matrix(quick=(), ci=1)
 @pytest.mark.parametrize("layout", [{}, {"fsdp": 2, "tensor": 2, "context": 2, "zero": 3}], ids=["one", "split"])
 def test_turns_have_the_log_probabilities_of_float64_and_observations_none(tmp_path: Path, file: str, layout: dict):
     """Log-probabilities recorded turn by turn are those of the step, which reads the conversation at once."""

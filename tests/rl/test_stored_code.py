@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import jax
+import pytest
 
 from jaxpar.config.mappings.sampler import SamplerConfig
 from jaxpar.config.schema.reinforcement import RlConfig
@@ -37,6 +38,7 @@ def test_a_stored_server_is_refused_until_it_is_named_again():
     refuse_stored_code(config, [f"rl.sampler.url={url}", "rl.sampler.folder=weights"], "the checkpoint")
 
 
+@pytest.mark.long
 def test_code_that_a_checkpoint_names_is_not_run(tmp_path: Path):
     file = tmp_path / "mine.py"
     file.write_text("def prompts():\n    return [{'prompt': '1', 'answer': '1'}] * 4\n")
