@@ -44,6 +44,11 @@ VERDICT_LENGTH = 2 * SENTENCE_LENGTH
 """The most characters of a verdict, in which a sentence of a process may be quoted."""
 
 
+def beat_s(processes: int, timeout_s: float) -> float:
+    """Seconds between two heartbeats of a process."""
+    return min(timeout_s / FEWEST_BEATS, max(timeout_s / BEATS, processes / BEATS_PER_S))
+
+
 @dataclass
 class _Known:
     """The state of a peer."""
@@ -83,7 +88,7 @@ class Watch:
     ):
         self._process, self._timeout_s, self._end = process, timeout_s, end
         self._host = socket.gethostname()
-        self._every_s = min(timeout_s / FEWEST_BEATS, max(timeout_s / BEATS, processes / BEATS_PER_S))
+        self._every_s = beat_s(processes, timeout_s)
         now = time.monotonic()
         self._mark, self._marked_at = mark, now
         self._paused_at = now
