@@ -39,11 +39,11 @@ class ExpertsConfig:
     weigh_inputs: bool = False
     """Multiply a token by the weight of its expert before the expert, instead of the expert's output (Llama 4)."""
     router: Annotated[str, ROUTERS] = "top_k_softmax"
-    """How experts are chosen and weighted: `docs/experts.md` has the table."""
+    """How experts are chosen and weighted: `docs/routers.md` has the table."""
     router_options: Annotated[
         dict[str, object], MembersOf(lambda experts: ROUTERS[experts.get("router", ExpertsConfig.router)])
     ] = field(default_factory=dict, hash=False)
-    """Options of the router: `docs/experts.md` has those of each."""
+    """Options of the router: `docs/routers.md` has those of each."""
     balance_loss: Annotated[float, at_least(0, 1e30)] = 0.01
     """Weight of the router's loss that balances the load of the experts, counted over the microbatch on all ranks."""
     sequence_loss: Annotated[float, at_least(0, 1e30)] = 0.0
