@@ -52,8 +52,14 @@ OTHERS: dict[str, dict[str, Any]] = {
     "gpt_oss": {"router": "top_k_softmax", "per_token": 2, "balance_loss": 0.1},
     "llama4": {"router": "sigmoid_top_k", "per_token": 2, "balance_loss": 0.1, "weigh_inputs": True},
     "compressed": {"router": "top_k_softmax", "per_token": 2, "clusters": {"share": 1.0, "hashes": 64}},
-}
-"""Models whose layers have more that is particular; clusters of one token each, which change nothing."""
+    "sparse_mixer": {"per_token": 2, "router_options": {"jitter": 0.2}, "balance_loss": 0.1},
+    "best groups": {
+        "router": "top_k_softmax", "per_token": 3, "balance_loss": 0.1,
+        "router_options": {"groups": 4, "groups_per_token": 2, "group_best": 2, "scale": 1.7},
+    },
+}  # fmt: skip
+"""Models whose layers have more that is particular; clusters of one token each, which change nothing; routers of few
+models."""
 
 FACTORS: dict[str, tuple[Any, ...]] = {
     "router": tuple(ROUTERS),
@@ -119,6 +125,12 @@ ROWS = [
     _PLAIN
     | {"pipe": "1f1b", "tensor": 2, "fsdp": 2, "exchange": "all_gather", "microbatches": 4, "zero": 3, "remat": "full"},
     _PLAIN | {"router": "llama4", "expert": 2, "tensor": 2, "slices": 2, "shared": 2, "remat": "full"},
+    _PLAIN | {"router": "sparse_mixer", "expert": 2, "tensor": 2, "context": 2, "shared": 2},
+    _PLAIN | {"router": "sparse_mixer", "kinds": True, "expert": 4, "fsdp": 2, "slices": 2, "remat": "full"},
+    _PLAIN | {"router": "sparse_mixer", "pipe": "zb-h1", "expert": 2, "context": 2, "microbatches": 4, "zero": 3},
+    _PLAIN | {"router": "best groups", "expert": 2, "tensor": 2, "context": 2, "remat": "gemm_last"},
+    _PLAIN | {"router": "best groups", "expert": 4, "exchange": "hierarchical", "replica": 2, "zero": 2, "slices": 2},
+    _PLAIN | {"router": "best groups", "pipe": "1f1b", "expert": 2, "tensor": 2, "microbatches": 4, "capacity": 4.0},
     _PLAIN | {"router": "switch", "kinds": True, "expert": 2, "tensor": 2, "remat": "full", "mlp_tiles": 3},
     _OWN_FIRST | {"router": "softmax_top_k", "expert": 4, "fsdp": 2, "slices": 2, "shared": 2},
     _OWN_FIRST | {"router": "groups", "expert": 2, "slices": 4, "context": 2, "remat": "full", "capacity": 4.0},
