@@ -63,3 +63,6 @@ def test_the_weights_are_not_needed(capfd: pytest.CaptureFixture[str], tmp_path:
     assert main([str(folder)]) == 0
     assert "position: learned" in capfd.readouterr().out
     refused_by_command(main([str(tmp_path)]), *capfd.readouterr(), "MODEL", "holds no model")
+    (folder / "config.json").unlink()
+    (folder / "model.safetensors").touch()
+    refused_by_command(main([str(folder)]), *capfd.readouterr(), "MODEL", "has no config.json")

@@ -18,6 +18,7 @@ from jaxpar.interop.mapping.expert_keys import SAME
 from jaxpar.interop.mapping.family import Family, tensors_of
 from jaxpar.interop.mapping.keys import HFConfig
 from jaxpar.interop.mapping.layer_packing import layer_models, packed
+from jaxpar.interop.mapping.multimodal import MULTIMODAL, TEXT
 from jaxpar.interop.mapping.quantization import QUANTIZATION, quantization_of
 from jaxpar.interop.mapping.rope_keys import OPTIONAL, SCALINGS
 from jaxpar.layers.declared import attends, feed_forward_classes, mixer_classes
@@ -55,15 +56,23 @@ def family_of(hf_config: HFConfig) -> Family:
     if not isinstance(model_type, str) or model_type not in known:
         # A type with a similar name is another architecture, and no slip: transformers writes this key.
         alike = [one for one in known if _letters(one) == _letters(str(model_type)) and _agrees(hf_config, known[one])]
-        raise UserError(
-            f"{hf_config.file}: model_type is {quoted(model_type, 80)}, which is not supported"
-            f"; {f'did you mean {alike[0]}?' if alike else f'expected one of {", ".join(known)}'}"
-        )
+        wanted = f"did you mean {alike[0]}?" if alike else _expected(hf_config)
+        what = "is missing" if model_type is None else f"is {quoted(model_type, 80)}, which is not supported"
+        raise UserError(f"{hf_config.file}: model_type {what}; {wanted}")
     family = known[model_type]
     classes = hf_config.get("architectures") or [family.architecture]
     if not isinstance(classes, list) or family.architecture not in classes:
         raise hf_config.refusal("architectures", classes, family.architecture)
     return family
+
+
+def _expected(hf_config: HFConfig) -> str:
+    """The types that are supported."""
+    if isinstance(hf_config.get(TEXT), dict):
+        return f"of models with a {TEXT} expected one of {', '.join(MULTIMODAL)}"
+    if hf_config.get("model_type") in MULTIMODAL:
+        return f"expected its {TEXT}, without which it is no model of text"
+    return "expected one of those that python -m jaxpar.models lists"
 
 
 def _agrees(hf_config: HFConfig, family: Family) -> bool:

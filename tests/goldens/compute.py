@@ -4,7 +4,7 @@
 
 The folders of FOLDER have a `config.json` each, from `tests.goldens.check`, which runs this. Beside it come
 `model.safetensors` with random weights and `logits.npz`: for each length N in `LENGTHS` `tokens_N` [1, N], whose last
-ones are the likeliest after the others, and `logits_N` in float64. With `exported`, folders of exports are loaded, and
+ones are the likeliest after the others, and `logits_N` in float64; `bfloat16`, the longest row's in bfloat16. With `exported`, folders of exports are loaded, and
 their logits compared with those; each difference is printed.
 """
 
@@ -62,6 +62,9 @@ def make(folder: Path) -> None:
         for end in range(max(1, length - GREEDY), length):
             tokens[0, end] = logits_of(exact, tokens[:, :end])[0, -1].argmax()
         arrays |= {f"tokens_{length}": tokens.astype(np.int32), f"logits_{length}": logits_of(exact, tokens)}
+    rounded = loaded(folder, torch.bfloat16)
+    with torch.no_grad():
+        arrays["bfloat16"] = rounded(torch.from_numpy(tokens)).logits.double().numpy()
     np.savez(folder / "logits.npz", **arrays)
 
 

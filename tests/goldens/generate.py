@@ -75,12 +75,12 @@ def class_of(folder: Path) -> type[transformers.PreTrainedModel]:
     return getattr(transformers, json.loads((folder / "config.json").read_text())["architectures"][0])
 
 
-def loaded(folder: Path) -> transformers.PreTrainedModel:
-    """The model in a folder, in float64."""
+def loaded(folder: Path, dtype: torch.dtype = torch.float64) -> transformers.PreTrainedModel:
+    """The model in a folder."""
     load = class_of(folder).from_pretrained
     # Grouped products of experts are not implemented in float64.
     options = {"experts_implementation": "eager"} if "expert" in (folder / "config.json").read_text() else {}
-    return load(folder, dtype=torch.float64, attn_implementation="eager", **options).eval()
+    return load(folder, dtype=dtype, attn_implementation="eager", **options).eval()
 
 
 def logits_of(model: transformers.PreTrainedModel, tokens: np.ndarray) -> np.ndarray:

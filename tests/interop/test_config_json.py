@@ -115,11 +115,25 @@ def test_a_type_that_is_spelled_otherwise_is_named(model_type: str, near: str):
         model_of(golden("llama", model_type=model_type))
 
 
-@pytest.mark.parametrize("model_type", ["olmo_hybrid", "recurrent_gemma", "qwen2_vl", "gemma3", "jamba", None, 3])
+@pytest.mark.parametrize("model_type", ["olmo_hybrid", "recurrent_gemma", "qwen2_vl", "jamba", 3])
 def test_another_architecture_with_a_name_alike_is_not_suggested(model_type: object):
-    with refused("model_type", str(model_type), "expected one of llama") as caught:
+    with refused("model_type", str(model_type), "expected one of those that python -m jaxpar.models lists") as caught:
         model_of(golden("llama", model_type=model_type))
     assert "did you mean" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("changed", "parts"),
+    [
+        ({"model_type": None}, ("model_type is missing", "jaxpar.models")),
+        ({"model_type": "gemma3"}, ("'gemma3'", "expected its text_config")),
+        ({"model_type": "qwen2_vl", "text_config": {}}, ("'qwen2_vl'", "expected one of gemma3, mistral3")),
+    ],
+    ids=["no type", "no text part", "another text part"],
+)
+def test_what_a_type_lacks_is_said(changed: dict[str, object], parts: tuple[str, ...]):
+    with refused("config.json", *parts):
+        model_of(golden("llama", **changed))
 
 
 def test_what_no_family_can_hold_is_refused():

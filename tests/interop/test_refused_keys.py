@@ -219,7 +219,7 @@ REFUSED = {
 
 
 def test_a_family_is_guessed_only_where_most_keys_are_its():
-    with refused("config.json", "model_type", "expected one of") as caught:
+    with refused("config.json", "model_type", "expected one of those") as caught:
         model_of(golden("gpt2", model_type="Qwen_2"))
     assert "did you mean" not in str(caught.value)
 

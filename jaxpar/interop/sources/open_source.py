@@ -15,6 +15,7 @@ from jaxpar.interop.sources.adapted import AdaptedWeights
 from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder
 from jaxpar.interop.sources.saved_weights import SavedWeights
 from jaxpar.interop.sources.source import Origin
+from jaxpar.interop.sources.tensor_files import has_tensors
 from jaxpar.layers.declaration.adaptation import adaptation_of
 
 EXPECTED = (
@@ -47,7 +48,8 @@ def open_source(path: str | Path, key: str) -> Model:
         if (folder / CONFIG).exists():
             return HFFolder(folder)
         if folder.is_dir():
-            raise UserError(f"{key}: {quoted(str(path))} holds no model; {EXPECTED}")
+            what = f"has no {CONFIG}" if has_tensors(folder) else "holds no model"
+            raise UserError(f"{key}: {quoted(str(path))} {what}; {EXPECTED}")
         if folder.exists():
             raise UserError(f"{key}: {quoted(str(path))} is a file; {EXPECTED}")
     except (OSError, ValueError) as error:
