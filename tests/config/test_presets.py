@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from jaxpar.config import Config, ModelConfig
+from jaxpar.config import Config, DataConfig, LossConfig, ModelConfig
 from jaxpar.config.kinds import kind_model, layer_kinds
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema.model import Pattern
@@ -42,6 +42,17 @@ PUBLISHED = {
     "gemma2-2b": 2_614_341_888,
     "gemma3-1b": 999_885_952,
     "gemma3-4b": 3_880_263_168,  # its text model: 4_300_079_472 with the one for images
+    "gpt-neox-20b": 20_554_567_680,
+    "apertus-8b": 8_053_338_176,
+    "bert-base": 109_514_298,
+    "modernbert-base": 149_655_232,
+    # as transformers makes them of the defaults of their classes
+    "gemma-7b": 8_537_680_896,
+    "olmo-7b": 6_888_095_744,
+    "stablelm-3b": 2_795_443_200,
+    "ernie4.5-0.3b": 360_748_032,
+    "ernie4.5-21b-a3b": 21_825_437_888,
+    "kimi-linear-48b-a3b": 49_133_081_120,
 }
 
 
@@ -77,7 +88,15 @@ def test_gpt3_has_the_175_billion_of_its_paper():
 @pytest.mark.parametrize("name", PRESETS)
 def test_a_preset_is_valid_and_carries_its_name(name):
     assert PRESETS[name].preset == name
-    validate(Config(model=PRESETS[name]))
+    validate(config_with(PRESETS[name]))
+
+
+def config_with(model: ModelConfig) -> Config:
+    """A configuration of a model, whose loss is that of masked tokens if it is bidirectional."""
+    config = Config(model=model)
+    if model.causal:
+        return config
+    return replace(config, loss=LossConfig(name="masked", mask_token=3), data=DataConfig(sequence_length=512))
 
 
 def test_padding_adds_rows_to_the_embedding_and_columns_to_an_untied_head():

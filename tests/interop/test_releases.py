@@ -5,7 +5,6 @@ from typing import Any
 
 import pytest
 
-from jaxpar.config import Config
 from jaxpar.config.presets import PRESETS
 from jaxpar.interop.config_json import config_of, differences, family_for, model_of
 from jaxpar.interop.families.registry import FAMILIES
@@ -13,6 +12,7 @@ from jaxpar.interop.mapping.keys import HFConfig
 from jaxpar.interop.mapping.multimodal import text_part
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.checks.validate import validate
+from tests.config.test_presets import config_with
 from tests.goldens.loading import FOLDER
 
 LLAMA3 = {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192}
@@ -189,7 +189,20 @@ PUBLISHED: dict[str, dict[str, Any]] = {
     },
 }  # fmt: skip
 RELEASED: dict[str, dict[str, Any]] = json.loads((FOLDER / "published.json").read_text())
-"""`config.json` of releases by their repositories, with all keys, and their numbers of parameters."""
+"""`config.json` of releases by their repositories, with all keys, and their numbers of parameters; `source` where both
+are of transformers' class, whose documentation names the release."""
+PUBLISHED |= {
+    "gpt-neox-20b": RELEASED["EleutherAI/gpt-neox-20b"]["config"],
+    "apertus-8b": RELEASED["swiss-ai/Apertus-8B-Instruct-2509"]["config"],
+    "bert-base": RELEASED["google-bert/bert-base-uncased"]["config"],
+    "modernbert-base": RELEASED["answerdotai/ModernBERT-base"]["config"],
+    "gemma-7b": RELEASED["google/gemma-7b"]["config"],
+    "olmo-7b": RELEASED["allenai/OLMo-7B-hf"]["config"],
+    "stablelm-3b": RELEASED["stabilityai/stablelm-3b-4e1t"]["config"],
+    "ernie4.5-0.3b": RELEASED["baidu/ERNIE-4.5-0.3B-PT"]["config"],
+    "ernie4.5-21b-a3b": RELEASED["baidu/ERNIE-4.5-21B-A3B-PT"]["config"],
+    "kimi-linear-48b-a3b": RELEASED["moonshotai/Kimi-Linear-48B-A3B-Instruct"]["config"],
+}
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -211,4 +224,4 @@ def test_every_preset_goes_to_config_json_and_back(name: str):
     written = json.loads(json.dumps(config_of(family, PRESETS[name], {}, length=4096)))
     back, model = model_of(HFConfig("config.json", written))
     assert (back, differences(model, PRESETS[name])) == (family, [])
-    validate(Config(model=model))
+    validate(config_with(model))

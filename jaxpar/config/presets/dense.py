@@ -1,12 +1,12 @@
-"""Published models, as the configurations of their released weights give them."""
+"""Published models whose layers are dense, as the configurations of their released weights give them."""
 
 from __future__ import annotations
 
 from dataclasses import replace
 
-from jaxpar.config.expert_presets import EXPERT_PRESETS, LLAMA, QWEN3
 from jaxpar.config.mappings.linear_attention import LinearAttentionConfig
 from jaxpar.config.mappings.rope import RopeConfig
+from jaxpar.config.presets.experts import LLAMA, QWEN3
 from jaxpar.config.schema.model import ModelConfig, Pattern
 
 _GPT = ModelConfig(
@@ -26,15 +26,8 @@ _QWEN2 = ModelConfig(
     attention_bias="qkv",
     activation="swiglu",
 )
-_GEMMA = ModelConfig(
-    norm="zero_centered_rmsnorm", norm_placement="sandwich", norm_epsilon=1e-6, position="rope", head_dim=256,
-    attention_scale=256**-0.5, activation="geglu", tied=True, embedding_scale=True,
-)  # fmt: skip
-_GEMMA3 = replace(_GEMMA, rope=RopeConfig(base=1000000.0), qk_norm=True)
-_FIVE_TO_ONE = (*["local"] * 5, "global")
 
-
-PRESETS: dict[str, ModelConfig] = {
+DENSE: dict[str, ModelConfig] = {
     # Radford et al. 2019; trained without dropout, as its reproductions are
     "gpt2-124m": replace(
         _GPT, preset="gpt2-124m", layers=12, embed=768, heads=12, kv_heads=12, head_dim=64, mlp=3072, max_positions=1024
@@ -153,51 +146,6 @@ PRESETS: dict[str, ModelConfig] = {
         rope=RopeConfig(base=100000.0),
         tied=True,
     ),
-    # google/gemma-2-2b
-    "gemma2-2b": replace(
-        _GEMMA,
-        preset="gemma2-2b",
-        layers=26,
-        embed=2304,
-        heads=8,
-        kv_heads=4,
-        mlp=9216,
-        vocab=256000,
-        rope=RopeConfig(base=10000.0),
-        attention_softcap=50.0,
-        logit_softcap=30.0,
-        kinds={"local": {"window": 4096}, "global": {}},
-        pattern=Pattern(("local", "global")),
-    ),
-    # google/gemma-3-1b-pt
-    "gemma3-1b": replace(
-        _GEMMA3,
-        preset="gemma3-1b",
-        layers=26,
-        embed=1152,
-        heads=4,
-        kv_heads=1,
-        mlp=6912,
-        vocab=262144,
-        kinds={"local": {"window": 512, "rope": {"base": 10000.0}}, "global": {}},
-        pattern=Pattern(_FIVE_TO_ONE, suffix=("local",) * 2),
-    ),
-    # google/gemma-3-4b-pt, the text model
-    "gemma3-4b": replace(
-        _GEMMA3,
-        preset="gemma3-4b",
-        layers=34,
-        embed=2560,
-        heads=8,
-        kv_heads=4,
-        mlp=10240,
-        vocab=262208,
-        kinds={
-            "local": {"window": 1024, "rope": {"base": 10000.0}},
-            "global": {"rope": {"scaling": "linear", "factor": 8.0}},
-        },
-        pattern=Pattern(_FIVE_TO_ONE, suffix=("local",) * 4),
-    ),
     # Brown et al. 2020, table 2.1; every layer has dense attention, where theirs alternate with sparse ones
     "gpt3-175b": replace(
         _GPT,
@@ -225,6 +173,66 @@ PRESETS: dict[str, ModelConfig] = {
         rope=RopeConfig(base=10000.0, partial=0.5),
         attention_bias="qkv",
     ),
-    **EXPERT_PRESETS,
+    # EleutherAI/gpt-neox-20b
+    "gpt-neox-20b": ModelConfig(
+        preset="gpt-neox-20b",
+        layers=44,
+        embed=6144,
+        heads=64,
+        mlp=24576,
+        vocab=50432,
+        norm="layernorm",
+        norm_placement="parallel_norms",
+        rope=RopeConfig(partial=0.25),
+        attention_bias=True,
+        mlp_bias=True,
+        activation="gelu",
+    ),
+    # swiss-ai/Apertus-8B-2509
+    "apertus-8b": replace(
+        LLAMA,
+        preset="apertus-8b",
+        layers=32,
+        embed=4096,
+        heads=32,
+        kv_heads=8,
+        mlp=21504,
+        vocab=131072,
+        rope=RopeConfig(
+            base=12000000.0, scaling="llama3", factor=8.0, original_length=8192, low_frequency=1.0, high_frequency=4.0
+        ),
+        qk_norm=True,
+        activation="xielu",
+    ),
+    # allenai/OLMo-7B-hf, by the defaults of its class in transformers
+    "olmo-7b": replace(
+        LLAMA, preset="olmo-7b", layers=32, embed=4096, heads=32, mlp=11008, vocab=50304, norm="weightless_layernorm"
+    ),
+    # stabilityai/stablelm-3b-4e1t, by the defaults of its class in transformers
+    "stablelm-3b": replace(
+        LLAMA,
+        preset="stablelm-3b",
+        layers=32,
+        embed=2560,
+        heads=32,
+        mlp=6912,
+        vocab=50304,
+        norm="layernorm",
+        rope=RopeConfig(partial=0.25),
+    ),
+    # baidu/ERNIE-4.5-0.3B-PT, by the defaults of its class in transformers
+    "ernie4.5-0.3b": replace(
+        LLAMA,
+        preset="ernie4.5-0.3b",
+        layers=18,
+        embed=1024,
+        heads=16,
+        kv_heads=2,
+        head_dim=128,
+        mlp=3072,
+        vocab=103424,
+        rope=RopeConfig(base=500000.0),
+        tied=True,
+    ),
 }
 """Every field of the model by preset name."""

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
+from jaxpar.config.mappings.linear_attention import LinearAttentionConfig
 from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.schema.model import ModelConfig, Pattern
 
@@ -27,7 +28,7 @@ _GPT_OSS = ModelConfig(
     kinds={"local": {"window": 128}, "global": {}}, pattern=Pattern(("local", "global")),
 )  # fmt: skip
 
-EXPERT_PRESETS: dict[str, ModelConfig] = {
+EXPERTS: dict[str, ModelConfig] = {
     # Qwen/Qwen3-30B-A3B-Base
     "qwen3-30b-a3b": replace(
         QWEN3,
@@ -157,6 +158,44 @@ EXPERT_PRESETS: dict[str, ModelConfig] = {
             count=384, per_token=8, width=2048, shared=1, router="sigmoid", router_options={"scale": 2.827}
         ),
         pattern=Pattern(("routed",), prefix=("dense",)),
+    ),
+    # baidu/ERNIE-4.5-21B-A3B-PT, by the defaults of its class in transformers
+    "ernie4.5-21b-a3b": replace(
+        LLAMA,
+        preset="ernie4.5-21b-a3b",
+        layers=28,
+        embed=2560,
+        heads=20,
+        kv_heads=4,
+        mlp=12288,
+        vocab=103424,
+        rope=RopeConfig(base=500000.0),
+        tied=True,
+        experts=ExpertsConfig(count=64, per_token=6, width=1536, shared=2, router="biased_softmax"),
+        kinds={"dense": {"experts": None}, "routed": {}},
+        pattern=Pattern(("routed",), prefix=("dense",)),
+    ),
+    # moonshotai/Kimi-Linear-48B-A3B, by the defaults of its class in transformers
+    "kimi-linear-48b-a3b": replace(
+        LLAMA,
+        preset="kimi-linear-48b-a3b",
+        layers=27,
+        embed=2304,
+        heads=32,
+        mlp=9216,
+        vocab=163840,
+        position="none",
+        mixer="kimi_delta",
+        linear_attention=LinearAttentionConfig(heads=32, key_dim=128, value_dim=128),
+        experts=ExpertsConfig(
+            count=256, per_token=8, width=1024, shared=1, router="sigmoid", router_options={"scale": 2.446}
+        ),
+        kinds={
+            "dense": {"experts": None},
+            "routed": {},
+            "attention": {"mixer": "attention", "latent_attention": {"kv_rank": 512, "norm_epsilon": 1e-6}},
+        },
+        pattern=Pattern((*["routed"] * 3, "attention"), prefix=("dense",), suffix=("routed",) * 2),
     ),
 }
 """Every field of the model by preset name."""
