@@ -213,7 +213,9 @@ def table(results: Mapping[str, list[Result]], wrong: Mapping[str, list[str]]) -
     for name, ones in results.items():
         number = sum(folder.rsplit("-", 2)[0] == name for folder in wrong)
         failed = sum(folder.rsplit("-", 2)[0] == name for folder, one in wrong.items() if one)
-        most = [f"{max((getattr(one, key) for one in ones), default=0):.1e}" for key in ("float32", "bfloat16", "theirs")]
+        most = [
+            f"{max((getattr(one, key) for one in ones), default=0):.1e}" for key in ("float32", "bfloat16", "theirs")
+        ]
         flags = [sum(getattr(one, key) for one in ones) for key in ("tied", "split")]
         lines.append(f"| {' | '.join(map(str, (name, number, *flags, *most, failed)))} |")
     return "\n".join(lines)

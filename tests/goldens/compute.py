@@ -4,8 +4,8 @@
 
 The folders of FOLDER have a `config.json` each, from `tests.goldens.check`, which runs this. Beside it come
 `model.safetensors` with random weights and `logits.npz`: for each length N in `LENGTHS` `tokens_N` [1, N], whose last
-ones are the likeliest after the others, and `logits_N` in float64; `bfloat16`, the longest row's in bfloat16. With `exported`, folders of exports are loaded, and
-their logits compared with those; each difference is printed.
+ones are the likeliest after the others, and `logits_N` in float64; `bfloat16`, the longest row's in bfloat16. With
+`exported`, folders of exports are loaded, and their logits compared with those; each difference is printed.
 """
 
 import json
