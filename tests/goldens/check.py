@@ -68,6 +68,11 @@ class Result:
     tied: bool
     split: bool
 
+    def __str__(self) -> str:
+        flags = [name for name in ("tied", "split") if getattr(self, name)]
+        numbers = f"{self.float32:.1e} in float32, {self.bfloat16:.1e} in bfloat16 (transformers {self.theirs:.1e})"
+        return ", ".join([numbers, *flags])
+
 
 def accepted(keys: Keys) -> bool:
     """Whether a configuration can be read, and its model be trained; some classes of transformers take a

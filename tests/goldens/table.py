@@ -24,7 +24,7 @@ ENDING = """
 - *Adapters*: the logits of low-rank factors, exported in PEFT's format, are those that PEFT computes.
 - *With images*: models with this text part that are read without their images.
 - `make goldens-check TRANSFORMERS=PYTHON`: the same with configurations drawn at random around each tiny model, at
-  lengths 1, 17 and 200, with exports that `transformers` loads again.
+  lengths 1, 17 and 200, every other one split, in float32 and bfloat16, with exports that `transformers` loads again.
 """
 
 

@@ -1,4 +1,5 @@
-"""A configuration drawn around a golden's can be read, differs from it, and is the same with the same seed."""
+"""A configuration drawn around a golden's can be read, differs from it, and is the same with the same seed; the check of
+its logits sees what differs."""
 
 import json
 
@@ -7,7 +8,7 @@ import pytest
 
 from jaxpar.interop.config_json import differences, model_of
 from jaxpar.interop.mapping.keys import HFConfig
-from tests.goldens.check import accepted
+from tests.goldens.check import Result, accepted, table, unlike
 from tests.goldens.configurations import drawn
 from tests.goldens.loading import FOLDER, NAMES
 
@@ -20,3 +21,17 @@ def test_drawn_configurations(name: str):
     for seed in range(2):
         found, again = (drawn(keys, np.random.default_rng(seed), accepted) for _ in range(2))
         assert found == again and differences(model_of(HFConfig("config.json", found))[1], golden) != []
+
+
+def test_logits_that_differ_by_more_than_the_tolerance_and_other_likeliest_tokens_are_told():
+    wanted = np.random.default_rng(0).standard_normal((1, 5, 7))
+    assert unlike(wanted * (1 + 1e-6), wanted, "length 5") == []
+    [line] = unlike(wanted + 1e-4 * (wanted < 0), wanted, "length 5")
+    assert "length 5: logits differ by" in line
+    assert "other tokens are the likeliest" in unlike(-wanted, wanted, "length 5")[1]
+
+
+def test_the_table_has_the_largest_differences_of_a_family_and_how_many_models_are_wrong():
+    results = {"llama": [Result(1e-6, 0.02, 0.03, True, False), Result(2e-6, 0.01, 0.01, True, True)]}
+    lines = table(results, {"llama-0-0": [], "llama-0-1": [], "llama-0-2": ["missing"]}).splitlines()
+    assert lines[-1] == "| llama | 3 | 2 | 1 | 2.0e-06 | 2.0e-02 | 3.0e-02 | 1 |"
