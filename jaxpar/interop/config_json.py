@@ -70,7 +70,7 @@ def _expected(hf_config: HFConfig) -> str:
     """The types that are supported."""
     if isinstance(hf_config.get(TEXT), dict):
         return f"of models with a {TEXT} expected one of {', '.join(MULTIMODAL)}"
-    if hf_config.get("model_type") in MULTIMODAL:
+    if str(hf_config.get("model_type")) in MULTIMODAL:
         return f"expected its {TEXT}, without which it is no model of text"
     return "expected one of those that python -m jaxpar.models lists"
 
