@@ -1,5 +1,5 @@
-"""A configuration drawn around a golden's can be read, differs from it, and is the same with the same seed; the check of
-its logits sees what differs."""
+"""A configuration drawn around a golden's can be read, differs from it, and is the same with the same seed; the check
+of its logits sees what differs."""
 
 import json
 
