@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxpar.config.plan import UNTILED, LayerLayout
 from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.beside import Columns
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declaration.part import Part
@@ -58,6 +59,10 @@ class Context(NamedTuple):
     """Where blocks write what they record (`Block.records`), [batch, part, ...]; None where nobody asks for it."""
     layout: LayerLayout = UNTILED
     """How the layer is computed."""
+    beside: Columns = {}
+    """The columns beside the residual stream."""
+    source: PyTree = None
+    """In generation, the cache of the keys and values that the layer shares with an earlier one."""
 
 
 class Block(nnx.Module, ABC):

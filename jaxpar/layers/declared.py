@@ -10,6 +10,7 @@ from typing import Any
 from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
+from jaxpar.config.mappings.per_layer_embeddings import PerLayerEmbeddings
 from jaxpar.config.parts import FEATURES, FEED_FORWARDS, MIXERS, feature, implementations
 from jaxpar.config.plan import UNTILED, LayerLayout
 from jaxpar.config.schema import ModelConfig
@@ -30,6 +31,7 @@ from jaxpar.layers.declaration.part import (
 )
 from jaxpar.layers.feed_forward.base import HIDDEN, FeedForward
 from jaxpar.layers.norm import NORMS
+from jaxpar.layers.per_layer import PerLayerInput
 
 NORM_POSITIONS = {
     "pre": (True, False), "post": (False, True), "sandwich": (True, True), "stream": (True, False),
@@ -47,6 +49,8 @@ def feed_forward_classes(model: ModelConfig) -> tuple[type[FeedForward], ...]:
 
 def mixer_classes(model: ModelConfig) -> tuple[type[Any], ...]:
     """The blocks of a model whose layers are all alike in which tokens see others."""
+    if model.keys_of is not None:
+        return (feature("shared_attention"),)
     return implementations(MIXERS[model.mixer if model.latent_attention is None else "latent_attention"])
 
 
@@ -62,12 +66,13 @@ def blocks_of(
     """
     mixers = mixer_classes(model)
     parts = [adaptation.part(part) for part in declare_parts(model)]
-    blocks = [mixer(model, part) for mixer, part in zip(mixers, parts, strict=False)]
+    blocks: list[Block] = [mixer(model, part) for mixer, part in zip(mixers, parts, strict=False)]
+    last = [] if model.per_layer_embeddings is None else [PerLayerInput(model, parts.pop())]
     if model.experts is not None:
         experts = feature("experts")(model, *feed_forward_classes(model), parts[-1], layout.experts)
-        return (*blocks, experts)
+        return (*blocks, experts, *last)
     behind = zip(feed_forward_classes(model), parts[len(mixers) :], strict=True)
-    return (*blocks, *(feed_forward(model, part, layout.mlp_tiles) for feed_forward, part in behind))
+    return (*blocks, *(feed_forward(model, part, layout.mlp_tiles) for feed_forward, part in behind), *last)
 
 
 def of_experts(activation: str) -> bool:
@@ -77,12 +82,14 @@ def of_experts(activation: str) -> bool:
 
 
 def declare_parts(model: ModelConfig) -> tuple[Part, ...]:
-    """The parts of a layer of a model whose layers are all alike: its mixers, and its feed-forwards or experts."""
+    """The parts of a layer of a model whose layers are all alike: its mixers, its feed-forwards or experts, and what
+    adds the layer's own inputs."""
     mixers, feed_forwards = mixer_classes(model), feed_forward_classes(model)
     parts = tuple(mixer.declare(model) for mixer in mixers)
+    last = () if model.per_layer_embeddings is None else (PerLayerInput.declare(model),)
     if model.experts is not None:
-        return (*parts, feature("experts").declare(model, *feed_forwards))
-    return (*parts, *(feed_forward.declare(model) for feed_forward in feed_forwards))
+        return (*parts, feature("experts").declare(model, *feed_forwards), *last)
+    return (*parts, *(feed_forward.declare(model) for feed_forward in feed_forwards), *last)
 
 
 def attends(model: ModelConfig) -> bool:
@@ -100,13 +107,13 @@ def declare_layer(model: ModelConfig) -> Layer:
     the last is read.
     """
     norm = NORMS[model.norm].declare(model)
-    before, after = NORM_POSITIONS[model.norm_placement]
     parts = declare_parts(model)
     norms: dict[str, Weights] = {}
-    activations = [Activation(LAYER_INPUT, ("embed",), between=True)]
+    activations = [Activation(LAYER_INPUT, ("stream",), between=True)]
     operations: list[tuple[Part, Operation]] = []
     parallel, norm_pending = model.norm_placement in PARALLEL, False
     for part in parts:
+        before, after = norms_around(part, model)
         shares = model.norm_placement == SHARED and part is not parts[0]
         norms |= {f"{part.name}_norm": norm} if norm and before and not shares else {}
         norms |= {f"post_{part.name}_norm": norm} if norm and after else {}
@@ -128,6 +135,11 @@ def declare_layer(model: ModelConfig) -> Layer:
     if norm_pending:
         operations.append((parts[-1], _between("layer_output", norms=1, adds=True)))
     return Layer(parts, norms, tuple(activations), tuple(operations))
+
+
+def norms_around(part: Part, model: ModelConfig) -> tuple[bool, bool]:
+    """Whether a part of a layer has a norm before it, and one after it."""
+    return NORM_POSITIONS[model.norm_placement] if part.norms is None else part.norms
 
 
 def _between(output: str, norms: int, adds: bool) -> Elementwise:
@@ -165,6 +177,7 @@ def _known(feed_forwards: tuple[str, ...], mixers: tuple[str, ...]) -> dict[str,
         *({"mixer": name} for name in mixers if name != "latent_attention"),
         *({"latent_attention": LatentAttentionConfig(kv_rank=1, query_rank=rank)} for rank in (None, 1)),
         {"attention_sinks": True, "attention_gate": True},
+        {"per_layer_embeddings": PerLayerEmbeddings(width=1)},
     ]
     known: dict[str, Activation] = {}
     for placement, option in product(NORM_POSITIONS, options):

@@ -14,11 +14,12 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.mappings.residual import ResidualConfig
 from jaxpar.config.plan import UNTILED, LayerLayout
 from jaxpar.config.schema import Config
+from jaxpar.layers.beside import Beside
 from jaxpar.layers.block import Block, Context
 from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declaration.adaptation import adaptation_of
-from jaxpar.layers.declared import NORM_POSITIONS, PARALLEL, SHARED, blocks_of, declare_layer, mixer_classes
+from jaxpar.layers.declared import PARALLEL, SHARED, blocks_of, declare_layer, mixer_classes, norms_around
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.ops.plain import Ops
@@ -36,10 +37,16 @@ class DecoderLayer(nnx.Module):
     Between blocks activations are split over tensor ranks by sequence, inside by heads or hidden width.
     """
 
-    def __init__(self, config: Config, layout: LayerLayout = UNTILED, ops: Ops = PLAIN_OPS):
+    def __init__(
+        self,
+        config: Config,
+        layout: LayerLayout = UNTILED,
+        ops: Ops = PLAIN_OPS,
+        beside: Beside | None = None,
+    ):
         model, norm = config.model, NORMS[config.model.norm]
         self.activations = declare_layer(model).activations
-        self.pre_norm, self.post_norm = NORM_POSITIONS[model.norm_placement]
+        self.beside = Beside(model.embed) if beside is None else beside
         self.factors = model.residual
         self.parallel, shared = model.norm_placement in PARALLEL, model.norm_placement == SHARED
         blocks = blocks_of(model, adaptation_of(config), layout)
@@ -47,11 +54,13 @@ class DecoderLayer(nnx.Module):
         mixers = len(mixer_classes(model))
         self.norms_stream = self.names[: {"stream": len(blocks), "stream_mixer": mixers}.get(model.norm_placement, 0)]
         """The blocks whose norm is the residual stream from then on."""
-        for name, block in zip(self.names, blocks, strict=True):
+        self.norms_around = tuple(norms_around(block.part, model) for block in blocks)
+        """For each block, whether it has a norm before it, and one after it."""
+        for name, block, (before, after) in zip(self.names, blocks, self.norms_around, strict=True):
             setattr(self, name, block)
-            if self.pre_norm and not (shared and name != self.names[0]):
+            if before and not (shared and name != self.names[0]):
                 setattr(self, f"{name}_norm", norm(model))
-            if self.post_norm:
+            if after:
                 setattr(self, f"post_{name}_norm", norm(model))
         self.ops, self.dropout, self.layout = ops, model.dropout, layout
         self.reports = _checked_reports([name for block in self.blocks for name in block.reports])
@@ -80,12 +89,12 @@ class DecoderLayer(nnx.Module):
         """The residual stream after the layer, and the reports of its blocks.
 
         Args:
-            x: the residual stream; `part` is sequence length / (context * tensor).
+            x: the residual stream and what is beside it; `part` is sequence length / (context * tensor).
             context: this rank's tokens, and what else all layers share.
             tap: calls each group of matmuls; for zero-bubble schedules it captures what W needs.
             observed: zeros, whose cotangents are the statistics of the layer's matmuls, such as amax.
         """
-        context = context._replace(layout=self.layout)
+        x, context = self._entered(x, context)
         ops, reports = self.ops.of_layer(context.index, context.tokens, observed, tap), {}
 
         def run(block: Block, h: jax.Array) -> jax.Array:
@@ -93,21 +102,27 @@ class DecoderLayer(nnx.Module):
             reports.update(report)
             return h
 
-        return self._residual_blocks(x, context, run), reports
+        return self.beside.joined(self._residual_blocks(x, context, run), context.beside), reports
 
     def decode(
         self, x: Float[Array, "batch part embed"], caches: Mapping[str, PyTree] | None, context: Context
     ) -> tuple[jax.Array, dict[str, PyTree]]:
         """The residual stream after a step of generation, and the updated cache of each block; see `Block.decode`."""
         ops, after = self.ops.of_layer(context.index, context.tokens), {}
-        context = context._replace(layout=self.layout)
+        x, context = self._entered(x, context)
 
         def run(block: Block, h: jax.Array) -> jax.Array:
             name = block.part.name
             h, after[name] = block.decode(h, None if caches is None else caches[name], context, ops)
             return h
 
-        return self._residual_blocks(x, context, run), after
+        return self.beside.joined(self._residual_blocks(x, context, run), context.beside), after
+
+    def _entered(self, x: jax.Array, context: Context) -> tuple[jax.Array, Context]:
+        """The residual stream, and the context of the blocks."""
+        x, columns = self.beside.split(x)
+        attend = self.beside.writing(context.attend, columns)
+        return x, context._replace(layout=self.layout, beside=columns, attend=attend)
 
     def _residual_blocks(
         self, x: jax.Array, context: Context, run: Callable[[Block, jax.Array], jax.Array]
@@ -116,23 +131,26 @@ class DecoderLayer(nnx.Module):
         `norm_placement: stream`, and the two terms have factors (`model.residual`). Parallel blocks read the first x,
         or one norm of it."""
         entered, h_in = x, x
-        for dropout_index, name in enumerate(self.names, start=1):
-            h_in = self._block_input(name, entered if self.parallel else x, h_in)
+        behind_norm = False
+        for dropout_index, (name, (before, after)) in enumerate(zip(self.names, self.norms_around, strict=True), 1):
+            if before:
+                h_in = self._normed_input(name, entered if self.parallel else x, h_in)
+            else:
+                h_in = self._named(x, f"{name}_input") if behind_norm else x
             x, h = (h_in, h_in) if name in self.norms_stream else (x, h_in)
             h = run(getattr(self, name), h)
-            if self.post_norm:
+            if after:
                 # The norm's backward needs its input; from that, elementwise operations recompute the residual stream.
                 h = getattr(self, f"post_{name}_norm")(self._named(h, f"{name}_projected"))
             h = self._drop(h, len(self.names) * context.index + dropout_index, context.tokens, context.train)
             x = residual_sum(x, h, self.factors, name)
-            if not (self.post_norm or self.parallel) and name != self.names[-1]:
+            behind_norm = after
+            if not (after or self.parallel) and name != self.names[-1]:
                 x = self._named(x, f"{name}_residual")
         return x
 
-    def _block_input(self, name: str, x: jax.Array, before: jax.Array) -> jax.Array:
-        """The input of a block, from what its norm reads, and the input of the block before it."""
-        if not self.pre_norm:
-            return x if name == self.names[0] else self._named(x, f"{name}_input")
+    def _normed_input(self, name: str, x: jax.Array, before: jax.Array) -> jax.Array:
+        """The input of a block with a norm before it, from what that reads, and the input of the block before it."""
         if not hasattr(self, f"{name}_norm"):
             return before
         return self._named(getattr(self, f"{name}_norm")(x), f"{name}_input")

@@ -16,6 +16,7 @@ from jaxpar.config.counting import rotary_dim
 from jaxpar.config.kinds import kind_model
 from jaxpar.config.plan import UNTILED, LayerLayout, Plan
 from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.layers.beside import beside_of
 from jaxpar.layers.block import Attend, Context
 from jaxpar.layers.context import TokenContext, by_position
 from jaxpar.layers.declaration.adaptation import adaptation_of
@@ -82,7 +83,7 @@ def layer_of_kind(
 ) -> DecoderLayer:
     """The prototype of the layers of a kind."""
     own = replace(config, model=kind_model(config.model, kind))
-    return DecoderLayer(own, layout, ops)
+    return DecoderLayer(own, layout, ops, beside_of(config.model, kind))
 
 
 def layer_specs(layer: DecoderLayer, config: Config) -> Nested[ParamSpec]:

@@ -51,6 +51,7 @@ def head_operands(
             return gather(weights[part], placements, part=part)
         return materialize(weights[part], accumulators[part], placements, part=part)
 
+    x = x[..., : model.embed] if x.shape[-1] > model.embed else x
     norm: Any = final_norm(model)
     norm = with_weights(norm, full("final_norm")) if "final_norm" in weights else norm
     x = norm(x)

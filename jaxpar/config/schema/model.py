@@ -10,6 +10,7 @@ from jaxpar.config.mappings.attention_temperature import AttentionTemperature
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.mappings.linear_attention import LinearAttentionConfig
+from jaxpar.config.mappings.per_layer_embeddings import PerLayerEmbeddings
 from jaxpar.config.mappings.residual import ResidualConfig
 from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.parts import FEED_FORWARDS, INPUTS, MIXERS
@@ -90,6 +91,9 @@ class ModelConfig:
     """Normalise queries and keys: per head before the rotation (true: Qwen3, Gemma 3), without a weight (`unweighted`:
     Llama 4) or after it (`rotated`: Hunyuan), over all heads at once before it (`projection`: OLMo 2), or per head
     before it by a LayerNorm with a scale for each head (`layernorm`: Command R+)."""
+    keys_of: str | None = None
+    """In a kind: its layers have no keys and values, and attend to those of the last layer of the kind of this name
+    before them (Gemma 3n, Gemma 4); null makes them."""
     qkv_clip: Annotated[float, POSITIVE] | None = None
     """Limit queries, keys and values to this magnitude before norms and the rotation (OLMo 1); null means none."""
     attention_bias: bool | Literal["qkv"] = False
@@ -124,6 +128,9 @@ class ModelConfig:
     """Use the token embedding as the output head."""
     embedding_scale: bool | Annotated[float, POSITIVE] = False
     """Multiply token embeddings by `sqrt(embed)` (true: Gemma) or by a number (Granite)."""
+    per_layer_embeddings: PerLayerEmbeddings | None = None
+    """Numbers of each token for each layer, `{width: 256}`, which the layer's last block adds to the residual stream
+    (Gemma 3n, Gemma 4); null means none."""
     window: Annotated[int, at_least(1)] | None = None
     """Sliding-window attention: a token sees itself and the `window - 1` tokens before it, and after it without
     `causal`; null means no limit."""

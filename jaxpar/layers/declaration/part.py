@@ -130,6 +130,8 @@ class Part:
     terms: tuple[Term, ...] = ()
     chosen: int = 1
     """Matrices of each routed weight that a token uses."""
+    norms: tuple[bool, bool] | None = None
+    """Whether it has a norm before it, and one after it; None leaves it to `model.norm_placement`."""
     dims: tuple[tuple[str, int], ...] = ()
     """Sizes of the logical dims that its activations alone have."""
 
@@ -233,7 +235,7 @@ class Layer:
     @property
     def feed_forward(self) -> Part:
         """The part behind the mixer, whatever its name."""
-        return self.parts[-1]
+        return next(part for part in reversed(self.parts) if part.norms is None)
 
 
 def made_by(operation: Operation) -> tuple[str, ...]:
