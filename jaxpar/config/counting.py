@@ -30,7 +30,7 @@ def rotary_dim(model: ModelConfig) -> int:
     """Width of the part of a query and of a key that rotary embeddings rotate."""
     if model.latent_attention is not None:
         return model.latent_attention.rope_dim
-    return int(head_dim(model) * model.rope.partial)
+    return head_dim(model) if model.rope.scaling == "proportional" else int(head_dim(model) * model.rope.partial)
 
 
 class Chunk(NamedTuple):

@@ -38,7 +38,7 @@ class Attention(Block):
 
     reads = (
         "qk_norm", "attention_bias", "attention_scale", "attention_softcap", "attention_sinks", "attention_gate",
-        "window", "causal", "chunk", "attention_temperature", "qkv_clip",
+        "window", "causal", "chunk", "attention_temperature", "qkv_clip", "value_norm", "keys_as_values",
     )  # fmt: skip
     cache = KeyValues(PARTITION, PARTITION)
 
@@ -55,7 +55,7 @@ class Attention(Block):
         Norms and biases of queries and keys count as part of the kernel that rotates them.
         """
         rotated = ("query", "key") if model.position == "rope" else ()
-        projected = ("query", "key", "value")
+        projected = ("query", "key") if model.keys_as_values else ("query", "key", "value")
         gates = ("gate",) if model.attention_gate else ()
         made, behind = "attention_output", list[Elementwise]()
         if model.attention_sinks:
@@ -79,6 +79,7 @@ class Attention(Block):
                     "attention_in", projected + gates, inward=True, outputs=projected + (GATE,) * len(gates),
                     rotated=rotated, by_head=True,
                 ),
+                *([Elementwise("value")] if model.keys_as_values else []),
                 # The kernels of attention give these names themselves, and keep both for their backward.
                 Core("query", keys=("key", "value"), outputs=(made, "attention_lse")),
                 *behind,
@@ -130,12 +131,12 @@ class Attention(Block):
     def mix(self, projected: Sequence[jax.Array], context: Context) -> Float[Array, "batch seq heads head_dim"]:
         """From the outputs of the matmuls in to the input of the one out: biases, limits, norms, rotation and
         attention."""
-        q, k, v = projected
-        if "key_bias" in self.part.weights:
-            k = k + self._local_heads(self.weight("key_bias"), 0)
-            v = v + self._local_heads(self.weight("value_bias"), 0)
+        q, k, *v = projected
+        k = self._with_bias(k, "key")
+        v = self._with_bias(v[0], "value") if v else k
         q, k = self.limited(self.biased(q, "query"), "query"), self.limited(k, "key")
         v = self._clipped(self.named(v, "value"))
+        v = rms_normalize(v, jnp.ones(v.shape[-1:]), self.epsilon) if self.model.value_norm else v
         if self.normed == "projection":
             of_query, of_key = (self.factors(self.weight(name)) for name in ("query_norm", "key_norm"))
             q, k = rms_normalize_heads(q, k, of_query, self._local_heads(of_key, 0), self.epsilon)
@@ -170,6 +171,11 @@ class Attention(Block):
     def _early(self) -> bool:
         return bool(self.normed) or self.clip is not None
 
+    def _with_bias(self, x: jax.Array, name: str) -> jax.Array:
+        """Keys or values with the biases of this rank's heads."""
+        bias = f"{name}_bias"
+        return x + self._local_heads(self.weight(bias), 0) if bias in self.part.weights else x
+
     def _clipped(self, x: jax.Array) -> jax.Array:
         return x if self.clip is None else jnp.clip(x, -self.clip, self.clip)
 
@@ -202,14 +208,15 @@ def _weights(model: ModelConfig) -> Weights:
     weights = {
         "query": matrix((embed, *query), ("embed", *QUERY), scale=model.init_scale),
         "key": matrix((embed, *key), ("embed", *KEY), scale=model.init_scale),
-        "value": matrix((embed, *key), ("embed", *KEY), scale=model.init_scale),
         "output": matrix((*query, embed), (*QUERY, "embed"), inputs=2, scale=back),
     }
+    if not model.keys_as_values:
+        weights["value"] = matrix((embed, *key), ("embed", *KEY), scale=model.init_scale)
     if model.attention_gate:
         weights["gate"] = matrix((embed, *query), ("embed", *QUERY), scale=model.init_scale)
     if model.attention_bias:
         weights["query_bias"] = vector(query, QUERY)
-        weights |= {"key_bias": vector(key, KEY), "value_bias": vector(key, KEY)}
+        weights |= {f"{name}_bias": vector(key, KEY) for name in ("key", "value") if name in weights}
     if model.attention_bias is True:
         weights["output_bias"] = vector((embed,), ("norm",))
     if model.attention_sinks:

@@ -1,5 +1,5 @@
-"""Columns beside the residual stream, which the input or a layer writes and later layers read: inputs of each layer, and
-the keys and values of layers that others share.
+"""Columns beside the residual stream, which the input or a layer writes and later layers read: inputs of each layer,
+and the keys and values of layers that others share.
 
 Between layers they are behind the columns of the stream, in one array, so that pipelines send them, layers save them
 and their gradients come back with the stream's. Keys and values are split as in attention, over tensor ranks by heads:
@@ -104,7 +104,7 @@ def shared_keys(
 def beside_of(model: ModelConfig, kind: str | None = None) -> Beside:
     """The columns of a model, for a layer of a kind."""
     models, per_layer = kind_models(model), model.per_layer_embeddings
-    sources = dict.fromkeys(own.keys_of for own in models.values() if own.keys_of is not None)
+    sources = dict.fromkeys(own.keys_of for own in models.values() if own.keys_of in models)
     return Beside(
         model.embed,
         0 if per_layer is None else model.layers * per_layer.width,

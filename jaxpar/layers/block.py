@@ -59,7 +59,7 @@ class Context(NamedTuple):
     """Where blocks write what they record (`Block.records`), [batch, part, ...]; None where nobody asks for it."""
     layout: LayerLayout = UNTILED
     """How the layer is computed."""
-    beside: Columns = {}
+    beside: Columns | None = None
     """The columns beside the residual stream."""
     source: PyTree = None
     """In generation, the cache of the keys and values that the layer shares with an earlier one."""

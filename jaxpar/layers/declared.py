@@ -30,7 +30,7 @@ from jaxpar.layers.declaration.part import (
     Weights,
 )
 from jaxpar.layers.feed_forward.base import HIDDEN, FeedForward
-from jaxpar.layers.norm import NORMS
+from jaxpar.layers.norm import NORMS, LayerScale
 from jaxpar.layers.per_layer import PerLayerInput
 
 NORM_POSITIONS = {
@@ -134,6 +134,7 @@ def declare_layer(model: ModelConfig) -> Layer:
         norm_pending = after
     if norm_pending:
         operations.append((parts[-1], _between("layer_output", norms=1, adds=True)))
+    norms |= {"layer_scale": LayerScale.declare()} if model.layer_scale else {}
     return Layer(parts, norms, tuple(activations), tuple(operations))
 
 

@@ -21,7 +21,7 @@ from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.layers.declared import PARALLEL, SHARED, blocks_of, declare_layer, mixer_classes, norms_around
 from jaxpar.layers.dropout import dropout
-from jaxpar.layers.norm import NORMS
+from jaxpar.layers.norm import NORMS, LayerScale
 from jaxpar.layers.ops.plain import Ops
 from jaxpar.runtime.batch import Field, union
 from jaxpar.runtime.observed import Maxima
@@ -62,6 +62,8 @@ class DecoderLayer(nnx.Module):
                 setattr(self, f"{name}_norm", norm(model))
             if after:
                 setattr(self, f"post_{name}_norm", norm(model))
+        if model.layer_scale:
+            self.layer_scale = LayerScale()
         self.ops, self.dropout, self.layout = ops, model.dropout, layout
         self.reports = _checked_reports([name for block in self.blocks for name in block.reports])
         self.fields: tuple[Field, ...] = union(*(block.fields for block in self.blocks))
@@ -130,8 +132,7 @@ class DecoderLayer(nnx.Module):
         """x + post_norm(block(pre_norm(x))) for each block in turn, where `run` calls the block; x is its norm under
         `norm_placement: stream`, and the two terms have factors (`model.residual`). Parallel blocks read the first x,
         or one norm of it."""
-        entered, h_in = x, x
-        behind_norm = False
+        entered, h_in, behind_norm = x, x, False
         for dropout_index, (name, (before, after)) in enumerate(zip(self.names, self.norms_around, strict=True), 1):
             if before:
                 h_in = self._normed_input(name, entered if self.parallel else x, h_in)
@@ -147,7 +148,7 @@ class DecoderLayer(nnx.Module):
             behind_norm = after
             if not (after or self.parallel) and name != self.names[-1]:
                 x = self._named(x, f"{name}_residual")
-        return x
+        return self.layer_scale(x) if hasattr(self, "layer_scale") else x
 
     def _normed_input(self, name: str, x: jax.Array, before: jax.Array) -> jax.Array:
         """The input of a block with a norm before it, from what that reads, and the input of the block before it."""

@@ -63,6 +63,23 @@ def rms_normalize_heads(
     return normalized(wide[0], squares[0], q_scale), normalized(wide[1], squares[1], k_scale)
 
 
+class LayerScale(nnx.Module):
+    """A factor of the output of a layer, which has no gradient (`model.layer_scale`)."""
+
+    def __init__(self) -> None:
+        declare_weights(self, self.declare())
+        self.scale: nnx.Param
+
+    @staticmethod
+    def declare() -> Weights:
+        """The factor."""
+        return Weights(scale=vector((1,), ("norm",), "ones"))
+
+    def __call__(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch embed"]:
+        """`scale * x`."""
+        return x * lax.stop_gradient(self.scale[...]).astype(x.dtype)
+
+
 class FeatureNorm(nnx.Module, ABC):
     """A norm over the embedding; the norms of queries and keys (`model.qk_norm`) use its `neutral` and `factors`."""
 

@@ -61,7 +61,7 @@ class PerLayerInput(Block):
 
     def _inputs(self, context: Context) -> Float[Array, "batch seq local"]:
         """This tensor rank's share of the layer's inputs, of the joined sequence."""
-        inputs = context.beside[INPUTS]
-        own = lax.dynamic_slice_in_dim(inputs, context.index * self.width, self.width, axis=-1)
+        assert context.beside is not None, "a layer has the columns beside its stream"
+        own = lax.dynamic_slice_in_dim(context.beside[INPUTS], context.index * self.width, self.width, axis=-1)
         local = self.width // lax.axis_size("tensor")
         return lax.dynamic_slice_in_dim(gather_sequence(own), lax.axis_index("tensor") * local, local, axis=-1)

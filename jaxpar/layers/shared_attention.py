@@ -70,7 +70,7 @@ class SharedAttention(Attention):
         """Attention of the queries to the keys and values of the earlier layer."""
         (q,) = projected
         kind = self.model.keys_of
-        assert kind is not None, "a layer that shares keys"
+        assert kind is not None and context.beside is not None, "a layer that shares keys"
         k, v = shared_keys(context.beside[kind], counting.head_dim(self.model))
         k, v = self.named(k, SHARED[0]), self.named(v, SHARED[1])
         q = self.placed(self.limited(self.biased(q, "query"), "query"), "query", context.tokens)

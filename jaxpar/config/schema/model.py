@@ -91,6 +91,10 @@ class ModelConfig:
     """Normalise queries and keys: per head before the rotation (true: Qwen3, Gemma 3), without a weight (`unweighted`:
     Llama 4) or after it (`rotated`: Hunyuan), over all heads at once before it (`projection`: OLMo 2), or per head
     before it by a LayerNorm with a scale for each head (`layernorm`: Command R+)."""
+    value_norm: bool = False
+    """Divide each value by its root mean square, as a norm without a weight (Gemma 4)."""
+    keys_as_values: bool = False
+    """Values are the projected keys, before their norm and rotation: there is no projection of values (Gemma 4)."""
     keys_of: str | None = None
     """In a kind: its layers have no keys and values, and attend to those of the last layer of the kind of this name
     before them (Gemma 3n, Gemma 4); null makes them."""
@@ -128,6 +132,8 @@ class ModelConfig:
     """Use the token embedding as the output head."""
     embedding_scale: bool | Annotated[float, POSITIVE] = False
     """Multiply token embeddings by `sqrt(embed)` (true: Gemma) or by a number (Granite)."""
+    layer_scale: bool = False
+    """Multiply the output of each layer by a number of the layer, which training leaves as it is (Gemma 4)."""
     per_layer_embeddings: PerLayerEmbeddings | None = None
     """Numbers of each token for each layer, `{width: 256}`, which the layer's last block adds to the residual stream
     (Gemma 3n, Gemma 4); null means none."""

@@ -33,7 +33,7 @@ def table_rows(model: ModelConfig, options: PerLayerEmbeddings) -> int:
     """Rows of the table without padding."""
     rows = options.vocab or model.vocab
     assert rows is not None, "the vocabulary is known once the data is open"
-    return min(rows, model.vocab or rows)
+    return rows
 
 
 def per_layer_flops(model: ModelConfig) -> int:

@@ -47,7 +47,8 @@ def check_input(config: Config) -> None:
 
 OF_SOME_MIXERS = (
     "qk_norm", "attention_bias", "attention_scale", "attention_softcap", "attention_sinks", "attention_gate",
-    "window", "causal", "chunk", "attention_temperature", "linear_attention", "qkv_clip",
+    "window", "causal", "chunk", "attention_temperature", "linear_attention", "qkv_clip", "value_norm",
+    "keys_as_values",
 )  # fmt: skip
 """Keys of `model` that only some mixers read (`Block.reads`)."""
 
