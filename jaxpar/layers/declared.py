@@ -179,6 +179,7 @@ def _known(feed_forwards: tuple[str, ...], mixers: tuple[str, ...]) -> dict[str,
         *({"latent_attention": LatentAttentionConfig(kv_rank=1, query_rank=rank)} for rank in (None, 1)),
         {"attention_sinks": True, "attention_gate": True},
         {"per_layer_embeddings": PerLayerEmbeddings(width=1)},
+        {"keys_of": "others"},
     ]
     known: dict[str, Activation] = {}
     for placement, option in product(NORM_POSITIONS, options):

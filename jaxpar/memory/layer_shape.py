@@ -132,8 +132,8 @@ class LayerShape:
         """Size of each logical dim, before tensor ranks split those of `SPLIT`."""
         model = self.model
         return {
-            "embed": model.embed, "stream": self.stream, "heads": model.heads, "kv_heads": self.kv_heads, "head_dim": head_dim(model),
-            "value_dim": value_dim(model), "mlp": model.mlp,
+            "embed": model.embed, "stream": self.stream, "heads": model.heads, "kv_heads": self.kv_heads,
+            "head_dim": head_dim(model), "value_dim": value_dim(model), "mlp": model.mlp,
         } | self._latent_dims | {name: size for part in self.layer.parts for name, size in part.dims}  # fmt: skip
 
     @property

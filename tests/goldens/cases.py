@@ -446,6 +446,28 @@ CASES: dict[str, tuple[str, dict]] = {
             "rope_parameters": {LOCAL: rope(100.0), GLOBAL: rope(1e4, rope_type="linear", factor=4.0)},
         },
     ),
+    "gemma4": (
+        "Gemma4",
+        SMALL | {
+            "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 5, "head_dim": 8, "global_head_dim": 16,
+            "num_global_key_value_heads": 1, "attention_k_eq_v": True, "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True, "sliding_window": 6, "hidden_size_per_layer_input": 4,
+            "vocab_size_per_layer_input": 61, "final_logit_softcapping": 20.0, "rms_norm_eps": 1e-2,
+            "layer_types": [LOCAL, GLOBAL, LOCAL, LOCAL, GLOBAL], "rope_parameters": {
+                LOCAL: rope(100.0), GLOBAL: rope(1e3, rope_type="proportional", partial_rotary_factor=0.25),
+            },
+        },
+    ),
+    "gemma4_dense": (
+        "Gemma4",
+        SMALL | {
+            "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "head_dim": 8, "global_head_dim": 12,
+            "tie_word_embeddings": False, "sliding_window": 6, "hidden_size_per_layer_input": 0, "rms_norm_eps": 1e-2,
+            "attention_bias": True, "layer_types": [LOCAL, GLOBAL, GLOBAL], "rope_parameters": {
+                LOCAL: rope(100.0), GLOBAL: rope(1e3, rope_type="proportional", partial_rotary_factor=0.5),
+            },
+        },
+    ),
     "modernbert": (
         "ModernBert",
         BERT | {

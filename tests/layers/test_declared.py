@@ -116,7 +116,7 @@ def test_the_names_of_attention_itself_are_those_that_its_kernels_keep():
         "shared_activated", "shared_hidden", "expanded_query", "expanded_key", "expanded_value",
         "attention_scaled", "attention_gated", "mixer_input", "linear_gated",
         "linear_convolved_query", "linear_convolved_key", "linear_convolved_value", "linear_entered",
-        "linear_convolved_entered",
+        "linear_convolved_entered", "per_layer_input", "per_layer_hidden", "shared_key", "shared_value",
     }  # fmt: skip
 
 

@@ -103,28 +103,30 @@ def visible(
 
 
 def attention(
-    x: Float64[Array, "batch seq embed"], weights: Tree, options: Options, batch: Mapping[str, Array]
+    x: Float64[Array, "batch seq embed"],
+    weights: Tree,
+    options: Options,
+    batch: Mapping[str, Array],
+    made: dict[str, tuple[Array, Array]] | None = None,
 ) -> Float64[Array, "batch seq embed"]:
-    """Grouped-query attention (Vaswani et al. 2017, sec. 3.2; Ainslie et al. 2023); capped scores are capped scaled."""
+    """Grouped-query attention (Vaswani et al. 2017, sec. 3.2; Ainslie et al. 2023); capped scores are capped scaled.
+
+    `made` has the keys and values of the last layer of each kind, which layers share (`keys_of`).
+    """
     if options["latent_attention"]:
         return latent_attention(x, weights, options, batch)
-    query = jnp.einsum("bse,ehd->bshd", x, weights["query"])
-    key = jnp.einsum("bse,ekd->bskd", x, weights["key"])
-    value = jnp.einsum("bse,ekd->bskd", x, weights["value"])
-    if options["attention_bias"]:
-        query, key, value = query + weights["query_bias"], key + weights["key_bias"], value + weights["value_bias"]
-    if (limit := options["qkv_clip"]) is not None:  # OLMo 1
-        query, key, value = (jnp.minimum(jnp.maximum(one, -limit), limit) for one in (query, key, value))
-    normed = lambda: (norm_heads(query, weights["query_norm"], options), norm_heads(key, weights["key_norm"], options))
-    if options["qk_norm"] == "unweighted":  # Llama 4
-        query, key = (rms_norm(one, jnp.ones(one.shape[-1]), options["norm_epsilon"]) for one in (query, key))
-    elif options["qk_norm"] not in (False, "rotated"):
-        query, key = normed()
-    if options["position"] == "rope":
-        query, key = rotate(query, batch["positions"], options), rotate(key, batch["positions"], options)
-    if options["qk_norm"] == "rotated":  # Hunyuan
-        query, key = normed()
+    query = positioned(projected(x, "query", weights, options), "query", weights, options, batch)
     query = tempered(query, batch["positions"], options)
+    if options["keys_of"]:  # Gemma 3n
+        key, value = made[options["keys_of"]]
+    else:
+        key = projected(x, "key", weights, options)
+        value = key if options["keys_as_values"] else projected(x, "value", weights, options)
+        key = positioned(key, "key", weights, options, batch)
+        if options["value_norm"]:  # Gemma 4
+            value = rms_norm(value, jnp.ones(value.shape[-1]), options["norm_epsilon"])
+    if made is not None:
+        made[options["kind"]] = key, value
     group = options["heads"] // options["kv_heads"]  # consecutive query heads share a key/value head
     key, value = jnp.repeat(key, group, axis=2), jnp.repeat(value, group, axis=2)
     probabilities = probabilities_of(query, key, options, batch, weights.get("sinks"))
@@ -133,6 +135,30 @@ def attention(
         mixed = mixed / (1 + jnp.exp(-jnp.einsum("bse,ehd->bshd", x, weights["gate"])))
     out = jnp.einsum("bqhd,hde->bqe", mixed, weights["output"])
     return out + weights["output_bias"] if options["attention_bias"] is True else out
+
+
+def projected(
+    x: Float64[Array, "batch seq embed"], name: str, weights: Tree, options: Options
+) -> Float64[Array, "batch seq heads width"]:
+    """Queries, keys or values with their bias, within their limit (OLMo 1)."""
+    made = jnp.einsum("bse,ehd->bshd", x, weights[name])
+    made = made + weights[f"{name}_bias"] if options["attention_bias"] else made
+    limit = options["qkv_clip"]
+    return made if limit is None else jnp.minimum(jnp.maximum(made, -limit), limit)
+
+
+def positioned(
+    x: Float64[Array, "batch seq heads width"], name: str, weights: Tree, options: Options, batch: Mapping[str, Array]
+) -> Float64[Array, "batch seq heads width"]:
+    """Queries or keys after their norm and their rotation."""
+    normed = lambda x: norm_heads(x, weights[f"{name}_norm"], options)
+    if options["qk_norm"] == "unweighted":  # Llama 4
+        x = rms_norm(x, jnp.ones(x.shape[-1]), options["norm_epsilon"])
+    elif options["qk_norm"] not in (False, "rotated"):
+        x = normed(x)
+    if options["position"] == "rope":
+        x = rotate(x, batch["positions"], options)
+    return normed(x) if options["qk_norm"] == "rotated" else x  # Hunyuan
 
 
 def probabilities_of(

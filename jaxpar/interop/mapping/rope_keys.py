@@ -142,7 +142,8 @@ class RopeByType:
 
         def of_type(theta: str, stated: Stated, base: float) -> dict[str, object]:
             proportional = any(mapping.get("rope_type") == "proportional" for mapping in stated.values())
-            return _rotary(hf_config, theta, stated, base, self.scalings, 1.0 if proportional else None)
+            rotary = _rotary(hf_config, theta, stated, base, self.scalings, 1.0 if proportional else None)
+            return {"partial": 1.0} | rotary if "proportional" in self.scalings else rotary
 
         rotary = {
             GLOBAL: of_type(self.bases[0] if self.bases else "rope_theta", of_global, self.base),
