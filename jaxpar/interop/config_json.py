@@ -210,7 +210,8 @@ def _experts(model: ModelConfig, experts: ExpertsConfig) -> ExpertsConfig:
         if one.name not in ONLY_IN_TRAINING and (value := getattr(options, one.name)) != one.default
     }
     unchanged = {
-        name: getattr(experts, name) for name in ("count", "per_token", "shared", "shared_router", "weigh_inputs")
+        name: getattr(experts, name)
+        for name in ("count", "per_token", "shared", "shared_router", "weigh_inputs", "norms")
     }
     return ExpertsConfig(width=width, router=router, router_options=options, **unchanged)
 

@@ -59,6 +59,8 @@ class Context(NamedTuple):
     """Where blocks write what they record (`Block.records`), [batch, part, ...]; None where nobody asks for it."""
     layout: LayerLayout = UNTILED
     """How the layer is computed."""
+    stream: Float[Array, "batch part embed"] | None = None
+    """The residual stream at the block, which its input is, or is a norm of."""
     beside: Columns | None = None
     """The columns beside the residual stream."""
     source: PyTree = None

@@ -69,7 +69,8 @@ def blocks_of(
     blocks: list[Block] = [mixer(model, part) for mixer, part in zip(mixers, parts, strict=False)]
     last = [] if model.per_layer_embeddings is None else [PerLayerInput(model, parts.pop())]
     if model.experts is not None:
-        experts = feature("experts")(model, *feed_forward_classes(model), parts[-1], layout.experts)
+        kind = feature("normed_experts" if model.experts.norms else "experts")
+        experts = kind(model, *feed_forward_classes(model), parts[-1], layout.experts)
         return (*blocks, experts, *last)
     behind = zip(feed_forward_classes(model), parts[len(mixers) :], strict=True)
     return (*blocks, *(feed_forward(model, part, layout.mlp_tiles) for feed_forward, part in behind), *last)

@@ -99,8 +99,8 @@ class DecoderLayer(nnx.Module):
         x, context = self._entered(x, context)
         ops, reports = self.ops.of_layer(context.index, context.tokens, observed, tap), {}
 
-        def run(block: Block, h: jax.Array) -> jax.Array:
-            h, report = block(h, context, ops)
+        def run(block: Block, h: jax.Array, stream: jax.Array) -> jax.Array:
+            h, report = block(h, context._replace(stream=stream), ops)
             reports.update(report)
             return h
 
@@ -113,9 +113,9 @@ class DecoderLayer(nnx.Module):
         ops, after = self.ops.of_layer(context.index, context.tokens), {}
         x, context = self._entered(x, context)
 
-        def run(block: Block, h: jax.Array) -> jax.Array:
-            name = block.part.name
-            h, after[name] = block.decode(h, None if caches is None else caches[name], context, ops)
+        def run(block: Block, h: jax.Array, stream: jax.Array) -> jax.Array:
+            name, own = block.part.name, context._replace(stream=stream)
+            h, after[name] = block.decode(h, None if caches is None else caches[name], own, ops)
             return h
 
         return self.beside.joined(self._residual_blocks(x, context, run), context.beside), after
@@ -127,9 +127,9 @@ class DecoderLayer(nnx.Module):
         return x, context._replace(layout=self.layout, beside=columns, attend=attend)
 
     def _residual_blocks(
-        self, x: jax.Array, context: Context, run: Callable[[Block, jax.Array], jax.Array]
+        self, x: jax.Array, context: Context, run: Callable[[Block, jax.Array, jax.Array], jax.Array]
     ) -> jax.Array:
-        """x + post_norm(block(pre_norm(x))) for each block in turn, where `run` calls the block; x is its norm under
+        """x + post_norm(block(pre_norm(x))) for each block in turn, where `run` calls the block with x; x is its norm under
         `norm_placement: stream`, and the two terms have factors (`model.residual`). Parallel blocks read the first x,
         or one norm of it."""
         entered, h_in, behind_norm = x, x, False
@@ -139,7 +139,7 @@ class DecoderLayer(nnx.Module):
             else:
                 h_in = self._named(x, f"{name}_input") if behind_norm else x
             x, h = (h_in, h_in) if name in self.norms_stream else (x, h_in)
-            h = run(getattr(self, name), h)
+            h = run(getattr(self, name), h, x)
             if after:
                 # The norm's backward needs its input; from that, elementwise operations recompute the residual stream.
                 h = getattr(self, f"post_{name}_norm")(self._named(h, f"{name}_projected"))

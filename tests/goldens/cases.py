@@ -458,6 +458,17 @@ CASES: dict[str, tuple[str, dict]] = {
             },
         },
     ),
+    "gemma4_moe": (
+        "Gemma4",
+        SMALL | {
+            "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "head_dim": 8, "global_head_dim": 12,
+            "num_global_key_value_heads": 1, "attention_k_eq_v": True, "sliding_window": 6, "enable_moe_block": True,
+            "hidden_size_per_layer_input": 0, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 12,
+            "rms_norm_eps": 1e-2, "layer_types": [LOCAL, LOCAL, GLOBAL], "rope_parameters": {
+                LOCAL: rope(100.0), GLOBAL: rope(1e3, rope_type="proportional", partial_rotary_factor=0.5),
+            },
+        },
+    ),
     "gemma4_dense": (
         "Gemma4",
         SMALL | {

@@ -44,6 +44,8 @@ COMPUTED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 """Ends of names of tensors of MiniMax that are no weights."""
 BUFFERS = ("e_score_correction_bias", "expert_bias", "layer_scalar")
 """Ends of names of buffers that are weights: by which experts are chosen, and factors of layers."""
+FACTORS = ("layer_scalar", "router.scale", "per_expert_scale")
+"""Ends of names of factors in Gemma 4 that are 1 before training."""
 LARGER = {"experts.gate_up_proj": 3.0, "sinks": 5.0}
 """Factors of weights of gpt-oss by their name, so that its limits and sinks matter."""
 QUANTIZED = FOLDER / "quantized"
@@ -67,7 +69,8 @@ def fill(model: transformers.PreTrainedModel, generator: np.random.Generator) ->
         for path, weight in sorted([*model.named_parameters(), *biases]):
             scale = "norm" in path.lower() or "ln_" in path
             zero_centered = kind.startswith(ZERO_CENTERED) and kind not in PLAIN and "linear_attn" not in path
-            neutral = float((scale and path.endswith("weight") and not zero_centered) or path.endswith("layer_scalar"))
+            factor = path.endswith(FACTORS)
+            neutral = float((scale and path.endswith("weight") and not zero_centered) or factor)
             spread = 0.3 * next((LARGER[end] for end in LARGER if kind == "GptOss" and path.endswith(end)), 1.0)
             weight.copy_(torch.from_numpy(neutral + spread * generator.standard_normal(tuple(weight.shape))))
 

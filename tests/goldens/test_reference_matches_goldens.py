@@ -22,6 +22,7 @@ DIFFERENT = (
     "llama4",
     "gemma4",
     "gemma4_dense",
+    "gemma4_moe",
     "mistral4",
     *WITH_STATE,
 )

@@ -24,7 +24,15 @@ KEYS = ("experts", "mixer", "linear_attention")
 
 
 def block(
-    name: str, x: Any, *, weights: Tree, options: Options, batch: Mapping[str, Any], layer: int, made: dict[str, Any]
+    name: str,
+    x: Any,
+    *,
+    weights: Tree,
+    options: Options,
+    batch: Mapping[str, Any],
+    layer: int,
+    made: dict[str, Any],
+    stream: Any,
 ) -> Any:
     """The summand of the residual stream that a block makes."""
     if name == "attention":
@@ -32,7 +40,7 @@ def block(
     if name == "mixer":
         return MIXERS[options["mixer"]](x, weights, options, batch, layer)
     if options["experts"]:
-        return experts64.experts(x, weights, options, batch)[0]
+        return experts64.experts(x, weights, options, batch, stream)[0]
     return decoder64.feed_forward(x, weights, options)
 
 
@@ -46,6 +54,7 @@ def forward(outside: Tree, trees: Sequence[Tree], own: Sequence[Options], inputs
         entered = x
         for name in (name for name in BLOCKS if name in weights):
             of_block = {"weights": weights[name], "options": options, "batch": inputs, "layer": index, "made": made}
+            of_block["stream"] = x
             x = decoder64.added(x, partial(block, name, **of_block), name, weights, options, entered)
         if further is not None:
             x = per_layer64.added(x, further[:, :, index], weights, options)

@@ -20,6 +20,11 @@ ROUTED = ("routed", "expert_mlp")
 """Dims of a hidden activation of the routed experts: rows for each token, hidden width."""
 SHARED = ("shared_mlp",)
 """Dims of a hidden activation of the shared ones."""
+ROUTER_NORM, ROUTED_NORM, EXPERT_SCALE = "router_norm", "routed_norm", "expert_scale"
+"""With `model.experts.norms`: scales of the norms of the inputs of the router and of the routed experts, and a factor of
+the weight of each expert."""
+NORMS_OF_OUTPUTS = ("post_routed_norm", "post_shared_norm")
+"""With it also, scales of the norms of what the routed experts and the shared one make."""
 SHARED_ROUTER = "shared_router"
 """The router of the shared ones: a logit of each token, whose sigmoid weighs their output."""
 
@@ -107,6 +112,9 @@ def _weights(model: ModelConfig, experts: ExpertsConfig, inward: tuple[str, ...]
         found["bias"] = ParamSpec((count,), ("router",), init="zeros", balance_rate=options_of(experts).bias_rate)
     if model.mlp_bias and kind.learned and not kind.cosine:
         found["router_bias"] = vector((count,), ("router",))
+    if experts.norms:
+        found |= {name: vector((embed,), ("norm",), "ones") for name in (ROUTER_NORM, ROUTED_NORM, *NORMS_OF_OUTPUTS)}
+        found[EXPERT_SCALE] = vector((count,), ("router",), "ones")
     for name in inward:
         found[name] = matrix((count, embed, width), ("experts", "embed", "mlp"), scale=model.init_scale)
     found["down"] = matrix((count, width, embed), ("experts", "mlp", "embed"), scale=back)

@@ -65,6 +65,9 @@ ROUTING = "routing"
 [row, token, layer, choice], and `NO_EXPERT` where there is none. Layers without experts have a place too."""
 
 
+type Rows = Float[Array, "tokens embed"]
+
+
 class Experts(Block):
     """`sum_i w_i expert_i(x) + shared(x)` over the experts i that the router chooses for a token."""
 
@@ -95,8 +98,10 @@ class Experts(Block):
         """The sum, and the report. Tokens that pad rows are sent to no expert and are in no statistic."""
         tokens = context.tokens
         flat, valid = x.reshape(-1, x.shape[-1]), sequence_part(tokens.segments).ravel() > 0
-        logits = self._router_logits(flat)
-        routing = self.kind.route(logits, self._state(flat, valid, context), self.experts, self.options)
+        of_router, routed = self.entering(flat, context)
+        logits = self._router_logits(of_router)
+        routing = self.kind.route(logits, self._state(of_router, valid, context), self.experts, self.options)
+        routing = self.weighed(routing)
         if context.recorded is not None:
             context.recorded[ROUTING] = routing.indices.reshape(*x.shape[:2], -1)
         report = self._report(logits, routing, valid.astype(jnp.float32).reshape(x.shape[:2]))
@@ -104,17 +109,35 @@ class Experts(Block):
         shared = None
         if self.experts.shared:
             shared = lambda flat: self._shared(flat.reshape(x.shape), ops).reshape(flat.shape)
+        apart = shared if self.experts.norms else None
+        inside = shared if apart is None else None
         if self.experts.clusters and context.train:
             send, slices = partial(self._exchanged, ops), self.layout.slices.name
-            y, handled, rounds, more = clustered(send, self.experts, slices, context.index, flat, sent, valid)
-            y = y if shared is None else y + shared(flat)
+            y, handled, rounds, more = clustered(send, self.experts, slices, context.index, routed, sent, valid)
+            y = y if inside is None else y + inside(flat)
             report |= more
         else:
-            y, handled, rounds = self._exchanged(ops, flat, sent, valid, self.experts, shared)
+            y, handled, rounds = self._exchanged(ops, routed, sent, valid, self.experts, inside)
+        y = y if apart is None else self.joined(y, apart(flat))
         chosen = jnp.sum(valid[:, None] & (routing.indices != NO_EXPERT)).astype(jnp.float32)
         report |= {DROPPED: chosen - handled, OVERFLOWS: report[ROUTED_TOKENS] * (rounds > 1)}
         loads = {f"{LOAD}.{one}": jnp.where(context.index == one, report[LOAD], 0.0) for one in range(self.layers)}
         return y.reshape(x.shape), report | loads
+
+    # ---- hooks
+
+    def entering(self, x: Rows, context: Context) -> tuple[Rows, Rows]:
+        """The inputs of the router and of the routed experts, from that of the block."""
+        del context
+        return x, x
+
+    def weighed(self, routing: Routing) -> Routing:
+        """The choices of the router with the weights that count."""
+        return routing
+
+    def joined(self, routed: Rows, shared: Rows) -> Rows:
+        """The output, from that of the routed experts and that of the shared ones, where they are not added before."""
+        return routed + shared
 
     # ---- routing
 

@@ -1,11 +1,12 @@
-"""Gemma 4's text part: inputs of layers, layers that share keys, and heads of another width in layers without a
-window."""
+"""Gemma 4's text part: inputs of layers, layers that share keys, heads of another width in layers without a window, and
+experts beside feed-forwards."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.per_layer_embeddings import PerLayerEmbeddings
 from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.families.gemma import NORMS_AROUND
@@ -56,6 +57,43 @@ def _types(hf_config: HFConfig, layers: int) -> list[str]:
 
 
 @dataclass(frozen=True)
+class Experts:
+    """Experts beside the feed-forward of each layer, which is as one shared expert, or several side by side."""
+
+    keys: tuple[str, ...] = ("enable_moe_block", "num_experts", "top_k_experts", "moe_intermediate_size")
+
+    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
+        """See `LayerEntry`."""
+        if not hf_config.flag("enable_moe_block", default=False):
+            return [{"experts": None}] * layers
+        count, chosen = hf_config.integer("num_experts"), hf_config.integer("top_k_experts")
+        width, dense = hf_config.integer("moe_intermediate_size"), hf_config.integer("intermediate_size", 9216)
+        if chosen > count:
+            raise hf_config.refusal("top_k_experts", chosen, f"at most {count} experts")
+        if dense % width:
+            raise hf_config.refusal("intermediate_size", dense, f"a multiple of moe_intermediate_size ({width})")
+        if hf_config.flag("use_double_wide_mlp", default=False):
+            raise hf_config.refusal("use_double_wide_mlp", True, "false, with experts")
+        return [{"experts": ExpertsConfig(count, chosen, width, dense // width, norms=True)}] * layers
+
+    def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
+        """See `LayerEntry`."""
+        if (experts := models[0].experts) is None:
+            return {"enable_moe_block": False, **dict.fromkeys(self.keys[1:])}
+        width = models[0].mlp if experts.width is None else experts.width
+        values = experts.count, experts.per_token, width
+        return {"enable_moe_block": True, **dict(zip(self.keys[1:], values, strict=True))}
+
+
+def _dense_width(model: ModelConfig) -> int:
+    """The width of a layer's feed-forward, with or without experts beside it."""
+    experts = model.experts
+    if experts is None:
+        return model.mlp
+    return experts.shared * (model.mlp if experts.width is None else experts.width)
+
+
+@dataclass(frozen=True)
 class Layers:
     """Windows, widths of heads and of feed-forwards, and shared keys."""
 
@@ -88,7 +126,7 @@ class Layers:
         types = [GLOBAL if model.window is None else LOCAL for model in models]
         local = next((model for model in models if model.window is not None), models[0])
         shared = [model for model in models if model.keys_of is not None]
-        width = next((model.mlp for model in models if model.keys_of is None), models[0].mlp)
+        width = next(_dense_width(model) for model in models if model.keys_of is None)
         overrides = {
             str(layer): _differing(model, local) for layer, model in enumerate(models) if types[layer] == GLOBAL
         }
@@ -96,7 +134,7 @@ class Layers:
             "layer_types": types, "sliding_window": local.window or 512, "head_dim": local.head_dim,
             "num_key_value_heads": local.kv_heads, "intermediate_size": width, "per_layer_config": overrides,
             "attention_k_eq_v": any(model.keys_as_values for model in models), "num_kv_shared_layers": len(shared),
-            "use_double_wide_mlp": any(model.mlp == 2 * width for model in shared),
+            "use_double_wide_mlp": any(_dense_width(model) == 2 * width for model in shared),
         }  # fmt: skip
 
     def _keys_as_values(self, hf_config: HFConfig) -> bool:
@@ -151,17 +189,31 @@ def _differing(model: ModelConfig, local: ModelConfig) -> dict[str, object]:
 
 
 _LAYER = "model.layers.{layer}"
+_NORMS_OF_EXPERTS = (
+    ("router.scale", "router_norm"),
+    ("router.per_expert_scale", "expert_scale"),
+    ("pre_feedforward_layernorm_2.weight", "routed_norm"),
+    ("post_feedforward_layernorm_1.weight", "post_shared_norm"),
+    ("post_feedforward_layernorm_2.weight", "post_routed_norm"),
+)
 
 GEMMA4 = Family(
     name="gemma4",
     model_type="gemma4_text",
     architecture="Gemma4ForCausalLM",
-    presets="Gemma 4 E2B, E4B and 31B, without their images and sounds",
+    presets="Gemma 4, without their images and sounds",
     tensors=(
         EMBEDDING,
         *ATTENTION,
         *QK_NORMS,
         *FEED_FORWARD,
+        *(
+            Tensor(f"{_LAYER}.mlp.{name}_proj.weight", f"layers.mlp.shared_{name}") for name in ("gate", "up", "down")
+        ),
+        Tensor(f"{_LAYER}.router.proj.weight", "layers.mlp.router"),
+        *(Tensor(f"{_LAYER}.{theirs}", f"layers.mlp.{ours}", Form.VECTOR) for theirs, ours in _NORMS_OF_EXPERTS),
+        Tensor(f"{_LAYER}.experts.gate_up_proj", "layers.mlp.gate layers.mlp.up", all_experts=True),
+        Tensor(f"{_LAYER}.experts.down_proj", "layers.mlp.down", all_experts=True),
         *NORMS_AROUND,
         Tensor(f"{_LAYER}.per_layer_input_gate.weight", "layers.per_layer.per_layer_gate"),
         Tensor(f"{_LAYER}.per_layer_projection.weight", "layers.per_layer.per_layer_projection"),
@@ -188,7 +240,6 @@ GEMMA4 = Family(
         Same("final_logit_softcapping", "logit_softcap", default=None),
         Only("hidden_activation", ("gelu_pytorch_tanh",)),
         Only("use_bidirectional_attention", (None, "vision")),  # without images it is causal
-        Only("enable_moe_block", (False,)),
         PerLayer(),
     ),
     layer_entries=(
@@ -202,6 +253,6 @@ GEMMA4 = Family(
             },
         ),
         Layers(),
+        Experts(),
     ),
-    unused=("num_experts", "top_k_experts", "moe_intermediate_size"),
 )  # fmt: skip
