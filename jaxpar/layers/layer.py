@@ -129,8 +129,8 @@ class DecoderLayer(nnx.Module):
     def _residual_blocks(
         self, x: jax.Array, context: Context, run: Callable[[Block, jax.Array, jax.Array], jax.Array]
     ) -> jax.Array:
-        """x + post_norm(block(pre_norm(x))) for each block in turn, where `run` calls the block with x; x is its norm under
-        `norm_placement: stream`, and the two terms have factors (`model.residual`). Parallel blocks read the first x,
+        """x + post_norm(block(pre_norm(x))) for each block in turn, where `run` calls the block with x; x is its norm
+        under `norm_placement: stream`, and the two terms have factors (`model.residual`). Parallel blocks read the first x,
         or one norm of it."""
         entered, h_in, behind_norm = x, x, False
         for dropout_index, (name, (before, after)) in enumerate(zip(self.names, self.norms_around, strict=True), 1):

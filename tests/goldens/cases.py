@@ -449,10 +449,10 @@ CASES: dict[str, tuple[str, dict]] = {
     "gemma4": (
         "Gemma4",
         SMALL | {
-            "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 5, "head_dim": 8, "global_head_dim": 16,
+            "hidden_size": 20, "intermediate_size": 24, "num_hidden_layers": 5, "head_dim": 8, "global_head_dim": 12,
             "num_global_key_value_heads": 1, "attention_k_eq_v": True, "num_kv_shared_layers": 2,
             "use_double_wide_mlp": True, "sliding_window": 6, "hidden_size_per_layer_input": 4,
-            "vocab_size_per_layer_input": 61, "final_logit_softcapping": 20.0, "rms_norm_eps": 1e-2,
+            "vocab_size_per_layer_input": 61, "final_logit_softcapping": 20.0, "rms_norm_eps": 0.1,
             "layer_types": [LOCAL, GLOBAL, LOCAL, LOCAL, GLOBAL], "rope_parameters": {
                 LOCAL: rope(100.0), GLOBAL: rope(1e3, rope_type="proportional", partial_rotary_factor=0.25),
             },
