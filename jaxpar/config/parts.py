@@ -56,7 +56,7 @@ class NoOptions:
 FEATURES: dict[str, str] = {
     "experts": "jaxpar.layers.experts.feed_forward:Experts",
     "normed_experts": "jaxpar.layers.experts.normed:NormedExperts",
-    "shared_attention": "jaxpar.layers.shared_attention:SharedAttention",
+    "shared_attention": "jaxpar.layers.beside.shared_attention:SharedAttention",
     "low_rank_factors": "jaxpar.layers.adapters:LowRank",
     "quantised_groups": "jaxpar.layers.matmul_formats:quantised_groups",
     "quantised_ops": "jaxpar.layers.ops.quantised:QuantisedOps",

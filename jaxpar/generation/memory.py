@@ -14,8 +14,8 @@ from jaxpar.config.counting import padded_vocab
 from jaxpar.generation.functions import GenerationFunctions
 from jaxpar.generation.layout import BY_PART, BY_ROW, bucket, prompt_bucket
 from jaxpar.generation.pages import largest_request, room_of
-from jaxpar.layers.beside import beside_of
 from jaxpar.layers.block import Context, DecodedRows
+from jaxpar.layers.declaration.columns import beside_of
 from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.memory.layer_shape import FLOAT32_BYTES

@@ -12,9 +12,9 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from jaxpar.config.plan import UNTILED, LayerLayout
 from jaxpar.config.schema import ModelConfig
-from jaxpar.layers.beside import Columns
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.activations import name_activation
+from jaxpar.layers.declaration.columns import Columns
 from jaxpar.layers.declaration.part import Part
 from jaxpar.layers.declaration.weights import declare_weights
 from jaxpar.layers.ops.plain import Matmul, Matrix, Ops, matrix_of

@@ -14,6 +14,7 @@ from jaxpar.config.mappings.per_layer_embeddings import PerLayerEmbeddings
 from jaxpar.config.parts import FEATURES, FEED_FORWARDS, MIXERS, feature, implementations
 from jaxpar.config.plan import UNTILED, LayerLayout
 from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.beside.per_layer import PerLayerInput
 from jaxpar.layers.block import Block
 from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
 from jaxpar.layers.declaration.adaptation import ALL_TRAINED, Adaptation
@@ -31,7 +32,6 @@ from jaxpar.layers.declaration.part import (
 )
 from jaxpar.layers.feed_forward.base import HIDDEN, FeedForward
 from jaxpar.layers.norm import NORMS, LayerScale
-from jaxpar.layers.per_layer import PerLayerInput
 
 NORM_POSITIONS = {
     "pre": (True, False), "post": (False, True), "sandwich": (True, True), "stream": (True, False),
@@ -84,7 +84,7 @@ def of_experts(activation: str) -> bool:
 
 def declare_parts(model: ModelConfig) -> tuple[Part, ...]:
     """The parts of a layer of a model whose layers are all alike: its mixers, its feed-forwards or experts, and what
-    adds the layer's own inputs."""
+    adds the inputs of the layer."""
     mixers, feed_forwards = mixer_classes(model), feed_forward_classes(model)
     parts = tuple(mixer.declare(model) for mixer in mixers)
     last = () if model.per_layer_embeddings is None else (PerLayerInput.declare(model),)

@@ -14,11 +14,11 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.mappings.residual import ResidualConfig
 from jaxpar.config.plan import UNTILED, LayerLayout
 from jaxpar.config.schema import Config
-from jaxpar.layers.beside import Beside
 from jaxpar.layers.block import Block, Context
 from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declaration.adaptation import adaptation_of
+from jaxpar.layers.declaration.columns import Beside
 from jaxpar.layers.declared import PARALLEL, SHARED, blocks_of, declare_layer, mixer_classes, norms_around
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.norm import NORMS, LayerScale
@@ -114,8 +114,8 @@ class DecoderLayer(nnx.Module):
         x, context = self._entered(x, context)
 
         def run(block: Block, h: jax.Array, stream: jax.Array) -> jax.Array:
-            name, own = block.part.name, context._replace(stream=stream)
-            h, after[name] = block.decode(h, None if caches is None else caches[name], own, ops)
+            name, at_block = block.part.name, context._replace(stream=stream)
+            h, after[name] = block.decode(h, None if caches is None else caches[name], at_block, ops)
             return h
 
         return self.beside.joined(self._residual_blocks(x, context, run), context.beside), after
@@ -129,9 +129,9 @@ class DecoderLayer(nnx.Module):
     def _residual_blocks(
         self, x: jax.Array, context: Context, run: Callable[[Block, jax.Array, jax.Array], jax.Array]
     ) -> jax.Array:
-        """x + post_norm(block(pre_norm(x))) for each block in turn, where `run` calls the block with x; x is its norm
-        under `norm_placement: stream`, and the two terms have factors (`model.residual`). Parallel blocks read the first x,
-        or one norm of it."""
+        """x + post_norm(block(pre_norm(x))) for each block in turn, where `run` calls the block with x; x is
+        its norm under `norm_placement: stream`, and the two terms have factors (`model.residual`). Parallel blocks read
+        the first x, or one norm of it."""
         entered, h_in, behind_norm = x, x, False
         for dropout_index, (name, (before, after)) in enumerate(zip(self.names, self.norms_around, strict=True), 1):
             if before:

@@ -12,9 +12,9 @@ from jaxpar.config.counting import Chunk, Reach, head_dim, kv_heads, reach, valu
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema import Config, LoraConfig, ModelConfig
-from jaxpar.layers.beside import beside_of
 from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
 from jaxpar.layers.declaration.adaptation import OFF, adaptation
+from jaxpar.layers.declaration.columns import beside_of
 from jaxpar.layers.declaration.part import Layer, Matmuls, Part
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.experts.messages import exchange_of, room_of, row_room
@@ -82,7 +82,7 @@ class LayerShape:
     codes: ExpertCodes = NO_CODES
 
     beside: int = 0
-    """Columns beside the residual stream (`jaxpar.layers.beside`)."""
+    """Columns beside the residual stream (`jaxpar.layers.declaration.columns`)."""
 
     def expert_item(self, group: str) -> int:
         """Bytes of a number that outputs and gradients of rows of a group of routed experts are products of."""

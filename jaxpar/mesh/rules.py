@@ -31,7 +31,7 @@ class Rules:
     """The width that latent attention expands queries, keys and values from: full on every tensor rank."""
     mlp: MeshAxes = ()
     per_layer: MeshAxes = ()
-    """The width of a layer's own inputs."""
+    """The width of a layer's inputs."""
     norm: MeshAxes = ()
     experts: MeshAxes = ()
     router: MeshAxes = ()

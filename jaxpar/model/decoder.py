@@ -16,10 +16,10 @@ from jaxpar.config.counting import rotary_dim
 from jaxpar.config.kinds import kind_model
 from jaxpar.config.plan import UNTILED, LayerLayout, Plan
 from jaxpar.config.schema import Config, ModelConfig
-from jaxpar.layers.beside import beside_of
 from jaxpar.layers.block import Attend, Context
 from jaxpar.layers.context import TokenContext, by_position
 from jaxpar.layers.declaration.adaptation import adaptation_of
+from jaxpar.layers.declaration.columns import beside_of
 from jaxpar.layers.declaration.weights import specs_of, with_weights
 from jaxpar.layers.inputs.input import input_class
 from jaxpar.layers.layer import PLAIN_OPS, DecoderLayer

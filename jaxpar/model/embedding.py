@@ -13,8 +13,8 @@ from jax import lax
 from jaxtyping import Array, Float, Int
 
 from jaxpar.config.schema import ModelConfig
-from jaxpar.layers.beside import Beside, Columns, beside_of
 from jaxpar.layers.context import sequence_part
+from jaxpar.layers.declaration.columns import Beside, Columns, beside_of
 from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.inputs.input import Input, input_class

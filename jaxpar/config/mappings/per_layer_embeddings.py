@@ -1,4 +1,4 @@
-"""The mapping `model.per_layer_embeddings`: an input of its own for each layer."""
+"""The mapping `model.per_layer_embeddings`: numbers of each token for each layer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Experts between norms of their own, beside a feed-forward that all tokens use (Gemma 4)."""
+"""Experts between norms, beside a feed-forward that all tokens use (Gemma 4)."""
 
 from __future__ import annotations
 

@@ -54,7 +54,7 @@ class Input(nnx.Module, ABC):
     def __call__(self, batch: Mapping[str, jax.Array]) -> Float[Array, "batch part embed"]:
         """The residual stream of this tensor rank's part of the sequence (`sequence_part`), in the weights' dtype.
 
-        Behind its columns are those of `jaxpar.layers.beside` that the input writes. A weight is full.
+        Behind its columns are those of `jaxpar.layers.declaration.columns` that the input writes. A weight is full.
         A table of `lookups` is the rows of this part's tokens, [batch, part, width].
         """
 

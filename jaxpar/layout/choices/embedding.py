@@ -21,8 +21,8 @@ from jaxpar.cost.head import lookups, of_rows, of_tables
 from jaxpar.cost.messages import network_of
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.layers.beside import beside_of
 from jaxpar.layers.declaration.adaptation import adaptation_of
+from jaxpar.layers.declaration.columns import beside_of
 from jaxpar.units import seconds
 
 

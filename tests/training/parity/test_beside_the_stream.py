@@ -1,4 +1,4 @@
-"""Inputs of layers, and keys that layers share, are carried beside the residual stream: float64's numbers everywhere."""
+"""Inputs of layers, and keys that layers share, are carried beside the residual stream, with float64's numbers."""
 
 from collections import Counter
 from functools import cache

@@ -165,7 +165,7 @@ class Layers:
         ]
 
     def _overrides(self, hf_config: HFConfig, types: Sequence[str]) -> list[Mapping[str, object]]:
-        """What `per_layer_config`, or the keys in its place, state for each layer."""
+        """The keys of each layer that `per_layer_config`, or the keys in its place, state."""
         stated = hf_config.get("per_layer_config")
         if stated is None:
             of_global = {"head_dim": hf_config.get("global_head_dim", 512)}
@@ -183,7 +183,7 @@ class Layers:
 
 
 def _differing(model: ModelConfig, local: ModelConfig) -> dict[str, object]:
-    """What `per_layer_config` has for a layer without a window."""
+    """The keys that `per_layer_config` has for a layer without a window."""
     heads = {} if model.kv_heads == local.kv_heads else {"num_key_value_heads": model.kv_heads}
     return {"head_dim": model.head_dim} | heads
 

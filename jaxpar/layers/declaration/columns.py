@@ -104,7 +104,7 @@ def shared_keys(
 def beside_of(model: ModelConfig, kind: str | None = None) -> Beside:
     """The columns of a model, for a layer of a kind."""
     models, per_layer = kind_models(model), model.per_layer_embeddings
-    sources = dict.fromkeys(own.keys_of for own in models.values() if own.keys_of in models)
+    sources = dict.fromkeys(one.keys_of for one in models.values() if one.keys_of in models)
     return Beside(
         model.embed,
         0 if per_layer is None else model.layers * per_layer.width,

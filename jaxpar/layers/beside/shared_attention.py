@@ -14,10 +14,10 @@ from jaxpar.config.kinds import key_of
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.attention import KEY, Attention
 from jaxpar.layers.attention_cache import SlotTable
-from jaxpar.layers.beside import shared_keys
 from jaxpar.layers.block import Context
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.activations import Activation
+from jaxpar.layers.declaration.columns import shared_keys
 from jaxpar.layers.declaration.part import Core, Elementwise, Matmuls, Part, Weights
 from jaxpar.layers.ops.plain import Ops
 
@@ -34,7 +34,7 @@ class SharedAttention(Attention):
 
     @staticmethod
     def declare(model: ModelConfig) -> Part:
-        """That of attention without what makes keys and values."""
+        """The part of attention without all that makes keys and values."""
         part = Attention.declare(model)
         inward, *behind = part.operations
         assert isinstance(inward, Matmuls), "a part begins with a group of matmuls"

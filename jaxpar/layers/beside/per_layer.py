@@ -1,4 +1,4 @@
-"""The block that adds a layer's own inputs to the residual stream (`model.per_layer_embeddings`)."""
+"""The block that adds the inputs of a layer to the residual stream (`model.per_layer_embeddings`)."""
 
 from __future__ import annotations
 
@@ -7,9 +7,9 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxpar.config.schema import ModelConfig
-from jaxpar.layers.beside import INPUTS
 from jaxpar.layers.block import Block, Context
 from jaxpar.layers.declaration.activations import Activation
+from jaxpar.layers.declaration.columns import INPUTS
 from jaxpar.layers.declaration.part import Elementwise, Matmuls, Part, Traffic, Weights, matrix
 from jaxpar.layers.ops.plain import Ops
 from jaxpar.mesh.collectives import gather_sequence
@@ -62,6 +62,6 @@ class PerLayerInput(Block):
     def _inputs(self, context: Context) -> Float[Array, "batch seq local"]:
         """This tensor rank's share of the layer's inputs, of the joined sequence."""
         assert context.beside is not None, "a layer has the columns beside its stream"
-        own = lax.dynamic_slice_in_dim(context.beside[INPUTS], context.index * self.width, self.width, axis=-1)
+        inputs = lax.dynamic_slice_in_dim(context.beside[INPUTS], context.index * self.width, self.width, axis=-1)
         local = self.width // lax.axis_size("tensor")
-        return lax.dynamic_slice_in_dim(gather_sequence(own), lax.axis_index("tensor") * local, local, axis=-1)
+        return lax.dynamic_slice_in_dim(gather_sequence(inputs), lax.axis_index("tensor") * local, local, axis=-1)
