@@ -68,7 +68,7 @@ def fill(model: transformers.PreTrainedModel, generator: np.random.Generator) ->
     with torch.no_grad():
         for path, weight in sorted([*model.named_parameters(), *biases]):
             scale = "norm" in path.lower() or "ln_" in path
-            zero_centered = kind.startswith(ZERO_CENTERED) and kind not in PLAIN and "linear_attn" not in path
+            zero_centered = kind.startswith(ZERO_CENTERED) and not kind.startswith(PLAIN) and "linear_attn" not in path
             factor = path.endswith(FACTORS)
             neutral = float((scale and path.endswith("weight") and not zero_centered) or factor)
             spread = 0.3 * next((LARGER[end] for end in LARGER if kind == "GptOss" and path.endswith(end)), 1.0)

@@ -32,6 +32,19 @@ CASES: dict[str, tuple[str, dict, dict, dict]] = {
         "Gemma3", TEXT | {"model_type": "gemma3_text", "sliding_window": 7},
         IMAGES | {"model_type": "siglip_vision_model"}, {"mm_tokens_per_image": 4},
     ),
+    "gemma4": (
+        "Gemma4",
+        TEXT | {
+            "model_type": "gemma4_text", "sliding_window": 7, "global_head_dim": 12, "hidden_size_per_layer_input": 4,
+            "vocab_size_per_layer_input": 61, "rms_norm_eps": 0.1,
+        },
+        {
+            "model_type": "gemma4_vision", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 4, "patch_size": 4,
+            "position_embedding_size": 16,
+        },
+        {"image_token_id": 60, "video_token_id": 59, "audio_token_id": 58},
+    ),
     "mistral3": (
         "Mistral3", TEXT | {"model_type": "mistral", "sliding_window": None},
         IMAGES | {"model_type": "pixtral", "head_dim": 4}, {"tie_word_embeddings": False},
