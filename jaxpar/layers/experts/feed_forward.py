@@ -24,6 +24,7 @@ from jaxpar.layers.experts.assignment import within_capacity
 from jaxpar.layers.experts.clusters import clustered
 from jaxpar.layers.experts.declaration import IN, OUT, SHARED_ROUTER, declare
 from jaxpar.layers.experts.exchange import EXCHANGES
+from jaxpar.layers.experts.logits import logits_of, router_logits
 from jaxpar.layers.experts.rounds import Operands, exchanged, lists_of
 from jaxpar.layers.experts.routers import ROUTERS, entropy, options_of
 from jaxpar.layers.experts.routing import (
@@ -56,9 +57,6 @@ than one round."""
 
 NOISE_SITE = 1 << 20
 """The site of dropout for which the noise of a router is drawn, above all sites of dropout."""
-FIRST_TEMPERATURE = 0.07
-"""By which cosines are divided before training (X-MoE); its factor is learned."""
-
 
 ROUTING = "routing"
 """The field with the experts of each token in each layer of the model, in place of those that the routers would choose:
@@ -99,7 +97,7 @@ class Experts(Block):
         tokens = context.tokens
         flat, valid = x.reshape(-1, x.shape[-1]), sequence_part(tokens.segments).ravel() > 0
         of_router, routed = self.entering(flat, context)
-        logits = self._router_logits(of_router)
+        logits = router_logits(self, of_router, self.kind)
         routing = self.kind.route(logits, self._state(of_router, valid, context), self.experts, self.options)
         routing = self.weighed(routing)
         if context.recorded is not None:
@@ -141,27 +139,6 @@ class Experts(Block):
 
     # ---- routing
 
-    def _logits(self, x: Float[Array, "tokens embed"], name: str) -> Float[Array, "tokens experts"]:
-        """In float32: a rounded logit would choose another expert."""
-        x, w = x.astype(jnp.float32), self.weight(name).astype(jnp.float32)
-        logits = jnp.matmul(x, w, precision="highest")
-        if f"{name}_bias" in self.part.weights:
-            logits = logits + self.weight(f"{name}_bias").astype(jnp.float32)
-        return self.named(logits, f"{name}_logits")
-
-    def _router_logits(self, x: Float[Array, "tokens embed"]) -> Float[Array, "tokens experts"]:
-        """The logits; of a router that learns nothing, a scalar."""
-        if not self.kind.learned:
-            return jnp.zeros(())
-        if not self.kind.cosine:
-            return self._logits(x, "router")
-        projection, router = (self.weight(name).astype(jnp.float32) for name in ("projection", "router"))
-        projected = jnp.matmul(x.astype(jnp.float32), projection, precision="highest")
-        unit = lambda a, axis: a * lax.rsqrt(jnp.sum(jnp.square(a), axis, keepdims=True) + 1e-12)
-        tokens, experts = unit(self.named(projected, "router_projected"), 1), unit(router, 0)
-        temperature = FIRST_TEMPERATURE * jnp.exp(self.weight("temperature").astype(jnp.float32))
-        return self.named(jnp.matmul(tokens, experts, precision="highest") / temperature, "router_logits")
-
     def _state(self, x: Float[Array, "tokens embed"], valid: Bool[Array, " tokens"], context: Context) -> RouterState:
         kind, tokens, train = self.kind, context.tokens, context.train
         replay, drawn = tokens.fields.get(ROUTING), None
@@ -175,7 +152,7 @@ class Experts(Block):
             drawn = drawn.reshape(-1, self.experts.count)
         return RouterState(
             bias=lax.stop_gradient(self.weight("bias").astype(jnp.float32)) if kind.bias else None,
-            noise=self._logits(x, "noise") if kind.noise else None,
+            noise=logits_of(self, x, "noise") if kind.noise else None,
             drawn=drawn,
             ids=sequence_part(tokens.fields[TOKENS.name]).ravel() if kind.ids else None,
             train=train,
@@ -303,7 +280,7 @@ class Experts(Block):
         )
         weight: Any = 1.0
         if SHARED_ROUTER in self.part.weights:
-            weight = jax.nn.sigmoid(self._logits(x.reshape(-1, x.shape[-1]), SHARED_ROUTER)).reshape(*x.shape[:2], 1)
+            weight = jax.nn.sigmoid(logits_of(self, x.reshape(-1, x.shape[-1]), SHARED_ROUTER)).reshape(*x.shape[:2], 1)
             # A factor of the hidden activation, as that of a routed expert.
             hidden = (hidden * gather_sequence(weight)).astype(hidden.dtype)
         y = self.project("shared_out", hidden, ops.matmul("shared_out"))
