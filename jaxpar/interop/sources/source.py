@@ -25,7 +25,7 @@ SHAPES = (
     "layers", "vocab", "embed", "heads", "kv_heads", "head_dim", "mlp", "norm", "norm_placement", "position",
     "max_positions", "qk_norm", "attention_bias", "attention_sinks", "attention_gate", "mlp_bias", "activation",
     "experts", "low_rank", "mixer", "latent_attention", "linear_attention", "tied", "input",
-    "head_transform", "head_bias", "token_types",
+    "head_transform", "head_bias", "token_types", "keys_as_values", "keys_of", "layer_scale", "per_layer_embeddings",
 )  # fmt: skip
 """Keys of the model section that decide which weights there are, and their shapes."""
 MEANING = ("norm",)
