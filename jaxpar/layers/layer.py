@@ -18,7 +18,7 @@ from jaxpar.layers.block import Block, Context
 from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declaration.adaptation import adaptation_of
-from jaxpar.layers.declaration.columns import Beside
+from jaxpar.layers.declaration.columns import Beside, Columns
 from jaxpar.layers.declared import PARALLEL, SHARED, blocks_of, declare_layer, mixer_classes, norms_around
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.norm import NORMS, LayerScale
@@ -96,7 +96,7 @@ class DecoderLayer(nnx.Module):
             tap: calls each group of matmuls; for zero-bubble schedules it captures what W needs.
             observed: zeros, whose cotangents are the statistics of the layer's matmuls, such as amax.
         """
-        x, context = self._entered(x, context)
+        x, columns, context = self._entered(x, context)
         ops, reports = self.ops.of_layer(context.index, context.tokens, observed, tap), {}
 
         def run(block: Block, h: jax.Array, stream: jax.Array) -> jax.Array:
@@ -104,27 +104,27 @@ class DecoderLayer(nnx.Module):
             reports.update(report)
             return h
 
-        return self.beside.joined(self._residual_blocks(x, context, run), context.beside), reports
+        return self.beside.joined(self._residual_blocks(x, context, run), columns), reports
 
     def decode(
         self, x: Float[Array, "batch part embed"], caches: Mapping[str, PyTree] | None, context: Context
     ) -> tuple[jax.Array, dict[str, PyTree]]:
         """The residual stream after a step of generation, and the updated cache of each block; see `Block.decode`."""
         ops, after = self.ops.of_layer(context.index, context.tokens), {}
-        x, context = self._entered(x, context)
+        x, columns, context = self._entered(x, context)
 
         def run(block: Block, h: jax.Array, stream: jax.Array) -> jax.Array:
             name, at_block = block.part.name, context._replace(stream=stream)
             h, after[name] = block.decode(h, None if caches is None else caches[name], at_block, ops)
             return h
 
-        return self.beside.joined(self._residual_blocks(x, context, run), context.beside), after
+        return self.beside.joined(self._residual_blocks(x, context, run), columns), after
 
-    def _entered(self, x: jax.Array, context: Context) -> tuple[jax.Array, Context]:
-        """The residual stream, and the context of the blocks."""
+    def _entered(self, x: jax.Array, context: Context) -> tuple[jax.Array, Columns, Context]:
+        """The residual stream, the columns beside it, which blocks may write, and the context of the blocks."""
         x, columns = self.beside.split(x)
         attend = self.beside.writing(context.attend, columns)
-        return x, context._replace(layout=self.layout, beside=columns, attend=attend)
+        return x, columns, context._replace(layout=self.layout, beside=columns, attend=attend)
 
     def _residual_blocks(
         self, x: jax.Array, context: Context, run: Callable[[Block, jax.Array, jax.Array], jax.Array]

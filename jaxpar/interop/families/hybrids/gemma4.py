@@ -182,7 +182,7 @@ class Layers:
         return list((by_layer | {str(layer): keys for layer, keys in stated.items()}).values())
 
 
-def _differing(model: ModelConfig, local: ModelConfig) -> dict[str, object]:
+def _differing(model: ModelConfig, local: ModelConfig) -> Mapping[str, object]:
     """The keys that `per_layer_config` has for a layer without a window."""
     heads = {} if model.kv_heads == local.kv_heads else {"num_key_value_heads": model.kv_heads}
     return {"head_dim": model.head_dim} | heads
