@@ -94,7 +94,7 @@ def loss_and_gradients(
     return float(value), gradients
 
 
-def _split(layers: Sequence[tuple[Tree, Options]]) -> tuple[list[Tree], list[Options]]:
+def _split(layers: Sequence[tuple[Tree, Options]]) -> tuple[list[Tree], Sequence[Options]]:
     """The weights and the full options of each layer."""
     own = [complete(options) | {key: options.get(key) for key in KEYS} for _, options in layers]
     return [tree for tree, _ in layers], own
