@@ -53,6 +53,11 @@ def window_of(model: ModelConfig) -> int | None:
     return model.window if model.chunk is None else model.chunk
 
 
+def streams_of(model: ModelConfig) -> int:
+    """Residual streams."""
+    return 1 if model.altup is None else model.altup.streams
+
+
 def embedding_scale(model: ModelConfig) -> float:
     """Factor of token embeddings."""
     return model.embed**0.5 if model.embedding_scale is True else float(model.embedding_scale or 1)

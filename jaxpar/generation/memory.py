@@ -110,8 +110,8 @@ def cache_bytes(layout: StepLayout, capacity: int) -> CacheBytes:
     stored = jax.tree.map(first, of_kind(layout.placements.storage.layout), is_leaf=is_spec)
     dtype = layout.placements.storage.dtype
     shapes = map_specs(lambda spec: jax.ShapeDtypeStruct(spec.shape[1:], dtype), of_kind(layout.specs))
-    width = layout.config.model.embed + beside_of(layout.config.model).width(axes.tensor)
-    stream = jax.ShapeDtypeStruct((ranks, length, width), layout.plan.dtypes.compute)
+    beside = beside_of(layout.config.model)
+    stream = jax.ShapeDtypeStruct((ranks, length, beside.embed + beside.width(axes.tensor)), layout.plan.dtypes.compute)
 
     def of_layers(weights: PyTree, x: jax.Array, batch: PyTree, lengths: jax.Array) -> PyTree:
         x, batch, lengths = vary((x, batch, lengths))

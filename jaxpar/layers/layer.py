@@ -14,21 +14,28 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.mappings.residual import ResidualConfig
 from jaxpar.config.plan import UNTILED, LayerLayout
 from jaxpar.config.schema import Config
+from jaxpar.layers.beside.per_layer import NAME as MIXES
 from jaxpar.layers.block import Block, Context
 from jaxpar.layers.context import TokenContext, sequence_part
 from jaxpar.layers.declaration.activations import name_activation
 from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.layers.declaration.columns import Beside, Columns
-from jaxpar.layers.declared import PARALLEL, SHARED, blocks_of, declare_layer, mixer_classes, norms_around
+from jaxpar.layers.declared import PARALLEL, PREDICTED, SHARED, blocks_of, declare_layer, mixer_classes, norms_around
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.norm import NORMS, LayerScale
 from jaxpar.layers.ops.plain import Ops
+from jaxpar.layers.residual.altup import AltUp, side_by_side
+from jaxpar.layers.residual.laurel import NAME as LEARNED
+from jaxpar.layers.residual.laurel import with_learned
 from jaxpar.runtime.batch import Field, union
 from jaxpar.runtime.observed import Maxima
 from jaxpar.runtime.passes import Output
 from jaxpar.runtime.taps import Tap
 
 PLAIN_OPS = Ops()
+
+type Run = Callable[[Block, jax.Array, jax.Array], jax.Array]
+"""(a block, its input, the residual stream) -> the summand of the residual stream."""
 
 
 class DecoderLayer(nnx.Module):
@@ -62,6 +69,8 @@ class DecoderLayer(nnx.Module):
                 setattr(self, f"{name}_norm", norm(model))
             if after:
                 setattr(self, f"post_{name}_norm", norm(model))
+        if model.altup is not None:
+            self.altup, self.altup_norm = AltUp(model), norm(model)
         if model.layer_scale:
             self.layer_scale = LayerScale()
         self.ops, self.dropout, self.layout = ops, model.dropout, layout
@@ -126,29 +135,49 @@ class DecoderLayer(nnx.Module):
         attend = self.beside.writing(context.attend, columns)
         return x, columns, context._replace(layout=self.layout, beside=columns, attend=attend)
 
-    def _residual_blocks(
-        self, x: jax.Array, context: Context, run: Callable[[Block, jax.Array, jax.Array], jax.Array]
-    ) -> jax.Array:
-        """x + post_norm(block(pre_norm(x))) for each block in turn, where `run` calls the block with x; x is
-        its norm under `norm_placement: stream`, and the two terms have factors (`model.residual`). Parallel blocks read
-        the first x, or one norm of it."""
+    def _residual_blocks(self, x: jax.Array, context: Context, run: Run) -> jax.Array:
+        """The residual stream, or several, behind the blocks."""
+        x = self._streams(x, context, run) if hasattr(self, "altup") else self._blocks(self.names, x, context, run)
+        return self.layer_scale(x) if hasattr(self, "layer_scale") else x
+
+    def _streams(self, x: jax.Array, context: Context, run: Run) -> jax.Array:
+        """Several streams: all are predicted before the blocks, which read one of them, and corrected behind. The
+        inputs of the layer are then mixed with the corrected one, and added to the others."""
+        predicted = self._named(self.altup.predict(x, self.altup_norm, context.train), PREDICTED)
+        y = self._blocks([name for name in self.names if name != MIXES], self.altup.active(predicted), context, run)
+        streams = self.altup.correct(predicted, y, self.altup_norm, context.train)
+        if MIXES in self.names:
+            scaled = self._named(self.altup.scaled(streams), f"{MIXES}_input")
+            streams = streams.at[:, :, 1:].add(self._output(MIXES, scaled, scaled, context, run)[:, :, None])
+        return side_by_side(streams)
+
+    def _blocks(self, names: Sequence[str], x: jax.Array, context: Context, run: Run) -> jax.Array:
+        """x + post_norm(block(pre_norm(x))) for each block in turn, where `run` calls the block with x; x is its norm
+        under `norm_placement: stream`, and the two terms have factors (`model.residual`). Parallel blocks read the
+        first x, or one norm of it; a learned residual reads what the mixer reads."""
         entered, h_in, behind_norm = x, x, False
-        for dropout_index, (name, (before, after)) in enumerate(zip(self.names, self.norms_around, strict=True), 1):
+        for name in names:
+            learned, (before, after) = name == LEARNED, self.norms_around[self.names.index(name)]
             if before:
                 h_in = self._normed_input(name, entered if self.parallel else x, h_in)
-            else:
+            elif not learned:
                 h_in = self._named(x, f"{name}_input") if behind_norm else x
             x, h = (h_in, h_in) if name in self.norms_stream else (x, h_in)
-            h = run(getattr(self, name), h, x)
-            if after:
-                # The norm's backward needs its input; from that, elementwise operations recompute the residual stream.
-                h = getattr(self, f"post_{name}_norm")(self._named(h, f"{name}_projected"))
-            h = self._drop(h, len(self.names) * context.index + dropout_index, context.tokens, context.train)
-            x = residual_sum(x, h, self.factors, name)
+            h = self._output(name, h, x, context, run)
+            x = with_learned(x, h_in, h) if learned else residual_sum(x, h, self.factors, name)
             behind_norm = after
             if not (after or self.parallel) and name != self.names[-1]:
                 x = self._named(x, f"{name}_residual")
-        return self.layer_scale(x) if hasattr(self, "layer_scale") else x
+        return x
+
+    def _output(self, name: str, h: jax.Array, x: jax.Array, context: Context, run: Run) -> jax.Array:
+        """The output of a block for the input `h`, where the residual stream is `x`, after its norm and dropout."""
+        index = self.names.index(name)
+        h = run(getattr(self, name), h, x)
+        if self.norms_around[index][1]:
+            # The norm's backward needs its input; from that, elementwise operations recompute the residual stream.
+            h = getattr(self, f"post_{name}_norm")(self._named(h, f"{name}_projected"))
+        return self._drop(h, len(self.names) * context.index + index + 1, context.tokens, context.train)
 
     def _normed_input(self, name: str, x: jax.Array, before: jax.Array) -> jax.Array:
         """The input of a block with a norm before it, from what that reads, and the input of the block before it."""

@@ -8,7 +8,7 @@ from functools import cached_property
 from math import ceil, prod
 from types import MappingProxyType
 
-from jaxpar.config.counting import Chunk, Reach, head_dim, kv_heads, reach, value_dim
+from jaxpar.config.counting import Chunk, Reach, head_dim, kv_heads, reach, streams_of, value_dim
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema import Config, LoraConfig, ModelConfig
@@ -25,7 +25,9 @@ ITEM_BYTES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "
 """Bytes of one number, by dtype."""
 
 
-SPLIT = frozenset({"heads", "linear_heads", "linear_key_heads", "mlp", "expert_mlp", "shared_mlp", "per_layer"})
+SPLIT = frozenset(
+    {"heads", "linear_heads", "linear_key_heads", "mlp", "expert_mlp", "shared_mlp", "per_layer", "laurel"}
+)
 """Logical dims that tensor ranks split evenly; a key head that ranks share is on each of them."""
 
 
@@ -104,13 +106,13 @@ class LayerShape:
 
     @property
     def embed(self) -> int:
-        """Numbers per token of the residual stream."""
+        """Numbers per token of a residual stream."""
         return self.model.embed
 
     @property
     def stream(self) -> int:
-        """Numbers per token between two layers: of the residual stream, and beside it."""
-        return self.embed + self.beside
+        """Numbers per token between two layers: of all residual streams, and beside them."""
+        return self.embed * streams_of(self.model) + self.beside
 
     @property
     def tokens(self) -> int:
@@ -132,8 +134,8 @@ class LayerShape:
         """Size of each logical dim, before tensor ranks split those of `SPLIT`."""
         model = self.model
         return {
-            "embed": model.embed, "stream": self.stream, "heads": model.heads, "kv_heads": self.kv_heads,
-            "head_dim": head_dim(model), "value_dim": value_dim(model), "mlp": model.mlp,
+            "embed": model.embed, "streams": streams_of(model), "stream": self.stream, "heads": model.heads,
+            "kv_heads": self.kv_heads, "head_dim": head_dim(model), "value_dim": value_dim(model), "mlp": model.mlp,
         } | self._latent_dims | {name: size for part in self.layer.parts for name, size in part.dims}  # fmt: skip
 
     @property

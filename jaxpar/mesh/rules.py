@@ -30,6 +30,8 @@ class Rules:
     latent: MeshAxes = ()
     """The width that latent attention expands queries, keys and values from: full on every tensor rank."""
     mlp: MeshAxes = ()
+    laurel: MeshAxes = ()
+    """The rank of a learned residual."""
     per_layer: MeshAxes = ()
     """The width of a layer's inputs."""
     norm: MeshAxes = ()
@@ -84,6 +86,7 @@ def compute_rules(*, shared_ends: bool = False) -> Rules:
         heads=("tensor",),
         kv_heads=("tensor",),
         mlp=("tensor",),
+        laurel=("tensor",),
         per_layer=("tensor",),
         experts=("expert",),
     )

@@ -438,6 +438,17 @@ CASES: dict[str, tuple[str, dict]] = {
             "final_logit_softcapping": 3.0, "layer_types": [LOCAL, GLOBAL] * 2, "rope_parameters": rope(1e4),
         },
     ),
+    "gemma3n": (
+        "Gemma3n",
+        SMALL | {
+            "hidden_size": 16, "num_hidden_layers": 6, "head_dim": 8, "intermediate_size": [24, 24, 20, 24, 24, 24],
+            "sliding_window": 6, "layer_types": [LOCAL, GLOBAL, LOCAL, GLOBAL, LOCAL, GLOBAL],
+            "num_kv_shared_layers": 2, "rms_norm_eps": 1e-2, "final_logit_softcapping": 5.0,
+            "rope_parameters": {LOCAL: rope(100.0), GLOBAL: rope(1e4)}, "altup_num_inputs": 3, "altup_active_idx": 1,
+            "laurel_rank": 8, "activation_sparsity_pattern": [0.8, 0.8, 0.6, 0.0, 0.0, 0.0],
+            "vocab_size_per_layer_input": 53, "hidden_size_per_layer_input": 4,
+        },
+    ),
     "gemma3": (
         "Gemma3",
         GEMMA | {

@@ -32,12 +32,12 @@ ROWS, LENGTH = 2, 40
 
 MASKED = ("Bert", "ModernBert")
 """Classes of bidirectional models, whose goldens have a masked loss: `labels`, -100 where there is none, and `loss`."""
-OF_TEXT = ("Llama4", "Gemma3", "Gemma4", "Qwen3_5", "Qwen3_5Moe")
+OF_TEXT = ("Llama4", "Gemma3", "Gemma3n", "Gemma4", "Qwen3_5", "Qwen3_5Moe")
 """Classes whose configuration is that of the text part."""
 BFLOAT16 = ("mistral", "phi3")
 """Goldens whose weights are stored in bfloat16; the others are in float32."""
 ZERO_CENTERED = ("Gemma", "Qwen3Next", "Qwen3_5")
-PLAIN = ("Gemma4",)
+PLAIN = ("Gemma3n", "Gemma4")
 """Those of them whose norms do not."""
 """Beginnings of classes whose norms multiply by 1 plus their weights."""
 COMPUTED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")

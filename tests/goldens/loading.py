@@ -37,7 +37,7 @@ WITH_STATE = (
 """The goldens whose mixers have a state."""
 MAPPINGS = (
     "pattern", "experts", "latent_attention", "linear_attention", "attention_temperature", "residual", "rope",
-    "per_layer_embeddings",
+    "per_layer_embeddings", "altup",
 )  # fmt: skip
 """Mappings of the `model` section."""
 DENSE = tuple(name for name in NAMES if name not in (*ROUTED, *WITH_STATE, *BIDIRECTIONAL))

@@ -20,6 +20,7 @@ DIFFERENT = (
     "dots1",
     "ernie4_5_moe",
     "llama4",
+    "gemma3n",
     "gemma4",
     "gemma4_dense",
     "gemma4_moe",

@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float64, Int
 
+from tests.reference import streams64
 from tests.reference.options import ALL, OF_LAYERS, Options, complete
 from tests.reference.rotary64 import rotate, yarn_magnitude
 from tests.reference.tree import Tree
@@ -215,17 +216,21 @@ def feed_forward(
         hidden = x @ weights[name]
         return hidden + weights[name + "_bias"] if options["mlp_bias"] else hidden
 
+    def gate_of() -> Float64[Array, "batch seq mlp"]:
+        share = options["activation_sparsity"]
+        return streams64.sparse(project("gate"), share) if share else project("gate")
+
     up = project("up")
     if options["activation"] in ("swiglu", "clamped_swiglu"):
-        hidden = gated(project("gate"), up, options)
+        hidden = gated(gate_of(), up, options)
     elif options["activation"] == "geglu":
-        hidden = gelu(project("gate")) * up
+        hidden = gelu(gate_of()) * up
     elif options["activation"] == "gelu":
         hidden = gelu(up)
     elif options["activation"] == "xielu":
         hidden = xielu(up, weights)
     elif options["activation"] == "exact_geglu":
-        hidden = exact_gelu(project("gate")) * up
+        hidden = exact_gelu(gate_of()) * up
     elif options["activation"] == "exact_gelu":
         hidden = exact_gelu(up)
     else:
@@ -272,7 +277,27 @@ def decoder_layer(
             return feed_forward(h, weights[name], options)
 
         x = added(x, block, name, weights, options, entered)
+        x = learned(x, entered, name, weights, options)
     return x
+
+
+def learned(x: Array, entered: Array, name: str, weights: Tree, options: Options) -> Array:
+    """The stream behind a mixer with a learned residual (LAuReL, Menghani et al. 2024, as Gemma 3n has it)."""
+    if name == "mlp" or not options["laurel_rank"]:
+        return x
+    h = norm(entered, weights, f"{name}_norm", options)
+    low = h @ weights["laurel"]["left"] @ weights["laurel"]["right"]
+    return (x + h + norm(low, weights, "post_laurel_norm", options)) / math.sqrt(2)
+
+
+def stream_layer(streams: list[Array], run: Callable[[Array], Array], weights: Tree, options: Options) -> list[Array]:
+    """All residual streams behind a layer, whose blocks are `run` on one of them."""
+    if not options["altup"]:
+        return [run(streams[0])]
+    active = dict(options["altup"]).get("active", 0)
+    of_layer = weights["altup"], lambda x: norm(x, weights, "altup_norm", options)
+    before = streams64.predicted(streams, active, *of_layer)
+    return streams64.corrected(before, active, run(before[active]), *of_layer)
 
 
 def added(
@@ -304,9 +329,13 @@ def forward(weights: Tree, options: Options, batch: Mapping[str, Array]) -> Floa
         x = x + weights["embedding"]["positions"][batch["positions"]]
     if options["token_types"]:  # BERT
         x = x + weights["embedding"]["token_types"][0]
+    stack = streams64.first(x, weights["embedding"], options)
     for index in range(options["layers"]):
         layer = jax.tree.map(lambda stacked, index=index: stacked[index], weights["layers"][ALL])
-        x = decoder_layer(x, layer, {**options, **dict(options[OF_LAYERS][index])}, batch)
+        own = {**options, **dict(options[OF_LAYERS][index])}
+        run = functools.partial(decoder_layer, weights=layer, options=own, batch=batch)
+        stack = stream_layer(stack, run, layer, own)
+    x = streams64.last(stack, weights.get("final_norm", {}))
     head = weights["embedding"]["tokens"].T if options["tied"] else weights["head"]["weight"]
     x = norm(x, weights, "final_norm", options)
     if options["head_transform"]:  # BERT, ModernBERT

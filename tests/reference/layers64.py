@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.layers.linear_attention.mixers64 import MIXERS
-from tests.reference import decoder64, experts64, per_layer64
+from tests.reference import decoder64, experts64, per_layer64, streams64
 from tests.reference.options import Options, complete
 from tests.reference.tree import Tree
 
@@ -50,16 +50,25 @@ def forward(outside: Tree, trees: Sequence[Tree], own: Sequence[Options], inputs
     further, made = None, dict[str, Any]()
     if own[0]["per_layer_embeddings"]:
         further = per_layer64.inputs(x, inputs["tokens"], outside["embedding"], own[0])
+    streams = streams64.first(x, outside["embedding"], own[0])
     for index, (weights, options) in enumerate(zip(trees, own, strict=True)):
-        entered = x
-        for name in (name for name in BLOCKS if name in weights):
-            of_block = {"weights": weights[name], "options": options, "batch": inputs, "layer": index, "made": made}
-            of_block["stream"] = x
-            x = decoder64.added(x, partial(block, name, **of_block), name, weights, options, entered)
+
+        def run(x: Any, index: int = index, weights: Tree = weights, options: Options = options) -> Any:
+            entered = x
+            for name in (name for name in BLOCKS if name in weights):
+                of_block = {"weights": weights[name], "options": options, "batch": inputs, "layer": index, "made": made}
+                of_block["stream"] = x
+                x = decoder64.added(x, partial(block, name, **of_block), name, weights, options, entered)
+                x = decoder64.learned(x, entered, name, weights, options)
+            return x
+
+        streams = decoder64.stream_layer(streams, run, weights, options)
         if further is not None:
-            x = per_layer64.added(x, further[:, :, index], weights, options)
+            streams = per_layer64.mixed(streams, further[:, :, index], weights, options)
         if options["layer_scale"]:  # a constant
-            x = x * jax.lax.stop_gradient(weights["layer_scale"]["scale"])
+            scale = jax.lax.stop_gradient(weights["layer_scale"]["scale"])
+            streams = [x * scale for x in streams]
+    x = streams64.last(streams, outside.get("final_norm", {}))
     head = outside["embedding"]["tokens"].T if own[0]["tied"] else outside["head"]["weight"]
     scores = decoder64.norm(x, outside, "final_norm", own[0]) @ head / own[0]["logit_divisor"]
     return decoder64.softcap(scores, own[0]["logit_softcap"])

@@ -77,6 +77,8 @@ def check_heads(config: Config) -> None:
     """Refuse heads and feed-forward widths that the tensor ranks do not divide."""
     model, tensor = config.model, known(config.parallel, "tensor")
     divides("model.heads", model.heads, "parallel.tensor", tensor)
+    if model.laurel_rank is not None:
+        divides("model.laurel_rank", model.laurel_rank, "parallel.tensor", tensor)
     if (inputs := model.per_layer_embeddings) is not None:
         divides("model.per_layer_embeddings.width", inputs.width, "parallel.tensor", tensor)
     for kind, layer in kind_models(model).items():

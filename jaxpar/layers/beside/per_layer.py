@@ -15,7 +15,8 @@ from jaxpar.layers.ops.plain import Ops
 from jaxpar.mesh.collectives import gather_sequence
 from jaxpar.runtime.passes import Output
 
-WIDTH = ("per_layer",)
+NAME = "per_layer"
+WIDTH = (NAME,)
 GATE, PROJECTION = "per_layer_gate", "per_layer_projection"
 
 
@@ -35,7 +36,7 @@ class PerLayerInput(Block):
         assert model.per_layer_embeddings is not None, "a model whose layers have inputs"
         width, back = model.per_layer_embeddings.width, model.init_scale / (2 * model.layers) ** 0.5
         return Part(
-            name="per_layer",
+            name=NAME,
             weights=Weights(
                 {
                     GATE: matrix((model.embed, width), ("embed", *WIDTH), scale=model.init_scale),

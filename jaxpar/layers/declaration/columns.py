@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from jaxpar.config.counting import head_dim, kv_heads
+from jaxpar.config.counting import head_dim, kv_heads, streams_of
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import ModelConfig
 
@@ -45,7 +45,7 @@ class Beside:
     """The columns beside the residual stream."""
 
     embed: int
-    """Columns of the stream."""
+    """Columns of the residual streams."""
     inputs: int = 0
     """Columns of `INPUTS`."""
     shared: tuple[SharedKeys, ...] = ()
@@ -106,7 +106,7 @@ def beside_of(model: ModelConfig, kind: str | None = None) -> Beside:
     models, per_layer = kind_models(model), model.per_layer_embeddings
     sources = dict.fromkeys(one.keys_of for one in models.values() if one.keys_of in models)
     return Beside(
-        model.embed,
+        streams_of(model) * model.embed,
         0 if per_layer is None else model.layers * per_layer.width,
         tuple(SharedKeys(name, kv_heads(models[name]), head_dim(models[name])) for name in sources),
         kind if kind in sources else None,

@@ -206,7 +206,7 @@ class Layer:
     parts: tuple[Part, ...]
     """The mixer and the feed-forward."""
     norms: Mapping[str, Weights]
-    """The weights of its norms, by name."""
+    """The weights of its norms, and of what is around its parts as they are, by name."""
     activations: tuple[Activation, ...]
     """In the order of the forward, the layer's input first."""
     operations: tuple[tuple[Part, Operation], ...]

@@ -13,6 +13,7 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.part import Weights
 from jaxpar.layers.inputs.input import TIED, Input
 from jaxpar.layers.inputs.per_layer import TABLE, per_layer_flops, per_layer_inputs, per_layer_rows, per_layer_weights
+from jaxpar.layers.residual.altup import spread, stream_matrices
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.runtime.batch import POSITIONS, TOKENS
 
@@ -26,7 +27,7 @@ class TokenEmbedding(Input):
     def __init__(self, model: ModelConfig):
         super().__init__(model)
         self.learned_positions = model.position == "learned"
-        self.factor = embedding_scale(model)
+        self.factor, self.streams = embedding_scale(model), tuple(stream_matrices(model))
         self.model = model
 
     @staticmethod
@@ -39,12 +40,12 @@ class TokenEmbedding(Input):
         if model.token_types:
             shape = model.token_types, model.embed
             tables["token_types"] = ParamSpec(shape, ("input", "embed"), scale=model.init_scale, decay=True)
-        return Weights(tables | per_layer_weights(model))
+        return Weights(tables | per_layer_weights(model) | stream_matrices(model))
 
     @staticmethod
     def flops(model: ModelConfig) -> int:
-        """FLOPs of the projection to the inputs of layers."""
-        return per_layer_flops(model)
+        """FLOPs of the projection to the inputs of layers, and of the matrices into further residual streams."""
+        return per_layer_flops(model) + 2 * sum(spec.size for spec in stream_matrices(model).values())
 
     def lookups(self, batch: Mapping[str, jax.Array]) -> dict[str, Int[Array, "batch seq"]]:
         """Tokens, and positions where they are learned."""
@@ -53,15 +54,15 @@ class TokenEmbedding(Input):
         return {TIED: batch["tokens"]} | positions | inputs
 
     def __call__(self, batch: Mapping[str, jax.Array]) -> Float[Array, "batch part embed"]:
-        """The sum of the rows."""
+        """The sum of the rows, in each residual stream."""
         x = self.weight(TIED)
         if self.factor != 1:
             x = x * jnp.asarray(self.factor, x.dtype)  # rounded first, as Gemma was trained
         x = x + self.weight("positions") if self.learned_positions else x
         x = x + self.weight("token_types")[0] if hasattr(self, "token_types") else x
-        if self.model.per_layer_embeddings is None:
-            return x
-        return jnp.concatenate([x, per_layer_inputs(x, self.weight, self.model)], axis=-1)
+        inputs = [] if self.model.per_layer_embeddings is None else [per_layer_inputs(x, self.weight, self.model)]
+        x = spread(x, [self.weight(name) for name in self.streams]) if self.streams else x
+        return jnp.concatenate([x, *inputs], axis=-1) if inputs else x
 
 
 def vocabulary_matrix(model: ModelConfig, *axes: str) -> ParamSpec:

@@ -180,7 +180,7 @@ class Step:
         )
 
     def _transfer(self) -> float:
-        """From a stage to the next: the residual stream of a microbatch, of which each tensor rank sends its share."""
+        """From a stage to the next: the residual streams of a microbatch, of which each tensor rank sends its share."""
         layout = self.layout
         if layout.pipe == 1:
             return 0.0

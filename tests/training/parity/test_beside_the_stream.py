@@ -1,4 +1,5 @@
-"""Inputs of layers, and keys that layers share, are carried beside the residual stream, with float64's numbers."""
+"""Inputs of layers, and keys that layers share, are carried beside one or several residual streams: float64's numbers
+everywhere."""
 
 from collections import Counter
 from functools import cache
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config.kinds import kind_models, layer_kinds
+from jaxpar.config.mappings.altup import AltUpConfig
 from jaxpar.config.mappings.per_layer_embeddings import PerLayerEmbeddings
 from jaxpar.config.schema.model import Pattern
 from tests.goldens.loading import options_of
@@ -22,6 +24,12 @@ from tests.training.parity.one_device import assert_close
 WIDE: dict[str, Any] = {
     "head_dim": 16, "kv_heads": 1, "rope": {"base": 100.0, "partial": 0.25, "scaling": "proportional"},
 }  # fmt: skip
+KINDS: dict[str, Any] = {
+    "local": {"window": 5},
+    "wide": WIDE | {"keys_as_values": True, "attention_bias": "qkv"},
+    "sharing": {"window": 5, "keys_of": "local", "mlp": 64},
+    "wide_sharing": WIDE | {"keys_of": "wide", "norm_placement": "sandwich"},
+}
 MODEL: dict[str, Any] = {
     "layers": 7,
     "kv_heads": 2,
@@ -31,15 +39,16 @@ MODEL: dict[str, Any] = {
     "layer_scale": True,
     "norm_epsilon": 1e-2,
     "per_layer_embeddings": PerLayerEmbeddings(width=4, vocab=40),
-    "kinds": {
-        "local": {"window": 5},
-        "wide": WIDE | {"keys_as_values": True, "attention_bias": "qkv"},
-        "sharing": {"window": 5, "keys_of": "local", "mlp": 64},
-        "wide_sharing": WIDE | {"keys_of": "wide", "norm_placement": "sandwich"},
-    },
+    "kinds": KINDS,
     "pattern": Pattern(prefix=("local", "wide", "local"), unit=("sharing", "wide_sharing")),
 }
 """Two layers make keys of `local`, of which the second's are shared."""
+SEVERAL: dict[str, Any] = MODEL | {
+    "altup": AltUpConfig(3, 1), "laurel_rank": 4, "activation": "geglu",
+    "kinds": {name: own | ({"activation_sparsity": 0.6} if "wide" in name else {}) for name, own in KINDS.items()},
+}  # fmt: skip
+"""The same beside three streams, with learned residuals, and sparse gates in some layers (Gemma 3n)."""
+MODELS = {"one": MODEL, "several": SEVERAL}
 
 LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
     "one-device": {"parallel": {"fsdp": 1}},
@@ -55,9 +64,9 @@ LAYOUTS: dict[str, dict[str, dict[str, Any]]] = {
 
 
 @cache
-def reference() -> tuple[Any, float, Any]:
+def reference(streams: str) -> tuple[Any, float, Any]:
     """Initial weights, and the loss and the gradients of float64, by layer."""
-    run = SmallRun(small(model=MODEL, memory={"remat": "none"}))
+    run = SmallRun(small(model=MODELS[streams], memory={"remat": "none"}))
     initial = run.by_layer(run.step.residency.initial_state().master)
     weights, model = moved_weights(initial), run.config.model
     models, turns, layers = kind_models(model), Counter[str](), []
@@ -75,7 +84,8 @@ def reference() -> tuple[Any, float, Any]:
 
 @pytest.mark.matrix(ci=2)
 @pytest.mark.parametrize("layout", LAYOUTS)
-def test_loss_and_gradients_equal_float64(layout: str):
-    initial, loss, gradients = reference()
-    found_loss, found = nonzero_gradients(SmallRun(small(model=MODEL, **LAYOUTS[layout])), initial)
+@pytest.mark.parametrize("streams", MODELS)
+def test_loss_and_gradients_equal_float64(streams: str, layout: str):
+    initial, loss, gradients = reference(streams)
+    found_loss, found = nonzero_gradients(SmallRun(small(model=MODELS[streams], **LAYOUTS[layout])), initial)
     assert_close(found_loss, loss, found, gradients)

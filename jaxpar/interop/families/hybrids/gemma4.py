@@ -56,6 +56,20 @@ def _types(hf_config: HFConfig, layers: int) -> list[str]:
     return [*five_to_one(hf_config, layers)[:-1], GLOBAL]
 
 
+def sources_of(hf_config: HFConfig, types: Sequence[str], default: int = 0) -> list[int | None]:
+    """For each layer, the last one of its type among those that make keys; None if it is one of them."""
+    shared = hf_config.get("num_kv_shared_layers", default)
+    if type(shared) is not int or not 0 <= shared < len(types):
+        raise hf_config.refusal("num_kv_shared_layers", shared, f"a whole number from 0 to {len(types) - 1}")
+    first = len(types) - shared
+    last = {one: layer for layer, one in enumerate(types[:first])}
+    if missing := set(types[first:]) - set(last):
+        raise hf_config.refusal(
+            "num_kv_shared_layers", shared, f"a layer of {min(missing)} before those that share keys"
+        )
+    return [None] * first + [last[one] for one in types[first:]]
+
+
 @dataclass(frozen=True)
 class Experts:
     """Experts beside the feed-forward of each layer, which is as one shared expert, or several side by side."""
@@ -111,7 +125,7 @@ class Layers:
         window = hf_config.integer("sliding_window", 512)
         wide = 2 if hf_config.flag("use_double_wide_mlp", default=False) else 1
         mlp, as_values = hf_config.typed("intermediate_size", "mlp", 9216), self._keys_as_values(hf_config)
-        sources, heads = self._sources(hf_config, types), self._heads(hf_config, types)
+        sources, heads = sources_of(hf_config, types), self._heads(hf_config, types)
         return [
             {
                 **of_layer, "window": window if one == LOCAL else None, "keys_of": source,
@@ -139,19 +153,6 @@ class Layers:
 
     def _keys_as_values(self, hf_config: HFConfig) -> bool:
         return hf_config.flag("attention_k_eq_v", default=False)
-
-    def _sources(self, hf_config: HFConfig, types: Sequence[str]) -> list[int | None]:
-        """For each layer, the last one of its type among those that make keys; None if it is one of them."""
-        shared = hf_config.get("num_kv_shared_layers", 0)
-        if type(shared) is not int or not 0 <= shared < len(types):
-            raise hf_config.refusal("num_kv_shared_layers", shared, f"a whole number from 0 to {len(types) - 1}")
-        first = len(types) - shared
-        last = {one: layer for layer, one in enumerate(types[:first])}
-        if missing := set(types[first:]) - set(last):
-            raise hf_config.refusal(
-                "num_kv_shared_layers", shared, f"a layer of {min(missing)} before those that share keys"
-            )
-        return [None] * first + [last[one] for one in types[first:]]
 
     def _heads(self, hf_config: HFConfig, types: Sequence[str]) -> list[dict[str, object]]:
         """The width and the number of key heads of each layer."""
