@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpar.config.mappings.altup import AltUpConfig
 from jaxpar.config.mappings.attention_temperature import AttentionTemperature
 from jaxpar.config.mappings.residual import ResidualConfig
 from jaxpar.config.mappings.rope import RopeConfig
@@ -46,6 +47,13 @@ FAMILIES: dict[str, dict[str, Any]] = {
         "norm_placement": "parallel_norms",
         "qkv_clip": 0.5,
         "activation": "xielu",
+    },
+    "gemma3n": {
+        "altup": AltUpConfig(3, 1),
+        "laurel_rank": 8,
+        "norm_placement": "sandwich",
+        "activation": "geglu",
+        "activation_sparsity": 0.6,
     },
     "olmo2": {"norm_placement": "post", "qk_norm": "projection"},
     "gemma": {
@@ -104,7 +112,7 @@ def moved_weights(initial: Any) -> Any:
 
     def moved(path: Any, value: np.ndarray) -> np.ndarray:
         name = jax.tree_util.keystr(path).replace("['all']", "")  # drawn alike where the only kind has a name
-        if "bias" not in name and "norm" not in name:
+        if not any(part in name for part in ("bias", "norm", "output_scale")):
             return value
         draw = np.random.default_rng(zlib.crc32(name.encode()))
         return value + 0.3 * draw.standard_normal(value.shape).astype(np.float32)

@@ -30,7 +30,7 @@ def rotary_dim(model: ModelConfig) -> int:
     """Width of the part of a query and of a key that rotary embeddings rotate."""
     if model.latent_attention is not None:
         return model.latent_attention.rope_dim
-    return int(head_dim(model) * model.rope.partial)
+    return head_dim(model) if model.rope.scaling == "proportional" else int(head_dim(model) * model.rope.partial)
 
 
 class Chunk(NamedTuple):
@@ -51,6 +51,11 @@ def reach(model: ModelConfig) -> Reach:
 def window_of(model: ModelConfig) -> int | None:
     """The window of attention, with which a chunk is one: no token sees further back than a chunk is long."""
     return model.window if model.chunk is None else model.chunk
+
+
+def streams_of(model: ModelConfig) -> int:
+    """Residual streams."""
+    return 1 if model.altup is None else model.altup.streams
 
 
 def embedding_scale(model: ModelConfig) -> float:

@@ -21,7 +21,8 @@ from jaxpar.config.spelling import cut, did_you_mean, quoted
 OWN = (
     "norm_placement", "residual", "position", "rope", "qk_norm", "qkv_clip", "attention_bias", "attention_scale",
     "attention_softcap", "attention_gate", "mixer", "latent_attention", "linear_attention", "window", "chunk",
-    "attention_temperature", "activation", "mlp", "mlp_bias", "experts",
+    "attention_temperature", "activation", "activation_sparsity", "mlp", "mlp_bias", "experts", "kv_heads", "head_dim",
+    "keys_of", "keys_as_values", "value_norm",
 )  # fmt: skip
 """Keys of `model` that a kind may set."""
 

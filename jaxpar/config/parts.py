@@ -55,13 +55,16 @@ class NoOptions:
 
 FEATURES: dict[str, str] = {
     "experts": "jaxpar.layers.experts.feed_forward:Experts",
+    "normed_experts": "jaxpar.layers.experts.normed:NormedExperts",
+    "shared_attention": "jaxpar.layers.beside.shared_attention:SharedAttention",
     "low_rank_factors": "jaxpar.layers.adapters:LowRank",
     "quantised_groups": "jaxpar.layers.matmul_formats:quantised_groups",
     "quantised_ops": "jaxpar.layers.ops.quantised:QuantisedOps",
     "spiking_ops": "jaxpar.layers.ops.spikes:SpikingOps",
     "quantised_state": "jaxpar.layout.quantised_matmuls:carried",
 }
-"""The parts of features that a step takes where its configuration asks for them: the block of `model.experts`, the
+"""The parts of features that a step takes where its configuration asks for them: the blocks of `model.experts` and of
+`model.keys_of`, the
 `Adaptation` of frozen weights, the programs, ops and carried state of `precision.matmul`, and the ops of
 `precision.spikes`."""
 

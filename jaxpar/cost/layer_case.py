@@ -50,7 +50,7 @@ class LayerCase:
 
     @property
     def embed(self) -> int:
-        """Numbers per token of the residual stream."""
+        """Numbers per token of a residual stream."""
         return self.shape.embed
 
     @property
@@ -65,7 +65,7 @@ class LayerCase:
 
     @property
     def between(self) -> float:
-        """Numbers of the residual stream on this device."""
+        """Numbers of a residual stream on this device."""
         return float(self.tokens * self.embed) / self.tensor
 
     @cached_property

@@ -20,8 +20,10 @@ from jax import lax
 from jaxtyping import Array, Bool, Float, Int, PyTree
 
 from jaxpar.config.counting import padded_vocab
+from jaxpar.config.kinds import kind_model
 from jaxpar.generation.layout import page_tokens
 from jaxpar.generation.sampling import Drawn, Draws, draw
+from jaxpar.layers.attention import NAME as MIXED
 from jaxpar.layers.block import Block, Context, DecodedRows
 from jaxpar.layers.context import sequence_part
 from jaxpar.layers.declaration.weights import with_weights
@@ -202,15 +204,18 @@ class GenerationFunctions:
         tokens, x = stages.token_context(batch, self.capacity), vary(x)
         records = stages.empty_records(x) if self.records else {}
         layers = {kind: stages.prototype(kind) for kind in stages.order.stacks}
+        latest: dict[str, PyTree] = {}
         filled: dict[str, list[PyTree]] = {kind: [None] * stack.rows for kind, stack in stages.order.stacks.items()}
         for kind, row in stages.order.slots:
             weight = gather(weights[LAYERS][kind][row], stages.placements, part=(LAYERS, kind), unstacked=True)
             layer = with_weights(layers[kind], weight)
             index = stages.loop.stacks[kind].order.own(0)[row]
             new = {} if records else None
-            context = Context(index, tokens[kind], stages.attend[kind], train=False, rows=rows, recorded=new)
+            source = latest.get(kind_model(stages.model, kind).keys_of or "")
+            context = Context(index, tokens[kind], stages.attend[kind], False, rows, new, source=source)
             x, after = layer.decode(x, None if cache is None else cache[kind][row], context)
             x, filled[kind][row] = vary(x), vary(after)
+            latest[kind] = filled[kind][row].get(MIXED)
             records = with_layer(records, new or {}, index)
         return x, filled, records
 

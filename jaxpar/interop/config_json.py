@@ -17,7 +17,7 @@ from jaxpar.interop.families.registry import FAMILIES, LACKING
 from jaxpar.interop.mapping.expert_keys import SAME
 from jaxpar.interop.mapping.family import Family, tensors_of
 from jaxpar.interop.mapping.keys import HFConfig
-from jaxpar.interop.mapping.layer_packing import layer_models, packed
+from jaxpar.interop.mapping.layer_packing import key_sources, layer_models, packed
 from jaxpar.interop.mapping.multimodal import MULTIMODAL, TEXT
 from jaxpar.interop.mapping.quantization import QUANTIZATION, quantization_of
 from jaxpar.interop.mapping.rope_keys import OPTIONAL, SCALINGS
@@ -191,7 +191,7 @@ def differences(a: ModelConfig, b: ModelConfig) -> list[Difference]:
     """The keys of the model section in which what two models compute differs."""
     if a.layers != b.layers:
         return [Difference("layers", a.layers, b.layers, None)]
-    each = [(_function(mine), _function(other)) for mine, other in zip(layer_models(a), layer_models(b), strict=True)]
+    each = list(zip(_functions(a), _functions(b), strict=True))
     lines = []
     for key in each[0][0]:
         wrong = [layer for layer, (mine, other) in enumerate(each) if mine[key] != other[key]]
@@ -219,9 +219,16 @@ def _experts(model: ModelConfig, experts: ExpertsConfig) -> ExpertsConfig:
         if one.name not in ONLY_IN_TRAINING and (value := getattr(options, one.name)) != one.default
     }
     unchanged = {
-        name: getattr(experts, name) for name in ("count", "per_token", "shared", "shared_router", "weigh_inputs")
+        name: getattr(experts, name)
+        for name in ("count", "per_token", "shared", "shared_router", "weigh_inputs", "norms")
     }
     return ExpertsConfig(width=width, router=router, router_options=options, **unchanged)
+
+
+def _functions(model: ModelConfig) -> list[dict[str, object]]:
+    """`_function` of each layer, with the index of the layer whose keys it shares."""
+    pairs = zip(layer_models(model), key_sources(model), strict=True)
+    return [_function(one) | {"keys_of": source} for one, source in pairs]
 
 
 def _function(model: ModelConfig) -> dict[str, object]:

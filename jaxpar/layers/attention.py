@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import jax
 import jax.numpy as jnp
 from jax import lax
@@ -10,7 +12,7 @@ from jaxtyping import Array, Float, PyTree
 from jaxpar.config import counting
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.attention_cache import PARTITION, KeyValues, SlotTable, is_paged
-from jaxpar.layers.block import Attend, Block, Context
+from jaxpar.layers.block import Block, Context
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.activations import Activation
 from jaxpar.layers.declaration.low_rank import factored
@@ -22,6 +24,7 @@ from jaxpar.runtime.passes import Output
 
 QUERY, KEY = ("heads", "head_dim"), ("kv_heads", "head_dim")
 """Dims of a query, and of a key."""
+NAME = "attention"
 SCALED = "attention_scaled"
 """Attention's output with sinks: less where the sink of a head has a large share of the softmax."""
 GATE, GATED = "attention_gate", "attention_gated"
@@ -35,7 +38,7 @@ class Attention(Block):
 
     reads = (
         "qk_norm", "attention_bias", "attention_scale", "attention_softcap", "attention_sinks", "attention_gate",
-        "window", "causal", "chunk", "attention_temperature", "qkv_clip",
+        "window", "causal", "chunk", "attention_temperature", "qkv_clip", "value_norm", "keys_as_values",
     )  # fmt: skip
     cache = KeyValues(PARTITION, PARTITION)
 
@@ -52,7 +55,7 @@ class Attention(Block):
         Norms and biases of queries and keys count as part of the kernel that rotates them.
         """
         rotated = ("query", "key") if model.position == "rope" else ()
-        projected = ("query", "key", "value")
+        projected = ("query", "key") if model.keys_as_values else ("query", "key", "value")
         gates = ("gate",) if model.attention_gate else ()
         made, behind = "attention_output", list[Elementwise]()
         if model.attention_sinks:
@@ -60,7 +63,7 @@ class Attention(Block):
         if gates:
             behind.append(Elementwise(GATED, traffic=Traffic(3, 5)))
         return Part(
-            name="attention",
+            name=NAME,
             weights=_weights(model),
             activations=(
                 Activation("query", QUERY),
@@ -76,6 +79,7 @@ class Attention(Block):
                     "attention_in", projected + gates, inward=True, outputs=projected + (GATE,) * len(gates),
                     rotated=rotated, by_head=True,
                 ),
+                *([Elementwise("value")] if model.keys_as_values else []),
                 # The kernels of attention give these names themselves, and keep both for their backward.
                 Core("query", keys=("key", "value"), outputs=(made, "attention_lse")),
                 *behind,
@@ -86,9 +90,10 @@ class Attention(Block):
     def __call__(self, x: Float[Array, "batch part embed"], context: Context, ops: Ops) -> Output:
         """Projections, attention and the output, with the output's bias, which is added once the partial sums of the
         tensor ranks are summed."""
-        q, k, v, *gate = ops.run(self, "attention_in", x)
-        mixed = self.mix(q, k, v, context.tokens, context.attend)
-        for one in gate:
+        projected = ops.run(self, "attention_in", x)
+        gated = GATE in self.part.groups[0].outputs
+        mixed = self.mix(projected[:-1] if gated else projected, context)
+        for one in projected[-1:] if gated else ():
             mixed = self.named(mixed * jax.nn.sigmoid(self.named(one, GATE)), GATED)
         y = ops.run(self, "attention_out", mixed)
         return self.biased(y, "output"), {}
@@ -123,47 +128,65 @@ class Attention(Block):
             return matrix
         return matrix._replace(heads=(self.kv_heads, self._local_heads))
 
-    def mix(
-        self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, attend: Attend
-    ) -> Float[Array, "batch seq heads head_dim"]:
+    def mix(self, projected: Sequence[jax.Array], context: Context) -> Float[Array, "batch seq heads head_dim"]:
         """From the outputs of the matmuls in to the input of the one out: biases, limits, norms, rotation and
         attention."""
-        if "query_bias" in self.part.weights:
-            q = q + self.weight("query_bias")
-            k = k + self._local_heads(self.weight("key_bias"), 0)
-            v = v + self._local_heads(self.weight("value_bias"), 0)
-        # The derivative of a norm or of a limit needs its input: if that is kept, only elementwise work is recomputed.
-        early = bool(self.normed) or self.clip is not None
-        if early:
-            q, k = self.named(q, "query"), self.named(k, "key")
-        v = self.named(v, "value")
-        if self.clip is not None:
-            q, k, v = (jnp.clip(one, -self.clip, self.clip) for one in (q, k, v))
-        if self.normed not in (False, "rotated"):
-            q, k = self._normalize(q, k)
-        if tokens.cos is not None and tokens.sin is not None:
-            q, k = rotate(q, tokens.cos, tokens.sin), rotate(k, tokens.cos, tokens.sin)
-        if self.normed == "rotated":
-            q, k = self._normalize(q, k)
-        q = tokens.tempered(q)
-        if not early:
-            q, k = self.named(q, "query"), self.named(k, "key")
-        if "sinks" not in self.part.weights:
-            return attend(q, k, v, tokens)
-        return self.named(attend(q, k, v, tokens, self.weight("sinks")), SCALED)
-
-    def _normalize(self, q: jax.Array, k: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Queries and keys after their norms, of each head or of the full projection."""
-        if self.normed == "unweighted":
-            plain = jnp.ones(q.shape[-1:])
-            return rms_normalize(q, plain, self.epsilon), rms_normalize(k, plain, self.epsilon)
-        of_query, of_key = self.factors(self.weight("query_norm")), self.factors(self.weight("key_norm"))
+        q, k, *v = projected
+        k = self._with_bias(k, "key")
+        v = self._with_bias(v[0], "value") if v else k
+        q, k = self.limited(self.biased(q, "query"), "query"), self.limited(k, "key")
+        v = self._clipped(self.named(v, "value"))
+        v = rms_normalize(v, jnp.ones(v.shape[-1:]), self.epsilon) if self.model.value_norm else v
         if self.normed == "projection":
-            return rms_normalize_heads(q, k, of_query, self._local_heads(of_key, 0), self.epsilon)
+            of_query, of_key = (self.factors(self.weight(name)) for name in ("query_norm", "key_norm"))
+            q, k = rms_normalize_heads(q, k, of_query, self._local_heads(of_key, 0), self.epsilon)
+        return self.attend(self.placed(q, "query", context.tokens), self.placed(k, "key", context.tokens), v, context)
+
+    def attend(
+        self, q: jax.Array, k: jax.Array, v: jax.Array, context: Context
+    ) -> Float[Array, "batch seq heads head_dim"]:
+        """Attention, with the sinks of heads if they have some."""
+        if "sinks" not in self.part.weights:
+            return context.attend(q, k, v, context.tokens)
+        return self.named(context.attend(q, k, v, context.tokens, self.weight("sinks")), SCALED)
+
+    def limited(self, x: jax.Array, name: str) -> jax.Array:
+        """Queries or keys within their limit."""
+        # The derivative of a norm or of a limit needs its input: if that is kept, only elementwise work is recomputed.
+        return self._clipped(self.named(x, name) if self._early else x)
+
+    def placed(self, x: jax.Array, name: str, tokens: TokenContext) -> jax.Array:
+        """Queries or keys after the norms of their heads and their rotation, as attention reads them."""
+        by_head = self.normed not in (False, "projection")
+        if by_head and self.normed != "rotated":
+            x = self._normalized(x, name)
+        if tokens.cos is not None and tokens.sin is not None:
+            x = rotate(x, tokens.cos, tokens.sin)
+        if self.normed == "rotated":
+            x = self._normalized(x, name)
+        x = tokens.tempered(x) if name == "query" else x
+        return x if self._early else self.named(x, name)
+
+    @property
+    def _early(self) -> bool:
+        return bool(self.normed) or self.clip is not None
+
+    def _with_bias(self, x: jax.Array, name: str) -> jax.Array:
+        """Keys or values with the biases of this rank's heads."""
+        bias = f"{name}_bias"
+        return x + self._local_heads(self.weight(bias), 0) if bias in self.part.weights else x
+
+    def _clipped(self, x: jax.Array) -> jax.Array:
+        return x if self.clip is None else jnp.clip(x, -self.clip, self.clip)
+
+    def _normalized(self, x: jax.Array, name: str) -> jax.Array:
+        """Queries or keys after the norm of each head."""
+        if self.normed == "unweighted":
+            return rms_normalize(x, jnp.ones(x.shape[-1:]), self.epsilon)
+        scale = self.factors(self.weight(f"{name}_norm"))
         if self.normed == "layernorm":
-            of_key = self._local_heads(of_key, 0)
-            return layer_normalize(q, of_query, None, self.epsilon), layer_normalize(k, of_key, None, self.epsilon)
-        return rms_normalize(q, of_query, self.epsilon), rms_normalize(k, of_key, self.epsilon)
+            return layer_normalize(x, self._local_heads(scale, 0) if name == "key" else scale, None, self.epsilon)
+        return rms_normalize(x, scale, self.epsilon)
 
     def _local_heads(self, w: jax.Array, axis: int) -> jax.Array:
         """Key or value heads that this rank's query heads use.
@@ -185,14 +208,15 @@ def _weights(model: ModelConfig) -> Weights:
     weights = {
         "query": matrix((embed, *query), ("embed", *QUERY), scale=model.init_scale),
         "key": matrix((embed, *key), ("embed", *KEY), scale=model.init_scale),
-        "value": matrix((embed, *key), ("embed", *KEY), scale=model.init_scale),
         "output": matrix((*query, embed), (*QUERY, "embed"), inputs=2, scale=back),
     }
+    if not model.keys_as_values:
+        weights["value"] = matrix((embed, *key), ("embed", *KEY), scale=model.init_scale)
     if model.attention_gate:
         weights["gate"] = matrix((embed, *query), ("embed", *QUERY), scale=model.init_scale)
     if model.attention_bias:
         weights["query_bias"] = vector(query, QUERY)
-        weights |= {"key_bias": vector(key, KEY), "value_bias": vector(key, KEY)}
+        weights |= {f"{name}_bias": vector(key, KEY) for name in ("key", "value") if name in weights}
     if model.attention_bias is True:
         weights["output_bias"] = vector((embed,), ("norm",))
     if model.attention_sinks:

@@ -14,6 +14,7 @@ from jaxpar.config.plan import UNTILED, LayerLayout
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.context import TokenContext
 from jaxpar.layers.declaration.activations import name_activation
+from jaxpar.layers.declaration.columns import Columns
 from jaxpar.layers.declaration.part import Part
 from jaxpar.layers.declaration.weights import declare_weights
 from jaxpar.layers.ops.plain import Matmul, Matrix, Ops, matrix_of
@@ -58,6 +59,12 @@ class Context(NamedTuple):
     """Where blocks write what they record (`Block.records`), [batch, part, ...]; None where nobody asks for it."""
     layout: LayerLayout = UNTILED
     """How the layer is computed."""
+    stream: Float[Array, "batch part embed"] | None = None
+    """The residual stream at the block, which its input is, or is a norm of."""
+    beside: Columns | None = None
+    """The columns beside the residual stream."""
+    source: PyTree = None
+    """In generation, the cache of the keys and values that the layer shares with an earlier one."""
 
 
 class Block(nnx.Module, ABC):

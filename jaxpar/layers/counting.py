@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from math import prod
 
+from jaxpar.config.counting import streams_of
 from jaxpar.config.kinds import kind_counts, kind_model
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.adaptation import Adaptation
@@ -40,8 +41,8 @@ def layer_matmul_parameters(model: ModelConfig) -> int:
 
 def matmul_parameters(model: ModelConfig, vocab: int) -> int:
     """Weights that every token is multiplied with: all layers and the head, `vocab` being the true vocabulary."""
-    transform = model.embed**2 if model.head_transform else 0
-    return _over_layers(model, layer_matmul_parameters) + model.embed * vocab + transform
+    before_head = model.embed**2 * (model.head_transform + streams_of(model) - 1)
+    return _over_layers(model, layer_matmul_parameters) + model.embed * vocab + before_head
 
 
 def factor_parameters(model: ModelConfig, adaptation: Adaptation) -> int:

@@ -15,6 +15,7 @@ from jaxpar.config.counting import padded_vocab
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.part import Weights, vector
 from jaxpar.layers.declaration.weights import declare_weights
+from jaxpar.layers.residual.altup import stream_matrices
 from jaxpar.mesh.collectives import sum_over_heads
 from jaxpar.mesh.parameters import ParamSpec
 
@@ -61,6 +62,23 @@ def rms_normalize_heads(
         return (x * factor[..., None, None] * scale.astype(jnp.float32)).astype(q.dtype)
 
     return normalized(wide[0], squares[0], q_scale), normalized(wide[1], squares[1], k_scale)
+
+
+class LayerScale(nnx.Module):
+    """A factor of the output of a layer, which has no gradient (`model.layer_scale`)."""
+
+    def __init__(self) -> None:
+        declare_weights(self, self.declare())
+        self.scale: nnx.Param
+
+    @staticmethod
+    def declare() -> Weights:
+        """The factor."""
+        return Weights(scale=vector((1,), ("norm",), "ones"))
+
+    def __call__(self, x: Float[Array, "*batch embed"]) -> Float[Array, "*batch embed"]:
+        """`scale * x`."""
+        return x * lax.stop_gradient(self.scale[...]).astype(x.dtype)
 
 
 class FeatureNorm(nnx.Module, ABC):
@@ -165,10 +183,12 @@ class Transform(nnx.Module):
 
 
 def final_norm(model: ModelConfig) -> nnx.Module:
-    """The norm, with a `Transform` and the bias of the logits as attributes where the model has them."""
+    """The norm, with a `Transform`, the bias of the logits and the matrices of further residual streams as attributes
+    where the model has them."""
     norm = NORMS[model.norm](model)
     if model.head_transform:
         setattr(norm, TRANSFORM, Transform(model))
+    declare_weights(norm, stream_matrices(model))
     if model.head_bias:
         declare_weights(norm, {HEAD_BIAS: _head_bias(model)})
     return norm
@@ -178,7 +198,8 @@ def final_parameters(model: ModelConfig) -> int:
     """Number of its weights."""
     norm = NORMS[model.norm].declare(model).size
     transform = Weights(_transform(model)).size + norm if model.head_transform else 0
-    return norm + transform + (model.vocab or 0) * model.head_bias
+    streams = Weights(stream_matrices(model)).size
+    return norm + transform + streams + (model.vocab or 0) * model.head_bias
 
 
 def with_bias_column(

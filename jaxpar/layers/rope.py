@@ -20,10 +20,12 @@ def frequencies(model: ModelConfig, rotary_dim: int, length: int = 0) -> np.ndar
     than `original_length / low_frequency`, keeps those shorter than `... / high_frequency`, and
     interpolates between (Llama 3.1, as published with its weights). `yarn`: see `_yarn`. `longrope` divides each by
     its factor, from one list for rows of up to `original_length` tokens and one for longer rows
-    (arXiv:2402.13753); `length` is that of the rows.
+    (arXiv:2402.13753); `length` is that of the rows. `proportional` does not rotate pairs behind the first ones.
     """
     rope = model.rope
     base = rope.base ** -(np.arange(0, rotary_dim, 2, dtype=np.float64) / rotary_dim)
+    if rope.scaling == "proportional":
+        return np.where(np.arange(len(base)) < int(rope.partial * rotary_dim) // 2, base, 0.0)
     if rope.scaling == "linear":
         return base / rope.factor
     if rope.scaling == "llama3":

@@ -11,7 +11,6 @@ from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxpar.attention.balance import sequence_order
 from jaxpar.config import Config
-from jaxpar.config.counting import kv_heads
 from jaxpar.config.parts import OBJECTIVES, implementation
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.host import PINNED
@@ -82,8 +81,8 @@ class StepLayout:
     @cached_property
     def placements(self) -> Placements:
         """The placements of the weights, by role."""
-        plan, heads = self.plan, kv_heads(self.config.model)
-        rules = compute_rules(kv_heads=heads, tensor=plan.axes.tensor, shared_ends=plan.pipe_ends == "shared")
+        plan = self.plan
+        rules = compute_rules(shared_ends=plan.pipe_ends == "shared")
         return place(
             self.specs, plan.axes, plan.zero, plan.dtypes, rules,
             over_replicas=plan.shard_state_over_replicas.name, transport=transport_of(plan),

@@ -8,12 +8,13 @@ from functools import cached_property
 from math import ceil, prod
 from types import MappingProxyType
 
-from jaxpar.config.counting import Chunk, Reach, head_dim, kv_heads, reach, value_dim
+from jaxpar.config.counting import Chunk, Reach, head_dim, kv_heads, reach, streams_of, value_dim
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema import Config, LoraConfig, ModelConfig
 from jaxpar.layers.declaration.activations import LAYER_INPUT, Activation
 from jaxpar.layers.declaration.adaptation import OFF, adaptation
+from jaxpar.layers.declaration.columns import beside_of
 from jaxpar.layers.declaration.part import Layer, Matmuls, Part
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.experts.messages import exchange_of, room_of, row_room
@@ -24,7 +25,9 @@ ITEM_BYTES: Mapping[str, int] = MappingProxyType({"float32": 4, "bfloat16": 2, "
 """Bytes of one number, by dtype."""
 
 
-SPLIT = frozenset({"heads", "linear_heads", "linear_key_heads", "mlp", "expert_mlp", "shared_mlp"})
+SPLIT = frozenset(
+    {"heads", "linear_heads", "linear_key_heads", "mlp", "expert_mlp", "shared_mlp", "per_layer", "laurel"}
+)
 """Logical dims that tensor ranks split evenly; a key head that ranks share is on each of them."""
 
 
@@ -80,6 +83,9 @@ class LayerShape:
     """Format of tokens on their way to experts: `parallel.quantized.tokens`."""
     codes: ExpertCodes = NO_CODES
 
+    beside: int = 0
+    """Columns beside the residual stream (`jaxpar.layers.declaration.columns`)."""
+
     def expert_item(self, group: str) -> int:
         """Bytes of a number that outputs and gradients of rows of a group of routed experts are products of."""
         return 1 if self.codes.by_kernel and group in self.codes.groups else self.item_bytes
@@ -100,8 +106,13 @@ class LayerShape:
 
     @property
     def embed(self) -> int:
-        """Numbers per token of the residual stream."""
+        """Numbers per token of a residual stream."""
         return self.model.embed
+
+    @property
+    def stream(self) -> int:
+        """Numbers per token between two layers: of all residual streams, and beside them."""
+        return self.embed * streams_of(self.model) + self.beside
 
     @property
     def tokens(self) -> int:
@@ -123,8 +134,8 @@ class LayerShape:
         """Size of each logical dim, before tensor ranks split those of `SPLIT`."""
         model = self.model
         return {
-            "embed": model.embed, "heads": model.heads, "kv_heads": self.kv_heads, "head_dim": head_dim(model),
-            "value_dim": value_dim(model), "mlp": model.mlp,
+            "embed": model.embed, "streams": streams_of(model), "stream": self.stream, "heads": model.heads,
+            "kv_heads": self.kv_heads, "head_dim": head_dim(model), "value_dim": value_dim(model), "mlp": model.mlp,
         } | self._latent_dims | {name: size for part in self.layer.parts for name, size in part.dims}  # fmt: skip
 
     @property
@@ -283,6 +294,7 @@ def layer_shapes(config: Config, axes: AxisSizes, rows: int) -> dict[str, LayerS
             exchange_by(model, asked, capacity, axes.expert, axes.tensor),
             imbalance,
             config.parallel.quantized.tokens,
+            beside=beside_of(config.model).width(axes.tensor),
         )
         for kind, model in kind_models(config.model).items()
     }
@@ -305,7 +317,7 @@ def activation_bytes(shape: LayerShape) -> dict[str, int]:
 
 
 def between_bytes(shape: LayerShape) -> int:
-    """Bytes of the residual stream, or of what is added to it."""
+    """Bytes of what is between two layers: the residual stream, and the columns beside it."""
     return shape.sizes[LAYER_INPUT]
 
 
@@ -320,7 +332,8 @@ def _around(shape: LayerShape, part: Part, group: Matmuls) -> int:
     first = part.weights[part.factors_of(group.weights[0])[0]]
     inward = shape.matrix(first)[0] / shape.embed if first.axes[0] == "latent" else 1
     made = shape.part_tokens if group.between else shape.tokens
-    return round(between_bytes(shape) * inward) + made * shape.inside(part, group) * shape.item_bytes
+    stream = shape.part_tokens * shape.embed * shape.item_bytes
+    return round(stream * inward) + made * shape.inside(part, group) * shape.item_bytes
 
 
 def inside_numbers(shape: LayerShape, part: Part) -> int:

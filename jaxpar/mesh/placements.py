@@ -42,7 +42,7 @@ from jaxpar.mesh.axes import AXES, SHARD_AXES
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.parameters import ModelTree, Nested, ParamSpec, Partitions, Specs, map_specs, only
 from jaxpar.mesh.quantized.transport import EXACT, Transport, secondary_ranks
-from jaxpar.mesh.rules import Rules, axes_of_dim, mesh_axes_of, partition
+from jaxpar.mesh.rules import Rules, axes_of_dim, mesh_axes_of, partition, rules_of
 
 SHARD_ORDER = ("embed", "mlp", "vocab", "positions", "latent", "heads", "kv_heads", "head_dim")
 """Logical axes that fsdp may split; it takes the first that it can."""
@@ -129,16 +129,17 @@ def place(
     assert zero or not over_replicas, "under ZeRO-0 the optimizer placement is that of compute"
 
     def one(path: KeyPath, spec: ParamSpec) -> WeightPlacement:
-        compute = partition(spec, rules)
-        sharded = partition(spec, _shard(spec, rules, sizes))
+        claims = rules_of(spec, rules, dict(sizes))
+        compute = partition(spec, claims)
+        sharded = partition(spec, _shard(spec, claims, sizes))
         # A pipeline uses its ends in most ticks, and every layer once per microbatch: see the module.
         inside = sizes.pipe == 1 or getattr(path[0], "key", None) == LAYERS
         storage = sharded if zero >= 3 and inside else compute
         gradient = storage if zero != 2 else sharded if sizes.pipe == 1 else compute
-        updated = partition(spec, _shard(spec, rules, sizes, over_replicas)) if zero >= 1 else compute
+        updated = partition(spec, _shard(spec, claims, sizes, over_replicas)) if zero >= 1 else compute
         # Nothing updates a frozen weight: it stays as it is stored, and no step gathers it from elsewhere.
         roles = compute, storage, gradient, updated if spec.trained else storage
-        return WeightPlacement(spec.shape, *roles, _transport(spec, rules, sizes, transport))
+        return WeightPlacement(spec.shape, *roles, _transport(spec, claims, sizes, transport))
 
     weights = jax.tree_util.tree_map_with_path(one, specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
     return Placements(weights, dtypes)

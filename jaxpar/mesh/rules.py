@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, fields, replace
+from math import prod
 
 from jax.sharding import PartitionSpec
 
@@ -28,6 +30,10 @@ class Rules:
     latent: MeshAxes = ()
     """The width that latent attention expands queries, keys and values from: full on every tensor rank."""
     mlp: MeshAxes = ()
+    laurel: MeshAxes = ()
+    """The rank of a learned residual."""
+    per_layer: MeshAxes = ()
+    """The width of a layer's inputs."""
     norm: MeshAxes = ()
     experts: MeshAxes = ()
     router: MeshAxes = ()
@@ -37,6 +43,13 @@ class Rules:
 
 
 LOGICAL_AXES = tuple(field.name for field in fields(Rules))
+
+
+def rules_of(spec: ParamSpec, rules: Rules, sizes: Mapping[str, int]) -> Rules:
+    """`rules` for a weight: key and value heads that do not divide by the ranks stay whole on each of them, which then
+    uses those that its query heads need."""
+    heads = dict(zip(spec.axes, spec.shape, strict=True)).get("kv_heads", 0)
+    return replace(rules, kv_heads=()) if heads % prod(sizes[axis] for axis in rules.kv_heads) else rules
 
 
 def partition(spec: ParamSpec, rules: Rules) -> PartitionSpec:
@@ -61,19 +74,20 @@ def partition(spec: ParamSpec, rules: Rules) -> PartitionSpec:
     return PartitionSpec(*entries)
 
 
-def compute_rules(*, kv_heads: int, tensor: int, shared_ends: bool = False) -> Rules:
+def compute_rules(*, shared_ends: bool = False) -> Rules:
     """The sharding of weights while they are multiplied: Megatron's tensor parallelism, layers over the pipeline,
     experts over the expert axis.
 
-    Key and value heads that do not divide by the tensor axis stay whole on each rank, which then uses the ones its
-    query heads need. With `shared_ends` the pipeline's ranks split the vocabulary among them too.
+    With `shared_ends` the pipeline's ranks split the vocabulary among them too.
     """
     return Rules(
         layers=("pipe",),
         vocab=("pipe", "tensor") if shared_ends else ("tensor",),
         heads=("tensor",),
-        kv_heads=("tensor",) if kv_heads % tensor == 0 else (),
+        kv_heads=("tensor",),
         mlp=("tensor",),
+        laurel=("tensor",),
+        per_layer=("tensor",),
         experts=("expert",),
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import NamedTuple
 
@@ -14,6 +14,7 @@ from jaxtyping import Array, Float, Int
 
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.context import sequence_part
+from jaxpar.layers.declaration.columns import Beside, Columns, beside_of
 from jaxpar.layers.declaration.weights import with_weights
 from jaxpar.layers.dropout import dropout
 from jaxpar.layers.inputs.input import Input, input_class
@@ -156,11 +157,19 @@ class Embedding:
         self, full: Arrays, rows: Arrays, tables: Mapping[str, Table], batch: Mapping[str, jax.Array]
     ) -> jax.Array:
         joined = {name: table.joined(rows[name]) for name, table in tables.items()}
-        x = with_weights(self._input, full | joined)(batch)
+        x, columns = self._made(with_weights(self._input, full | joined)(batch))
         if self.train and self.model.dropout:
             indices, seed = sequence_part(batch["indices"]), batch[SEED]
             x = dropout(x, self.model.dropout, seed=seed, site=0, examples=batch["examples"], indices=indices)
-        return vary(x)
+        return vary(self._beside.joined(x, columns))
+
+    @cached_property
+    def _beside(self) -> Beside:
+        return beside_of(self.model)
+
+    def _made(self, x: jax.Array) -> tuple[jax.Array, Columns]:
+        """The residual stream, and the columns beside it that the input writes."""
+        return replace(self._beside, shared=()).split(x)
 
 
 def _gathered_shape(placed: WeightPlacement) -> tuple[int, ...]:

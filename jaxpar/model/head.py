@@ -11,11 +11,13 @@ from flax import nnx
 from jax import lax
 from jaxtyping import Array, Float
 
+from jaxpar.config.counting import streams_of
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.weights import declare_weights, with_weights
 from jaxpar.layers.inputs.input import TIED
 from jaxpar.layers.inputs.token_embedding import vocabulary_matrix
 from jaxpar.layers.norm import HEAD_BIAS, TRANSFORM, final_norm, with_bias_column
+from jaxpar.layers.residual.altup import merged, stream_matrices
 from jaxpar.mesh.materialize import gather, materialize
 from jaxpar.mesh.parameters import Weights
 from jaxpar.mesh.placements import Placements
@@ -51,8 +53,11 @@ def head_operands(
             return gather(weights[part], placements, part=part)
         return materialize(weights[part], accumulators[part], placements, part=part)
 
+    x = x[..., : streams_of(model) * model.embed]
     norm: Any = final_norm(model)
     norm = with_weights(norm, full("final_norm")) if "final_norm" in weights else norm
+    if matrices := [getattr(norm, name)[...] for name in stream_matrices(model)]:
+        x = merged(x, matrices)
     x = norm(x)
     if model.head_transform:
         x = getattr(norm, TRANSFORM)(x)

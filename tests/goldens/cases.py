@@ -438,12 +438,56 @@ CASES: dict[str, tuple[str, dict]] = {
             "final_logit_softcapping": 3.0, "layer_types": [LOCAL, GLOBAL] * 2, "rope_parameters": rope(1e4),
         },
     ),
+    "gemma3n": (
+        "Gemma3n",
+        SMALL | {
+            "hidden_size": 16, "num_hidden_layers": 6, "head_dim": 8, "intermediate_size": [24, 24, 20, 24, 24, 24],
+            "sliding_window": 6, "layer_types": [LOCAL, GLOBAL, LOCAL, GLOBAL, LOCAL, GLOBAL],
+            "num_kv_shared_layers": 2, "rms_norm_eps": 1e-2, "final_logit_softcapping": 5.0,
+            "rope_parameters": {LOCAL: rope(100.0), GLOBAL: rope(1e4)}, "altup_num_inputs": 3, "altup_active_idx": 1,
+            "laurel_rank": 8, "activation_sparsity_pattern": [0.8, 0.8, 0.6, 0.0, 0.0, 0.0],
+            "vocab_size_per_layer_input": 53, "hidden_size_per_layer_input": 4,
+        },
+    ),
     "gemma3": (
         "Gemma3",
         GEMMA | {
             "num_hidden_layers": 6, "query_pre_attn_scalar": 12, "sliding_window": 6,
             "layer_types": [LOCAL, LOCAL, LOCAL, GLOBAL, LOCAL, LOCAL],
             "rope_parameters": {LOCAL: rope(100.0), GLOBAL: rope(1e4, rope_type="linear", factor=4.0)},
+        },
+    ),
+    "gemma4": (
+        "Gemma4",
+        SMALL | {
+            "hidden_size": 20, "intermediate_size": 24, "num_hidden_layers": 5, "head_dim": 8, "global_head_dim": 12,
+            "num_global_key_value_heads": 1, "attention_k_eq_v": True, "num_kv_shared_layers": 2,
+            "use_double_wide_mlp": True, "sliding_window": 6, "hidden_size_per_layer_input": 4,
+            "vocab_size_per_layer_input": 61, "final_logit_softcapping": 20.0, "rms_norm_eps": 0.1,
+            "layer_types": [LOCAL, GLOBAL, LOCAL, LOCAL, GLOBAL], "rope_parameters": {
+                LOCAL: rope(100.0), GLOBAL: rope(1e3, rope_type="proportional", partial_rotary_factor=0.25),
+            },
+        },
+    ),
+    "gemma4_moe": (
+        "Gemma4",
+        SMALL | {
+            "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "head_dim": 8, "global_head_dim": 12,
+            "num_global_key_value_heads": 1, "attention_k_eq_v": True, "sliding_window": 6, "enable_moe_block": True,
+            "hidden_size_per_layer_input": 0, "num_experts": 4, "top_k_experts": 2, "moe_intermediate_size": 12,
+            "rms_norm_eps": 1e-2, "layer_types": [LOCAL, LOCAL, GLOBAL], "rope_parameters": {
+                LOCAL: rope(100.0), GLOBAL: rope(1e3, rope_type="proportional", partial_rotary_factor=0.5),
+            },
+        },
+    ),
+    "gemma4_dense": (
+        "Gemma4",
+        SMALL | {
+            "hidden_size": 16, "intermediate_size": 24, "num_hidden_layers": 3, "head_dim": 8, "global_head_dim": 12,
+            "tie_word_embeddings": False, "sliding_window": 6, "hidden_size_per_layer_input": 0, "rms_norm_eps": 1e-2,
+            "attention_bias": True, "layer_types": [LOCAL, GLOBAL, GLOBAL], "rope_parameters": {
+                LOCAL: rope(100.0), GLOBAL: rope(1e3, rope_type="proportional", partial_rotary_factor=0.5),
+            },
         },
     ),
     "modernbert": (

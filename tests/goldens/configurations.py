@@ -19,6 +19,11 @@ LLAMA3 = {
 }  # fmt: skip
 LEFT = ("partial_rotary_factor", "mrope_section", "llama_4_scaling_beta")
 """Keys of a golden's rotary embeddings that each scaling leaves as they are."""
+BY_LAYER = (
+    "layer_types", "layers_block_type", "no_rope_layers", "mlp_layer_types", "activation_sparsity_pattern",
+    "intermediate_size",
+)  # fmt: skip
+"""Keys whose list has a value for each layer."""
 SCALINGS = ({"rope_type": "default"}, {"rope_type": "linear", "factor": 2.5}, LLAMA3, YARN)
 
 
@@ -56,6 +61,12 @@ VALUES: dict[str, Callable[[np.random.Generator], Any]] = {
     "mamba_d_state": one_of((4, 6)),
     "linear_key_head_dim": one_of((4, 6)),
     "linear_value_head_dim": one_of((4, 6)),
+    "laurel_rank": one_of((2, 6)),
+    "altup_num_inputs": one_of((2, 4)),
+    "altup_active_idx": one_of((0, 1)),
+    "hidden_size_per_layer_input": one_of((2, 6)),
+    "vocab_size_per_layer_input": one_of((30, 64)),
+    "num_kv_shared_layers": one_of((0, 1)),
 }
 """Draws of the value of a key by itself."""
 
@@ -101,7 +112,7 @@ def layers(keys: Keys, random: np.random.Generator) -> Keys:
     named = [one for one in ("num_hidden_layers", "n_layer") if one in keys]
     changed: Keys = dict.fromkeys(named, number)
     for key, value in keys.items():
-        if isinstance(value, list) and key in ("layer_types", "layers_block_type", "no_rope_layers", "mlp_layer_types"):
+        if isinstance(value, list) and key in BY_LAYER:
             changed[key] = [value[int(random.integers(len(value)))] for _ in range(number)]
     if "mlp_only_layers" in keys:
         changed["mlp_only_layers"] = [one for one in range(number - 1) if random.random() < 0.3]

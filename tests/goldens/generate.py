@@ -32,16 +32,20 @@ ROWS, LENGTH = 2, 40
 
 MASKED = ("Bert", "ModernBert")
 """Classes of bidirectional models, whose goldens have a masked loss: `labels`, -100 where there is none, and `loss`."""
-OF_TEXT = ("Llama4", "Gemma3", "Qwen3_5", "Qwen3_5Moe")
+OF_TEXT = ("Llama4", "Gemma3", "Gemma3n", "Gemma4", "Qwen3_5", "Qwen3_5Moe")
 """Classes whose configuration is that of the text part."""
 BFLOAT16 = ("mistral", "phi3")
 """Goldens whose weights are stored in bfloat16; the others are in float32."""
 ZERO_CENTERED = ("Gemma", "Qwen3Next", "Qwen3_5")
+PLAIN = ("Gemma3n", "Gemma4")
+"""Those of them whose norms do not."""
 """Beginnings of classes whose norms multiply by 1 plus their weights."""
 COMPUTED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 """Ends of names of tensors of MiniMax that are no weights."""
-BIASES = ("e_score_correction_bias", "expert_bias")
-"""Ends of names of buffers by which experts are chosen."""
+BUFFERS = ("e_score_correction_bias", "expert_bias", "layer_scalar")
+"""Ends of names of buffers that are weights: by which experts are chosen, and factors of layers."""
+FACTORS = ("layer_scalar", "router.scale", "per_expert_scale")
+"""Ends of names of factors in Gemma 4 that are 1 before training."""
 LARGER = {"experts.gate_up_proj": 3.0, "sinks": 5.0}
 """Factors of weights of gpt-oss by their name, so that its limits and sinks matter."""
 QUANTIZED = FOLDER / "quantized"
@@ -60,12 +64,13 @@ def model_of(name: str) -> transformers.PreTrainedModel:
 def fill(model: transformers.PreTrainedModel, generator: np.random.Generator) -> None:
     """Draw the weights of a model."""
     kind = type(model).__name__.removesuffix("ForCausalLM")
-    biases = [(path, own) for path, own in model.named_buffers() if path.endswith(BIASES)]
+    biases = [(path, own) for path, own in model.named_buffers() if path.endswith(BUFFERS)]
     with torch.no_grad():
         for path, weight in sorted([*model.named_parameters(), *biases]):
             scale = "norm" in path.lower() or "ln_" in path
-            zero_centered = kind.startswith(ZERO_CENTERED) and "linear_attn" not in path
-            neutral = float(scale and path.endswith("weight") and not zero_centered)
+            zero_centered = kind.startswith(ZERO_CENTERED) and not kind.startswith(PLAIN) and "linear_attn" not in path
+            factor = path.endswith(FACTORS)
+            neutral = float((scale and path.endswith("weight") and not zero_centered) or factor)
             spread = 0.3 * next((LARGER[end] for end in LARGER if kind == "GptOss" and path.endswith(end)), 1.0)
             weight.copy_(torch.from_numpy(neutral + spread * generator.standard_normal(tuple(weight.shape))))
 

@@ -2,18 +2,22 @@
 
     python -m tests.goldens.generate_multimodal
 
-writes `tests/goldens/multimodal/<model_type>/` as `tests.goldens.generate` writes its goldens.
+writes for each case, or for those named behind it, `tests/goldens/multimodal/<model_type>/` as `tests.goldens.generate`
+writes its goldens.
 """
 
+import json
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
 import torch
 import transformers
+from safetensors.torch import save_file
 
-from tests.goldens.cases import GLOBAL, LINEAR, rope
-from tests.goldens.generate import fill
+from tests.goldens.cases import GLOBAL, LINEAR, LOCAL, rope
+from tests.goldens.generate import fill, logits_of
 
 FOLDER = Path(__file__).parent / "multimodal"
 TEXT = {
@@ -31,6 +35,19 @@ CASES: dict[str, tuple[str, dict, dict, dict]] = {
     "gemma3": (
         "Gemma3", TEXT | {"model_type": "gemma3_text", "sliding_window": 7},
         IMAGES | {"model_type": "siglip_vision_model"}, {"mm_tokens_per_image": 4},
+    ),
+    "gemma4": (
+        "Gemma4",
+        TEXT | {
+            "model_type": "gemma4_text", "sliding_window": 7, "global_head_dim": 12, "hidden_size_per_layer_input": 4,
+            "vocab_size_per_layer_input": 61, "rms_norm_eps": 0.1,
+        },
+        {
+            "model_type": "gemma4_vision", "hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1,
+            "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 4, "patch_size": 4,
+            "position_embedding_size": 16,
+        },
+        {"image_token_id": 60, "video_token_id": 59, "audio_token_id": 58},
     ),
     "mistral3": (
         "Mistral3", TEXT | {"model_type": "mistral", "sliding_window": None},
@@ -87,7 +104,44 @@ def write(name: str) -> Path:
     return folder
 
 
+def write_gemma3n() -> Path:
+    """Gemma 3n, whose images transformers encodes with timm alone: its text part is that of a model of text, and the
+    other tensors, which nobody reads, have the names and no more of those that are published."""
+    folder, seed = FOLDER / "gemma3n", np.random.default_rng(11)
+    shutil.rmtree(folder, ignore_errors=True)
+    text = TEXT | {
+        "num_hidden_layers": 4, "sliding_window": 7, "layer_types": [LOCAL, GLOBAL, LOCAL, GLOBAL],
+        "num_kv_shared_layers": 2, "activation_sparsity_pattern": [0.8, 0.8, 0.0, 0.0], "laurel_rank": 4,
+        "altup_num_inputs": 3, "hidden_size_per_layer_input": 4, "vocab_size_per_layer_input": 53,
+    }  # fmt: skip
+    config = transformers.Gemma3nTextConfig(**text)
+    model = transformers.Gemma3nForCausalLM(config).eval()
+    fill(model, seed)
+    beginning = "model.language_model."
+    named = {beginning + name.removeprefix("model."): leaf for name, leaf in model.state_dict().items()}
+    named = {name: leaf.contiguous() for name, leaf in named.items() if "lm_head" not in name}
+    others = ("vision_tower.timm_model.conv_stem.conv", "embed_vision.embedding", "audio_tower.conformer.0.norm")
+    named |= {f"model.{name}.weight": torch.ones(4) for name in others}
+    folder.mkdir()
+    save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
+    whole = {
+        "architectures": ["Gemma3nForConditionalGeneration"], "dtype": "float32", "model_type": "gemma3n",
+        "audio_config": {"model_type": "gemma3n_audio"}, "vision_config": {"model_type": "gemma3n_vision"},
+        "text_config": {name: value for name, value in config.to_dict().items() if name != "architectures"}
+        | {"dtype": "float32"},
+        "tie_word_embeddings": True,
+    }  # fmt: skip
+    for name, values in (("config", whole), ("generation_config", {"eos_token_id": 1})):
+        (folder / f"{name}.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
+    tokens = seed.integers(0, 61, (2, 24)).astype(np.int32)
+    logits = logits_of(model.to(torch.float64), tokens)
+    versions = f"transformers {transformers.__version__}, torch {torch.__version__}"
+    np.savez(folder / "logits.npz", tokens=tokens, logits=logits, made_with=np.array(versions))
+    return folder
+
+
 if __name__ == "__main__":
-    for case in CASES:
-        written = write(case)
+    names = sys.argv[1:] or [*CASES, "gemma3n"]
+    for case in names:
+        written = write_gemma3n() if case == "gemma3n" else write(case)
         print(f"{written} ({sum(file.stat().st_size for file in written.iterdir())} bytes)")

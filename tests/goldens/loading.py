@@ -37,6 +37,7 @@ WITH_STATE = (
 """The goldens whose mixers have a state."""
 MAPPINGS = (
     "pattern", "experts", "latent_attention", "linear_attention", "attention_temperature", "residual", "rope",
+    "per_layer_embeddings", "altup",
 )  # fmt: skip
 """Mappings of the `model` section."""
 DENSE = tuple(name for name in NAMES if name not in (*ROUTED, *WITH_STATE, *BIDIRECTIONAL))
@@ -84,7 +85,7 @@ def layers_of(source: HFFolder) -> tuple[Tree, list[tuple[Tree, dict[str, Any]]]
                 own[name.removeprefix(LAYER_PREFIX)] = source.read(name, [layer], region)[0].astype(np.float32)
             elif layer == 0:
                 outside[name] = source.read(name, None, region).astype(np.float32)
-        layers.append((nested(own), spelled_out(options_of(model))))
+        layers.append((nested(own), spelled_out(options_of(model)) | {"kind": kind}))
     return nested(outside), layers
 
 

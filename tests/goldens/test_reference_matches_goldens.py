@@ -20,6 +20,10 @@ DIFFERENT = (
     "dots1",
     "ernie4_5_moe",
     "llama4",
+    "gemma3n",
+    "gemma4",
+    "gemma4_dense",
+    "gemma4_moe",
     "mistral4",
     *WITH_STATE,
 )
@@ -69,6 +73,7 @@ def test_reference_logits_of_different_layers_equal_those_of_transformers(name: 
     assert difference(layers64.logits(outside, layers, batch), logits) < TOLERANCE
     others: list[tuple[str, dict[str, object]]] = [("mlp", {"norm_epsilon": 0.1}), ("mixer", {"norm_epsilon": 0.1})]
     others += [("attention", one) for one in ({"rope_base": 2e4}, {"rope_partial": 1.0}, {"qk_norm": False})]
+    others += [("attention", one) for one in ({"value_norm": False}, {"rope_scaling": "none"}, {"layer_scale": False})]
     others += [("attention", one) for one in ({"chunk": None}, {"attention_temperature": None})]
     others += [
         ("mlp", {"norm_placement": "pre"}),

@@ -19,6 +19,11 @@ WITHOUT_EFFECT = {
     "ernie4_5_moe": {"moe_layer_end_index": "behind the last layer"},
     "exaone4": {"sliding_window_pattern": _LISTED},
     "gemma3": {"_sliding_window_pattern": _LISTED},
+    "gemma4_dense": {
+        "use_double_wide_mlp": "no layer shares keys",
+        "vocab_size_per_layer_input": "layers have no inputs",
+    },
+    "gemma4_moe": {"vocab_size_per_layer_input": "layers have no inputs"},
     "glm4_moe": {"topk_group": "there is one group"},
     "hunyuan_v1_dense": {"rope_parameters.factor": "alpha is read in its place"},
     "kimi_k2": {"topk_group": "there is one group"},

@@ -74,6 +74,9 @@ REASONS_BY_FAMILY = {
     "gemma": {"hidden_activation": "hidden_act is read in its place"},
     "gemma2": {"hidden_act": "hidden_activation is read in its place"},
     "gemma3_text": {"hidden_act": "hidden_activation is read in its place"},
+    "gemma3n_text": {
+        "query_pre_attn_scalar": "scores have no factor", "altup_lr_multiplier": "of the publisher's training",
+    },
     "smollm3": dict.fromkeys(("sliding_window", "max_window_layers"), "for use_sliding_window, which is refused"),
     "phi3": dict.fromkeys(("full_attn_mod", "interpolate_factor"), "of the publisher's code for other models"),
     "mamba2": {

@@ -5,7 +5,9 @@ import pytest
 from jaxpar.config.kinds import kind_models, layer_kinds
 from jaxpar.interop.config_json import config_of, differences, model_of
 from jaxpar.interop.mapping.family import tensors_of
+from jaxpar.interop.mapping.keys import HFConfig
 from jaxpar.interop.mapping.layer_packing import layer_models
+from jaxpar.layers.counting import parameter_count
 from tests.interop.folders import golden
 from tests.sentences import refused
 
@@ -179,3 +181,35 @@ def test_longrope_of_phi_3_is_read_as_published_and_goes_both_ways():
     }  # fmt: skip
     with refused("original_max_position_embeddings", "16", "32"):
         model_of(golden("phi3_longrope", rope_scaling=scaling | {"original_max_position_embeddings": 32}))
+
+
+def test_gemma_3n_without_windows_states_one():
+    """Its class in transformers has no null for it, nor for the cap of logits."""
+    keys = golden("gemma3n", layer_types=["full_attention"] * 6)
+    family, model = model_of(keys)
+    written = config_of(family, model, {}, length=128)
+    assert (written["sliding_window"], written["layer_types"]) == (512, ["full_attention"] * 6)
+    for key in ("sliding_window", "final_logit_softcapping"):
+        with refused(key):
+            model_of(golden("gemma3n", **{key: None}))
+
+
+@pytest.mark.parametrize(
+    ("keys", "parameters"),
+    [
+        ({"num_hidden_layers": 35}, 6_835_235_568),
+        ({"num_hidden_layers": 30, "num_kv_shared_layers": 10, "intermediate_size": 8192}, 4_435_182_688),
+    ],
+    ids=["E4B", "E2B"],
+)
+def test_keys_of_gemma_3n_have_the_defaults_of_transformers(keys: dict[str, object], parameters: int):
+    """The number of parameters is that of its class."""
+    stated = {
+        "model_type": "gemma3n_text", "architectures": ["Gemma3nForCausalLM"], "vocab_size": 262400,
+        "hidden_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 2,
+    }  # fmt: skip
+    _, model = model_of(HFConfig("config.json", stated | keys))
+    assert parameter_count(model, False) == parameters
+    layers = layer_models(model)
+    assert [one.window for one in layers] == [512, 512, 512, 512, None] * (model.layers // 5)
+    assert [one.activation_sparsity for one in layers] == [0.95] * 10 + [0.0] * (model.layers - 10)

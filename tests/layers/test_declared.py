@@ -12,8 +12,9 @@ from jax.sharding import PartitionSpec
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import load_config
-from jaxpar.config.counting import rotary_dim
+from jaxpar.config.counting import rotary_dim, streams_of
 from jaxpar.config.kinds import ALL, kind_model
+from jaxpar.config.mappings.altup import AltUpConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.parts import FEED_FORWARDS
 from jaxpar.config.plan import LayerRun
@@ -36,6 +37,7 @@ from jaxpar.layers.feed_forward.gated import SwiGLU
 from jaxpar.layers.layer import DecoderLayer
 from jaxpar.layers.norm import NORMS
 from jaxpar.layers.rope import frequencies, rotary_tables
+from jaxpar.layout.checks.model import WITH_LAUREL
 from jaxpar.memory.remat import cheap, layer_runs, of_core
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.model.flops import causal_pairs, flops_per_step, reaches
@@ -58,6 +60,7 @@ OPTIONS += [
     {"qk_norm": qk, "attention_bias": bias} for qk, bias in ((True, "qkv"), ("projection", True), ("rotated", False))
 ]
 OPTIONS += [{"attention_sinks": True}, {"attention_gate": True}, {"attention_sinks": True, "attention_gate": True}]
+OPTIONS += [{"altup": AltUpConfig(3, 1), "laurel_rank": 4, "norm_placement": place} for place in WITH_LAUREL]
 OPTIONS += [{"latent_attention": LatentAttentionConfig(6, rank, 2, 4, 3)} for rank in (None, 5)]
 
 
@@ -80,7 +83,7 @@ def traced(model: ModelConfig) -> tuple[set[str], dict[str, Any]]:
 
     one = lambda spec: jax.ShapeDtypeStruct(spec.shape, jnp.float32)
     weights = jax.tree.map(one, specs_of(prototype), is_leaf=lambda leaf: hasattr(leaf, "axes"))
-    x = jax.ShapeDtypeStruct((ROWS, SEQUENCE, model.embed), jnp.float32)
+    x = jax.ShapeDtypeStruct((ROWS, SEQUENCE, streams_of(model) * model.embed), jnp.float32)
     whole = PartitionSpec()
     function = jax.shard_map(program, mesh=mesh_of(), in_specs=(whole, whole), out_specs=PartitionSpec(AXES))
     found = {equation.params["name"] for equation, _ in operations(function, weights, x) if named(equation)}
@@ -116,7 +119,8 @@ def test_the_names_of_attention_itself_are_those_that_its_kernels_keep():
         "shared_activated", "shared_hidden", "expanded_query", "expanded_key", "expanded_value",
         "attention_scaled", "attention_gated", "mixer_input", "linear_gated",
         "linear_convolved_query", "linear_convolved_key", "linear_convolved_value", "linear_entered",
-        "linear_convolved_entered",
+        "linear_convolved_entered", "per_layer_input", "per_layer_hidden", "shared_key", "shared_value",
+        "altup_predicted",
     }  # fmt: skip
 
 

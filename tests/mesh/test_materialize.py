@@ -33,7 +33,7 @@ INPUT = DRAW.standard_normal((8, 16)).astype(np.float32)
 
 def placements_of(zero: int, compute: str = "float32") -> Placements:
     dtypes = Dtypes(compute=compute, storage=compute, master="float32", gradient="float32", moments="float32")
-    return place(SPECS, SIZES, zero, dtypes, compute_rules(kv_heads=1, tensor=SIZES.tensor))
+    return place(SPECS, SIZES, zero, dtypes, compute_rules())
 
 
 def loss(w: Any, x: jax.Array) -> jax.Array:

@@ -26,7 +26,7 @@ SHARDED = COMPUTE | {"up": P("pipe", ("fsdp", "expert"), "tensor"), "tokens": P(
 
 
 def placed(specs=SPECS, sizes=SIZES, zero=3, over_replicas=False):
-    rules = compute_rules(kv_heads=8, tensor=sizes.tensor)
+    rules = compute_rules()
     return place(specs, sizes, zero, DTYPES, rules, over_replicas=over_replicas)
 
 
@@ -72,7 +72,7 @@ def test_under_a_pipeline_gradients_are_reduced_once_a_step_and_the_ends_gathere
 
 
 def test_shared_ends_split_the_vocabulary_over_the_pipeline_too():
-    rules = compute_rules(kv_heads=8, tensor=2, shared_ends=True)
+    rules = compute_rules(shared_ends=True)
     found = place(SPECS, AxisSizes(pipe=2, tensor=2), 0, DTYPES, rules)
     assert found.compute.layout == COMPUTE | {"tokens": P(("pipe", "tensor"), None)}
 

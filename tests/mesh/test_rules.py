@@ -4,7 +4,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from jaxpar.mesh.parameters import ParamSpec
-from jaxpar.mesh.rules import Rules, axes_of_dim, compute_rules, mesh_axes_of, partition
+from jaxpar.mesh.rules import Rules, axes_of_dim, compute_rules, mesh_axes_of, partition, rules_of
 from tests.sentences import refused
 
 QUERY = ParamSpec((2, 64, 8, 16), ("layers", "embed", "heads", "head_dim"))
@@ -37,7 +37,8 @@ def test_a_rule_that_names_no_mesh_axis_is_a_mistake_of_the_code():
 def test_kv_heads_are_split_over_tensor_where_they_divide_and_else_whole_on_every_rank(
     kv_heads: int, tensor: int, split: bool
 ):
-    rules = compute_rules(kv_heads=kv_heads, tensor=tensor)
+    key = ParamSpec((8, kv_heads, 4), ("embed", "kv_heads", "head_dim"))
+    rules = rules_of(key, compute_rules(), {"tensor": tensor})
     assert rules.kv_heads == (("tensor",) if split else ())
     assert rules.heads == rules.mlp == rules.vocab == ("tensor",)
     assert rules.embed == rules.norm == ()

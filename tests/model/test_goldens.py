@@ -47,7 +47,7 @@ def test_logits_equal_those_of_transformers(name: str):
     compare(name, {})
 
 
-@pytest.mark.matrix(quick=("gemma3", "phi3"), ci=4)
+@pytest.mark.matrix(quick=("gemma4", "phi3"), ci=4)
 @pytest.mark.parametrize("name", NAMES)
 def test_logits_of_a_split_model_equal_those_of_transformers(name: str):
     compare(name, {"fsdp": 2, "context": 2, "tensor": 2, "context_order": "contiguous"})

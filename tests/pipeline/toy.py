@@ -167,7 +167,7 @@ class ToyRun:
             "embedding": {"scale": vector},
             "head": {"weight": vector},
         }
-        self.placements = place(specs, sizes, zero, FLOAT32, compute_rules(kv_heads=1, tensor=sizes.tensor))
+        self.placements = place(specs, sizes, zero, FLOAT32, compute_rules())
         keeps = {ALL: (Keep(self.order.layers_per_chunk, policy),)}
         self.stages = ToyStages(self.placements, keeps, self.order, schedule.splits_backward)
         draw = np.random.default_rng(schedule.microbatches)

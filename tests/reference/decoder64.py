@@ -25,6 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Bool, Float, Float64, Int
 
+from tests.reference import streams64
 from tests.reference.options import ALL, OF_LAYERS, Options, complete
 from tests.reference.rotary64 import rotate, yarn_magnitude
 from tests.reference.tree import Tree
@@ -103,28 +104,30 @@ def visible(
 
 
 def attention(
-    x: Float64[Array, "batch seq embed"], weights: Tree, options: Options, batch: Mapping[str, Array]
+    x: Float64[Array, "batch seq embed"],
+    weights: Tree,
+    options: Options,
+    batch: Mapping[str, Array],
+    made: dict[str, tuple[Array, Array]] | None = None,
 ) -> Float64[Array, "batch seq embed"]:
-    """Grouped-query attention (Vaswani et al. 2017, sec. 3.2; Ainslie et al. 2023); capped scores are capped scaled."""
+    """Grouped-query attention (Vaswani et al. 2017, sec. 3.2; Ainslie et al. 2023); capped scores are capped scaled.
+
+    `made` has the keys and values of the last layer of each kind, which layers share (`keys_of`).
+    """
     if options["latent_attention"]:
         return latent_attention(x, weights, options, batch)
-    query = jnp.einsum("bse,ehd->bshd", x, weights["query"])
-    key = jnp.einsum("bse,ekd->bskd", x, weights["key"])
-    value = jnp.einsum("bse,ekd->bskd", x, weights["value"])
-    if options["attention_bias"]:
-        query, key, value = query + weights["query_bias"], key + weights["key_bias"], value + weights["value_bias"]
-    if (limit := options["qkv_clip"]) is not None:  # OLMo 1
-        query, key, value = (jnp.minimum(jnp.maximum(one, -limit), limit) for one in (query, key, value))
-    normed = lambda: (norm_heads(query, weights["query_norm"], options), norm_heads(key, weights["key_norm"], options))
-    if options["qk_norm"] == "unweighted":  # Llama 4
-        query, key = (rms_norm(one, jnp.ones(one.shape[-1]), options["norm_epsilon"]) for one in (query, key))
-    elif options["qk_norm"] not in (False, "rotated"):
-        query, key = normed()
-    if options["position"] == "rope":
-        query, key = rotate(query, batch["positions"], options), rotate(key, batch["positions"], options)
-    if options["qk_norm"] == "rotated":  # Hunyuan
-        query, key = normed()
+    query = positioned(projected(x, "query", weights, options), "query", weights, options, batch)
     query = tempered(query, batch["positions"], options)
+    if options["keys_of"]:  # Gemma 3n
+        key, value = made[options["keys_of"]]
+    else:
+        key = projected(x, "key", weights, options)
+        value = key if options["keys_as_values"] else projected(x, "value", weights, options)
+        key = positioned(key, "key", weights, options, batch)
+        if options["value_norm"]:  # Gemma 4
+            value = rms_norm(value, jnp.ones(value.shape[-1]), options["norm_epsilon"])
+    if made is not None:
+        made[options["kind"]] = key, value
     group = options["heads"] // options["kv_heads"]  # consecutive query heads share a key/value head
     key, value = jnp.repeat(key, group, axis=2), jnp.repeat(value, group, axis=2)
     probabilities = probabilities_of(query, key, options, batch, weights.get("sinks"))
@@ -133,6 +136,30 @@ def attention(
         mixed = mixed / (1 + jnp.exp(-jnp.einsum("bse,ehd->bshd", x, weights["gate"])))
     out = jnp.einsum("bqhd,hde->bqe", mixed, weights["output"])
     return out + weights["output_bias"] if options["attention_bias"] is True else out
+
+
+def projected(
+    x: Float64[Array, "batch seq embed"], name: str, weights: Tree, options: Options
+) -> Float64[Array, "batch seq heads width"]:
+    """Queries, keys or values with their bias, within their limit (OLMo 1)."""
+    made = jnp.einsum("bse,ehd->bshd", x, weights[name])
+    made = made + weights[f"{name}_bias"] if options["attention_bias"] else made
+    limit = options["qkv_clip"]
+    return made if limit is None else jnp.minimum(jnp.maximum(made, -limit), limit)
+
+
+def positioned(
+    x: Float64[Array, "batch seq heads width"], name: str, weights: Tree, options: Options, batch: Mapping[str, Array]
+) -> Float64[Array, "batch seq heads width"]:
+    """Queries or keys after their norm and their rotation."""
+    normed = lambda x: norm_heads(x, weights[f"{name}_norm"], options)
+    if options["qk_norm"] == "unweighted":  # Llama 4
+        x = rms_norm(x, jnp.ones(x.shape[-1]), options["norm_epsilon"])
+    elif options["qk_norm"] not in (False, "rotated"):
+        x = normed(x)
+    if options["position"] == "rope":
+        x = rotate(x, batch["positions"], options)
+    return normed(x) if options["qk_norm"] == "rotated" else x  # Hunyuan
 
 
 def probabilities_of(
@@ -189,17 +216,21 @@ def feed_forward(
         hidden = x @ weights[name]
         return hidden + weights[name + "_bias"] if options["mlp_bias"] else hidden
 
+    def gate_of() -> Float64[Array, "batch seq mlp"]:
+        share = options["activation_sparsity"]
+        return streams64.sparse(project("gate"), share) if share else project("gate")
+
     up = project("up")
     if options["activation"] in ("swiglu", "clamped_swiglu"):
-        hidden = gated(project("gate"), up, options)
+        hidden = gated(gate_of(), up, options)
     elif options["activation"] == "geglu":
-        hidden = gelu(project("gate")) * up
+        hidden = gelu(gate_of()) * up
     elif options["activation"] == "gelu":
         hidden = gelu(up)
     elif options["activation"] == "xielu":
         hidden = xielu(up, weights)
     elif options["activation"] == "exact_geglu":
-        hidden = exact_gelu(project("gate")) * up
+        hidden = exact_gelu(gate_of()) * up
     elif options["activation"] == "exact_gelu":
         hidden = exact_gelu(up)
     else:
@@ -246,7 +277,27 @@ def decoder_layer(
             return feed_forward(h, weights[name], options)
 
         x = added(x, block, name, weights, options, entered)
+        x = learned(x, entered, name, weights, options)
     return x
+
+
+def learned(x: Array, entered: Array, name: str, weights: Tree, options: Options) -> Array:
+    """The stream behind a mixer with a learned residual (LAuReL, Menghani et al. 2024, as Gemma 3n has it)."""
+    if name == "mlp" or not options["laurel_rank"]:
+        return x
+    h = norm(entered, weights, f"{name}_norm", options)
+    low = h @ weights["laurel"]["left"] @ weights["laurel"]["right"]
+    return (x + h + norm(low, weights, "post_laurel_norm", options)) / math.sqrt(2)
+
+
+def stream_layer(streams: list[Array], run: Callable[[Array], Array], weights: Tree, options: Options) -> list[Array]:
+    """All residual streams behind a layer, whose blocks are `run` on one of them."""
+    if not options["altup"]:
+        return [run(streams[0])]
+    active = dict(options["altup"]).get("active", 0)
+    of_layer = weights["altup"], lambda x: norm(x, weights, "altup_norm", options)
+    before = streams64.predicted(streams, active, *of_layer)
+    return streams64.corrected(before, active, run(before[active]), *of_layer)
 
 
 def added(
@@ -278,9 +329,13 @@ def forward(weights: Tree, options: Options, batch: Mapping[str, Array]) -> Floa
         x = x + weights["embedding"]["positions"][batch["positions"]]
     if options["token_types"]:  # BERT
         x = x + weights["embedding"]["token_types"][0]
+    stack = streams64.first(x, weights["embedding"], options)
     for index in range(options["layers"]):
         layer = jax.tree.map(lambda stacked, index=index: stacked[index], weights["layers"][ALL])
-        x = decoder_layer(x, layer, {**options, **dict(options[OF_LAYERS][index])}, batch)
+        own = {**options, **dict(options[OF_LAYERS][index])}
+        run = functools.partial(decoder_layer, weights=layer, options=own, batch=batch)
+        stack = stream_layer(stack, run, layer, own)
+    x = streams64.last(stack, weights.get("final_norm", {}))
     head = weights["embedding"]["tokens"].T if options["tied"] else weights["head"]["weight"]
     x = norm(x, weights, "final_norm", options)
     if options["head_transform"]:  # BERT, ModernBERT

@@ -4,6 +4,7 @@ Weights as in `decoder64`, with those of a layer's feed-forward: `mlp.router [L,
 `up`/`gate [L, N, E, F]`, `down [L, N, F, E]`, and of the shared ones `shared_up`, `shared_gate`, `shared_down`.
 """
 
+import math
 from collections.abc import Mapping
 from typing import Any
 from unittest import mock
@@ -108,15 +109,25 @@ def balance(weights: Array, statistics: Any, counts: Array, options: Mapping[str
     return alignment + options["count"] * jnp.sum(shares * (counts @ statistics) / tokens)
 
 
-def experts(x: Array, own: Tree, options: Options, batch: Mapping[str, Array]) -> tuple[Array, Array, Array]:
-    """(the output, the auxiliary losses times the tokens that are routed, the choices of each expert)."""
+def experts(
+    x: Array, own: Tree, options: Options, batch: Mapping[str, Array], stream: Array | None = None
+) -> tuple[Array, Array, Array]:
+    """(the output, the auxiliary losses times the tokens that are routed, the choices of each expert). With norms of
+    their own (Gemma 4), the router and the routed experts read the residual `stream`."""
     flat, counts = x.reshape(-1, x.shape[-1]), (batch["segments"].ravel() > 0).astype(x.dtype)
     chosen: Mapping[str, Any] = dict(options["experts"]) | {"counts": counts}
-    logits = flat @ own["router"] if "projection" not in own and "router" in own else _cosines(flat, own, chosen)
+    normed = lambda x, name: decoder64.rms_norm(x, decoder64.factors(own[name], options), options["norm_epsilon"])
+    routed = of_router = flat
+    if chosen.get("norms"):
+        routed = normed(stream.reshape(flat.shape), "routed_norm")
+        of_router = decoder64.rms_norm(stream.reshape(flat.shape), own["router_norm"], options["norm_epsilon"])
+        of_router = of_router / math.sqrt(options["embed"])
+    logits = of_router @ own["router"] if "projection" not in own and "router" in own else _cosines(flat, own, chosen)
     bias = lambda name: own.get(f"{name}_bias", 0.0)
     logits = logits + bias("router")
     weights, statistics = route(logits, batch["tokens"].ravel(), own.get("bias"), chosen)
-    inputs = jnp.repeat(flat[:, None], weights.shape[1], axis=1)
+    weights = weights * own["expert_scale"] if chosen.get("norms") else weights
+    inputs = jnp.repeat(routed[:, None], weights.shape[1], axis=1)
     if chosen.get("weigh_inputs"):
         inputs, weights = inputs * weights[:, :, None], (weights > 0).astype(weights.dtype)
     made = {name: jnp.einsum("tne,nef->tnf", inputs, own[name]) + bias(name) for name in ("gate", "up") if name in own}
@@ -125,7 +136,10 @@ def experts(x: Array, own: Tree, options: Options, batch: Mapping[str, Array]) -
     if chosen["shared"]:
         made = {name: flat @ own[f"shared_{name}"] + bias(f"shared_{name}") for name in made}
         shared = _hidden(made, options) @ own["shared_down"] + bias("shared_down")
-        y += shared / (1 + jnp.exp(-flat @ own["shared_router"])) if "shared_router" in own else shared
+        shared = shared / (1 + jnp.exp(-flat @ own["shared_router"])) if "shared_router" in own else shared
+        if chosen.get("norms"):
+            y, shared = normed(y, "post_routed_norm"), normed(shared, "post_shared_norm")
+        y += shared
     total = chosen["balance_loss"] * counts.sum() * balance(weights, statistics, counts, chosen)
     total += chosen["z_loss"] * jnp.sum(counts * jax.nn.logsumexp(logits, axis=1) ** 2)
     if chosen["sequence_loss"]:
@@ -138,6 +152,8 @@ def experts(x: Array, own: Tree, options: Options, batch: Mapping[str, Array]) -
 
 def _hidden(made: Mapping[str, Array], options: Options) -> Array:
     """The hidden activation of gate and up, or of up alone: its ReLU, squared."""
+    if options["activation"] == "geglu":
+        return decoder64.gelu(made["gate"]) * made["up"]
     return decoder64.gated(made["gate"], made["up"], options) if "gate" in made else jnp.maximum(made["up"], 0.0) ** 2
 
 

@@ -36,9 +36,18 @@ DEFAULTS: Options = {
     "rope_mscale_all_dim": None,
     "qk_norm": False,
     "qkv_clip": None,
+    "value_norm": False,
+    "keys_as_values": False,
+    "keys_of": None,
+    "kind": "all",
+    "layer_scale": False,
+    "per_layer_embeddings": None,
     "attention_bias": False,
     "attention_scale": None,
     "latent_attention": None,
+    "altup": None,
+    "activation_sparsity": 0.0,
+    "laurel_rank": None,
     "mlp_bias": False,
     "activation": "swiglu",
     "tied": False,
@@ -74,7 +83,7 @@ def complete(options: Options) -> dict[str, Any]:
     full |= {name: options.get(name, default) for name, default in DEFAULTS.items()}
     full["kv_heads"] = full["kv_heads"] or full["heads"]
     full["head_dim"] = full["head_dim"] or full["embed"] // full["heads"]
-    for name in ("latent_attention", "attention_temperature"):
+    for name in ("latent_attention", "attention_temperature", "per_layer_embeddings", "altup"):
         if full[name]:
             full[name] = tuple(sorted(dict(full[name]).items()))
     full[OF_LAYERS] = options.get(OF_LAYERS) or tuple(

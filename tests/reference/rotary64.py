@@ -18,6 +18,9 @@ def rotary_frequencies(options: Options, length: int) -> np.ndarray:
     al. 2023, sec. 3.2); pairs before that of the fast one are kept, those behind that of the slow one are stretched.
     `longrope`: each pair has a factor, which is another in rows of more than the original `length` (Ding et al. 2024).
     """
+    if options["rope_scaling"] == "proportional":  # Gemma 4: the first pairs of all, and the others stand still
+        half, rotating = options["head_dim"] // 2, int(options["head_dim"] * options["rope_partial"]) // 2
+        return np.array([options["rope_base"] ** (-i / half) * (i < rotating) for i in range(half)])
     half = int(options["head_dim"] * options["rope_partial"]) // 2
     plain = [options["rope_base"] ** (-i / half) for i in range(half)]
     if options["rope_scaling"] == "linear":

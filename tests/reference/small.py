@@ -60,6 +60,16 @@ def random_weights(options: Options, *, padded_vocab: int, positions: int = 16, 
     parts = ("attention",) if full["norm_placement"] == "parallel" else ("attention", "mlp")
     norms = {f"{place}{part}_norm": norm(layers, embed) for place in places for part in parts}
     norms, final = {name: one for name, one in norms.items() if one}, norm(embed)
+    if rank := full["laurel_rank"]:
+        norms |= {"laurel": {"left": normal(layers, embed, rank), "right": normal(layers, rank, embed)}}
+        norms |= {"post_laurel_norm": norm(layers, embed)}
+    streams = dict(full["altup"] or {}).get("streams", 4) if full["altup"] else 1
+    if streams > 1:
+        shapes = {"router": (embed, streams), "prediction": (streams,) * 3, "correction": (streams, streams)}
+        norms |= {"altup": {name: normal(layers, *shape) for name, shape in shapes.items()}}
+        norms |= {"altup_norm": norm(layers, embed)}
+        embedding |= {f"stream_{index}": normal(embed, embed) for index in range(1, streams)}
+        final |= {f"stream_{index}": normal(embed, embed) for index in range(1, streams)}
     weights: dict[str, Any] = {
         "embedding": embedding,
         "layers": {ALL: norms | {"attention": attention, "mlp": feed_forward}},

@@ -77,11 +77,16 @@ def check_heads(config: Config) -> None:
     """Refuse heads and feed-forward widths that the tensor ranks do not divide."""
     model, tensor = config.model, known(config.parallel, "tensor")
     divides("model.heads", model.heads, "parallel.tensor", tensor)
-    if kv_heads(model) % tensor and tensor % kv_heads(model):
-        raise UserError(
-            f"model.kv_heads: expected a multiple or a divisor of parallel.tensor ({tensor}), got {kv_heads(model)}"
-        )
+    if model.laurel_rank is not None:
+        divides("model.laurel_rank", model.laurel_rank, "parallel.tensor", tensor)
+    if (inputs := model.per_layer_embeddings) is not None:
+        divides("model.per_layer_embeddings.width", inputs.width, "parallel.tensor", tensor)
     for kind, layer in kind_models(model).items():
+        if kv_heads(layer) % tensor and tensor % kv_heads(layer):
+            raise UserError(
+                f"{key_of(kind, 'kv_heads')}: expected a multiple or a divisor of parallel.tensor ({tensor}), got "
+                f"{kv_heads(layer)}"
+            )
         for key in ("heads", "key_heads"):
             if layer.linear_attention is not None and (heads := getattr(layer.linear_attention, key)) is not None:
                 divides(key_of(kind, f"linear_attention.{key}"), heads, "parallel.tensor", tensor)

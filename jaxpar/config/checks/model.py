@@ -6,21 +6,23 @@ from dataclasses import replace
 
 from jaxpar.config.bounds import COUNT, spell_limit
 from jaxpar.config.checks.sizes import divides
-from jaxpar.config.counting import head_dim, kv_heads, padded_vocab, rotary_dim
+from jaxpar.config.counting import head_dim, kv_heads, padded_vocab, rotary_dim, window_of
 from jaxpar.config.errors import UserError
-from jaxpar.config.kinds import check_kinds, key_of, kind_models
+from jaxpar.config.kinds import check_kinds, key_of, kind_model, kind_models, layer_kinds
 from jaxpar.config.schema import Config, ModelConfig
+from jaxpar.config.spelling import did_you_mean, quoted
 
 
 def check_model(config: Config) -> None:
     """Refuse sizes that do not fit each other, and settings that a kind of layers cannot have."""
     model = config.model
     check_kinds(model)
-    divides("model.heads", model.heads, "model.kv_heads", kv_heads(model))
-    by_head = any(layer.latent_attention is None for layer in kind_models(model).values())
-    if model.head_dim is None and by_head:
-        divides("model.embed", model.embed, "model.heads", model.heads, "; or set model.head_dim")
+    if model.keys_of is not None:
+        raise UserError(f"model.keys_of: {quoted(model.keys_of, 80)} would be of all layers; expected it in a kind")
     for kind, layer in kind_models(model).items():
+        _check_head_widths(kind, layer)
+        if layer.keys_of is not None:
+            _check_shared_keys(model, kind, layer, layer.keys_of)
         if layer.position == "rope" and layer.latent_attention is None:
             _check_rotary_width(kind, layer)
         if "learned" in (layer.position, model.position) and layer.position != model.position:
@@ -34,6 +36,37 @@ def check_model(config: Config) -> None:
             f"data.sequence_length: {config.data.sequence_length} is more than the learned positions, "
             f"model.max_positions ({model.max_positions})"
         )
+
+
+def _check_head_widths(kind: str, model: ModelConfig) -> None:
+    divides("model.heads", model.heads, key_of(kind, "kv_heads"), kv_heads(model))
+    if model.head_dim is None and model.latent_attention is None:
+        divides("model.embed", model.embed, "model.heads", model.heads, "; or set model.head_dim")
+
+
+def _check_shared_keys(model: ModelConfig, kind: str, layer: ModelConfig, source: str) -> None:
+    """Refuse a kind whose keys and values are of layers that have none, or others, or that come later."""
+    key, kinds = key_of(kind, "keys_of"), layer_kinds(model)
+    if source not in model.kinds:
+        near = did_you_mean(source, model.kinds) or f"; there are {', '.join(model.kinds)}"
+        raise UserError(f"{key}: {quoted(source, 80)} is not declared in model.kinds{near}")
+    other = kind_model(model, source)
+    if other.keys_of is not None or other.mixer != "attention" or other.latent_attention is not None:
+        raise UserError(f"{key}: layers of kind {source} make no keys and values of heads; expected a kind that does")
+    if layer.mixer != "attention" or layer.latent_attention is not None:
+        raise UserError(f"{key}: {source}, and layers of kind {kind} have another mixer than attention; expected null")
+    for name, one in (("kv_heads", kv_heads), ("head_dim", head_dim), ("window", window_of), ("chunk", _chunk)):
+        if one(layer) != one(other):
+            raise UserError(
+                f"{key_of(kind, name)}: {one(layer)}, and {one(other)} in layers of kind {source}, whose keys and "
+                f"values they share ({key}); expected the same"
+            )
+    if kinds.index(kind) < kinds.index(source):
+        raise UserError(f"{key}: no layer of kind {source} is before the first of kind {kind}; expected one")
+
+
+def _chunk(model: ModelConfig) -> int | None:
+    return model.chunk
 
 
 def _check_scaling(kind: str, model: ModelConfig) -> None:

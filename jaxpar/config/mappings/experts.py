@@ -36,6 +36,10 @@ class ExpertsConfig:
     """Further experts that every token uses, computed as one of `shared` times the width."""
     shared_router: bool = False
     """Weigh the output of the shared experts by the sigmoid of a number of each token (Qwen2-MoE, Qwen3-Next)."""
+    norms: bool = False
+    """RMSNorms of the block itself, beside a shared expert: the router and the routed experts read the residual stream,
+    each through a norm, the shared one the block's input, and both outputs are normed before they are added. The
+    router's norm has a factor for each number, and each expert's weight has a learned factor (Gemma 4)."""
     weigh_inputs: bool = False
     """Multiply a token by the weight of its expert before the expert, instead of the expert's output (Llama 4)."""
     router: Annotated[str, ROUTERS] = "top_k_softmax"

@@ -132,7 +132,10 @@ class MemoryConfig:
     it is for. Names: `layer_input` (`save` or `offload`), `attention_input`, `query`, `key`, `value`,
     `attention_output`, `attention_lse`, `attention_residual`, `mlp_input`, `mlp_gate`, `mlp_up`, `mlp_activated`,
     `mlp_hidden`; with attention sinks `attention_scaled`; with a gate of
-    attention `attention_gate`, `attention_gated`; with norms after the blocks `attention_projected`,
+    attention `attention_gate`, `attention_gated`; of layers that share keys `shared_key`, `shared_value`; with
+    inputs of layers `mlp_residual`, `per_layer_input`, `per_layer_gated`, `per_layer_hidden`, `per_layer_projected`;
+    with several residual streams `altup_predicted`; with a learned residual `laurel_inside`, `laurel_projected`;
+    with norms after the blocks `attention_projected`,
     `mlp_projected`; with experts `router_logits`, `noise_logits`, `router_projected`, `expert_input`, `expert_gate`,
     `expert_up`, `expert_activated`, `expert_hidden`, `shared_gate`, `shared_up`, `shared_activated`, `shared_hidden`,
     `shared_router_logits`;

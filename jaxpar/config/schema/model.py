@@ -6,10 +6,12 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from jaxpar.config.bounds import BELOW_ONE, LAYERS, POSITIVE, WIDTH, at_least
+from jaxpar.config.mappings.altup import AltUpConfig
 from jaxpar.config.mappings.attention_temperature import AttentionTemperature
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.mappings.linear_attention import LinearAttentionConfig
+from jaxpar.config.mappings.per_layer_embeddings import PerLayerEmbeddings
 from jaxpar.config.mappings.residual import ResidualConfig
 from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.parts import FEED_FORWARDS, INPUTS, MIXERS
@@ -77,6 +79,12 @@ class ModelConfig:
     """Added to the mean square (or variance) inside the normalisation."""
     residual: ResidualConfig = field(default_factory=ResidualConfig)
     """Factors where blocks are added to the residual stream."""
+    altup: AltUpConfig | None = None
+    """Several residual streams, of which layers compute with one: `{streams: 4, active: 0}` (Gemma 3n); null means
+    one."""
+    laurel_rank: Annotated[int, at_least(1, WIDTH)] | None = None
+    """Rank of a learned residual beside attention or another mixer: its input, plus a norm of two matrices of it, is
+    added behind it, and the sum is divided by the root of 2 (LAuReL: Gemma 3n); null means none."""
     position: Literal["rope", "learned", "none"] = "rope"
     """Rotary embeddings of queries and keys (`rope`), a table added to the token embeddings (`learned`), or nothing but
     the causal mask (`none`: every fourth layer of SmolLM3)."""
@@ -90,6 +98,13 @@ class ModelConfig:
     """Normalise queries and keys: per head before the rotation (true: Qwen3, Gemma 3), without a weight (`unweighted`:
     Llama 4) or after it (`rotated`: Hunyuan), over all heads at once before it (`projection`: OLMo 2), or per head
     before it by a LayerNorm with a scale for each head (`layernorm`: Command R+)."""
+    value_norm: bool = False
+    """Divide each value by its root mean square, as a norm without a weight (Gemma 3n, Gemma 4)."""
+    keys_as_values: bool = False
+    """Values are the projected keys, before their norm and rotation: there is no projection of values (Gemma 4)."""
+    keys_of: str | None = None
+    """In a kind: its layers have no keys and values, and attend to those of the last layer of the kind of this name
+    before them (Gemma 3n, Gemma 4); null makes them."""
     qkv_clip: Annotated[float, POSITIVE] | None = None
     """Limit queries, keys and values to this magnitude before norms and the rotation (OLMo 1); null means none."""
     attention_bias: bool | Literal["qkv"] = False
@@ -114,6 +129,9 @@ class ModelConfig:
     activation: Annotated[str, FEED_FORWARDS] = "swiglu"
     """The feed-forward, by its non-linearity; those that gate it, such as `swiglu`, have a third projection. `none` is
     a layer without (Mamba-2)."""
+    activation_sparsity: Annotated[float, BELOW_ONE] = 0.0
+    """Set the gates of the feed-forward to 0 up to the number that this share of a normal distribution with their mean
+    and deviation is below, which is subtracted from the others (Gemma 3n)."""
     low_rank: dict[str, int] = field(default_factory=dict, hash=False)
     """The layers' matrices that are products of two, `x @ a @ b`, each with the rank between them: `{up: 64, down: 64}`
     (docs/low-rank.md). `python -m jaxpar.convert factorize` makes them of a model's."""
@@ -124,6 +142,11 @@ class ModelConfig:
     """Use the token embedding as the output head."""
     embedding_scale: bool | Annotated[float, POSITIVE] = False
     """Multiply token embeddings by `sqrt(embed)` (true: Gemma) or by a number (Granite)."""
+    layer_scale: bool = False
+    """Multiply the output of each layer by a number of the layer, which training leaves as it is (Gemma 4)."""
+    per_layer_embeddings: PerLayerEmbeddings | None = None
+    """Numbers of each token for each layer, `{width: 256}`, which the layer's last block adds to the residual stream
+    (Gemma 3n, Gemma 4); null means none."""
     window: Annotated[int, at_least(1)] | None = None
     """Sliding-window attention: a token sees itself and the `window - 1` tokens before it, and after it without
     `causal`; null means no limit."""

@@ -21,7 +21,7 @@ from jaxpar.interop.mapping.keys import Converted, Only, Same
 from jaxpar.interop.mapping.layer_keys import Windows, alternating, five_to_one
 from jaxpar.interop.mapping.rope_keys import Rope, RopeByType
 
-_NORMS = (
+NORMS_AROUND = (
     Tensor("model.layers.{layer}.input_layernorm.weight", "layers.attention_norm.scale", Form.VECTOR),
     Tensor("model.layers.{layer}.post_attention_layernorm.weight", "layers.post_attention_norm.scale", Form.VECTOR),
     Tensor("model.layers.{layer}.pre_feedforward_layernorm.weight", "layers.mlp_norm.scale", Form.VECTOR),
@@ -79,7 +79,7 @@ GEMMA2 = Family(
     model_type="gemma2",
     architecture="Gemma2ForCausalLM",
     presets="Gemma 2",
-    tensors=(EMBEDDING, *ATTENTION, *FEED_FORWARD, *_NORMS, NORM, HEAD),
+    tensors=(EMBEDDING, *ATTENTION, *FEED_FORWARD, *NORMS_AROUND, NORM, HEAD),
     model=_MODEL,
     entries=(
         *_ENTRIES,
@@ -95,7 +95,7 @@ GEMMA3 = Family(
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
     presets="Gemma 3 270M and 1B, and others without their images",
-    tensors=(EMBEDDING, *ATTENTION, *QK_NORMS, *FEED_FORWARD, *_NORMS, NORM, HEAD),
+    tensors=(EMBEDDING, *ATTENTION, *QK_NORMS, *FEED_FORWARD, *NORMS_AROUND, NORM, HEAD),
     model=_MODEL | {"qk_norm": True},
     entries=(
         *_ENTRIES,

@@ -26,6 +26,8 @@ from jaxpar.interop.families.experts.solar import SOLAR_OPEN
 from jaxpar.interop.families.gemma import GEMMA, GEMMA2, GEMMA3
 from jaxpar.interop.families.gpt2 import GPT2
 from jaxpar.interop.families.gpt_oss import GPT_OSS
+from jaxpar.interop.families.hybrids.gemma3n import GEMMA3N
+from jaxpar.interop.families.hybrids.gemma4 import GEMMA4
 from jaxpar.interop.families.hybrids.granite import GRANITE, GRANITEMOE, GRANITEMOEHYBRID
 from jaxpar.interop.families.hybrids.kimi import KIMI_LINEAR
 from jaxpar.interop.families.hybrids.lfm import LFM2, LFM2_MOE
@@ -105,6 +107,8 @@ FAMILIES: dict[str, Family] = {
         LFM2,
         LFM2_MOE,
         LLAMA4,
+        GEMMA3N,
+        GEMMA4,
         MODERNBERT,
         BERT,
     )

@@ -13,7 +13,8 @@ from jaxpar.config.schema.model import ModelConfig, Pattern
 
 def packed(layers: Sequence[dict[str, object]]) -> dict[str, object]:
     """Keys of the model section for layers that have these keys: those of the kind that most resembles the whole model,
-    and, if there are several kinds, `kinds` with what differs, and the `pattern`."""
+    and, if there are several kinds, `kinds` with what differs, and the `pattern`. `keys_of` is the index of a layer,
+    of which no other of its kind is behind it and before those that share its keys."""
     distinct: list[dict[str, object]] = []
     for keys in layers:
         if keys not in distinct:
@@ -23,10 +24,13 @@ def packed(layers: Sequence[dict[str, object]]) -> dict[str, object]:
     names = _names(distinct)
     # A kind may do without experts, and cannot state options of their router.
     routed = [index for index, keys in enumerate(distinct) if keys.get("experts") is not None]
-    candidates = routed or range(len(distinct))
+    candidates = routed or [index for index, keys in enumerate(distinct) if keys.get("keys_of") is None]
     base = distinct[next((index for index in candidates if names[index] == "global"), candidates[0])]
     kinds = {name: _differing(keys, base) for name, keys in zip(names, distinct, strict=True)}
     of_layers = [names[distinct.index(keys)] for keys in layers]
+    for keys in kinds.values():
+        if isinstance(source := keys.get("keys_of"), int):
+            keys["keys_of"] = of_layers[source]
     return {**base, "kinds": kinds, "pattern": pattern_of(of_layers)}
 
 
@@ -50,6 +54,15 @@ def layer_models(model: ModelConfig) -> list[ModelConfig]:
     """The model of each layer: all its layers are like that one."""
     models = kind_models(model)
     return [models[kind] for kind in layer_kinds(model)]
+
+
+def key_sources(model: ModelConfig) -> list[int | None]:
+    """For each layer the index of the one whose keys and values it shares; None where it makes some."""
+    kinds, sources = layer_kinds(model), list[int | None]()
+    for layer, one in enumerate(layer_models(model)):
+        source = None if one.keys_of is None else layer - 1 - kinds[:layer][::-1].index(one.keys_of)
+        sources.append(source)
+    return sources
 
 
 def pattern_of(kinds: Sequence[str]) -> Pattern:

@@ -36,6 +36,8 @@ class Multimodal:
 
 MULTIMODAL: Mapping[str, Multimodal] = {
     "gemma3": Multimodal(True, {"vocab_size": 262208, "num_attention_heads": 8, "num_key_value_heads": 4}),
+    "gemma3n": Multimodal(True),
+    "gemma4": Multimodal(True),
     "mistral3": Multimodal(True),
     "llava": Multimodal(False),
     "llama4": Multimodal(False),

@@ -32,6 +32,7 @@ SCALINGS = {
         ("short_factor", "short_factors"),
         ("long_factor", "long_factors"),
     ),
+    "proportional": (),
 }
 """The types of rotary scaling that our model has, and their keys with ours."""
 COMMON = ("default", "linear", "llama3", "yarn")
@@ -46,6 +47,7 @@ OPTIONAL = {
         ("mscale_all_dim", "mscale_all_dim"),
     ),
     "longrope": (("attention_factor", "attention_factor"),),
+    "proportional": (("partial_rotary_factor", "partial"),),
 }
 """Keys that may be absent or null, with the same default in both."""
 _PARTIAL = "partial_rotary_factor"
@@ -117,13 +119,19 @@ class RopeByType:
     local_base: float = 10000.0
     bases: tuple[str, str] | None = ("rope_theta", "rope_local_base_freq")
     """The keys of both bases outside `rope_parameters`; None where only `rope_parameters` has them by type."""
+    scalings: tuple[str, ...] = COMMON
+    """See `Rope`."""
+    absent: Mapping[str, Mapping[str, object]] = field(default_factory=dict)
+    """`rope_parameters` where `config.json` has none."""
 
     @property
     def keys(self) -> tuple[str, ...]:
         return (*(self.bases or ("rope_theta",)), "rope_scaling", "rope_parameters")
 
     def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
-        by_type = _stated(hf_config, {"rope_parameters": hf_config.get("rope_parameters")}).get("rope_parameters", {})
+        by_type = _stated(hf_config, {"rope_parameters": hf_config.get("rope_parameters")}).get(
+            "rope_parameters", self.absent
+        )
         for name in by_type.keys() - {LOCAL, GLOBAL}:
             raise hf_config.refusal(
                 f"rope_parameters.{name}", by_type[name], f"mappings named {GLOBAL} and {LOCAL} alone"
@@ -131,9 +139,15 @@ class RopeByType:
         global_key, local = (f"rope_parameters.{name}" for name in (GLOBAL, LOCAL))
         of_global = _stated(hf_config, {"rope_scaling": hf_config.get("rope_scaling"), global_key: by_type.get(GLOBAL)})
         of_local = _stated(hf_config, {local: by_type.get(LOCAL)})
+
+        def of_type(theta: str, stated: Stated, base: float) -> dict[str, object]:
+            proportional = any(mapping.get("rope_type") == "proportional" for mapping in stated.values())
+            rotary = _rotary(hf_config, theta, stated, base, self.scalings, 1.0 if proportional else None)
+            return {"partial": 1.0} | rotary if "proportional" in self.scalings else rotary
+
         rotary = {
-            GLOBAL: _rotary(hf_config, self.bases[0] if self.bases else "rope_theta", of_global, self.base),
-            LOCAL: _rotary(hf_config, self.bases[1] if self.bases else "", of_local, self.local_base),
+            GLOBAL: of_type(self.bases[0] if self.bases else "rope_theta", of_global, self.base),
+            LOCAL: of_type(self.bases[1] if self.bases else "", of_local, self.local_base),
         }
         return [{"rope": rotary[one]} for one in layer_types(hf_config, layers, self.types)]
 

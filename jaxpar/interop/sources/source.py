@@ -25,7 +25,8 @@ SHAPES = (
     "layers", "vocab", "embed", "heads", "kv_heads", "head_dim", "mlp", "norm", "norm_placement", "position",
     "max_positions", "qk_norm", "attention_bias", "attention_sinks", "attention_gate", "mlp_bias", "activation",
     "experts", "low_rank", "mixer", "latent_attention", "linear_attention", "tied", "input",
-    "head_transform", "head_bias", "token_types",
+    "head_transform", "head_bias", "token_types", "keys_as_values", "keys_of", "layer_scale", "per_layer_embeddings",
+    "altup", "laurel_rank",
 )  # fmt: skip
 """Keys of the model section that decide which weights there are, and their shapes."""
 MEANING = ("norm",)
@@ -103,11 +104,7 @@ def read_part(source: WeightSource, path: KeyPath, spec: ParamSpec, order: Layer
     def read(region: Region) -> np.ndarray:
         bounds = [part.indices(size)[:2] for part, size in zip(region, spec.shape, strict=True)]
         values = np.zeros([last - first for first, last in bounds], np.float32)
-        vocab = source.model.vocab
-        assert vocab is not None, "a source knows its vocabulary"
-        real = [
-            min(last, vocab) if axis == "vocab" else last for axis, (_, last) in zip(spec.axes, bounds, strict=True)
-        ]
+        real = [min(last, size) for (_, last), size in zip(bounds, spec.unpadded_shape, strict=True)]
         if any(last <= first for (first, _), last in zip(bounds, real, strict=True)):
             return values
         stored = tuple(slice(first, last) for (first, _), last in zip(bounds, real, strict=True))

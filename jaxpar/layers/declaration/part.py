@@ -130,6 +130,8 @@ class Part:
     terms: tuple[Term, ...] = ()
     chosen: int = 1
     """Matrices of each routed weight that a token uses."""
+    norms: tuple[bool, bool] | None = None
+    """Whether it has a norm before it, and one after it; None leaves it to `model.norm_placement`."""
     dims: tuple[tuple[str, int], ...] = ()
     """Sizes of the logical dims that its activations alone have."""
 
@@ -204,7 +206,7 @@ class Layer:
     parts: tuple[Part, ...]
     """The mixer and the feed-forward."""
     norms: Mapping[str, Weights]
-    """The weights of its norms, by name."""
+    """The weights of its norms, and of what is around its parts as they are, by name."""
     activations: tuple[Activation, ...]
     """In the order of the forward, the layer's input first."""
     operations: tuple[tuple[Part, Operation], ...]
@@ -233,7 +235,7 @@ class Layer:
     @property
     def feed_forward(self) -> Part:
         """The part behind the mixer, whatever its name."""
-        return self.parts[-1]
+        return next(part for part in reversed(self.parts) if part.norms is None)
 
 
 def made_by(operation: Operation) -> tuple[str, ...]:

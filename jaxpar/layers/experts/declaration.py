@@ -20,6 +20,11 @@ ROUTED = ("routed", "expert_mlp")
 """Dims of a hidden activation of the routed experts: rows for each token, hidden width."""
 SHARED = ("shared_mlp",)
 """Dims of a hidden activation of the shared ones."""
+ROUTER_NORM, ROUTED_NORM, EXPERT_SCALE = "router_norm", "routed_norm", "expert_scale"
+"""With `model.experts.norms`: scales of the norms of the inputs of the router and of the routed experts, and a factor
+of the weight of each expert."""
+NORMS_OF_OUTPUTS = ("post_routed_norm", "post_shared_norm")
+"""With it also, scales of the norms of what the routed experts and the shared one make."""
 SHARED_ROUTER = "shared_router"
 """The router of the shared ones: a logit of each token, whose sigmoid weighs their output."""
 
@@ -93,27 +98,30 @@ def _non_linear(of: str, gated: bool) -> list[Operation]:
 def _weights(model: ModelConfig, experts: ExpertsConfig, inward: tuple[str, ...]) -> Weights:
     count, embed, width = experts.count, model.embed, width_of(model)
     back = model.init_scale / (2 * model.layers) ** 0.5
-    kind, found = ROUTERS[experts.router], {}
+    kind, weights = ROUTERS[experts.router], {}
     if kind.cosine:
         width_of_cosine = projection_of(experts)
-        found["projection"] = ParamSpec((embed, width_of_cosine), ("embed", "rank"), scale=embed**-0.5, decay=True)
-        found["router"] = ParamSpec((width_of_cosine, count), ("rank", "router"), scale=model.init_scale, decay=True)
-        found["temperature"] = ParamSpec((1,), ("router",), init="zeros")
+        weights["projection"] = ParamSpec((embed, width_of_cosine), ("embed", "rank"), scale=embed**-0.5, decay=True)
+        weights["router"] = ParamSpec((width_of_cosine, count), ("rank", "router"), scale=model.init_scale, decay=True)
+        weights["temperature"] = ParamSpec((1,), ("router",), init="zeros")
     elif kind.learned:
-        found["router"] = ParamSpec((embed, count), ("embed", "router"), scale=model.init_scale, decay=True)
+        weights["router"] = ParamSpec((embed, count), ("embed", "router"), scale=model.init_scale, decay=True)
     if kind.noise:
-        found["noise"] = ParamSpec((embed, count), ("embed", "router"), init="zeros", decay=True)
+        weights["noise"] = ParamSpec((embed, count), ("embed", "router"), init="zeros", decay=True)
     if kind.bias:
-        found["bias"] = ParamSpec((count,), ("router",), init="zeros", balance_rate=options_of(experts).bias_rate)
+        weights["bias"] = ParamSpec((count,), ("router",), init="zeros", balance_rate=options_of(experts).bias_rate)
     if model.mlp_bias and kind.learned and not kind.cosine:
-        found["router_bias"] = vector((count,), ("router",))
+        weights["router_bias"] = vector((count,), ("router",))
+    if experts.norms:
+        weights |= {name: vector((embed,), ("norm",), "ones") for name in (ROUTER_NORM, ROUTED_NORM, *NORMS_OF_OUTPUTS)}
+        weights[EXPERT_SCALE] = vector((count,), ("router",), "ones")
     for name in inward:
-        found[name] = matrix((count, embed, width), ("experts", "embed", "mlp"), scale=model.init_scale)
-    found["down"] = matrix((count, width, embed), ("experts", "mlp", "embed"), scale=back)
+        weights[name] = matrix((count, embed, width), ("experts", "embed", "mlp"), scale=model.init_scale)
+    weights["down"] = matrix((count, width, embed), ("experts", "mlp", "embed"), scale=back)
     if model.mlp_bias:
-        found |= {f"{name}_bias": vector((count, width), ("experts", "mlp")) for name in inward}
-        found["down_bias"] = vector((count, embed), ("experts", "norm"))
-    return Weights(found | (_shared_weights(model, experts, inward) if experts.shared else {}))
+        weights |= {f"{name}_bias": vector((count, width), ("experts", "mlp")) for name in inward}
+        weights["down_bias"] = vector((count, embed), ("experts", "norm"))
+    return Weights(weights | (_shared_weights(model, experts, inward) if experts.shared else {}))
 
 
 def _shared_weights(model: ModelConfig, experts: ExpertsConfig, inward: tuple[str, ...]) -> dict[str, ParamSpec]:

@@ -24,6 +24,7 @@ from jaxpar.layers.experts.assignment import within_capacity
 from jaxpar.layers.experts.clusters import clustered
 from jaxpar.layers.experts.declaration import IN, OUT, SHARED_ROUTER, declare
 from jaxpar.layers.experts.exchange import EXCHANGES
+from jaxpar.layers.experts.logits import logits_of, router_logits
 from jaxpar.layers.experts.rounds import Operands, exchanged, lists_of
 from jaxpar.layers.experts.routers import ROUTERS, entropy, options_of
 from jaxpar.layers.experts.routing import (
@@ -56,13 +57,13 @@ than one round."""
 
 NOISE_SITE = 1 << 20
 """The site of dropout for which the noise of a router is drawn, above all sites of dropout."""
-FIRST_TEMPERATURE = 0.07
-"""By which cosines are divided before training (X-MoE); its factor is learned."""
-
 
 ROUTING = "routing"
 """The field with the experts of each token in each layer of the model, in place of those that the routers would choose:
 [row, token, layer, choice], and `NO_EXPERT` where there is none. Layers without experts have a place too."""
+
+
+type Rows = Float[Array, "tokens embed"]
 
 
 class Experts(Block):
@@ -95,8 +96,10 @@ class Experts(Block):
         """The sum, and the report. Tokens that pad rows are sent to no expert and are in no statistic."""
         tokens = context.tokens
         flat, valid = x.reshape(-1, x.shape[-1]), sequence_part(tokens.segments).ravel() > 0
-        logits = self._router_logits(flat)
-        routing = self.kind.route(logits, self._state(flat, valid, context), self.experts, self.options)
+        of_router, routed = self.entering(flat, context)
+        logits = router_logits(self, of_router, self.kind)
+        routing = self.kind.route(logits, self._state(of_router, valid, context), self.experts, self.options)
+        routing = self.weighed(routing)
         if context.recorded is not None:
             context.recorded[ROUTING] = routing.indices.reshape(*x.shape[:2], -1)
         report = self._report(logits, routing, valid.astype(jnp.float32).reshape(x.shape[:2]))
@@ -104,40 +107,37 @@ class Experts(Block):
         shared = None
         if self.experts.shared:
             shared = lambda flat: self._shared(flat.reshape(x.shape), ops).reshape(flat.shape)
+        apart = shared if self.experts.norms else None
+        inside = shared if apart is None else None
         if self.experts.clusters and context.train:
             send, slices = partial(self._exchanged, ops), self.layout.slices.name
-            y, handled, rounds, more = clustered(send, self.experts, slices, context.index, flat, sent, valid)
-            y = y if shared is None else y + shared(flat)
+            y, handled, rounds, more = clustered(send, self.experts, slices, context.index, routed, sent, valid)
+            y = y if inside is None else y + inside(flat)
             report |= more
         else:
-            y, handled, rounds = self._exchanged(ops, flat, sent, valid, self.experts, shared)
+            y, handled, rounds = self._exchanged(ops, routed, sent, valid, self.experts, inside)
+        y = y if apart is None else self.joined(y, apart(flat))
         chosen = jnp.sum(valid[:, None] & (routing.indices != NO_EXPERT)).astype(jnp.float32)
         report |= {DROPPED: chosen - handled, OVERFLOWS: report[ROUTED_TOKENS] * (rounds > 1)}
         loads = {f"{LOAD}.{one}": jnp.where(context.index == one, report[LOAD], 0.0) for one in range(self.layers)}
         return y.reshape(x.shape), report | loads
 
+    # ---- hooks
+
+    def entering(self, x: Rows, context: Context) -> tuple[Rows, Rows]:
+        """The inputs of the router and of the routed experts, from that of the block."""
+        del context
+        return x, x
+
+    def weighed(self, routing: Routing) -> Routing:
+        """The choices of the router with the weights that count."""
+        return routing
+
+    def joined(self, routed: Rows, shared: Rows) -> Rows:
+        """The output, from that of the routed experts and that of the shared ones, where they are not added before."""
+        return routed + shared
+
     # ---- routing
-
-    def _logits(self, x: Float[Array, "tokens embed"], name: str) -> Float[Array, "tokens experts"]:
-        """In float32: a rounded logit would choose another expert."""
-        x, w = x.astype(jnp.float32), self.weight(name).astype(jnp.float32)
-        logits = jnp.matmul(x, w, precision="highest")
-        if f"{name}_bias" in self.part.weights:
-            logits = logits + self.weight(f"{name}_bias").astype(jnp.float32)
-        return self.named(logits, f"{name}_logits")
-
-    def _router_logits(self, x: Float[Array, "tokens embed"]) -> Float[Array, "tokens experts"]:
-        """The logits; of a router that learns nothing, a scalar."""
-        if not self.kind.learned:
-            return jnp.zeros(())
-        if not self.kind.cosine:
-            return self._logits(x, "router")
-        projection, router = (self.weight(name).astype(jnp.float32) for name in ("projection", "router"))
-        projected = jnp.matmul(x.astype(jnp.float32), projection, precision="highest")
-        unit = lambda a, axis: a * lax.rsqrt(jnp.sum(jnp.square(a), axis, keepdims=True) + 1e-12)
-        tokens, experts = unit(self.named(projected, "router_projected"), 1), unit(router, 0)
-        temperature = FIRST_TEMPERATURE * jnp.exp(self.weight("temperature").astype(jnp.float32))
-        return self.named(jnp.matmul(tokens, experts, precision="highest") / temperature, "router_logits")
 
     def _state(self, x: Float[Array, "tokens embed"], valid: Bool[Array, " tokens"], context: Context) -> RouterState:
         kind, tokens, train = self.kind, context.tokens, context.train
@@ -152,7 +152,7 @@ class Experts(Block):
             drawn = drawn.reshape(-1, self.experts.count)
         return RouterState(
             bias=lax.stop_gradient(self.weight("bias").astype(jnp.float32)) if kind.bias else None,
-            noise=self._logits(x, "noise") if kind.noise else None,
+            noise=logits_of(self, x, "noise") if kind.noise else None,
             drawn=drawn,
             ids=sequence_part(tokens.fields[TOKENS.name]).ravel() if kind.ids else None,
             train=train,
@@ -280,7 +280,7 @@ class Experts(Block):
         )
         weight: Any = 1.0
         if SHARED_ROUTER in self.part.weights:
-            weight = jax.nn.sigmoid(self._logits(x.reshape(-1, x.shape[-1]), SHARED_ROUTER)).reshape(*x.shape[:2], 1)
+            weight = jax.nn.sigmoid(logits_of(self, x.reshape(-1, x.shape[-1]), SHARED_ROUTER)).reshape(*x.shape[:2], 1)
             # A factor of the hidden activation, as that of a routed expert.
             hidden = (hidden * gather_sequence(weight)).astype(hidden.dtype)
         y = self.project("shared_out", hidden, ops.matmul("shared_out"))

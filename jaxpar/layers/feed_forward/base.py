@@ -41,6 +41,8 @@ class FeedForward(Block):
     wide_gradients = True
     routed_inputs: ClassVar[tuple[str, ...]] = ()
     """Matrices into the hidden width where a router chooses among several such blocks; none where it cannot."""
+    sparse: ClassVar[bool] = False
+    """Whether it can have sparse gates (`model.activation_sparsity`)."""
 
     def __init__(self, model: ModelConfig, part: Part | None = None, tiles: int = 1):
         super().__init__(part or self.declare(model))

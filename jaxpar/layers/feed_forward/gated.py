@@ -13,15 +13,21 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.activations import Activation
 from jaxpar.layers.declaration.part import Elementwise, Matmuls, Part, Traffic
 from jaxpar.layers.feed_forward.base import HIDDEN, OUT, FeedForward, hidden_weights
+from jaxpar.layers.feed_forward.sparsity import above_quantile
 
 ALPHA, LIMIT = 1.702, 7.0
 """Constants of `ClampedSwiGLU`."""
 
 
 class Gated(FeedForward):
-    """`non_linear` of the gate, times `factor` of up."""
+    """`non_linear` of the gate, times `factor` of up; the gate is perhaps sparse (`model.activation_sparsity`)."""
 
     routed_inputs = ("up", "gate")
+    sparse = True
+
+    def __init__(self, model: ModelConfig, part: Part | None = None, tiles: int = 1):
+        super().__init__(model, part, tiles)
+        self.sparsity = model.activation_sparsity
 
     @staticmethod
     def declare(model: ModelConfig) -> Part:
@@ -60,6 +66,7 @@ class Gated(FeedForward):
         up, gate = hidden
         up = self.named(self.biased(up, "up"), "mlp_up")
         gate = self.named(self.biased(gate, "gate"), "mlp_gate")
+        gate = above_quantile(gate, self.sparsity) if self.sparsity else gate
         activated = self.named(self.non_linear(gate), "mlp_activated")
         return self.named(activated * self.factor(up), "mlp_hidden")
 

@@ -54,7 +54,8 @@ class Input(nnx.Module, ABC):
     def __call__(self, batch: Mapping[str, jax.Array]) -> Float[Array, "batch part embed"]:
         """The residual stream of this tensor rank's part of the sequence (`sequence_part`), in the weights' dtype.
 
-        A weight is full. A table of `lookups` is the rows of this part's tokens, [batch, part, width].
+        Behind its columns are those of `jaxpar.layers.declaration.columns` that the input writes. A weight is full.
+        A table of `lookups` is the rows of this part's tokens, [batch, part, width].
         """
 
     def weight(self, name: str) -> jax.Array:

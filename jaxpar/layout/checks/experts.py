@@ -73,6 +73,8 @@ def _check(key: str, experts: ExpertsConfig) -> None:
         )
     if experts.shared_router and not experts.shared:
         raise UserError(f"{key}.shared_router: true, and {key}.shared is 0; expected false, or shared experts")
+    if experts.norms and not experts.shared:
+        raise UserError(f"{key}.norms: true, and {key}.shared is 0; expected false, or a shared expert")
     most = count - 1 if router.noise else count
     if chosen > most:
         why = f"; {experts.router} leaves one out" if most < count else ""

@@ -15,6 +15,7 @@ from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layers.declared import declare_layer, feed_forward_classes, mixer_classes, of_experts
 from jaxpar.layers.inputs.input import TIED, input_class, refuse_without_batches
+from jaxpar.layers.residual.altup import stream_matrices
 from jaxpar.layout.checks.experts import check_experts
 
 
@@ -41,13 +42,22 @@ def check_input(config: Config) -> None:
         raise UserError(f"model.embedding_scale: {spell(model.embedding_scale)}, and {name} tokens; expected false")
     if model.position == "learned" and "positions" not in weights:
         raise UserError(f"model.position: learned, and {name} positions; expected rope or none")
+    if missing := [one for one in stream_matrices(model) if one not in weights]:
+        raise UserError(
+            f"model.altup: several streams, and model.input: {model.input} has no {missing[0]}, the "
+            "matrix into the second; expected null"
+        )
     if config.evaluation.sample_tokens:
         refuse_without_batches(model, f"a sample (evaluation.sample_tokens: {config.evaluation.sample_tokens})")
 
 
+WITH_LAUREL = ("pre", "sandwich")
+"""The placements of norms with which layers have a learned residual."""
+
 OF_SOME_MIXERS = (
     "qk_norm", "attention_bias", "attention_scale", "attention_softcap", "attention_sinks", "attention_gate",
-    "window", "causal", "chunk", "attention_temperature", "linear_attention", "qkv_clip",
+    "window", "causal", "chunk", "attention_temperature", "linear_attention", "qkv_clip", "value_norm",
+    "keys_as_values",
 )  # fmt: skip
 """Keys of `model` that only some mixers read (`Block.reads`)."""
 
@@ -58,7 +68,9 @@ def check_blocks(config: Config) -> None:
     check_experts(config)
     _check_mixing(config.model)
     _check_read(config.model)
+    _check_streams(config.model)
     for kind, layer in kind_models(config.model).items():
+        _check_sparsity(kind, layer)
         if layer.chunk is not None and not layer.causal:
             raise UserError(
                 f"{key_of(kind, 'chunk')}: {layer.chunk}, and model.causal: false; chunks are of causal attention"
@@ -89,6 +101,33 @@ def _check_mixing(model: ModelConfig) -> None:
     if not any(map(mixer_classes, models.values())):
         mixers = ", ".join(f"{key_of(kind, 'mixer')}: {layer.mixer}" for kind, layer in models.items())
         raise UserError(f"{mixers}: no layer mixes tokens; expected a mixer that does in one of them")
+
+
+def _check_streams(model: ModelConfig) -> None:
+    """Refuse an active stream that does not exist, and a learned residual where no mixer has an input to learn from."""
+    if (altup := model.altup) is not None and altup.active >= altup.streams:
+        raise UserError(
+            f"model.altup.active: {altup.active}, of {altup.streams} streams (model.altup.streams); expected at most "
+            f"{altup.streams - 1}"
+        )
+    for kind, layer in kind_models(model).items() if model.laurel_rank is not None else ():
+        if layer.norm_placement not in WITH_LAUREL or len(mixer_classes(layer)) != 1:
+            raise UserError(
+                f"model.laurel_rank: {model.laurel_rank} beside {key_of(kind, 'norm_placement')}: "
+                f"{layer.norm_placement} and {key_of(kind, 'mixer')}: {layer.mixer}; expected {one_of(WITH_LAUREL)}, "
+                "and one mixer"
+            )
+
+
+def _check_sparsity(kind: str, model: ModelConfig) -> None:
+    """Refuse sparse gates of a feed-forward without gates, or of experts."""
+    feed_forwards = feed_forward_classes(model)
+    if model.activation_sparsity and (model.experts is not None or not all(one.sparse for one in feed_forwards)):
+        other = "experts" if model.experts is not None else f"{key_of(kind, 'activation')}: {model.activation}"
+        raise UserError(
+            f"{key_of(kind, 'activation_sparsity')}: {model.activation_sparsity:g}, and {other} cannot have sparse "
+            "gates; expected 0, or a feed-forward with gates, such as geglu, and no experts"
+        )
 
 
 def _check_read(model: ModelConfig) -> None:

@@ -12,14 +12,13 @@ import jax
 
 from jaxpar.config import Config
 from jaxpar.config.axes import ROUTED_AXES
-from jaxpar.config.counting import kv_heads
 from jaxpar.config.kinds import kind_counts, kind_models
 from jaxpar.layers.declared import declare_layer
 from jaxpar.memory.layer_shape import FLOAT32_BYTES
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.parameters import Nested, ParamSpec, Specs
 from jaxpar.mesh.placements import SHARD_ORDER
-from jaxpar.mesh.rules import compute_rules
+from jaxpar.mesh.rules import compute_rules, rules_of
 from jaxpar.model.decoder import decoder_specs
 from jaxpar.optim.optimizer import rule_of
 from jaxpar.optim.rule import Rule, RuleRequest
@@ -190,8 +189,8 @@ class Weights:
 
     def _weight(self, path: tuple[str, ...], below: tuple[str, ...], spec: ParamSpec, ranks: _Ranks) -> Weight:
         tensor, shards, pipe, routed, replicas = ranks
-        rules = compute_rules(kv_heads=kv_heads(self.config.model), tensor=tensor, shared_ends=pipe > 1)
         sizes = {"tensor": tensor, "pipe": pipe} | dict.fromkeys(ROUTED_AXES, routed)
+        rules = rules_of(spec, compute_rules(shared_ends=pipe > 1), sizes)
         shards = shards // routed if spec.routed else shards
         dims = {name: size for name, size in zip(spec.axes, spec.shape, strict=True) if name != "layers"}
         local = {name: size // prod(sizes[axis] for axis in getattr(rules, name)) for name, size in dims.items()}

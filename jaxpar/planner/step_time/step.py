@@ -175,14 +175,16 @@ class Step:
         layout = self.layout
         if not layout.shared_ends:
             return 0.0
-        return self.where.sum_over_stages(layout.devices, layout.pipe, self.case.between * self.case.item)
+        return self.where.sum_over_stages(
+            layout.devices, layout.pipe, self.case.between * self.case.shape.stream / self.case.embed * self.case.item
+        )
 
     def _transfer(self) -> float:
-        """From a stage to the next: the residual stream of a microbatch, of which each tensor rank sends its share."""
+        """From a stage to the next: the residual streams of a microbatch, of which each tensor rank sends its share."""
         layout = self.layout
         if layout.pipe == 1:
             return 0.0
-        whole = float(self.case.tokens * self.case.embed * self.case.item)
+        whole = float(self.case.tokens * self.case.shape.stream * self.case.item)
         pair = self.network.pair(layout.devices // layout.pipe, layout.pipe)
         return pair.shift(whole / layout.tensor)
 

@@ -110,7 +110,7 @@ def loop_over(program: LayerProgram, placements: Placements, order: LayerOrder, 
 
 
 def placements_of(layers: int, zero: int) -> Placements:
-    return place(specs(layers), SIZES, zero, DTYPES, compute_rules(kv_heads=1, tensor=SIZES.tensor))
+    return place(specs(layers), SIZES, zero, DTYPES, compute_rules())
 
 
 def python_loop(layers: int) -> tuple[np.ndarray, np.ndarray, Any]:
@@ -322,7 +322,7 @@ def walks(rows: Rows, keep: Keep) -> tuple[Any, Any]:
     """(A chunk's forward without derivative, forward, split backward and gradients of matrices, on the mesh; the
     arguments of that)."""
     sizes = AxisSizes(pipe=2)
-    placements = place(specs(PADDED.stacks[ALL].rows), sizes, 0, DTYPES, compute_rules(kv_heads=1, tensor=1))
+    placements = place(specs(PADDED.stacks[ALL].rows), sizes, 0, DTYPES, compute_rules())
 
     def program(master: Any, x: jax.Array) -> Any:
         matrices = {"up": True, "down": True, "scale": False}

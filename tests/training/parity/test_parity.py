@@ -63,7 +63,7 @@ def _fits(row: dict[str, Any]) -> bool:
 
 
 _HYBRID = {name: values[0] for name, values in FACTORS.items()} | {"family": "hybrid", "vocab": 61, "kv_heads": 2}
-_PARALLEL = {name: values[0] for name, values in FACTORS.items()} | {"family": "cohere", "kv_heads": 2}
+_OTHER = {name: values[0] for name, values in FACTORS.items()} | {"family": "cohere", "kv_heads": 2}
 ROWS = [
     *covering_rows(FACTORS, _fits, seed=3),
     _HYBRID | {"tensor": 2, "context": 4, "context_strategy": "ring", "zero": 1, "microbatches": 2, "remat": "full"},
@@ -71,12 +71,14 @@ ROWS = [
     _HYBRID
     | {"replica": 2, "tensor": 2, "context": 2, "context_strategy": "ulysses", "zero": 2, "remat": "half offloaded"}
     | {"optimizer_offload": "host", "dropout": 0.1, "mlp_tiles": 3},
-    _PARALLEL
-    | {"tensor": 4, "context": 2, "context_strategy": "ring", "zero": 1, "dropout": 0.1, "remat": "selective"},
-    _PARALLEL
-    | {"family": "olmo", "fsdp": 2, "tensor": 2, "context": 2, "zero": 3, "remat": "gemm_last", "mlp_tiles": 3},
+    _OTHER | {"tensor": 4, "context": 2, "context_strategy": "ring", "zero": 1, "dropout": 0.1, "remat": "selective"},
+    _OTHER | {"family": "olmo", "fsdp": 2, "tensor": 2, "context": 2, "zero": 3, "remat": "gemm_last", "mlp_tiles": 3},
+    _OTHER | {"family": "gemma3n", "tensor": 4, "fsdp": 2, "zero": 3, "dropout": 0.1, "remat": "full", "mlp_tiles": 3},
+    _OTHER
+    | {"family": "gemma3n", "context": 2, "context_strategy": "ring", "replica": 2, "zero": 1, "remat": "offload"},
 ]
-"""Neither a hybrid, which takes no striped order, nor a model of parallel blocks is a value of a factor."""
+"""Neither a hybrid, which takes no striped order, nor a model of parallel blocks or of several residual streams is a
+value of a factor."""
 
 
 def config_of(row: dict[str, Any], **more: dict[str, Any]) -> Any:

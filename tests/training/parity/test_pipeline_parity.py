@@ -26,6 +26,7 @@ MODELS: dict[str, tuple[bool, dict[str, Any]]] = {
     "gemma": (True, {"tied": True, "dropout": 0.0} | gemma(layers=8)),
     "cohere": (True, {"tied": True, "dropout": 0.1} | FAMILIES["cohere"]),
     "olmo": (True, {"tied": False, "dropout": 0.0} | FAMILIES["olmo"]),
+    "gemma3n": (True, {"tied": True, "dropout": 0.1} | FAMILIES["gemma3n"]),
 }
 """Whether its data is packed, and the model: with each value of packed, tied and dropout."""
 
@@ -174,6 +175,8 @@ def test_loss_and_gradients_equal_one_device(row: Row):
         ("qwen3", {"schedule": "interleaved", "context": 2, "tensor": 2, "context_strategy": "ring"}),
         ("qwen3", {"schedule": "zb-h1", "context": 4, "context_strategy": "ulysses", "pipe_ticks": "branching"}),
         ("cohere", {"schedule": "zb-h1", "context": 2, "context_strategy": "ring", "tensor": 2}),
+        ("gemma3n", {"schedule": "zb-h1", "context": 2, "context_strategy": "ring", "tensor": 2}),
+        ("gemma3n", {"schedule": "1f1b", "context": 2, "context_strategy": "ulysses", "fsdp": 2, "zero": 2}),
         ("olmo", {"schedule": "zb-v", "context": 2, "context_strategy": "ring", "fsdp": 2, "zero": 2}),
     ],
     ids=lambda value: value if isinstance(value, str) else f"{value['schedule']}-{value['context_strategy']}",

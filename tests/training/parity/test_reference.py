@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 
+from jaxpar.config.mappings.altup import AltUpConfig
 from jaxpar.config.mappings.attention_temperature import AttentionTemperature
 from jaxpar.config.mappings.residual import ResidualConfig
 from jaxpar.config.mappings.rope import RopeConfig
@@ -115,6 +116,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
             100.0, scaling="yarn", factor=4.0, original_length=40, beta_fast=3.0, truncate=False, attention_factor=1.1
         ),
     },
+    "gemma3n": {
+        "altup": AltUpConfig(3, 1), "laurel_rank": 6, "norm_placement": "sandwich", "activation": "geglu",
+        "activation_sparsity": 0.7, "value_norm": True, "norm_epsilon": 0.1,
+    },
     "gemma": {
         "norm_placement": "sandwich", "norm": "zero_centered_rmsnorm", "activation": "geglu", "embedding_scale": True,
         "attention_scale": 1.1, "attention_softcap": 3.0, "logit_softcap": 4.0, "qk_norm": True, "tied": True,
@@ -126,6 +131,7 @@ NEUTRAL = {
     "attention_softcap": None, "logit_softcap": None, "rope_scaling": "none", "qk_norm": False,
     "z_loss": 0.0, "norm_epsilon": 1e-5, "attention_bias": False, "mlp_bias": False,
     "embedding_scale": False, "attention_scale": None, "norm": "rmsnorm", "rope_base": 1e4, "rope_factor": 2.0,
+    "altup": None, "activation_sparsity": 0.0, "laurel_rank": None, "value_norm": False,
     "qkv_clip": None, "rope_partial": 1.0, "residual_mixer_stream": 1.0,
     "residual_mixer_output": 1.0, "residual_mlp_stream": 1.0, "residual_mlp_output": 1.0, "logit_divisor": 1.0,
 }  # fmt: skip

@@ -1,0 +1,1 @@
+"""Blocks that read what is carried beside the residual stream."""
