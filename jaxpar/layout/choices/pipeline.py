@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -92,11 +92,13 @@ def schedule_of(plan: Plan) -> Schedule:
 
 def pipeline_program(plan: Plan) -> PipelineProgram:
     """The program that the executor runs for a plan."""
-    return make_program(
-        schedule_of(plan),
-        hold=holds_chunks(plan),
-        branching=plan.pipe_ticks == "branching",
-    )
+    return _program(schedule_of(plan), holds_chunks(plan), plan.pipe_ticks == "branching")
+
+
+@lru_cache(maxsize=16)
+def _program(schedule: Schedule, hold: bool, branching: bool) -> PipelineProgram:
+    """The program of a schedule, which a plan and its memory are made from several times."""
+    return make_program(schedule, hold=hold, branching=branching)
 
 
 TABLE = ".csv"

@@ -147,7 +147,8 @@ class Kernels:
             gpu = DescribedGPU.of(self.cluster.gpu)
             return embedding_messages(own, axes, gpu, group.microbatch, self.cluster).name
 
-        return self._on_gpus(("embedding messages", group, zero), make, "table")
+        sends = zero >= 2 and group.pipe == 1 and group.shards > 1
+        return self._on_gpus(("embedding messages", group, zero), make, "table") if sends else "table"
 
     @property
     def expert_codes(self) -> ExpertCodes:
