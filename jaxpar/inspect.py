@@ -5,13 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from jaxpar.cli import Parser, by_ending, command, seconds, stop
 
 OUTPUTS = {
     ".html": "a page with memory over time and the schedule",
-    ".svg": "a picture of one layer over time (with --diff of both)",
+    ".svg": "a picture of one layer over time",
 }
 
 
@@ -23,11 +22,10 @@ def main(arguments: Sequence[str]) -> int | None:
         "Compile the training step for a cluster that need not be present, and report whether "
         "it fits, what it transfers, and which transfers it waits for (docs/inspect.md).",
     )
-    parser.add_config("YAML file", required=True, overridden="of the file (with --diff of both files)")
+    parser.add_config("YAML file", required=True)
     parser.add_cluster()
     parser.add_json()
     parser.add_out(OUTPUTS)
-    parser.add_argument("--diff", metavar="FILE", type=Path, help="compare with this configuration")
     words = "limit of a compile (default 600)"
     parser.add_argument("--timeout", metavar="SECONDS", type=seconds, default=600, help=words)
     parser.add_argument("--no-cache", action="store_true", help="do not use the cache of compiled programs")
@@ -43,7 +41,7 @@ def _inspect(options: argparse.Namespace) -> int | None:
         inspect_step(options, files.get(".html"), files.get(".svg"))
     except ProgramError as error:
         return stop(1, f"XLA's program has a part that jaxpar cannot read: {error}")
-    if not options.json and options.diff is None:
+    if not options.json:
         _print_answers(options)
     return None
 

@@ -66,26 +66,6 @@ class LiveBuffer:
 
 
 @dataclass(frozen=True)
-class DeviceCopy:
-    """A kernel that moves data within the device and computes nothing; times are of one execution."""
-
-    name: str
-    """XLA's name of the operation."""
-    shape: str
-    """Shape of the result, or of the first of several."""
-    source: str
-    """`file:line` of the code that asked for it, or else that computed what it moves; empty where XLA recorded none."""
-    count: float
-    """Executions in a step."""
-    seconds: float
-
-    @property
-    def per_step(self) -> float:
-        """Seconds in a step."""
-        return self.seconds * self.count
-
-
-@dataclass(frozen=True)
 class Report:
     """Read from the compiled program, per GPU; nothing in it was measured but `compile_seconds`."""
 
@@ -137,8 +117,6 @@ class Report:
     """Time that transfers cost, exposed or of compute beside them, by part of a predicted step."""
     largest_buffers: tuple[LiveBuffer, ...]
     compile_seconds: float
-    copies: tuple[DeviceCopy, ...] = ()
-    """All copies within the device, those first that take longest in a step."""
     float8_flops: float = 0.0
     """The part of `flops` whose operands have 8 bits; its time is at the rate of these."""
     utilisation: dict[str, float] = field(default_factory=dict)

@@ -8,33 +8,22 @@ from rich.console import Console
 from rich.text import Text
 
 from jaxpar.compiler.report.record import Report
-from jaxpar.compiler.report.tables import differences, mesh_words, tables, verdict, waiting
+from jaxpar.compiler.report.tables import mesh_words, tables, verdict, waiting
 from jaxpar.pages.render import Cell, Table
 from jaxpar.units import seconds
-
-COPIES = 10
-"""Copies on the device that the screen lists."""
 
 
 def print_report(report: Report, console: Console) -> None:
     """Print whether it fits, then memory, traffic, work, and the largest buffers."""
     _print_heading(report, console)
-    for title, table in tables(report, COPIES).items():
-        print_table(title, table, console)
+    for title, table in tables(report).items():
+        _print_table(title, table, console)
     console.print()
     console.print(Text(waiting(report), "bold"), soft_wrap=True)
     for note in report.notes:
         console.print(Text(f"Note: {note}", "yellow"), soft_wrap=True)
     last = f"Compiled in {seconds(report.compile_seconds)}. Read from the program, not measured."
     console.print(Text(last, "dim"), soft_wrap=True)
-
-
-def print_difference(before: Report, after: Report, console: Console) -> None:
-    """Print both verdicts, and what changes from one configuration to the other."""
-    for report in (before, after):
-        _print_heading(report, console)
-    for title, table in differences(before, after).items():
-        print_table(title, table, console, "the same")
 
 
 def _print_heading(report: Report, console: Console) -> None:
@@ -44,11 +33,11 @@ def _print_heading(report: Report, console: Console) -> None:
     console.print(Text(verdict(report), "bold green" if report.fits else "bold red"), soft_wrap=True)
 
 
-def print_table(title: str, shown: Table, console: Console, nothing: str = "none") -> None:
-    """A table; one without rows is the word `nothing`."""
+def _print_table(title: str, shown: Table, console: Console) -> None:
+    """A table; one without rows is the word none."""
     console.print()
     if not shown.rows:
-        console.print(Text(f"{title}: {nothing}"))
+        console.print(Text(f"{title}: none"))
         return
     table = rich.Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1)
