@@ -39,7 +39,7 @@ class Budget:
     tokens: float
     gpus: str
     price: float
-    """Of a GPU-hour, in any currency."""
+    """Price of a GPU-hour, in any currency."""
     overrides: Sequence[str] = ()
     days: float | None = None
     json: bool = False

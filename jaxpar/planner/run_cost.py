@@ -47,7 +47,6 @@ class Cost:
     """The same of `days`, of steps alone."""
     kwh: float | None
     """Energy in all of the GPUs alone at their largest power; None where that is not known."""
-    kwh_per_million_tokens: float | None
     price_per_million_tokens: float
     """In all."""
 
@@ -61,7 +60,7 @@ class Run:
     """Whose hosts it runs on."""
     tokens: float
     price: float
-    """Of a GPU-hour."""
+    """Price of a GPU-hour."""
     days: float | None
     """A time budget, for compute-optimal sizes."""
     mtbf: float
@@ -85,7 +84,6 @@ class Run:
         price_of = lambda days: self.price * 24 * days * gpus
         priced = lambda days: {"days": days, "price": price_of(days)}
         interval = lambda days: None if spread is None else spread.interval(days)
-        kwh, millions = self._kwh(in_all, gpus), self.tokens / 1e6
         return Cost(
             gpus, words.in_one_line(planned.candidate.layout), **priced(days),
             tokens_per_s=time.tokens_per_s_per_gpu * gpus, mfu=time.mfu,
@@ -99,8 +97,8 @@ class Run:
             if self.days is None
             else optimal(time.mfu * self.cluster.gpu.training_peak * gpus * self.days * DAY),
             days_interval=interval(in_all), steps_interval=interval(days),
-            kwh=kwh, kwh_per_million_tokens=None if kwh is None else kwh / millions,
-            price_per_million_tokens=price_of(in_all) / millions,
+            kwh=self._kwh(in_all, gpus),
+            price_per_million_tokens=price_of(in_all) / self.tokens * 1e6,
         )  # fmt: skip
 
     def _kwh(self, days: float, gpus: int) -> float | None:

@@ -61,7 +61,6 @@ def make_report(analysis: Analysis, config: str) -> Report:
         recompute_flops=recomputed_flops(costs),
         float8_flops=float8_flops(costs),
         compiler_recomputes=repeated,
-        branches=len(analysis.counts.conditionals),
         compute_seconds=step.compute,
         slowed_seconds=analysis.schedule.slowed_seconds,
         exposed_seconds=analysis.schedule.exposed_seconds,
@@ -146,7 +145,7 @@ def collectives(overlaps: tuple[Overlap, ...]) -> tuple[Collective, ...]:
         total = lambda field, parts=parts: sum(getattr(one.time, field) * times for one, _, times in parts)
         count = sum({one.movement.transfer.start.name: one.movement.executions for one, _, _ in parts}.values())
         sent, seconds = sum(sent for _, sent, _ in parts), total("seconds")
-        rows.append(Collective(*key, count, sent, seconds, total("enclosed"), total("exposed"), total("slowed")))
+        rows.append(Collective(*key, count, sent, seconds, total("enclosed"), total("exposed")))
     return tuple(sorted(rows, key=lambda row: (-row.bytes, row.axis, row.collective, row.dtype)))
 
 

@@ -29,8 +29,6 @@ class Collective:
     """Time of the compute between start and done, in a step; of overlapping transfers each counts its own."""
     exposed_s: float
     """The part of `seconds` that no compute hides."""
-    slowed_s: float
-    """Time that the compute beside them takes longer."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +101,6 @@ class Report:
     """The part of `flops` that repeats the forward pass, or that XLA itself repeats to save memory."""
     compiler_recomputes: int
     """Kernels and transfers that XLA itself runs again, because memory was short; 0 is normal."""
-    branches: int
-    """Conditionals of the program. What they choose is known at run time only, and every branch counts each time."""
     compute_seconds: float
     """Time of all kernels of a step, each alone on the GPU."""
     slowed_seconds: float
