@@ -44,8 +44,6 @@ a file of jobs (hours from now; config is relative to the file):
 def main(arguments: Sequence[str]) -> None:
     """Plan from the command line; the exit code: 0 done, 2 the user's mistake."""
     first, *others = arguments or [""]
-    if first == "validate":
-        raise UserError("validate: published runs are compared by python -m benchmarks.validation, in a checkout")
     if first in COMMANDS:
         COMMANDS[first](others)
     elif first and not first.startswith("-"):

@@ -189,7 +189,6 @@ def test_a_budget_states_which_numbers_have_no_layout(folder: Path, capsys: pyte
         ([*BUDGET, "--days", "0"], "--days 0: expected a number above 0"),
         ([*BUDGET, "--stragglers", "1.5"], "--stragglers 1.5: expected the share of the time"),
         ([*BUDGET, "--power-cap", "5000"], "--power-cap 5000"),
-        (["validate", "--data", "runs.csv"], "python -m benchmarks.validation"),
     ],
 )
 def test_what_is_wrong_is_one_sentence(

@@ -63,7 +63,6 @@ def whole_backward(config: Config) -> str | None:
 def chunk_layers(config: Config, chunks: int) -> tuple[int, ...]:
     """Layers of each of `chunks` chunks, in model order: those of `parallel.stage_layers`, or equal ones.
 
-    The remainder goes to the middle chunks, one layer each: the ends have the embedding and the head.
     Raises `UserError` where `stage_layers` has another length, or there are fewer layers than chunks.
     """
     layers, written = config.model.layers, config.parallel.stage_layers
@@ -73,9 +72,7 @@ def chunk_layers(config: Config, chunks: int) -> tuple[int, ...]:
                 f"parallel.pipe x virtual_stages: {chunks} chunks are more than the {plural(layers, 'layer')} of the "
                 "model (model.layers)"
             )
-        equal, more = divmod(layers, chunks)
-        first = (chunks - more) // 2
-        return tuple(equal + (first <= chunk < first + more) for chunk in range(chunks))
+        return even_chunks(layers, chunks)
     if len(written) != chunks:
         raise UserError(
             f"parallel.stage_layers: {list(written)} has {plural(len(written), 'entry')}; expected one for each of "
@@ -83,6 +80,15 @@ def chunk_layers(config: Config, chunks: int) -> tuple[int, ...]:
             f"{plural(chunks // config.parallel.pipe, 'virtual stage')})"
         )
     return written
+
+
+@lru_cache(maxsize=10_000)
+def even_chunks(layers: int, chunks: int) -> tuple[int, ...]:
+    """Layers of each chunk, as even as possible. The remainder goes to the middle chunks, one layer each: the ends have
+    the embedding and the head."""
+    each, over = divmod(layers, chunks)
+    first = (chunks - over) // 2
+    return tuple(each + (first <= chunk < first + over) for chunk in range(chunks))
 
 
 def schedule_of(plan: Plan) -> Schedule:
