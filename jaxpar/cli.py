@@ -53,10 +53,10 @@ class Parser(argparse.ArgumentParser):
         self.register("type", int, whole_number)
         self.register("type", float, number)
 
-    def add_config(self, help: str = DEFAULTS, *, required: bool = False, overridden: str = "of the file") -> None:
-        """`--config` and `--set`, of which `overridden` are the keys."""
+    def add_config(self, help: str = DEFAULTS, *, required: bool = False) -> None:
+        """`--config` and `--set`."""
         self.add_argument("--config", metavar="FILE", type=Path, required=required, help=help)
-        help = f"override a key {overridden}; may be given many times"
+        help = "override a key of the file; may be given many times"
         self.add_argument(
             "--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[], help=help
         )

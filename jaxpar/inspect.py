@@ -5,15 +5,12 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 
 from jaxpar.cli import Parser, by_ending, command, seconds, stop
-from jaxpar.config import UserError
 
 OUTPUTS = {
     ".html": "a page with memory over time and the schedule",
-    ".svg": "a picture of one layer over time (with --diff of both), or with --remat-frontier of the frontier",
-    ".png": "with --remat-frontier the frontier",
+    ".svg": "a picture of one layer over time",
 }
 
 
@@ -25,16 +22,10 @@ def main(arguments: Sequence[str]) -> int | None:
         "Compile the training step for a cluster that need not be present, and report whether "
         "it fits, what it transfers, and which transfers it waits for (docs/inspect.md).",
     )
-    parser.add_config("YAML file", required=True, overridden="of the file (with --diff of both files)")
+    parser.add_config("YAML file", required=True)
     parser.add_cluster()
     parser.add_json()
     parser.add_out(OUTPUTS)
-    parser.add_argument("--diff", metavar="FILE", type=Path, help="compare with this configuration")
-    parser.add_argument(
-        "--remat-frontier",
-        action="store_true",
-        help="compile nothing; print what layers could keep between forward and backward, in bytes against time",
-    )
     words = "limit of a compile (default 600)"
     parser.add_argument("--timeout", metavar="SECONDS", type=seconds, default=600, help=words)
     parser.add_argument("--no-cache", action="store_true", help="do not use the cache of compiled programs")
@@ -42,21 +33,15 @@ def main(arguments: Sequence[str]) -> int | None:
 
 
 def _inspect(options: argparse.Namespace) -> int | None:
-    files = by_ending(options.out, (".svg", ".png") if options.remat_frontier else (".html", ".svg"))
+    files = by_ending(options.out, OUTPUTS)
     from jaxpar.compiler.inspection import inspect_step
     from jaxpar.compiler.program.hlo.records import ProgramError
-    from jaxpar.compiler.remat_frontier.inspection import inspect_frontier
 
-    if options.remat_frontier and options.diff is not None:
-        raise UserError("--diff: expected no --remat-frontier with it, which compiles nothing")
-    if options.remat_frontier:
-        inspect_frontier(options.config, options.cluster, options.overrides, options.json, [*files.values()])
-        return None
     try:
         inspect_step(options, files.get(".html"), files.get(".svg"))
     except ProgramError as error:
         return stop(1, f"XLA's program has a part that jaxpar cannot read: {error}")
-    if not options.json and options.diff is None:
+    if not options.json:
         _print_answers(options)
     return None
 

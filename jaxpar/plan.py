@@ -19,7 +19,6 @@ examples:
 
 other commands (each has --help):
   explain   print a plan.json in words
-  compare   compare two of them
   budget    days and costs against the number of GPUs
   cluster   share a cluster among training jobs over time
   calibrate measure this machine; later plans use what it writes (--profile)
@@ -45,8 +44,6 @@ a file of jobs (hours from now; config is relative to the file):
 def main(arguments: Sequence[str]) -> None:
     """Plan from the command line; the exit code: 0 done, 2 the user's mistake."""
     first, *others = arguments or [""]
-    if first == "validate":
-        raise UserError("validate: published runs are compared by python -m benchmarks.validation, in a checkout")
     if first in COMMANDS:
         COMMANDS[first](others)
     elif first and not first.startswith("-"):
@@ -116,18 +113,6 @@ def _explain(arguments: Sequence[str]) -> None:
     print_explanation(options.plan, screen())
 
 
-def _compare(arguments: Sequence[str]) -> None:
-    parser = Parser("jaxpar.plan compare", "Print two plans side by side.")
-    parser.add_argument("first", metavar="A.json", type=Path, help="a plan.json")
-    parser.add_argument("second", metavar="B.json", type=Path, help="another one")
-    options = parser.parse_args(arguments)
-    _load()
-    from jaxpar.planner.report.explain import print_comparison
-    from jaxpar.planner.report.screen import screen
-
-    print_comparison(options.first, options.second, screen())
-
-
 def _budget(arguments: Sequence[str]) -> None:
     parser = Parser(
         "jaxpar.plan budget",
@@ -139,7 +124,7 @@ def _budget(arguments: Sequence[str]) -> None:
     add = parser.add_argument
     add("--tokens", type=float, required=True, help="to train on, as in 1e12")
     add("--gpus", required=True, metavar="A:B", help="from A to B GPUs, by doubling")
-    add("--price", metavar="NUMBER|FILE", required=True, help="price of a GPU-hour, or a .yaml file of prices")
+    add("--price", type=float, required=True, help="price of a GPU-hour")
     add("--mtbf", type=float, default=GPU_HOURS, help="hours of one GPU between interruptions (default 50,677)")
     add("--restart", type=float, default=RESTART_MINUTES, help="minutes from an interruption to training (default 10)")
     words = "share of the run's time that is lost to stragglers (default 0.104)"
@@ -220,7 +205,6 @@ def _load() -> None:
 
 COMMANDS = {
     "explain": _explain,
-    "compare": _compare,
     "budget": _budget,
     "cluster": _cluster,
     "calibrate": _calibrate,

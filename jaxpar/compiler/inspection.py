@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from argparse import Namespace
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +12,10 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from jaxpar.compiler.compile import DEFAULT_CACHE, compile_step, plan_for, training_part, with_known_vocab
 from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.compiler.report.build import with_utilisation
-from jaxpar.compiler.report.layer_picture import Program, layers_picture
+from jaxpar.compiler.report.layer_picture import layers_picture
 from jaxpar.compiler.report.layer_schedule import layer_schedules, turn_words
 from jaxpar.compiler.report.page import html_page
-from jaxpar.compiler.report.text import print_difference, print_report
+from jaxpar.compiler.report.text import print_report
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster, parse_cluster
@@ -41,34 +40,25 @@ def inspect_step(options: Namespace, page: Path | None, picture: Path | None) ->
         check_writable(file)
     cluster = parse_cluster(options.cluster)
     analysis, report = _report(options.config, options, cluster)
-    before = None if options.diff is None else _report(options.diff, options, cluster)
     if picture is not None:
-        both = [(analysis, report)] if before is None else [before, (analysis, report)]
-        picture.write_text(_picture(both), encoding="utf-8")
+        picture.write_text(_picture(analysis, report), encoding="utf-8")
     if page is not None:
         page.write_text(html_page(analysis, report), encoding="utf-8")
     if options.json:
-        print(json_text(report.to_dict() | ({"other": before[1].to_dict()} if before else {}), indent=2))
+        print(json_text(report.to_dict(), indent=2))
         return
     console = screen()
-    if before is not None:
-        print_difference(report, before[1], console)
-    else:
-        print_report(report, console)
+    print_report(report, console)
     for name, file in (("Page", page), ("Picture", picture)):
         if file is not None:
             console.print(f"{name}: {file}", soft_wrap=True, highlight=False)
 
 
-def _picture(inspected: Sequence[tuple[Analysis, Report]]) -> str:
-    turns = [analysis.compilation.plan.layer_unroll.name for analysis, _ in inspected]
-    programs = [
-        Program(report.config + (f": {turn_words(layers)}" if layers > 1 else ""), layer_schedules(analysis))
-        for layers, (analysis, report) in zip(turns, inspected, strict=True)
-    ]
-    if not any(program.layers for program in programs):
+def _picture(analysis: Analysis, report: Report) -> str:
+    layers, turn = layer_schedules(analysis), turn_words(analysis.compilation.plan.layer_unroll.name)
+    if not layers:
         raise UserError("--out: the program has no loop over layers; expected three layers or more of a kind")
-    return layers_picture(programs, f"{turn_words(max(turns))}, on {inspected[-1][1].cluster}")
+    return layers_picture(layers, f"{report.config} on {report.cluster}: {turn}")
 
 
 def _report(file: Path, options: Namespace, cluster: Cluster) -> tuple[Analysis, Report]:

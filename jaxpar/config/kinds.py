@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import lru_cache
 from typing import Any
 
 from jaxpar.config.errors import UserError
@@ -44,6 +45,7 @@ def layer_kinds(model: ModelConfig) -> tuple[str, ...]:
     return pattern.prefix + pattern.unit * units + pattern.suffix
 
 
+@lru_cache(maxsize=1000)
 def kind_model(model: ModelConfig, kind: str) -> ModelConfig:
     """`model` with the keys of `kind`: all its layers are of that kind."""
     if model.pattern is None:

@@ -9,9 +9,14 @@ from jaxpar.cost.operations import Device
 from jaxpar.cost.work import ACCUMULATED, Counted
 from jaxpar.layers.declaration.part import Matmuls, Part
 
+ROUTED = 8.0
+"""Numbers of 32 bits read and written for each token and expert, forward: softmax, choice, sums over the batch."""
+ROUTED_PER_CHOICE = 4.0
+"""The same for each token, expert and choice: two arrays of ones at the choices, written and read."""
+
 
 class Dense:
-    """The matmuls of a layer, but those of routers and routed experts."""
+    """The matmuls of a layer, but those of routed experts."""
 
     def __init__(self, case: LayerCase, device: Device, network: Network):
         self.case, self.shape, self.device = case, case.shape, device
@@ -52,6 +57,17 @@ class Dense:
             3.0 * item * rows * sides[-1][1],
             3.0 * item * rows * sides[0][0],
         )
+
+    def router(self, part: Part, group: Matmuls) -> Counted:
+        """The logits, of the tokens between the blocks and in float32, and the choice."""
+        tokens, experts = self.shape.part_tokens, self.shape.model.experts
+        assert experts is not None, "a layer with experts"
+        times = lambda m, n, k: self.device.matmul(m, n, k, 1, 4, 4)
+        sides = [(n, k) for k, n in (self.shape.matrix(part.weights[name]) for name in group.weights)]
+        products = [(times(tokens, n, k), times(tokens, k, n), times(k, n, tokens)) for n, k in sides]
+        chosen = 4.0 * (ROUTED + ROUTED_PER_CHOICE * experts.per_token) * tokens * experts.count
+        forward, inward, weight = map(sum, zip(*products, strict=True))
+        return Counted(forward, inward, weight, chosen, chosen)
 
     def _casts(self, part: Part, group: Matmuls) -> tuple[float, float]:
         """Bytes of the passes that quantise, forward and backward. Those that find the scale of an input count in the

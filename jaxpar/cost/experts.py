@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple
 from jaxpar.config.bounds import SLICES
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.cost.grouped import Products
-from jaxpar.cost.messages import Network
+from jaxpar.cost.messages import Network, Ring
 from jaxpar.cost.operations import Device
 from jaxpar.cost.wire_messages import element_bytes
 from jaxpar.cost.work import ACCUMULATED, Counted
@@ -40,10 +40,6 @@ The backward makes both this, as it is not kept, and the sum of gradients of cop
 COMBINED = 4.0
 """Numbers read and written for each number of a row on its way back, which is moved twice, as on the way to its expert;
 the backward moves it as often."""
-ROUTED = 8.0
-"""Numbers of 32 bits read and written for each token and expert, forward: softmax, choice, sums over the batch."""
-ROUTED_PER_CHOICE = 4.0
-"""The same for each token, expert and choice: two arrays of ones at the choices, written and read."""
 SMALL_MESSAGES = 2
 """Messages beside those of the rows, forward and again backward, which hardly take more than their start: the weight,
 expert and row of each assignment, and the number of rounds."""
@@ -99,20 +95,31 @@ class Experts:
 
     def message(self, slices: int = 1, wire: str | None = None) -> float:
         """Seconds of one way of a slice, of rows in the compute dtype or in a format on the wire."""
-        shape, network = self.shape, self.network
+        shape = self.shape
         sent = shape.part_tokens / slices * shape.embed * element_bytes(wire, shape.item_bytes)
-        ring = network.ring(shape.expert, shape.context * shape.tensor)
-        rows = rows_for_ranks(self._experts, shape.capacity, shape.expert)
+        if shape.exchange == "all_gather":
+            return self._levels[0].gather(sent * shape.expert * shape.tensor)
+        joined, *levels = self._levels
+        sent *= rows_for_ranks(self._experts, shape.capacity, shape.expert)
+        return joined.gather(sent * shape.tensor) + sum(level.exchange(sent) for level in levels)
+
+    @cached_property
+    def _ring(self) -> Ring:
+        """The ranks that share the experts."""
+        return self.network.ring(self.shape.expert, self.shape.context * self.shape.tensor)
+
+    @cached_property
+    def _levels(self) -> tuple[Ring, ...]:
+        """The groups of a message: those of a gather, or the tensor ranks, and the levels of an exchange."""
+        shape, network, ring = self.shape, self.network, self._ring
         if shape.exchange == "all_gather":
             ranks = shape.expert * shape.tensor
-            per_host = max(1, min(ranks, network.per_host // shape.context))
-            return network.group(ranks, per_host).gather(sent * ranks)
-        joined = network.ring(shape.tensor, 1).gather(sent * rows * shape.tensor)
+            return (network.group(ranks, max(1, min(ranks, network.per_host // shape.context))),)
+        joined = network.ring(shape.tensor, 1)
         if shape.exchange == "hierarchical" and ring.hosts > 1:
             mates = shape.expert // ring.hosts
-            levels = network.group(mates, mates), network.group(ring.hosts, 1)
-            return joined + sum(level.exchange(sent * rows) for level in levels)
-        return joined + ring.exchange(sent * rows)
+            return joined, network.group(mates, mates), network.group(ring.hosts, 1)
+        return joined, ring
 
     def outward(self, slices: int = 1) -> float:
         """Seconds of a slice's tokens to their experts, in the format of `LayerShape.exchange_dtype`."""
@@ -144,10 +151,14 @@ class Experts:
         weights. None is what `own_first` says."""
         first = self.own_first(slices) if first is None else first
         work, local = self._slice(slices, first), self._local(first)
-        sides = (self.shape.matrix(one) for one in self.shape.layer.matrices if "experts" in one.axes)
-        weights = self.groups * sum(k * n for k, n in sides)
-        added = self.device.bytes_seconds(_added(slices, first) * self.shape.item_bytes * weights)
+        added = self.device.bytes_seconds(_added(slices, first) * self.shape.item_bytes * self._weights)
         return slices * sum(work) + sum(local) + added + sum(self.waited(slices, first))
+
+    @cached_property
+    def _weights(self) -> int:
+        """Numbers of the matrices of a rank's experts."""
+        sides = (self.shape.matrix(one) for one in self.shape.layer.matrices if "experts" in one.axes)
+        return self.groups * sum(k * n for k, n in sides)
 
     def _slice(self, slices: int, first: bool) -> Work:
         """A slice, if all experts get as many rows; of other ranks' rows if local ones are computed first."""
@@ -214,8 +225,7 @@ class Experts:
     @property
     def _start(self) -> float:
         """Seconds of the small messages of one way, where there are any."""
-        ring = self.network.ring(self.shape.expert, self.shape.context * self.shape.tensor)
-        return SMALL_MESSAGES * (ring.start + ring.latency) if self.sends else 0.0
+        return SMALL_MESSAGES * (self._ring.start + self._ring.latency) if self.sends else 0.0
 
     @cached_property
     def _exposed_once(self) -> tuple[float, float]:
@@ -282,16 +292,6 @@ class Experts:
             moved += (SORTED + COMBINED) * self.row_bytes
             back += (2 * SORTED + COMBINED) * self.row_bytes
         return Counted(forward, inward, weight, moved, back)
-
-    def router(self, part: Part, group: Matmuls) -> Counted:
-        """The logits, of the tokens between the blocks and in float32, and the choice."""
-        tokens, experts = self.shape.part_tokens, self._experts
-        times = lambda m, n, k: self.device.matmul(m, n, k, 1, 4, 4)
-        sides = [(n, k) for k, n in (self.shape.matrix(part.weights[name]) for name in group.weights)]
-        products = [(times(tokens, n, k), times(tokens, k, n), times(k, n, tokens)) for n, k in sides]
-        chosen = 4.0 * (ROUTED + ROUTED_PER_CHOICE * experts.per_token) * tokens * experts.count
-        forward, inward, weight = map(sum, zip(*products, strict=True))
-        return Counted(forward, inward, weight, chosen, chosen)
 
 
 def _added(slices: int, own_first: bool) -> float:

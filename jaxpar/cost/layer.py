@@ -122,7 +122,7 @@ class _Layer:
         if self.experts is not None and "experts" in axes:
             return self.experts.counted(part, group)
         if self.experts is not None and "router" in axes:
-            return self.experts.router(part, group)
+            return self.dense.router(part, group)
         return self.dense.counted(part, group)
 
     def returned(self, share: float) -> dict[str, float]:

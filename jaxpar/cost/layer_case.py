@@ -153,7 +153,8 @@ def layer_case(
     attention: Attention | None = None, own_rows: str = "auto", expert_loop: bool = False,
     state_messages: str = "auto",
 ) -> LayerCase:  # fmt: skip
-    """The case of a layer of `model`, whose layers are all alike."""
+    """The case of a layer of `model`, whose layers are all alike. Without experts all ways to split them are one."""
+    expert = 1 if model.experts is None else expert
     item = 4 if precision == "float32" else 2
     exchange = exchange_by(model, exchange, capacity, expert, tensor)
     shape = LayerShape(

@@ -187,12 +187,11 @@ class Network:
         hop = self.outside_latency if hosts > 1 else self.inside_latency
         start = self.model.message_seconds
         measured = self.model.measured if leaving is None else NOTHING  # groups were measured in one pod
-        ring = Ring(ranks, hosts, bandwidth, across, card, latency, hop, start, leaving, measured)
-        if hosts == 1:
-            return ring
-        # Each host sends to three others at most, whatever their number.
-        tree_latency = 2 * ((per_host - 1) * self.inside_latency + log2(hosts) * self.outside_latency)
-        return replace(ring, tree_latency=tree_latency, tree_across=self.outside * self.share(2) * per_host)
+        trees = inf, inf
+        if hosts > 1:  # each host sends to three others at most, whatever their number
+            up_and_down = 2 * ((per_host - 1) * self.inside_latency + log2(hosts) * self.outside_latency)
+            trees = up_and_down, self.outside * self.share(2) * per_host
+        return Ring(ranks, hosts, bandwidth, across, card, latency, hop, start, leaving, measured, *trees)
 
     def stages(self, stride: int, ranks: int) -> Ring:
         """The group of all stages of a pipeline, of which neighbours are `stride` devices apart; it waits for the

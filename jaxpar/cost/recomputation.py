@@ -8,15 +8,12 @@ log-sum-exp) share one operation, which runs again when either is not kept.
 from __future__ import annotations
 
 from jaxpar.cost.hardware_model import HardwareModel, nearest_hardware
-from jaxpar.cost.head import head_time
 from jaxpar.cost.layer import layer_time
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.cost.messages import Network, network_of
 from jaxpar.cost.operations import Attention, Device, device_of
-from jaxpar.cost.work import total
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.layers.declaration.part import Core, Matmuls, Recurrence
 from jaxpar.memory.costs import LayerCosts, Recomputation
 from jaxpar.memory.layer_shape import LayerShape, activation_bytes
 
@@ -49,46 +46,16 @@ def layer_costs(
     times = [(share, layer_time(own, *on)) for share, own in shares]
     mean = lambda seconds: sum(share * seconds(time) for share, time in times)
     again = lambda operation: mean(lambda time: time.again(frozenset((operation,))).seconds)
-    flops, outputs = operation_flops(shape), {}
+    outputs: dict[str, list[str]] = {}
     for name, operation in times[0][1].made.items():
         outputs.setdefault(operation, []).append(name)
     return LayerCosts(
         sizes=activation_bytes(shape),
-        recomputations=tuple(
-            Recomputation(tuple(names), again(operation), flops.get(operation, 0.0))
-            for operation, names in outputs.items()
-        ),
+        recomputations=tuple(Recomputation(tuple(names), again(one)) for one, names in outputs.items()),
         forward_seconds=mean(lambda time: time.forward.seconds),
         backward_seconds=mean(lambda time: time.backward.seconds),
         host_bandwidth=cluster.host_bandwidth,
-        forward_flops=sum(flops.values()),
     )
-
-
-def head_seconds(shape: LayerShape, vocab: int, cluster: Cluster) -> float:
-    """Seconds of the output head and the loss, forward and backward, for one microbatch."""
-    return total(head_time(LayerCase(shape, "allgather"), vocab, *_on(cluster, None))).seconds
-
-
-def operation_flops(shape: LayerShape) -> dict[str, float]:
-    """Multiplications and additions of the forward's operations that have matmuls, by name as in `LayerTime`."""
-    found: dict[str, float] = {}
-    for part, one in shape.layer.operations:
-        if isinstance(one, Core):
-            dims = {each.name: each.dims for each in shape.layer.activations}
-            widths = shape.width(dims[one.query]) + shape.width(dims[one.outputs[0]])
-            found[one.outputs[0]] = 2.0 * shape.tokens * shape.keys_per_query * widths
-        elif isinstance(one, Recurrence):
-            found[one.outputs[0]] = float(one.flops * shape.tokens // shape.tensor)
-        elif isinstance(one, Matmuls):
-            for place, weight in enumerate(one.weights):
-                sides = [shape.matrix(part.weights[factor]) for factor in part.factors_of(weight)]
-                name = one.outputs[place] if one.outputs else f"{part.name}_{weight}"
-                factors = shape.factors(part, weight)
-                found[name] = (
-                    2.0 * shape.rows_of(part, one) * sum(inputs * outputs for inputs, outputs in (*sides, *factors))
-                )
-    return found
 
 
 def _on(cluster: Cluster, hardware: HardwareModel | None) -> tuple[Device, Network]:

@@ -14,7 +14,6 @@ class Recomputation:
 
     outputs: tuple[str, ...]
     seconds: float
-    flops: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -31,8 +30,6 @@ class LayerCosts:
     """Seconds of the layer's backward, without recomputation; copies from the host hide behind it."""
     host_bandwidth: float = float("inf")
     """Bytes per second and direction to the host's memory."""
-    forward_flops: float = 0.0
-    """FLOPs of the layer's matmuls and attention."""
 
     def __post_init__(self) -> None:
         made = [name for one in self.recomputations for name in one.outputs]

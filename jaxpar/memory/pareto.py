@@ -248,41 +248,6 @@ def _best_pair(
     return None if best is None else best[1]
 
 
-def alike_frontier(costs: LayerCosts, *, host_bytes: int = 0) -> list[Point]:
-    """The frontier of device bytes against time alone, all layers alike, with `host_bytes` of host memory for a layer.
-
-    By increasing device bytes and decreasing time; a chunk with layers of two neighbours reaches what is between them.
-    """
-    frontier: list[Point] = []
-    for point in sorted(layer_frontier(costs, offload=host_bytes > 0), key=_triple):
-        if point.host_bytes <= host_bytes and (not frontier or point.picoseconds < frontier[-1].picoseconds):
-            frontier.append(point)
-    return frontier
-
-
-def alike_frontiers(
-    costs: Mapping[str, LayerCosts], slots: Sequence[str], layers: Mapping[str, int], *, host_bytes: int = 0
-) -> list[dict[str, Point]]:
-    """`alike_frontier` of layers of several kinds: by kind, what all of its layers do.
-
-    Bytes are those of a chunk with slots of these kinds; time is that of so many `layers` of each, since slots that pad
-    a chunk keep something but recompute nothing.
-    """
-    number = Counter(slots)
-    frontier: list[tuple[int, int, dict[str, Point]]] = [(0, 0, {})]
-    for kind, run_costs in costs.items():
-        points, n = alike_frontier(run_costs, host_bytes=host_bytes), number[kind]
-        sums = [
-            (device + n * point.device_bytes, time + layers[kind] * point.picoseconds, chosen | {kind: point})
-            for (device, time, chosen), point in product(frontier, points)
-        ]
-        frontier = []
-        for one in sorted(sums, key=lambda one: one[:2]):
-            if not frontier or one[1] < frontier[-1][1]:
-                frontier.append(one)
-    return [chosen for _, _, chosen in frontier]
-
-
 def _options(
     group: Recomputation, sizes: Mapping[str, int], offload: bool
 ) -> list[tuple[int, int, int, dict[str, Treatment]]]:

@@ -21,7 +21,6 @@ from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.plan_file import LARGEST_NUMBER
 from jaxpar.planner.failures import GPU_HOURS, RESTART_MINUTES, START_UP, STRAGGLERS
 from jaxpar.planner.planning import gpu_numbers, hosts_of_one_kind, planned_config
-from jaxpar.planner.prices import read_prices
 from jaxpar.planner.report import words
 from jaxpar.planner.report.screen import print_lines, screen, table
 from jaxpar.planner.run_cost import FLOPS, Cost, Run, optimal
@@ -39,7 +38,8 @@ class Budget:
     cluster: str
     tokens: float
     gpus: str
-    price: str
+    price: float
+    """Price of a GPU-hour, in any currency."""
     overrides: Sequence[str] = ()
     days: float | None = None
     json: bool = False
@@ -50,7 +50,7 @@ class Budget:
 
     def run(self) -> None:
         """Plan at each number of GPUs, and print. Raises `UserError`."""
-        for name in ("tokens", "days", "mtbf", "restart", "power_cap"):
+        for name in ("tokens", "price", "days", "mtbf", "restart", "power_cap"):
             value = getattr(self, name)
             if value is not None and not 0 < value <= LARGEST_NUMBER:
                 raise UserError(
@@ -59,12 +59,10 @@ class Budget:
         if not 0 <= self.stragglers <= MOST_STRAGGLERS:
             what = f"expected the share of the time that stragglers take, from 0 to {MOST_STRAGGLERS:g}"
             raise UserError(f"--stragglers {self.stragglers:g}: {what}")
-        cluster = hosts_of_one_kind(self.cluster)
-        prices = read_prices(self.price, cluster.gpu)
-        cluster = self._capped(cluster)
+        cluster = self._capped(hosts_of_one_kind(self.cluster))
         numbers = self._numbers(cluster.gpus_per_host)
         run = Run(
-            planned_config(load_config(self.config, self.overrides)), cluster, self.tokens, prices, self.days,
+            planned_config(load_config(self.config, self.overrides)), cluster, self.tokens, self.price, self.days,
             self.mtbf, self.restart, self.stragglers, self.power_cap,
         )  # fmt: skip
         costs, without = self._costs(run, numbers)
@@ -116,7 +114,7 @@ def print_budget(
     buys = () if run.days is None else (f"best size in {run.days:g} days", "its tokens")
     steps = table(
         ("GPUs", "days", words.INTERVAL, "cost", "tokens/s", "MFU", *buys, "layout"), ("layout",),
-        f"{name}: {count(run.tokens)} tokens, {run.prices.words(run.cluster.gpu)}",
+        f"{name}: {count(run.tokens)} tokens, {run.price:g} a GPU-hour",
     )  # fmt: skip
     in_all = table(
         ("GPUs", "stragglers", "interrupted every", "starts in", "save every", "trains", "days", words.INTERVAL, "cost",

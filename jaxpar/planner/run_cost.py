@@ -11,7 +11,6 @@ from jaxpar.hardware.power import power_of
 from jaxpar.layers.counting import parameter_count
 from jaxpar.planner.failures import HOUR, reliability, straggling
 from jaxpar.planner.planning import search_on
-from jaxpar.planner.prices import Prices
 from jaxpar.planner.report import words
 
 DAY = 24 * HOUR
@@ -48,7 +47,6 @@ class Cost:
     """The same of `days`, of steps alone."""
     kwh: float | None
     """Energy in all of the GPUs alone at their largest power; None where that is not known."""
-    kwh_per_million_tokens: float | None
     price_per_million_tokens: float
     """In all."""
 
@@ -61,7 +59,8 @@ class Run:
     cluster: Cluster
     """Whose hosts it runs on."""
     tokens: float
-    prices: Prices
+    price: float
+    """Price of a GPU-hour."""
     days: float | None
     """A time budget, for compute-optimal sizes."""
     mtbf: float
@@ -82,9 +81,9 @@ class Run:
         slower = straggling(self.stragglers, waiting)
         days = self.tokens / (time.tokens_per_s_per_gpu * gpus) / DAY
         in_all = days * slower / lost.share
-        priced = lambda days: {"days": days, "price": self._price(days, gpus)}
+        price_of = lambda days: self.price * 24 * days * gpus
+        priced = lambda days: {"days": days, "price": price_of(days)}
         interval = lambda days: None if spread is None else spread.interval(days)
-        kwh, millions = self._kwh(in_all, gpus), self.tokens / 1e6
         return Cost(
             gpus, words.in_one_line(planned.candidate.layout), **priced(days),
             tokens_per_s=time.tokens_per_s_per_gpu * gpus, mfu=time.mfu,
@@ -98,12 +97,9 @@ class Run:
             if self.days is None
             else optimal(time.mfu * self.cluster.gpu.training_peak * gpus * self.days * DAY),
             days_interval=interval(in_all), steps_interval=interval(days),
-            kwh=kwh, kwh_per_million_tokens=None if kwh is None else kwh / millions,
-            price_per_million_tokens=self._price(in_all, gpus) / millions,
+            kwh=self._kwh(in_all, gpus),
+            price_per_million_tokens=price_of(in_all) / self.tokens * 1e6,
         )  # fmt: skip
-
-    def _price(self, days: float, gpus: int) -> float:
-        return self.prices.of(self.cluster.gpu, days * 24 * gpus, self._kwh(days, gpus))
 
     def _kwh(self, days: float, gpus: int) -> float | None:
         """Energy of the GPUs alone at their largest power; None where that is not known."""

@@ -12,7 +12,7 @@ from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.layers.declared import activation_names
-from jaxpar.layout.choices.pipeline import TABLE
+from jaxpar.layout.choices.pipeline import TABLE, even_chunks
 from jaxpar.layout.memory.estimate import chunk_bytes, kept_for_weights
 from jaxpar.layout.resident_state import resident_share
 from jaxpar.planner.layout import Layout
@@ -21,7 +21,6 @@ from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Choice, Group, Space
 from jaxpar.planner.search.stage_groups import ranks_of
 from jaxpar.planner.settings import as_remat, plan_on
-from jaxpar.planner.step_time.pipeline import chunk_layers
 
 
 @dataclass(frozen=True)
@@ -90,7 +89,7 @@ def layout_of(config: Config, plan: Plan, search: Search) -> Layout:
     routed = any(own.experts is not None for own in kind_models(model).values())
     shards, expert = (axes.fsdp, axes.expert) if routed else (axes.fsdp * axes.expert, 1)
     group = Group(axes.pipe, axes.replica, shards, axes.context, axes.tensor, plan.microbatch_rows, expert)
-    even = chunk_layers(model.layers, axes.pipe * plan.virtual_stages)
+    even = even_chunks(model.layers, axes.pipe * plan.virtual_stages)
     choice = Choice(
         plan.zero, plan.context_strategy.name, plan.pipe_ends == "shared", plan.optimizer_offload != "none",
         plan.schedule, plan.virtual_stages, None if plan.stage_layers == even else plan.stage_layers,

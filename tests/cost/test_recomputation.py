@@ -9,7 +9,7 @@ from jaxpar.cost.layer import LayerTime, layer_time
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
-from jaxpar.cost.recomputation import layer_costs, operation_flops
+from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.layer_shape import LayerShape, activation_bytes
@@ -69,11 +69,6 @@ def test_products_of_two_take_the_time_of_their_factors():
     """On two tensor ranks, into a part the first factor is whole on both and its product is computed twice; out of it
     the second. The backward computes the first product again."""
     low = changed(SHAPE, low_rank={"up": 64, "down": 32})
-    found, whole = operation_flops(low), operation_flops(SHAPE)
-    assert whole["mlp_up"] == 2 * SHAPE.tokens * 512 * 768
-    assert found["mlp_up"] == 2 * SHAPE.tokens * 64 * (512 + 768)
-    assert found["mlp_down"] == 2 * SHAPE.tokens * 32 * (768 + 512)
-    assert {name for name in whole if whole[name] != found[name]} == {"mlp_up", "mlp_down"}
     assert activation_bytes(low) == activation_bytes(SHAPE), "what is between two factors is not kept"
     large = changed(SHAPE, embed=4096, head_dim=512, mlp=16384, tensor=1)
     one, whole = (time_of(shape) for shape in (changed(large, low_rank={"down": 1024}), large))

@@ -12,7 +12,6 @@ from typing import Any
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.presets import PRESETS as MODELS
 from jaxpar.config.schema import Config, DataConfig, PrecisionConfig
-from jaxpar.cost.recomputation import operation_flops
 from jaxpar.layers.counting import layer_matmul_parameters, matmul_parameters, parameter_count
 from jaxpar.memory.closed_forms import CLOSED_FORMS
 from jaxpar.memory.layer_shape import activation_bytes
@@ -68,7 +67,6 @@ def _memory(name: str, axes: AxisSizes, rows: int, sequence: int, dtype: Any) ->
     shape = layer_shape(config, axes, rows)
     return {
         "bytes": activation_bytes(shape),
-        "operations": operation_flops(shape),
         "forms": {preset: form(shape) for preset, form in CLOSED_FORMS.items()},
         "rank": [rank_parameters(shape, 3, 1024), working_bytes(shape), shape.keys_per_query],
     }

@@ -18,7 +18,7 @@ from jaxpar.config.schema import Config, DataConfig
 from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.memory.costs import LayerCosts, Recomputation
-from jaxpar.memory.pareto import NothingFits, Point, alike_frontier, cheapest, layer_frontier, point_of
+from jaxpar.memory.pareto import NothingFits, Point, cheapest, layer_frontier, point_of
 from jaxpar.memory.remat import PRESETS, remat_map
 from tests.memory.shapes import layer_shape
 from tests.sentences import refused
@@ -110,14 +110,14 @@ def test_each_preset_is_searched_and_none_beats_the_frontier(model: str, preset:
     costs = model_costs(model)
     own = point_of(costs, remat_map(preset, costs.sizes))
     assert any(no_worse(point, own) for point in layer_frontier(costs))
-    assert any(no_worse(point, own) for point in alike_frontier(costs))
+    assert any(no_worse(point, own) for point in layer_frontier(costs, offload=False))
     runs = cheapest(costs, 32, 32 * own.device_bytes)
     assert sum(n * point_of(costs, treatments).picoseconds for n, treatments in runs) <= 32 * own.picoseconds
 
 
 def test_the_ends_of_the_frontier_are_full_and_none_but_for_what_a_fused_kernel_recomputes_for_nothing():
     costs = model_costs()
-    frontier = alike_frontier(costs)
+    frontier = layer_frontier(costs, offload=False)
     assert frontier[0] == point_of(costs, remat_map("full", costs.sizes))
     free = {"mlp_activated": "recompute"}
     assert frontier[-1] == point_of(costs, remat_map("none", costs.sizes) | free)  # pyright: ignore[reportOperatorIssue]

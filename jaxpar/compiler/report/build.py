@@ -9,10 +9,10 @@ from dataclasses import replace
 from jaxpar.compiler.program.attribution import place
 from jaxpar.compiler.program.costs.ops import KINDS, float8_flops, flops_by_kind, recomputed_flops
 from jaxpar.compiler.program.from_program import Overlap
-from jaxpar.compiler.program.hlo.records import Frame, leaves
+from jaxpar.compiler.program.hlo.records import Frame
 from jaxpar.compiler.program.memory.timeline import Occupant, occupants
 from jaxpar.compiler.report.analysis import Analysis
-from jaxpar.compiler.report.record import Collective, DeviceCopy, Exposure, LiveBuffer, Report
+from jaxpar.compiler.report.record import Collective, Exposure, LiveBuffer, Report
 from jaxpar.config import Config
 from jaxpar.cost.hardware_model import borrowed
 from jaxpar.hardware.catalogue import GPU, gpu_named
@@ -22,8 +22,6 @@ from jaxpar.model.flops import causal_pairs, flops_per_step, mfu
 from jaxpar.units import plural
 
 LARGEST = 10
-COMPILING = "jaxpar/compiler/"
-"""Part of the file of the line that XLA gives for what is not from one of ours."""
 _OUTSIDE = re.compile(r"^.*/site-packages/|^.*/(?=(?:jaxpar|pallas_kernels)/)")
 """The parts of a path before the one that is shown."""
 
@@ -63,7 +61,6 @@ def make_report(analysis: Analysis, config: str) -> Report:
         recompute_flops=recomputed_flops(costs),
         float8_flops=float8_flops(costs),
         compiler_recomputes=repeated,
-        branches=len(analysis.counts.conditionals),
         compute_seconds=step.compute,
         slowed_seconds=analysis.schedule.slowed_seconds,
         exposed_seconds=analysis.schedule.exposed_seconds,
@@ -71,7 +68,6 @@ def make_report(analysis: Analysis, config: str) -> Report:
         lost_by_part={part: seconds for part, seconds in step.by_kind.items() if part not in kernels},
         largest_buffers=_largest(analysis, found),
         compile_seconds=compilation.compile_seconds,
-        copies=device_copies(analysis),
     )
 
 
@@ -149,7 +145,7 @@ def collectives(overlaps: tuple[Overlap, ...]) -> tuple[Collective, ...]:
         total = lambda field, parts=parts: sum(getattr(one.time, field) * times for one, _, times in parts)
         count = sum({one.movement.transfer.start.name: one.movement.executions for one, _, _ in parts}.values())
         sent, seconds = sum(sent for _, sent, _ in parts), total("seconds")
-        rows.append(Collective(*key, count, sent, seconds, total("enclosed"), total("exposed"), total("slowed")))
+        rows.append(Collective(*key, count, sent, seconds, total("enclosed"), total("exposed")))
     return tuple(sorted(rows, key=lambda row: (-row.bytes, row.axis, row.collective, row.dtype)))
 
 
@@ -171,22 +167,6 @@ def exposures(overlaps: tuple[Overlap, ...]) -> tuple[Exposure, ...]:
         )
         for one, time in ((overlap.movement, overlap.time) for overlap in longest)
     )
-
-
-def device_copies(analysis: Analysis) -> tuple[DeviceCopy, ...]:
-    """All copies within the device, those first that take longest in a step."""
-    rows = []
-    for cost in analysis.costs:
-        if cost.kind != "copy" or not (seconds := analysis.kernel_seconds[cost.op.name]):
-            continue
-        frames = cost.op.frames
-        if not frames or COMPILING in frames[0].file:  # XLA added it
-            maker = analysis.classes.provenance.maker(cost.op.name)
-            frames = () if maker is None or (maker.frames and COMPILING in maker.frames[0].file) else maker.frames
-        result = next(leaves(cost.op.shape))
-        shape = f"{result.dtype}[{','.join(map(str, result.dims))}]"
-        rows.append(DeviceCopy(cost.op.name, shape, where(place(frames)), cost.executions, seconds))
-    return tuple(sorted(rows, key=lambda row: row.per_step, reverse=True))
 
 
 def _largest(analysis: Analysis, found: list[Occupant]) -> tuple[LiveBuffer, ...]:

@@ -1,10 +1,10 @@
-"""One layer of programs over time, as SVG for documents and pages: kernels, transfers, and what waits for them."""
+"""One layer of a program over time, as SVG for documents and pages: kernels, transfers, and what waits for them."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from math import floor, log10
-from typing import Any, NamedTuple
+from typing import Any
 
 from jaxpar.compiler.report.layer_schedule import Box, LayerSchedule
 from jaxpar.config.spelling import spaced
@@ -30,38 +30,27 @@ _ROUND = (1, 2, 5, 10)
 """Lengths of the axis, times a power of ten, so that pictures of about the same time have one scale."""
 
 
-class Program(NamedTuple):
-    """The picture below one heading."""
-
-    name: str
-    layers: Sequence[LayerSchedule]
-
-
-def layers_picture(programs: Sequence[Program], title: str) -> str:
-    """A file with the layers of each program below each other, on one axis of time.
+def layers_picture(layers: Sequence[LayerSchedule], title: str) -> str:
+    """A file with layers below each other, on one axis of time.
 
     Kernels of one kind that follow each other are one box; transfers that run at the same time have a lane each.
     """
-    return str(render(TEMPLATE, alone=True, **picture_of(programs, title)))
+    return str(render(TEMPLATE, alone=True, **picture_of(layers, title)))
 
 
-def picture_of(programs: Sequence[Program], title: str) -> dict[str, Any]:
+def picture_of(layers: Sequence[LayerSchedule], title: str) -> dict[str, Any]:
     """The values of `TEMPLATE` and `STYLE`, without `alone`: whether the picture brings its style."""
-    layers = [layer for program in programs for layer in program.layers]
     scale = _rounded(max(layer.seconds for layer in layers))
     used = {box.kind for layer in layers for box in layer.boxes}
     sent = sorted(used - KINDS.keys())
     others = [color for color in series(len(SERIES) + len(sent)) if color not in KINDS.values()]
     colors = KINDS | dict(zip(sent, others, strict=False))
     classes = {kind: f"c{place}" for place, kind in enumerate(colors)}
-    y, groups = HEADING, []
-    for program in programs:
-        top, parts = y, []
-        for layer in program.layers:
-            parts.append(_layer(layer, scale, classes, y + 24))
-            y += parts[-1]["height"]
-        groups.append((top + 16, program.name, parts))
-        y += 26
+    y, parts = HEADING, []
+    for layer in layers:
+        parts.append(_layer(layer, scale, classes, y + 24))
+        y += parts[-1]["height"]
+    y += 26
     legend, x = [], LEFT
     for kind in (kind for kind in colors if kind in used):
         words = "waits for a transfer" if kind == "wait" else spaced(kind)
@@ -70,7 +59,7 @@ def picture_of(programs: Sequence[Program], title: str) -> dict[str, Any]:
         if x > WIDTH - 150:
             x, y = LEFT, y + 24
     return dict(
-        width=WIDTH, height=y + LEGEND, title=title, left=LEFT, right=WIDTH - RIGHT, groups=groups, legend=legend,
+        width=WIDTH, height=y + LEGEND, title=title, left=LEFT, right=WIDTH - RIGHT, layers=parts, legend=legend,
         lane=LANE, colors={classes[kind]: color for kind, color in colors.items()},
         note="Read from the compiled program, at the speeds of the hardware model; not measured.",
     )  # fmt: skip

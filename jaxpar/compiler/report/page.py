@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxpar.compiler.report.analysis import Analysis
-from jaxpar.compiler.report.layer_picture import STYLE, TEMPLATE, Program, picture_of
+from jaxpar.compiler.report.layer_picture import STYLE, TEMPLATE, picture_of
 from jaxpar.compiler.report.layer_schedule import layer_schedules, turn_words
 from jaxpar.compiler.report.memory_picture import memory_picture, memory_timeline, pointer_data
 from jaxpar.compiler.report.record import Report
@@ -16,7 +16,7 @@ def html_page(analysis: Analysis, report: Report) -> str:
     """The page."""
     timeline, layers = memory_timeline(analysis), layer_schedules(analysis)
     turn = turn_words(analysis.compilation.plan.layer_unroll.name)
-    picture = picture_of([Program("", layers)], f"{turn} over time") if layers else None
+    picture = picture_of(layers, f"{turn} over time") if layers else None
     return page(
         "compiler/report/page.html",
         f"{report.config} on {report.cluster}",

@@ -29,8 +29,6 @@ class Collective:
     """Time of the compute between start and done, in a step; of overlapping transfers each counts its own."""
     exposed_s: float
     """The part of `seconds` that no compute hides."""
-    slowed_s: float
-    """Time that the compute beside them takes longer."""
 
 
 @dataclass(frozen=True)
@@ -63,26 +61,6 @@ class LiveBuffer:
     memory_class: str
     source: str
     """`file:line` of the code that computed it; empty for inputs."""
-
-
-@dataclass(frozen=True)
-class DeviceCopy:
-    """A kernel that moves data within the device and computes nothing; times are of one execution."""
-
-    name: str
-    """XLA's name of the operation."""
-    shape: str
-    """Shape of the result, or of the first of several."""
-    source: str
-    """`file:line` of the code that asked for it, or else that computed what it moves; empty where XLA recorded none."""
-    count: float
-    """Executions in a step."""
-    seconds: float
-
-    @property
-    def per_step(self) -> float:
-        """Seconds in a step."""
-        return self.seconds * self.count
 
 
 @dataclass(frozen=True)
@@ -123,8 +101,6 @@ class Report:
     """The part of `flops` that repeats the forward pass, or that XLA itself repeats to save memory."""
     compiler_recomputes: int
     """Kernels and transfers that XLA itself runs again, because memory was short; 0 is normal."""
-    branches: int
-    """Conditionals of the program. What they choose is known at run time only, and every branch counts each time."""
     compute_seconds: float
     """Time of all kernels of a step, each alone on the GPU."""
     slowed_seconds: float
@@ -137,8 +113,6 @@ class Report:
     """Time that transfers cost, exposed or of compute beside them, by part of a predicted step."""
     largest_buffers: tuple[LiveBuffer, ...]
     compile_seconds: float
-    copies: tuple[DeviceCopy, ...] = ()
-    """All copies within the device, those first that take longest in a step."""
     float8_flops: float = 0.0
     """The part of `flops` whose operands have 8 bits; its time is at the rate of these."""
     utilisation: dict[str, float] = field(default_factory=dict)

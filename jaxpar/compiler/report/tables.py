@@ -1,8 +1,8 @@
-"""The tables of a report, for the screen and for the page, and those of two reports side by side."""
+"""The tables of a report, for the screen and for the page."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 
 from jaxpar.compiler.report.record import Collective, Report
 from jaxpar.config.spelling import spaced
@@ -43,8 +43,8 @@ def waiting(report: Report) -> str:
     )
 
 
-def tables(report: Report, copies: int | None = None) -> dict[str, Table]:
-    """The tables by title; with the longest `copies`, by default all of them."""
+def tables(report: Report) -> dict[str, Table]:
+    """The tables by title."""
     hot = 0.02 * report.step_seconds
     transfers = [
         (row.axis, row.collective, row.dtype, _link(row), _times(row.count), size(row.bytes), seconds(row.seconds),
@@ -66,9 +66,6 @@ def tables(report: Report, copies: int | None = None) -> dict[str, Table]:
             ("collective", "asked for by", "times", "each needs", "compute beside", "each exposed"), waits, (2, 3, 4, 5)
         ),
         "Work per GPU and step": Table(("kind", "matrix products", "time"), _work(report), (1, 2)),
-        "Longest copies on the device": Table(
-            ("shape", "asked for by", "times", "each", "step"), _copies(report, copies), (2, 3, 4)
-        ),
         "Largest buffers at the peak": Table(("bytes", "class", "shape", "made by"), buffers, (0,)),
     }
 
@@ -102,57 +99,3 @@ def _work(report: Report) -> list[Row]:
         ("longer beside transfers", "", seconds(report.slowed_seconds)),
     ]
     return rows + ([("of it in FP8, at its own rate", share(report.float8_flops), "")] if report.float8_flops else [])
-
-
-def _copies(report: Report, most: int | None) -> list[Row]:
-    rows = [
-        (copy.shape, copy.source or copy.name, _times(copy.count), seconds(copy.seconds), seconds(copy.per_step))
-        for copy in report.copies[:most]
-    ]
-    if others := report.copies[len(rows) :]:
-        rest = seconds(sum(copy.per_step for copy in others))
-        rows.append((f"{len(others)} more", "listed by --json and --out FILE.html", "", "", rest))
-    return rows
-
-
-def differences(before: Report, after: Report) -> dict[str, Table]:
-    """Memory by class, transfers, work and waiting of two reports; of transfers only those that differ."""
-    memory = [_row(spaced(name), before.classes[name], after.classes[name], size) for name in before.classes]
-    memory.append(_row("peak", before.peak_bytes, after.peak_bytes, size))
-    work: list[tuple[str, str, Callable[[float], str]]] = [
-        ("matrix products", "flops", operations),
-        ("of it recomputed", "recompute_flops", operations),
-        ("compute", "compute_seconds", seconds),
-        ("longer beside transfers", "slowed_seconds", seconds),
-        ("exposed", "exposed_seconds", seconds),
-        ("share for transfers", "exposed_fraction", percent),
-    ]
-    rows = [_row(name, getattr(before, field), getattr(after, field), show) for name, field, show in work]
-    titled = {
-        "Memory per GPU": memory,
-        "Sent per GPU and step": _traffic(before, after),
-        "Work and waiting per GPU and step": rows,
-    }
-    heads = ("", before.config, after.config, "change")
-    return {title: Table(heads, rows, (1, 2, 3)) for title, rows in titled.items()}
-
-
-def _traffic(before: Report, after: Report) -> list[Row]:
-    name = lambda row: f"{row.axis} {row.collective} ({row.kind}, {row.dtype}) {_link(row)}"
-    first, second = ({name(row): row for row in report.collectives} for report in (before, after))
-    rows = []
-    for key in dict.fromkeys([*first, *second]):
-        old, new = ((c.bytes, c.count, c.exposed_s) if c else (0.0,) * 3 for c in (first.get(key), second.get(key)))
-        if old != new:
-            names, shows = (key, "  times", "  exposed"), (size, _times, seconds)
-            rows += map(_row, names, old, new, shows)
-    return rows
-
-
-def _row(name: str, old: float, new: float, show: Callable[[float], str]) -> Row:
-    if old == new:
-        return name, show(old), show(new), "="
-    change = new - old
-    sign = "+" if change > 0 else "-"
-    relative = f" ({sign}{percent(abs(change), abs(old), digits=0)})" if old else ""
-    return name, show(old), show(new), f"{sign}{show(abs(change))}{relative}"

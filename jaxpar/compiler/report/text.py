@@ -2,75 +2,42 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from math import prod
-from typing import Protocol
-
 from rich import box
 from rich import table as rich
 from rich.console import Console
 from rich.text import Text
 
 from jaxpar.compiler.report.record import Report
-from jaxpar.compiler.report.tables import differences, mesh_words, tables, verdict, waiting
+from jaxpar.compiler.report.tables import mesh_words, tables, verdict, waiting
 from jaxpar.pages.render import Cell, Table
 from jaxpar.units import seconds
-
-COPIES = 10
-"""Copies on the device that the screen lists."""
-
-
-class Described(Protocol):
-    """An answer about a configuration on a cluster."""
-
-    @property
-    def config(self) -> str: ...
-    @property
-    def cluster(self) -> str: ...
-    @property
-    def gpu(self) -> str: ...
-    @property
-    def axes(self) -> Mapping[str, int]: ...
 
 
 def print_report(report: Report, console: Console) -> None:
     """Print whether it fits, then memory, traffic, work, and the largest buffers."""
-    print_heading(report, verdict(report), report.fits, console)
-    for title, table in tables(report, COPIES).items():
-        print_table(title, table, console)
+    _print_heading(report, console)
+    for title, table in tables(report).items():
+        _print_table(title, table, console)
     console.print()
     console.print(Text(waiting(report), "bold"), soft_wrap=True)
-    last = f"Compiled in {seconds(report.compile_seconds)}. Read from the program, not measured."
-    print_notes(report.notes, last, console)
-
-
-def print_difference(before: Report, after: Report, console: Console) -> None:
-    """Print both verdicts, and what changes from one configuration to the other."""
-    for report in (before, after):
-        print_heading(report, verdict(report), report.fits, console)
-    for title, table in differences(before, after).items():
-        print_table(title, table, console, "the same")
-
-
-def print_heading(about: Described, sentence: str, good: bool, console: Console) -> None:
-    """Configuration, cluster, and the verdict."""
-    where = f" on {about.cluster}: {prod(about.axes.values())} x {about.gpu}, mesh {mesh_words(about.axes)}"
-    console.print(Text.assemble((about.config, "bold"), where), soft_wrap=True)
-    console.print(Text(sentence, "bold green" if good else "bold red"), soft_wrap=True)
-
-
-def print_notes(notes: Iterable[str], last: str, console: Console) -> None:
-    """Caveats, and a last sentence."""
-    for note in notes:
+    for note in report.notes:
         console.print(Text(f"Note: {note}", "yellow"), soft_wrap=True)
+    last = f"Compiled in {seconds(report.compile_seconds)}. Read from the program, not measured."
     console.print(Text(last, "dim"), soft_wrap=True)
 
 
-def print_table(title: str, shown: Table, console: Console, nothing: str = "none") -> None:
-    """A table; one without rows is the word `nothing`."""
+def _print_heading(report: Report, console: Console) -> None:
+    """Configuration, cluster, and the verdict."""
+    where = f" on {report.cluster}: {report.devices} x {report.gpu}, mesh {mesh_words(report.axes)}"
+    console.print(Text.assemble((report.config, "bold"), where), soft_wrap=True)
+    console.print(Text(verdict(report), "bold green" if report.fits else "bold red"), soft_wrap=True)
+
+
+def _print_table(title: str, shown: Table, console: Console) -> None:
+    """A table; one without rows is the word none."""
     console.print()
     if not shown.rows:
-        console.print(Text(f"{title}: {nothing}"))
+        console.print(Text(f"{title}: none"))
         return
     table = rich.Table(
         title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1)

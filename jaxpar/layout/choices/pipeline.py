@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -63,7 +63,6 @@ def whole_backward(config: Config) -> str | None:
 def chunk_layers(config: Config, chunks: int) -> tuple[int, ...]:
     """Layers of each of `chunks` chunks, in model order: those of `parallel.stage_layers`, or equal ones.
 
-    The remainder goes to the middle chunks, one layer each: the ends have the embedding and the head.
     Raises `UserError` where `stage_layers` has another length, or there are fewer layers than chunks.
     """
     layers, written = config.model.layers, config.parallel.stage_layers
@@ -73,9 +72,7 @@ def chunk_layers(config: Config, chunks: int) -> tuple[int, ...]:
                 f"parallel.pipe x virtual_stages: {chunks} chunks are more than the {plural(layers, 'layer')} of the "
                 "model (model.layers)"
             )
-        equal, more = divmod(layers, chunks)
-        first = (chunks - more) // 2
-        return tuple(equal + (first <= chunk < first + more) for chunk in range(chunks))
+        return even_chunks(layers, chunks)
     if len(written) != chunks:
         raise UserError(
             f"parallel.stage_layers: {list(written)} has {plural(len(written), 'entry')}; expected one for each of "
@@ -85,6 +82,15 @@ def chunk_layers(config: Config, chunks: int) -> tuple[int, ...]:
     return written
 
 
+@lru_cache(maxsize=10_000)
+def even_chunks(layers: int, chunks: int) -> tuple[int, ...]:
+    """Layers of each chunk, as even as possible. The remainder goes to the middle chunks, one layer each: the ends have
+    the embedding and the head."""
+    each, over = divmod(layers, chunks)
+    first = (chunks - over) // 2
+    return tuple(each + (first <= chunk < first + over) for chunk in range(chunks))
+
+
 def schedule_of(plan: Plan) -> Schedule:
     """The schedule of a plan."""
     return _schedule(plan.schedule, plan.axes.pipe, plan.microbatches, plan.virtual_stages)
@@ -92,11 +98,13 @@ def schedule_of(plan: Plan) -> Schedule:
 
 def pipeline_program(plan: Plan) -> PipelineProgram:
     """The program that the executor runs for a plan."""
-    return make_program(
-        schedule_of(plan),
-        hold=holds_chunks(plan),
-        branching=plan.pipe_ticks == "branching",
-    )
+    return _program(schedule_of(plan), holds_chunks(plan), plan.pipe_ticks == "branching")
+
+
+@lru_cache(maxsize=16)
+def _program(schedule: Schedule, hold: bool, branching: bool) -> PipelineProgram:
+    """The program of a schedule, which a plan and its memory are made from several times."""
+    return make_program(schedule, hold=hold, branching=branching)
 
 
 TABLE = ".csv"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from jaxpar.config import Config, UserError
 from jaxpar.hardware.cluster import Cluster
@@ -11,7 +11,6 @@ from jaxpar.layers.counting import parameter_count
 from jaxpar.planner.failures import reliability
 from jaxpar.planner.planning import search_on
 from jaxpar.planner.report import words
-from jaxpar.planner.step_time.interval import Spread
 
 EFFICIENT = 0.8
 """Share of the best speed of a GPU at which a number of GPUs still counts as efficient."""
@@ -34,8 +33,6 @@ class Curve:
     """Points in ascending order of GPUs and of speed: a number that is no faster than a smaller one is left out."""
 
     points: Mapping[int, Point]
-    spread: Spread | None = None
-    """How far measured steps are from predicted ones; None where that is not known, as on CPUs."""
 
     def __post_init__(self) -> None:
         speeds = [point.tokens_per_s for point in self.points.values()]
@@ -60,26 +57,14 @@ class Curve:
         """Tokens per second; 0 for no GPUs."""
         return self.points[gpus].tokens_per_s if gpus else 0.0
 
-    def interval(self, gpus: int) -> tuple[float, float] | None:
-        """Tokens per second in four of five cases; None where that is not known."""
-        if self.spread is None:
-            return None
-        fast, slow = self.spread.interval(1.0)
-        return self.speed(gpus) / slow, self.speed(gpus) / fast
 
-    def faster(self, factor: float) -> Curve:
-        """The curve of a job that is so many times as fast."""
-        points = {gpus: replace(one, tokens_per_s=factor * one.tokens_per_s) for gpus, one in self.points.items()}
-        return replace(self, points=points)
-
-
-def curve_of(points: Mapping[int, Point], spread: Spread | None = None) -> Curve:
+def curve_of(points: Mapping[int, Point]) -> Curve:
     """The curve through those points that are faster than all smaller ones."""
     kept: dict[int, Point] = {}
     for gpus in sorted(points):
         if all(points[gpus].tokens_per_s > point.tokens_per_s for point in kept.values()):
             kept[gpus] = points[gpus]
-    return Curve(kept, spread)
+    return Curve(kept)
 
 
 def numbers_of(cluster: Cluster) -> list[int]:
@@ -103,7 +88,6 @@ def planned_curve(config: Config, cluster: Cluster) -> tuple[Curve, dict[int, st
     """
     points: dict[int, Point] = {}
     without: dict[int, str] = {}
-    spread: Spread | None = None
     parameters = parameter_count(config.model, padded=False)
     for gpus in numbers_of(cluster):
         try:
@@ -111,10 +95,10 @@ def planned_curve(config: Config, cluster: Cluster) -> tuple[Curve, dict[int, st
         except UserError as error:
             without[gpus] = str(error)
             continue
-        found, spread = planned.candidate, planned.spread
+        found = planned.candidate
         lost = reliability(gpus, parameters)
         rate = found.time.tokens_per_s_per_gpu * gpus * lost.share
         points[gpus] = Point(rate, lost.save + lost.start, words.in_one_line(found.layout))
     if not points:
         raise UserError(f"no number of GPUs has a layout; on {gpus}: {without[gpus]}")
-    return curve_of(points, spread), without
+    return curve_of(points), without

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
 from jaxpar.planner.jobs.job import Job
@@ -96,37 +95,3 @@ def outcomes(jobs: Sequence[Job], gpus: int) -> dict[str, Outcome]:
     """The results of each policy, the best first: least priority of late jobs, then least mean time."""
     found = {name: simulate(jobs, gpus, policy) for name, policy in POLICIES.items()}
     return dict(sorted(found.items(), key=lambda item: item[1].score))
-
-
-@dataclass(frozen=True)
-class Expected:
-    """The results of a policy as predicted, and with all speeds at either end of their intervals."""
-
-    outcome: Outcome
-    ends: Sequence[Outcome]
-    """Fast and slow; none where speeds have no interval."""
-
-    def interval(self, of: Callable[[Outcome], float]) -> tuple[float, float] | None:
-        """The least and greatest of a time; None where speeds have no interval. The predicted one is between them, even
-        where a policy finishes a job later because others are faster."""
-        times = [of(one) for one in (self.outcome, *self.ends)]
-        return (min(times), max(times)) if self.ends else None
-
-    def finished(self, job: str) -> tuple[float, float] | None:
-        """Earliest and latest seconds at which a job may finish."""
-        return self.interval(lambda one: one.finished[job])
-
-
-def expected(found: Mapping[str, Outcome], gpus: int) -> dict[str, Expected]:
-    """Each policy's outcome, and what it would do with jobs that are all faster, or all slower, as far as an interval
-    goes. Jobs of a cluster share the larger part of how far they are from predictions."""
-    made = {}
-    for name, one in found.items():
-        spreads = [job.curve.spread for job in one.jobs]
-        factors = [(1.0,) * 2 if spread is None else spread.interval(1.0) for spread in spreads]
-        ends = [
-            [replace(job, curve=job.curve.faster(1 / own[end])) for job, own in zip(one.jobs, factors, strict=True)]
-            for end in ((0, 1) if None not in spreads else ())
-        ]
-        made[name] = Expected(one, [simulate(jobs, gpus, POLICIES[name]) for jobs in ends])
-    return made

@@ -15,10 +15,13 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.planner.failures import HOUR
 from jaxpar.planner.jobs.curve import Curve, planned_curve
 from jaxpar.planner.jobs.job import Job, WrittenJob, read_jobs
-from jaxpar.planner.jobs.policies import Expected, expected, outcomes
+from jaxpar.planner.jobs.policies import outcomes
+from jaxpar.planner.jobs.simulation import Outcome
+from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.planning import hosts_of_one_kind, planned_config
 from jaxpar.planner.report.screen import print_lines, screen, table
 from jaxpar.planner.report.words import INTERVAL
+from jaxpar.planner.step_time.interval import PUBLISHED
 from jaxpar.units import percent
 
 
@@ -36,7 +39,7 @@ class ClusterJobs:
         written = read_jobs(self.jobs)
         configs = {name: self._config(name, job, cluster) for name, job in written.items()}
         jobs = self._jobs(written, configs, cluster)
-        found = expected(outcomes(jobs, cluster.devices), cluster.devices)
+        found = outcomes(jobs, cluster.devices)
         if self.as_json:
             print(json_text(as_json(found, cluster), indent=2))
         else:
@@ -76,10 +79,9 @@ class ClusterJobs:
         return UserError(f"{named(self.jobs)}: jobs.{key}: {what}")
 
 
-def as_json(found: Mapping[str, Expected], cluster: Cluster) -> dict[str, object]:
-    """Times in seconds; `plan` is of the first policy. Intervals hold four of five cases; null on CPUs."""
-    first = next(iter(found.values()))
-    best = first.outcome
+def as_json(found: Mapping[str, Outcome], cluster: Cluster) -> dict[str, object]:
+    """Times in seconds; `plan` is of the first policy."""
+    best = next(iter(found.values()))
     return {
         "cluster": cluster.name,
         "policy": next(iter(found)),
@@ -89,73 +91,56 @@ def as_json(found: Mapping[str, Expected], cluster: Cluster) -> dict[str, object
         ],
         "jobs": {
             job.name: {
-                "finished": best.finished[job.name], "finished_interval": first.finished(job.name),
-                "deadline": job.deadline, "late": job in best.late,
+                "finished": best.finished[job.name], "deadline": job.deadline, "late": job in best.late,
                 "curve": {str(gpus): point.tokens_per_s for gpus, point in job.curve.points.items()},
-                "curve_interval": {str(gpus): job.curve.interval(gpus) for gpus in job.curve.points},
             }
             for job in best.jobs
         },
         "policies": {
             name: {
-                "makespan": one.outcome.makespan, "makespan_interval": one.interval(lambda own: own.makespan),
-                "mean_time": one.outcome.mean_time, "mean_time_interval": one.interval(lambda own: own.mean_time),
-                "late": [job.name for job in one.outcome.late], "gpu_hours": one.outcome.gpu_seconds / HOUR,
+                "makespan": one.makespan, "mean_time": one.mean_time, "late": [job.name for job in one.late],
+                "gpu_hours": one.gpu_seconds / HOUR,
             }
             for name, one in found.items()
         },
     }  # fmt: skip
 
 
-def print_outcomes(found: Mapping[str, Expected], cluster: Cluster, console: Console) -> None:
+def print_outcomes(found: Mapping[str, Outcome], cluster: Cluster, console: Console) -> None:
     """The policies side by side, who has how many GPUs when under the first, and when each job finishes."""
     name, first = next(iter(found.items()))
-    heads = "policy", "deadlines met", "mean hours to finish", INTERVAL, "all finished after", INTERVAL
-    policies = table((*heads, "GPU-hours", "in use"), ("policy",), "Policies, best first")
-    for policy, own in found.items():
-        one = own.outcome
+    heads = "policy", "deadlines met", "mean hours to finish", "all finished after", "GPU-hours", "in use"
+    policies = table(heads, ("policy",), "Policies, best first")
+    for policy, one in found.items():
         due = sum(job.deadline is not None for job in one.jobs)
         policies.add_row(
-            policy, f"{due - len(one.late)} of {due}",
-            f"{one.mean_time / HOUR:,.1f}", _between(own.interval(lambda end: end.mean_time), HOUR),
-            f"{one.makespan / HOUR:,.1f} h", _between(own.interval(lambda end: end.makespan), HOUR),
+            policy, f"{due - len(one.late)} of {due}", f"{one.mean_time / HOUR:,.1f}", f"{one.makespan / HOUR:,.1f} h",
             f"{one.gpu_seconds / HOUR:,.0f}", percent(one.gpu_seconds / one.makespan / cluster.devices),
         )  # fmt: skip
-    spans = table(
-        ("job", "from hour", "to hour", "GPUs", "tokens/s", INTERVAL, "layout"), ("job", "layout"), f"Plan: {name}"
-    )
-    for job, span in first.outcome.by_job():
+    spans = table(("job", "from hour", "to hour", "GPUs", "tokens/s", "layout"), ("job", "layout"), f"Plan: {name}")
+    for job, span in first.by_job():
         spans.add_row(
             job.name, f"{span.start / HOUR:,.1f}", f"{span.end / HOUR:,.1f}", f"{span.gpus:,}",
-            f"{job.curve.speed(span.gpus):,.0f}", _between(job.curve.interval(span.gpus), 1, 0),
-            job.curve.points[span.gpus].layout,
+            f"{job.curve.speed(span.gpus):,.0f}", job.curve.points[span.gpus].layout,
         )  # fmt: skip
-    jobs = table(("job", "finishes at hour", INTERVAL, "deadline"), ("job",), "Jobs")
-    for job in first.outcome.jobs:
-        jobs.add_row(
-            job.name, f"{first.outcome.finished[job.name] / HOUR:,.1f}", _between(first.finished(job.name), HOUR),
-            "-" if job.deadline is None else f"{job.deadline / HOUR:,.1f}",
-        )  # fmt: skip
+    jobs = table(("job", "finishes at hour", "deadline"), ("job",), "Jobs")
+    for job in first.jobs:
+        due = "-" if job.deadline is None else f"{job.deadline / HOUR:,.1f}"
+        jobs.add_row(job.name, f"{first.finished[job.name] / HOUR:,.1f}", due)
     for one in (policies, spans, jobs):
         console.print(one)
-    print_lines(console, *filter(None, (_deadline(job, first, found) for job in first.outcome.jobs)))
+    print_lines(console, *(_late(job, found) for job in first.late), *([] if is_cpu(cluster) else [_certainty()]))
 
 
-def _deadline(job: Job, first: Expected, found: Mapping[str, Expected]) -> str | None:
-    """A sentence on a job whose deadline is missed, or may be."""
-    if job.deadline is None:
-        return None
-    hours = lambda finished: f"{(finished - job.deadline) / HOUR:,.1f} hours"
-    if job in first.outcome.late:
-        always = all(job in one.outcome.late for one in found.values())
-        more = ", and after it under every policy" if always else ""
-        return f"{job.name} finishes {hours(first.outcome.finished[job.name])} after its deadline{more}"
-    interval = first.finished(job.name)
-    if interval is None or interval[1] <= job.deadline:
-        return None
-    late = hours(interval[1])
-    return f"{job.name} meets its deadline as predicted, and misses it by {late} at the end of its interval"
+def _late(job: Job, found: Mapping[str, Outcome]) -> str:
+    """A sentence on a job whose deadline is missed under the first policy."""
+    assert job.deadline is not None, "it is late"
+    first, *others = found.values()
+    more = ", and after it under every policy" if all(job in one.late for one in others) else ""
+    return f"{job.name} finishes {(first.finished[job.name] - job.deadline) / HOUR:,.1f} hours after its deadline{more}"
 
 
-def _between(interval: tuple[float, float] | None, unit: float, digits: int = 1) -> str:
-    return "-" if interval is None else " to ".join(f"{end / unit:,.{digits}f}" for end in interval)
+def _certainty() -> str:
+    """A sentence on how far all speeds may be off, which jobs of one cluster are together."""
+    low, high = PUBLISHED.interval(1.0)
+    return f"{INTERVAL}: steps of four of five systems take {low:.2f} to {high:.2f} times as long, of all jobs alike"

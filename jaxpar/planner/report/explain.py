@@ -1,19 +1,17 @@
-"""`explain` and `compare`: print one plan.json in words, or two of them side by side."""
+"""`explain`: a plan.json in words."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
 from jaxpar.config.kinds import of_kind
-from jaxpar.config.reading.sections import config_difference
-from jaxpar.config.spelling import printable
 from jaxpar.layout.choices.reasons import why
 from jaxpar.layout.plan_file import PlanFile, read
 from jaxpar.planner.report import words
-from jaxpar.planner.report.screen import print_lines, table
+from jaxpar.planner.report.screen import print_lines
 from jaxpar.units import percent, plural, seconds, size
 
 
@@ -69,29 +67,3 @@ def _predicted(file: PlanFile) -> list[tuple[str, str]]:
 def _layers(lengths: Sequence[int]) -> str:
     least, most = min(lengths), max(lengths)
     return f"{most}" if least == most else f"{least} to {most}"
-
-
-def print_comparison(first: Path, second: Path, console: Console) -> None:
-    """Two plans side by side: what differs in their settings, time and memory. Raises `UserError`."""
-    a, b = read(first), read(second)
-    print_lines(console, *(config_difference(a.config, b.config) or ["no difference"]), title="Settings")
-    if not (a.predicted and b.predicted):
-        return
-    made = table(("", printable(str(first)), printable(str(second)), "difference"), ("",))
-
-    def row(name: str, one: float, other: float, show: Callable[[float], str]) -> None:
-        if one or other:
-            made.add_row(name, show(one), show(other), show(other - one))
-
-    for total, parts, name, show in (
-        ("step_time_s", "breakdown", "step", seconds),
-        ("peak_bytes", "memory", "memory", size),
-    ):
-        row(name, a.predicted[total], b.predicted[total], show)
-        intervals = [" to ".join(map(seconds, file.predicted.get("interval_s") or ())) for file in (a, b)]
-        if name == "step" and any(intervals):
-            made.add_row(f"  {words.INTERVAL}", *intervals, "")
-        one, other = a.predicted[parts], b.predicted[parts]
-        for part in dict.fromkeys((*one, *other)):
-            row(f"  {printable(part)}", one.get(part, 0), other.get(part, 0), show)
-    console.print(made)

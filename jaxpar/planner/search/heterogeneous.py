@@ -20,12 +20,13 @@ from jaxpar.config.schema.model import ModelConfig, Pattern
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.messages import Network
 from jaxpar.hardware.cluster import Cluster, Group
+from jaxpar.layout.choices.pipeline import even_chunks
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.memo import Memo
 from jaxpar.planner.search.stage_groups import Lengths, ranks_of
 from jaxpar.planner.step_time.chunks import why_padded
 from jaxpar.planner.step_time.model import Steps, StepTime
-from jaxpar.planner.step_time.pipeline import chunk_layers, run_pipeline
+from jaxpar.planner.step_time.pipeline import run_pipeline
 from jaxpar.planner.step_time.step import Step
 from jaxpar.planner.step_time.ticks import Chunk
 from jaxpar.planner.step_time.update import Update
@@ -125,7 +126,7 @@ class StepTimer:
             return None
         key = replace(layout, remat="none", offload_fraction=0.0, resident_state=0.0)
         found = self._known.of(key, lambda: _Stages(self, layout, kinds).in_proportion())
-        return None if found == chunk_layers(self.model.layers, len(found)) else found
+        return None if found == even_chunks(self.model.layers, len(found)) else found
 
     def reached(self, cluster: Cluster) -> HardwareModel:
         """The hardware parameters of a cluster of one kind."""
@@ -165,7 +166,7 @@ class _Stages:
 
     def step(self, lengths: Lengths | None = None) -> StepTime:
         """The step of the slowest kind, which all wait for."""
-        lengths = chunk_layers(self.timer.model.layers, len(self.kind_of)) if lengths is None else lengths
+        lengths = even_chunks(self.timer.model.layers, len(self.kind_of)) if lengths is None else lengths
         times = self._of_unlike_layers() if self.timer.model.pattern is not None else self.of_kinds(lengths)
         return self.timer.steps().priced(*max(times, key=_seconds), self.layout.devices)
 
@@ -199,7 +200,7 @@ class _Stages:
 
     def in_proportion(self) -> Lengths:
         """Lengths by the speed of each kind's layers; then layers move away from the slowest stage while that helps."""
-        equal, kinds = chunk_layers(self.timer.model.layers, len(self.kind_of)), range(len(self.kinds))
+        equal, kinds = even_chunks(self.timer.model.layers, len(self.kind_of)), range(len(self.kinds))
         layout, each = self.layout, max(equal)
 
         def alone(kind: int, layers: int) -> float:

@@ -19,7 +19,7 @@ from jaxpar.layout.choices.embedding import embedding_messages
 from jaxpar.layout.choices.experts import loops_on
 from jaxpar.layout.choices.matmul import grouped_codes
 from jaxpar.layout.choices.matmul_codes import matmul_codes
-from jaxpar.layout.choices.pipeline import holds
+from jaxpar.layout.choices.pipeline import even_chunks, holds
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.estimate import MemoryModel
 from jaxpar.layout.memory.slots import Slots, pipeline_slots
@@ -30,7 +30,6 @@ from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.memo import Memo
 from jaxpar.planner.search.space import Choice, Group
 from jaxpar.planner.step_time.chunks import Kinds, chunk_slots
-from jaxpar.planner.step_time.pipeline import chunk_layers
 
 
 @dataclass(frozen=True)
@@ -88,7 +87,7 @@ class Kernels:
         """Kinds of the slots of a chunk."""
         chunks, lengths = self.group.pipe * self.choice.virtual_stages, self.choice.stage_layers
         model = self.model.config.model
-        return chunk_slots(model, chunk_layers(model.layers, chunks) if lengths is None else lengths)
+        return chunk_slots(model, even_chunks(model.layers, chunks) if lengths is None else lengths)
 
     @property
     def microbatches(self) -> int:
@@ -147,7 +146,8 @@ class Kernels:
             gpu = DescribedGPU.of(self.cluster.gpu)
             return embedding_messages(own, axes, gpu, group.microbatch, self.cluster).name
 
-        return self._on_gpus(("embedding messages", group, zero), make, "table")
+        sends = zero >= 2 and group.pipe == 1 and group.shards > 1
+        return self._on_gpus(("embedding messages", group, zero), make, "table") if sends else "table"
 
     @property
     def expert_codes(self) -> ExpertCodes:

@@ -7,9 +7,9 @@ from itertools import islice
 
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.schema import ModelConfig
+from jaxpar.layout.choices.pipeline import even_chunks
 from jaxpar.mesh.layer_order import common_sequence
 from jaxpar.planner.layout import Layout
-from jaxpar.planner.step_time.pipeline import chunk_layers
 
 type Kinds = tuple[str, ...]
 """Kinds of layers or of slots, in order."""
@@ -31,7 +31,7 @@ def chunk_slots(model: ModelConfig, lengths: tuple[int, ...]) -> Kinds:
 def chunk_lengths(model: ModelConfig, layout: Layout) -> tuple[int, ...]:
     """Layers of each chunk of a layout."""
     chunks = layout.pipe * layout.virtual_stages
-    return chunk_layers(model.layers, chunks) if layout.stage_layers is None else layout.stage_layers
+    return even_chunks(model.layers, chunks) if layout.stage_layers is None else layout.stage_layers
 
 
 def kinds_of_slots(model: ModelConfig, layout: Layout) -> Kinds:

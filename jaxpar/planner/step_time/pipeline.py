@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.ticks import Chunk, all_ticks
@@ -59,11 +58,3 @@ def run_pipeline(layout: Layout, microbatches: int, chunks: Sequence[Chunk], pie
         slowest = Chunk(forward, backward, weight)
     head, transfer = max((one.head for one in pieces), key=seconds), max(one.transfer for one in pieces)
     return ticks.run(clock, slowest, head, transfer)
-
-
-@lru_cache(maxsize=10_000)
-def chunk_layers(layers: int, chunks: int) -> tuple[int, ...]:
-    """Layers of each chunk: as even as possible; the middle ones take the remainder."""
-    each, over = divmod(layers, chunks)
-    first = (chunks - over) // 2
-    return tuple(each + (first <= chunk < first + over) for chunk in range(chunks))

@@ -7,13 +7,14 @@ from collections.abc import Mapping
 from itertools import islice
 
 from jaxpar.cost.work import Work
+from jaxpar.layout.choices.pipeline import even_chunks
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.chunks import GATHERED, Kinds, chunk_lengths, chunk_slots, kinds_of_slots, why_padded
 from jaxpar.planner.step_time.common import Common
 from jaxpar.planner.step_time.layer_times import Sort, sorts_of
 from jaxpar.planner.step_time.once import Once
 from jaxpar.planner.step_time.overlap import beside_copies, beside_weights, first_gather
-from jaxpar.planner.step_time.pipeline import Pieces, chunk_layers, joined, run_pipeline
+from jaxpar.planner.step_time.pipeline import Pieces, joined, run_pipeline
 from jaxpar.planner.step_time.ticks import Chunk
 from jaxpar.planner.step_time.weight_traffic import (
     SLICED,
@@ -125,7 +126,7 @@ class Step:
         if self.slots or self.unlike:
             chunks = self.chunks(layout)
         else:
-            chunks = (self.pieces.chunk(max(chunk_layers(self.model.layers, layout.pipe * layout.virtual_stages))),)
+            chunks = (self.pieces.chunk(max(even_chunks(self.model.layers, layout.pipe * layout.virtual_stages))),)
         return run_pipeline(layout, self.microbatches, chunks, [self.pieces])
 
     def program(self, pipeline: Run, once: Mapping[str, float]) -> Run:

@@ -2,7 +2,6 @@
 
 import json
 import random
-from dataclasses import replace
 from io import StringIO
 from itertools import pairwise
 from pathlib import Path
@@ -15,11 +14,10 @@ from jaxpar.config.reading.loading import config_to_yaml
 from jaxpar.plan import main
 from jaxpar.planner.jobs.curve import Curve, Point, curve_of
 from jaxpar.planner.jobs.job import Job
-from jaxpar.planner.jobs.policies import POLICIES, by_curves, expected, first_in_first_out, outcomes, shortest_first
+from jaxpar.planner.jobs.policies import POLICIES, by_curves, first_in_first_out, outcomes, shortest_first
 from jaxpar.planner.jobs.share import print_outcomes
 from jaxpar.planner.jobs.simulation import Outcome, simulate
 from jaxpar.planner.machine import named_cluster
-from jaxpar.planner.step_time.interval import PUBLISHED
 from tests.planner.spaces import model_of
 from tests.sentences import refused_by_command
 
@@ -104,19 +102,6 @@ def test_priorities_weigh_in():
     assert simulate(jobs, 8, shortest_first).finished == {"urgent": 20, "usual": 30}
 
 
-def with_spread(job: Job) -> Job:
-    return replace(job, curve=replace(job.curve, spread=PUBLISHED))
-
-
-def test_a_job_alone_finishes_in_the_interval_of_its_speed():
-    """Steps that take as long as their interval has them; starting takes no longer."""
-    job = with_spread(Job("a", 800, curve(pause=10)))
-    (one, *_) = expected(outcomes([job], 8), 8).values()
-    low, high = PUBLISHED.interval(100.0)
-    assert one.outcome.finished["a"] == 110 and one.finished("a") == pytest.approx((10 + low, 10 + high))
-    assert job.curve.interval(8) == pytest.approx((8 * 100 / high, 8 * 100 / low))
-
-
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The configuration of a small model."""
@@ -135,17 +120,9 @@ def test_the_command_shares_a_cluster(model: Path, capsys: pytest.CaptureFixture
     speeds = found["jobs"]["first"]["curve"]
     assert speeds["1"] < speeds["2"] < 2.1 * speeds["1"]
     assert {span["job"] for span in found["plan"]} == {"first", "second"} and not found["jobs"]["first"]["late"]
-    for job in found["jobs"].values():
-        assert job["finished_interval"][0] < job["finished"] < job["finished_interval"][1]
-        assert {gpus for gpus, (low, high) in job["curve_interval"].items() if low < job["curve"][gpus] < high} == {
-            *job["curve"]
-        }
-    for policy in found["policies"].values():
-        for name in ("makespan", "mean_time"):
-            assert policy[f"{name}_interval"][0] < policy[name] < policy[f"{name}_interval"][1]
     assert main(["cluster", "--cluster", "h100:1x2", "--jobs", str(path)]) == 0
     printed = capsys.readouterr().out
-    assert found["policy"] in printed and "Plan: " in printed
+    assert found["policy"] in printed and "Plan: " in printed and "80%: steps of four of five systems" in printed
 
 
 @pytest.mark.parametrize(
@@ -187,16 +164,7 @@ def test_a_curve_leaves_out_numbers_that_are_no_faster():
     assert found.efficient == 2  # 1.5 a GPU; 8 have 0.6
 
 
-def test_a_deadline_inside_the_interval_is_reported():
-    low, high = PUBLISHED.interval(100 * HOUR)
-    for deadline, words in (
-        (1.01 * high, None),
-        (0.99 * high, "misses it by"),
-        (0.99 * low, "after its deadline, and after it under every policy"),
-    ):
-        screen = Console(width=160, record=True, file=StringIO())
-        job = with_spread(Job("a", 800 * HOUR, curve(), deadline=deadline))
-        print_outcomes(expected(outcomes([job], 8), 8), named_cluster("h100:1x8"), screen)
-        printed = screen.export_text()
-        assert f"{low / HOUR:.1f} to {high / HOUR:.1f}" in printed
-        assert words in printed if words else "its deadline" not in printed
+def test_a_missed_deadline_is_reported():
+    screen = Console(width=160, record=True, file=StringIO())
+    print_outcomes(outcomes([Job("a", 800 * HOUR, curve(), deadline=90 * HOUR)], 8), named_cluster("h100:1x8"), screen)
+    assert "a finishes 10.0 hours after its deadline, and after it under every policy" in screen.export_text()

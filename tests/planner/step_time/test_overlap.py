@@ -45,7 +45,7 @@ def test_short_messages_wait_for_their_least_share_and_long_ones_for_what_comput
 
 
 def test_messages_count_by_kind():
-    sent = lambda axis, name: Collective(axis, name, "all-gather", "bf16", False, 1, 1e6, 2.0, 1.0, 1.0, 0.0)
+    sent = lambda axis, name: Collective(axis, name, "all-gather", "bf16", False, 1, 1e6, 2.0, 1.0, 1.0)
     rows = [
         sent("fsdp", "gather_weight"), sent("fsdp+context", "scatter_gradient"), sent("replica", "reduce_sum"),
         sent("host", "to_host"), sent("context", "gather_context"), sent("tensor", "gather_sequence"),

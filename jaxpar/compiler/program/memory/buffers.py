@@ -64,8 +64,6 @@ class Allocation:
     """`parameter`, `output`, `constant`, `thread-local`, `temporary` or `live-out`."""
     parameter: int | None
     """Number of the entry's parameter that is here."""
-    donated: bool
-    """Whether a result may reuse the parameter's memory."""
     memory_space: int
     """0 is device memory, `HOST_MEMORY` the host's; others are parts of device memory, such as NCCL's buffers."""
     values: tuple[Value, ...]
@@ -136,7 +134,6 @@ def _allocation(head: tuple[int, str], values: list[Value]) -> Allocation:
     if match is None:
         raise ProgramError("allocation is not understood", line, number)
     index, size, color, rest = int(match[1]), int(match[2]), int(match[3] or 0), match[4]
-    donated = rest.endswith(", maybe-live-out")
     rest = rest.removesuffix(", maybe-live-out")
     parameter = _PARAMETER.fullmatch(rest)
     if parameter:
@@ -148,7 +145,7 @@ def _allocation(head: tuple[int, str], values: list[Value]) -> Allocation:
     else:
         raise ProgramError("allocation is not understood", line, number)
     at = int(parameter[1]) if parameter else None
-    return Allocation(index, size, kind, at, bool(parameter) and donated, color, tuple(values))
+    return Allocation(index, size, kind, at, color, tuple(values))
 
 
 def _value(line: str, number: int, lives: dict[tuple[str, tuple[int, ...]], tuple[int, int]]) -> Value:
