@@ -47,7 +47,7 @@ CASES: dict[str, tuple[str, dict, dict, dict]] = {
             "num_attention_heads": 2, "num_key_value_heads": 2, "head_dim": 4, "patch_size": 4,
             "position_embedding_size": 16,
         },
-        {"image_token_id": 60, "video_token_id": 59, "audio_token_id": 58},
+        {},
     ),
     "mistral3": (
         "Mistral3", TEXT | {"model_type": "mistral", "sliding_window": None},
