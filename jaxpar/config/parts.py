@@ -57,13 +57,14 @@ FEATURES: dict[str, str] = {
     "experts": "jaxpar.layers.experts.feed_forward:Experts",
     "low_rank_factors": "jaxpar.layers.adapters:LowRank",
     "quantised_groups": "jaxpar.layers.matmul_formats:quantised_groups",
+    "adapted_ops": "jaxpar.layers.ops.adapted:AdaptedOps",
     "quantised_ops": "jaxpar.layers.ops.quantised:QuantisedOps",
     "spiking_ops": "jaxpar.layers.ops.spikes:SpikingOps",
     "quantised_state": "jaxpar.layout.quantised_matmuls:carried",
 }
 """The parts of features that a step takes where its configuration asks for them: the block of `model.experts`, the
 `Adaptation` of frozen weights, the programs, ops and carried state of `precision.matmul`, and the ops of
-`precision.spikes`."""
+`precision.spikes` and of several adapters."""
 
 
 @dataclass(frozen=True)

@@ -24,7 +24,9 @@ from jaxpar.generation.layout import page_tokens
 from jaxpar.generation.sampling import Drawn, Draws, draw
 from jaxpar.layers.block import Block, Context, DecodedRows
 from jaxpar.layers.context import sequence_part
+from jaxpar.layers.declaration.adaptation import AdapterStack
 from jaxpar.layers.declaration.weights import with_weights
+from jaxpar.layers.ops.adapted import BY_ADAPTER, by_adapter
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import vary
@@ -33,7 +35,7 @@ from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.materialize import gather
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, DecoderStages
-from jaxpar.runtime.batch import one_document_rows
+from jaxpar.runtime.batch import CARRIED, one_document_rows
 from jaxpar.runtime.records import Records, with_layer
 
 type Cache = Mapping[str, Sequence[Mapping[str, PyTree]]]
@@ -99,7 +101,8 @@ class GenerationFunctions:
             lengths: tokens of each prompt, at least 1.
             draws: of each answer; those of one prompt stand side by side, and share its forward.
         """
-        batch, all_lengths = vary((batch, lengths))
+        adapter = draws.adapter[:: len(draws.adapter) // len(lengths)]
+        batch, all_lengths = vary((self._adapted(batch, adapter[:, None]), lengths))
         x = self.stages.embed(weights, batch)
         x, cache, records = self._layers(weights, x, batch, all_lengths, None)
         last = sequence_part(batch["indices"]) == all_lengths[:, None] - 1
@@ -169,6 +172,7 @@ class GenerationFunctions:
         lengths = jnp.where(active, rows.lengths, 0)
         token, all_lengths, cache = vary((rows.token, lengths, rows.cache))
         batch = one_document_rows(token[None], jnp.maximum(all_lengths - 1, 0)[None])
+        batch = vary(self._adapted(batch, rows.draws.adapter[None]))
         x = self.stages.embed(weights, batch)
         x, cache, records = self._layers(weights, x, batch, all_lengths, cache, vary(rows.pages))
         drawn = _drawn(self._logits(weights, x), rows.seen, rows.draws, lengths)
@@ -188,6 +192,19 @@ class GenerationFunctions:
         of = lambda kind: {block.part.name: value(block) for block in prototype(kind).blocks}
         return {kind: [of(kind)] * stack.rows for kind, stack in order.stacks.items()}
 
+    def _adapted(self, batch: Batch, adapter: Int[Array, "batch part"]) -> Batch:
+        """`batch` with its tokens by adapter, where the weights have several; `adapter` may have one column of all."""
+        if self._stack is None:
+            return batch
+        of_tokens = jnp.broadcast_to(adapter, batch["tokens"].shape).ravel()
+        return batch | {CARRIED: {BY_ADAPTER: by_adapter(of_tokens, self._stack.size)}}
+
+    @property
+    def _stack(self) -> AdapterStack | None:
+        """The adapters of the weights, if they have several."""
+        lora = self.layout.config.lora
+        return lora if isinstance(lora, AdapterStack) else None
+
     def _layers(
         self,
         weights: Weights,
@@ -201,7 +218,7 @@ class GenerationFunctions:
         stages, rows = self.stages, DecodedRows(lengths, self.capacity, self.page, pages)
         tokens, x = stages.token_context(batch, self.capacity), vary(x)
         records = stages.empty_records(x) if self.records else {}
-        layers = {kind: stages.prototype(kind) for kind in stages.order.stacks}
+        layers = {kind: stages.prototype(kind, self._stack) for kind in stages.order.stacks}
         filled: dict[str, list[PyTree]] = {kind: [None] * stack.rows for kind, stack in stages.order.stacks.items()}
         for kind, row in stages.order.slots:
             weight = gather(weights[LAYERS][kind][row], stages.placements, part=(LAYERS, kind), unstacked=True)

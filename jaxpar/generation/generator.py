@@ -18,7 +18,8 @@ from jaxpar.generation.prefill import data_ranks
 from jaxpar.generation.programs import Programs
 from jaxpar.generation.requests import Continuation, Request, Speed
 from jaxpar.generation.sampling import LIKELIEST, NotFinite, Sampling
-from jaxpar.generation.unstacked import is_unstacked, unstacked, unstacked_layout
+from jaxpar.generation.unstacked import is_unstacked, unstacked, unstacked_layout, with_adapters
+from jaxpar.interop.sources.adapters import AdapterSource
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.mesh.parameters import Weights
 
@@ -76,6 +77,11 @@ class Generator:
             order = self._layout.order
             partitions = unstacked_layout(self._layout.placements.storage.layout, order)
             self._read_with = jax.tree.map(jax.device_put, self._weights, shardings(self._reading.mesh, partitions))
+
+    def put_adapters(self, source: AdapterSource) -> None:
+        """Go on with other adapters, for which the weights have room; nothing compiles again."""
+        assert source.stack == self.config.lora, "the programs have this room"
+        self.update(with_adapters(self._weights, self._layout, source))
 
     def drop_weights(self) -> None:
         """Free the copy of the weights, until `update` gives others."""

@@ -52,6 +52,8 @@ class Request:
     """Ids that end a row, and are not part of it."""
     on_token: Callable[[int, int], bool] | None = None
     """Called with the index of an answer and each new token; True ends the answer after that token."""
+    adapter: int = -1
+    """Index of its adapter among those of the weights; -1 for the model without one."""
     rows: list[Row] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,7 +62,7 @@ class Request:
     def draws(self) -> list[tuple[float, ...]]:
         """The settings of each answer's draws, in the order of `Draws`."""
         one = self.sampling
-        rest = one.temperature, one.repetition_penalty, one.top_k, one.top_p, one.min_p, one.tempered
+        rest = one.temperature, one.repetition_penalty, one.top_k, one.top_p, one.min_p, one.tempered, self.adapter
         return [(self.seed % 2**32, self.stream + index, *rest) for index in range(self.answers)]
 
     def check(self, model: ModelConfig, name: str) -> None:
