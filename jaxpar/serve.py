@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from jaxpar.cli import Parser, command, positive, report, seconds, size
 from jaxpar.config import UserError
 from jaxpar.config.install import install_command
-from jaxpar.config.paths import is_host, user_path
+from jaxpar.config.paths import is_host, is_name, user_path
 from jaxpar.config.spelling import named, quoted
 from jaxpar.serving.hosts import is_local
 
@@ -53,6 +53,8 @@ def _parser() -> Parser:
     words = "in place of the tokenizer's; or one of its templates, by name"
     parser.add_argument("--chat-template", metavar="FILE|NAME|chatml", help=words)
     parser.add_argument("--name", metavar="NAME", help="of the model, for clients (default: the name of its folder)")
+    words = "low-rank adapter of the model that clients may name; may be given many times (docs/serving.md)"
+    parser.add_argument("--adapter", metavar="NAME=FOLDER", action="append", default=[], help=words)
     where = parser.add_argument_group("where")
     where.add_argument("--host", metavar="HOST", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
     where.add_argument("--port", metavar="N", type=int, default=8000, help="0 takes a free one (default: 8000)")
@@ -120,6 +122,7 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Engine]:
     from jaxpar.generation.generator import Generator
     from jaxpar.generation.placed_model import open_model, place_model
     from jaxpar.generation.requests import Request
+    from jaxpar.interop.sources.adapters import AdapterSource, open_adapter
     from jaxpar.interop.sources.tokenizer import chat_encoder_of, text_of
     from jaxpar.serving.served_model import ServedModel
 
@@ -137,7 +140,11 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Engine]:
         if options.chat_template is not None:
             raise
         why = str(error)
-    placed = place_model(config, source, options.prefill_devices)
+    name = options.name or Path(options.model).resolve().name
+    folders = _adapters(options.adapter, name)
+    adapters = [open_adapter(folder, source, f"--adapter {one}") for one, folder in folders.items()]
+    weights = AdapterSource(source, adapters) if adapters else source
+    placed = place_model(config, weights, options.prefill_devices)
     generator = Generator(placed.config, placed.mesh, placed.weights, prefill=placed.prefill)
     if options.cache is not None and options.cache < generator.least_cache(length):
         raise UserError(
@@ -148,8 +155,20 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Engine]:
     engine.add(Request([0], 2))
     while engine.busy:
         engine.step()
-    name = options.name or Path(options.model).resolve().name
-    return ServedModel(name, placed.config.model, text, length, chat, why), engine
+    return ServedModel(name, placed.config.model, text, length, chat, why, tuple(folders)), engine
+
+
+def _adapters(given: Sequence[str], model: str) -> dict[str, str]:
+    """The folders of adapters by their names. Raises `UserError`."""
+    folders: dict[str, str] = {}
+    for one in given:
+        name, equals, folder = one.partition("=")
+        if not (name and equals and folder and is_name(name)):
+            raise UserError(f"--adapter {quoted(one)}: expected NAME=FOLDER")
+        if name in folders or name == model:
+            raise UserError(f"--adapter {quoted(one)}: there is another model with the name; expected a different one")
+        folders[name] = folder
+    return folders
 
 
 def _read_key(path: Path) -> str:

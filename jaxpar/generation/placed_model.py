@@ -20,7 +20,7 @@ from jaxpar.distributed.devices import Device, find_devices, prepare_devices
 from jaxpar.generation.layout import generation_layout
 from jaxpar.interop.sources.adapters import AdapterSource
 from jaxpar.interop.sources.open_source import Model, open_source
-from jaxpar.interop.sources.source import read_part
+from jaxpar.interop.sources.source import ReadWeights, read_part
 from jaxpar.layers.inputs.input import refuse_without_batches
 from jaxpar.layout.make_plan import resolve_config
 from jaxpar.layout.step_layout import shardings
@@ -65,7 +65,7 @@ def open_model(path: str, overrides: Sequence[str], prefill: int = 0) -> tuple[C
     return replace(config, model=source.model), source
 
 
-def place_model(config: Config, source: Model | AdapterSource, prefill: int = 0) -> PlacedModel:
+def place_model(config: Config, source: ReadWeights, prefill: int = 0) -> PlacedModel:
     """`place_on` all devices but the last `prefill`, which are to read prompts. On CPUs layers compute in float32
     unless the configuration names a precision."""
     devices = find_devices()
@@ -98,7 +98,7 @@ def prefill_mesh(config: Config, devices: Sequence[Device]) -> Mesh:
     return build_mesh(AxisSizes(**axis_sizes(parallel)), devices)
 
 
-def place_on(config: Config, source: Model | AdapterSource, devices: Sequence[Device]) -> PlacedModel:
+def place_on(config: Config, source: ReadWeights, devices: Sequence[Device]) -> PlacedModel:
     """Read the weights onto some devices, on `mesh_of` them: each process reads the shards of its devices.
 
     Raises `UserError` for a bidirectional model, and for an input that reads more than tokens.

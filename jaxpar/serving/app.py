@@ -83,14 +83,16 @@ class Server:
             raise Refusal(401, "authorization: the API key is missing or wrong; expected the header Bearer KEY")
 
     async def _models(self, http: HttpRequest) -> Response:
-        return JSONResponse({"object": "list", "data": [self._about()]})
+        return JSONResponse({"object": "list", "data": [self._about(name) for name in self.model.names]})
 
     async def _model(self, http: HttpRequest) -> Response:
-        self.model.check_name(http.path_params["name"])
-        return JSONResponse(self._about())
+        name = http.path_params["name"]
+        self.model.adapter(name)
+        return JSONResponse(self._about(name))
 
-    def _about(self) -> dict[str, Any]:
-        return {"id": self.model.name, "object": "model", "created": 0, "owned_by": "jaxpar"}
+    def _about(self, name: str) -> dict[str, Any]:
+        adapted = {} if name == self.model.name else {"parent": self.model.name}
+        return {"id": name, "object": "model", "created": 0, "owned_by": "jaxpar"} | adapted
 
     async def _completions(self, http: HttpRequest) -> Response:
         return await self._answer(http, COMPLETION, self.model.completions, Reply)
@@ -106,13 +108,13 @@ class Server:
         values = fields_of(await self._body(http), known)
         if values["stream_options"] is not None and not values["stream"]:
             raise Refusal(400, "stream_options: it is for streams; expected stream: true with it", "stream_options")
-        self.model.check_name(values["model"])
+        self.model.adapter(values["model"])
         prompts = await asyncio.to_thread(prompts_of, values)
         answers = sum(request.answers for request, _ in prompts)
         usage = Usage(sum(len(request.prompt) for request, _ in prompts))
         likely = values["logprobs"] is not None and values["logprobs"] is not False
         with_usage = bool((values["stream_options"] or {}).get("include_usage"))
-        reply = kind(self.model.name, answers, usage, self.model.text.decode if likely else None, with_usage)
+        reply = kind(values["model"], answers, usage, self.model.text.decode if likely else None, with_usage)
         pieces, jobs = asyncio.Queue[Piece](), list[Job]()
         loop = asyncio.get_running_loop()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,6 +98,36 @@ class AdapterSource:
         assert self.stack.rank is not None, "a stack has a rank"
         padding[0 if second else -1] = 0, self.stack.rank - len(pair[1])
         return np.pad(values, padding)[region]
+
+
+@dataclass(frozen=True, eq=False)
+class MergedAdapter:
+    """The weights of a model with those of an adapter added, computed in float32."""
+
+    base: Model
+    adapter: Adapter
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.base.model
+
+    def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
+        """See `WeightSource`."""
+        values = self.base.read(weight, layers, region)
+        pairs = [self.adapter.factors.get((weight, layer)) for layer in layers or ()]
+        if not any(pairs):
+            return values
+        values = values.astype(np.float32)
+        for index, pair in enumerate(pairs):
+            if pair is not None:
+                a, b = pair
+                values[index] += np.tensordot(a[region[: a.ndim - 1]], b[:, *region[a.ndim - 1 :]], 1)
+        return values
+
+
+def merged(base: Model, folder: Path | None) -> Model | MergedAdapter:
+    """The weights of a model, with those of `--adapter FOLDER` added if there is one. Raises `UserError`."""
+    return base if folder is None else MergedAdapter(base, open_adapter(folder, base, "--adapter"))
 
 
 def check_room(adapter: Adapter, stack: AdapterStack) -> None:
@@ -261,11 +292,21 @@ def _config_of(folder: Path, key: str) -> Mapping[str, Any]:
     for name, values in PLAIN.items():
         if name in config and config[name] not in values:
             raise UserError(f"{key}: {named(file)}: {name} is {quoted(config[name], 60)}; expected {values[0]!r}")
+    for name, every in (("lora_alpha", [config.get("lora_alpha")]), ("alpha_pattern", _alphas(config).values())):
+        if not all(type(alpha) in (int, float) and math.isfinite(alpha) for alpha in every):
+            what = "a number" if name == "lora_alpha" else "numbers by the ends of names"
+            raise UserError(f"{key}: {named(file)}: {name} is {quoted(config.get(name), 60)}; expected {what}")
     return config
+
+
+def _alphas(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`alpha_pattern`, by the ends of names of modules."""
+    pattern = config.get("alpha_pattern") or {}
+    return pattern if isinstance(pattern, dict) else {"": None}
 
 
 def _scale(config: Mapping[str, Any], module: str, rank: int) -> np.float32:
     """The factor of the product of a module's factors."""
-    alphas = {name: alpha for name, alpha in (config.get("alpha_pattern") or {}).items() if f".{module}".endswith(f".{name}")}
-    alpha = next(iter(alphas.values()), config.get("lora_alpha"))
+    of_module = [alpha for name, alpha in _alphas(config).items() if f".{module}".endswith(f".{name}")]
+    alpha = [*of_module, config["lora_alpha"]][0]
     return np.float32(alpha / (rank**0.5 if config.get("use_rslora") else rank))
