@@ -41,7 +41,12 @@ def main(arguments: Sequence[str]) -> None:
     if options.contamination is None and options.ngram is not None:
         raise UserError("--ngram is for --contamination FOLDER: expected it too")
     if options.model is None:
-        supplied = {"--length": options.length, "--tokenizer": options.tokenizer, "--adapter": options.adapter, "--set": options.overrides or None}
+        supplied = {
+            "--length": options.length,
+            "--tokenizer": options.tokenizer,
+            "--adapter": options.adapter,
+            "--set": options.overrides or None,
+        }
         supplied["--special-tokens"] = options.special_tokens or None
         for name, value in supplied.items():
             if value is not None:
@@ -90,7 +95,7 @@ def _evaluate(options: argparse.Namespace) -> None:
     from jaxpar.evaluation.language_model import LanguageModel
     from jaxpar.evaluation.run_task import run_task
     from jaxpar.generation.placed_model import open_model, place_model
-    from jaxpar.interop.sources.adapters import merged
+    from jaxpar.interop.adapters.open_adapter import merged
     from jaxpar.interop.sources.hf_folder import HFFolder
     from jaxpar.interop.sources.tokenizer import text_of
 

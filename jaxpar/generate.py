@@ -191,7 +191,7 @@ def _generator(config: Config, source: Model, options: argparse.Namespace) -> Ge
     """A generator whose weights are on the devices that there are."""
     from jaxpar.generation.generator import Generator
     from jaxpar.generation.placed_model import place_model
-    from jaxpar.interop.sources.adapters import merged
+    from jaxpar.interop.adapters.open_adapter import merged
 
     placed = place_model(config, merged(source, options.adapter), options.prefill_devices)
     return Generator(placed.config, placed.mesh, placed.weights, seed=options.seed, prefill=placed.prefill)

@@ -6,7 +6,8 @@ import argparse
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -15,11 +16,13 @@ from jaxpar.cli import Parser, command, positive, report, seconds, size
 from jaxpar.config import UserError
 from jaxpar.config.install import install_command
 from jaxpar.config.paths import is_host, is_name, user_path
+from jaxpar.config.reading.key_file import read_key
 from jaxpar.config.spelling import named, quoted
 from jaxpar.serving.hosts import is_local
 
 if TYPE_CHECKING:
     from jaxpar.generation.engine import Engine
+    from jaxpar.generation.generator import Generator
     from jaxpar.serving.served_model import ServedModel
 
 LONGEST = 4096
@@ -39,9 +42,13 @@ def main(arguments: Sequence[str]) -> int:
     for package in ("starlette", "uvicorn"):
         if find_spec(package) is None:
             raise UserError(f"{package} is not installed: {install_command('serve')}")
-    key = None if options.api_key_file is None else _read_key(options.api_key_file)
+    key = None if options.api_key_file is None else read_key(options.api_key_file, "--api-key-file")
     if key is None and not is_local(options.host):
         raise UserError(f"--host {options.host}: other machines reach it; expected --api-key-file FILE with it")
+    if options.updates is not None and key is None:
+        raise UserError(
+            "--updates: who reaches the server can change its weights; expected --api-key-file FILE with it"
+        )
     with _bound(options.host, options.port) as listening:
         return _serve(options, key, listening)
 
@@ -59,6 +66,8 @@ def _parser() -> Parser:
     where.add_argument("--host", metavar="HOST", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
     where.add_argument("--port", metavar="N", type=int, default=8000, help="0 takes a free one (default: 8000)")
     where.add_argument("--api-key-file", metavar="FILE", type=Path, help="file with the key that clients must send")
+    words = "folder in which a trainer puts new weights, and opens the requests that read them; needs a key"
+    where.add_argument("--updates", metavar="FOLDER", type=Path, help=words)
     limits = parser.add_argument_group("limits")
     words = f"tokens of a row, prompt included (default: what the model reads, at most {LONGEST})"
     limits.add_argument("--length", metavar="N", type=positive, help=words)
@@ -79,9 +88,10 @@ def _serve(options: argparse.Namespace, key: str | None, listening: socket.socke
     import uvicorn
 
     from jaxpar.serving.app import Server
+    from jaxpar.serving.updates import Updates
     from jaxpar.serving.worker import Worker
 
-    model, engine = _open(options)
+    model, generator, engine, reader = _open(options)
     failed: list[bool] = []
     server: uvicorn.Server
 
@@ -90,7 +100,8 @@ def _serve(options: argparse.Namespace, key: str | None, listening: socket.socke
         server.should_exit = True
 
     worker = Worker(engine, engine.slots + options.queue, on_failure)
-    app = Server(model, worker, key, options.timeout, options.body).app()
+    updates = None if options.updates is None else Updates(_shared(options.updates), worker, reader)
+    app = Server(model, worker, key, options.timeout, options.body, generator.scored, updates).app()
     settings = uvicorn.Config(
         app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=GRACE, ws="none"
     )
@@ -114,16 +125,20 @@ def _serve(options: argparse.Namespace, key: str | None, listening: socket.socke
     return 1 if failed else 0
 
 
-def _open(options: argparse.Namespace) -> tuple[ServedModel, Engine]:
-    """The model on the devices, and slots for it; its programs for short prompts are compiled."""
+def _open(options: argparse.Namespace) -> tuple[ServedModel, Generator, Engine, Callable[[Path], None]]:
+    """The model on the devices, and slots for it, whose programs for short prompts are compiled; and what goes on with
+    the weights in a folder."""
     import jax
 
     from jaxpar.evaluation.context_length import context_length
     from jaxpar.generation.generator import Generator
-    from jaxpar.generation.placed_model import open_model, place_model
+    from jaxpar.generation.placed_model import open_model, place_model, place_on
     from jaxpar.generation.requests import Request
-    from jaxpar.interop.sources.adapters import AdapterSource, open_adapter
+    from jaxpar.interop.adapters.adapter import AdapterSource
+    from jaxpar.interop.adapters.open_adapter import open_adapter
+    from jaxpar.interop.sources.open_source import replaced_weights
     from jaxpar.interop.sources.tokenizer import chat_encoder_of, text_of
+    from jaxpar.layers.declaration.adaptation import OFF
     from jaxpar.serving.served_model import ServedModel
 
     config, source = open_model(options.model, options.overrides, options.prefill_devices)
@@ -155,7 +170,25 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Engine]:
     engine.add(Request([0], 2))
     while engine.busy:
         engine.step()
-    return ServedModel(name, placed.config.model, text, length, chat, why, tuple(folders)), engine
+    model = ServedModel(name, placed.config.model, text, length, chat, why, tuple(folders))
+
+    def read(folder: Path) -> None:
+        other = replaced_weights(source, folder)
+        devices = list(placed.mesh.devices.flat)
+        other = AdapterSource(other, adapters) if adapters else other
+        generator.update(place_on(replace(placed.config, lora=OFF), other, devices).weights)
+
+    return model, generator, engine, read
+
+
+def _shared(folder: Path) -> Path:
+    """The folder of new weights, which is there. Raises `UserError`."""
+    path = user_path(folder, "--updates", written=True)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--updates {named(folder)}: it cannot be made ({error.strerror})") from None
+    return path.resolve()
 
 
 def _adapters(given: Sequence[str], model: str) -> dict[str, str]:
@@ -169,19 +202,6 @@ def _adapters(given: Sequence[str], model: str) -> dict[str, str]:
             raise UserError(f"--adapter {quoted(one)}: there is another model with the name; expected a different one")
         folders[name] = folder
     return folders
-
-
-def _read_key(path: Path) -> str:
-    """The key in a file."""
-    file = Path(user_path(path, "--api-key-file"))
-    try:
-        key = file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", "it is not UTF-8")
-        raise UserError(f"--api-key-file {named(path)}: cannot be read ({why})") from None
-    if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise UserError(f"--api-key-file {named(path)}: expected one line with a key of ASCII letters, without spaces")
-    return key
 
 
 def _bound(host: str, port: int) -> socket.socket:

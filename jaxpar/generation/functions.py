@@ -41,6 +41,8 @@ from jaxpar.runtime.records import Records, with_layer
 type Cache = Mapping[str, Sequence[Mapping[str, PyTree]]]
 """By kind, for each layer the cache of each block."""
 
+TILE_BYTES = 2**28
+"""Most bytes of float32 logits of rows that are scored that exist at a time on a device."""
 SAME_AXES = ("pipe", "context", "tensor")
 """Axes whose ranks draw the same token."""
 
@@ -116,6 +118,16 @@ class GenerationFunctions:
         seen = reduce_max(seen.astype(jnp.int8), SAME_AXES).astype(bool)
         prefix = Prefix(cache, lengths, seen, drawn.token, draws)
         return prefix, (drawn, {name: reduce_max(values, ("pipe",)) for name, values in records.items()})
+
+    def scores(
+        self, weights: Weights, batch: Batch, lengths: Int[Array, " batch"], adapter: Int[Array, " batch"]
+    ) -> Float[Array, "batch seq"]:
+        """The log-probability of each label of rows, by the layers as they read prompts."""
+        batch, lengths = vary((self._adapted(batch, adapter[:, None]), lengths))
+        x, *_ = self._layers(weights, self.stages.embed(weights, batch), batch, lengths, None)
+        logits = batch["tokens"].size * padded_vocab(self.layout.config.model) // lax.axis_size("tensor")
+        likely, _ = self.stages.scores(weights, weights, x, batch["labels"], tiles=-(-4 * logits // TILE_BYTES))
+        return reduce_max(vary(likely), ("pipe", "tensor"))
 
     def insert(
         self,

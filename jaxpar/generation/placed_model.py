@@ -18,7 +18,7 @@ from jaxpar.config.plan import AxisSizes
 from jaxpar.config.reading.overrides import check_used_by_models
 from jaxpar.distributed.devices import Device, find_devices, prepare_devices
 from jaxpar.generation.layout import generation_layout
-from jaxpar.interop.sources.adapters import AdapterSource
+from jaxpar.interop.adapters.adapter import AdapterSource
 from jaxpar.interop.sources.open_source import Model, open_source
 from jaxpar.interop.sources.source import ReadWeights, read_part
 from jaxpar.layers.inputs.input import refuse_without_batches

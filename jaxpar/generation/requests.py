@@ -97,7 +97,8 @@ class Row:
     ended: bool = False
     finite: bool = True
     """Whether the log-probabilities of all its tokens are; one that is not ends it."""
-    ending: float | None = None
+    ending: tuple[int, float] | None = None
+    """The token of `stop` that ended it, with its log-probability."""
 
     @property
     def full(self) -> bool:
@@ -111,7 +112,7 @@ class Row:
             self.finite, self.done = False, True
         elif token in request.stop:
             self.ended = self.done = True
-            self.ending = log_probability
+            self.ending = token, log_probability
         else:
             self.tokens.append(token)
             self.log_probabilities.append(log_probability)
@@ -123,7 +124,11 @@ class Row:
         pieces = self.pieces
         records = {name: np.concatenate([piece[name] for piece in pieces]) for name in (pieces[0] if pieces else ())}
         return Continuation(
-            np.array(self.tokens, np.int32), np.array(self.log_probabilities), self.ended, records, self.ending
+            np.array(self.tokens, np.int32),
+            np.array(self.log_probabilities),
+            self.ended,
+            records,
+            None if self.ending is None else self.ending[1],
         )
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 from jax.tree_util import DictKey, KeyPath
 
-from jaxpar.interop.sources.adapters import AdapterSource
+from jaxpar.interop.adapters.adapter import AdapterSource
 from jaxpar.interop.sources.source import read_part
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder

@@ -119,7 +119,11 @@ class Attention(Block):
 
         def local(name: str) -> jax.Array:
             axes = self.part.weights[name].axes
-            return self._local_heads(self.weight(name), axes.index("kv_heads")) if "kv_heads" in axes else self.weight(name)
+            return (
+                self._local_heads(self.weight(name), axes.index("kv_heads"))
+                if "kv_heads" in axes
+                else self.weight(name)
+            )
 
         matrix = matrix_of(self.part, name, local)
         if name not in ("key", "value") or self.kv_heads % lax.axis_size("tensor") == 0:

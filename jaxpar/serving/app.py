@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -24,8 +24,10 @@ from jaxpar.serving.hosts import is_local
 from jaxpar.serving.refusals import Refusal
 from jaxpar.serving.replies import ChatReply, Reply, Usage, event
 from jaxpar.serving.served_model import ServedModel
+from jaxpar.serving.updates import Updates
 from jaxpar.serving.worker import Job, Piece, Worker
 
+type Score = Callable[[Sequence[int], int], Sequence[float]]
 type Prompts = list[tuple[Request, list[Stop]]]
 
 
@@ -45,6 +47,10 @@ class Server:
     """A request may take so long, its wait for a slot included."""
     body_bytes: int
     """A body may have so many bytes."""
+    score: Score | None = None
+    """The log-probabilities of a row's tokens but the first, with an adapter, in the worker's thread."""
+    updates: Updates | None = None
+    """Weights that a trainer puts in place of the server's."""
 
     def app(self) -> Starlette:
         """The application."""
@@ -54,7 +60,24 @@ class Server:
             Route("/v1/completions", self._guarded(self._completions), methods=["POST"]),
             Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
         ]
+        if self.updates is not None:
+            answers = {
+                "/pause": self.updates.pause,
+                "/collective_rpc": self.updates.load,
+                "/resume": self.updates.resume,
+            }
+            routes += [
+                Route(path, self._guarded(self._control(one)), methods=["POST"]) for path, one in answers.items()
+            ]
         return Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
+
+    def _control(self, act: Callable[[HttpRequest, bytes], Awaitable[Any]]) -> Callable[[HttpRequest], Any]:
+        """An endpoint of `updates`."""
+
+        async def answer(http: HttpRequest) -> Response:
+            return JSONResponse(await act(http, await self._body(http)))
+
+        return answer
 
     def _guarded(self, answer: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
         """An endpoint that checks the key, and answers refusals."""
@@ -112,9 +135,13 @@ class Server:
         prompts = await asyncio.to_thread(prompts_of, values)
         answers = sum(request.answers for request, _ in prompts)
         usage = Usage(sum(len(request.prompt) for request, _ in prompts))
-        likely = values["logprobs"] is not None and values["logprobs"] is not False
+        asked = lambda name: values.get(name) is not None and values[name] is not False  # 0 asks too
+        more = [name for name in ("return_token_ids", "prompt_logprobs") if asked(name)]
+        if more and values["stream"]:
+            raise Refusal(400, f"{more[0]}: a stream has none; expected stream: false with it", more[0])
         with_usage = bool((values["stream_options"] or {}).get("include_usage"))
-        reply = kind(values["model"], answers, usage, self.model.text.decode if likely else None, with_usage)
+        decode, with_ids = self.model.text.decode if asked("logprobs") else None, "return_token_ids" in more
+        reply = kind(values["model"], answers, usage, decode, with_usage, with_ids)
         pieces, jobs = asyncio.Queue[Piece](), list[Job]()
         loop = asyncio.get_running_loop()
 
@@ -130,7 +157,21 @@ class Server:
             return _Stream(_events(reply, coming), lambda: self.worker.drop(jobs))
         async for piece in coming:
             reply.add(piece)
-        return JSONResponse(reply.body())
+        body = reply.body() | ({} if self.updates is None else {"system_fingerprint": jobs[0].version})
+        if "prompt_logprobs" in more:
+            scored = [await self._scored(request) for request, _ in prompts for _ in range(request.answers)]
+            for choice, scores in zip(body["choices"], scored, strict=True):
+                choice["prompt_logprobs"] = scores
+        return JSONResponse(body)
+
+    async def _scored(self, request: Request) -> list[dict[str, Any] | None]:
+        """The log-probability of each token of a prompt, by its id; None for the first."""
+        prompt, score = request.prompt, self.score
+        assert score is not None, "a server scores"
+        scores: Sequence[float] = ()
+        if len(prompt) > 1:
+            scores = await asyncio.wrap_future(self.worker.call(lambda: score(prompt, request.adapter)))
+        return [None, *({str(token): {"logprob": float(one)}} for token, one in zip(prompt[1:], scores, strict=True))]
 
     async def _body(self, http: HttpRequest) -> bytes:
         """The body. Raises `Refusal`."""

@@ -92,6 +92,7 @@ class ServedModel:
                 "shorter one, or fewer in max_tokens",
                 name,
             )
+        stop = [*(() if values["ignore_eos"] else stop), *(values["stop_token_ids"] or ())]
         stops = values["stop"] or []
         texts = [*([stops] if isinstance(stops, str) else stops), *stop_texts]
         seed, stream = values["seed"], 0
@@ -99,8 +100,9 @@ class ServedModel:
             seed, stream = self.seed, self._new_streams(values["n"])
         try:
             sampling = Sampling(
-                values["temperature"], values["repetition_penalty"], values["top_k"], values["top_p"], values["min_p"]
-            )
+                values["temperature"], values["repetition_penalty"], max(0, values["top_k"]), values["top_p"],
+                values["min_p"],
+            )  # fmt: skip
             adapter = self.adapter(values["model"])
             request = Request(prompt, tokens, sampling, seed, stream, values["n"], frozenset(stop), adapter=adapter)
             request.check(self.model, name)

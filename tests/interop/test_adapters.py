@@ -14,8 +14,9 @@ from safetensors.numpy import load_file, save_file
 
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.convert import main
+from jaxpar.interop.adapters.adapter import Adapter, AdapterSource, MergedAdapter
+from jaxpar.interop.adapters.open_adapter import open_adapter
 from jaxpar.interop.mapping.weight_names import weight_specs
-from jaxpar.interop.sources.adapters import Adapter, AdapterSource, MergedAdapter, open_adapter
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.open_source import open_source
 from tests.goldens.loading import FOLDER, WITH_PEFT

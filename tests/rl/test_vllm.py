@@ -173,7 +173,7 @@ def test_scores_that_are_no_numbers_are_refused():
 @pytest.mark.parametrize(
     ("sent", "parts"),
     [
-        (b"nonsense\r\n\r\n", ("does not answer", "nonsense", "expected a vLLM server")),
+        (b"nonsense\r\n\r\n", ("does not answer", "nonsense", "expected jaxpar.serve or a vLLM server")),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", ("does not answer", "IncompleteRead")),
         (b"", ("does not answer", "closed connection")),
     ],
@@ -216,7 +216,7 @@ def test_the_first_error_is_told_where_a_server_cannot_go_on_either():
 def test_a_dead_server_is_refused():
     with serving(FakeVLLM(4)) as url:
         pass
-    with refused("rl.sampler.url", url, "does not answer", "expected a vLLM server"):
+    with refused("rl.sampler.url", url, "does not answer", "expected jaxpar.serve or a vLLM server"):
         VLLMServer(url)
 
 

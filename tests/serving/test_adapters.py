@@ -8,7 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
-from jaxpar.interop.sources.adapters import AdapterSource
+from jaxpar.interop.adapters.adapter import AdapterSource
 from jaxpar.interop.sources.model_text import ModelText
 from jaxpar.serving.app import Server
 from jaxpar.serving.served_model import ServedModel

@@ -29,6 +29,8 @@ ALL_TRAINED = Adaptation()
 
 Adapters = LoraConfig
 """Weights that are added to the matrices of a model."""
+
+
 @dataclass(frozen=True)
 class AdapterStack(LoraConfig):
     """Factors of several adapters side by side, in generation: padded to one rank, and multiplied by their weights."""

@@ -1,10 +1,10 @@
-"""Several adapters of one model: low-rank factors in PEFT's format or of a run, read beside the model's weights."""
+"""Adapters by their folder: low-rank factors in PEFT's format, or of a run with `lora.rank`."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,15 +17,14 @@ from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import named, quoted
-from jaxpar.interop.config_json import family_for
+from jaxpar.interop.adapters.adapter import Adapter, MergedAdapter
 from jaxpar.interop.mapping.family import StoredTensor, tensors_of
-from jaxpar.interop.mapping.form import Form, Region
+from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
 from jaxpar.interop.sources.adapted import AdaptedWeights, check_base
-from jaxpar.interop.sources.open_source import Model, open_source, origin_of
+from jaxpar.interop.sources.open_source import Model, family_of, open_source
 from jaxpar.interop.sources.tensor_files import TensorFiles
-from jaxpar.layers.adapters import FACTORS, adaptable
-from jaxpar.layers.declaration.adaptation import AdapterStack
+from jaxpar.layers.adapters import adaptable
 from jaxpar.layers.declared import declare_layer
 
 CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
@@ -40,107 +39,9 @@ PLAIN: dict[str, tuple[object, ...]] = {
 """Keys of `adapter_config.json` with the values that change nothing beside the factors."""
 
 
-@dataclass(frozen=True, eq=False)
-class Adapter:
-    """Factors for matrices of a model."""
-
-    factors: Mapping[tuple[str, int], tuple[np.ndarray, np.ndarray]]
-    """By name and layer of a matrix, A [*inputs, rank] and B [rank, *outputs], which has the scale in it; float32."""
-
-    @property
-    def rank(self) -> int:
-        """The largest rank."""
-        return max((len(b) for _, b in self.factors.values()), default=1)
-
-
-@dataclass(frozen=True, eq=False)
-class AdapterSource:
-    """The weights of a model, and beside them the factors of several adapters, padded to one rank.
-
-    Args:
-        base: the model.
-        adapters: by their index; None leaves room for one.
-        stack: the room for them; by default what they need.
-    """
-
-    base: Model
-    adapters: Sequence[Adapter | None]
-    stack: AdapterStack = AdapterStack()
-
-    def __post_init__(self) -> None:
-        some = [one for one in self.adapters if one is not None]
-        names = sorted({weight.rpartition(".")[2] for one in some for weight, _ in one.factors})
-        if self.stack == AdapterStack():
-            rank = max((one.rank for one in some), default=1)
-            stack = AdapterStack(rank, float(rank), tuple(names), size=len(self.adapters))
-            object.__setattr__(self, "stack", stack)
-        for one in some:
-            check_room(one, self.stack)
-        assert len(self.adapters) == self.stack.size, "each has an index"
-
-    @property
-    def model(self) -> ModelConfig:
-        return self.base.model
-
-    def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
-        """See `WeightSource`; factors are [layer, adapter, ...]."""
-        if layers is None or not weight.endswith(FACTORS):
-            return self.base.read(weight, layers, region)
-        matrix, second = weight.removesuffix(f"_{FACTORS[0]}").removesuffix(f"_{FACTORS[1]}"), weight.endswith(FACTORS[1])
-        chosen = self.adapters[region[0]]
-        return np.stack([np.stack([self._part(one, (matrix, at), second, region[1:]) for one in chosen]) for at in layers])
-
-    def _part(self, adapter: Adapter | None, key: tuple[str, int], second: bool, region: Region) -> np.ndarray:
-        pair = None if adapter is None else adapter.factors.get(key)
-        if pair is None:
-            return np.zeros([part.stop - part.start for part in region], np.float32)
-        values, padding = pair[second], [(0, 0)] * len(region)
-        assert self.stack.rank is not None, "a stack has a rank"
-        padding[0 if second else -1] = 0, self.stack.rank - len(pair[1])
-        return np.pad(values, padding)[region]
-
-
-@dataclass(frozen=True, eq=False)
-class MergedAdapter:
-    """The weights of a model with those of an adapter added, computed in float32."""
-
-    base: Model
-    adapter: Adapter
-
-    @property
-    def model(self) -> ModelConfig:
-        return self.base.model
-
-    def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
-        """See `WeightSource`."""
-        values = self.base.read(weight, layers, region)
-        pairs = [self.adapter.factors.get((weight, layer)) for layer in layers or ()]
-        if not any(pairs):
-            return values
-        values = values.astype(np.float32)
-        for index, pair in enumerate(pairs):
-            if pair is not None:
-                a, b = pair
-                values[index] += np.tensordot(a[region[: a.ndim - 1]], b[:, *region[a.ndim - 1 :]], 1)
-        return values
-
-
 def merged(base: Model, folder: Path | None) -> Model | MergedAdapter:
     """The weights of a model, with those of `--adapter FOLDER` added if there is one. Raises `UserError`."""
     return base if folder is None else MergedAdapter(base, open_adapter(folder, base, "--adapter"))
-
-
-def check_room(adapter: Adapter, stack: AdapterStack) -> None:
-    """Raise `UserError` for an adapter that a stack has no room for."""
-    assert stack.rank is not None and stack.targets is not None, "a stack has a rank and targets"
-    if adapter.rank > stack.rank:
-        raise UserError(f"an adapter of rank {adapter.rank} does not fit beside others; expected at most {stack.rank}")
-    for weight, _ in adapter.factors:
-        if weight.rpartition(".")[2] not in stack.targets:
-            raise UserError(
-                f"an adapter has factors for {weight.removeprefix(LAYER_PREFIX)}; expected some of "
-                f"{', '.join(stack.targets)}, for which there is room"
-            )
 
 
 def open_adapter(path: str | Path, base: Model, key: str) -> Adapter:
@@ -162,16 +63,16 @@ def open_adapter(path: str | Path, base: Model, key: str) -> Adapter:
         source = open_source(path, key)
         if not isinstance(source, AdaptedWeights):
             raise UserError(
-                f"{key}: {named(folder)} is {source.description}; expected an adapter: a folder with {CONFIG}, or a run "
-                "with lora.rank"
+                f"{key}: {named(folder)} is {source.description}; expected an adapter: a folder with {CONFIG}, or a "
+                "run with lora.rank"
             )
         check_base(base, source.factors.facts, f"{key}: {named(folder)}")
         found = dict(_of_run(source))
     for weight, _ in found:
         if weight not in _adaptable(base.model):
             raise UserError(
-                f"{key}: {named(folder)} has factors for {weight.removeprefix(LAYER_PREFIX)}, which has none beside other "
-                "adapters (routed experts, routers); expected factors of other matrices, or a model with them merged"
+                f"{key}: {named(folder)} has factors for {weight.removeprefix(LAYER_PREFIX)}, which takes none here "
+                "(routed experts, routers); expected factors of other matrices, or a model with them merged"
             )
     used = {name: pair for name, (a, b) in found.items() if (pair := _without_zeros(a, b)) is not None}
     adapter = Adapter(used)
@@ -190,7 +91,10 @@ def _adaptable(model: ModelConfig) -> set[str]:
     """Names of the matrices of layers that may have factors beside other adapters."""
     parts = [part for one in kind_models(model).values() for part in declare_layer(one).parts]
     return {
-        f"{LAYER_PREFIX}{part.name}.{name}" for part in parts for name in adaptable(part) if not part.weights[name].stack
+        f"{LAYER_PREFIX}{part.name}.{name}"
+        for part in parts
+        for name in adaptable(part)
+        if not part.weights[name].stack
     }
 
 
@@ -220,9 +124,7 @@ class _Files(TensorFiles):
         self.tensors = dict(self._tensors_of(folder / WEIGHTS, None))
 
 
-def _of_files(
-    folder: Path, base: Model, key: str
-) -> Iterator[tuple[tuple[str, int], tuple[np.ndarray, np.ndarray]]]:
+def _of_files(folder: Path, base: Model, key: str) -> Iterator[tuple[tuple[str, int], tuple[np.ndarray, np.ndarray]]]:
     """The factors of a folder in PEFT's format."""
     config = _config_of(folder, key)
     if not (folder / WEIGHTS).exists():
@@ -247,9 +149,9 @@ def _of_files(
 
 def _modules(base: Model) -> dict[str, StoredTensor]:
     """The tensors of matrices of layers, by the names of their modules."""
-    origin = origin_of(base, lambda _: None)
-    family = family_for(base.model) if origin is None else origin.family
-    tensors = [one for one in tensors_of(family, base.model) if one.layer is not None and one.laid.specs[0].matrix]
+    tensors = [
+        one for one in tensors_of(family_of(base), base.model) if one.layer is not None and one.laid.specs[0].matrix
+    ]
     return {name.removesuffix(".weight"): one for one in tensors for name in (one.name, one.also) if name}
 
 
