@@ -7,7 +7,6 @@ import signal
 import socket
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -132,13 +131,12 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Generator, Engine, 
 
     from jaxpar.evaluation.context_length import context_length
     from jaxpar.generation.generator import Generator
-    from jaxpar.generation.placed_model import open_model, place_model, place_on
+    from jaxpar.generation.placed_model import open_model, place_model, read_weights
     from jaxpar.generation.requests import Request
     from jaxpar.interop.adapters.adapter import AdapterSource
     from jaxpar.interop.adapters.open_adapter import open_adapter
     from jaxpar.interop.sources.open_source import replaced_weights
     from jaxpar.interop.sources.tokenizer import chat_encoder_of, text_of
-    from jaxpar.layers.declaration.adaptation import OFF
     from jaxpar.serving.served_model import ServedModel
 
     config, source = open_model(options.model, options.overrides, options.prefill_devices)
@@ -174,9 +172,8 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Generator, Engine, 
 
     def read(folder: Path) -> None:
         other = replaced_weights(source, folder)
-        devices = list(placed.mesh.devices.flat)
         other = AdapterSource(other, adapters) if adapters else other
-        generator.update(place_on(replace(placed.config, lora=OFF), other, devices).weights)
+        generator.update(read_weights(placed.config, placed.mesh, other))
 
     return model, generator, engine, read
 
@@ -191,10 +188,10 @@ def _shared(folder: Path) -> Path:
     return path.resolve()
 
 
-def _adapters(given: Sequence[str], model: str) -> dict[str, str]:
+def _adapters(arguments: Sequence[str], model: str) -> dict[str, str]:
     """The folders of adapters by their names. Raises `UserError`."""
     folders: dict[str, str] = {}
-    for one in given:
+    for one in arguments:
         name, equals, folder = one.partition("=")
         if not (name and equals and folder and is_name(name)):
             raise UserError(f"--adapter {quoted(one)}: expected NAME=FOLDER")

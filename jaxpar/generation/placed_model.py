@@ -107,6 +107,12 @@ def place_on(config: Config, source: ReadWeights, devices: Sequence[Device]) -> 
     config, mesh = mesh_of(config, devices)
     if isinstance(source, AdapterSource):
         config = replace(config, lora=source.stack)
+    return PlacedModel(config, mesh, read_weights(config, mesh, source))
+
+
+def read_weights(config: Config, mesh: Mesh, source: ReadWeights) -> Weights:
+    """The weights of a source on a mesh, in the storage placement of `generation_layout`: each process reads the shards
+    of its devices."""
     layout = generation_layout(config, mesh)
     stored, dtype = shardings(mesh, layout.placements.storage.layout), layout.placements.storage.dtype
 
@@ -118,10 +124,8 @@ def place_on(config: Config, source: ReadWeights, devices: Sequence[Device]) -> 
 
         return jax.make_array_from_callback(spec.shape, where, part)
 
-    weights = jax.tree_util.tree_map_with_path(
-        placed, layout.specs, stored, is_leaf=lambda leaf: isinstance(leaf, ParamSpec)
-    )
-    return PlacedModel(config, mesh, weights)
+    is_leaf = lambda leaf: isinstance(leaf, ParamSpec)
+    return jax.tree_util.tree_map_with_path(placed, layout.specs, stored, is_leaf=is_leaf)
 
 
 def mesh_of(config: Config, devices: Sequence[Device]) -> tuple[Config, Mesh]:

@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -27,7 +29,7 @@ from jaxpar.serving.served_model import ServedModel
 from jaxpar.serving.updates import Updates
 from jaxpar.serving.worker import Job, Piece, Worker
 
-type Score = Callable[[Sequence[int], int], Sequence[float]]
+type Score = Callable[[Sequence[int], int], Float[np.ndarray, " tokens"]]
 type Prompts = list[tuple[Request, list[Stop]]]
 
 
@@ -50,7 +52,7 @@ class Server:
     score: Score | None = None
     """The log-probabilities of a row's tokens but the first, with an adapter, in the worker's thread."""
     updates: Updates | None = None
-    """Weights that a trainer puts in place of the server's."""
+    """New weights of a trainer, if it may bring some."""
 
     def app(self) -> Starlette:
         """The application."""
@@ -160,7 +162,8 @@ class Server:
         body = reply.body() | ({} if self.updates is None else {"system_fingerprint": jobs[0].version})
         if "prompt_logprobs" in more:
             scored = [await self._scored(request) for request, _ in prompts for _ in range(request.answers)]
-            for choice, scores in zip(body["choices"], scored, strict=True):
+            choices: Any = body["choices"]
+            for choice, scores in zip(choices, scored, strict=True):
                 choice["prompt_logprobs"] = scores
         return JSONResponse(body)
 
@@ -168,9 +171,9 @@ class Server:
         """The log-probability of each token of a prompt, by its id; None for the first."""
         prompt, score = request.prompt, self.score
         assert score is not None, "a server scores"
-        scores: Sequence[float] = ()
-        if len(prompt) > 1:
-            scores = await asyncio.wrap_future(self.worker.call(lambda: score(prompt, request.adapter)))
+        if len(prompt) == 1:
+            return [None]
+        scores = await asyncio.wrap_future(self.worker.call(lambda: score(prompt, request.adapter)))
         return [None, *({str(token): {"logprob": float(one)}} for token, one in zip(prompt[1:], scores, strict=True))]
 
     async def _body(self, http: HttpRequest) -> bytes:

@@ -1,4 +1,4 @@
-"""Weights that a trainer puts in place of a server's, by the requests with which vLLM does so: `/pause`, then
+"""New weights that a trainer brings to a server, by the requests with which vLLM takes them: `/pause`, then
 `/collective_rpc` with `reload_weights`, and `/resume`."""
 
 from __future__ import annotations

@@ -14,6 +14,8 @@ from jaxpar.generation.requests import Request, Row
 from jaxpar.generation.text import Stop
 from jaxpar.serving.refusals import Refusal
 
+ENDING = "the server is stopping; expected another one, or a later try"
+
 
 class Piece(NamedTuple):
     """More of an answer."""
@@ -42,7 +44,7 @@ class Job:
     """Called from the engine's thread."""
     sent: list[str] = field(init=False)
     version: str | None = None
-    """That of the weights that draw its answers."""
+    """The version of the weights that draw its answers."""
 
     def __post_init__(self) -> None:
         self.sent, self.request.on_token = [""] * self.request.answers, self._token
@@ -90,7 +92,7 @@ class Worker(threading.Thread):
         super().__init__(name="engine", daemon=True)
         self.failure: BaseException | None = None
         self.version: str | None = None
-        """That of the weights; set between two steps."""
+        """The version of the weights; set between two steps."""
         self._engine, self._most, self._on_failure = engine, most, on_failure
         self._changed = threading.Condition()
         self._new: deque[Job] = deque()
@@ -103,7 +105,7 @@ class Worker(threading.Thread):
         """Draw answers to prompts. Raises `Refusal` where there are too many, or where the engine has ended."""
         with self._changed:
             if self._closed or self.failure is not None:
-                raise Refusal(503, "the server is stopping; expected another one, or a later try")
+                raise Refusal(503, ENDING)
             asked = sum(job.request.answers for job in jobs)
             waiting = sum(request.answers for request in self._jobs)
             if asked > self._most:
@@ -127,7 +129,7 @@ class Worker(threading.Thread):
         result: Future[T] = Future()
         with self._changed:
             if self._closed or self.failure is not None:
-                raise Refusal(503, "the server is stopping; expected another one, or a later try")
+                raise Refusal(503, ENDING)
             self._calls.append((function, idle, result))
             self._changed.notify()
         return result
@@ -155,6 +157,8 @@ class Worker(threading.Thread):
             self._closed = True
             self._changed.notify()
         self.join()
+        for _, _, result in self._calls:
+            result.set_exception(Refusal(503, ENDING))
 
     def run(self) -> None:
         """See `threading.Thread`."""

@@ -58,7 +58,7 @@ def open_adapter(path: str | Path, base: Model, key: str) -> Adapter:
     folder = user_path(path, key)
     _check_model(base.model, key)
     if (folder / CONFIG).exists():
-        found = dict(_of_files(folder, base, key))
+        factors = dict(_of_files(folder, base, key))
     else:
         source = open_source(path, key)
         if not isinstance(source, AdaptedWeights):
@@ -67,14 +67,14 @@ def open_adapter(path: str | Path, base: Model, key: str) -> Adapter:
                 "run with lora.rank"
             )
         check_base(base, source.factors.facts, f"{key}: {named(folder)}")
-        found = dict(_of_run(source))
-    for weight, _ in found:
+        factors = dict(_of_run(source))
+    for weight, _ in factors:
         if weight not in _adaptable(base.model):
             raise UserError(
                 f"{key}: {named(folder)} has factors for {weight.removeprefix(LAYER_PREFIX)}, which takes none here "
                 "(routed experts, routers); expected factors of other matrices, or a model with them merged"
             )
-    used = {name: pair for name, (a, b) in found.items() if (pair := _without_zeros(a, b)) is not None}
+    used = {name: pair for name, (a, b) in factors.items() if (pair := _without_zeros(a, b)) is not None}
     adapter = Adapter(used)
     if adapter.rank > LARGEST_RANK:
         raise UserError(f"{key}: {named(folder)} has rank {adapter.rank}; expected at most {LARGEST_RANK}")
@@ -195,7 +195,7 @@ def _config_of(folder: Path, key: str) -> Mapping[str, Any]:
         if name in config and config[name] not in values:
             raise UserError(f"{key}: {named(file)}: {name} is {quoted(config[name], 60)}; expected {values[0]!r}")
     for name, every in (("lora_alpha", [config.get("lora_alpha")]), ("alpha_pattern", _alphas(config).values())):
-        if not all(type(alpha) in (int, float) and math.isfinite(alpha) for alpha in every):
+        if not all(isinstance(alpha, (int, float)) and math.isfinite(alpha) for alpha in every):
             what = "a number" if name == "lora_alpha" else "numbers by the ends of names"
             raise UserError(f"{key}: {named(file)}: {name} is {quoted(config.get(name), 60)}; expected {what}")
     return config

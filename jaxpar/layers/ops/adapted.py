@@ -30,7 +30,7 @@ class ByAdapter(NamedTuple):
     """The tokens of a batch on a context rank, in the order of their adapters."""
 
     order: Int[Array, " tokens"]
-    place: Int[Array, " tokens"]
+    back: Int[Array, " tokens"]
     """The index of each token in `order`."""
     sizes: Int[Array, " adapters"]
     """Tokens of each adapter."""
@@ -67,7 +67,7 @@ class AdaptedMatmul(Matmul):
         rows = x.reshape(len(self.tokens.order), -1)[self.tokens.order]
         inside = grouped_matmul(rows, a.reshape(len(a), -1, a.shape[-1]), self.tokens.sizes)
         sums = grouped_matmul(inside, b.reshape(*b.shape[:2], -1), self.tokens.sizes)
-        return y + sums[self.tokens.place].reshape(y.shape)
+        return y + sums[self.tokens.back].reshape(y.shape)
 
 
 @dataclass(frozen=True)

@@ -138,7 +138,7 @@ class ServedGenerator:
             )
 
     def _answered[T](self, ask: Callable[[], T]) -> T:
-        """What the server answers; where it is gone, after it is back and has the weights again. Raises `UserError`."""
+        """The server's answer; where it is gone, once it is back and has the weights again. Raises `UserError`."""
         for left in reversed(range(TRIES)):
             starts = self._starts
             try:

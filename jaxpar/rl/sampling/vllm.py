@@ -9,6 +9,7 @@ server is started with VLLM_SERVER_DEV_MODE=1, or `--updates`, which opens `/pau
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from http.client import HTTPException
@@ -27,6 +28,8 @@ SHOWN = 200
 """Characters of a server's message that an error shows."""
 WEIGHTS = "system_fingerprint"
 """The key of an answer that says which weights drew it; vLLM has none."""
+FULL = 0.5
+"""Seconds after which a server whose queue was full is asked again."""
 ENDED = {"stop": True, "length": False}
 """By the reason for which an answer ended, whether a stop token did."""
 UNCHANGED = {
@@ -78,7 +81,7 @@ class VLLMServer:
     def __init__(self, url: str, key: str | None = None):
         self.url, self._key = url.rstrip("/"), key
         self._weights: object = None
-        """What it names its weights by since the last update, if it does."""
+        """The name that it has given its weights since the last update, if any."""
         self.connect()
 
     def connect(self) -> None:
@@ -141,13 +144,17 @@ class VLLMServer:
             raise self._unexpected("/v1/completions", made) from None
 
     def _request(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The JSON that is answered. A server whose queue is full is asked again."""
         data = None if body is None else json_text(body).encode()
         try:
             keys = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
             request = Request(self.url + path, data, {"Content-Type": "application/json"} | keys)
             # The user's configuration names the address.
-            with OPENER.open(request, timeout=SECONDS) as answer:
-                status, text = answer.status, answer.read()
+            status = 429
+            while status == 429:
+                with OPENER.open(request, timeout=SECONDS) as answer:
+                    status, text = answer.status, answer.read()
+                time.sleep(FULL if status == 429 else 0)
         except (OSError, HTTPException, ValueError) as error:
             reason = printable(cut(getattr(error, "reason", error), SHOWN))
             raise Unreachable(
