@@ -127,7 +127,7 @@ def of_each_alone(name: str, adapters: dict[int, Adapter]) -> dict[int, list[lis
     return made
 
 
-@pytest.mark.matrix(quick=("llama-one_device",), ci=2)
+@pytest.mark.matrix(quick=(), ci=2)
 @pytest.mark.parametrize(("name", "layout"), [*(("llama", layout) for layout in LAYOUTS), ("phi3", "one_device")])
 def test_rows_of_several_adapters_are_those_of_each_alone(name: str, layout: str):
     """Beside each other and rows without one, whatever the order; another adapter at an index compiles nothing."""

@@ -30,6 +30,8 @@ from tests.rl.vllm_server import FakeVLLM, serving
 from tests.sentences import refused
 from tests.training.runs import folder_of
 
+pytestmark = pytest.mark.long
+
 
 class Mortal(FakeVLLM):
     """Is gone for some requests after a number of completions, and then has been started anew."""
@@ -108,7 +110,6 @@ def serve(model: Path, port: int, folder: Path) -> Iterator[subprocess.Popen[str
         process.stdout.close()
 
 
-@pytest.mark.long
 def test_a_run_goes_on_with_a_sampler_that_was_killed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Its log-probabilities are those of the step to 1e-5, with the weights of each version, before and after."""
     first = config_of(tmp_path / "first", 1, data={"batch_size": 16})

@@ -18,6 +18,7 @@ from tests.generation.test_adapters import CAPACITY, SLOTS, Request, adapter_of,
 PROMPT = [3, 1, 4, 1, 5]
 
 
+@pytest.mark.long
 def test_a_request_names_its_adapter_as_the_model():
     generator = generator_of(AdapterSource(base_of("llama"), [adapter_of("llama", number) for number in range(2)]), {})
     wanted = drawn_by(generator, [Request(PROMPT, 6, adapter=number) for number in (-1, 0, 1)])

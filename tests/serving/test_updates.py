@@ -22,6 +22,8 @@ from jaxpar.serving.worker import Worker
 from tests.generation.test_adapters import CAPACITY, SLOTS, Request, base_of, drawn_by, generator_of, placed
 from tests.goldens.loading import FOLDER
 
+pytestmark = pytest.mark.long
+
 PROMPT = [3, 1, 4, 1, 5]
 COMPLETION = {"model": "base", "prompt": PROMPT, "max_tokens": 6, "temperature": 0, "logprobs": 0}
 
