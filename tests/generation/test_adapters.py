@@ -13,7 +13,7 @@ import pytest
 
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.generation.generator import Generator
-from jaxpar.generation.placed_model import PlacedModel, place_on
+from jaxpar.generation.placed_model import PlacedModel, place_on, prefill_mesh
 from jaxpar.generation.requests import Continuation, Request
 from jaxpar.generation.sampling import Sampling
 from jaxpar.interop.adapters.adapter import Adapter, AdapterSource
@@ -84,6 +84,26 @@ def placed(source: Any, parallel: dict[str, Any]) -> PlacedModel:
 def generator_of(source: Any, parallel: dict[str, Any]) -> Generator:
     model = placed(source, parallel)
     return Generator(model.config, model.mesh, model.weights)
+
+
+@pytest.mark.long
+def test_prompts_that_another_mesh_reads_have_their_adapters():
+    """Also after an update of the adapters."""
+    base, adapters = base_of("llama"), [adapter_of("llama", number) for number in range(3)]
+    source = AdapterSource(base, adapters)
+    model = placed(source, {})
+    other = prefill_mesh(model.config, jax.devices()[1:2])
+    apart = Generator(model.config, model.mesh, model.weights, prefill=other)
+    alone = Generator(model.config, model.mesh, model.weights)
+    asked = [Request([3, 1, 4, 1, 5], 6, adapter=number) for number in (-1, 0, 1, 2)]
+    for order in ((0, 1, 2), (2, 0, 1)):
+        changed = AdapterSource(base, [adapters[number] for number in order], source.stack)
+        answers = []
+        for generator in (apart, alone):
+            generator.put_adapters(changed)
+            answers.append(drawn_by(generator, [replace(one) for one in asked]))
+        for rows, wanted in zip(*answers, strict=True):
+            assert_same(rows, wanted)
 
 
 def requests_of(vocab: int, adapters: Sequence[int]) -> list[Request]:
