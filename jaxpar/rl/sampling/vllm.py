@@ -27,7 +27,7 @@ SECONDS = 1800.0
 SHOWN = 200
 """Characters of a server's message that an error shows."""
 WEIGHTS = "system_fingerprint"
-"""The key of an answer that says which weights drew it; vLLM has none."""
+"""The key of an answer with a name of the weights that drew it; that of vLLM stays the same when they change."""
 FULL = 0.5
 """Seconds after which a server whose queue was full is asked again."""
 ENDED = {"stop": True, "length": False}
