@@ -78,6 +78,11 @@ class Parser(argparse.ArgumentParser):
         words = "devices that read prompts, besides those that draw answers (default: the same ones do both)"
         self.add_argument("--prefill-devices", metavar="N", type=positive, default=0, help=words)
 
+    def add_adapter(self) -> None:
+        """`--adapter`."""
+        words = "low-rank adapter of the model, in PEFT's format or of a run with lora.rank, merged with it"
+        self.add_argument("--adapter", metavar="FOLDER", type=Path, help=words)
+
     def add_cluster(self, help: str = CLUSTER, *, required: bool = True) -> None:
         """`--cluster`."""
         self.add_argument("--cluster", required=required, help=help)

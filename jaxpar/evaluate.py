@@ -41,7 +41,12 @@ def main(arguments: Sequence[str]) -> None:
     if options.contamination is None and options.ngram is not None:
         raise UserError("--ngram is for --contamination FOLDER: expected it too")
     if options.model is None:
-        supplied = {"--length": options.length, "--tokenizer": options.tokenizer, "--set": options.overrides or None}
+        supplied = {
+            "--length": options.length,
+            "--tokenizer": options.tokenizer,
+            "--adapter": options.adapter,
+            "--set": options.overrides or None,
+        }
         supplied["--special-tokens"] = options.special_tokens or None
         for name, value in supplied.items():
             if value is not None:
@@ -54,6 +59,7 @@ def main(arguments: Sequence[str]) -> None:
 def _parser() -> Parser:
     parser = Parser("jaxpar.evaluate", "Measure how well a model does on texts and tasks.", EPILOG)
     parser.add_model(required=False)
+    parser.add_adapter()
     parser.add_argument("--tasks", metavar="FILE|NAME", nargs="+", required=True, help="what to evaluate")
     words = "folder of further task YAML files for lm-evaluation-harness"
     parser.add_argument("--include-path", metavar="FOLDER", type=Path, help=words)
@@ -89,13 +95,14 @@ def _evaluate(options: argparse.Namespace) -> None:
     from jaxpar.evaluation.language_model import LanguageModel
     from jaxpar.evaluation.run_task import run_task
     from jaxpar.generation.placed_model import open_model, place_model
+    from jaxpar.interop.adapters.open_adapter import merged
     from jaxpar.interop.sources.hf_folder import HFFolder
     from jaxpar.interop.sources.tokenizer import text_of
 
     config, source = open_model(options.model, options.overrides)
     text = text_of(source, options.tokenizer, report, special_tokens=options.special_tokens)
     length = context_length(source, options.length)
-    model = LanguageModel(place_model(config, source), text, length)
+    model = LanguageModel(place_model(config, merged(source, options.adapter)), text, length)
     if overlaps is not None:
         _ = model.begin  # Min-k% needs it: refused now, and not after the tasks.
     outcomes = {task.name: run_task(model, task) for task in tasks}
@@ -108,8 +115,9 @@ def _evaluate(options: argparse.Namespace) -> None:
         return
     step = None if isinstance(source, HFFolder) else source.step
     about = {"step": step, "length": length, "compute": model.model.config.precision.compute}
-    record = _show(options, {"model": str(options.model)} | about, outcomes)
-    if not isinstance(source, HFFolder) and source.run_folder is not None:
+    adapted = {} if options.adapter is None else {"adapter": str(options.adapter)}
+    record = _show(options, {"model": str(options.model)} | adapted | about, outcomes)
+    if options.adapter is None and not isinstance(source, HFFolder) and source.run_folder is not None:
         _store(source.run_folder, record)
 
 

@@ -56,6 +56,7 @@ def main(arguments: Sequence[str]) -> None:
 def _parser() -> Parser:
     parser = Parser("jaxpar.generate", "Continue prompts with a model, or talk to it.", EPILOG)
     parser.add_model()
+    parser.add_adapter()
     parser.add_prefill()
     what = parser.add_argument_group("what to continue")
     what.add_argument("--prompt", metavar="TEXT", action="append", help="may be given many times")
@@ -190,8 +191,9 @@ def _generator(config: Config, source: Model, options: argparse.Namespace) -> Ge
     """A generator whose weights are on the devices that there are."""
     from jaxpar.generation.generator import Generator
     from jaxpar.generation.placed_model import place_model
+    from jaxpar.interop.adapters.open_adapter import merged
 
-    placed = place_model(config, source, options.prefill_devices)
+    placed = place_model(config, merged(source, options.adapter), options.prefill_devices)
     return Generator(placed.config, placed.mesh, placed.weights, seed=options.seed, prefill=placed.prefill)
 
 

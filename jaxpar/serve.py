@@ -6,7 +6,7 @@ import argparse
 import signal
 import socket
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -14,12 +14,14 @@ from typing import TYPE_CHECKING
 from jaxpar.cli import Parser, command, positive, report, seconds, size
 from jaxpar.config import UserError
 from jaxpar.config.install import install_command
-from jaxpar.config.paths import is_host, user_path
+from jaxpar.config.paths import is_host, is_name, user_path
+from jaxpar.config.reading.key_file import read_key
 from jaxpar.config.spelling import named, quoted
 from jaxpar.serving.hosts import is_local
 
 if TYPE_CHECKING:
     from jaxpar.generation.engine import Engine
+    from jaxpar.generation.generator import Generator
     from jaxpar.serving.served_model import ServedModel
 
 LONGEST = 4096
@@ -39,9 +41,13 @@ def main(arguments: Sequence[str]) -> int:
     for package in ("starlette", "uvicorn"):
         if find_spec(package) is None:
             raise UserError(f"{package} is not installed: {install_command('serve')}")
-    key = None if options.api_key_file is None else _read_key(options.api_key_file)
+    key = None if options.api_key_file is None else read_key(options.api_key_file, "--api-key-file")
     if key is None and not is_local(options.host):
         raise UserError(f"--host {options.host}: other machines reach it; expected --api-key-file FILE with it")
+    if options.updates is not None and key is None:
+        raise UserError(
+            "--updates: who reaches the server can change its weights; expected --api-key-file FILE with it"
+        )
     with _bound(options.host, options.port) as listening:
         return _serve(options, key, listening)
 
@@ -53,10 +59,14 @@ def _parser() -> Parser:
     words = "in place of the tokenizer's; or one of its templates, by name"
     parser.add_argument("--chat-template", metavar="FILE|NAME|chatml", help=words)
     parser.add_argument("--name", metavar="NAME", help="of the model, for clients (default: the name of its folder)")
+    words = "low-rank adapter of the model that clients may name; may be given many times (docs/serving.md)"
+    parser.add_argument("--adapter", metavar="NAME=FOLDER", action="append", default=[], help=words)
     where = parser.add_argument_group("where")
     where.add_argument("--host", metavar="HOST", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
     where.add_argument("--port", metavar="N", type=int, default=8000, help="0 takes a free one (default: 8000)")
     where.add_argument("--api-key-file", metavar="FILE", type=Path, help="file with the key that clients must send")
+    words = "folder in which a trainer puts new weights, and opens the requests that read them; needs a key"
+    where.add_argument("--updates", metavar="FOLDER", type=Path, help=words)
     limits = parser.add_argument_group("limits")
     words = f"tokens of a row, prompt included (default: what the model reads, at most {LONGEST})"
     limits.add_argument("--length", metavar="N", type=positive, help=words)
@@ -77,9 +87,10 @@ def _serve(options: argparse.Namespace, key: str | None, listening: socket.socke
     import uvicorn
 
     from jaxpar.serving.app import Server
+    from jaxpar.serving.updates import Updates
     from jaxpar.serving.worker import Worker
 
-    model, engine = _open(options)
+    model, generator, engine, reader = _open(options)
     failed: list[bool] = []
     server: uvicorn.Server
 
@@ -88,7 +99,8 @@ def _serve(options: argparse.Namespace, key: str | None, listening: socket.socke
         server.should_exit = True
 
     worker = Worker(engine, engine.slots + options.queue, on_failure)
-    app = Server(model, worker, key, options.timeout, options.body).app()
+    updates = None if options.updates is None else Updates(_shared(options.updates), worker, reader)
+    app = Server(model, worker, key, options.timeout, options.body, generator.scored, updates).app()
     settings = uvicorn.Config(
         app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=GRACE, ws="none"
     )
@@ -112,14 +124,18 @@ def _serve(options: argparse.Namespace, key: str | None, listening: socket.socke
     return 1 if failed else 0
 
 
-def _open(options: argparse.Namespace) -> tuple[ServedModel, Engine]:
-    """The model on the devices, and slots for it; its programs for short prompts are compiled."""
+def _open(options: argparse.Namespace) -> tuple[ServedModel, Generator, Engine, Callable[[Path], None]]:
+    """The model on the devices, and slots for it, whose programs for short prompts are compiled; and what goes on with
+    the weights in a folder."""
     import jax
 
     from jaxpar.evaluation.context_length import context_length
     from jaxpar.generation.generator import Generator
-    from jaxpar.generation.placed_model import open_model, place_model
+    from jaxpar.generation.placed_model import open_model, place_model, read_weights
     from jaxpar.generation.requests import Request
+    from jaxpar.interop.adapters.adapter import AdapterSource
+    from jaxpar.interop.adapters.open_adapter import open_adapter
+    from jaxpar.interop.sources.open_source import replaced_weights
     from jaxpar.interop.sources.tokenizer import chat_encoder_of, text_of
     from jaxpar.serving.served_model import ServedModel
 
@@ -137,7 +153,11 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Engine]:
         if options.chat_template is not None:
             raise
         why = str(error)
-    placed = place_model(config, source, options.prefill_devices)
+    name = options.name or Path(options.model).resolve().name
+    folders = _adapters(options.adapter, name)
+    adapters = [open_adapter(folder, source, f"--adapter {one}") for one, folder in folders.items()]
+    weights = AdapterSource(source, adapters) if adapters else source
+    placed = place_model(config, weights, options.prefill_devices)
     generator = Generator(placed.config, placed.mesh, placed.weights, prefill=placed.prefill)
     if options.cache is not None and options.cache < generator.least_cache(length):
         raise UserError(
@@ -148,21 +168,37 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Engine]:
     engine.add(Request([0], 2))
     while engine.busy:
         engine.step()
-    name = options.name or Path(options.model).resolve().name
-    return ServedModel(name, placed.config.model, text, length, chat, why), engine
+    model = ServedModel(name, placed.config.model, text, length, chat, why, tuple(folders))
+
+    def read(folder: Path) -> None:
+        other = replaced_weights(source, folder)
+        other = AdapterSource(other, adapters) if adapters else other
+        generator.update(read_weights(placed.config, placed.mesh, other))
+
+    return model, generator, engine, read
 
 
-def _read_key(path: Path) -> str:
-    """The key in a file."""
-    file = Path(user_path(path, "--api-key-file"))
+def _shared(folder: Path) -> Path:
+    """The folder of new weights, which is there. Raises `UserError`."""
+    path = user_path(folder, "--updates", written=True)
     try:
-        key = file.read_text().strip()
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", "it is not UTF-8")
-        raise UserError(f"--api-key-file {named(path)}: cannot be read ({why})") from None
-    if not key or not key.isascii() or not key.isprintable() or " " in key:
-        raise UserError(f"--api-key-file {named(path)}: expected one line with a key of ASCII letters, without spaces")
-    return key
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UserError(f"--updates {named(folder)}: it cannot be made ({error.strerror})") from None
+    return path.resolve()
+
+
+def _adapters(arguments: Sequence[str], model: str) -> dict[str, str]:
+    """The folders of adapters by their names. Raises `UserError`."""
+    folders: dict[str, str] = {}
+    for one in arguments:
+        name, equals, folder = one.partition("=")
+        if not (name and equals and folder and is_name(name)):
+            raise UserError(f"--adapter {quoted(one)}: expected NAME=FOLDER")
+        if name in folders or name == model:
+            raise UserError(f"--adapter {quoted(one)}: there is another model with the name; expected a different one")
+        folders[name] = folder
+    return folders
 
 
 def _bound(host: str, port: int) -> socket.socket:

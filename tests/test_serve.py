@@ -17,6 +17,7 @@ import pytest
 from jaxpar.serve import main
 from tests.goldens.chat.generate import FOLDER
 from tests.interop.folders import copy_of
+from tests.interop.test_adapter import save_factors
 from tests.sentences import refused_by_command
 
 
@@ -32,6 +33,8 @@ def model(tmp_path: Path) -> Path:
 def served(model: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
     (tmp_path / "key").write_text("sk-local\n")
     command = [sys.executable, "-m", "jaxpar.serve", "--model", model, "--port", "0", "--length", "512", "--slots", "4"]
+    save_factors(model, tmp_path / "adapter")
+    command += ["--adapter", f"adapted={tmp_path / 'adapter'}"]
     process = subprocess.Popen(
         [*map(str, command), "--api-key-file", str(tmp_path / "key")], stdout=subprocess.PIPE, text=True,
         env=os.environ | {"XLA_FLAGS": ""},
@@ -50,12 +53,14 @@ def test_the_client_of_openai_is_answered_and_sigterm_ends_the_server(served: tu
     """Completions and chat, at once and as streams; an answer under way is finished before the end."""
     process, address = served
     with openai.OpenAI(base_url=address, api_key="sk-local", max_retries=0) as client:
-        assert [one.id for one in client.models.list()] == ["model"]
+        assert [one.id for one in client.models.list()] == ["model", "adapted"]
         whole = client.completions.create(model="model", prompt="ab", max_tokens=8, temperature=0, logprobs=0)
         parts = client.completions.create(model="model", prompt="ab", max_tokens=8, temperature=0, stream=True)
         assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text != ""
         assert whole.choices[0].logprobs is not None and whole.usage is not None
         assert len(whole.choices[0].logprobs.token_logprobs or ()) == whole.usage.completion_tokens <= 8
+        adapted = client.completions.create(model="adapted", prompt="ab", max_tokens=8, temperature=0, logprobs=0)
+        assert adapted.model == "adapted" and adapted.choices[0].logprobs != whole.choices[0].logprobs
         asked = {"model": "model", "messages": [{"role": "user", "content": "hi"}], "temperature": 0, "max_tokens": 8}
         said = client.chat.completions.create(**asked, logprobs=True)
         stream = client.chat.completions.create(**asked, stream=True, stream_options={"include_usage": True})
@@ -91,6 +96,10 @@ def test_what_cannot_be_served_is_one_sentence(tmp_path: Path, capsys: pytest.Ca
             (["--port", port], (port, "cannot listen")),
             (["--port", "70000"], ("--port 70000", "65535")),
             (["--length", "64", "--cache", "63"], ("--cache 63", "--length 64", "at least 256")),
+            (["--adapter", "name"], ("--adapter 'name'", "expected NAME=FOLDER")),
+            (["--adapter", "model=a"], ("--adapter 'model=a'", "another model with the name")),
+            (["--adapter", "a=x", "--adapter", "a=y"], ("--adapter 'a=y'", "another model with the name")),
+            (["--adapter", f"a={model}"], ("--adapter a", "expected an adapter")),
             (["--prefill-devices", "8"], ("--prefill-devices 8", "8 devices", "fewer")),
             (["--host", "a..b", "--api-key-file", str(tmp_path / "key")], ("--host", "a..b", "address")),
         ]

@@ -59,6 +59,7 @@ FEATURES: dict[str, str] = {
     "shared_attention": "jaxpar.layers.beside.shared_attention:SharedAttention",
     "low_rank_factors": "jaxpar.layers.adapters:LowRank",
     "quantised_groups": "jaxpar.layers.matmul_formats:quantised_groups",
+    "adapted_ops": "jaxpar.layers.ops.adapted:AdaptedOps",
     "quantised_ops": "jaxpar.layers.ops.quantised:QuantisedOps",
     "spiking_ops": "jaxpar.layers.ops.spikes:SpikingOps",
     "quantised_state": "jaxpar.layout.quantised_matmuls:carried",
@@ -66,7 +67,7 @@ FEATURES: dict[str, str] = {
 """The parts of features that a step takes where its configuration asks for them: the blocks of `model.experts` and of
 `model.keys_of`, the
 `Adaptation` of frozen weights, the programs, ops and carried state of `precision.matmul`, and the ops of
-`precision.spikes`."""
+`precision.spikes` and of several adapters."""
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ def refuse_stored_code(config: Config, overrides: Sequence[str], where: str) -> 
             )
     asked = {
         "url": "a server, to which a stored configuration does not get to send prompts",
+        "key_file": "a file, whose contents a stored configuration does not get to send",
         "folder": "a folder, to which a stored configuration does not get to write weights",
     }
     for name, what in asked.items():

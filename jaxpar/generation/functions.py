@@ -26,7 +26,9 @@ from jaxpar.generation.sampling import Drawn, Draws, draw
 from jaxpar.layers.attention import NAME as MIXED
 from jaxpar.layers.block import Block, Context, DecodedRows
 from jaxpar.layers.context import sequence_part
+from jaxpar.layers.declaration.adaptation import AdapterStack
 from jaxpar.layers.declaration.weights import with_weights
+from jaxpar.layers.ops.adapted import BY_ADAPTER, by_adapter
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import vary
@@ -35,12 +37,14 @@ from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.materialize import gather
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, DecoderStages
-from jaxpar.runtime.batch import one_document_rows
+from jaxpar.runtime.batch import CARRIED, one_document_rows
 from jaxpar.runtime.records import Records, with_layer
 
 type Cache = Mapping[str, Sequence[Mapping[str, PyTree]]]
 """By kind, for each layer the cache of each block."""
 
+TILE_BYTES = 2**28
+"""Most bytes of float32 logits of rows that are scored that exist at a time on a device."""
 SAME_AXES = ("pipe", "context", "tensor")
 """Axes whose ranks draw the same token."""
 
@@ -101,7 +105,8 @@ class GenerationFunctions:
             lengths: tokens of each prompt, at least 1.
             draws: of each answer; those of one prompt stand side by side, and share its forward.
         """
-        batch, all_lengths = vary((batch, lengths))
+        adapter = draws.adapter[:: len(draws.adapter) // len(lengths)]
+        batch, all_lengths = vary((self._adapted(batch, adapter[:, None]), lengths))
         x = self.stages.embed(weights, batch)
         x, cache, records = self._layers(weights, x, batch, all_lengths, None)
         last = sequence_part(batch["indices"]) == all_lengths[:, None] - 1
@@ -115,6 +120,16 @@ class GenerationFunctions:
         seen = reduce_max(seen.astype(jnp.int8), SAME_AXES).astype(bool)
         prefix = Prefix(cache, lengths, seen, drawn.token, draws)
         return prefix, (drawn, {name: reduce_max(values, ("pipe",)) for name, values in records.items()})
+
+    def scores(
+        self, weights: Weights, batch: Batch, lengths: Int[Array, " batch"], adapter: Int[Array, " batch"]
+    ) -> Float[Array, "batch seq"]:
+        """The log-probability of each label of rows, by the layers as they read prompts."""
+        batch, lengths = vary((self._adapted(batch, adapter[:, None]), lengths))
+        x, *_ = self._layers(weights, self.stages.embed(weights, batch), batch, lengths, None)
+        logits = batch["tokens"].size * padded_vocab(self.layout.config.model) // lax.axis_size("tensor")
+        likely, _ = self.stages.scores(weights, weights, x, batch["labels"], tiles=-(-4 * logits // TILE_BYTES))
+        return reduce_max(vary(likely), ("pipe", "tensor"))
 
     def insert(
         self,
@@ -171,6 +186,7 @@ class GenerationFunctions:
         lengths = jnp.where(active, rows.lengths, 0)
         token, all_lengths, cache = vary((rows.token, lengths, rows.cache))
         batch = one_document_rows(token[None], jnp.maximum(all_lengths - 1, 0)[None])
+        batch = vary(self._adapted(batch, rows.draws.adapter[None]))
         x = self.stages.embed(weights, batch)
         x, cache, records = self._layers(weights, x, batch, all_lengths, cache, vary(rows.pages))
         drawn = _drawn(self._logits(weights, x), rows.seen, rows.draws, lengths)
@@ -190,6 +206,19 @@ class GenerationFunctions:
         of = lambda kind: {block.part.name: value(block) for block in prototype(kind).blocks}
         return {kind: [of(kind)] * stack.rows for kind, stack in order.stacks.items()}
 
+    def _adapted(self, batch: Batch, adapter: Int[Array, "batch part"]) -> Batch:
+        """`batch` with its tokens by adapter, where the weights have several; `adapter` may have one column of all."""
+        if self._stack is None:
+            return batch
+        of_tokens = jnp.broadcast_to(adapter, batch["tokens"].shape).ravel()
+        return batch | {CARRIED: {BY_ADAPTER: by_adapter(of_tokens, self._stack.size)}}
+
+    @property
+    def _stack(self) -> AdapterStack | None:
+        """The adapters of the weights, if they have several."""
+        lora = self.layout.config.lora
+        return lora if isinstance(lora, AdapterStack) else None
+
     def _layers(
         self,
         weights: Weights,
@@ -203,7 +232,7 @@ class GenerationFunctions:
         stages, rows = self.stages, DecodedRows(lengths, self.capacity, self.page, pages)
         tokens, x = stages.token_context(batch, self.capacity), vary(x)
         records = stages.empty_records(x) if self.records else {}
-        layers = {kind: stages.prototype(kind) for kind in stages.order.stacks}
+        layers = {kind: stages.prototype(kind, self._stack) for kind in stages.order.stacks}
         latest: dict[str, PyTree] = {}
         filled: dict[str, list[PyTree]] = {kind: [None] * stack.rows for kind, stack in stages.order.stacks.items()}
         for kind, row in stages.order.slots:

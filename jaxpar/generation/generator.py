@@ -7,20 +7,24 @@ from dataclasses import replace
 from functools import cached_property
 
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding
 from jax.stages import Wrapped
 
 from jaxpar.config import Config
 from jaxpar.generation.engine import Engine
-from jaxpar.generation.layout import generation_layout
+from jaxpar.generation.layout import bucket, generation_layout
 from jaxpar.generation.pages import Room, room_of
-from jaxpar.generation.prefill import data_ranks
-from jaxpar.generation.programs import Programs
+from jaxpar.generation.prefill import data_ranks, put_rows
+from jaxpar.generation.programs import SCORED, Programs
 from jaxpar.generation.requests import Continuation, Request, Speed
 from jaxpar.generation.sampling import LIKELIEST, NotFinite, Sampling
-from jaxpar.generation.unstacked import is_unstacked, unstacked, unstacked_layout
+from jaxpar.generation.unstacked import is_unstacked, unstacked, unstacked_layout, with_adapters
+from jaxpar.interop.adapters.adapter import AdapterSource
 from jaxpar.layout.step_layout import StepLayout, shardings
+from jaxpar.mesh.build import on_hosts
 from jaxpar.mesh.parameters import Weights
+from jaxpar.runtime.batch import BatchLayout, one_document_rows
 
 SLOTS = 32
 """Rows that are continued together, on each data rank."""
@@ -76,6 +80,11 @@ class Generator:
             order = self._layout.order
             partitions = unstacked_layout(self._layout.placements.storage.layout, order)
             self._read_with = jax.tree.map(jax.device_put, self._weights, shardings(self._reading.mesh, partitions))
+
+    def put_adapters(self, source: AdapterSource) -> None:
+        """Go on with other adapters, for which the weights have room; nothing compiles again."""
+        assert source.stack == self.config.lora, "the programs have this room"
+        self.update(with_adapters(self._weights, self._layout, source))
 
     def drop_weights(self) -> None:
         """Free the copy of the weights, until `update` gives others."""
@@ -154,6 +163,17 @@ class Generator:
             if not all(row.finite for row in engine.step()):
                 raise NotFinite
         return [row.continuation() for one in requests for row in one.rows]
+
+    def scored(self, row: Sequence[int], adapter: int = -1) -> np.ndarray:
+        """The log-probability of each token of a row but its first, which has at least two."""
+        length = bucket(len(row) - 1, self.mesh.shape["context"] * self.mesh.shape["tensor"])
+        tokens, labels = np.zeros((2, self._ranks, length), np.int32)
+        tokens[:, : len(row) - 1], labels[:, : len(row) - 1] = row[:-1], row[1:]
+        arrays = one_document_rows(tokens) | {"labels": labels}
+        batch = BatchLayout(SCORED, tokens.shape).place(self.mesh, arrays)
+        each = (put_rows(self.mesh, np.full(self._ranks, value, np.int32)) for value in (len(row) - 1, adapter))
+        scores = self.programs.scores(*tokens.shape)(self._weights, batch, *each)
+        return on_hosts(scores)[0, : len(row) - 1]
 
     def engine(
         self,

@@ -18,8 +18,9 @@ from jaxpar.config.plan import AxisSizes
 from jaxpar.config.reading.overrides import check_used_by_models
 from jaxpar.distributed.devices import Device, find_devices, prepare_devices
 from jaxpar.generation.layout import generation_layout
+from jaxpar.interop.adapters.adapter import AdapterSource
 from jaxpar.interop.sources.open_source import Model, open_source
-from jaxpar.interop.sources.source import read_part
+from jaxpar.interop.sources.source import ReadWeights, read_part
 from jaxpar.layers.inputs.input import refuse_without_batches
 from jaxpar.layout.make_plan import resolve_config
 from jaxpar.layout.step_layout import shardings
@@ -64,7 +65,7 @@ def open_model(path: str, overrides: Sequence[str], prefill: int = 0) -> tuple[C
     return replace(config, model=source.model), source
 
 
-def place_model(config: Config, source: Model, prefill: int = 0) -> PlacedModel:
+def place_model(config: Config, source: ReadWeights, prefill: int = 0) -> PlacedModel:
     """`place_on` all devices but the last `prefill`, which are to read prompts. On CPUs layers compute in float32
     unless the configuration names a precision."""
     devices = find_devices()
@@ -97,13 +98,21 @@ def prefill_mesh(config: Config, devices: Sequence[Device]) -> Mesh:
     return build_mesh(AxisSizes(**axis_sizes(parallel)), devices)
 
 
-def place_on(config: Config, source: Model, devices: Sequence[Device]) -> PlacedModel:
+def place_on(config: Config, source: ReadWeights, devices: Sequence[Device]) -> PlacedModel:
     """Read the weights onto some devices, on `mesh_of` them: each process reads the shards of its devices.
 
     Raises `UserError` for a bidirectional model, and for an input that reads more than tokens.
     """
     refuse_without_batches(source.model, "generation")
     config, mesh = mesh_of(config, devices)
+    if isinstance(source, AdapterSource):
+        config = replace(config, lora=source.stack)
+    return PlacedModel(config, mesh, read_weights(config, mesh, source))
+
+
+def read_weights(config: Config, mesh: Mesh, source: ReadWeights) -> Weights:
+    """The weights of a source on a mesh, in the storage placement of `generation_layout`: each process reads the shards
+    of its devices."""
     layout = generation_layout(config, mesh)
     stored, dtype = shardings(mesh, layout.placements.storage.layout), layout.placements.storage.dtype
 
@@ -115,10 +124,8 @@ def place_on(config: Config, source: Model, devices: Sequence[Device]) -> Placed
 
         return jax.make_array_from_callback(spec.shape, where, part)
 
-    weights = jax.tree_util.tree_map_with_path(
-        placed, layout.specs, stored, is_leaf=lambda leaf: isinstance(leaf, ParamSpec)
-    )
-    return PlacedModel(config, mesh, weights)
+    is_leaf = lambda leaf: isinstance(leaf, ParamSpec)
+    return jax.tree_util.tree_map_with_path(placed, layout.specs, stored, is_leaf=is_leaf)
 
 
 def mesh_of(config: Config, devices: Sequence[Device]) -> tuple[Config, Mesh]:

@@ -20,8 +20,11 @@ from jaxpar.generation.unstacked import unstacked_layout
 from jaxpar.mesh.axes import DATA_AXES
 from jaxpar.mesh.build import mapped
 from jaxpar.mesh.parameters import Partitions
-from jaxpar.runtime.batch import FORWARD, BatchLayout
+from jaxpar.runtime.batch import FORWARD, LABELS, BatchLayout
 
+BY_TOKEN = PartitionSpec(DATA_AXES, "context")
+SCORED = (*FORWARD, LABELS)
+"""The fields of rows that are scored."""
 COMPILER_OPTIONS = {"xla_gpu_dot_merger_threshold_mb": 0}
 """XLA would join the matrices of products that have the same input, at every token."""
 
@@ -72,6 +75,16 @@ class Programs:
             return jax.jit(decode, donate_argnums=1, compiler_options=COMPILER_OPTIONS)
 
         return self._once("decode", rows, capacity, pool, records, make=make)
+
+    def scores(self, rows: int, length: int) -> Wrapped:
+        """Compiled on first use: (weights, batch, lengths, adapter) -> log-probabilities [row, token]."""
+
+        def make() -> Wrapped:
+            functions, weights, *_ = self.parts(rows, length, length)
+            layouts = weights, BatchLayout(SCORED, (rows, length)).partitions, BY_ROW, BY_ROW
+            return jax.jit(mapped(functions.scores, self.mesh, functions.dtype, layouts, BY_TOKEN))
+
+        return self._once("scores", rows, length, make=make)
 
     def prefix_layout(self, capacity: int) -> Prefix:
         """The partitions of prompts that were read."""

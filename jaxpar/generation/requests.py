@@ -52,6 +52,8 @@ class Request:
     """Ids that end a row, and are not part of it."""
     on_token: Callable[[int, int], bool] | None = None
     """Called with the index of an answer and each new token; True ends the answer after that token."""
+    adapter: int = -1
+    """Index of its adapter among those of the weights; -1 for the model without one."""
     rows: list[Row] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -60,7 +62,7 @@ class Request:
     def draws(self) -> list[tuple[float, ...]]:
         """The settings of each answer's draws, in the order of `Draws`."""
         one = self.sampling
-        rest = one.temperature, one.repetition_penalty, one.top_k, one.top_p, one.min_p, one.tempered
+        rest = one.temperature, one.repetition_penalty, one.top_k, one.top_p, one.min_p, one.tempered, self.adapter
         return [(self.seed % 2**32, self.stream + index, *rest) for index in range(self.answers)]
 
     def check(self, model: ModelConfig, name: str) -> None:
@@ -95,7 +97,8 @@ class Row:
     ended: bool = False
     finite: bool = True
     """Whether the log-probabilities of all its tokens are; one that is not ends it."""
-    ending: float | None = None
+    ending: tuple[int, float] | None = None
+    """The token of `stop` that ended it, with its log-probability."""
 
     @property
     def full(self) -> bool:
@@ -109,7 +112,7 @@ class Row:
             self.finite, self.done = False, True
         elif token in request.stop:
             self.ended = self.done = True
-            self.ending = log_probability
+            self.ending = token, log_probability
         else:
             self.tokens.append(token)
             self.log_probabilities.append(log_probability)
@@ -121,7 +124,11 @@ class Row:
         pieces = self.pieces
         records = {name: np.concatenate([piece[name] for piece in pieces]) for name in (pieces[0] if pieces else ())}
         return Continuation(
-            np.array(self.tokens, np.int32), np.array(self.log_probabilities), self.ended, records, self.ending
+            np.array(self.tokens, np.int32),
+            np.array(self.log_probabilities),
+            self.ended,
+            records,
+            None if self.ending is None else self.ending[1],
         )
 
 

@@ -58,7 +58,7 @@ LIKELIEST = Sampling()
 
 
 class Draws(NamedTuple):
-    """How the next token of each row is drawn; a row's draws depend on its settings and its length alone."""
+    """How the next token of each row is made; a row's draws depend on its settings and its length alone."""
 
     seed: UInt[Array, " batch"]
     stream: Int[Array, " batch"]
@@ -69,9 +69,11 @@ class Draws(NamedTuple):
     top_p: Float[Array, " batch"]
     min_p: Float[Array, " batch"]
     tempered: Bool[Array, " batch"]
+    adapter: Int[Array, " batch"]
+    """Index of the adapter that the row is multiplied with; -1 for none."""
 
 
-DTYPES: Any = Draws._make(("uint32", "int32", "float32", "float32", "int32", "float32", "float32", "bool"))
+DTYPES: Any = Draws._make(("uint32", "int32", "float32", "float32", "int32", "float32", "float32", "bool", "int32"))
 
 
 class Drawn(NamedTuple):

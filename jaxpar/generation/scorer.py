@@ -11,14 +11,15 @@ from math import prod
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import PartitionSpec
 from jax.stages import Wrapped
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.config import UserError
 from jaxpar.config.counting import padded_vocab
+from jaxpar.generation.functions import TILE_BYTES
 from jaxpar.generation.layout import BY_PART, bucket, generation_layout
 from jaxpar.generation.placed_model import PlacedModel
+from jaxpar.generation.programs import BY_TOKEN, SCORED
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import DATA_AXES, vary
@@ -27,17 +28,12 @@ from jaxpar.mesh.collectives import reduce_max
 from jaxpar.mesh.layer_order import LAYERS, Chunk
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
-from jaxpar.runtime.batch import FORWARD, LABELS, BatchLayout, one_document_rows
+from jaxpar.runtime.batch import BatchLayout, one_document_rows
 from jaxpar.runtime.records import Records
 from jaxpar.units import plural
 
 BATCH_TOKENS = 8192
 """Most tokens of a batch on the devices that share a row, unless one row has more."""
-TILE_BYTES = 2**28
-"""Most bytes of float32 logits that exist at a time on a device."""
-BY_TOKEN = PartitionSpec(DATA_AXES, "context")
-SCORED = (*FORWARD, LABELS)
-"""The fields of rows that are scored."""
 
 
 @dataclass(frozen=True)

@@ -8,13 +8,18 @@ themselves read and write.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial, reduce
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
+from jax.tree_util import DictKey, KeyPath
 
+from jaxpar.interop.adapters.adapter import AdapterSource
+from jaxpar.interop.sources.source import read_part
+from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.layer_order import LAYERS, LayerOrder
-from jaxpar.mesh.parameters import ModelTree, Partitions, Weights
+from jaxpar.mesh.parameters import ADAPTERS, ModelTree, Partitions, Weights
 
 
 def unstacked(weights: Weights, order: LayerOrder) -> Weights:
@@ -33,6 +38,25 @@ def is_unstacked(weights: Weights) -> bool:
 def unstacked_layout(layout: Partitions, order: LayerOrder) -> Partitions:
     """The partitions of `unstacked` weights, from those of the stacks."""
     return _map_stacks(layout, order, lambda stack, row: PartitionSpec(*stack[1:]))
+
+
+def with_adapters(weights: Weights, layout: StepLayout, source: AdapterSource) -> Weights:
+    """`unstacked` weights whose factors are those of the adapters of `source`, of the same stack."""
+    specs = layout.specs[LAYERS]
+
+    def placed(kind: str, row: int, path: KeyPath, leaf: jax.Array) -> jax.Array:
+        spec = reduce(lambda tree, key: tree[key.key], path, specs[kind])
+        if ADAPTERS not in spec.axes:
+            return leaf
+        read = read_part(source, (DictKey(LAYERS), DictKey(kind), *path), spec, layout.order)
+        part = lambda region: read((slice(row, row + 1), *region))[0].astype(leaf.dtype)
+        return jax.make_array_from_callback(leaf.shape, leaf.sharding, part)
+
+    layers = {
+        kind: [jax.tree_util.tree_map_with_path(partial(placed, kind, row), tree) for row, tree in enumerate(rows)]
+        for kind, rows in weights[LAYERS].items()
+    }
+    return {**weights, LAYERS: layers}
 
 
 def _map_stacks[Leaf](tree: ModelTree[Leaf], order: LayerOrder, layer: Callable[[Leaf, int], Leaf]) -> ModelTree[Leaf]:

@@ -11,10 +11,10 @@ from __future__ import annotations
 from dataclasses import replace
 from math import prod
 
-from jaxpar.layers.declaration.adaptation import Adaptation, Adapters
+from jaxpar.layers.declaration.adaptation import Adaptation, Adapters, AdapterStack
 from jaxpar.layers.declaration.low_rank import factor_pair
 from jaxpar.layers.declaration.part import Part, Term, Weights
-from jaxpar.mesh.parameters import Nested, ParamSpec
+from jaxpar.mesh.parameters import ADAPTERS, Nested, ParamSpec
 
 FACTORS = ("lora_a", "lora_b")
 """Suffixes of the names of the factors A and B of a matrix: `query_lora_a` and `query_lora_b` of `query`."""
@@ -40,7 +40,10 @@ def adapted(part: Part, lora: Adapters) -> Part:
     weights = {name: replace(spec, trained=False) for name, spec in part.weights.items()}
     targets, scale = targets_of(part, lora), lora.alpha / lora.rank
     for name in targets:
-        weights |= _factors(name, part.weights[name], lora.rank)
+        factors = _factors(name, part.weights[name], lora.rank)
+        if isinstance(lora, AdapterStack):
+            factors = {key: _side_by_side(spec, lora.size) for key, spec in factors.items()}
+        weights |= factors
     terms = tuple(Term(name, *_names(name), scale) for name in targets)
     return replace(part, weights=Weights(weights), terms=terms)
 
@@ -75,6 +78,11 @@ def with_frozen(specs: Nested[ParamSpec]) -> Nested[ParamSpec]:
 
 def _names(matrix: str) -> tuple[str, str]:
     return f"{matrix}_{FACTORS[0]}", f"{matrix}_{FACTORS[1]}"
+
+
+def _side_by_side(spec: ParamSpec, adapters: int) -> ParamSpec:
+    """The factor of several adapters in one array."""
+    return replace(spec, shape=(adapters, *spec.shape), axes=(ADAPTERS, *spec.axes))
 
 
 def _factors(name: str, spec: ParamSpec, rank: int) -> dict[str, ParamSpec]:

@@ -121,8 +121,15 @@ class Attention(Block):
 
     def matrix(self, name: str) -> Matrix:
         """A matrix or its factors, with the key heads of this rank's queries alone."""
-        shared = lambda name: "kv_heads" in self.part.weights[name].axes
-        local = lambda name: self._local_heads(self.weight(name), 1) if shared(name) else self.weight(name)
+
+        def local(name: str) -> jax.Array:
+            axes = self.part.weights[name].axes
+            return (
+                self._local_heads(self.weight(name), axes.index("kv_heads"))
+                if "kv_heads" in axes
+                else self.weight(name)
+            )
+
         matrix = matrix_of(self.part, name, local)
         if name not in ("key", "value") or self.kv_heads % lax.axis_size("tensor") == 0:
             return matrix

@@ -36,7 +36,9 @@ type Partitions = ModelTree[PartitionSpec]
 
 ROUTED = "experts"
 """The logical axis of matrices among which a router chooses some for each token."""
-STACKS = ("layers", ROUTED)
+ADAPTERS = "adapters"
+"""The logical axis of factors of several adapters, of which each row of generation uses one."""
+STACKS = ("layers", ADAPTERS, ROUTED)
 """Logical axes that number matrices; they are the first dims of a weight."""
 
 

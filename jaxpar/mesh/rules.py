@@ -38,6 +38,8 @@ class Rules:
     experts: MeshAxes = ()
     router: MeshAxes = ()
     """The experts that a router chooses among: every rank routes its own tokens."""
+    adapters: MeshAxes = ()
+    """Adapters side by side: every rank has the factors of all."""
     rank: MeshAxes = ()
     """Between the two factors of a matrix or of an adapter."""
 

@@ -15,7 +15,7 @@ from jaxpar.config.parts import feature
 from jaxpar.config.plan import Plan
 from jaxpar.config.schema import Config
 from jaxpar.layers.block import Block
-from jaxpar.layers.declaration.adaptation import adaptation_of
+from jaxpar.layers.declaration.adaptation import AdapterStack, adaptation_of
 from jaxpar.layers.ops.plain import Ops
 from jaxpar.mesh.parameters import Nested, ParamSpec
 from jaxpar.mesh.placements import Placements, WeightPlacement
@@ -31,6 +31,8 @@ def program_of(config: Config, kind: str, layers: Collection[int]) -> Hashable:
 def ops_of(plan: Plan, program: Hashable) -> Ops:
     """The ops of a program."""
     overlap = plan.tensor_overlap
+    if isinstance(program, AdapterStack):
+        return feature("adapted_ops")(overlap)
     if isinstance(program, float):
         return feature("spiking_ops")(overlap, rate=program)
     return Ops(overlap) if program is None else feature("quantised_ops")(overlap, groups=program)

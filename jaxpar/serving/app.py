@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+from jaxtyping import Float
 from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
@@ -24,8 +26,10 @@ from jaxpar.serving.hosts import is_local
 from jaxpar.serving.refusals import Refusal
 from jaxpar.serving.replies import ChatReply, Reply, Usage, event
 from jaxpar.serving.served_model import ServedModel
+from jaxpar.serving.updates import Updates
 from jaxpar.serving.worker import Job, Piece, Worker
 
+type Score = Callable[[Sequence[int], int], Float[np.ndarray, " tokens"]]
 type Prompts = list[tuple[Request, list[Stop]]]
 
 
@@ -45,6 +49,10 @@ class Server:
     """A request may take so long, its wait for a slot included."""
     body_bytes: int
     """A body may have so many bytes."""
+    score: Score | None = None
+    """The log-probabilities of a row's tokens but the first, with an adapter, in the worker's thread."""
+    updates: Updates | None = None
+    """New weights of a trainer, if it may bring some."""
 
     def app(self) -> Starlette:
         """The application."""
@@ -54,7 +62,24 @@ class Server:
             Route("/v1/completions", self._guarded(self._completions), methods=["POST"]),
             Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
         ]
+        if self.updates is not None:
+            answers = {
+                "/pause": self.updates.pause,
+                "/collective_rpc": self.updates.load,
+                "/resume": self.updates.resume,
+            }
+            routes += [
+                Route(path, self._guarded(self._control(one)), methods=["POST"]) for path, one in answers.items()
+            ]
         return Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
+
+    def _control(self, act: Callable[[HttpRequest, bytes], Awaitable[Any]]) -> Callable[[HttpRequest], Any]:
+        """An endpoint of `updates`."""
+
+        async def answer(http: HttpRequest) -> Response:
+            return JSONResponse(await act(http, await self._body(http)))
+
+        return answer
 
     def _guarded(self, answer: Callable[[HttpRequest], Any]) -> Callable[[HttpRequest], Any]:
         """An endpoint that checks the key, and answers refusals."""
@@ -83,14 +108,16 @@ class Server:
             raise Refusal(401, "authorization: the API key is missing or wrong; expected the header Bearer KEY")
 
     async def _models(self, http: HttpRequest) -> Response:
-        return JSONResponse({"object": "list", "data": [self._about()]})
+        return JSONResponse({"object": "list", "data": [self._about(name) for name in self.model.names]})
 
     async def _model(self, http: HttpRequest) -> Response:
-        self.model.check_name(http.path_params["name"])
-        return JSONResponse(self._about())
+        name = http.path_params["name"]
+        self.model.adapter(name)
+        return JSONResponse(self._about(name))
 
-    def _about(self) -> dict[str, Any]:
-        return {"id": self.model.name, "object": "model", "created": 0, "owned_by": "jaxpar"}
+    def _about(self, name: str) -> dict[str, Any]:
+        adapted = {} if name == self.model.name else {"parent": self.model.name}
+        return {"id": name, "object": "model", "created": 0, "owned_by": "jaxpar"} | adapted
 
     async def _completions(self, http: HttpRequest) -> Response:
         return await self._answer(http, COMPLETION, self.model.completions, Reply)
@@ -106,13 +133,17 @@ class Server:
         values = fields_of(await self._body(http), known)
         if values["stream_options"] is not None and not values["stream"]:
             raise Refusal(400, "stream_options: it is for streams; expected stream: true with it", "stream_options")
-        self.model.check_name(values["model"])
+        self.model.adapter(values["model"])
         prompts = await asyncio.to_thread(prompts_of, values)
         answers = sum(request.answers for request, _ in prompts)
         usage = Usage(sum(len(request.prompt) for request, _ in prompts))
-        likely = values["logprobs"] is not None and values["logprobs"] is not False
+        asked = lambda name: values.get(name) is not None and values[name] is not False  # 0 asks too
+        more = [name for name in ("return_token_ids", "prompt_logprobs") if asked(name)]
+        if more and values["stream"]:
+            raise Refusal(400, f"{more[0]}: a stream has none; expected stream: false with it", more[0])
         with_usage = bool((values["stream_options"] or {}).get("include_usage"))
-        reply = kind(self.model.name, answers, usage, self.model.text.decode if likely else None, with_usage)
+        decode, with_ids = self.model.text.decode if asked("logprobs") else None, "return_token_ids" in more
+        reply = kind(values["model"], answers, usage, decode, with_usage, with_ids)
         pieces, jobs = asyncio.Queue[Piece](), list[Job]()
         loop = asyncio.get_running_loop()
 
@@ -128,7 +159,22 @@ class Server:
             return _Stream(_events(reply, coming), lambda: self.worker.drop(jobs))
         async for piece in coming:
             reply.add(piece)
-        return JSONResponse(reply.body())
+        body = reply.body() | ({} if self.updates is None else {"system_fingerprint": jobs[0].version})
+        if "prompt_logprobs" in more:
+            scored = [await self._scored(request) for request, _ in prompts for _ in range(request.answers)]
+            choices: Any = body["choices"]
+            for choice, scores in zip(choices, scored, strict=True):
+                choice["prompt_logprobs"] = scores
+        return JSONResponse(body)
+
+    async def _scored(self, request: Request) -> list[dict[str, Any] | None]:
+        """The log-probability of each token of a prompt, by its id; None for the first."""
+        prompt, score = request.prompt, self.score
+        assert score is not None, "a server scores"
+        if len(prompt) == 1:
+            return [None]
+        scores = await asyncio.wrap_future(self.worker.call(lambda: score(prompt, request.adapter)))
+        return [None, *({str(token): {"logprob": float(one)}} for token, one in zip(prompt[1:], scores, strict=True))]
 
     async def _body(self, http: HttpRequest) -> bytes:
         """The body. Raises `Refusal`."""

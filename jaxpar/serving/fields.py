@@ -74,6 +74,10 @@ def _is_stop(value: Any) -> bool:
 
 FLAG = Setting("true or false", lambda value: type(value) is bool, False)
 TEXT = Setting("a text", is_text)
+_ZERO = Setting(
+    "0, the log-probabilities of the tokens themselves, for no others are reported",
+    lambda value: type(value) is int and value == 0,
+)
 COMMON = {
     "model": Setting("the name of the model", is_text),
     "temperature": _real(0, 100, 1.0),
@@ -91,11 +95,16 @@ COMMON = {
     ),
     "seed": _integer(-(2**63), 2**63 - 1),
     "user": TEXT,
-    "top_k": _integer(0, 2**31 - 1, 0),
+    "top_k": _integer(-1, 2**31 - 1, 0),
     "min_p": _real(0, 1, 0.0),
     "repetition_penalty": Setting(
         "a number above 0, at most 100", lambda value: type(value) in (int, float) and 0 < value <= 100, 1.0
     ),
+    "stop_token_ids": Setting(
+        f"a list of at most {MOST_STOPS} token ids",
+        lambda value: isinstance(value, list) and len(value) <= MOST_STOPS and all(type(one) is int for one in value),
+    ),
+    "ignore_eos": FLAG,
     "presence_penalty": _only(0),
     "frequency_penalty": _only(0),
     "logit_bias": _only({}),
@@ -105,10 +114,10 @@ COMPLETION = COMMON | {
         f"a text, token ids, or a list of one of them (at most {MOST_PROMPTS}), none of them empty", _is_prompt
     ),
     "max_tokens": _integer(1, 2**31 - 1, 16),
-    "logprobs": Setting(
-        "0, the log-probabilities of the tokens themselves, for no others are reported",
-        lambda value: type(value) is int and value == 0,
-    ),
+    "logprobs": _ZERO,
+    "prompt_logprobs": _ZERO,
+    "return_token_ids": FLAG,
+    "skip_special_tokens": _only(False),
     "echo": _only(False),
     "best_of": _only(1),
     "suffix": _only(""),
@@ -122,8 +131,8 @@ CHAT = COMMON | {
 }
 
 
-def fields_of(body: bytes, known: Mapping[str, Setting]) -> dict[str, Any]:
-    """The value of each known field. Raises `Refusal`."""
+def object_of(body: bytes) -> dict[str, Any]:
+    """The object of a body in JSON. Raises `Refusal`."""
 
     def refuse(constant: str) -> Any:
         raise ValueError(f"{constant} is no number of JSON")
@@ -134,6 +143,12 @@ def fields_of(body: bytes, known: Mapping[str, Setting]) -> dict[str, Any]:
         raise Refusal(400, f"body: it is not JSON ({error}); expected a JSON object") from None
     if not isinstance(values, dict):
         raise wrong("body", values, "a JSON object")
+    return values
+
+
+def fields_of(body: bytes, known: Mapping[str, Setting]) -> dict[str, Any]:
+    """The value of each known field. Raises `Refusal`."""
+    values = object_of(body)
     for name, value in values.items():
         if name not in known:
             near = did_you_mean(name, known) if len(name) <= LONGEST_NAME else ""

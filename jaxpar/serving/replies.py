@@ -35,6 +35,8 @@ class Reply:
     """None where the client asks for no log-probabilities."""
     with_usage: bool = False
     """Whether a last piece has the usage."""
+    with_ids: bool = False
+    """Whether the tokens of answers are named, with the stop tokens that end them."""
     kind, chunk, prefix = "text_completion", "text_completion", "cmpl-"
     began: dict[str, Any] = field(init=False)
     pieces: list[list[Piece]] = field(init=False)
@@ -46,6 +48,8 @@ class Reply:
 
     def add(self, piece: Piece) -> None:
         """More of an answer, for `body`."""
+        if self.with_ids and piece.ending is not None:
+            piece = piece._replace(tokens=[*piece.tokens, piece.ending])
         self.pieces[piece.answer].append(piece)
         self.usage.new += len(piece.tokens)
 
@@ -74,10 +78,11 @@ class Reply:
         return event(self.began | {"object": self.chunk, "choices": choices, **more})
 
     def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+        ids = {"token_ids": [token for piece in pieces for token, _ in piece.tokens]} if self.with_ids else {}
         return {
             "index": index, "text": "".join(piece.text for piece in pieces), "logprobs": self._likely(pieces, 0),
             "finish_reason": pieces[-1].finish,
-        }  # fmt: skip
+        } | ids  # fmt: skip
 
     def _part(self, piece: Piece, offset: int) -> dict[str, Any]:
         likely = self._likely([piece], offset)

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ModelConfig
+from jaxpar.config.spelling import one_of, quoted
 from jaxpar.data.chat.encoding import ChatEncoder
 from jaxpar.data.chat.messages import Unusable
 from jaxpar.generation.requests import Request
@@ -32,18 +33,26 @@ class ServedModel:
     """Tokens that a row may get to, its prompt included."""
     chat: ChatEncoder | None
     why_no_chat: str = ""
+    adapters: Sequence[str] = ()
+    """Names of the adapters, in the order of their indices; each is a model for clients."""
     seed: int = field(default_factory=lambda: secrets.randbits(32))
     """For requests without one."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
     _drawn: int = 0
     """Streams of `seed` that were drawn from."""
 
-    def check_name(self, name: str | None) -> None:
-        """Raise `Refusal` for a request that is for another model."""
-        if name is None:
-            raise Refusal(400, f"model: it is missing; expected {self.name!r}", "model")
-        if name != self.name:
-            raise Refusal(404, f"model: there is no {name!r} here; expected {self.name!r}", "model")
+    @property
+    def names(self) -> list[str]:
+        """Names of the model and of its adapters."""
+        return [self.name, *self.adapters]
+
+    def adapter(self, name: str | None) -> int:
+        """The index of the adapter that a request names; -1 for the model itself. Raises `Refusal` for other names."""
+        if name not in self.names:
+            expected = f"expected {one_of([repr(one) for one in self.names])}"
+            status, what = (400, "it is missing") if name is None else (404, f"there is no {quoted(name, 60)} here")
+            raise Refusal(status, f"model: {what}; {expected}", "model")
+        return self.names.index(name) - 1
 
     def completions(self, values: Mapping[str, Any]) -> list[tuple[Request, list[Stop]]]:
         """The prompts of a request for completions. Raises `Refusal`."""
@@ -83,6 +92,7 @@ class ServedModel:
                 "shorter one, or fewer in max_tokens",
                 name,
             )
+        stop = [*(() if values["ignore_eos"] else stop), *(values["stop_token_ids"] or ())]
         stops = values["stop"] or []
         texts = [*([stops] if isinstance(stops, str) else stops), *stop_texts]
         seed, stream = values["seed"], 0
@@ -90,9 +100,11 @@ class ServedModel:
             seed, stream = self.seed, self._new_streams(values["n"])
         try:
             sampling = Sampling(
-                values["temperature"], values["repetition_penalty"], values["top_k"], values["top_p"], values["min_p"]
-            )
-            request = Request(prompt, tokens, sampling, seed, stream, values["n"], frozenset(stop))
+                values["temperature"], values["repetition_penalty"], max(0, values["top_k"]), values["top_p"],
+                values["min_p"],
+            )  # fmt: skip
+            adapter = self.adapter(values["model"])
+            request = Request(prompt, tokens, sampling, seed, stream, values["n"], frozenset(stop), adapter=adapter)
             request.check(self.model, name)
         except UserError as error:
             raise Refusal(400, str(error), name) from None

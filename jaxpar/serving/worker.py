@@ -5,13 +5,16 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from jaxpar.generation.engine import Engine
 from jaxpar.generation.requests import Request, Row
 from jaxpar.generation.text import Stop
 from jaxpar.serving.refusals import Refusal
+
+ENDING = "the server is stopping; expected another one, or a later try"
 
 
 class Piece(NamedTuple):
@@ -24,6 +27,8 @@ class Piece(NamedTuple):
     finish: str | None = None
     """`stop` or `length` in the last piece."""
     error: Refusal | None = None
+    ending: tuple[int, float] | None = None
+    """In the last piece, the stop token that ended the answer, if one did, with its log-probability."""
 
 
 @dataclass(eq=False)
@@ -38,6 +43,8 @@ class Job:
     send: Callable[[Piece], None]
     """Called from the engine's thread."""
     sent: list[str] = field(init=False)
+    version: str | None = None
+    """The version of the weights that draw its answers."""
 
     def __post_init__(self) -> None:
         self.sent, self.request.on_token = [""] * self.request.answers, self._token
@@ -56,7 +63,8 @@ class Job:
             self.fail(row.index, Refusal(500, "the model's log-probabilities are not all finite"))
             return
         text = self._new(row.index, self.stops[row.index].text)
-        self.send(Piece(self.first + row.index, text, (), "stop" if row.ended else "length"))
+        finish = "stop" if row.ended else "length"
+        self.send(Piece(self.first + row.index, text, (), finish, ending=row.ending))
 
     def fail(self, answer: int, error: Refusal) -> None:
         """Send an error in place of the rest of an answer."""
@@ -83,18 +91,21 @@ class Worker(threading.Thread):
     def __init__(self, engine: Engine, most: int, on_failure: Callable[[], None] = lambda: None):
         super().__init__(name="engine", daemon=True)
         self.failure: BaseException | None = None
+        self.version: str | None = None
+        """The version of the weights; set between two steps."""
         self._engine, self._most, self._on_failure = engine, most, on_failure
         self._changed = threading.Condition()
         self._new: deque[Job] = deque()
         self._dropped: deque[Job] = deque()
         self._jobs: dict[Request, Job] = {}
-        self._closed = False
+        self._calls: deque[tuple[Callable[[], Any], bool, Future[Any]]] = deque()
+        self._closed = self._paused = False
 
     def submit(self, jobs: Sequence[Job]) -> None:
         """Draw answers to prompts. Raises `Refusal` where there are too many, or where the engine has ended."""
         with self._changed:
             if self._closed or self.failure is not None:
-                raise Refusal(503, "the server is stopping; expected another one, or a later try")
+                raise Refusal(503, ENDING)
             asked = sum(job.request.answers for job in jobs)
             waiting = sum(request.answers for request in self._jobs)
             if asked > self._most:
@@ -113,12 +124,41 @@ class Worker(threading.Thread):
             self._dropped.extend(job for job in jobs if job.request in self._jobs)
             self._changed.notify()
 
+    def call[T](self, function: Callable[[], T], *, idle: bool = False) -> Future[T]:
+        """Call a function in this thread between two steps, or once no answer is drawn."""
+        result: Future[T] = Future()
+        with self._changed:
+            if self._closed or self.failure is not None:
+                raise Refusal(503, ENDING)
+            self._calls.append((function, idle, result))
+            self._changed.notify()
+        return result
+
+    def pause(self) -> Future[None]:
+        """Draw the answers that have begun to their end, which the future waits for; others wait until `resume`."""
+        with self._changed:
+            self._paused = True
+        return self.call(lambda: None, idle=True)
+
+    @property
+    def paused(self) -> bool:
+        """Whether `pause` was called, and `resume` was not since."""
+        return self._paused
+
+    def resume(self) -> None:
+        """Draw answers again."""
+        with self._changed:
+            self._paused = False
+            self._changed.notify()
+
     def close(self) -> None:
         """End the thread; jobs that are not done have no more pieces."""
         with self._changed:
             self._closed = True
             self._changed.notify()
         self.join()
+        for _, _, result in self._calls:
+            result.set_exception(Refusal(503, ENDING))
 
     def run(self) -> None:
         """See `threading.Thread`."""
@@ -127,8 +167,10 @@ class Worker(threading.Thread):
                 self._end(self._engine.step())
         except BaseException as error:
             with self._changed:
-                self.failure, jobs = error, [*self._jobs.values()]
+                self.failure, jobs, calls = error, [*self._jobs.values()], [*self._calls]
                 self._jobs = {}
+            for _, _, result in calls:
+                result.set_exception(error)
             for job in jobs:
                 for answer in range(job.request.answers):
                     job.fail(answer, Refusal(500, f"the engine failed ({type(error).__name__})"))
@@ -137,15 +179,29 @@ class Worker(threading.Thread):
     def _wait(self) -> bool:
         """Wait for work, and pass it on to the engine; whether there is to be more."""
         with self._changed:
-            while not (self._closed or self._new or self._dropped or self._engine.busy):
+            while not (self._closed or self._dropped or self._engine.busy or self._calls or self._begins):
                 self._changed.wait()
-            while self._new:
-                self._engine.add(self._new.popleft().request)
             while self._dropped:
-                request = self._dropped.popleft().request
-                self._engine.cancel(request)
-                self._jobs.pop(request, None)
-            return not self._closed
+                job = self._dropped.popleft()
+                if job in self._new:
+                    self._new.remove(job)
+                self._engine.cancel(job.request)
+                self._jobs.pop(job.request, None)
+            while self._begins:
+                job = self._new.popleft()
+                job.version = self.version
+                self._engine.add(job.request)
+            busy, calls = self._engine.busy, [*self._calls]
+            self._calls = deque(one for one in calls if one[1] and busy)
+        for function, idle, result in calls:
+            if not (idle and busy):
+                _set(result, function)
+        return not self._closed
+
+    @property
+    def _begins(self) -> bool:
+        """Whether there is a job for the engine."""
+        return bool(self._new) and not self._paused
 
     def _end(self, rows: Sequence[Row]) -> None:
         """Send the last pieces of answers; jobs whose answers are all done are forgotten."""
@@ -156,3 +212,11 @@ class Worker(threading.Thread):
             for request in {row.request for row in rows}:
                 if all(row.done for row in request.rows):
                     self._jobs.pop(request, None)
+
+
+def _set[T](result: Future[T], function: Callable[[], T]) -> None:
+    """Set what a function returns or raises."""
+    try:
+        result.set_result(function())
+    except Exception as error:
+        result.set_exception(error)

@@ -2,6 +2,7 @@
 
 from tests.faults.catalogue.communication import COMMUNICATION
 from tests.faults.catalogue.experts import EXPERTS
+from tests.faults.catalogue.generation import GENERATION
 from tests.faults.catalogue.hybrids import HYBRIDS
 from tests.faults.catalogue.kinds import KINDS
 from tests.faults.catalogue.layers import LAYERS
@@ -24,6 +25,7 @@ FAULTS = (
     *PREPARED,
     *PIPELINE,
     *MEMORY,
+    *GENERATION,
     *HYBRIDS,
     *KINDS,
     *EXPERTS,

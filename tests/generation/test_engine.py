@@ -239,7 +239,7 @@ def test_the_bytes_of_a_cache_that_is_handed_over_are_those_of_the_prompt(plain:
     drawn_by(engine, [Request([1, 2, 3], 2, answers=2)])
     cached = 64 * config.layers * 2 * counting.kv_heads(config) * counting.head_dim(config) * 4
     rest = engine.speed.handed_bytes - cached
-    assert rest == 4 + padded_vocab(config) + 2 * (4 + 7 * 4 + 1), "lengths, tokens that were seen, and draws"
+    assert rest == 4 + padded_vocab(config) + 2 * (4 + 8 * 4 + 1), "lengths, tokens that were seen, and draws"
 
 
 def test_more_prompts_than_slots_draw_with_numbers_of_their_own(plain: Generator, monkeypatch: pytest.MonkeyPatch):

@@ -20,6 +20,7 @@ def draws_of(rows: int, **settings: float) -> Draws:
         "top_p": 1.0,
         "min_p": 0.0,
         "tempered": False,
+        "adapter": -1,
     } | settings
     columns = {name: np.full(rows, value) for name, value in values.items()} | {"stream": np.arange(rows)}
     return Draws(**{name: jnp.asarray(columns[name], dtype) for name, dtype in DTYPES._asdict().items()})
@@ -75,7 +76,7 @@ def test_rows_are_drawn_by_their_settings_whatever_other_rows_have():
         jnp.asarray(rng.integers(0, 2**32, rows), jnp.uint32), jnp.arange(rows, dtype=jnp.int32),
         *(jnp.asarray(rng.choice(values, rows), dtype) for values, dtype in (
             ([0.0, 0.7, 1.0], "float32"), ([1.0, 1.5], "float32"), ([0, 1, 5], "int32"), ([1.0, 0.6], "float32"),
-            ([0.0, 0.1], "float32"), ([False, True], "bool"),
+            ([0.0, 0.1], "float32"), ([False, True], "bool"), ([-1], "int32"),
         )),
     )  # fmt: skip
     together = draw(logits, seen, draws, lengths)

@@ -36,6 +36,9 @@ def test_a_stored_server_is_refused_until_it_is_named_again():
     with refused("rl.sampler.folder: '/a'", "the checkpoint", "weights", "--set rl.sampler.folder"):
         refuse_stored_code(config, [f"rl.sampler.url={url}"], "the checkpoint")
     refuse_stored_code(config, [f"rl.sampler.url={url}", "rl.sampler.folder=weights"], "the checkpoint")
+    keyed = replace(config, rl=RlConfig(sampler=SamplerConfig(url=url, folder="/a", key_file="/b")))
+    with refused("rl.sampler.key_file: '/b'", "the checkpoint", "contents", "--set rl.sampler.key_file"):
+        refuse_stored_code(keyed, [f"rl.sampler.url={url}", "rl.sampler.folder=weights"], "the checkpoint")
 
 
 @pytest.mark.long

@@ -20,6 +20,7 @@ from jaxpar.layout.checks.validate import validate
 from jaxpar.rl.answers import Answer
 from jaxpar.rl.prompts import Prompt
 from jaxpar.rl.run import RolloutRun
+from jaxpar.rl.sampling import vllm
 from jaxpar.rl.sampling.sampler import CurrentScores
 from jaxpar.rl.sampling.served import ServedGenerator
 from jaxpar.rl.sampling.vllm import VLLMServer
@@ -173,7 +174,7 @@ def test_scores_that_are_no_numbers_are_refused():
 @pytest.mark.parametrize(
     ("sent", "parts"),
     [
-        (b"nonsense\r\n\r\n", ("does not answer", "nonsense", "expected a vLLM server")),
+        (b"nonsense\r\n\r\n", ("does not answer", "nonsense", "expected jaxpar.serve or a vLLM server")),
         (b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\n{}", ("does not answer", "IncompleteRead")),
         (b"", ("does not answer", "closed connection")),
     ],
@@ -213,10 +214,21 @@ def test_the_first_error_is_told_where_a_server_cannot_go_on_either():
     assert fake.asked[-1][0] == "/resume"
 
 
+def test_a_server_whose_queue_is_full_is_asked_again(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(vllm, "FULL", 0.01)
+    fake = FakeVLLM(4)
+    full = b"HTTP/1.1 429 Too Many\r\nContent-Length: 2\r\n\r\n{}"
+    answers, answer = [full, full], fake.answer
+    monkeypatch.setattr(fake, "answer", lambda *asked: (200, answers.pop()) if answers else answer(*asked))
+    with serving(fake) as url:
+        assert VLLMServer(url).model == "policy"
+    assert not answers
+
+
 def test_a_dead_server_is_refused():
     with serving(FakeVLLM(4)) as url:
         pass
-    with refused("rl.sampler.url", url, "does not answer", "expected a vLLM server"):
+    with refused("rl.sampler.url", url, "does not answer", "expected jaxpar.serve or a vLLM server"):
         VLLMServer(url)
 
 
@@ -227,6 +239,8 @@ def test_a_dead_server_is_refused():
         ({"url": "http://x:port", "folder": "a"}, {}, ("rl.sampler.url", "http://x:port")),
         ({"url": "http://x"}, {}, ("rl.sampler.url without rl.sampler.folder",)),
         ({"folder": "a"}, {}, ("rl.sampler.folder without rl.sampler.url",)),
+        ({"key_file": "a"}, {}, ("rl.sampler.key_file without rl.sampler.url",)),
+        ({"seconds": 5.0}, {}, ("rl.sampler.seconds without rl.sampler.url",)),
         ({"url": "http://x", "folder": "a", "tensor": 2}, {}, ("a layout of its own",)),
         ({"url": "http://x", "folder": "a"}, {"temperature": 0.5}, ("rl.temperature: 0.5", "expected 1")),
         ({"url": "http://x", "folder": "a"}, {"environment": "calculator"}, ("rl.environment: 'calculator'", "null")),

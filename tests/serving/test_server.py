@@ -128,7 +128,7 @@ def test_a_stream_has_the_text_in_pieces(client: httpx.Client):
 
 def test_draws_without_a_seed_are_never_those_of_another_answer(server: Server):
     """Each answer has a stream to itself, and each server a seed."""
-    values = fields_of(b'{"prompt": ["a", "b"]}', COMPLETION)
+    values = fields_of(b'{"model": "tiny", "prompt": ["a", "b"]}', COMPLETION)
     model = replace(server.model, _drawn=0)
     asked = [request for n in (1, 4, 1) for request, _ in model.completions(values | {"n": n})]
     assert {draws[0] for request in asked for draws in request.draws()} == {model.seed}

@@ -181,6 +181,10 @@ def _check_rollouts(rl: RlConfig) -> None:
         raise UserError(f"rl.staleness: {rl.staleness or 'null'} with rl.mode: {rl.mode}; expected {expected}")
 
 
+OF_SERVERS = ("url", "folder", "key_file", "seconds")
+"""Keys of `rl.sampler` about a server."""
+
+
 def _check_server(config: Config) -> None:
     """Refuse a server's address that is none, and settings that do not go with one."""
     asked, temperature = config.rl.sampler, config.rl.temperature
@@ -188,12 +192,15 @@ def _check_server(config: Config) -> None:
         key, other = ("url", "folder") if asked.url is not None else ("folder", "url")
         raise UserError(f"rl.sampler.{key} without rl.sampler.{other}; expected both or neither")
     if asked.url is None:
+        for key in ("key_file", "seconds"):
+            if getattr(asked, key) != getattr(SamplerConfig(), key):
+                raise UserError(f"rl.sampler.{key} without rl.sampler.url; expected it too")
         return
     if not _is_address(asked.url):
         raise UserError(
             f"rl.sampler.url: {quoted(asked.url)} is no address of a server; expected one as in http://127.0.0.1:8000"
         )
-    if replace(asked, url=None, folder=None) != SamplerConfig():
+    if replace(SamplerConfig(), **{key: getattr(asked, key) for key in OF_SERVERS}) != asked:
         raise UserError("rl.sampler.url: a server has devices and a layout of its own; expected no others with it")
     if temperature != 1:
         raise UserError(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated
 
-from jaxpar.config.bounds import RANKS, at_least
+from jaxpar.config.bounds import POSITIVE, RANKS, at_least
 
 
 @dataclass(frozen=True)
@@ -24,8 +24,13 @@ class SamplerConfig:
     tensor: Annotated[int, at_least(1, RANKS)] = 1
     """Devices that split matrices and heads."""
     url: str | None = None
-    """Address of a vLLM server that draws the answers, as in `http://127.0.0.1:8000`; it takes none of the devices
-    above. Null draws here."""
+    """Address of a server that draws the answers, `python -m jaxpar.serve` or vLLM, as in `http://127.0.0.1:8000`; it
+    takes none of the devices above. Null draws here."""
     folder: str | None = None
     """With `url`, a folder that this machine and the server's have at the same path: weights go there as
     `model.safetensors`, and the server reads them."""
+    key_file: str | None = None
+    """With `url`, a file with the key that the server asks for."""
+    seconds: Annotated[float, POSITIVE] = 600.0
+    """With `url`, how long a server that does not answer any more is waited for. One that comes back gets the weights
+    of the moment, and draws again what it had not answered."""

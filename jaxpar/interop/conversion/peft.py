@@ -13,16 +13,13 @@ from safetensors.numpy import save_file
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import named
 from jaxpar.config.strict_json import json_text
+from jaxpar.interop.adapters.open_adapter import CONFIG, PREFIX, WEIGHTS
 from jaxpar.interop.config_json import family_for
 from jaxpar.interop.mapping.family import StoredTensor, tensors_of
 from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.sources.adapted import AdaptedWeights
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.open_source import Model, origin_of
-
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
-PREFIX = "base_model.model."
-"""PEFT's prefix of the names of the model's modules."""
 
 
 @dataclass(frozen=True)

@@ -15,7 +15,6 @@ from jaxpar.config.spelling import named, quoted
 from jaxpar.interop.config_json import model_of
 from jaxpar.interop.families.registry import FAMILIES
 from jaxpar.interop.mapping.family import Family, StoredTensor, tensors_of
-from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.mapping.keys import HFConfig
 from jaxpar.interop.mapping.multimodal import is_multimodal, names_in_files, renamed, text_part
 from jaxpar.interop.mapping.quantization import AWQ, COMPRESSED, FLOAT8, GPTQ, NF4, quantization_of
@@ -25,7 +24,7 @@ from jaxpar.interop.sources.float8_blocks import Float8Files
 from jaxpar.interop.sources.mxfp4 import Mxfp4Files
 from jaxpar.interop.sources.packed_integers import AwqFiles, GptqFiles
 from jaxpar.interop.sources.source import Origin
-from jaxpar.interop.sources.tensor_files import RenamedFiles, Stored, TensorFiles
+from jaxpar.interop.sources.tensor_files import RenamedFiles, Stored, TensorFiles, TensorWeights
 from jaxpar.units import plural
 
 CONFIG = "config.json"
@@ -80,7 +79,7 @@ def _further_layers(hf_config: HFConfig, family: Family) -> int:
     return count
 
 
-class HFFolder:
+class HFFolder(TensorWeights):
     """The weights of a folder; everything about it is checked before any is read.
 
     Raises:
@@ -112,11 +111,7 @@ class HFFolder:
         self._most = len(self._files.tensors) + MOST_MISSING
         self.tensors = tensors_of(self.family, self.model, self._most)
         self._names = self._checked()
-        self._tensor_of = {
-            (weight, tensor.layer, tensor.member): (tensor, index)
-            for tensor in self.tensors
-            for index, weight in enumerate(tensor.weights)
-        }
+        super().__init__(self.model, self.tensors, self._files, self._names)
 
     @property
     def location(self) -> Path:
@@ -177,21 +172,6 @@ class HFFolder:
         if not isinstance(self._files, RenamedFiles):
             return name
         return renamed(name, self._files.names, self.family.prefix)
-
-    def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
-        if layers is None:
-            return self._part(weight, None, region)
-        return np.stack([self._part(weight, layer, region) for layer in layers])
-
-    def _part(self, weight: str, layer: int | None, region: Region) -> np.ndarray:
-        if (weight, layer, 0) not in self._tensor_of:
-            return self._part_of_tensor((weight, layer, None), region)
-        members = range(region[0].start, region[0].stop)
-        return np.stack([self._part_of_tensor((weight, layer, member), region[1:]) for member in members])
-
-    def _part_of_tensor(self, key: tuple[str, int | None, int | None], region: Region) -> np.ndarray:
-        tensor, index = self._tensor_of[key]
-        return tensor.laid.read(index, region, lambda lines: self._files.read(self._names[tensor.name], lines))
 
     def _head_differs(self) -> bool:
         """Whether the files have a head beside the embedding, with other values."""

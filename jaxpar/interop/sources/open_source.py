@@ -10,12 +10,14 @@ from jaxpar.checkpoint.folders import CHECKPOINTS
 from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config.errors import UserError
 from jaxpar.config.paths import user_path
-from jaxpar.config.spelling import quoted
+from jaxpar.config.spelling import named, quoted
+from jaxpar.interop.config_json import family_for
+from jaxpar.interop.mapping.family import Family, tensors_of
 from jaxpar.interop.sources.adapted import AdaptedWeights
 from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder
 from jaxpar.interop.sources.saved_weights import SavedWeights
 from jaxpar.interop.sources.source import Origin
-from jaxpar.interop.sources.tensor_files import has_tensors
+from jaxpar.interop.sources.tensor_files import TensorFiles, TensorWeights, has_tensors
 from jaxpar.layers.declaration.adaptation import adaptation_of
 
 EXPECTED = (
@@ -87,3 +89,27 @@ def origin_of(source: Model, report: Callable[[str], None]) -> Origin | None:
             report(f"The model that the run began with cannot be used for its config.json and tokenizer: {error}.")
             return None
     return source.origin
+
+
+def family_of(source: Model) -> Family:
+    """The family in whose format the weights of a model are, or may be. Raises `UserError` where there is none."""
+    origin = origin_of(source, lambda _: None)
+    return family_for(source.model) if origin is None else origin.family
+
+
+def replaced_weights(base: Model, folder: Path) -> TensorWeights:
+    """Other weights of a model, in a folder of Hugging Face's `.safetensors` files alone.
+
+    Raises:
+        UserError: a tensor of the model is missing there, or of another shape.
+    """
+    tensors, files = tensors_of(family_of(base), base.model), TensorFiles(folder)
+    for one in tensors:
+        stored = files.tensors.get(one.name)
+        if stored is None or stored.shape != one.laid.shape:
+            what = "not there" if stored is None else str(list(stored.shape))
+            raise UserError(
+                f"{named(folder)}: the tensor {one.name} is {what}; expected {list(one.laid.shape)}, as of "
+                f"{named(base.path)}"
+            )
+    return TensorWeights(base.model, tensors, files, {one.name: one.name for one in tensors})

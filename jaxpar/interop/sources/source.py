@@ -44,8 +44,21 @@ class Origin:
     """The dtype of each tensor there."""
 
 
-class WeightSource(Protocol):
-    """The weights of a model."""
+class ReadWeights(Protocol):
+    """Weights that are read by name."""
+
+    @property
+    def model(self) -> ModelConfig:
+        """Configuration of the model."""
+        ...
+
+    def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
+        """Part `region` of a weight, its vocabulary not padded; of a layer's weight, [layer, ...] of those layers."""
+        ...
+
+
+class WeightSource(ReadWeights, Protocol):
+    """The weights of a MODEL."""
 
     @property
     def path(self) -> Path:
@@ -63,11 +76,6 @@ class WeightSource(Protocol):
         ...
 
     @property
-    def model(self) -> ModelConfig:
-        """Configuration of the model."""
-        ...
-
-    @property
     def description(self) -> str:
         """Description of the source, for messages."""
         ...
@@ -82,12 +90,8 @@ class WeightSource(Protocol):
         """The origin of the weights; None if it is unknown."""
         ...
 
-    def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
-        """Part `region` of a weight, its vocabulary not padded; of a layer's weight, [layer, ...] of those layers."""
-        ...
 
-
-def read_part(source: WeightSource, path: KeyPath, spec: ParamSpec, order: LayerOrder) -> ReadPart:
+def read_part(source: ReadWeights, path: KeyPath, spec: ParamSpec, order: LayerOrder) -> ReadPart:
     """A function that reads parts of a leaf of a tree of weights, in float32.
 
     Rows that pad the vocabulary or a stack are zero.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -21,7 +21,9 @@ from jaxpar.config.reading.text_file import (
     check_regular,
     read_text_file,
 )
+from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import named, quoted
+from jaxpar.interop.mapping.family import StoredTensor
 from jaxpar.interop.mapping.form import Region
 
 SINGLE_FILE, INDEX = "model.safetensors", "model.safetensors.index.json"
@@ -134,6 +136,42 @@ class TensorFiles:
             except OSError as error:
                 raise UserError(f"{named(file)}: cannot be read ({error.strerror or error})") from None
         return self._open[file]
+
+
+class TensorWeights:
+    """The weights of a model in tensors of files, read by name.
+
+    Args:
+        model: whose they are.
+        tensors: that have them.
+        files: of the tensors.
+        names: the name there of each tensor.
+    """
+
+    def __init__(
+        self, model: ModelConfig, tensors: Sequence[StoredTensor], files: TensorFiles, names: Mapping[str, str]
+    ):
+        self.model, self.tensors, self._files, self._names = model, list(tensors), files, dict(names)
+        self._tensor_of = {
+            (weight, tensor.layer, tensor.member): (tensor, index)
+            for tensor in self.tensors
+            for index, weight in enumerate(tensor.weights)
+        }
+
+    def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
+        if layers is None:
+            return self._part(weight, None, region)
+        return np.stack([self._part(weight, layer, region) for layer in layers])
+
+    def _part(self, weight: str, layer: int | None, region: Region) -> np.ndarray:
+        if (weight, layer, 0) not in self._tensor_of:
+            return self._part_of_tensor((weight, layer, None), region)
+        members = range(region[0].start, region[0].stop)
+        return np.stack([self._part_of_tensor((weight, layer, member), region[1:]) for member in members])
+
+    def _part_of_tensor(self, key: tuple[str, int | None, int | None], region: Region) -> np.ndarray:
+        tensor, index = self._tensor_of[key]
+        return tensor.laid.read(index, region, lambda lines: self._files.read(self._names[tensor.name], lines))
 
 
 class RenamedFiles(TensorFiles):

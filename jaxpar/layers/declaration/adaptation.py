@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from jaxpar.config.parts import feature
 from jaxpar.config.schema import Config, LoraConfig
 from jaxpar.layers.declaration.part import Part
@@ -27,6 +29,16 @@ ALL_TRAINED = Adaptation()
 
 Adapters = LoraConfig
 """Weights that are added to the matrices of a model."""
+
+
+@dataclass(frozen=True)
+class AdapterStack(LoraConfig):
+    """Factors of several adapters side by side, in generation: padded to one rank, and multiplied by their weights."""
+
+    size: int = 1
+    """Adapters of the stack."""
+
+
 OFF = Adapters()
 """No adapters: all weights are trained."""
 

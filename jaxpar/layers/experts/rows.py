@@ -196,7 +196,7 @@ def by_expert(
     sources, room = expert.shape
     key = jnp.where(expert >= 0, expert, each).ravel()
     order = jnp.argsort(key, stable=True)
-    place = jnp.argsort(order)
+    inverse = jnp.argsort(order)
     there = key < each
     source = jnp.arange(sources)[:, None]
     take = jnp.where(there, (source * rows + row).ravel(), NONE)[order]
@@ -208,8 +208,8 @@ def by_expert(
     inside = (at < room) & sent[:, :, None]
     slot = source[:, :, None] * room + jnp.minimum(at, room - 1)
     same = inside & there[slot] & (row.ravel()[slot] == jnp.arange(rows)[:, None])
-    back = jnp.where(same, place[slot], NONE).reshape(sources * rows, copies)
-    own = spread(weights.reshape(-1, 1), jnp.where(there[order], order, NONE), jnp.where(there, place, NONE)[:, None])
+    back = jnp.where(same, inverse[slot], NONE).reshape(sources * rows, copies)
+    own = spread(weights.reshape(-1, 1), jnp.where(there[order], order, NONE), jnp.where(there, inverse, NONE)[:, None])
     sizes = jnp.sum(key[:, None] == jnp.arange(each), axis=0)
     return Places(take, back, own[:, 0], sizes)
 

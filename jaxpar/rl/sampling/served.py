@@ -1,10 +1,13 @@
-"""Answers that a vLLM server draws with the weights of a run, checked after each update of them."""
+"""Answers that a server draws with the weights of a run, checked after each update of them."""
 
 from __future__ import annotations
 
+import logging
 import shutil
 import tempfile
-from collections.abc import Sequence
+import threading
+import time
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +20,7 @@ import numpy as np
 from jaxpar.config import UserError
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.paths import user_path
+from jaxpar.config.reading.key_file import read_key
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import named
 from jaxpar.generation.requests import Continuation
@@ -32,7 +36,7 @@ from jaxpar.interop.sources.open_source import origin_of
 from jaxpar.mesh.parameters import Weights
 from jaxpar.rl.answers import Answer
 from jaxpar.rl.prompts import Prompt, PromptRows
-from jaxpar.rl.sampling.vllm import VLLMServer
+from jaxpar.rl.sampling.vllm import Unreachable, VLLMServer
 from jaxpar.training.named_weights import NamedWeights
 from jaxpar.training.run.run import Run
 
@@ -42,6 +46,10 @@ APART = {"float32": 1e-3}
 """By compute dtype, nats by which the log-probabilities of a fixed prompt may be apart, on average over its tokens."""
 ROUNDED = 0.05
 """The limit of dtypes of 16 bits."""
+TRIES = 4
+"""How often a request is made whose server is gone each time."""
+PAUSE = 1.0
+"""Seconds between two tries to reach a server."""
 REQUESTS = 64
 """Requests that are under way at the same time, at most; the server has a queue."""
 
@@ -59,7 +67,7 @@ class Version:
 
 
 class ServedGenerator:
-    """Continues prompts on a server; what `Sampler` asks of a `Generator`.
+    """Continues prompts on a server: what `Sampler` asks of a `Generator`.
 
     Args:
         run: whose weights are served.
@@ -78,9 +86,12 @@ class ServedGenerator:
         vocab = run.config.model.vocab
         assert vocab is not None, "a run has the vocabulary of its data"
         self._run, self._score, self._seed, self._vocab = run, score, run.config.run.seed, vocab
-        self._server = VLLMServer(asked.url)
+        key = None if asked.key_file is None else read_key(asked.key_file, "rl.sampler.key_file")
+        self._server, self._seconds = VLLMServer(asked.url, key), asked.seconds
         self._folder = user_path(asked.folder, "rl.sampler.folder", written=True).absolute()
-        self._current = Path()
+        self._current: Version | None = None
+        self._lock, self._starts = threading.Lock(), 0
+        """How often the server came back with other weights."""
         prompts = run.data.train
         assert isinstance(prompts, PromptRows), "data.source: prompts"
         longest = max(prompts.prompts, key=lambda one: len(one.tokens)).tokens
@@ -106,10 +117,15 @@ class ServedGenerator:
     def update(self, weights: Weights) -> None:
         """Let the server go on with `placed` weights, and check that it does. Raises `UserError`."""
         version: Version = weights["version"]  # pyright: ignore
-        if version.folder == self._current:
-            return
+        if version is not self._current:
+            self._current = version
+            self._answered(self._load)
+
+    def _load(self) -> None:
+        """Let the server go on with the weights of the moment, and check that it does. Raises `UserError`."""
+        version = self._current
+        assert version is not None, "there are weights"
         self._server.reload(str(version.folder))
-        self._current = version.folder
         scores = self._server.scores([*self._fixed.prompt.tokens, *self._fixed.tokens])
         apart = float(np.abs(scores - version.scores).mean())
         dtype = self._run.plan.dtypes.compute
@@ -120,6 +136,38 @@ class ServedGenerator:
                 f"token from the run's (at most {most:g}); expected a server of the same model in {dtype}, which reads "
                 f"{named(version.folder.parent)}"
             )
+
+    def _answered[T](self, ask: Callable[[], T]) -> T:
+        """The server's answer; where it is gone, once it is back and has the weights again. Raises `UserError`."""
+        for left in reversed(range(TRIES)):
+            starts = self._starts
+            try:
+                return ask()
+            except Unreachable as error:
+                if not left:
+                    raise
+                with self._lock:
+                    if starts == self._starts:  # else another thread has waited
+                        self._wait(error)
+                        self._starts += 1
+        raise AssertionError("the last try returns or raises")
+
+    def _wait(self, error: Unreachable) -> None:
+        """Wait until the server has the weights of the moment. Raises `UserError`."""
+        say = logging.getLogger(__name__).warning
+        say("%s; waiting for it, up to %g s (rl.sampler.seconds)", error, self._seconds)
+        began = time.monotonic()
+        while True:
+            try:
+                self._server.connect()
+                self._load()
+            except Unreachable as last:
+                if time.monotonic() - began > self._seconds:
+                    raise UserError(f"{last}, and did not within {self._seconds:g} s (rl.sampler.seconds)") from None
+                time.sleep(PAUSE)
+            else:
+                say("%s is back after %.0f s, with the weights of the run", self._server.url, time.monotonic() - began)
+                return
 
     def drop_weights(self) -> None:
         """The server keeps its weights."""
@@ -132,10 +180,10 @@ class ServedGenerator:
 
         def asked(index: int) -> list[Continuation]:
             seed = np.random.SeedSequence([self._seed, first_number + index * answers]).generate_state(1)[0]
-            made = self._server.completions(
+            made = self._answered(lambda: self._server.completions(
                 prompts[index], vocab=self._vocab, answers=answers, tokens=tokens,
                 temperature=sampling.temperature, seed=int(seed >> 1), stop=stop,
-            )  # fmt: skip
+            ))  # fmt: skip
             return [_continuation(one.tokens, one.log_probabilities, one.ended) for one in made]
 
         with ThreadPoolExecutor(min(REQUESTS, max(1, len(prompts)))) as threads:

@@ -1,13 +1,15 @@
-"""A vLLM server as its client sees it: completions with log-probabilities, and weights that it reads from a folder.
+"""A server as its client sees it, `python -m jaxpar.serve` or vLLM: completions with log-probabilities, and weights
+that it reads from a folder.
 
-Its ways to transfer weights carry tensors between processes of PyTorch (NCCL, CUDA IPC); a folder needs none. The
-server is started with VLLM_SERVER_DEV_MODE=1, which opens `/pause`, `/collective_rpc` and `/resume`
+vLLM's ways to transfer weights carry tensors between processes of PyTorch (NCCL, CUDA IPC); a folder needs none. The
+server is started with VLLM_SERVER_DEV_MODE=1, or `--updates`, which opens `/pause`, `/collective_rpc` and `/resume`
 (docs.vllm.ai/en/latest/training/weight_transfer, /features/sleep_mode).
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from http.client import HTTPException
@@ -24,6 +26,10 @@ SECONDS = 1800.0
 """Longest time that a request may take."""
 SHOWN = 200
 """Characters of a server's message that an error shows."""
+WEIGHTS = "system_fingerprint"
+"""The key of an answer with a name of the weights that drew it; that of vLLM stays the same when they change."""
+FULL = 0.5
+"""Seconds after which a server whose queue was full is asked again."""
 ENDED = {"stop": True, "length": False}
 """By the reason for which an answer ended, whether a stop token did."""
 UNCHANGED = {
@@ -47,6 +53,10 @@ OPENER = build_opener(ProxyHandler({}), _EveryStatus)
 """Asks the server alone, whatever proxies the environment names."""
 
 
+class Unreachable(UserError):
+    """A server does not answer, or has been started anew, without the weights that it had."""
+
+
 class Completion(NamedTuple):
     """An answer of the server."""
 
@@ -62,14 +72,20 @@ class VLLMServer:
 
     Args:
         url: its address.
-        seconds: the longest time that a request may take.
+        key: that it asks for, if it does.
 
     Raises:
         UserError: nothing answers there, or what answers serves no model.
     """
 
-    def __init__(self, url: str, seconds: float = SECONDS):
-        self.url, self._seconds = url.rstrip("/"), seconds
+    def __init__(self, url: str, key: str | None = None):
+        self.url, self._key = url.rstrip("/"), key
+        self._weights: object = None
+        """The name that it has given its weights since the last update, if any."""
+        self.connect()
+
+    def connect(self) -> None:
+        """Ask which model it serves. Raises `UserError`."""
         models = self._request("/v1/models")
         try:
             self.model: str = models["data"][0]["id"]
@@ -98,6 +114,8 @@ class VLLMServer:
             "return_token_ids": True, "skip_special_tokens": False,
         }  # fmt: skip
         made = self._request("/v1/completions", asked)
+        if isinstance(made, dict) and made.get(WEIGHTS) != self._weights:
+            raise Unreachable(f"rl.sampler.url: {self.url} has been started anew, with other weights")
         try:
             choices = sorted(made["choices"], key=lambda one: one["index"])
             drawn = [
@@ -112,31 +130,42 @@ class VLLMServer:
         return drawn
 
     def scores(self, tokens: Sequence[int]) -> np.ndarray:
-        """The log-probability of each token of a row but its first."""
+        """The log-probability of each token of a row but its first, after an update."""
         asked = {
             "model": self.model, "prompt": list(tokens), "max_tokens": 1, "prompt_logprobs": 0, "temperature": 0.0,
             "return_token_ids": True,
         }  # fmt: skip
         made = self._request("/v1/completions", asked)
         try:
+            self._weights = made.get(WEIGHTS)
             each = made["choices"][0]["prompt_logprobs"][1:]
             return _finite([one[str(token)]["logprob"] for one, token in zip(each, tokens[1:], strict=True)])
-        except (KeyError, IndexError, TypeError, ValueError):
+        except (KeyError, IndexError, TypeError, ValueError, AttributeError):
             raise self._unexpected("/v1/completions", made) from None
 
     def _request(self, path: str, body: Mapping[str, Any] | None = None) -> Any:
+        """The JSON that is answered. A server whose queue is full is asked again."""
         data = None if body is None else json_text(body).encode()
         try:
-            request = Request(self.url + path, data, {"Content-Type": "application/json"})
+            keys = {} if self._key is None else {"Authorization": f"Bearer {self._key}"}
+            request = Request(self.url + path, data, {"Content-Type": "application/json"} | keys)
             # The user's configuration names the address.
-            with OPENER.open(request, timeout=self._seconds) as answer:
-                status, text = answer.status, answer.read()
+            status = 429
+            while status == 429:
+                with OPENER.open(request, timeout=SECONDS) as answer:
+                    status, text = answer.status, answer.read()
+                time.sleep(FULL if status == 429 else 0)
         except (OSError, HTTPException, ValueError) as error:
             reason = printable(cut(getattr(error, "reason", error), SHOWN))
-            raise UserError(f"rl.sampler.url: {self.url} does not answer ({reason}); expected a vLLM server") from None
+            raise Unreachable(
+                f"rl.sampler.url: {self.url} does not answer ({reason}); expected jaxpar.serve or a vLLM server"
+            ) from None
         if not 200 <= status < 300:
             said = quoted(text[:SHOWN].decode(errors="replace"), SHOWN)
-            hint = "; expected a server started with VLLM_SERVER_DEV_MODE=1" if status == 404 else ""
+            started = "jaxpar.serve with --updates, or vLLM with VLLM_SERVER_DEV_MODE=1"
+            hint = f"; expected {started}" if status == 404 else ""
+            if status == 503 and path != "/v1/models":  # it is about to end
+                raise Unreachable(f"rl.sampler.url: {self.url}{path} answers 503 ({said})")
             raise UserError(f"rl.sampler.url: {self.url}{path} answers {status} ({said}){hint}")
         try:
             return json.loads(text) if text else None

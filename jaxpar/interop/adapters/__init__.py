@@ -1,0 +1,1 @@
+"""Low-rank adapters of a model: read from folders, several side by side, or merged."""

@@ -1,0 +1,123 @@
+"""The factors of an adapter, and the weights of a model with several adapters beside them, or with one merged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema import ModelConfig
+from jaxpar.interop.mapping.form import Region
+from jaxpar.interop.mapping.weight_names import LAYER_PREFIX
+from jaxpar.interop.sources.source import ReadWeights
+from jaxpar.layers.adapters import FACTORS
+from jaxpar.layers.declaration.adaptation import AdapterStack
+
+
+@dataclass(frozen=True, eq=False)
+class Adapter:
+    """Factors for matrices of a model."""
+
+    factors: Mapping[tuple[str, int], tuple[np.ndarray, np.ndarray]]
+    """By name and layer of a matrix, A [*inputs, rank] and B [rank, *outputs], which has the scale in it; float32."""
+
+    @property
+    def rank(self) -> int:
+        """The largest rank."""
+        return max((len(b) for _, b in self.factors.values()), default=1)
+
+
+@dataclass(frozen=True, eq=False)
+class AdapterSource:
+    """The weights of a model, and beside them the factors of several adapters, padded to one rank.
+
+    Args:
+        base: the model.
+        adapters: by their index; None leaves room for one.
+        room: for them; by default what they need.
+    """
+
+    base: ReadWeights
+    adapters: Sequence[Adapter | None]
+    room: AdapterStack | None = None
+
+    def __post_init__(self) -> None:
+        assert len(self.adapters) == self.stack.size, "each has an index"
+        for one in self.adapters:
+            if one is not None:
+                check_room(one, self.stack)
+
+    @cached_property
+    def stack(self) -> AdapterStack:
+        """The room for the adapters."""
+        some = [one for one in self.adapters if one is not None]
+        rank = max((one.rank for one in some), default=1)
+        names = sorted({weight.rpartition(".")[2] for one in some for weight, _ in one.factors})
+        return self.room or AdapterStack(rank, float(rank), tuple(names), size=len(self.adapters))
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.base.model
+
+    def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
+        """See `WeightSource`; factors are [layer, adapter, ...]."""
+        if layers is None or not weight.endswith(FACTORS):
+            return self.base.read(weight, layers, region)
+        matrix, second = (
+            weight.removesuffix(f"_{FACTORS[0]}").removesuffix(f"_{FACTORS[1]}"),
+            weight.endswith(FACTORS[1]),
+        )
+        chosen = self.adapters[region[0]]
+        return np.stack(
+            [np.stack([self._part(one, (matrix, at), second, region[1:]) for one in chosen]) for at in layers]
+        )
+
+    def _part(self, adapter: Adapter | None, key: tuple[str, int], second: bool, region: Region) -> np.ndarray:
+        pair = None if adapter is None else adapter.factors.get(key)
+        if pair is None:
+            return np.zeros([part.stop - part.start for part in region], np.float32)
+        values, padding = pair[second], [(0, 0)] * len(region)
+        assert self.stack.rank is not None, "a stack has a rank"
+        padding[0 if second else -1] = 0, self.stack.rank - len(pair[1])
+        return np.pad(values, padding)[region]
+
+
+@dataclass(frozen=True, eq=False)
+class MergedAdapter:
+    """The weights of a model with those of an adapter added, computed in float32."""
+
+    base: ReadWeights
+    adapter: Adapter
+
+    @property
+    def model(self) -> ModelConfig:
+        return self.base.model
+
+    def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
+        """See `WeightSource`."""
+        values = self.base.read(weight, layers, region)
+        pairs = [self.adapter.factors.get((weight, layer)) for layer in layers or ()]
+        if not any(pairs):
+            return values
+        values = values.astype(np.float32)
+        for index, pair in enumerate(pairs):
+            if pair is not None:
+                a, b = pair
+                values[index] += np.tensordot(a[region[: a.ndim - 1]], b[:, *region[a.ndim - 1 :]], 1)
+        return values
+
+
+def check_room(adapter: Adapter, stack: AdapterStack) -> None:
+    """Raise `UserError` for an adapter that a stack has no room for."""
+    assert stack.rank is not None and stack.targets is not None, "a stack has a rank and targets"
+    if adapter.rank > stack.rank:
+        raise UserError(f"an adapter of rank {adapter.rank} does not fit beside others; expected at most {stack.rank}")
+    for weight, _ in adapter.factors:
+        if weight.rpartition(".")[2] not in stack.targets:
+            raise UserError(
+                f"an adapter has factors for {weight.removeprefix(LAYER_PREFIX)}; expected some of "
+                f"{', '.join(stack.targets)}, for which there is room"
+            )

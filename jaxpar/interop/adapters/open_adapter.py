@@ -1,0 +1,214 @@
+"""Adapters by their folder: low-rank factors in PEFT's format, or of a run with `lora.rank`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import kind_models, layer_kinds
+from jaxpar.config.paths import user_path
+from jaxpar.config.reading.json_text import parse_json
+from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
+from jaxpar.config.schema import ModelConfig
+from jaxpar.config.spelling import named, quoted
+from jaxpar.interop.adapters.adapter import Adapter, MergedAdapter
+from jaxpar.interop.mapping.family import StoredTensor, tensors_of
+from jaxpar.interop.mapping.form import Form
+from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
+from jaxpar.interop.sources.adapted import AdaptedWeights, check_base
+from jaxpar.interop.sources.open_source import Model, family_of, open_source
+from jaxpar.interop.sources.tensor_files import TensorFiles
+from jaxpar.layers.adapters import adaptable
+from jaxpar.layers.declared import declare_layer
+
+CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+PREFIX = "base_model.model."
+"""PEFT's prefix of the names of the model's modules."""
+LARGEST_RANK = 512
+PLAIN: dict[str, tuple[object, ...]] = {
+    "bias": ("none",), "use_dora": (False, None), "modules_to_save": (None, []), "lora_bias": (False, None),
+    "layer_replication": (None,), "trainable_token_indices": (None,), "target_parameters": (None, []),
+    "alora_invocation_tokens": (None,), "use_qalora": (False, None),
+}  # fmt: skip
+"""Keys of `adapter_config.json` with the values that change nothing beside the factors."""
+
+
+def merged(base: Model, folder: Path | None) -> Model | MergedAdapter:
+    """The weights of a model, with those of `--adapter FOLDER` added if there is one. Raises `UserError`."""
+    return base if folder is None else MergedAdapter(base, open_adapter(folder, base, "--adapter"))
+
+
+def open_adapter(path: str | Path, base: Model, key: str) -> Adapter:
+    """The factors in a folder in PEFT's format, or of a run with `lora.rank`.
+
+    Args:
+        path: of the folder.
+        base: the model that they adapt.
+        key: what names the folder, for messages.
+
+    Raises:
+        UserError: there are none, they are for another model, or they do more than factors do.
+    """
+    folder = user_path(path, key)
+    _check_model(base.model, key)
+    if (folder / CONFIG).exists():
+        factors = dict(_of_files(folder, base, key))
+    else:
+        source = open_source(path, key)
+        if not isinstance(source, AdaptedWeights):
+            raise UserError(
+                f"{key}: {named(folder)} is {source.description}; expected an adapter: a folder with {CONFIG}, or a "
+                "run with lora.rank"
+            )
+        check_base(base, source.factors.facts, f"{key}: {named(folder)}")
+        factors = dict(_of_run(source))
+    for weight, _ in factors:
+        if weight not in _adaptable(base.model):
+            raise UserError(
+                f"{key}: {named(folder)} has factors for {weight.removeprefix(LAYER_PREFIX)}, which takes none here "
+                "(routed experts, routers); expected factors of other matrices, or a model with them merged"
+            )
+    used = {name: pair for name, (a, b) in factors.items() if (pair := _without_zeros(a, b)) is not None}
+    adapter = Adapter(used)
+    if adapter.rank > LARGEST_RANK:
+        raise UserError(f"{key}: {named(folder)} has rank {adapter.rank}; expected at most {LARGEST_RANK}")
+    return adapter
+
+
+def _check_model(model: ModelConfig, key: str) -> None:
+    if model.low_rank or any(one.latent_attention is not None for one in kind_models(model).values()):
+        what = "model.low_rank" if model.low_rank else "latent attention"
+        raise UserError(f"{key}: a model with {what} takes no adapters; expected one without")
+
+
+def _adaptable(model: ModelConfig) -> set[str]:
+    """Names of the matrices of layers that may have factors beside other adapters."""
+    parts = [part for one in kind_models(model).values() for part in declare_layer(one).parts]
+    return {
+        f"{LAYER_PREFIX}{part.name}.{name}"
+        for part in parts
+        for name in adaptable(part)
+        if not part.weights[name].stack
+    }
+
+
+def _without_zeros(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+    """The factors without the ranks that add nothing; None where all do."""
+    used = b.reshape(len(b), -1).any(axis=1)
+    return (a[..., used], b[used]) if used.any() else None
+
+
+def _of_run(source: AdaptedWeights) -> Iterator[tuple[tuple[str, int], tuple[np.ndarray, np.ndarray]]]:
+    """The factors of a run."""
+    for layer, kind in enumerate(layer_kinds(source.model)):
+        for weight, spec in weight_specs(source.model, kind).items():
+            if source.is_target(weight):
+                region = tuple(slice(0, size) for size in spec.shape)
+                end = spec.stack + spec.inputs
+                parts = region[: spec.stack], region[spec.stack : end], region[end:]
+                (a,), (b,) = source.read_factors(weight, [layer], parts)
+                yield (weight, layer), (a.astype(np.float32), np.float32(source.scale) * b)
+
+
+class _Files(TensorFiles):
+    """The tensors of an adapter."""
+
+    def __init__(self, folder: Path):
+        self.folder, self._open = folder, {}
+        self.tensors = dict(self._tensors_of(folder / WEIGHTS, None))
+
+
+def _of_files(folder: Path, base: Model, key: str) -> Iterator[tuple[tuple[str, int], tuple[np.ndarray, np.ndarray]]]:
+    """The factors of a folder in PEFT's format."""
+    config = _config_of(folder, key)
+    if not (folder / WEIGHTS).exists():
+        raise UserError(f"{key}: {named(folder)} has no {WEIGHTS}; expected it beside {CONFIG}")
+    files = _Files(folder)
+    modules = _modules(base)
+    left = dict.fromkeys(files.tensors)
+    while left:
+        name = next(iter(left))
+        module = name.removeprefix(PREFIX).rpartition(".lora_")[0]
+        names = [f"{PREFIX}{module}.lora_{which}.weight" for which in "AB"]
+        if module not in modules or name not in names or not all(one in files.tensors for one in names):
+            raise UserError(
+                f"{key}: {named(folder)} has the tensor {quoted(name, 120)}, and {named(base.path)} has no matrix for "
+                "it; expected an adapter of this model, with two factors of each matrix"
+            )
+        a, b = (files.read(one, tuple(slice(0, size) for size in files.tensors[one].shape)) for one in names)
+        for one in names:
+            del left[one]
+        yield from _factors(modules[module], a.astype(np.float32), _scale(config, module, len(a)) * b, key, folder)
+
+
+def _modules(base: Model) -> dict[str, StoredTensor]:
+    """The tensors of matrices of layers, by the names of their modules."""
+    tensors = [
+        one for one in tensors_of(family_of(base), base.model) if one.layer is not None and one.laid.specs[0].matrix
+    ]
+    return {name.removesuffix(".weight"): one for one in tensors for name in (one.name, one.also) if name}
+
+
+def _factors(
+    tensor: StoredTensor, a: np.ndarray, b: np.ndarray, key: str, folder: Path
+) -> Iterator[tuple[tuple[str, int], tuple[np.ndarray, np.ndarray]]]:
+    """The factors of each matrix in a tensor, from those of its module."""
+    assert tensor.layer is not None, "the matrices of layers have factors"
+    rank, specs = len(a), tensor.laid.specs
+    inputs = specs[0].shape[specs[0].stack : specs[0].stack + specs[0].inputs]
+    outputs = [spec.shape[spec.stack + spec.inputs :] for spec in specs]
+    of_outputs = replace(
+        tensor.laid, form=Form.LINEAR,
+        specs=tuple(
+            replace(spec, shape=(rank, *shape), axes=("rank", *spec.axes[spec.stack + spec.inputs :]), inputs=1)
+            for spec, shape in zip(specs, outputs, strict=True)
+        ),
+    )  # fmt: skip
+    if (a.shape, b.shape) != ((rank, int(np.prod(inputs))), of_outputs.shape):
+        raise UserError(
+            f"{key}: {named(folder)} has factors {list(a.shape)} and {list(b.shape)} for {tensor.name}; expected "
+            f"{[rank, int(np.prod(inputs))]} and {list(of_outputs.shape)}, of an adapter of this model"
+        )
+    for index, (weight, shape) in enumerate(zip(tensor.weights, outputs, strict=True)):
+        region = tuple(slice(0, size) for size in (rank, *shape))
+        part = of_outputs.read(index, region, lambda lines: b[lines])
+        yield (weight, tensor.layer), (a.T.reshape(*inputs, rank), part.astype(np.float32))
+
+
+def _config_of(folder: Path, key: str) -> Mapping[str, Any]:
+    """The contents of `adapter_config.json`. Raises `UserError` for what is not plain factors."""
+    file = folder / CONFIG
+    try:
+        config = parse_json(read_text_file(file, LONGEST_WRITTEN), named(file))
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", "it is not UTF-8")
+        raise UserError(f"{key}: {named(file)} cannot be read ({why})") from None
+    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
+        raise UserError(f"{key}: {named(file)} is no adapter of LoRA; expected peft_type: LORA")
+    for name, values in PLAIN.items():
+        if name in config and config[name] not in values:
+            raise UserError(f"{key}: {named(file)}: {name} is {quoted(config[name], 60)}; expected {values[0]!r}")
+    for name, every in (("lora_alpha", [config.get("lora_alpha")]), ("alpha_pattern", _alphas(config).values())):
+        if not all(isinstance(alpha, (int, float)) and math.isfinite(alpha) for alpha in every):
+            what = "a number" if name == "lora_alpha" else "numbers by the ends of names"
+            raise UserError(f"{key}: {named(file)}: {name} is {quoted(config.get(name), 60)}; expected {what}")
+    return config
+
+
+def _alphas(config: Mapping[str, Any]) -> Mapping[str, Any]:
+    """`alpha_pattern`, by the ends of names of modules."""
+    pattern = config.get("alpha_pattern") or {}
+    return pattern if isinstance(pattern, dict) else {"": None}
+
+
+def _scale(config: Mapping[str, Any], module: str, rank: int) -> np.float32:
+    """The factor of the product of a module's factors."""
+    of_module = [alpha for name, alpha in _alphas(config).items() if f".{module}".endswith(f".{name}")]
+    alpha = [*of_module, config["lora_alpha"]][0]
+    return np.float32(alpha / (rank**0.5 if config.get("use_rslora") else rank))

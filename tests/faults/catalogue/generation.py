@@ -1,0 +1,29 @@
+"""Faults of rows that are drawn together."""
+
+from tests.faults.fault import Fault
+
+ADAPTERS = "tests/generation/test_adapters.py::"
+TOGETHER = f"{ADAPTERS}test_rows_of_several_adapters_are_those_of_each_alone[llama-one_device]"
+
+GENERATION = (
+    Fault(
+        name="a_row_with_its_neighbours_adapter",
+        description="A row is multiplied with the adapter of the row beside it.",
+        file="jaxpar/layers/ops/adapted.py",
+        old="key = jnp.where(adapter < 0, adapters, adapter)",
+        new="key = jnp.roll(jnp.where(adapter < 0, adapters, adapter), 1)",
+        caught_by=(TOGETHER,),
+    ),
+    Fault(
+        name="a_page_that_two_adapters_share",
+        description="A prompt that another request has too takes its pages, whatever adapter filled them.",
+        file="jaxpar/generation/pages.py",
+        old="new, prompt = range(0), self._prompts.get(request)",
+        new=(
+            "new, prompt = range(0), next("
+            "(self._prompts.setdefault(request, made) for one, made in list(self._prompts.items())"
+            " if made.rows and list(one.prompt) == list(request.prompt)), None)"
+        ),
+        caught_by=(TOGETHER, f"{ADAPTERS}test_rows_of_different_adapters_share_no_page"),
+    ),
+)

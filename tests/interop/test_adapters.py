@@ -1,0 +1,165 @@
+"""Adapters are read as they were trained, from a folder in PEFT's format and from a run, and only for their model."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file, save_file
+
+from jaxpar.config.kinds import layer_kinds
+from jaxpar.convert import main
+from jaxpar.interop.adapters.adapter import Adapter, AdapterSource, MergedAdapter
+from jaxpar.interop.adapters.open_adapter import open_adapter
+from jaxpar.interop.mapping.weight_names import weight_specs
+from jaxpar.interop.sources.hf_folder import HFFolder
+from jaxpar.interop.sources.open_source import open_source
+from tests.goldens.loading import FOLDER, WITH_PEFT
+from tests.interop.folders import copy_of, rewrite, tensors
+from tests.interop.test_adapter import LORA, TARGETS, save_factors
+from tests.sentences import refused
+
+
+def products(adapter: Adapter) -> dict[tuple[str, int], np.ndarray]:
+    return {key: np.tensordot(a, b, 1) for key, (a, b) in adapter.factors.items()}
+
+
+def assert_products(one: Adapter, other: Adapter) -> None:
+    left, right = products(one), products(other)
+    assert left.keys() == right.keys()
+    for key, product in left.items():
+        np.testing.assert_allclose(product, right[key], atol=1e-5)
+
+
+@pytest.mark.matrix(quick=("llama",), ci=2)
+@pytest.mark.parametrize("name", [*WITH_PEFT, "qwen3_5"])
+def test_a_folder_in_pefts_format_has_the_factors_of_the_run_that_was_exported(name: str, tmp_path: Path):
+    """Whatever tensor the matrices are in; merged, they are the weights of the run."""
+    base, lora = HFFolder(FOLDER / name), replace(LORA, targets=TARGETS.get(name, LORA.targets))
+    if name == "qwen3_5":
+        lora = replace(LORA, targets=("query", "value"))
+    save_factors(FOLDER / name, tmp_path / "run", lora)
+    assert main(["jaxpar-to-hf", str(tmp_path / "run"), str(tmp_path / "peft"), "--adapter"]) == 0
+    of_run, of_folder = (open_adapter(tmp_path / one, base, "--adapter") for one in ("run", "peft"))
+    assert of_run.rank == of_folder.rank == LORA.rank, "ranks of other matrices of a tensor are left out"
+    assert_products(of_run, of_folder)
+    merged, run = MergedAdapter(base, of_folder), open_source(tmp_path / "run", "MODEL")
+    for layer, kind in enumerate(layer_kinds(base.model)):
+        for weight, spec in weight_specs(base.model, kind).items():
+            if weight.startswith("layers."):
+                region = tuple(slice(size // 3, size) for size in spec.shape)
+                values = (one.read(weight, [layer], region) for one in (merged, run))
+                np.testing.assert_allclose(*values, atol=1e-5)
+
+
+@pytest.fixture(scope="module")
+def exported(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("adapters")
+    save_factors(FOLDER / "llama", folder / "run")
+    assert main(["jaxpar-to-hf", str(folder / "run"), str(folder / "peft"), "--adapter"]) == 0
+    return folder
+
+
+def changed(exported: Path, to: Path, **keys: Any) -> Path:
+    """The adapter with other keys in its configuration."""
+    to.mkdir()
+    config = json.loads((exported / "peft/adapter_config.json").read_text())
+    (to / "adapter_config.json").write_text(json.dumps(config | keys))
+    (to / "adapter_model.safetensors").symlink_to(exported / "peft/adapter_model.safetensors")
+    return to
+
+
+def test_scales_are_those_of_peft(exported: Path, tmp_path: Path):
+    base = HFFolder(FOLDER / "llama")
+    plain = products(open_adapter(exported / "peft", base, "--adapter"))
+    keys: dict[str, Any] = {"use_rslora": True, "alpha_pattern": {"0.self_attn.q_proj": 30.0}}
+    other = products(open_adapter(changed(exported, tmp_path / "other", **keys), base, "--adapter"))
+    for key, product in plain.items():
+        alpha = 30.0 if key == ("layers.attention.query", 0) else LORA.alpha
+        np.testing.assert_allclose(other[key], product / (LORA.alpha / 3) * alpha / 3**0.5, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("keys", "parts"),
+    [
+        ({"peft_type": "IA3"}, ("peft_type: LORA",)),
+        ({"use_dora": True}, ("use_dora is True", "expected False")),
+        ({"bias": "all"}, ("bias is 'all'", "expected 'none'")),
+        ({"modules_to_save": ["lm_head"]}, ("modules_to_save",)),
+        ({"lora_alpha": "much"}, ("lora_alpha is 'much'", "a number")),
+        ({"alpha_pattern": {"q_proj": None}}, ("alpha_pattern", "numbers")),
+    ],
+)
+def test_an_adapter_that_is_more_than_factors_is_refused(
+    exported: Path, tmp_path: Path, keys: dict[str, Any], parts: tuple[str, ...]
+):
+    folder = changed(exported, tmp_path / "other", **keys)
+    with refused("--adapter", str(folder), *parts):
+        open_adapter(folder, HFFolder(FOLDER / "llama"), "--adapter")
+
+
+def with_tensors(exported: Path, to: Path, change: Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]) -> Path:
+    """The adapter with other tensors."""
+    changed(exported, to)
+    file = to / "adapter_model.safetensors"
+    values = change(load_file(file))
+    file.unlink()
+    save_file(dict(values), file)
+    return to
+
+
+def test_an_adapter_of_another_model_is_refused(exported: Path, tmp_path: Path):
+    base = HFFolder(FOLDER / "llama")
+    for other in ("gpt2", "qwen3"):
+        with refused("--adapter", "expected", "an adapter of this model"):
+            open_adapter(exported / "peft", HFFolder(FOLDER / other), "--adapter")
+    q = "base_model.model.model.layers.0.self_attn.q_proj"
+    cases: list[tuple[str, Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]]] = [
+        ("lm_head", lambda all: all | {"base_model.model.lm_head.lora_A.weight": np.zeros((3, 32), np.float32)}),
+        ("q_proj", lambda all: {name: value for name, value in all.items() if name != f"{q}.lora_B.weight"}),
+        ("lora_magnitude_vector", lambda all: all | {f"{q}.lora_magnitude_vector": np.zeros(3, np.float32)}),
+        ("layers.9.", lambda all: {name.replace("layers.1.", "layers.9."): value for name, value in all.items()}),
+        ("q_proj", lambda all: all | {f"{q}.lora_B.weight": np.zeros((7, 3), np.float32)}),
+        ("rank 600", lambda all: all | {
+            f"{q}.lora_A.weight": np.ones((600, all[f"{q}.lora_A.weight"].shape[1]), np.float32),
+            f"{q}.lora_B.weight": np.ones((len(all[f"{q}.lora_B.weight"]), 600), np.float32),
+        }),
+    ]  # fmt: skip
+    for number, (named, change) in enumerate(cases):
+        with refused("--adapter", named, "expected"):
+            open_adapter(with_tensors(exported, tmp_path / str(number), change), base, "--adapter")
+    with refused("--adapter", "an adapter", "lora.rank"):
+        open_adapter(FOLDER / "llama", base, "--adapter")
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none/adapter_config.json").write_text(json.dumps({"peft_type": "LORA", "lora_alpha": 1}))
+    with refused("--adapter", "adapter_model.safetensors"):
+        open_adapter(tmp_path / "none", base, "--adapter")
+    copy = copy_of("llama", tmp_path / "copy")
+    rewrite(copy, {"model.norm.weight": tensors(copy)["model.norm.weight"] + 1})
+    with refused("--adapter", "different weights"):
+        open_adapter(exported / "run", HFFolder(copy), "--adapter")
+
+
+@pytest.mark.parametrize(("name", "parts"), [("mixtral", ("mlp.down", "routed experts")), ("deepseek_v3", ("latent",))])
+def test_matrices_that_have_no_factors_beside_others_are_refused(name: str, parts: tuple[str, ...], tmp_path: Path):
+    if name == "mixtral":
+        save_factors(FOLDER / name, tmp_path / "run")
+    with refused("--adapter", *parts):
+        open_adapter(tmp_path / "run", HFFolder(FOLDER / name), "--adapter")
+
+
+def test_factors_of_an_index_without_an_adapter_are_zero(exported: Path):
+    base = HFFolder(FOLDER / "llama")
+    adapter = open_adapter(exported / "peft", base, "--adapter")
+    source = AdapterSource(base, [None, adapter])
+    a, b = adapter.factors["layers.mlp.down", 1]
+    region = slice(0, 2), slice(2, 9), slice(0, 3)
+    read = source.read("layers.mlp.down_lora_a", [1], region)
+    np.testing.assert_array_equal(read, np.stack([0 * a[2:9], a[2:9]])[None])
+    read = source.read("layers.mlp.down_lora_b", [1], (slice(1, 2), slice(1, 3), slice(4, 8)))
+    np.testing.assert_array_equal(read, b[None, None, 1:3, 4:8])
