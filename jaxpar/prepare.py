@@ -200,7 +200,7 @@ def _cluster(options: argparse.Namespace, out: Path, console: Console) -> None:
 
     embed = model = None
     if options.cluster_by is not None:
-        from jaxpar.generation.mixture.embeddings import embeddings_of
+        from jaxpar.evaluation.embeddings import embeddings_of
 
         embed, model = embeddings_of(options.cluster_by)
     cluster_folder(out, Clustering(options.clusters, options.cluster_seed, embed, model), console)

@@ -138,7 +138,7 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Engine]:
             raise
         why = str(error)
     placed = place_model(config, source, options.prefill_devices)
-    generator = Generator(placed.config, placed.mesh, placed.weights, prefill=placed.prefill)
+    generator = Generator(placed.config, placed.mesh, placed.weights, prefill=placed.prefill, mixing=placed.mixing)
     if options.cache is not None and options.cache < generator.least_cache(length):
         raise UserError(
             f"--cache {options.cache}: a row of --length {length} does not fit; expected at least "

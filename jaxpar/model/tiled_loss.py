@@ -7,6 +7,7 @@ linear cross-entropy (arXiv:2410.10989).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -110,6 +111,29 @@ def tiled_scores(
 
     _, (scores, firsts) = scan_tiles(step, None, _tiles(x, head.tiles, labels))
     return _parted(scores, x.shape[:2]), _parted(firsts, x.shape[:2])
+
+
+def tiled_mixed_scores(
+    xs: Sequence[Parts], tables: Sequence[Table], weights: Float[Array, "batch seq model"], labels: Labels,
+    head: HeadLoss,
+) -> tuple[Float[Array, "batch seq"], Int[Array, "batch seq"]]:  # fmt: skip
+    """`tiled_scores` of a mixture of models, whose log weights at each token are `weights`."""
+
+    def step(_: None, tile: Any) -> tuple[None, Any]:
+        parts, labels, weights = tile
+        of_models = []
+        for part, table in zip(parts, tables, strict=True):
+            logits = bound_logits(project(gather_sequence(part[None]), table, head.model), head.model, head.axes)
+            _nll, lse = vocabulary_cross_entropy(logits, labels, head.axes)
+            of_models.append(logits - lse[..., None])
+        logits = jax.nn.logsumexp(jnp.stack(of_models, -1) + weights[..., None, :], axis=-1)
+        nll, _lse = vocabulary_cross_entropy(logits, labels, head.axes)
+        return None, (-nll[0], (likeliest(logits, head.axes) == labels)[0].astype(jnp.int32))
+
+    parts = [_tiles(x, head.tiles)[0] for x in xs]
+    tiles = parts, *_tiles(xs[0], head.tiles, labels, weights)[1:]
+    _, (scores, firsts) = scan_tiles(step, None, tiles)
+    return _parted(scores, xs[0].shape[:2]), _parted(firsts, xs[0].shape[:2])
 
 
 def tiled_choices(

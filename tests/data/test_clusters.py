@@ -40,7 +40,7 @@ def test_clusters_have_each_document_once_and_their_topic(folder):
         open_token_folder(path, key="cluster").check()
     topics = [[sum(text.startswith(topic) for text in part) for topic in TOPICS] for part, _ in parts]
     assert sorted(row.index(max(row)) for row in topics) == [0, 1, 2]
-    assert sum(map(max, topics)) >= 0.9 * len(train), "similar documents are together"
+    assert sum(map(max, topics)) >= 0.8 * len(train), "similar documents are together, as far as balance lets them"
     total = [folder.index.text_bytes_in(split) for split in ("train", "heldout")]
     indexes = [open_token_folder(path, key="cluster").index for path in paths]
     assert [sum(index.text_bytes_in(split) for index in indexes) for split in ("train", "heldout")] == total
