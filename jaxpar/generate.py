@@ -192,7 +192,9 @@ def _generator(config: Config, source: Model, options: argparse.Namespace) -> Ge
     from jaxpar.generation.placed_model import place_model
 
     placed = place_model(config, source, options.prefill_devices)
-    return Generator(placed.config, placed.mesh, placed.weights, seed=options.seed, prefill=placed.prefill, mixing=placed.mixing)
+    return Generator(
+        placed.config, placed.mesh, placed.weights, seed=options.seed, prefill=placed.prefill, mixing=placed.mixing
+    )
 
 
 def _chat(options: argparse.Namespace, source: Model, config: Config, sampling: Sampling) -> None:

@@ -1,4 +1,4 @@
-"""`python -m jaxpar.mixture --config X --tokens FOLDER --clusters K --out FOLDER`: models of clusters, and their mixture."""
+"""`python -m jaxpar.mixture --config X --tokens FOLDER --clusters K --out FOLDER`: models of clusters, mixed."""
 
 from __future__ import annotations
 
@@ -65,8 +65,8 @@ def _make(options: argparse.Namespace, top: int) -> int:
     _say(f"1/3 the text in {options.clusters} clusters")
     if code := _run([*stage, "--cluster-seed", str(options.cluster_seed), *chosen]):
         return code
-    for number, run in enumerate(runs):
-        _say(f"2/3 run {number + 1} of {len(runs)}: python -m {' '.join(run)}")
+    for index, run in enumerate(runs, 1):
+        _say(f"2/3 run {index} of {len(runs)}: python -m {' '.join(run)}")
         if code := _run(run):
             return code
     _say("3/3 the router")

@@ -151,19 +151,24 @@ def _prepare(options: argparse.Namespace) -> None:
         user_path(pattern, "--input")
     from rich.console import Console
 
-    from jaxpar.data.prepare import inspect_folder, mark_spans, prepare, verify_folder
+    from jaxpar.data.prepare import inspect_folder, verify_folder
 
     # Without a terminal rich assumes 80 columns, too few for the table of counts.
     console = Console(markup=False) if sys.stdout.isatty() else Console(width=120, markup=False)
     if options.inspect is not None:
         inspect_folder(user_path(options.inspect, "--inspect"), console, options.documents)
-        return
-    if options.verify is not None:
+    elif options.verify is not None:
         verify_folder(user_path(options.verify, "--verify"), console)
-        return
-    if options.out is None:
+    elif options.out is None:
         raise UserError("--out is missing: expected the folder to make, or with --spans or --clusters the one to read")
-    out = user_path(options.out, "--out", written=True)
+    else:
+        _write(options, user_path(options.out, "--out", written=True), console)
+
+
+def _write(options: argparse.Namespace, out: Path, console: Console) -> None:
+    """Make a folder of tokens, or add to one."""
+    from jaxpar.data.prepare import mark_spans, prepare
+
     if options.spans is not None:
         mark_spans(user_path(options.spans, "--spans"), out, console)
     if options.input is not None:

@@ -11,7 +11,8 @@ import yaml
 
 from jaxpar import evaluate, generate, mixture
 from jaxpar.evaluation.mixture import log_probabilities
-from jaxpar.generation.mixture.source import RECORD, ROUTER_FILE, MixedWeights, open_models, read_record
+from jaxpar.generation.mixture.router import RouterWeights
+from jaxpar.generation.mixture.source import RECORD, ROUTER_FILE, MixedWeights, encode_router, open_models, read_record
 from jaxpar.generation.placed_model import open_model, place_model
 from jaxpar.generation.scorer import Scorer
 from tests.data.folders import prepared
@@ -78,9 +79,13 @@ def test_an_evaluated_mixture_is_that_of_its_models_and_router(
     found = json.loads(capfd.readouterr().out)
     assert found["step"] is None and np.isfinite(found["tasks"]["text"]["metrics"]["nats_per_token"][0])
     rows = [list(range(9)), [7, 7, 7, 7]]
-    of_models = np.stack([log_probabilities(one, rows) for one in open_models([made / "out/expert-0", made / "out/expert-1"])])
+    of_models = np.stack(
+        [log_probabilities(one, rows) for one in open_models([made / "out/expert-0", made / "out/expert-1"])]
+    )
     source = MixedWeights(made / "out")
-    mixed = np.concatenate([one.log_probabilities for one in Scorer(place_model(*open_model(str(made / "out"), ()))).scored(rows)])
+    mixed = np.concatenate(
+        [one.log_probabilities for one in Scorer(place_model(*open_model(str(made / "out"), ()))).scored(rows)]
+    )
     assert source.mixing.top == top
     if top == 1:
         assert np.isclose(mixed, of_models, atol=1e-5).any(0).all(), "each token by one model"
@@ -93,7 +98,7 @@ def test_a_mixture_of_other_parts_is_refused(made: Path, tmp_path: Path):
     shutil.copytree(made / "out", out)
     record = (out / RECORD).read_text()
     router = (out / ROUTER_FILE).read_bytes()
-    (out / ROUTER_FILE).write_bytes(router[:-1] + b"\0")
+    (out / ROUTER_FILE).write_bytes(encode_router(RouterWeights(np.ones((64, 2), "f4"), np.zeros(2, "f4"))))
     with refused(ROUTER_FILE, "another mixture", "python -m jaxpar.mixture"):
         open_model(str(out), ())
     (out / ROUTER_FILE).write_bytes(router)

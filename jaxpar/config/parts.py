@@ -220,7 +220,7 @@ def feature(name: str) -> Any:
 
 def implementations(places: Blocks) -> tuple[Any, ...]:
     """The classes at one place or several, in order."""
-    return tuple(implementation(place) for place in ([places] if isinstance(places, str) else places))
+    return tuple(implementation(path) for path in ([places] if isinstance(places, str) else places))
 
 
 @cache

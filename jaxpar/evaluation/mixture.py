@@ -53,12 +53,7 @@ def make_mixture(
     opened = open_token_folder(folder, key="--tokens")
     models = open_models([out / name for name in names])
     length = models[0].config.data.sequence_length
-    fit_rows, test_rows = (_limited(_rows(opened, half, length)) for half in (0, 1))
-    if not fit_rows or not test_rows:
-        raise UserError(
-            f"--tokens: {named(folder)} has fewer than 2 held-out documents, and a router needs some; expected a "
-            "larger --heldout-fraction when python -m jaxpar.prepare made it"
-        )
+    fit_rows, test_rows = heldout_rows(opened, length)
     scored = []
     for name, source in zip(names, models, strict=True):
         report(f"{name} reads {plural(sum(map(len, fit_rows + test_rows)), 'held-out token')}")
@@ -77,7 +72,7 @@ def make_mixture(
 
 
 def log_probabilities(source: SavedWeights, rows: Rows) -> Float[np.ndarray, " token"]:
-    """Of all tokens of rows but the first of each, in nats, by a model. Raises `NotFinite`."""
+    """The log-probability of each token of rows but the first of each, in nats. Raises `NotFinite`."""
     config = replace(load_config(None, ()), model=source.model)
     scores = Scorer(place_model(config, source)).scored(rows)
     every = np.concatenate([score.log_probabilities for score in scores]).astype(np.float64)
@@ -106,15 +101,20 @@ def _log_softmax(logits: np.ndarray) -> np.ndarray:
     return logits - np.logaddexp.reduce(logits, axis=1, keepdims=True)
 
 
-def _rows(opened: TokenFolder, half: int, length: int) -> Rows:
-    """The held-out documents of even or odd numbers, in windows of a model's context."""
-    if opened.heldout is None:
-        return []
-    begin, rows = opened.index.separator, []
-    for number, document in enumerate(_documents(opened.heldout)):
-        if number % 2 == half:
-            rows += [before + scored for before, scored in windows(document.tolist(), begin, length)]
-    return rows
+def heldout_rows(opened: TokenFolder, length: int) -> tuple[Rows, Rows]:
+    """Windows of the held-out documents in a model's context, of those with even numbers, on which a router is fitted,
+    and of the others, on which it is measured. Raises `UserError` where one has none."""
+    rows: tuple[Rows, Rows] = [], []
+    documents = [] if opened.heldout is None else _documents(opened.heldout)
+    for index, document in enumerate(documents):
+        parts = windows(document.tolist(), opened.index.separator, length)
+        rows[index % 2].extend(before + scored for before, scored in parts)
+    if not all(rows):
+        raise UserError(
+            f"--tokens: {named(opened.path)} has fewer than 2 held-out documents, and a router needs some; expected a "
+            "larger --heldout-fraction when python -m jaxpar.prepare made it"
+        )
+    return _limited(rows[0]), _limited(rows[1])
 
 
 def _limited(rows: Rows) -> Rows:

@@ -45,7 +45,7 @@ class Generator:
         seed: of the draws, which depend on it, the number of the row and the length of the row alone.
         slots: rows that `continued` continues together on each data rank, at most.
         prefill: a mesh of other devices, which reads prompts: the same but for its data ranks.
-        mixing: of a mixture, whose weights are `mixture_layout` of those of models.
+        mixing: the sizes of a mixture, whose weights are by `mixture_layout`.
 
     Raises:
         UserError: for a layout with a pipeline.

@@ -46,7 +46,7 @@ class PlacedModel:
     prefill: Mesh | None = None
     """The devices that read prompts, if they are others."""
     mixing: Mixing | None = None
-    """Of a mixture, whose weights are by `mixture_layout`."""
+    """The sizes of a mixture, whose weights are by `mixture_layout`; None for one model."""
 
 
 def open_model(path: str, overrides: Sequence[str], prefill: int = 0) -> tuple[Config, Model]:
@@ -114,7 +114,9 @@ def place_on(config: Config, source: Model, devices: Sequence[Device]) -> Placed
     layout = generation_layout(config, mesh)
     if not isinstance(source, MixedWeights):
         return PlacedModel(config, mesh, _placed_weights(source, layout, mesh))
-    router = jax.tree.map(lambda leaf, where: jax.device_put(leaf, where), source.router, shardings(mesh, ROUTER_LAYOUT))
+    router = jax.tree.map(
+        lambda leaf, where: jax.device_put(leaf, where), source.router, shardings(mesh, ROUTER_LAYOUT)
+    )
     models = [_placed_weights(one, layout, mesh) for one in source.models]
     return PlacedModel(config, mesh, {MODELS: models, ROUTER: router}, mixing=source.mixing)
 

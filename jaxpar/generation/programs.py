@@ -36,7 +36,7 @@ class Programs:
     mesh: Mesh
     zero: int
     mixing: Mixing | None = None
-    """Of a mixture."""
+    """The sizes of a mixture; None for one model."""
     _compiled: dict[tuple[Hashable, ...], Wrapped] = field(default_factory=dict, init=False)
 
     def prefill(self, prompts: int, length: int, capacity: int, *, answers: int = 1, records: bool = False) -> Wrapped:
@@ -106,7 +106,7 @@ class Programs:
         if self.mixing is None:
             functions = GenerationFunctions(layout, capacity, records)
         else:
-            functions = MixtureFunctions(layout, capacity, records, self.mixing)
+            functions = MixtureFunctions(layout, capacity, records, mixing=self.mixing)
             weights = mixture_layout(weights, self.mixing.models)
         cache = functions.by_block(lambda block: block.cache)
         draws = _specs(Draws, *[BY_ROW] * len(Draws._fields))

@@ -206,8 +206,8 @@ def mixture_scores(
         stages.loop.recorded(Chunk(one[LAYERS], 0, 0), vary(stages.embed(one, batch)), tokens, {})[0] for one in models
     ]
     evidence = jnp.cumsum(router.evidence_of_tokens(weights[ROUTER], rows), axis=1)
-    numbers = jnp.broadcast_to(jnp.arange(rows.shape[1]) + 1, rows.shape)
-    log_weights = router.log_weights(weights[ROUTER], evidence, numbers, mixing.top)
+    lengths = jnp.broadcast_to(jnp.arange(rows.shape[1]) + 1, rows.shape)
+    log_weights = router.log_weights(weights[ROUTER], evidence, lengths, mixing.top)
     part = batch["tokens"].shape[1]
     mine = lax.dynamic_slice_in_dim(vary(log_weights), lax.axis_index("context") * part, part, axis=1)
     scores = stages.mixed_scores(models, streams, mine, batch["labels"], tiles=_tiles(layout, batch) * mixing.models)

@@ -62,7 +62,7 @@ def test_the_same_seed_gives_the_same_bytes_and_a_killed_command_ends(folder, tm
 def test_clusters_are_balanced(seed):
     draw = np.random.default_rng(seed)
     sizes = draw.integers(1, 100, 300)
-    vectors = normalized(draw.normal(size=(300, 8)) + [3, 0, 0, 0, 0, 0, 0, 0])
+    vectors = normalized(draw.normal(size=(300, 8)) + 3 * np.eye(8)[0])
     centers = centers_of(vectors, sizes, 5, seed)
     assert (centers == centers_of(vectors, sizes, 5, seed)).all()
     clusters = balanced(vectors @ centers.T, sizes)
@@ -82,7 +82,9 @@ def test_ngrams_of_a_token_are_the_same_wherever_it_is_and_in_jax():
     hashed = buckets(grams, 1024)
     assert len(hashed) == ORDERS
     assert [one[2] for one in hashed] == [one[5] for one in hashed]
-    assert all((np.asarray(one) == other).all() for one, other in zip(buckets(jnp.asarray(grams), 1024), hashed))
+    assert all(
+        (np.asarray(one) == other).all() for one, other in zip(buckets(jnp.asarray(grams), 1024), hashed, strict=True)
+    )
     many = buckets(grams_of(np.arange(4096)), 256)
     assert all(np.bincount(one, minlength=256).max() < 48 for one in many), "buckets are used alike"
 

@@ -70,9 +70,7 @@ def by_hand(rows: tuple[tuple[int, ...], ...], top: int) -> list[np.ndarray]:
 
 @pytest.mark.matrix(quick=("split-2",), ci=1)
 @pytest.mark.parametrize(("layout", "top"), [("one_device", 1), ("split", 2), ("tensor4", 1), ("context4", 2)])
-def test_tokens_and_scores_are_those_of_the_mixed_probabilities(
-    layout: str, top: int, monkeypatch: pytest.MonkeyPatch
-):
+def test_tokens_and_scores_are_those_of_the_mixed_probabilities(layout: str, top: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(scorer, "TILE_BYTES", 2**12)  # several tiles of tokens
     model = placed(layout, top)
     generator = Generator(model.config, model.mesh, model.weights, mixing=model.mixing)

@@ -7,7 +7,7 @@ again where it was killed; they depend on the documents, K, the seed and the mod
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import batched
 from pathlib import Path
@@ -45,7 +45,7 @@ class Clustering:
     embed: Embed | None = None
     """Vectors of documents; None for those of their n-grams."""
     model: str | None = None
-    """What `embed` depends on: the digest of a model."""
+    """The digest of the model of `embed`."""
 
 
 def cluster_folder(folder: Path, clustering: Clustering, console: Console, key: str = "--out") -> list[Path]:
@@ -67,7 +67,9 @@ def cluster_folder(folder: Path, clustering: Clustering, console: Console, key: 
     total = sum(index.tokens_in(TRAIN) for index in indexes)
     for path, index in zip(paths, indexes, strict=True):
         tokens = index.tokens_in(TRAIN)
-        words = f"{plural(tokens, 'token')} ({percent(tokens, total)}) in {plural(index.documents_in(TRAIN), 'document')}"
+        words = (
+            f"{plural(tokens, 'token')} ({percent(tokens, total)}) in {plural(index.documents_in(TRAIN), 'document')}"
+        )
         more = f"{plural(index.tokens_in(HELDOUT), 'token')} held out"
         console.print(f"{named(path)}: {words}, {more}", markup=False, highlight=False, soft_wrap=True)
     write_file(folder / RECORD, _encode(facts))
@@ -129,11 +131,11 @@ def _all(stream: TokenStream) -> Iterator[np.ndarray]:
     return _documents(stream, np.arange(len(stream.starts)))
 
 
-def _documents(stream: TokenStream, numbers: Int64[np.ndarray, " n"]) -> Iterator[np.ndarray]:
+def _documents(stream: TokenStream, chosen: Int64[np.ndarray, " n"]) -> Iterator[np.ndarray]:
     """The tokens of documents."""
     starts, lengths = stream.starts[:], stream.lengths
-    for number in numbers.tolist():
-        yield stream.tokens[int(starts[number]) : int(starts[number] + lengths[number])]
+    for document in chosen.tolist():
+        yield stream.tokens[int(starts[document]) : int(starts[document] + lengths[document])]
 
 
 def _write(opened: TokenFolder, path: Path, train: np.ndarray, heldout: np.ndarray) -> Index:
@@ -142,12 +144,9 @@ def _write(opened: TokenFolder, path: Path, train: np.ndarray, heldout: np.ndarr
     write_file(path / TOKENIZER, read_file(opened.path / opened.index.tokenizer.name))
     index, splits = opened.index, {}
     for split, stream, chosen in ((TRAIN, opened.train, train), (HELDOUT, opened.heldout, heldout)):
-        numbers = np.flatnonzero(chosen)
-        documents: Documents = [] if stream is None else list(_documents(stream, numbers))
+        documents: Documents = [] if stream is None else list(_documents(stream, np.flatnonzero(chosen)))
         splits[split] = write_split(path, split, documents, opened)
     tokenizer = replace(index.tokenizer, name=TOKENIZER)
     index = replace(index, splits=splits, tokenizer=tokenizer, skipped=dict.fromkeys(index.skipped, 0))
     write_file(path / INDEX, encode(index))
     return index
-
-

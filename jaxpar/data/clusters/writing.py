@@ -19,8 +19,8 @@ def write_split(path: Path, split: str, documents: Documents, like: TokenFolder)
     """The shards of a split of a folder whose tokens are those of `like`, by name. Raises `OSError`."""
     return {
         name: _shard(path, name, shard, like)
-        for number, shard in enumerate(_shards(documents))
-        for name in [f"{split}-{number:05d}"]
+        for index, shard in enumerate(_shards(documents))
+        for name in [f"{split}-{index:05d}"]
     }
 
 

@@ -1,1 +1,1 @@
-"""A mixture of models: each token's probabilities are those of all models, weighted by a router. See `docs/paris.md`."""
+"""A mixture of models: the probabilities of each token are those of all models, weighted by a router."""

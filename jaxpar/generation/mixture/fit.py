@@ -26,18 +26,20 @@ class HeldOut(NamedTuple):
     """Rows of held-out text, for which the models' probabilities are known; tokens of all rows side by side."""
 
     evidence: Float[np.ndarray, "token k"]
-    """Of the tokens before each one, by the table as it is counted, divided by the root of their number."""
+    """The evidence of the tokens before each one, by `counted_table`, divided by the root of how many they are."""
     log_probabilities: Float[np.ndarray, "token k"]
-    """Of each token, by each model."""
+    """The log-probability of each token, in nats, by each model."""
 
 
 def counted_table(clusters: Sequence[Iterable[np.ndarray]]) -> Float[np.ndarray, "bucket k"]:
     """Log-probability of each bucket in each cluster, less its mean over clusters; from the documents of each."""
-    counts = np.full((BUCKETS, len(clusters)), _SMOOTHING)
+    occurrences = np.full((BUCKETS, len(clusters)), _SMOOTHING)
     for cluster, documents in enumerate(clusters):
         for document in documents:
-            counts[:, cluster] += np.bincount(np.concatenate(buckets(grams_of(document), BUCKETS)), minlength=BUCKETS)
-    logs = np.log(counts / counts.sum(0))
+            occurrences[:, cluster] += np.bincount(
+                np.concatenate(buckets(grams_of(document), BUCKETS)), minlength=BUCKETS
+            )
+    logs = np.log(occurrences / occurrences.sum(0))
     return logs - logs.mean(1, keepdims=True)
 
 
@@ -60,7 +62,7 @@ def fitted(heldout: HeldOut) -> tuple[float, Float[np.ndarray, " k"]]:
 
 
 def _gradient(theta: np.ndarray, heldout: HeldOut) -> np.ndarray:
-    """Of the mean negative log-likelihood, with respect to the scale of the evidence and the biases."""
+    """The gradient of the mean negative log-likelihood with respect to the scale of the evidence and the biases."""
     logits = theta[0] * heldout.evidence + theta[1:]
     prior = _softmax(logits)
     posterior = _softmax(logits + heldout.log_probabilities)

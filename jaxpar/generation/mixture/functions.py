@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import jax
@@ -29,9 +29,9 @@ def mixture_layout(layout: Any, k: int) -> dict[str, Any]:
 
 @dataclass(frozen=True, eq=False)
 class MixtureFunctions(GenerationFunctions):
-    """Those of a mixture, whose weights, and whose caches, are by `MODELS` and `ROUTER`."""
+    """The functions of a mixture, whose weights, and whose caches, are by `MODELS` and `ROUTER`."""
 
-    mixing: Mixing = Mixing(2, 2)
+    mixing: Mixing = field(kw_only=True)
 
     def by_block(self, value: Callable[[Any], Any]) -> Any:
         """A value of each block of each model, and of the router."""

@@ -6,7 +6,7 @@ The evidence of a text is the sum, over its n-grams, of the rows of a table; its
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,28 +25,31 @@ class Mixing(NamedTuple):
 
 
 class RouterWeights(NamedTuple):
-    """The weights of a router of k models."""
+    """The weights of a router of k models, as arrays of NumPy or of JAX."""
 
-    table: Float[Array, "bucket k"]
-    bias: Float[Array, " k"]
+    table: Any
+    """Float [bucket, k]."""
+    bias: Any
+    """Float [k]."""
 
 
 class RouterState(NamedTuple):
-    """What a router knows of the tokens of rows."""
+    """The state of a router after the tokens of rows."""
 
     evidence: Float[Array, "batch k"]
     last: Int[Array, "batch before"]
     """The last `ORDERS - 1` tokens; -1 before the first one."""
 
 
+_BY_ROW: Any = BY_ROW
 LAYOUT = RouterWeights(PartitionSpec(), PartitionSpec())
 """Every device has the whole router."""
 
 
 class RouterCache:
-    """What generation asks of a block about its cache: the state of rows, which is not in pages."""
+    """The cache of a router, declared as blocks declare theirs: the state of rows, which is not in pages."""
 
-    cache = RouterState(BY_ROW, BY_ROW)
+    cache: Any = RouterState(_BY_ROW, _BY_ROW)
 
     def paged(self, capacity: int) -> bool:
         """False."""
@@ -59,9 +62,7 @@ def evidence_of_tokens(weights: RouterWeights, tokens: Int[Array, "batch seq"]) 
     return _evidence(weights, _grams(jnp.full((len(tokens), ORDERS - 1), -1), tokens))
 
 
-def read_prompts(
-    weights: RouterWeights, tokens: Int[Array, "batch seq"], lengths: Int[Array, " batch"]
-) -> RouterState:
+def read_prompts(weights: RouterWeights, tokens: Int[Array, "batch seq"], lengths: Int[Array, " batch"]) -> RouterState:
     """The state after the first `lengths` tokens of each row."""
     valid = jnp.arange(tokens.shape[1]) < lengths[:, None]
     evidence = jnp.where(valid[..., None], evidence_of_tokens(weights, tokens), 0).sum(axis=1)
