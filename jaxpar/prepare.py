@@ -56,6 +56,11 @@ def _parser() -> Parser:
         "list of [begin, end, kind] in characters, for loss.name: masked",
     )  # fmt: skip
     what.add_argument(
+        "--triples", metavar="FILE", type=Path,
+        help="mark relations between spans in the documents of --out: JSON lines with `text` and `triples`, a list of "
+        "[[begin, end], relation, [begin, end], hop], for loss.contrastive",
+    )  # fmt: skip
+    what.add_argument(
         "--clusters", metavar="K", type=int,
         help="put the documents of --out into K balanced clusters of similar ones, token folders cluster-0, cluster-1 "
         "and so on within it; with --input, once they are tokens (docs/paris.md)",
@@ -118,16 +123,21 @@ def _parser() -> Parser:
 
 def _check_asked(options: argparse.Namespace) -> None:
     """Refuse no task, several, and options of another one."""
-    tasks = ("input", "spans", "inspect", "verify")
+    tasks = ("input", "spans", "triples", "inspect", "verify")
     asked = [name for name in tasks if getattr(options, name) is not None]
     if options.clusters is not None and not asked:
         asked = ["clusters"]
     if len(asked) != 1:
         raise UserError(
             "expected one of --input PATTERN --out FOLDER, --spans FILE --out FOLDER, --inspect FOLDER or --verify "
-            "FOLDER, or --clusters K --out FOLDER"
+            "FOLDER, or of --triples FILE and --clusters K with --out FOLDER"
         )
-    names = ("tokenizer", "train_bpe", "special_tokens", *(() if asked[0] in ("spans", "clusters") else ("out",)))
+    names = (
+        "tokenizer",
+        "train_bpe",
+        "special_tokens",
+        *(() if asked[0] in ("spans", "triples", "clusters") else ("out",)),
+    )
     extra = [name for name in names if getattr(options, name)]
     if asked != ["input"] and extra:
         raise UserError(f"--{extra[0].replace('_', '-')} is for --input: expected --{asked[0]} FOLDER alone")
@@ -160,17 +170,19 @@ def _prepare(options: argparse.Namespace) -> None:
     elif options.verify is not None:
         verify_folder(user_path(options.verify, "--verify"), console)
     elif options.out is None:
-        raise UserError("--out is missing: expected the folder to make, or with --spans or --clusters the one to read")
+        raise UserError("--out is missing: expected the folder to make, or the finished one to add to")
     else:
         _write(options, user_path(options.out, "--out", written=True), console)
 
 
 def _write(options: argparse.Namespace, out: Path, console: Console) -> None:
     """Make a folder of tokens, or add to one."""
-    from jaxpar.data.prepare import mark_spans, prepare
+    from jaxpar.data.prepare import mark_spans, mark_triples, prepare
 
     if options.spans is not None:
         mark_spans(user_path(options.spans, "--spans"), out, console)
+    if options.triples is not None:
+        mark_triples(user_path(options.triples, "--triples"), out, console)
     if options.input is not None:
         prepare(_options(options, out), console)
     if options.clusters is not None:

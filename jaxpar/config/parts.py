@@ -118,7 +118,7 @@ OBJECTIVES: dict[str, LossEntry] = {
     ),
     "masked": LossEntry(
         "jaxpar.objectives.masked:MaskedTokens",
-        ("rate", "mask_token", "unmasked", "spans"),
+        ("rate", "mask_token", "unmasked", "spans", "contrastive"),
         rows="jaxpar.data.masked:masked_data",
         masked=True,
     ),

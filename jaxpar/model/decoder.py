@@ -260,10 +260,10 @@ class DecoderStages:
         They are the same on all ranks of `vocab_axes` and differ on all others; the caller divides by the global count
         of the objective. The gradient goes to `accumulators`.
         """
-        x, table = head_operands(weights, accumulators, x, self.model, self.placements)
+        operand, table = head_operands(weights, accumulators, x, self.model, self.placements)
         trained = head_part(self.model) in accumulators
         head = HeadLoss(self.model, self.vocab_axes, self.plan.loss_tiles.name, trained)
-        total, reported = self.objective.loss(TokenLosses(x, table, head), batch)
+        total, reported = self.objective.loss(TokenLosses(operand, table, head, x), batch)
         assert {*reported} == {*self.loss_reports}, f"the loss reports {[*reported]} and declares {self.loss_reports}"
         others = [axis for axis in AXES if axis not in self.vocab_axes]
         assert_varies_over(total, others, "the loss")

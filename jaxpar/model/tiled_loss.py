@@ -17,9 +17,10 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
 
 from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.context import sequence_part
 from jaxpar.layers.tiles import from_tiles, into_tiles, scan_tiles
 from jaxpar.mesh.axes import AXES, vary, varying_axes
-from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
+from jaxpar.mesh.collectives import gather_sequence, reduce_sum, scatter_sequence
 from jaxpar.model.head import bound_logits, project, project_gradients
 from jaxpar.model.loss import likeliest, most_likely, of_labels, vocabulary_cross_entropy
 from pallas_kernels.vjp_parts import custom_vjp
@@ -53,6 +54,8 @@ class TokenLosses(NamedTuple):
     x: Parts
     table: Table
     head: HeadLoss
+    stream: Parts | None = None
+    """The residual stream after the last layer, before the head's norm."""
 
     def cross_entropy(self, labels: Labels, weights: Mask) -> Sums:
         """The weighted sums over tokens: with z-loss and a derivative, and without."""
@@ -71,6 +74,17 @@ class TokenLosses(NamedTuple):
         """The log-probability of each label, without a derivative."""
         x, table = lax.stop_gradient((self.x, self.table))
         return tiled_scores(x, table, labels, self.head)[0]
+
+    def pooled(self, tokens: Float[Array, "batch span seq"]) -> Float[Array, "batch span embed"]:
+        """Weighted sums over all tokens of a row of the residual stream, the same on all ranks of context and of those
+        that split the vocabulary. Sends an `all_reduce` of the sums over context and tensor."""
+        assert self.stream is not None, "the stream of a loss"
+        of_part = sequence_part(vary(tokens).swapaxes(1, 2)).swapaxes(1, 2)
+        sums = jnp.einsum("bst,bte->bse", of_part, self.stream.astype(jnp.float32))
+        sums = reduce_sum(sums, ("context", "tensor"))
+        # Ranks that split the vocabulary over pipeline stages have the same stream, and share its cotangent.
+        alike = tuple(axis for axis in self.head.axes if axis != "tensor")
+        return reduce_sum(sums, alike) / lax.axis_size(alike) if alike else sums
 
 
 @custom_vjp(4)
