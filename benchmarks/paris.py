@@ -1,7 +1,8 @@
-"""A mixture of models of clusters, and one dense run of as many tokens and FLOPs, on the quickstart's text.
+"""A mixture of models of clusters, one run of as many tokens and FLOPs, and one of a model's share of them, on the
+quickstart's text.
 
-`python -m benchmarks.paris` trains both with the quickstart's model; what is in the folder already is not trained
-again. Both are measured on the same held-out documents, of which the router has seen none.
+`python -m benchmarks.paris` trains them with the quickstart's model; what is in the folder already is not trained
+again. All are measured on the same held-out documents, of which the router has seen none.
 """
 
 from __future__ import annotations
@@ -53,11 +54,13 @@ def main() -> int:
     ]
     if code := mixture.main([*given, *overrides(settings)]):
         return code
-    dense = {"run.dir": options.folder, "run.name": "dense", "data.source": "tokens", "data.path": tokens}
-    settings |= dense | {"run.steps": options.steps * options.clusters}
-    run = [sys.executable, "-m", "jaxpar.train", "--config", str(CONFIG), *overrides(settings)]
-    subprocess.run(run, check=True, stdout=subprocess.DEVNULL)
-    nats = {"dense, of as many tokens": nats_of(options.folder / "dense", tokens), **read_record(models).heldout}
+    nats = dict(read_record(models).heldout)
+    for name, steps in (("dense", options.steps * options.clusters), ("share", options.steps)):
+        dense = {"run.dir": options.folder, "run.name": name, "data.source": "tokens", "data.path": tokens}
+        settings |= dense | {"run.steps": steps}
+        run = [sys.executable, "-m", "jaxpar.train", "--config", str(CONFIG), *overrides(settings)]
+        subprocess.run(run, check=True, stdout=subprocess.DEVNULL)
+        nats[f"one run of {steps} steps"] = nats_of(options.folder / name, tokens)
     print(table_of(nats))
     write_json(options.json, nats)
     return 0

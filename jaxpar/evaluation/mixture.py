@@ -25,7 +25,7 @@ from jaxpar.generation.scorer import Scorer
 from jaxpar.interop.sources.saved_weights import SavedWeights
 from jaxpar.units import plural
 
-MOST_TOKENS = 2**18
+MOST_TOKENS = 2**16
 """Most held-out tokens that the router is fitted on, and as many that it is measured on."""
 
 type Rows = list[list[int]]

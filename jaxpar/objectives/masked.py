@@ -16,7 +16,7 @@ from jaxpar.runtime.objective import Head
 
 
 class MaskedTokens(CrossEntropy):
-    """The negative log-likelihood of each token that is drawn, at its position; with `loss.contrastive` a term besides."""
+    """The negative log-likelihood of each token that is drawn, at its position, and the term of `loss.contrastive`."""
 
     def __init__(self, config: Config):
         super().__init__(config)

@@ -40,7 +40,7 @@ def mark_spans(file: Path, folder: Path, console: Console) -> None:
             for begin, end, kind in marked
         ]
         columns = np.array(shifted, np.int64).reshape(-1, 3).T
-        spans, path = Spans(*columns, tuple(names)), span_file(folder, split)
+        spans, path = Spans._make((*columns, tuple(names))), span_file(folder, split)
         try:
             write_file(path, encode_spans(spans, opened.identity))
         except OSError as error:

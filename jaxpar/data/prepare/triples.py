@@ -42,7 +42,7 @@ def mark_triples(file: Path, folder: Path, console: Console) -> None:
         columns = np.array(shifted, np.int64).reshape(-1, 6).T
         path = triple_file(folder, split)
         try:
-            write_file(path, encode_triples(Triples(*columns, tuple(names)), opened.identity))
+            write_file(path, encode_triples(Triples._make((*columns, tuple(names))), opened.identity))
         except OSError as error:
             raise UserError(f"{named(path)} cannot be written ({error.strerror or error})") from error
         console.print(f"{plural(len(shifted), 'triple')} in {split}", markup=False)

@@ -41,4 +41,4 @@ def encode_spans(spans: Spans, identity: str) -> bytes:
 def read_spans(path: Path, identity: str) -> Spans:
     """The spans of a split. Raises `UserError` where the file is missing, damaged, or of other tokens."""
     columns, names = read_table(path, identity, 3, "--spans")
-    return Spans(*columns, names)
+    return Spans._make((*columns, names))

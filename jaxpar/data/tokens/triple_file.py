@@ -44,9 +44,10 @@ class Triples(NamedTuple):
             among = slice(*np.searchsorted(self.head, [begin, end]).tolist())
             edges = np.stack([self.head, self.head_stop, self.tail, self.tail_stop], axis=1)[among]
             inside = (edges[:, 1::2] <= end).all(1) & (edges[:, 2] >= begin) & (weights[among] > 0)
-            edges, own = edges[inside][: most - used], weights[among][inside][: most - used]
-            spans[used : used + len(own)], chosen[used : used + len(own)] = edges - begin + first, own
-            used += len(own)
+            edges, of_edges = edges[inside][: most - used], weights[among][inside][: most - used]
+            behind = used + len(edges)
+            spans[used:behind], chosen[used:behind] = edges - begin + first, of_edges
+            used = behind
         return spans, chosen
 
 
@@ -69,4 +70,4 @@ def encode_triples(triples: Triples, identity: str) -> bytes:
 def read_triples(path: Path, identity: str) -> Triples:
     """The triples of a split. Raises `UserError` where the file is missing, damaged, or of other tokens."""
     columns, names = read_table(path, identity, 6, "--triples")
-    return Triples(*columns, names)
+    return Triples._make((*columns, names))

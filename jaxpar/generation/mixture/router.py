@@ -102,4 +102,4 @@ def _grams(before: Int[Array, "batch before"], tokens: Int[Array, "batch seq"]) 
 
 def _evidence(weights: RouterWeights, grams: UInt32[Array, "batch seq orders"]) -> Float[Array, "batch seq k"]:
     size = len(weights.table)
-    return sum((weights.table[bucket.astype(jnp.int32)] for bucket in buckets(grams, size)), jnp.float32(0))
+    return jnp.stack([weights.table[bucket.astype(jnp.int32)] for bucket in buckets(grams, size)]).sum(axis=0)
