@@ -68,7 +68,7 @@ def by_hand(rows: tuple[tuple[int, ...], ...], top: int) -> list[np.ndarray]:
     ]
 
 
-@pytest.mark.matrix(quick=("split-2",), ci=1)
+@pytest.mark.matrix(quick=(), ci=1)
 @pytest.mark.parametrize(("layout", "top"), [("one_device", 1), ("split", 2), ("tensor4", 1), ("context4", 2)])
 def test_tokens_and_scores_are_those_of_the_mixed_probabilities(layout: str, top: int, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(scorer, "TILE_BYTES", 2**12)  # several tiles of tokens
@@ -113,9 +113,9 @@ def test_weights_sum_to_one_and_top_one_is_a_model_alone():
 
 def test_a_prompt_read_at_once_or_token_by_token_gives_one_state():
     weights = small_router(3)
-    rows = jnp.asarray(np.random.default_rng(0).integers(0, 61, (3, 10)), "int32")
-    state = router.read_prompts(weights, rows, jnp.array([4, 1, 3]))
-    for row, tokens in enumerate((4, 1, 3)):
+    rows = jnp.asarray(np.random.default_rng(0).integers(0, 61, (2, 10)), "int32")
+    state = router.read_prompts(weights, rows, jnp.array([1, 3]))
+    for row, tokens in enumerate((1, 3)):
         one = router.RouterState(jnp.zeros((1, 3)), jnp.full((1, 2), -1))
         for token in rows[row, :tokens]:
             one = router.read_tokens(weights, one, token[None])
