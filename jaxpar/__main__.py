@@ -17,6 +17,7 @@ COMMANDS = {
     "generate": "continue prompts with a model, or talk to it",
     "serve": "serve a model by HTTP, as OpenAI's interface",
     "evaluate": "evaluate a model on texts and tasks",
+    "mixture": "train models on clusters of text, and mix them",
     "convert": "convert weights to and from Hugging Face's format",
     "report": "make a page of one run or several",
     "find_lr": "find a learning rate",

@@ -204,8 +204,8 @@ def _table(outcomes: Mapping[str, Outcome]) -> str:
     left = (0, 2)
     return "\n".join(
         "  ".join(
-            cell.ljust(width) if place in left else cell.rjust(width)
-            for place, (cell, width) in enumerate(zip(row, widths, strict=True))
+            cell.ljust(width) if column in left else cell.rjust(width)
+            for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
     )

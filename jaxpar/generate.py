@@ -194,7 +194,9 @@ def _generator(config: Config, source: Model, options: argparse.Namespace) -> Ge
     from jaxpar.interop.adapters.open_adapter import merged
 
     placed = place_model(config, merged(source, options.adapter), options.prefill_devices)
-    return Generator(placed.config, placed.mesh, placed.weights, seed=options.seed, prefill=placed.prefill)
+    return Generator(
+        placed.config, placed.mesh, placed.weights, seed=options.seed, prefill=placed.prefill, mixing=placed.mixing
+    )
 
 
 def _chat(options: argparse.Namespace, source: Model, config: Config, sampling: Sampling) -> None:

@@ -7,11 +7,17 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from jaxpar.cli import Parser, command
 from jaxpar.config import UserError
 from jaxpar.config.paths import is_name, user_path
 from jaxpar.config.spelling import quoted
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from jaxpar.data.prepare import Options
 
 MOST_DOCUMENTS = 1_000_000
 """Most documents that `--inspect` shows."""
@@ -49,6 +55,24 @@ def _parser() -> Parser:
         help="mark spans in the documents of --out, a finished folder of text: JSON lines with `text` and `spans`, a "
         "list of [begin, end, kind] in characters, for loss.name: masked",
     )  # fmt: skip
+    what.add_argument(
+        "--triples", metavar="FILE", type=Path,
+        help="mark relations between spans in the documents of --out: JSON lines with `text` and `triples`, a list of "
+        "[[begin, end], relation, [begin, end], hop], for loss.contrastive",
+    )  # fmt: skip
+    what.add_argument(
+        "--clusters", metavar="K", type=int,
+        help="put the documents of --out into K balanced clusters of similar ones, token folders cluster-0, cluster-1 "
+        "and so on within it; with --input, once they are tokens (docs/paris.md)",
+    )  # fmt: skip
+    what.add_argument(
+        "--cluster-by", metavar="MODEL",
+        help="with --clusters: compare documents by the mean of this model's last hidden states (default: by their "
+        "hashed n-grams)",
+    )  # fmt: skip
+    what.add_argument(
+        "--cluster-seed", metavar="N", type=int, default=0, help="with --clusters: random seed (default: 0)"
+    )
     how = parser.add_argument_group("how")
     how.add_argument(
         "--text-key", "--column", metavar="NAME", default="text", help="key or column of the text (default: text)"
@@ -99,17 +123,30 @@ def _parser() -> Parser:
 
 def _check_asked(options: argparse.Namespace) -> None:
     """Refuse no task, several, and options of another one."""
-    tasks = ("input", "spans", "inspect", "verify")
+    tasks = ("input", "spans", "triples", "inspect", "verify")
     asked = [name for name in tasks if getattr(options, name) is not None]
+    if options.clusters is not None and not asked:
+        asked = ["clusters"]
     if len(asked) != 1:
         raise UserError(
             "expected one of --input PATTERN --out FOLDER, --spans FILE --out FOLDER, --inspect FOLDER or --verify "
-            "FOLDER"
+            "FOLDER, or of --triples FILE and --clusters K with --out FOLDER"
         )
-    names = ("tokenizer", "train_bpe", "special_tokens", *(() if asked == ["spans"] else ("out",)))
+    names = (
+        "tokenizer",
+        "train_bpe",
+        "special_tokens",
+        *(() if asked[0] in ("spans", "triples", "clusters") else ("out",)),
+    )
     extra = [name for name in names if getattr(options, name)]
     if asked != ["input"] and extra:
         raise UserError(f"--{extra[0].replace('_', '-')} is for --input: expected --{asked[0]} FOLDER alone")
+    if options.clusters is not None and asked[0] not in ("input", "clusters"):
+        raise UserError(f"--clusters is for --out FOLDER: expected no --{asked[0]} with it")
+    if options.cluster_by is not None and options.clusters is None:
+        raise UserError("--cluster-by is for --clusters K: expected it too")
+    if options.clusters is not None and options.clusters < 2:
+        raise UserError(f"--clusters {options.clusters}: expected 2 or more")
 
 
 def _prepare(options: argparse.Namespace) -> None:
@@ -124,8 +161,7 @@ def _prepare(options: argparse.Namespace) -> None:
         user_path(pattern, "--input")
     from rich.console import Console
 
-    from jaxpar.data.prepare import Options, inspect_folder, mark_spans, prepare, verify_folder
-    from jaxpar.data.tokens.tokenizer_file import tokenizer_path
+    from jaxpar.data.prepare import inspect_folder, verify_folder
 
     # Without a terminal rich assumes 80 columns, too few for the table of counts.
     console = Console(markup=False) if sys.stdout.isatty() else Console(width=120, markup=False)
@@ -134,30 +170,57 @@ def _prepare(options: argparse.Namespace) -> None:
     elif options.verify is not None:
         verify_folder(user_path(options.verify, "--verify"), console)
     elif options.out is None:
-        raise UserError("--out is missing: expected the folder to make, or with --spans the one to mark")
-    elif options.spans is not None:
-        mark_spans(user_path(options.spans, "--spans"), user_path(options.out, "--out", written=True), console)
+        raise UserError("--out is missing: expected the folder to make, or the finished one to add to")
     else:
-        prepare(
-            Options(
-                inputs=tuple(options.input),
-                out=user_path(options.out, "--out", written=True),
-                tokenizer=options.tokenizer and tokenizer_path(user_path(options.tokenizer, "--tokenizer")),
-                train_bpe=options.train_bpe,
-                special_tokens=tuple(options.special_tokens),
-                text_key=options.text_key,
-                format=options.format,
-                chat_template=options.chat_template,
-                heldout_fraction=options.heldout_fraction,
-                separator=options.separator,
-                max_broken=options.max_broken,
-                max_expansion=options.max_expansion,
-                processes=len(os.sched_getaffinity(0)) if options.processes is None else options.processes,
-                unit_bytes=options.unit_bytes,
-                shard_tokens=options.shard_tokens,
-            ),
-            console,
-        )
+        _write(options, user_path(options.out, "--out", written=True), console)
+
+
+def _write(options: argparse.Namespace, out: Path, console: Console) -> None:
+    """Make a folder of tokens, or add to one."""
+    from jaxpar.data.prepare import mark_spans, mark_triples, prepare
+
+    if options.spans is not None:
+        mark_spans(user_path(options.spans, "--spans"), out, console)
+    if options.triples is not None:
+        mark_triples(user_path(options.triples, "--triples"), out, console)
+    if options.input is not None:
+        prepare(_options(options, out), console)
+    if options.clusters is not None:
+        _cluster(options, out, console)
+
+
+def _options(options: argparse.Namespace, out: Path) -> Options:
+    from jaxpar.data.prepare import Options
+    from jaxpar.data.tokens.tokenizer_file import tokenizer_path
+
+    return Options(
+        inputs=tuple(options.input),
+        out=out,
+        tokenizer=options.tokenizer and tokenizer_path(user_path(options.tokenizer, "--tokenizer")),
+        train_bpe=options.train_bpe,
+        special_tokens=tuple(options.special_tokens),
+        text_key=options.text_key,
+        format=options.format,
+        chat_template=options.chat_template,
+        heldout_fraction=options.heldout_fraction,
+        separator=options.separator,
+        max_broken=options.max_broken,
+        max_expansion=options.max_expansion,
+        processes=len(os.sched_getaffinity(0)) if options.processes is None else options.processes,
+        unit_bytes=options.unit_bytes,
+        shard_tokens=options.shard_tokens,
+    )
+
+
+def _cluster(options: argparse.Namespace, out: Path, console: Console) -> None:
+    from jaxpar.data.clusters.split import Clustering, cluster_folder
+
+    embed = model = None
+    if options.cluster_by is not None:
+        from jaxpar.evaluation.embeddings import embeddings_of
+
+        embed, model = embeddings_of(options.cluster_by)
+    cluster_folder(out, Clustering(options.clusters, options.cluster_seed, embed, model), console)
 
 
 if __name__ == "__main__":

@@ -158,7 +158,7 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Generator, Engine, 
     adapters = [open_adapter(folder, source, f"--adapter {one}") for one, folder in folders.items()]
     weights = AdapterSource(source, adapters) if adapters else source
     placed = place_model(config, weights, options.prefill_devices)
-    generator = Generator(placed.config, placed.mesh, placed.weights, prefill=placed.prefill)
+    generator = Generator(placed.config, placed.mesh, placed.weights, prefill=placed.prefill, mixing=placed.mixing)
     if options.cache is not None and options.cache < generator.least_cache(length):
         raise UserError(
             f"--cache {options.cache}: a row of --length {length} does not fit; expected at least "

@@ -24,7 +24,7 @@ LIMITS = {
     "codes": 232,
     "unseen": 0,
     "held": 71,
-    "place": 240,
+    "place": 241,
     "number": 626,
     FIRST_WORDS: 0,
 }

@@ -122,7 +122,7 @@ OBJECTIVES: dict[str, LossEntry] = {
     ),
     "masked": LossEntry(
         "jaxpar.objectives.masked:MaskedTokens",
-        ("rate", "mask_token", "unmasked", "spans"),
+        ("rate", "mask_token", "unmasked", "spans", "contrastive"),
         rows="jaxpar.data.masked:masked_data",
         masked=True,
     ),
@@ -224,7 +224,7 @@ def feature(name: str) -> Any:
 
 def implementations(places: Blocks) -> tuple[Any, ...]:
     """The classes at one place or several, in order."""
-    return tuple(implementation(place) for place in ([places] if isinstance(places, str) else places))
+    return tuple(implementation(path) for path in ([places] if isinstance(places, str) else places))
 
 
 @cache

@@ -6,7 +6,9 @@ Which tokens are drawn depends on (seed, example) alone, and an example is a ste
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
@@ -19,6 +21,7 @@ from jaxpar.data.packing import PackedRows, Row, Rows, RowsWith
 from jaxpar.data.randomness import uniforms
 from jaxpar.data.tokens.span_file import Spans, read_spans, span_file
 from jaxpar.data.tokens.token_index import HELDOUT, TRAIN, read_index
+from jaxpar.data.tokens.triple_file import Triples, read_triples, triple_file
 
 MASKED, RANDOM = 0.8, 0.1
 """Shares of the drawn tokens."""
@@ -40,6 +43,20 @@ class Masking:
     """Probability of a span of each kind, whose tokens are drawn together; NaN where they are drawn one by one."""
 
 
+@dataclass(frozen=True)
+class Related:
+    """The triples of a split, each with its weight."""
+
+    triples: Triples
+    weights: np.ndarray
+    most: int
+    """Triples of a row that are used."""
+
+    def in_row(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """See `Triples.in_row`."""
+        return self.triples.in_row(tokens, self.weights, self.most)
+
+
 class MaskedRows(RowsWith):
     """Rows whose `tokens` have some replaced, `labels` are the tokens themselves, and `mask` has 1 for those drawn.
 
@@ -47,9 +64,11 @@ class MaskedRows(RowsWith):
     it is drawn if the next one may be.
     """
 
-    def __init__(self, rows: Rows, masking: Masking, seed: int, spans: Spans | None = None):
+    def __init__(
+        self, rows: Rows, masking: Masking, seed: int, spans: Spans | None = None, related: Related | None = None
+    ):
         super().__init__(rows, lambda row: {})
-        self._masking, self._seed, self._spans = masking, seed, spans
+        self._masking, self._seed, self._spans, self._related = masking, seed, spans, related
 
     def row(self, example: int) -> Row:
         """The row of an example."""
@@ -63,15 +82,20 @@ class MaskedRows(RowsWith):
         drawn = (of_draw < rate) & (segments > 0) & is_target & ~np.isin(tokens, masking.never)
         others = (other * masking.vocab).astype(np.int32)
         replaced = np.where(fate < MASKED, masking.mask_token, np.where(fate < MASKED + RANDOM, others, tokens))
+        more: Row = {}
+        if self._related is not None:
+            assert isinstance(self.plain, PackedRows), "triples are of the rows of one folder"
+            more["triples"], more["triple_weights"] = self._related.in_row(self.plain.places(example))
         return row | {
             "tokens": np.where(drawn, replaced, tokens).astype(np.int32),
             "labels": tokens,
             "mask": drawn.astype(np.float32),
+            **more,
         }
 
     def like(self, rows: Rows) -> MaskedRows:
         """Other rows with the same draws."""
-        return MaskedRows(rows, self._masking, self._seed, self._spans)
+        return MaskedRows(rows, self._masking, self._seed, self._spans, self._related)
 
     def _by_span(self, example: int, draws: np.ndarray, rate: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Draws and rates of tokens, those of a span alike: of its first token in the row, and of its kind."""
@@ -103,11 +127,12 @@ def masked_data(config: Config, data: Data, reference: object = None) -> Data:
     masking = Masking(loss.rate, loss.mask_token, data.vocab, never)
 
     def masked(rows: Rows, split: str, seed: int) -> MaskedRows:
+        related = _related(config, rows, split) if loss.contrastive.weight else None
         if not loss.spans:
-            return MaskedRows(rows, masking, seed)
+            return MaskedRows(rows, masking, seed, related=related)
         spans = _spans(config, rows, split)
         rates = tuple(loss.spans.get(name, np.nan) for name in spans.names)
-        return MaskedRows(rows, replace(masking, rates=rates), seed, spans)
+        return MaskedRows(rows, replace(masking, rates=rates), seed, spans, related)
 
     train = masked(data.train, TRAIN, config.run.seed)
     heldout = None if data.heldout is None else masked(data.heldout, HELDOUT, HELDOUT_SEED)
@@ -116,16 +141,38 @@ def masked_data(config: Config, data: Data, reference: object = None) -> Data:
 
 def _spans(config: Config, rows: Rows, split: str) -> Spans:
     """The spans of a split. Raises `UserError` where there are none, or none of a kind that has a rate."""
+    folder = _marked_folder(config, rows, "loss.spans", "--spans")
+    spans = read_spans(span_file(folder, split), read_index(folder).digest)
+    _check_names(config.loss.spans, spans.names, f"loss.spans: {{}} is no kind of the spans of {named(folder)}")
+    return spans
+
+
+def _related(config: Config, rows: Rows, split: str) -> Related:
+    """The triples of a split, with weights. Raises `UserError` where there are none, or none of a named relation."""
+    settings = config.loss.contrastive
+    folder = _marked_folder(config, rows, "loss.contrastive", "--triples")
+    triples = read_triples(triple_file(folder, split), read_index(folder).digest)
+    words = f"loss.contrastive.relations: {{}} is no relation of the triples of {named(folder)}"
+    _check_names(settings.relations, triples.names, words)
+    of_relation = np.array([settings.relations.get(name, 1.0) for name in triples.names], np.float32)
+    of_hop = np.float32(settings.hop_decay) ** (triples.hop - 1).astype(np.float32)
+    return Related(triples, of_relation[triples.relation] * of_hop, settings.most)
+
+
+def _marked_folder(config: Config, rows: Rows, key: str, flag: str) -> Path:
+    """The folder of the rows. Raises `UserError` where they are not of one folder of text."""
     data = config.data
     if data.path is None or data.heldout_path is not None or not isinstance(rows, PackedRows):
         raise UserError(
-            f"loss.spans: data.source is {data.source}; expected data.path with one folder of text, without "
-            "data.heldout_path, whose spans python -m jaxpar.prepare --spans marks"
+            f"{key}: data.source is {data.source}; expected data.path with one folder of text, without "
+            f"data.heldout_path, which python -m jaxpar.prepare {flag} marks"
         )
-    folder = user_path(data.path, "data.path")
-    spans = read_spans(span_file(folder, split), read_index(folder).digest)
-    for name in config.loss.spans:
-        if name not in spans.names:
-            near = did_you_mean(name, spans.names) or f"; there are {one_of(spans.names)}"
-            raise UserError(f"loss.spans: {quoted(name, 80)} is no kind of the spans of {named(folder)}{near}")
-    return spans
+    return user_path(data.path, "data.path")
+
+
+def _check_names(asked: Iterable[str], names: Sequence[str], words: str) -> None:
+    """Refuse a name that nothing in a file has."""
+    for name in asked:
+        if name not in names:
+            near = did_you_mean(name, names) or f"; there are {one_of(names)}"
+            raise UserError(f"{words.format(quoted(name, 80))}{near}")

@@ -56,7 +56,7 @@ def read_stdlib(root: Path | None = None) -> tuple[TokenStream, TokenStream]:
         UserError: there are no sources to split (a Python that was installed without them).
     """
     root = root or Path(sysconfig.get_path("stdlib"))
-    sources = {path: (root / path).read_bytes() for path in _paths(root)}
+    sources = {path: (root / path).read_bytes() for path in paths(root)}
     sources = {path: text for path, text in sources.items() if text}
     sizes: Counter[str] = Counter()
     for path, text in sources.items():
@@ -94,7 +94,7 @@ def validation_families(sizes: Mapping[str, int]) -> frozenset[str]:
     return frozenset(chosen)
 
 
-def _paths(root: Path) -> list[str]:
+def paths(root: Path) -> list[str]:
     """Sources under `root`, sorted, with forward slashes."""
     paths = []
     for folder, subfolders, files in os.walk(root):

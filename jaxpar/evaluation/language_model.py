@@ -47,7 +47,7 @@ class LanguageModel:
     @cached_property
     def generator(self) -> Generator:
         """Continues prompts."""
-        return Generator(self.model.config, self.model.mesh, self.model.weights)
+        return Generator(self.model.config, self.model.mesh, self.model.weights, mixing=self.model.mixing)
 
     @property
     def begin(self) -> int:

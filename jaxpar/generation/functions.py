@@ -107,13 +107,7 @@ class GenerationFunctions:
         """
         adapter = draws.adapter[:: len(draws.adapter) // len(lengths)]
         batch, all_lengths = vary((self._adapted(batch, adapter[:, None]), lengths))
-        x = self.stages.embed(weights, batch)
-        x, cache, records = self._layers(weights, x, batch, all_lengths, None)
-        last = sequence_part(batch["indices"]) == all_lengths[:, None] - 1
-        x = vary(reduce_sum(jnp.where(last[..., None], x, 0).sum(axis=1), ("context", "tensor")))
-        missing = -len(x) % lax.axis_size("tensor")
-        x = sequence_part(jnp.pad(x, ((0, missing), (0, 0)))[None])
-        logits = self._logits(weights, x)[: len(lengths)]
+        logits, cache, records = self.after_prompts(weights, batch, all_lengths)
         each = lambda leaf: jnp.repeat(leaf, len(draws.stream) // len(lengths), axis=0)
         seen = self._seen(batch, all_lengths)
         drawn = _drawn(each(logits), each(seen), draws, each(lengths))
@@ -187,13 +181,38 @@ class GenerationFunctions:
         token, all_lengths, cache = vary((rows.token, lengths, rows.cache))
         batch = one_document_rows(token[None], jnp.maximum(all_lengths - 1, 0)[None])
         batch = vary(self._adapted(batch, rows.draws.adapter[None]))
-        x = self.stages.embed(weights, batch)
-        x, cache, records = self._layers(weights, x, batch, all_lengths, cache, vary(rows.pages))
-        drawn = _drawn(self._logits(weights, x), rows.seen, rows.draws, lengths)
+        logits, cache, records = self.after_tokens(weights, batch, all_lengths, cache, vary(rows.pages))
+        drawn = _drawn(logits, rows.seen, rows.draws, lengths)
         seen = rows.seen.at[jnp.arange(len(lengths)), drawn.token].set(True)
         after = Rows(cache, drawn.token, jnp.where(active, lengths + 1, 0), rows.draws, seen, rows.pages)
         same = lambda last: reduce_max(last.swapaxes(0, 1), ("pipe", "context"))
         return after, (drawn, {name: same(last) for name, last in records.items()})
+
+    def after_prompts(
+        self, weights: Weights, batch: Batch, lengths: Int[Array, " batch"]
+    ) -> tuple[Float[Array, "batch vocab"], Cache, Records]:
+        """Logits after the last token of each prompt, the cache, and records."""
+        x = self.stages.embed(weights, batch)
+        x, cache, records = self._layers(weights, x, batch, lengths, None)
+        last = sequence_part(batch["indices"]) == lengths[:, None] - 1
+        x = vary(reduce_sum(jnp.where(last[..., None], x, 0).sum(axis=1), ("context", "tensor")))
+        missing = -len(x) % lax.axis_size("tensor")
+        x = sequence_part(jnp.pad(x, ((0, missing), (0, 0)))[None])
+        return self._logits(weights, x)[: len(lengths)], cache, records
+
+    def after_tokens(
+        self,
+        weights: Weights,
+        batch: Batch,
+        lengths: Int[Array, " batch"],
+        cache: Cache,
+        pages: Int[Array, "batch pages"],
+    ) -> tuple[Float[Array, "batch vocab"], Cache, Records]:
+        """Logits after a token more of each row, the cache with it, and records; the tokens of the rows are the row of
+        `batch`."""
+        x = self.stages.embed(weights, batch)
+        x, cache, records = self._layers(weights, x, batch, lengths, cache, pages)
+        return self._logits(weights, x), cache, records
 
     @property
     def page(self) -> int:

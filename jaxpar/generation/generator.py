@@ -14,6 +14,8 @@ from jax.stages import Wrapped
 from jaxpar.config import Config
 from jaxpar.generation.engine import Engine
 from jaxpar.generation.layout import bucket, generation_layout
+from jaxpar.generation.mixture.functions import MODELS, mixture_layout
+from jaxpar.generation.mixture.router import Mixing
 from jaxpar.generation.pages import Room, room_of
 from jaxpar.generation.prefill import data_ranks, put_rows
 from jaxpar.generation.programs import SCORED, Programs
@@ -47,6 +49,7 @@ class Generator:
         seed: of the draws, which depend on it, the number of the row and the length of the row alone.
         slots: rows that `continued` continues together on each data rank, at most.
         prefill: a mesh of other devices, which reads prompts: the same but for its data ranks.
+        mixing: the sizes of a mixture, whose weights are by `mixture_layout`.
 
     Raises:
         UserError: for a layout with a pipeline.
@@ -62,23 +65,28 @@ class Generator:
         seed: int = 0,
         slots: int = SLOTS,
         prefill: Mesh | None = None,
+        mixing: Mixing | None = None,
     ) -> None:
-        self.config, self.mesh = config, mesh
-        self.programs = Programs(config, mesh, zero)
+        self.config, self.mesh, self._mixing = config, mesh, mixing
+        self.programs = Programs(config, mesh, zero, mixing)
         self._reading: Programs | None = None
         if prefill is not None:
             axes = {axis: prefill.shape[axis] for axis in ("replica", "fsdp")}
-            self._reading = Programs(replace(config, parallel=replace(config.parallel, **axes)), prefill, zero)
+            self._reading = Programs(replace(config, parallel=replace(config.parallel, **axes)), prefill, zero, mixing)
         self.speed = Speed()
         self._zero, self._seed, self._slots = zero, seed, slots
         self.update(weights)
 
     def update(self, weights: Weights) -> None:
         """Go on with other weights of the same model; nothing compiles again."""
-        self._weights = weights if is_unstacked(weights) else self._laid_out(weights)
+        if self._mixing is None:
+            self._weights = self._laid_out(weights)
+        else:
+            self._weights = weights | {MODELS: [self._laid_out(one) for one in weights[MODELS]]}
         if self._reading is not None:
-            order = self._layout.order
-            partitions = unstacked_layout(self._layout.placements.storage.layout, order)
+            partitions = unstacked_layout(self._layout.placements.storage.layout, self._layout.order)
+            if self._mixing is not None:
+                partitions = mixture_layout(partitions, self._mixing.models)
             self._read_with = jax.tree.map(jax.device_put, self._weights, shardings(self._reading.mesh, partitions))
 
     def put_adapters(self, source: AdapterSource) -> None:
@@ -92,7 +100,9 @@ class Generator:
         self._read_with: Weights = {}
 
     def _laid_out(self, weights: Weights) -> Weights:
-        """The weights as the programs read them."""
+        """The weights of a model as the programs read them."""
+        if is_unstacked(weights):
+            return weights
         layout = self._layout
         dtype, stored = layout.placements.storage.dtype, shardings(self.mesh, layout.placements.storage.layout)
         on_device = lambda leaf: jax.device_put(leaf, NamedSharding(self.mesh, leaf.sharding.spec))

@@ -14,16 +14,21 @@ from jax.tree_util import KeyPath
 
 from jaxpar.config import Config, UserError, load_config, virtual_devices_needed
 from jaxpar.config.axes import axis_sizes
+from jaxpar.config.paths import user_path
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.reading.overrides import check_used_by_models
 from jaxpar.distributed.devices import Device, find_devices, prepare_devices
 from jaxpar.generation.layout import generation_layout
+from jaxpar.generation.mixture.functions import MODELS, ROUTER
+from jaxpar.generation.mixture.router import LAYOUT as ROUTER_LAYOUT
+from jaxpar.generation.mixture.router import Mixing
+from jaxpar.generation.mixture.source import MixedWeights, is_mixture
 from jaxpar.interop.adapters.adapter import AdapterSource
 from jaxpar.interop.sources.open_source import Model, open_source
 from jaxpar.interop.sources.source import ReadWeights, read_part
 from jaxpar.layers.inputs.input import refuse_without_batches
 from jaxpar.layout.make_plan import resolve_config
-from jaxpar.layout.step_layout import shardings
+from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.mesh.axes import AXES
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.parameters import ParamSpec, Weights
@@ -41,6 +46,8 @@ class PlacedModel:
     """In the storage placement of `generation_layout`."""
     prefill: Mesh | None = None
     """The devices that read prompts, if they are others."""
+    mixing: Mixing | None = None
+    """The sizes of a mixture, whose weights are by `mixture_layout`; None for one model."""
 
 
 def open_model(path: str, overrides: Sequence[str], prefill: int = 0) -> tuple[Config, Model]:
@@ -61,7 +68,7 @@ def open_model(path: str, overrides: Sequence[str], prefill: int = 0) -> tuple[C
     config = load_config(None, overrides)
     # Before anything else uses JAX: opening a checkpoint does.
     prepare_devices(virtual_devices_needed(config.parallel) + prefill, config.distributed)
-    source = open_source(path, "--model")
+    source = MixedWeights(user_path(path, "--model")) if is_mixture(path) else open_source(path, "--model")
     return replace(config, model=source.model), source
 
 
@@ -107,13 +114,25 @@ def place_on(config: Config, source: ReadWeights, devices: Sequence[Device]) -> 
     config, mesh = mesh_of(config, devices)
     if isinstance(source, AdapterSource):
         config = replace(config, lora=source.stack)
-    return PlacedModel(config, mesh, read_weights(config, mesh, source))
+    mixing = source.mixing if isinstance(source, MixedWeights) else None
+    return PlacedModel(config, mesh, read_weights(config, mesh, source), mixing=mixing)
 
 
 def read_weights(config: Config, mesh: Mesh, source: ReadWeights) -> Weights:
     """The weights of a source on a mesh, in the storage placement of `generation_layout`: each process reads the shards
     of its devices."""
     layout = generation_layout(config, mesh)
+    if not isinstance(source, MixedWeights):
+        return _placed_weights(source, layout, mesh)
+    router = jax.tree.map(
+        lambda leaf, where: jax.device_put(leaf, where), source.router, shardings(mesh, ROUTER_LAYOUT)
+    )
+    models = [_placed_weights(one, layout, mesh) for one in source.models]
+    return {MODELS: models, ROUTER: router}
+
+
+def _placed_weights(source: ReadWeights, layout: StepLayout, mesh: Mesh) -> Weights:
+    """The weights of a model in the storage placement of a layout."""
     stored, dtype = shardings(mesh, layout.placements.storage.layout), layout.placements.storage.dtype
 
     def placed(path: KeyPath, spec: ParamSpec, where: NamedSharding) -> jax.Array:

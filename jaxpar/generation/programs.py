@@ -15,6 +15,8 @@ from jaxtyping import PyTree
 from jaxpar.config import Config
 from jaxpar.generation.functions import GenerationFunctions, Prefix, Rows
 from jaxpar.generation.layout import BY_PART, BY_ROW, generation_layout
+from jaxpar.generation.mixture.functions import MixtureFunctions, mixture_layout
+from jaxpar.generation.mixture.router import Mixing
 from jaxpar.generation.sampling import Drawn, Draws
 from jaxpar.generation.unstacked import unstacked_layout
 from jaxpar.mesh.axes import DATA_AXES
@@ -36,6 +38,8 @@ class Programs:
     config: Config
     mesh: Mesh
     zero: int
+    mixing: Mixing | None = None
+    """The sizes of a mixture; None for one model."""
     _compiled: dict[tuple[Hashable, ...], Wrapped] = field(default_factory=dict, init=False)
 
     def prefill(self, prompts: int, length: int, capacity: int, *, answers: int = 1, records: bool = False) -> Wrapped:
@@ -111,11 +115,16 @@ class Programs:
     ) -> tuple[GenerationFunctions, Partitions, Rows, Drawn]:
         """The functions, for a batch of `tokens` tokens a row, and the layouts of weights, `Rows` and `Drawn`."""
         layout = generation_layout(self.config, self.mesh, rows=rows, tokens=tokens, zero=self.zero)
-        functions = GenerationFunctions(layout, capacity, records)
+        weights = unstacked_layout(layout.placements.storage.layout, layout.order)
+        if self.mixing is None:
+            functions = GenerationFunctions(layout, capacity, records)
+        else:
+            functions = MixtureFunctions(layout, capacity, records, mixing=self.mixing)
+            weights = mixture_layout(weights, self.mixing.models)
         cache = functions.by_block(lambda block: block.cache)
         draws = _specs(Draws, *[BY_ROW] * len(Draws._fields))
         state, drawn = _specs(Rows, cache, BY_ROW, BY_ROW, draws, BY_ROW, BY_ROW), _specs(Drawn, BY_ROW, BY_ROW)
-        return functions, unstacked_layout(layout.placements.storage.layout, layout.order), state, drawn
+        return functions, weights, state, drawn
 
     def _once(self, *key: Hashable, make: Callable[[], Wrapped]) -> Wrapped:
         if key not in self._compiled:

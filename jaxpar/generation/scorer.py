@@ -7,10 +7,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 from jax.stages import Wrapped
 from jaxtyping import Array, Bool, Float, Int
 
@@ -18,13 +20,16 @@ from jaxpar.config import UserError
 from jaxpar.config.counting import padded_vocab
 from jaxpar.generation.functions import TILE_BYTES
 from jaxpar.generation.layout import BY_PART, bucket, generation_layout
+from jaxpar.generation.mixture import router
+from jaxpar.generation.mixture.functions import MODELS, ROUTER, mixture_layout
+from jaxpar.generation.mixture.router import Mixing
 from jaxpar.generation.placed_model import PlacedModel
 from jaxpar.generation.programs import BY_TOKEN, SCORED
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import DATA_AXES, vary
 from jaxpar.mesh.build import mapped, on_hosts
-from jaxpar.mesh.collectives import reduce_max
+from jaxpar.mesh.collectives import gather_context, reduce_max
 from jaxpar.mesh.layer_order import LAYERS, Chunk
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
@@ -122,11 +127,12 @@ class Scorer:
         key = rows, length, records, choices
         if key not in self._compiled:
             layout = generation_layout(self.model.config, self.model.mesh, rows=rows, tokens=length)
-            layouts = layout.placements.storage.layout, BatchLayout(SCORED, (rows, length)).partitions
-            function, dtype = (
-                partial(token_scores, layout, records, choices, self._temperature),
-                layout.plan.dtypes.compute,
-            )
+            weights, dtype = layout.placements.storage.layout, layout.plan.dtypes.compute
+            function = partial(token_scores, layout, records, choices, self._temperature)
+            if (mixing := self.model.mixing) is not None:
+                assert not (records or choices or self._temperature != 1), "a mixture has scores alone"
+                weights, function = mixture_layout(weights, mixing.models), partial(mixture_scores, layout, mixing)
+            layouts = weights, BatchLayout(SCORED, (rows, length)).partitions
             scored = mapped(function, self.model.mesh, dtype, layouts, (*(BY_TOKEN,) * 4, BY_PART))
             self._compiled[key] = jax.jit(scored)
         return self._compiled[key]
@@ -167,17 +173,49 @@ def token_scores(
         batch: a microbatch, without a mask.
     """
     batch = vary(batch)
-    stages, model = stages_of(layout, train=False), layout.config.model
+    stages = stages_of(layout, train=False)
     x, chunk = stages.embed(weights, batch), Chunk(weights[LAYERS], 0, 0)
     recorded = stages.empty_records(x) if records else {}
     x, recorded = stages.loop.recorded(chunk, vary(x), stages.token_context(batch), recorded)
-    logits = batch["tokens"].size * padded_vocab(model) // layout.plan.axes.tensor
     # Nothing is differentiated, so any tree does for the accumulators.
-    tiles = -(-4 * logits // TILE_BYTES)
+    tiles = _tiles(layout, batch)
     scores = stages.scores(weights, weights, x, batch["labels"], tiles=tiles, temperature=temperature)
     if choices:
         best = stages.choices(weights, weights, x, choices, tiles=tiles, temperature=temperature)
     else:
-        best = tuple(jnp.zeros((*batch["tokens"].shape, 0), dtype) for dtype in (jnp.int32, jnp.float32))
+        best = _no_choices(batch)
     likely = jax.tree.map(lambda part: reduce_max(vary(part), ("pipe", "tensor")), (*scores, *best))
     return *likely, {name: reduce_max(values, ("pipe",)) for name, values in recorded.items()}
+
+
+def mixture_scores(
+    layout: StepLayout, mixing: Mixing, weights: Any, batch: Batch
+) -> tuple[
+    Float[Array, "batch seq"], Int[Array, "batch seq"], Int[Array, "batch seq choice"],
+    Float[Array, "batch seq choice"], Records,
+]:  # fmt: skip
+    """`token_scores` of a mixture, without choices and records."""
+    batch = vary(batch)
+    stages, models = stages_of(layout, train=False), weights[MODELS]
+    tokens, rows = stages.token_context(batch), gather_context(batch["tokens"])
+    streams = [
+        stages.loop.recorded(Chunk(one[LAYERS], 0, 0), vary(stages.embed(one, batch)), tokens, {})[0] for one in models
+    ]
+    evidence = jnp.cumsum(router.evidence_of_tokens(weights[ROUTER], rows), axis=1)
+    lengths = jnp.broadcast_to(jnp.arange(rows.shape[1]) + 1, rows.shape)
+    log_weights = router.log_weights(weights[ROUTER], evidence, lengths, mixing.top)
+    part = batch["tokens"].shape[1]
+    mine = lax.dynamic_slice_in_dim(vary(log_weights), lax.axis_index("context") * part, part, axis=1)
+    scores = stages.mixed_scores(models, streams, mine, batch["labels"], tiles=_tiles(layout, batch) * mixing.models)
+    likely = jax.tree.map(lambda leaf: reduce_max(vary(leaf), ("pipe", "tensor")), (*scores, *_no_choices(batch)))
+    return *likely, {}
+
+
+def _tiles(layout: StepLayout, batch: Batch) -> int:
+    """Tiles of tokens of which one has logits at a time."""
+    logits = batch["tokens"].size * padded_vocab(layout.config.model) // layout.plan.axes.tensor
+    return -(-4 * logits // TILE_BYTES)
+
+
+def _no_choices(batch: Batch) -> tuple[jax.Array, ...]:
+    return tuple(jnp.zeros((*batch["tokens"].shape, 0), dtype) for dtype in (jnp.int32, jnp.float32))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -38,7 +38,7 @@ from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.model.loop.layer_program import LayerProgram
 from jaxpar.model.loop.layer_stack import Keep, LayerStack
 from jaxpar.model.programs import ops_of, wide_matrices
-from jaxpar.model.tiled_loss import HeadLoss, TokenLosses, tiled_choices, tiled_scores
+from jaxpar.model.tiled_loss import HeadLoss, TokenLosses, tiled_choices, tiled_mixed_scores, tiled_scores
 from jaxpar.runtime.batch import CARRIED, SEED, Field, union
 from jaxpar.runtime.objective import Objective
 from jaxpar.runtime.observed import Maxima
@@ -261,10 +261,10 @@ class DecoderStages:
         They are the same on all ranks of `vocab_axes` and differ on all others; the caller divides by the global count
         of the objective. The gradient goes to `accumulators`.
         """
-        x, table = head_operands(weights, accumulators, x, self.model, self.placements)
+        operand, table = head_operands(weights, accumulators, x, self.model, self.placements)
         trained = head_part(self.model) in accumulators
         head = HeadLoss(self.model, self.vocab_axes, self.plan.loss_tiles.name, trained)
-        total, reported = self.objective.loss(TokenLosses(x, table, head), batch)
+        total, reported = self.objective.loss(TokenLosses(operand, table, head, x), batch)
         assert {*reported} == {*self.loss_reports}, f"the loss reports {[*reported]} and declares {self.loss_reports}"
         others = [axis for axis in AXES if axis not in self.vocab_axes]
         assert_varies_over(total, others, "the loss")
@@ -292,6 +292,21 @@ class DecoderStages:
         """
         head = self._scoring_head(weights, accumulators, x, tiles, temperature)
         return tiled_scores(head.x, head.table, labels, head.head)
+
+    def mixed_scores(
+        self,
+        models: Sequence[Weights],
+        xs: Sequence[jax.Array],
+        weights: Float[Array, "batch seq model"],
+        labels: Int[Array, "batch seq"],
+        *,
+        tiles: int,
+    ) -> tuple[Float[Array, "batch seq"], Int[Array, "batch seq"]]:
+        """`scores` of a mixture of models, each with its residual stream and its log weight at each token."""
+        heads = [self._scoring_head(one, one, x, tiles, 1.0) for one, x in zip(models, xs, strict=True)]
+        return tiled_mixed_scores(
+            [head.x for head in heads], [head.table for head in heads], weights, labels, heads[0].head
+        )
 
     def choices(
         self, weights: Weights, accumulators: Weights, x: jax.Array, choices: int, *, tiles: int, temperature: float

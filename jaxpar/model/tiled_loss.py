@@ -7,6 +7,7 @@ linear cross-entropy (arXiv:2410.10989).
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -16,9 +17,10 @@ from jax import lax
 from jaxtyping import Array, Float, Int, Shaped
 
 from jaxpar.config.schema import ModelConfig
+from jaxpar.layers.context import sequence_part
 from jaxpar.layers.tiles import from_tiles, into_tiles, scan_tiles
 from jaxpar.mesh.axes import AXES, vary, varying_axes
-from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
+from jaxpar.mesh.collectives import gather_sequence, reduce_sum, scatter_sequence
 from jaxpar.model.head import bound_logits, project, project_gradients
 from jaxpar.model.loss import likeliest, most_likely, of_labels, vocabulary_cross_entropy
 from pallas_kernels.vjp_parts import custom_vjp
@@ -52,6 +54,8 @@ class TokenLosses(NamedTuple):
     x: Parts
     table: Table
     head: HeadLoss
+    stream: Parts | None = None
+    """The residual stream after the last layer, before the head's norm."""
 
     def cross_entropy(self, labels: Labels, weights: Mask) -> Sums:
         """The weighted sums over tokens: with z-loss and a derivative, and without."""
@@ -70,6 +74,17 @@ class TokenLosses(NamedTuple):
         """The log-probability of each label, without a derivative."""
         x, table = lax.stop_gradient((self.x, self.table))
         return tiled_scores(x, table, labels, self.head)[0]
+
+    def pooled(self, tokens: Float[Array, "batch span seq"]) -> Float[Array, "batch span embed"]:
+        """Weighted sums over all tokens of a row of the residual stream, the same on all ranks of context and of those
+        that split the vocabulary. Sends an `all_reduce` of the sums over context and tensor."""
+        assert self.stream is not None, "the stream of a loss"
+        of_part = sequence_part(vary(tokens).swapaxes(1, 2)).swapaxes(1, 2)
+        sums = jnp.einsum("bst,bte->bse", of_part, self.stream.astype(jnp.float32))
+        sums = reduce_sum(sums, ("context", "tensor"))
+        # Ranks that split the vocabulary over pipeline stages have the same stream, and share its cotangent.
+        alike = tuple(axis for axis in self.head.axes if axis != "tensor")
+        return reduce_sum(sums, alike) / lax.axis_size(alike) if alike else sums
 
 
 @custom_vjp(4)
@@ -110,6 +125,29 @@ def tiled_scores(
 
     _, (scores, firsts) = scan_tiles(step, None, _tiles(x, head.tiles, labels))
     return _parted(scores, x.shape[:2]), _parted(firsts, x.shape[:2])
+
+
+def tiled_mixed_scores(
+    xs: Sequence[Parts], tables: Sequence[Table], weights: Float[Array, "batch seq model"], labels: Labels,
+    head: HeadLoss,
+) -> tuple[Float[Array, "batch seq"], Int[Array, "batch seq"]]:  # fmt: skip
+    """`tiled_scores` of a mixture of models, whose log weights at each token are `weights`."""
+
+    def step(_: None, tile: Any) -> tuple[None, Any]:
+        parts, labels, weights = tile
+        of_models = []
+        for part, table in zip(parts, tables, strict=True):
+            logits = bound_logits(project(gather_sequence(part[None]), table, head.model), head.model, head.axes)
+            _nll, lse = vocabulary_cross_entropy(logits, labels, head.axes)
+            of_models.append(logits - lse[..., None])
+        logits = jax.nn.logsumexp(jnp.stack(of_models, -1) + weights[..., None, :], axis=-1)
+        nll, _lse = vocabulary_cross_entropy(logits, labels, head.axes)
+        return None, (-nll[0], (likeliest(logits, head.axes) == labels)[0].astype(jnp.int32))
+
+    parts = [_tiles(x, head.tiles)[0] for x in xs]
+    tiles = parts, *_tiles(xs[0], head.tiles, labels, weights)[1:]
+    _, (scores, firsts) = scan_tiles(step, None, tiles)
+    return _parted(scores, xs[0].shape[:2]), _parted(firsts, xs[0].shape[:2])
 
 
 def tiled_choices(

@@ -35,6 +35,11 @@ class Head(Protocol):
         """The log-probability of each label in nats, without a derivative. Computes the logits once more."""
         ...
 
+    def pooled(self, tokens: Float[Array, "row span token"]) -> Float[Array, "row span embed"]:
+        """Weighted sums over all tokens of a row of the residual stream after the last layer, in float32, with a
+        derivative; the same on all ranks that have tokens of the row. Weights have none."""
+        ...
+
 
 class Objective(ABC):
     """A loss, made from the configuration of a run; listed in `jaxpar.config.parts.OBJECTIVES`.

@@ -321,8 +321,8 @@ def embedding_scale(options: Options) -> float:
     return math.sqrt(options["embed"]) if scale is True else float(scale or 1)
 
 
-def forward(weights: Tree, options: Options, batch: Mapping[str, Array]) -> Float64[Array, "batch seq vocab"]:
-    """Logits over the padded vocabulary; -inf where the id is not in the vocabulary."""
+def stream(weights: Tree, options: Options, batch: Mapping[str, Array]) -> Float64[Array, "batch seq embed"]:
+    """The residual stream after the last layer."""
     x = weights["embedding"]["tokens"][batch["tokens"]]
     x = x * embedding_scale(options)
     if options["position"] == "learned":
@@ -335,7 +335,16 @@ def forward(weights: Tree, options: Options, batch: Mapping[str, Array]) -> Floa
         own = {**options, **dict(options[OF_LAYERS][index])}
         run = functools.partial(decoder_layer, weights=layer, options=own, batch=batch)
         stack = stream_layer(stack, run, layer, own)
-    x = streams64.last(stack, weights.get("final_norm", {}))
+    return streams64.last(stack, weights.get("final_norm", {}))
+
+
+def forward(weights: Tree, options: Options, batch: Mapping[str, Array]) -> Float64[Array, "batch seq vocab"]:
+    """Logits over the padded vocabulary; -inf where the id is not in the vocabulary."""
+    return scores_after(stream(weights, options, batch), weights, options)
+
+
+def scores_after(x: Float64[Array, "batch seq embed"], weights: Tree, options: Options) -> Float64[Array, "..."]:
+    """The logits after a residual stream."""
     head = weights["embedding"]["tokens"].T if options["tied"] else weights["head"]["weight"]
     x = norm(x, weights, "final_norm", options)
     if options["head_transform"]:  # BERT, ModernBERT

@@ -72,6 +72,9 @@ def _check_direction(config: Config) -> None:
     for kind, rate in loss.spans.items():
         if not 0 <= rate <= 1:
             raise UserError(f"loss.spans.{kind}: expected a probability from 0 to 1, got {rate}")
+    for relation, weight in loss.contrastive.relations.items():
+        if not 0 <= weight < 1e6:
+            raise UserError(f"loss.contrastive.relations.{relation}: expected a weight from 0, got {weight}")
 
 
 def _check_teacher(config: Config) -> None:

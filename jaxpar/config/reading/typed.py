@@ -110,7 +110,7 @@ def checked(key: str, value: object, annotation: Any) -> Any:
         return {name: checked(f"{key}.{cut(name)}", entry, kind) for name, entry in value.items()}
     elif origin is tuple and isinstance(value, (list, tuple)):
         kind = get_args(annotation)[0]
-        return tuple(checked(f"{key}[{place}]", entry, kind) for place, entry in enumerate(value))
+        return tuple(checked(f"{key}[{index}]", entry, kind) for index, entry in enumerate(value))
     elif _is_record(annotation) and isinstance(value, Mapping):
         return record_from_plain(annotation, value, key)
     elif _fits(value, annotation):

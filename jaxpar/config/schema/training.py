@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from jaxpar.config.bounds import BELOW_HALF, BETWEEN, POSITIVE, ROWS, SEQUENCE, SHARE, WIDTH, at_least
+from jaxpar.config.mappings.contrastive import ContrastiveConfig
 from jaxpar.config.mappings.policy import PolicyConfig
 from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES, OPTIMIZERS
 
@@ -56,6 +57,8 @@ class LossConfig:
     spans: dict[str, float] = field(default_factory=dict, hash=False)
     """Probability under `masked` of drawing a span with all of its tokens, by its kind: `{entity: .4, negation: .8}`.
     `python -m jaxpar.prepare --spans` marks them; tokens of other kinds, or of none, are drawn at `rate`."""
+    contrastive: ContrastiveConfig = field(default_factory=ContrastiveConfig)
+    """A term under `masked` that draws spans to those that a knowledge graph relates them to."""
     policy: PolicyConfig = field(default_factory=PolicyConfig)
     """Settings of a loss of drawn answers, where they differ from those that `name` publishes."""
 

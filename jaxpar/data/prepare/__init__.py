@@ -9,6 +9,7 @@ from jaxpar.data.prepare.inspection import inspect_folder
 from jaxpar.data.prepare.options import Options
 from jaxpar.data.prepare.run import prepare
 from jaxpar.data.prepare.spans import mark_spans
+from jaxpar.data.prepare.triples import mark_triples
 from jaxpar.data.prepare.verification import verify_folder
 
-__all__ = ["Options", "inspect_folder", "mark_spans", "prepare", "verify_folder"]
+__all__ = ["Options", "inspect_folder", "mark_spans", "mark_triples", "prepare", "verify_folder"]

@@ -1,22 +1,14 @@
-"""Spans of a token folder's documents, each of a kind, in a file of each split beside its tokens.
-
-A file is a line of JSON (the digest of the folder's index, the names of kinds, the number of spans), the spans as three
-arrays of int64, and the digest of both.
-"""
+"""Spans of a token folder's documents, each of a kind, in a file of each split beside its tokens."""
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 from jaxtyping import Int64
 
-from jaxpar.config.errors import UserError
-from jaxpar.config.reading.text_file import read_file
-from jaxpar.config.spelling import named
-from jaxpar.data.tokens.digests import DIGEST_BYTES, digest
+from jaxpar.data.tokens.sidecar_file import encode_table, read_table
 
 
 class Spans(NamedTuple):
@@ -43,26 +35,10 @@ def span_file(folder: Path, split: str) -> Path:
 
 def encode_spans(spans: Spans, identity: str) -> bytes:
     """The bytes of a file; `identity` is that of the token folder."""
-    header = {"folder": identity, "names": list(spans.names), "spans": len(spans.first)}
-    arrays = b"".join(part.astype("<i8").tobytes() for part in spans[:3])
-    content = json.dumps(header, sort_keys=True).encode() + b"\n" + arrays
-    return content + bytes.fromhex(digest(content))
+    return encode_table(spans[:3], spans.names, identity)
 
 
 def read_spans(path: Path, identity: str) -> Spans:
     """The spans of a split. Raises `UserError` where the file is missing, damaged, or of other tokens."""
-    try:
-        raw = read_file(path)
-    except FileNotFoundError:
-        raise UserError(
-            f"{named(path)} does not exist; python -m jaxpar.prepare --spans FILE --out {path.parent} makes it"
-        ) from None
-    content, sealed = raw[:-DIGEST_BYTES], raw[-DIGEST_BYTES:]
-    if bytes.fromhex(digest(content)) != sealed:
-        raise UserError(f"{named(path)} is damaged; python -m jaxpar.prepare --spans makes it again")
-    line, _, arrays = content.partition(b"\n")
-    header = json.loads(line)
-    if header["folder"] != identity:
-        raise UserError(f"{named(path)} has spans of other tokens; python -m jaxpar.prepare --spans makes it again")
-    first, stop, kind = np.frombuffer(arrays, "<i8").reshape(3, -1)
-    return Spans(first, stop, kind, tuple(header["names"]))
+    columns, names = read_table(path, identity, 3, "--spans")
+    return Spans._make((*columns, names))

@@ -1,0 +1,140 @@
+"""`python -m jaxpar.mixture`: three stages from one command, continued where killed; a MODEL; one sentence each."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from jaxpar import evaluate, generate, mixture
+from jaxpar.evaluation.mixture import log_probabilities
+from jaxpar.generation.mixture.router import RouterWeights
+from jaxpar.generation.mixture.source import RECORD, ROUTER_FILE, MixedWeights, encode_router, open_models, read_record
+from jaxpar.generation.placed_model import open_model, place_model
+from jaxpar.generation.scorer import Scorer
+from tests.data.folders import prepared
+from tests.data.test_clusters import of_topics
+from tests.sentences import refused, refused_by_command
+
+CONFIG: dict[str, Any] = {
+    "run": {"steps": 4, "log_every": 2},
+    "model": {"layers": 1, "embed": 32, "heads": 2, "kv_heads": 2, "mlp": 64},
+    "parallel": {"fsdp": -1},
+    "precision": {"compute": "float32"},
+    "data": {"batch_size": 8, "sequence_length": 32},
+    "evaluation": {"sample_tokens": 0},
+}
+
+
+def config_file(folder: Path) -> Path:
+    (file := folder / "config.yaml").write_text(yaml.safe_dump(CONFIG))
+    return file
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with `config.yaml`, `tokens`, and `out`, a mixture of two models."""
+    folder = tmp_path_factory.mktemp("mixture")
+    prepared(folder / "tokens", of_topics(40))
+    assert mixture.main(command(folder)) == 0
+    return folder
+
+
+def command(folder: Path, *more: str) -> list[str]:
+    given = ["--config", config_file(folder), "--tokens", folder / "tokens", "--clusters", 2, "--out", folder / "out"]
+    return [*map(str, given), *more]
+
+
+@pytest.mark.long
+def test_three_stages_make_a_model_and_go_on_where_they_were_killed(made: Path, capfd: pytest.CaptureFixture[str]):
+    out = made / "out"
+    before = read_record(out)
+    assert before.models == ("expert-0", "expert-1") and before.top == 2
+    assert before.heldout["top 2"] <= before.heldout["all alike"] + 1e-3, "a router that knows nothing is as good"
+    # Killed before the router was written, and while the last run was training.
+    (out / RECORD).unlink()
+    (out / ROUTER_FILE).unlink()
+    (out / "expert-1" / "summary.json").unlink()
+    capfd.readouterr()
+    assert mixture.main(command(made)) == 0
+    assert read_record(out) == before, "the same numbers and weights"
+    printed = capfd.readouterr().out
+    assert "1/3 " in printed and "2/3 run 2 of 2: python -m jaxpar.train" in printed and "top 2" in printed
+    assert generate.main(["--model", str(out), "--prompt", "the ship", "--tokens", "4", "--json"]) == 0
+    assert len(json.loads(capfd.readouterr().out)["tokens"]) == 4
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("top", [1, 2])
+def test_an_evaluated_mixture_is_that_of_its_models_and_router(
+    made: Path, tmp_path: Path, top: int, capfd: pytest.CaptureFixture[str]
+):
+    assert mixture.main(command(made, "--top", str(top))) == 0
+    (text := tmp_path / "text.txt").write_text("the ship sails over 0123 4567 import np")
+    capfd.readouterr()
+    assert evaluate.main(["--model", str(made / "out"), "--tasks", str(text), "--json"]) == 0
+    found = json.loads(capfd.readouterr().out)
+    assert found["step"] is None and np.isfinite(found["tasks"]["text"]["metrics"]["nats_per_token"][0])
+    rows = [list(range(9)), [7, 7, 7, 7]]
+    of_models = np.stack(
+        [log_probabilities(one, rows) for one in open_models([made / "out/expert-0", made / "out/expert-1"])]
+    )
+    source = MixedWeights(made / "out")
+    mixed = np.concatenate(
+        [one.log_probabilities for one in Scorer(place_model(*open_model(str(made / "out"), ()))).scored(rows)]
+    )
+    assert source.mixing.top == top
+    if top == 1:
+        assert np.isclose(mixed, of_models, atol=1e-5).any(0).all(), "each token by one model"
+    assert (mixed <= of_models.max(0) + 1e-5).all() and (mixed >= of_models.min(0) - 1e-5).all()
+
+
+@pytest.mark.long
+def test_a_mixture_of_other_parts_is_refused(made: Path, tmp_path: Path):
+    out = tmp_path / "out"
+    shutil.copytree(made / "out", out)
+    record = (out / RECORD).read_text()
+    router = (out / ROUTER_FILE).read_bytes()
+    (out / ROUTER_FILE).write_bytes(encode_router(RouterWeights(np.ones((64, 2), "f4"), np.zeros(2, "f4"))))
+    with refused(ROUTER_FILE, "another mixture", "python -m jaxpar.mixture"):
+        open_model(str(out), ())
+    (out / ROUTER_FILE).write_bytes(router)
+    (out / RECORD).write_text(record.replace("expert-0", "expert-9"))
+    with refused(RECORD, "damaged"):
+        open_model(str(out), ())
+    (out / RECORD).write_text(record)
+    shutil.rmtree(out / "expert-0")
+    shutil.copytree(out / "expert-1", out / "expert-0")
+    with refused("expert-0", "other weights", RECORD):
+        open_model(str(out), ())
+    for model, parts in (({"vocab": 260}, ("vocabulary of 260", "one of 257")), ({"mlp": 32}, ("expert-1", "mlp"))):
+        other = tmp_path / "other" / "-".join(model)
+        other.mkdir(parents=True)
+        changes = [word for key, value in model.items() for word in ("--set", f"model.{key}={value}")]
+        from jaxpar import train
+
+        given = mixture._training(mixture._parser().parse_args(command(made)), other, "expert-1", made / "tokens")
+        assert train.main([*given[1:], *changes, "--set", "run.steps=1"]) == 0
+        with refused(*parts):
+            open_models([made / "out/expert-0", other / "expert-1"])
+
+
+MISTAKES = {
+    "one cluster": (["--clusters", "1"], ("--clusters 1", "2 or more")),
+    "top": (["--top", "3"], ("--top 3", "from 1 to the 2 models")),
+    "no top": (["--top", "0"], ("--top 0", "from 1")),
+    "a name": (["--set", "run.name=x"], ("--set run.name", "--tokens and --out")),
+    "a key": (["--set", "model.layer=2"], ("model.layer", "layers")),
+    "no tokens": ([], ("tokens", "index.json")),
+}
+
+
+@pytest.mark.parametrize(("more", "parts"), MISTAKES.values(), ids=MISTAKES.keys())
+def test_mistakes_are_one_sentence(tmp_path: Path, more: list[str], parts: tuple[str, ...], capfd):
+    code = mixture.main(command(tmp_path, *more))
+    out, errors = capfd.readouterr()
+    refused_by_command(code, out, errors, *parts)
+    assert [path.name for path in tmp_path.iterdir()] == ["config.yaml"]
