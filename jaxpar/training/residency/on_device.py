@@ -11,6 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxpar.interop.mapping.form import ReadPart
+from jaxpar.layout.islands import of_islands
 from jaxpar.layout.state import TrainState, join_weights, weight_states, without_frozen
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout, shardings
@@ -23,6 +24,8 @@ from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.optim.norm import squares
 from jaxpar.optim.optimizer import AVERAGE
+from jaxpar.training.residency.island_metrics import metrics_of_islands
+from jaxpar.training.residency.islands import IslandStep
 from jaxpar.training.residency.saved_state import SavedState
 from jaxpar.training.residency.weight_update import Measure, UpdateFacts, WeightUpdate, weight_updates
 
@@ -143,11 +146,15 @@ class OnDevice:
         layout = self.layout
 
         def _train(state: TrainState, batch: Batch, arguments: StepArguments) -> tuple[TrainState, Any]:
+            if layout.islands:
+                return IslandStep(layout, measure, self.updated)(state, batch, arguments)
             found = measure(state, batch, arguments)
             new = self.updated(state, found.gradients, found.facts)
             return found.following._replace(master=new.master, optimizer=new.optimizer), found.metrics
 
         inputs = layout.state, layout.batch.partitions, PartitionSpec()
+        if layout.islands:
+            metrics = of_islands(metrics)
         step = mapped(_train, self.mesh, layout.plan.dtypes.compute, inputs, (layout.state, metrics))
         placed = layout.state_shardings(self.mesh), shardings(self.mesh, metrics)
         options = step_options(layout.plan, self.mesh)
@@ -163,7 +170,8 @@ class OnDevice:
 
     def advance(self, train: Any, state: TrainState, batch: Batch, arguments: StepArguments) -> tuple[TrainState, Any]:
         """The state and the metrics after a step with `train`, compiled or not."""
-        return train(state, batch, arguments)
+        state, metrics = train(state, batch, arguments)
+        return state, metrics_of_islands(metrics) if self.layout.islands else metrics
 
     def readable(self, weights: Weights) -> Weights:
         """Master weights, or their average, of a state, as arrays that evaluation reads."""

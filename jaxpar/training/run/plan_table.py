@@ -24,7 +24,7 @@ from jaxpar.layout.memory.state_bytes import frozen_bytes, state_bytes
 from jaxpar.layout.memory.state_storage import offload_rows
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.remat import offloaded
-from jaxpar.mesh.axes import AXES, ROUTED_AXES, SHARD_AXES
+from jaxpar.mesh.axes import MESH_AXES, ROUTED_AXES, SHARD_AXES
 from jaxpar.mesh.parameters import ParamSpec, Specs, map_specs, only
 from jaxpar.mesh.placements import REPLICAS, Placement, bytes_per_device, local_shape
 from jaxpar.mesh.quantized.transport import secondary_ranks
@@ -99,7 +99,7 @@ def _optimizer_words(layout: StepLayout) -> str:
 
 def mesh_words(plan: Plan) -> str:
     """`fsdp 2, tensor 4`."""
-    return ", ".join(f"{axis} {plan.axes[axis]}" for axis in AXES if plan.axes[axis] > 1) or "one device"
+    return ", ".join(f"{axis} {plan.axes[axis]}" for axis in MESH_AXES if plan.axes[axis] > 1) or "one device"
 
 
 def _message_row(layout: StepLayout) -> list[tuple[str, str, str]]:
@@ -240,7 +240,7 @@ def crossings(mesh: Mesh) -> str:
     owner = np.vectorize(lambda device: device.process_index)(devices)
     if owner.min() == owner.max():
         return ""
-    crossing = [axis for dim, axis in enumerate(AXES) if (owner != owner.take([0], axis=dim)).any()]
+    crossing = [axis for dim, axis in enumerate(MESH_AXES) if (owner != owner.take([0], axis=dim)).any()]
     return f" in {jax.process_count()} processes; crossing between them: {', '.join(crossing)}"
 
 
