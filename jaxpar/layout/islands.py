@@ -42,9 +42,13 @@ def state_layout_of_islands(layout: TrainState) -> TrainState:
 
 def initial_state_of_islands(state: TrainState, islands: int) -> TrainState:
     """The state before the first step, from that of one island: all begin alike. To be traced."""
-    each = lambda tree: jax.tree.map(lambda a: jnp.broadcast_to(a, (islands, *a.shape)), tree)
-    own = each((state.master, state.optimizer, state.applied, state.skipped_in_row, state.carried))
+    own = on_each_island((state.master, state.optimizer, state.applied, state.skipped_in_row, state.carried), islands)
     return _joined(state, jax.tree.map(jnp.zeros_like, state.master), own)
+
+
+def on_each_island(tree: Any, islands: int) -> Any:
+    """Copies of arrays, [island, ...]."""
+    return jax.tree.map(lambda a: jnp.broadcast_to(a, (islands, *a.shape)), tree)
 
 
 def entered(state: TrainState) -> tuple[TrainState, OuterState]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxpar.interop.mapping.form import ReadPart
-from jaxpar.layout.islands import of_islands
+from jaxpar.layout.islands import ISLAND_WEIGHTS, of_islands, on_each_island
 from jaxpar.layout.state import TrainState, join_weights, weight_states, without_frozen
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout, shardings
@@ -139,7 +139,14 @@ class OnDevice:
         master = jax.tree.map(replaced, state.master, weights)
         if average is not None:
             state = state._replace(optimizer={**state.optimizer, AVERAGE: jax.tree.map(copied, master)})
+        if self.layout.islands:
+            state = state._replace(optimizer={**state.optimizer, ISLAND_WEIGHTS: self._of_each_island(master)})
         return state._replace(master=master)
+
+    def _of_each_island(self, master: Weights) -> Weights:
+        """Copies of the weights, one of each island."""
+        where = self.layout.state_shardings(self.mesh).optimizer[ISLAND_WEIGHTS]
+        return jax.jit(partial(on_each_island, islands=self.layout.plan.axes.islands), out_shardings=where)(master)
 
     def train(self, measure: Measure, metrics: Any) -> Any:
         """The jitted step, of `abstract_input`, a batch and arguments; `metrics` has the partition of each metric."""

@@ -81,7 +81,7 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         *_offload_rows(layout),
         *offload_rows(layout, device.device_kind),
         *choice_rows(plan),
-        *_limits_rows(plan),
+        *_limits_rows(config, plan),
         *_balance_row(layout),
         *_objective_row(layout),
         ("optimizer", config.optimizer.name, _optimizer_words(layout)),
@@ -127,13 +127,13 @@ def _expert_copies(layout: StepLayout) -> list[str]:
     return [f"{ranks} ranks for experts' weights"]
 
 
-def _limits_rows(plan: Plan) -> list[tuple[str, str, str]]:
+def _limits_rows(config: Config, plan: Plan) -> list[tuple[str, str, str]]:
     """Settings of XLA that are not its defaults."""
     rows = []
     if plan.collectives_at_once > 1:
-        rows.append(
-            ("collectives at once", str(plan.collectives_at_once), "parallel.overlap.collectives_at_once asks for it")
-        )
+        asked = config.parallel.overlap.collectives_at_once == plan.collectives_at_once
+        reason = "parallel.overlap.collectives_at_once asks for it" if asked else "one may be that of the islands"
+        rows.append(("collectives at once", str(plan.collectives_at_once), reason))
     if plan.merged_matmuls_mb == 0:
         rows.append(("merged matmuls", "none", "each product of a layer fills the GPU by itself"))
     return rows
