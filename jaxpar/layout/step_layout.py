@@ -10,7 +10,7 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxpar.attention.balance import sequence_order
-from jaxpar.config import Config
+from jaxpar.config import Config, UserError
 from jaxpar.config.axes import BATCH_AXES, DATA_AXES
 from jaxpar.config.counting import kv_heads
 from jaxpar.config.parts import OBJECTIVES, implementation
@@ -56,6 +56,11 @@ class StepLayout:
 
     def __post_init__(self) -> None:
         self.optimizer.check_layout(self.config.optimizer.name, self.master, self.plan.axes)
+        if self.islands and not self.order.in_order:
+            raise UserError(
+                f"islands.every: {self.config.islands.every} needs pipeline ranks with layers in the model's order; "
+                "expected one chunk on each (parallel.virtual_stages), all as long"
+            )
 
     @cached_property
     def order(self) -> LayerOrder:

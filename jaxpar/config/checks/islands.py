@@ -55,7 +55,7 @@ def _check_period(config: Config, every: int) -> None:
 def _check_excluded(config: Config) -> None:
     excluded = {
         f"optimizer.ema: {config.optimizer.ema}": config.optimizer.ema is not None,
-        f"memory.optimizer_offload: {config.memory.optimizer_offload}": config.memory.optimizer_offload == "file",
+        f"memory.optimizer_offload: {config.memory.optimizer_offload}": config.memory.optimizer_offload != "none",
         f"data.source: {config.data.source}": OBJECTIVES[config.loss.name].rewards,
     }
     for what, asked in excluded.items():
