@@ -1,46 +1,65 @@
 """Held-out loss of the quickstart's model trained on islands beside data parallelism, at equal tokens, over seeds.
 
-    python -m benchmarks.islands --folder runs/islands --seeds 3 --steps 120
+    python -m benchmarks.islands --seeds 3 --steps 120
 
 Islands split the rows of each batch, so that every run sees the same tokens; the last step is one of an exchange. The
-run of data parallelism is on one device, which has its numbers but for the order of sums. A study that was cut off goes
-on (`benchmarks.held_out`).
+run of data parallelism is on one device, which has its numbers but for the order of sums.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from benchmarks.held_out import add_study, held_out, table
-from benchmarks.results import write_json
-from jaxpar.cli import Parser, command
+from benchmarks.held_out import CONFIG, table
+from benchmarks.results import add_json_file, write_json
+from jaxpar.cli import Parser, command, positive
 
 REFERENCE = "data parallelism"
-SIZE = {"parallel.fsdp": 1, "data.batch_size": 8, "data.sequence_length": 128}
+SIZE = {"parallel.tensor": 1, "parallel.context": 1, "parallel.fsdp": 1, "data.batch_size": 8,
+        "data.sequence_length": 128}  # fmt: skip
+COUNTS, PERIODS = (2, 4), (10, 30)
 RUNS: dict[str, dict[str, Any]] = {REFERENCE: {}} | {
     f"{count} islands, H {every}": {"parallel.islands": count, "islands.every": every}
-    for count in (2, 4)
-    for every in (10, 30)
+    for every in PERIODS
+    for count in COUNTS
 }
+
+
+def held_out(settings: Mapping[str, Any], seed: int, steps: int) -> float:
+    """The held-out loss of the global weights after the last step, in nats a byte."""
+    import jax
+
+    from jaxpar.training.run.trainer import Trainer
+
+    run = {"run.steps": steps, "run.seed": seed, **SIZE, **settings}
+    devices = jax.devices()[: settings.get("parallel.islands", 1)]
+    trainer = Trainer(CONFIG, overrides=[f"{key}={value}" for key, value in run.items()], devices=devices)
+    for _ in range(steps):
+        trainer.step()
+    return trainer.evaluate()
 
 
 @command()
 def main(arguments: Sequence[str]) -> None:
     """Command line; the exit code is 2 for a user error."""
+    from jaxpar.config import DistributedConfig
+    from jaxpar.distributed.devices import prepare_devices
+
     parser = Parser("benchmarks.islands", __doc__)
-    add_study(parser, "runs/islands")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="other settings of every island run")
+    parser.add_argument("--seeds", type=positive, default=3)
+    parser.add_argument("--steps", type=positive, default=120)
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="other settings of the island runs")
+    add_json_file(parser)
     options = parser.parse_args(arguments)
+    prepare_devices(max(COUNTS), DistributedConfig())
     more = dict(pair.split("=", 1) for pair in options.set)
     losses: dict[str, list[float]] = {name: [] for name in RUNS}
     for seed in range(options.seeds):
         for name, settings in RUNS.items():
-            own = settings | (more if settings else {})
-            run = "-".join([name, *(f"{key}-{value}" for key, value in own.items() if key in more)])
-            losses[name].append(held_out(options, run.replace(",", "").replace(" ", "-"), seed, SIZE | own))
+            losses[name].append(held_out(settings | (more if settings else {}), seed, options.steps))
             print(f"{name}, seed {seed}: {losses[name][-1]:.4f}", flush=True)
-    write_json(options.json, losses)
+            write_json(options.json, losses)
     print(table(losses, REFERENCE, "run"))
 
 

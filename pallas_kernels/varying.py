@@ -9,7 +9,6 @@ from contextvars import ContextVar
 import jax
 from jax import lax
 
-
 _EVERYWHERE: ContextVar[frozenset[str]] = ContextVar("everywhere", default=frozenset())
 
 

@@ -36,14 +36,14 @@ def of_islands(layout: Any) -> Any:
 
 def state_layout_of_islands(layout: TrainState) -> TrainState:
     """The partitions of the state, from those of one island's state."""
-    own = of_islands((layout.master, layout.optimizer, layout.applied, layout.skipped_in_row, layout.carried))
-    return _joined(layout, layout.master, own)
+    each = of_islands((layout.master, layout.optimizer, layout.applied, layout.skipped_in_row, layout.carried))
+    return _joined(layout, layout.master, each)
 
 
 def initial_state_of_islands(state: TrainState, islands: int) -> TrainState:
     """The state before the first step, from that of one island: all begin alike. To be traced."""
-    own = on_each_island((state.master, state.optimizer, state.applied, state.skipped_in_row, state.carried), islands)
-    return _joined(state, jax.tree.map(jnp.zeros_like, state.master), own)
+    each = on_each_island((state.master, state.optimizer, state.applied, state.skipped_in_row, state.carried), islands)
+    return _joined(state, jax.tree.map(jnp.zeros_like, state.master), each)
 
 
 def on_each_island(tree: Any, islands: int) -> Any:
@@ -67,8 +67,8 @@ def entered(state: TrainState) -> tuple[TrainState, OuterState]:
 
 def left(island: TrainState, outer: OuterState) -> TrainState:
     """The inverse of `entered`."""
-    own = stacked((island.master, island.optimizer, island.applied, island.skipped_in_row, island.carried))
-    return _joined(island._replace(master=outer.weights), outer.momentum, own)
+    each = stacked((island.master, island.optimizer, island.applied, island.skipped_in_row, island.carried))
+    return _joined(island._replace(master=outer.weights), outer.momentum, each)
 
 
 def stacked(tree: Any) -> Any:
@@ -76,8 +76,8 @@ def stacked(tree: Any) -> Any:
     return jax.tree.map(lambda a: lax.expand_dims(a, (0,)), tree)
 
 
-def _joined(state: TrainState, momentum: Any, own: tuple[Any, ...]) -> TrainState:
-    """`state` with its global weights, and all else that `own` has of each island."""
-    master, optimizer, applied, skipped, carried = own
+def _joined(state: TrainState, momentum: Any, each: tuple[Any, ...]) -> TrainState:
+    """`state` with its global weights, and all else that `each` has of each island."""
+    master, optimizer, applied, skipped, carried = each
     optimizer = {**optimizer, ISLAND_WEIGHTS: master, OUTER_MOMENTUM: momentum}
     return state._replace(optimizer=optimizer, applied=applied, skipped_in_row=skipped, carried=carried)

@@ -36,7 +36,8 @@ def build_mesh(sizes: AxisSizes, devices: Sequence[Device] | None = None) -> Mes
     needed = int(np.prod(shape))
     if needed != len(everything):
         layout = (
-            " x ".join(f"{axis} {size}" for axis, size in zip(MESH_AXES, shape, strict=True) if size > 1) or "one device"
+            " x ".join(f"{axis} {size}" for axis, size in zip(MESH_AXES, shape, strict=True) if size > 1)
+            or "one device"
         )
         raise UserError(
             f"parallel: the layout {layout} needs {plural(needed, 'device')}, but this job has {len(everything)}; "
@@ -56,7 +57,8 @@ def mapped[**P, R](
 ) -> Callable[P, R]:
     """`function` on every device of `mesh`, manual over every axis, with varying types checked.
 
-    Where arguments differ between islands, so may all arrays of `function`. Where `compute` (a dtype) is float32, matmuls are float32 on GPUs too, which would multiply in TF32 by default.
+    Where arguments differ between islands, so may all arrays of `function`. Where `compute` (a dtype) is float32,
+    matmuls are float32 on GPUs too, which would multiply in TF32 by default.
     """
     precision = "highest" if compute == "float32" else "default"
     partitions = jax.tree.leaves(in_layouts, is_leaf=lambda x: isinstance(x, PartitionSpec))

@@ -1,9 +1,9 @@
 """The outer optimizer of islands (DiLoCo, arXiv:2311.08105; Streaming DiLoCo, arXiv:2501.18512).
 
-Each island takes `every` steps of its optimizer from the global weights. The mean over the islands of the global weights
-minus an island's is the outer gradient, with which SGD with momentum updates the global weights; islands go on from
-these. With `fragments` F, the row r of the first dim of each weight (a layer, where layers are stacked) is in fragment
-r mod F, and one fragment is exchanged each `every` / F steps.
+Each island takes `every` steps of its optimizer from the global weights. The mean over the islands of the global
+weights minus an island's is the outer gradient, with which SGD with momentum updates the global weights; islands go on
+from these. With `fragments` F, the row r of the first dim of each weight (a layer, where layers are stacked) is in
+fragment r mod F, and one fragment is exchanged each `every` / F steps.
 
 Pure functions of arrays, of NumPy or JAX: how messages travel is the caller's.
 """

@@ -12,7 +12,7 @@ import numpy as np
 from jaxpar.mesh.build import on_hosts
 
 REDUCED: dict[str, Callable[..., Any]] = {"tokens": np.sum, "finite": np.all, "skipped_in_row": np.max}
-"""What a step metric of the whole run is of those of islands, by name; others are means."""
+"""How step metrics of the whole run are made of those of islands, by name; others are means."""
 
 
 @dataclass(frozen=True, eq=False)

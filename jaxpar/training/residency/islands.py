@@ -58,14 +58,14 @@ class IslandStep:
         delay, done = self.layout.config.islands.delay, state.step + 1
         measure = lambda: self.measure(island, batch, arguments)
         if delay:
-            found, message = self._beside(measure, island.master, outer, state.step)
+            measured, message = self._beside(measure, island.master, outer, state.step)
             # XLA starts a message as late as what reads it allows: nothing does before the backward is done.
-            message, gradients = lax.optimization_barrier((message, found.gradients))
-            found = found._replace(gradients=gradients)
+            message, gradients = lax.optimization_barrier((message, measured.gradients))
+            measured = measured._replace(gradients=gradients)
         else:
-            found, message = measure(), None
-        new = self.updated(island, found.gradients, found.facts)
-        island = found.following._replace(master=new.master, optimizer=new.optimizer)
+            measured, message = measure(), None
+        new = self.updated(island, measured.gradients, measured.facts)
+        island = measured.following._replace(master=new.master, optimizer=new.optimizer)
         if message is not None:
             outer = self._if_sent(state.step, lambda outer: self._outer(outer, message, state.step, arguments), outer)
         else:
@@ -73,7 +73,7 @@ class IslandStep:
             outer = self._if_sent(done, send, outer)
         mix = lambda master: self._mixed(master, outer, done - delay, arguments.outer)
         island = island._replace(master=self._if_sent(done - delay, mix, island.master))
-        return left(island, outer), stacked(found.metrics)
+        return left(island, outer), stacked(measured.metrics)
 
     # ---- when
 
@@ -90,7 +90,7 @@ class IslandStep:
         return jnp.asarray(is_sent(step, self._every, self._fragments))
 
     def _if_sent[Tree](self, step: Int[Array, ""], change: Callable[[Tree], Tree], tree: Tree) -> Tree:
-        """`change(tree)` where a fragment is sent after `step` steps, else the tree. All devices take the same branch."""
+        """`change(tree)` where a fragment is sent after `step` steps, else the tree; the same on all devices."""
         alike = lambda old: jax.tree.map(lambda new, old: new.astype(old.dtype), change(old), old)
         return lax.cond(self._sent(step), alike, lambda tree: tree, tree)
 
@@ -113,7 +113,7 @@ class IslandStep:
         with jax.named_scope("outer_gradient"):
             each = zip(self._taken(outer.weights, step), self._taken(master, step), strict=True)
             wire = self.layout.config.islands.wire
-            return [_mean(outer_gradient(shared, own), wire) for shared, own in each]
+            return [_mean(outer_gradient(shared, local), wire) for shared, local in each]
 
     def _outer(
         self, outer: OuterState, message: list[Rows], step: Int[Array, ""], arguments: StepArguments
@@ -121,11 +121,13 @@ class IslandStep:
         each = zip(self._taken(outer.weights, step), self._taken(outer.momentum, step), message, strict=True)
         nesterov = self.layout.config.islands.outer.nesterov
         new = [outer_update(*one, arguments.outer, nesterov) for one in each]
-        return OuterState(*(self._put(old, rows, step) for old, rows in zip(outer, zip(*new, strict=True), strict=True)))
+        return OuterState(
+            *(self._put(old, rows, step) for old, rows in zip(outer, zip(*new, strict=True), strict=True))
+        )
 
     def _mixed(self, master: Weights, outer: OuterState, step: Int[Array, ""], arguments: OuterArguments) -> Weights:
         each = zip(self._taken(master, step), self._taken(outer.weights, step), strict=True)
-        return self._put(master, [mixed(own, shared, arguments.mix) for own, shared in each], step)
+        return self._put(master, [mixed(local, shared, arguments.mix) for local, shared in each], step)
 
     # ---- fragments
 

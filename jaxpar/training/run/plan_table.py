@@ -10,6 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.tree_util import KeyPath
 
 from jaxpar.attention.balance import imbalance, visible_pairs_per_rank
+from jaxpar.config import Config
 from jaxpar.config.counting import window_of
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan

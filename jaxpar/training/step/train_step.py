@@ -17,8 +17,8 @@ from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.layout.step_options import step_options
-from jaxpar.mesh.build import Layouts, mapped
 from jaxpar.mesh.axes import vary
+from jaxpar.mesh.build import Layouts, mapped
 from jaxpar.mesh.collectives import sum_over_islands
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch

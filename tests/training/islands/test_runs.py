@@ -1,4 +1,4 @@
-"""Runs on islands: they continue from a checkpoint with the same bits, and all that reads weights reads the global ones."""
+"""Runs on islands: they continue with the same bits, and all that reads their weights reads the global ones."""
 
 from pathlib import Path
 from typing import Any

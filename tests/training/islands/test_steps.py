@@ -1,5 +1,6 @@
 """Steps on islands against the runs that they are by definition: data parallelism, one run, a replay in NumPy."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -63,7 +64,6 @@ def test_sgd_exchanged_each_step_is_data_parallelism():
     np.testing.assert_allclose(losses, of_replicas, rtol=TOLERANCE)
 
 
-
 @pytest.mark.long
 def test_islands_with_the_same_rows_are_one_run():
     """Whatever the optimizer, at exchanges and between them."""
@@ -78,9 +78,7 @@ OUTER = {"rate": 0.7, "momentum": 0.9, "nesterov": True}
 
 def outer64(state: Any, weights: Any) -> tuple[Any, Any]:
     """(global weights, momentum) after the islands exchanged `weights`, in float64."""
-    shared, momentum = (
-        jax.tree.map(np.float64, tree) for tree in (state.master, state.optimizer["outer_momentum"])
-    )
+    shared, momentum = (jax.tree.map(np.float64, tree) for tree in (state.master, state.optimizer["outer_momentum"]))
     gradient = jax.tree.map(lambda w, own: w - np.float64(own).mean(axis=0), shared, weights)
     momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradient)
     return jax.tree.map(lambda w, m, g: w - 0.7 * (g + 0.9 * m), shared, momentum, gradient), momentum
@@ -101,12 +99,26 @@ def test_exchanges_are_updates_with_nesterov_momentum(count):
         state = advance(run, state, step)
         after = jax.device_get(state)
         if step % 2 == 0:
+            first, last = (jax.tree.map(lambda leaf, i=i: leaf[i], own) for i in (0, -1))
+            assert count == 1 or worst_difference(first, last)[0] > TOLERANCE, "islands have rows of their own"
             assert_same_bits((after.master, after.optimizer[ISLAND_WEIGHTS]), (before.master, own))
             continue
         shared, momentum = outer64(before, own)
         assert_close(after.master, shared)
         assert_close(after.optimizer["outer_momentum"], momentum)
         assert_same_bits(after.optimizer[ISLAND_WEIGHTS], jax.tree.map(lambda a: np.stack([a] * count), after.master))
+
+
+def rows_of(leaf: np.ndarray, fragment: int, fragments: int) -> np.ndarray:
+    return np.arange(len(leaf)) % fragments == fragment
+
+
+def put_rows(rows: Any, new: np.ndarray, old: np.ndarray) -> np.ndarray:
+    return np.where(rows(old).reshape(-1, *[1] * (old.ndim - 1)), new, old)
+
+
+def count_rows(rows: Any, times: np.ndarray, leaf: np.ndarray) -> np.ndarray:
+    return times + rows(leaf)
 
 
 @pytest.mark.long
@@ -117,18 +129,17 @@ def test_a_fragment_is_sent_beside_a_step_and_reaches_the_islands_after_the_dela
     states = [jax.device_get(run.step.residency.initial_state()), *trained(run, 3 * every)[0]]
     interval, seen = every // fragments, jax.tree.map(lambda leaf: np.zeros(len(leaf), int), states[0].master)
     for taken in range(interval, 2 * every + 1, interval):
-        fragment = (taken // interval - 1) % fragments
-        rows = lambda leaf, fragment=fragment: np.arange(len(leaf)) % fragments == fragment
+        rows = partial(rows_of, fragment=(taken // interval - 1) % fragments, fragments=fragments)
         before, after, mixed = states[taken], states[taken + 1], states[taken + delay]
         shared, momentum = outer64(before, before.optimizer[ISLAND_WEIGHTS])
-        put = lambda new, old: np.where(rows(old).reshape(-1, *[1] * (old.ndim - 1)), new, old)
+        put = partial(put_rows, rows)
         assert_close(after.master, jax.tree.map(put, shared, before.master))
         assert_close(after.optimizer["outer_momentum"], jax.tree.map(put, momentum, before.optimizer["outer_momentum"]))
         for own, shared in zip(*map(jax.tree.leaves, (mixed.optimizer[ISLAND_WEIGHTS], mixed.master)), strict=True):
             own, shared = own[:, rows(shared)], shared[rows(shared)]
             assert (own == shared).all() if mix == 0 else not (own == shared).all()
         if taken <= every:
-            seen = jax.tree.map(lambda times, leaf: times + rows(leaf), seen, states[0].master)
+            seen = jax.tree.map(partial(count_rows, rows), seen, states[0].master)
     assert all((times == 1).all() for times in jax.tree.leaves(seen)), "fragments together are the whole"
 
 
