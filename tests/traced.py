@@ -11,14 +11,14 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import AxisType, Mesh
 
-from jaxpar.mesh.axes import AXES
+from jaxpar.mesh.axes import MESH_AXES
 
 
 def mesh_of(**sizes: int) -> Mesh:
     """A mesh of all axes, of size 1 where not given, on the first virtual devices."""
-    shape = tuple(sizes.get(axis, 1) for axis in AXES)
+    shape = tuple(sizes.get(axis, 1) for axis in MESH_AXES)
     devices = np.array(jax.devices()[: prod(shape)]).reshape(shape)
-    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def operations(function: Any, *arguments: Any) -> list[tuple[Any, int]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from jaxpar.config.axes import BATCH_AXES, MESH_AXES, check_axes
+from jaxpar.config.axes import BATCH_AXES, DATA_AXES, MESH_AXES, check_axes
 from jaxpar.config.bounds import RANKS, spell_limit
 from jaxpar.config.checks.sizes import divides, known
 from jaxpar.config.counting import kv_heads, padded_vocab
@@ -107,5 +107,6 @@ def check_sequence(config: Config) -> None:
 
 def check_batch(config: Config) -> None:
     """Refuse a batch that data ranks x microbatches do not divide."""
-    parts = known(config.parallel, *BATCH_AXES) * config.parallel.microbatches
-    divides("data.batch_size", config.data.batch_size, f"parallel.{' x '.join(BATCH_AXES)} x microbatches", parts)
+    axes = DATA_AXES if config.parallel.islands == 1 else BATCH_AXES
+    parts = known(config.parallel, *axes) * config.parallel.microbatches
+    divides("data.batch_size", config.data.batch_size, f"parallel.{' x '.join(axes)} x microbatches", parts)

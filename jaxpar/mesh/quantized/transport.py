@@ -9,7 +9,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from jax import lax
 
-from jaxpar.mesh.axes import MESH_AXES, SHARD_AXES
+from jaxpar.mesh.axes import AXES, SHARD_AXES
 
 type WeightDtype = Literal["int8", "float8_e4m3fn"]
 type GradientDtype = Literal["bfloat16", "int8", "int4"]
@@ -87,14 +87,15 @@ class Levels(NamedTuple):
 
 def levels_of(axes: Sequence[str], node_devices: int | None) -> Levels:
     """The levels of a collective over `axes`, inside the step's map; one level if `node_devices` is None."""
-    sizes = {axis: lax.axis_size(axis) for axis in MESH_AXES}
+    sizes = {axis: lax.axis_size(axis) for axis in AXES}
     found = split_by_nodes(sizes, axes, node_devices)
     assert found is not None, f"ranks of {tuple(axes)} are not spread evenly over nodes of {node_devices} devices"
     return found
 
 
 def split_by_nodes(sizes: Mapping[str, int], axes: Sequence[str], node_devices: int | None) -> Levels | None:
-    """The levels of a collective over `axes` of a mesh, whose devices fill nodes of `node_devices` one after another.
+    """The levels of a collective over `axes` of a mesh, whose devices, those of an island, fill nodes of
+    `node_devices` one after another.
 
     None where groups have different numbers of ranks in their nodes. A collective whose ranks are all in one node, or
     each in a node of its own, has one level.
@@ -102,8 +103,8 @@ def split_by_nodes(sizes: Mapping[str, int], axes: Sequence[str], node_devices: 
     ranks = int(np.prod([sizes[axis] for axis in axes]))
     if node_devices is None:
         return Levels(1, ranks)
-    devices = np.arange(int(np.prod([sizes[axis] for axis in MESH_AXES]))).reshape([sizes[axis] for axis in MESH_AXES])
-    places = [MESH_AXES.index(axis) for axis in axes]
+    devices = np.arange(int(np.prod([sizes[axis] for axis in AXES]))).reshape([sizes[axis] for axis in AXES])
+    places = [AXES.index(axis) for axis in axes]
     groups = np.moveaxis(devices, places, range(-len(places), 0)).reshape(-1, ranks) // node_devices
     each = int((groups[0] == groups[0, 0]).sum())
     if ranks % each:
