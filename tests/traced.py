@@ -71,7 +71,7 @@ def sent_bytes(mesh: Mesh, function: Any, *arguments: Any) -> Counter[str]:
         axes = equation.params.get("axis_name", equation.params.get("axes", ()))
         axes = axes if isinstance(axes, tuple) else (axes,)
         if kind not in SENT:
-            named = [axis for axis in axes if axis in AXES]
+            named = [axis for axis in axes if axis in MESH_AXES]
             assert not named or kind in ("axis_index", "pvary", "pcast"), f"{kind} over {named} has no formula"
             continue
         ranks = group_size(mesh, equation)
