@@ -57,6 +57,7 @@ def assert_close(found: Any, wanted: Any) -> None:
     assert worst <= TOLERANCE, f"{leaf} differs by {worst:.1e}"
 
 
+@pytest.mark.long
 def test_sgd_exchanged_each_step_is_data_parallelism():
     states, losses = trained(made({"every": 1, "outer": AVERAGING}, optimizer=SGD), 3)
     wanted, of_replicas = trained(made(count=1, parallel={"replica": 2}, optimizer=SGD), 3)
