@@ -27,7 +27,8 @@ NAV = {
     "Guides": (
         "planner", "inspect", "cluster-files", "parallelism", "memory", "long-context", "attention", "hybrids",
         "spikingbrain", "pipelines", "experts", "fp8", "zeropp", "islands", "low-rank", "weights", "fine-tune",
-        "reinforcement", "asynchronous-rl", "environments", "conversations", "objectives", "generate", "serving", "evaluation", "python",
+        "reinforcement", "asynchronous-rl", "environments", "conversations", "objectives", "generate", "serving",
+        "evaluation", "python",
         "checkpoints", "operations", "warnings", "reports", "network", "Extend jaxpar <extending>",
     ),
     "Reference": ("configuration", "families", "commands", "api", "special-tokens", "glossary"),
