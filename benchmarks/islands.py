@@ -35,10 +35,10 @@ def held_out(settings: Mapping[str, Any], seeds: Sequence[int], steps: int) -> l
 
     from jaxpar.data import batch_rows, open_data
     from jaxpar.training.run.batches import heldout_metrics
-    from jaxpar.training.run.trainer import Trainer
+    from jaxpar.training.run.run import Run
 
     overrides = [f"{key}={value}" for key, value in {"run.steps": steps, **SIZE, **settings}.items()]
-    run = Trainer(CONFIG, overrides=overrides, devices=jax.devices()[: settings.get("parallel.islands", 1)])._run
+    run = Run(CONFIG, overrides=overrides, devices=jax.devices()[: settings.get("parallel.islands", 1)])
     layout, functions, config = run.layout, run.functions, run.config
     made = jax.jit(layout.initial_state, out_shardings=layout.state_shardings(run.mesh))
     losses = []

@@ -17,6 +17,8 @@ from jaxtyping import Array, Bool, Float, Int, UInt8
 
 from jaxpar.mesh.quantized.blocks import decode, encode, row_bytes
 
+type Values = Any
+"""Floats, an array of NumPy or of JAX."""
 type Steps = Int[Array, ""] | int
 """Steps taken so far."""
 
@@ -30,18 +32,18 @@ class OuterArguments(NamedTuple):
     """Share of the island's weights in those that it goes on with; the rest is that of the global weights."""
 
 
-def outer_gradient(shared: Float[Array, "..."], local: Float[Array, "..."]) -> Float[Array, "..."]:
+def outer_gradient(shared: Values, local: Values) -> Values:
     """The outer gradient of one island; that of an update is the mean over islands."""
     return shared - local
 
 
 def outer_update(
-    shared: Float[Array, "..."],
-    momentum: Float[Array, "..."],
-    gradient: Float[Array, "..."],
+    shared: Values,
+    momentum: Values,
+    gradient: Values,
     arguments: OuterArguments,
     nesterov: bool,
-) -> tuple[Float[Array, "..."], Float[Array, "..."]]:
+) -> tuple[Values, Values]:
     """(global weights, momentum) after an outer update, as PyTorch's SGD: `m <- mu m + g`, and the weights move by the
     rate times m, or times `g + mu m` with Nesterov momentum."""
     momentum = arguments.momentum * momentum + gradient
@@ -49,7 +51,7 @@ def outer_update(
     return shared - arguments.rate * direction, momentum
 
 
-def mixed(local: Float[Array, "..."], shared: Float[Array, "..."], mix: Float[Array, ""] | float) -> Any:
+def mixed(local: Values, shared: Values, mix: Float[Array, ""] | float) -> Any:
     """The weights with which an island goes on; the bits of the global ones where `mix` is 0."""
     return shared + mix * (local - shared)
 
@@ -64,7 +66,7 @@ def fragment_sent(step: Steps, every: int, fragments: int) -> Steps:
     return (step // (every // fragments) - 1) % fragments
 
 
-def to_wire(rows: Float[Array, "rows elements"], wire: str | None) -> Any:
+def to_wire(rows: Values, wire: str | None) -> Any:
     """An outer gradient as the array that travels: float32, or the bytes of codes with a scale for each 256 elements.
 
     Codes are rounded to the nearest. The error of an element is at most 1/250 of the largest of its block under int8,
