@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
-from jaxpar.config.bounds import BELOW_ONE, LAYERS, at_least
+from jaxpar.config.bounds import BELOW_ONE, LAYERS, RANKS, SECONDS, at_least
 from jaxpar.config.mappings.outer import OuterConfig
 
 
@@ -31,3 +31,19 @@ class IslandsConfig:
     wire: Literal["int8", "int4"] | None = None
     """Outer gradients while they travel: codes of 8 or 4 bits with a scale for each 256 of them, summed in float32;
     null is float32."""
+    folder: str | None = None
+    """A folder that all islands see, where each is a job of its own with its own mesh: they exchange outer gradients
+    through it (`docs/island-jobs.md`), and `run.name` is the name of an island. Null is for islands of one job."""
+    quorum: Annotated[int, at_least(1, RANKS)] = 1
+    """Fewest islands with whose outer gradients a round in `folder` may close; as many as you start, if all must be in
+    the first round."""
+    wait_s: Annotated[float, at_least(0, SECONDS)] = 600.0
+    """Seconds after its own outer gradient that an island waits for those of others that work on the same round."""
+    keep_rounds: Annotated[int, at_least(1)] = 4
+    """Rounds before the newest outer state whose arrays stay in `folder`, so that they can be reproduced; records of
+    older ones stay."""
+
+    @property
+    def of_one_job(self) -> bool:
+        """Whether the islands are parts of a job's mesh."""
+        return self.every is not None and self.folder is None
