@@ -203,6 +203,9 @@ DATA_SOURCES: dict[str, DataSource] = {
 }
 """Values of `data.source`."""
 
+ISLAND_RUN = "jaxpar.training.islands.run:IslandRun"
+"""The run of one of several jobs, with `islands.folder`."""
+
 
 @dataclass(frozen=True)
 class MembersOf:

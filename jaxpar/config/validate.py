@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from jaxpar.config.axes import BATCH_AXES, ISLANDS, MESH_AXES, SHARD_AXES
+from jaxpar.config.checks.island_jobs import check_island_jobs
 from jaxpar.config.checks.islands import check_islands
 from jaxpar.config.checks.latent_attention import check_latent_attention
 from jaxpar.config.checks.layout import (
@@ -95,6 +96,7 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Config], None]], ...] = (
     ((), check_data),
     ((), check_loss),
     ((ISLANDS,), check_islands),
+    ((ISLANDS,), check_island_jobs),
     ((), check_watch),
     ((), check_distributed),
 )

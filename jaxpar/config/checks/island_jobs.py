@@ -1,0 +1,36 @@
+"""Checks of islands that are jobs of their own."""
+
+from __future__ import annotations
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.parts import DATA_SOURCES, DataSource
+from jaxpar.config.reading.typed import spell
+from jaxpar.config.schema import Config
+from jaxpar.config.schema.islands import IslandsConfig
+from jaxpar.config.spelling import quoted
+
+ALONE = ("quorum", "wait_s", "keep_rounds")
+"""Keys of `islands` that only jobs read."""
+TOGETHER = ("fragments", "delay", "mix")
+"""Keys of `islands` that only islands of one job read."""
+
+
+def check_island_jobs(config: Config) -> None:
+    """Refuse settings that an exchange through a folder does not read, and names that are no file in it."""
+    islands, usual = config.islands, IslandsConfig()
+    jobs = islands.folder is not None
+    for key in TOGETHER if jobs else ALONE:
+        if (value := getattr(islands, key)) != getattr(usual, key):
+            beside = quoted(islands.folder) if islands.folder is not None else "null"
+            raise UserError(
+                f"islands.{key}: {spell(value)} would not be used, because islands.folder is {beside}; expected the "
+                f"default, {spell(getattr(usual, key))}"
+            )
+    if not jobs:
+        return
+    if islands.every is None:
+        raise UserError("islands.every: null, and islands.folder is set; expected the steps between two exchanges")
+    if DATA_SOURCES[config.data.source].run != DataSource.run:
+        raise UserError(f"islands.folder: expected null with data.source: {config.data.source}")
+    if config.run.name.startswith("."):
+        raise UserError(f"run.name: {quoted(config.run.name)} names an island, which does not begin with a dot")
