@@ -203,7 +203,7 @@ DATA_SOURCES: dict[str, DataSource] = {
 }
 """Values of `data.source`."""
 
-ISLAND_RUN = "jaxpar.training.islands.run:IslandRun"
+ISLAND_RUN = "jaxpar.training.island_jobs.run:IslandRun"
 """The run of one of several jobs, with `islands.folder`."""
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.parts import DATA_SOURCES, DataSource
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config
 from jaxpar.config.schema.islands import IslandsConfig
@@ -28,9 +27,5 @@ def check_island_jobs(config: Config) -> None:
             )
     if not jobs:
         return
-    if islands.every is None:
-        raise UserError("islands.every: null, and islands.folder is set; expected the steps between two exchanges")
-    if DATA_SOURCES[config.data.source].run != DataSource.run:
-        raise UserError(f"islands.folder: expected null with data.source: {config.data.source}")
     if config.run.name.startswith("."):
         raise UserError(f"run.name: {quoted(config.run.name)} names an island, which does not begin with a dot")

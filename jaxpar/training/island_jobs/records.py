@@ -54,7 +54,7 @@ class Stored:
     round: int
     """The round that begins with it."""
     digest: str
-    """Of the first state, that of its files; of a later one, of the state and the contributions that make it."""
+    """The first state has the digest of its files, a later one that of the state and the contributions that make it."""
     stored_by: str
     files: dict[str, Entry]
 
@@ -73,7 +73,9 @@ def from_bytes[Record](kind: type[Record], content: bytes) -> Record:
         if {name: type(value) for name, value in values.items()} != wanted:
             raise Damage("its record has other fields")
         if "files" in values:
-            values["files"] = {str(name): Entry(int(size), str(digest)) for name, (size, digest) in values["files"].items()}
+            values["files"] = {
+                str(name): Entry(int(size), str(digest)) for name, (size, digest) in values["files"].items()
+            }
         return kind(**values)
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise Damage("its record is damaged") from error

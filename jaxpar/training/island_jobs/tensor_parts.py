@@ -1,8 +1,8 @@
 """Parts of named arrays in `safetensors` files: each process writes those that it has, and any process reads a region.
 
-The name of a tensor is that of its array, `@`, and the range of the part along each dim: `layers/all/mlp/up@0:4.64:128`.
-Outer gradients may be stored as the bytes in which they travel (`islands.wire`): [rows, bytes], a row of the first dim
-each.
+The name of a tensor is that of its array, `@`, and the range of the part along each dim:
+`layers/all/mlp/up@0:4.64:128`. Outer gradients may be stored as the bytes in which they travel (`islands.wire`):
+[rows, bytes], a row of the first dim each.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def write_parts(path: Path, parts: Mapping[Part, np.ndarray], wire: str | None =
 
 
 def _sent(array: np.ndarray, wire: str | None) -> np.ndarray:
-    return array if wire is None else np.asarray(to_wire(array.reshape(_rows(array.shape), -1), wire))
+    rows: Any = array.reshape(_rows(array.shape), -1)
+    return array if wire is None else np.asarray(to_wire(rows, wire))
 
 
 def _rows(shape: tuple[int, ...]) -> int:

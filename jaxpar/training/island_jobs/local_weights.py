@@ -15,7 +15,7 @@ import numpy as np
 from jaxpar.checkpoint.leaves import named_leaves
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.parameters import Weights
-from jaxpar.training.islands.tensor_parts import Part
+from jaxpar.training.island_jobs.tensor_parts import Part
 from jaxpar.training.residency.saved_state import SavedState
 
 type Parts = dict[Part, np.ndarray]

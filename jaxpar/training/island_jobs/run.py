@@ -15,10 +15,10 @@ from jaxpar.data.randomness import random_bits
 from jaxpar.layout.state import TrainState
 from jaxpar.mesh.parameters import Weights
 from jaxpar.observe.events import Listener
-from jaxpar.training.islands.exchange import Exchange
-from jaxpar.training.islands.island import Island
-from jaxpar.training.islands.local_weights import LocalWeights
-from jaxpar.training.islands.records import Closed, digest_of
+from jaxpar.training.island_jobs.exchange import Exchange
+from jaxpar.training.island_jobs.island import Island
+from jaxpar.training.island_jobs.local_weights import LocalWeights
+from jaxpar.training.island_jobs.records import Closed, digest_of
 from jaxpar.training.run.run import Run
 from jaxpar.training.run_folder.lock import RunLock
 from jaxpar.training.step.forward_backward import StepMetrics
@@ -112,7 +112,7 @@ class IslandRun(Run):
 
     def _join(self) -> None:
         """Take the newest outer state; the weights of a checkpoint go on where its round is still open."""
-        if not self._lock.held and (notice := from_first(self._lock.take)) is not None:
+        if (notice := from_first(self._lock.take)) is not None:
             self._listeners.message(notice)
         from_first(lambda: self.island.exchange.join(self._agreed))
         self._steps = self._base_step = int(self.state.step)

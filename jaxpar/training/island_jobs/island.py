@@ -1,8 +1,8 @@
 """One job in an exchange between islands. All methods are collective over the processes of the job.
 
-Process 0 reads and writes records. Each process writes the parts that it has, reads the regions of others that it needs,
-and checks its share of the files. The outer update is computed with NumPy in float32, in the order of the islands'
-names, so that every job has the same bits.
+Process 0 reads and writes records. Each process writes the parts that it has, reads the regions of others that it
+needs, and checks its share of the files. The outer update is computed with NumPy in float32, in the order of the
+islands' names, so that every job has the same bits.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 
-import jax
 import numpy as np
 
-from jaxpar.checkpoint.digests import Entry, file_entries
+from jaxpar.checkpoint.digests import Entry
 from jaxpar.checkpoint.errors import Damage, reason
 from jaxpar.checkpoint.processes import from_first, judged
 from jaxpar.config.errors import UserError
@@ -24,10 +23,11 @@ from jaxpar.config.schema.islands import IslandsConfig
 from jaxpar.config.spelling import named
 from jaxpar.distributed import liveness
 from jaxpar.optim.outer import OuterArguments, outer_gradient, outer_update
-from jaxpar.training.islands.exchange import Exchange, damaged_files
-from jaxpar.training.islands.local_weights import Parts
-from jaxpar.training.islands.records import Closed, Contribution, Stored, digest_of
-from jaxpar.training.islands.tensor_parts import Part, TensorParts, write_parts
+from jaxpar.training.island_jobs import array_files
+from jaxpar.training.island_jobs.exchange import Exchange
+from jaxpar.training.island_jobs.local_weights import Parts
+from jaxpar.training.island_jobs.records import Closed, Contribution, Stored, digest_of
+from jaxpar.training.island_jobs.tensor_parts import Part
 
 LONGEST_PAUSE_S = 2.0
 """Between two looks into the folder."""
@@ -48,7 +48,7 @@ class Island:
         self.round = 0
         """The round that this island works on."""
         self.digest = ""
-        """That of the outer state before it."""
+        """Digest of the outer state before it."""
         self.shared: Parts = {}
         """The parts of this process of the outer state's weights."""
         self.momentum: Parts = {}
@@ -67,18 +67,20 @@ class Island:
         from_first(lambda: self.exchange.begin(self.round))
 
     def contribute(self, parts: Parts, saves: Iterable[Part], steps: int, tokens: int) -> None:
-        """Add the outer gradient of these weights to the round. Nothing is written where it was before a restart."""
-        gradients = {part: outer_gradient(self.shared[part], parts[part]) for part in saves}
+        """Add the outer gradient of these weights to the round, unless it is closed, or has one of before a restart."""
+        island = self.exchange.island
+        if from_first(lambda: self.exchange.is_over(self.round)):
+            return
+        shared: Any = self.shared
+        local: Any = parts
+        gradients: Any = {part: outer_gradient(shared[part], local[part]) for part in saves}
         finite = judged(json.dumps(all(bool(np.isfinite(one).all()) for one in gradients.values())), _all)
         if not finite:
             self.say(f"This island does not contribute to round {self.round}: its weights are not finite.")
             from_first(lambda: self.exchange.leave(self.round))
             return
-        island = self.exchange.island
-        if from_first(lambda: island in self.exchange.contributed(self.round)):
-            return
         file = lambda name: self.exchange.contribution_file(self.round, island, name)
-        files = self._written(file, gradients, self.config.wire)
+        files = array_files.written(self.exchange.folder, file, gradients, self.config.wire)
         record = Contribution(self.round, self.digest, self._weights, steps, tokens, files)
         from_first(lambda: self.exchange.contribute(record))
 
@@ -141,7 +143,7 @@ class Island:
                 (island, self.exchange.contribution_file(self.round, island, name), Entry(*entry))
                 for island, (_, why, entries) in records.items() if why is None for name, entry in entries.items()
             ]  # fmt: skip
-            damaged = self._damaged(files)
+            damaged = array_files.damaged(self.exchange.folder, files)
             for island, (digest, why, _) in records.items():
                 self._verified[island] = digest, why or damaged.get(island)
         return [island for island in islands if self._verified[island][1] is not None]
@@ -154,12 +156,6 @@ class Island:
             return "", str(damage), {}
         return digest, None, contribution.files
 
-    def _damaged(self, files: Iterable[tuple[str, str, Entry]]) -> dict[str, str]:
-        """Owner of each damaged file to what is wrong; each process reads its share of (owner, file, entry)."""
-        share = sorted(files)[jax.process_index() :: jax.process_count()]
-        each = [(owner, damaged_files(self.exchange.folder.path, [(name, entry)])) for owner, name, entry in share]
-        return judged(json.dumps({owner: why for owner, why in each if why is not None}), _merged)
-
     def _update(self, closed: Closed) -> str | None:
         """Take the outer state after this round; where a counted contribution cannot be read, returns why instead."""
         counted, outer = sorted(closed.counted), self.config.outer
@@ -169,12 +165,14 @@ class Island:
         paths = from_first(lambda: {island: self._paths(closed.round, island) for island in counted})
 
         def updated() -> tuple[Parts, Parts]:
-            read = [self._tensors(paths[island], self.config.wire) for island in counted]
-            weights, momentum = {}, {}
+            read = [array_files.opened(self.exchange.folder, paths[island], self.config.wire) for island in counted]
+            weights: Parts = {}
+            momentum: Parts = {}
             for part, before in self.shared.items():
                 mean = sum_of([one.read(part) for one in read]) / np.float32(len(read))
-                new = outer_update(before, self.momentum[part], mean, arguments, outer.nesterov)
-                weights[part], momentum[part] = np.asarray(new[0]), np.asarray(new[1])
+                state: tuple[Any, Any, Any] = before, self.momentum[part], mean
+                new: Any = outer_update(*state, arguments, outer.nesterov)
+                weights[part], momentum[part] = new
             return weights, momentum
 
         why = self._taken(updated)
@@ -188,25 +186,26 @@ class Island:
             weights, momentum = read()
             answer = None
         except (Damage, OSError) as error:
-            weights, momentum, answer = self.shared, self.momentum, reason(error) if isinstance(error, OSError) else str(error)
+            weights, momentum, answer = (
+                self.shared,
+                self.momentum,
+                reason(error) if isinstance(error, OSError) else str(error),
+            )
         answer = judged(json.dumps(answer), _first)
         if answer is None:
             self.shared, self.momentum = weights, momentum
         return answer
 
-    def _paths(self, number: int, island: str) -> list[str]:
-        contribution, _ = self.exchange.contribution(number, island)
-        return [self.exchange.contribution_file(number, island, name) for name in sorted(contribution.files)]
-
-    def _tensors(self, names: Iterable[str], wire: str | None = None) -> TensorParts:
-        return TensorParts([self.exchange.folder.path / name for name in names], wire)
+    def _paths(self, index: int, island: str) -> list[str]:
+        contribution, _ = self.exchange.contribution(index, island)
+        return [self.exchange.contribution_file(index, island, name) for name in sorted(contribution.files)]
 
     def _take_newest(self, like: Iterable[Part]) -> None:
         """Read the newest stored outer state that is intact, and repeat the rounds that were closed after it."""
         like, newest = list(like), from_first(self.exchange.newest)
         states = from_first(lambda: [n for n in range(newest, -1, -1) if self.exchange.stored(n) is not None])
-        for number in states:
-            if self._load(number, like):
+        for index in states:
+            if self._load(index, like):
                 break
         else:
             raise UserError(
@@ -221,59 +220,46 @@ class Island:
                     f"({why}), and no later outer state is stored; expected its files as they were written"
                 )
 
-    def _closed(self, number: int) -> Closed:
-        closed = self.exchange.closed(number)
+    def _closed(self, index: int) -> Closed:
+        closed = self.exchange.closed(index)
         assert closed is not None, "rounds before the newest are closed"
         return closed
 
-    def _load(self, number: int, like: Iterable[Part]) -> bool:
+    def _load(self, index: int, like: Iterable[Part]) -> bool:
         """Take the outer state before a round; False where its files are damaged."""
-        stored = Stored(**from_first(lambda: asdict(self.exchange.stored(number) or _MISSING)))
-        path = lambda name: self.exchange.state_file(number, stored.stored_by, name)
-        damaged = self._damaged((stored.stored_by, path(name), Entry(*entry)) for name, entry in stored.files.items())
+        stored = Stored(**from_first(lambda: asdict(self.exchange.stored(index) or _MISSING)))
+        path = lambda name: self.exchange.state_file(index, stored.stored_by, name)
+        files = [(stored.stored_by, path(name), Entry(*entry)) for name, entry in stored.files.items()]
+        damaged = array_files.damaged(self.exchange.folder, files)
 
         def state() -> tuple[Parts, Parts]:
-            tensors = self._tensors(map(path, sorted(stored.files)))
+            tensors = array_files.opened(self.exchange.folder, map(path, sorted(stored.files)))
             read = lambda kind: {part: tensors.read(_named(kind, part)) for part in like}
             return read("weights"), read("momentum")
 
         if (why := damaged.get(stored.stored_by) or self._taken(state)) is not None:
-            self.say(f"The outer state of round {number} is not used: {why}.")
+            self.say(f"The outer state of round {index} is not used: {why}.")
             return False
-        self.round, self.digest, self._verified = number, stored.digest, {}
+        self.round, self.digest, self._verified = index, stored.digest, {}
         return True
 
-    def _store(self, number: int, digest: str | None, saves: Iterable[Part]) -> None:
+    def _store(self, index: int, digest: str | None, saves: Iterable[Part]) -> None:
         """Write the outer state before a round, unless another island did."""
         island, saves = self.exchange.island, list(saves)
         parts = {_named("weights", part): self.shared[part] for part in saves}
         parts |= {_named("momentum", part): self.momentum[part] for part in saves}
-        files = self._written(lambda name: self.exchange.state_file(number, island, name), parts, None)
-        record = Stored(number, digest or digest_of(dict(files)), island, files)
+        path = lambda name: self.exchange.state_file(index, island, name)
+        files = array_files.written(self.exchange.folder, path, parts, None)
+        record = Stored(index, digest or digest_of(dict(files)), island, files)
         if not from_first(lambda: self.exchange.store(record)):
-            from_first(lambda: self.exchange.folder.remove(self.exchange.state_file(number, island, "")))
+            from_first(lambda: self.exchange.folder.remove(self.exchange.state_file(index, island, "")))
 
-    def _written(self, path: Callable[[str], str], parts: Parts, wire: str | None) -> dict[str, Entry]:
-        """Write the parts of this process; returns the entries of the files of all processes."""
-        file, folder = f"{jax.process_index()}.safetensors", self.exchange.folder
-        try:
-            temporary = folder.begin(path(file))
-            write_parts(temporary, parts, wire)
-            folder.finish(temporary, path(file))
-            entries: Any = {file: file_entries(folder.path, [path(file)], flush=False)[path(file)]}
-        except OSError as error:  # the other processes must learn of it
-            entries = {"error": f"{path(file)}: {reason(error)}"}
-        files = judged(json.dumps(entries), _merged)
-        if "error" in files:
-            raise UserError(f"islands.folder: {named(folder.path)} cannot be written ({files['error']})")
-        return {name: Entry(*entry) for name, entry in files.items()}
-
-    def _wait_until_stored(self, number: int) -> None:
+    def _wait_until_stored(self, index: int) -> None:
         """Wait for the outer state before a round, or a later one, as long as for an outer gradient."""
         began = time.monotonic()
-        ready = lambda: self.exchange.newest() > number or self.exchange.stored(number) is not None
+        ready = lambda: self.exchange.newest() > index or self.exchange.stored(index) is not None
         while not from_first(ready) and from_first(lambda: time.monotonic() - began < self.config.wait_s):
-            liveness.at(f"waiting for the outer state of round {number}")
+            liveness.at(f"waiting for the outer state of round {index}")
             time.sleep(0.05)
 
 
@@ -298,7 +284,3 @@ def _first(texts: list[str]) -> str | None:
 
 def _all(texts: list[str]) -> bool:
     return all(json.loads(text) for text in texts)
-
-
-def _merged(texts: list[str]) -> dict[str, Any]:
-    return {name: value for text in texts for name, value in json.loads(text).items()}

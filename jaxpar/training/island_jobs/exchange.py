@@ -13,18 +13,25 @@ Nothing here needs JAX. Process 0 of a job calls these functions; `Island` has w
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxpar.checkpoint.digests import Entry, file_entries
 from jaxpar.checkpoint.errors import Damage
 from jaxpar.checkpoint.folders import step_name
 from jaxpar.checkpoint.shared_folder import SharedFolder
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.spelling import named
-from jaxpar.training.islands.records import Closed, Contribution, Stored, digest_of, following_digest, from_bytes, to_bytes
+from jaxpar.training.island_jobs.records import (
+    Closed,
+    Contribution,
+    Stored,
+    digest_of,
+    following_digest,
+    from_bytes,
+    to_bytes,
+)
 
 ROUNDS = "rounds"
 _AGREED = "exchange.json"
@@ -40,6 +47,8 @@ class Exchange:
 
     def __init__(self, path: Path, island: str) -> None:
         self.folder, self.island = SharedFolder(path), island
+        self._pruned = 0
+        """Rounds before this one were looked into by `prune`."""
 
     def check(self, agreed: Mapping[str, Any]) -> None:
         """Compare what all islands agree on, by key, with what the exchange began with, if it has begun.
@@ -70,27 +79,27 @@ class Exchange:
         if not self.folder.create(_AGREED, (json.dumps(agreed, indent=1, sort_keys=True) + "\n").encode()):
             self.check(agreed)
 
-    def round_folder(self, number: int) -> str:
+    def round_folder(self, index: int) -> str:
         """The name of a round's folder."""
-        return f"{ROUNDS}/{step_name(number)}"
+        return f"{ROUNDS}/{step_name(index)}"
 
     def rounds(self) -> list[int]:
         """The rounds that have a folder, ascending."""
         return [int(name) for name in self.folder.names(ROUNDS) if name.isascii() and name.isdigit()]
 
-    def begin(self, number: int) -> None:
+    def begin(self, index: int) -> None:
         """Say that this island works on a round: the others wait for it."""
-        self.folder.create(f"{self.round_folder(number)}/began/{self.island}", b"")
-        self.folder.remove(f"{self.round_folder(number)}/left/{self.island}")
+        self.folder.create(f"{self.round_folder(index)}/began/{self.island}", b"")
+        self.folder.remove(f"{self.round_folder(index)}/left/{self.island}")
 
-    def leave(self, number: int) -> None:
+    def leave(self, index: int) -> None:
         """Say that this island ends: the others do not wait for it."""
-        self.folder.create(f"{self.round_folder(number)}/left/{self.island}", b"")
+        self.folder.create(f"{self.round_folder(index)}/left/{self.island}", b"")
 
-    def expected(self, number: int) -> set[str]:
+    def expected(self, index: int) -> set[str]:
         """The islands that a round waits for: those counted in the round before, and those that began it."""
-        before = self.closed(number - 1) if number else None
-        names = lambda kind: self.folder.names(f"{self.round_folder(number)}/{kind}")
+        before = self.closed(index - 1) if index else None
+        names = lambda kind: self.folder.names(f"{self.round_folder(index)}/{kind}")
         return {*(() if before is None else before.counted), *names("began")} - {*names("left")}
 
     def contribute(self, contribution: Contribution) -> bool:
@@ -98,22 +107,26 @@ class Exchange:
         name = f"{self._contributions(contribution.round)}/{self.island}.json"
         return self.folder.create(name, to_bytes(contribution))
 
-    def contributed(self, number: int) -> list[str]:
+    def is_over(self, index: int) -> bool:
+        """Whether a round needs nothing more of this island: it is closed, or has its contribution."""
+        return self.closed(index) is not None or self.island in self.contributed(index)
+
+    def contributed(self, index: int) -> list[str]:
         """The islands that contributed to a round, sorted."""
-        names = self.folder.names(self._contributions(number))
+        names = self.folder.names(self._contributions(index))
         return [name.removesuffix(".json") for name in names if name.endswith(".json")]
 
-    def contribution(self, number: int, island: str) -> tuple[Contribution, str]:
+    def contribution(self, index: int, island: str) -> tuple[Contribution, str]:
         """The record of a contribution, and its digest. Raises `Damage` where it is damaged."""
-        content = self.folder.read(f"{self._contributions(number)}/{island}.json")
+        content = self.folder.read(f"{self._contributions(index)}/{island}.json")
         if content is None:
             raise Damage("its record is missing")
         return from_bytes(Contribution, content), digest_of(content)
 
-    def checked(self, number: int, island: str, base: str, weights: str) -> tuple[Contribution, str]:
+    def checked(self, index: int, island: str, base: str, weights: str) -> tuple[Contribution, str]:
         """As `contribution`, of the round's own outer state and model; the files are not read. Raises `Damage`."""
-        contribution, digest = self.contribution(number, island)
-        if contribution.round != number:
+        contribution, digest = self.contribution(index, island)
+        if contribution.round != index:
             raise Damage(f"it is of round {contribution.round}")
         if contribution.base != base:
             raise Damage("it began with another outer state")
@@ -121,58 +134,59 @@ class Exchange:
             raise Damage("it is of another model")
         return contribution, digest
 
-    def contribution_file(self, number: int, island: str, file: str) -> str:
+    def contribution_file(self, index: int, island: str, file: str) -> str:
         """The name of a file of a contribution."""
-        return f"{self._contributions(number)}/{island}/{file}"
+        return f"{self._contributions(index)}/{island}/{file}"
 
-    def closed(self, number: int) -> Closed | None:
+    def closed(self, index: int) -> Closed | None:
         """The end of a round; None while it is open. Raises `UserError` where the record is damaged."""
-        return self._record(Closed, f"{self.round_folder(number)}/closed.json")
+        return self._record(Closed, f"{self.round_folder(index)}/closed.json")
 
-    def close(self, number: int, base: str, counted: Mapping[str, str], refused: Mapping[str, str]) -> Closed:
+    def close(self, index: int, base: str, counted: Mapping[str, str], refused: Mapping[str, str]) -> Closed:
         """Close a round, unless another island was first; returns the record that was written."""
-        absent = sorted(self.expected(number) - {*counted, *refused})
+        absent = sorted(self.expected(index) - {*counted, *refused})
         following = following_digest(base, counted)
-        record = Closed(number, base, following, dict(counted), dict(refused), absent, self.island)
-        if self.folder.create(f"{self.round_folder(number)}/closed.json", to_bytes(record)):
+        record = Closed(index, base, following, dict(counted), dict(refused), absent, self.island)
+        if self.folder.create(f"{self.round_folder(index)}/closed.json", to_bytes(record)):
             return record
-        first = self.closed(number)
+        first = self.closed(index)
         assert first is not None, "a record of this name was there"
         return first
 
     def newest(self) -> int:
         """The round that is open."""
-        return next((number + 1 for number in reversed(self.rounds()) if self.closed(number) is not None), 0)
+        return next((index + 1 for index in reversed(self.rounds()) if self.closed(index) is not None), 0)
 
-    def stored(self, number: int) -> Stored | None:
+    def stored(self, index: int) -> Stored | None:
         """The outer state before a round, where it is in files. Raises `UserError` where the record is damaged."""
-        return self._record(Stored, f"{self.round_folder(number)}/outer.json")
+        return self._record(Stored, f"{self.round_folder(index)}/outer.json")
 
     def store(self, record: Stored) -> bool:
         """Add an outer state, whose files are there; False where another island was first."""
         return self.folder.create(f"{self.round_folder(record.round)}/outer.json", to_bytes(record))
 
-    def state_file(self, number: int, island: str, file: str) -> str:
+    def state_file(self, index: int, island: str, file: str) -> str:
         """The name of a file of an outer state."""
-        return f"{self.round_folder(number)}/outer/{island}/{file}"
+        return f"{self.round_folder(index)}/outer/{island}/{file}"
 
-    def digest(self, number: int) -> str | None:
+    def digest(self, index: int) -> str | None:
         """The digest of the outer state before a round, by any record; None where there is none."""
-        if number and (before := self.closed(number - 1)) is not None:
+        if index and (before := self.closed(index - 1)) is not None:
             return before.following
-        return None if (stored := self.stored(number)) is None else stored.digest
+        return None if (stored := self.stored(index)) is None else stored.digest
 
     def prune(self, before: int) -> None:
         """Remove the arrays of rounds before this one; their records stay."""
-        for number in self.rounds():
-            if number < before:
-                self.folder.remove(f"{self.round_folder(number)}/outer.json")
-                self.folder.remove(f"{self.round_folder(number)}/outer")
-                for island in self.contributed(number):
-                    self.folder.remove(f"{self._contributions(number)}/{island}")
+        for index in self.rounds():
+            if self._pruned <= index < before:
+                self.folder.remove(f"{self.round_folder(index)}/outer.json")
+                self.folder.remove(f"{self.round_folder(index)}/outer")
+                for island in self.contributed(index):
+                    self.folder.remove(f"{self._contributions(index)}/{island}")
+        self._pruned = max(self._pruned, before)
 
-    def _contributions(self, number: int) -> str:
-        return f"{self.round_folder(number)}/contributions"
+    def _contributions(self, index: int) -> str:
+        return f"{self.round_folder(index)}/contributions"
 
     def _record[Record](self, kind: type[Record], name: str) -> Record | None:
         if (content := self.folder.read(name)) is None:
@@ -184,14 +198,3 @@ class Exchange:
                 f"islands.folder: {named(self.folder.path / name)} cannot be used ({damage}); expected it as an island "
                 "wrote it"
             ) from damage
-
-
-def damaged_files(folder: Path, files: Iterable[tuple[str, Entry]]) -> str | None:
-    """Why the first damaged one of these files is; None where all are as their entries say."""
-    for name, entry in files:
-        try:
-            if (folder / name).stat().st_size != entry.size or file_entries(folder, [name], flush=False)[name] != entry:
-                return f"its file {Path(name).name} is damaged"
-        except FileNotFoundError:
-            return f"its file {Path(name).name} is missing"
-    return None
