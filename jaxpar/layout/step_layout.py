@@ -129,7 +129,7 @@ class StepLayout:
     @property
     def islands(self) -> bool:
         """Whether the weights that are trained are those of islands, which an outer optimizer joins."""
-        return self.config.islands.every is not None
+        return self.config.islands.of_one_job
 
     @cached_property
     def carried(self) -> dict[str, Carried[Any]]:

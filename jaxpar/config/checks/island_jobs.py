@@ -27,5 +27,10 @@ def check_island_jobs(config: Config) -> None:
             )
     if not jobs:
         return
+    if config.parallel.islands != 1:
+        raise UserError(
+            f"parallel.islands: {config.parallel.islands}, and each island is a job of its own (islands.folder); "
+            "expected 1"
+        )
     if config.run.name.startswith("."):
         raise UserError(f"run.name: {quoted(config.run.name)} names an island, which does not begin with a dot")

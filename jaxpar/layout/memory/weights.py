@@ -223,7 +223,7 @@ class Weights:
             return 0.0
         sizes = [local.get(axis, 1) for axis in spec.axes]  # one layer
         kept = sum(array.local_bytes(spec, sizes) for array in self._rule(spec).state.values())
-        average, islands = self.config.optimizer.ema is not None, self.config.islands.every is not None
+        average, islands = self.config.optimizer.ema is not None, self.config.islands.of_one_job
         return kept + FLOAT32_BYTES * (1 + average + 2 * islands) * prod(sizes)
 
     def _rule(self, spec: ParamSpec) -> Rule:

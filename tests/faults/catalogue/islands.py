@@ -3,6 +3,7 @@
 from tests.faults.fault import Fault
 
 STEPS = "tests/training/islands/test_steps.py"
+ROUNDS = "tests/training/island_jobs/test_rounds.py"
 ISLANDS = (
     Fault(
         name="outer_momentum_without_look_ahead",
@@ -85,5 +86,53 @@ ISLANDS = (
         old="if islands.fragments > config.model.layers:",
         new="if False:",
         caught_by=("tests/config/test_islands.py::test_islands_that_cannot_train_are_refused[fragments]",),
+    ),
+    Fault(
+        name="contributions_of_an_earlier_round_counted",
+        description="An outer gradient of an earlier round is counted in this one.",
+        file="jaxpar/training/island_jobs/exchange.py",
+        old="if contribution.round != index:",
+        new="if contribution.round > index:",
+        caught_by=(f"{ROUNDS}::test_a_contribution_of_an_earlier_round_is_refused",),
+    ),
+    Fault(
+        name="contributions_of_another_outer_state_counted",
+        description="An outer gradient that began with another outer state is counted.",
+        file="jaxpar/training/island_jobs/exchange.py",
+        old="if contribution.base != base:",
+        new="if not contribution.base:",
+        caught_by=(f"{ROUNDS}::test_a_contribution_of_another_state_or_model_is_refused[change0-it began with another outer state]",),
+    ),
+    Fault(
+        name="damaged_contributions_counted",
+        description="Only the size of an outer gradient's file is compared, and not its digest.",
+        file="jaxpar/training/island_jobs/array_files.py",
+        old=" or file_entries(path.parent, [path.name], flush=False)[path.name] != entry:",
+        new=":",
+        caught_by=(f"{ROUNDS}::test_a_damaged_contribution_is_refused_and_the_others_go_on[a bit]",),
+    ),
+    Fault(
+        name="outer_gradients_summed_in_any_order",
+        description="Each island adds up the outer gradients from its own on.",
+        file="jaxpar/training/island_jobs/island.py",
+        old="counted, outer = sorted(closed.counted), self.config.outer",
+        new="counted, outer = sorted(closed.counted, key=lambda name: name != self.exchange.island), self.config.outer",
+        caught_by=(f"{ROUNDS}::test_all_islands_have_the_same_bits_whatever_their_mesh_and_order",),
+    ),
+    Fault(
+        name="a_slow_island_goes_on_from_a_state_of_its_own",
+        description="An island whose round was closed without it goes on with that round's outcome, not the newest.",
+        file="jaxpar/training/island_jobs/island.py",
+        old="if from_first(self.exchange.newest) > following:",
+        new="if not closed.counted:",
+        caught_by=(f"{ROUNDS}::test_a_slow_island_is_refused_by_its_round_and_goes_on_from_the_newest_state",),
+    ),
+    Fault(
+        name="islands_that_are_gone_waited_for",
+        description="An island that was absent from a round is waited for in the next ones.",
+        file="jaxpar/training/island_jobs/exchange.py",
+        old="*(() if before is None else before.counted)",
+        new="*(() if before is None else [*before.counted, *before.absent])",
+        caught_by=(f"{ROUNDS}::test_a_slow_island_is_refused_by_its_round_and_goes_on_from_the_newest_state",),
     ),
 )

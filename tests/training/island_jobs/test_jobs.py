@@ -141,6 +141,8 @@ def test_two_jobs_of_one_name_are_refused(tmp_path: Path):
         ({"islands": {"every": 2, "quorum": 2}}, "islands.quorum: 2 would not be used, because islands.folder is null"),
         ({"islands": {"every": 2, "folder": "x"}, "run": {"name": ".a"}}, "run.name: '.a' names an island"),
         ({"islands": {"every": 2, "folder": "a\0b"}}, "islands.folder: "),
+        ({"islands": {"folder": "x"}}, "islands.folder: x would not be used, because islands.every is null"),
+        ({"islands": {"every": 2, "folder": "x"}, "parallel": {"islands": 2}}, "parallel.islands: 2, and each island is a job"),
     ],
 )  # fmt: skip
 def test_settings_that_do_not_fit_are_one_sentence(sections: dict[str, Any], sentence: str):
