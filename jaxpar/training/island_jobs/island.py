@@ -28,6 +28,7 @@ from jaxpar.training.island_jobs.exchange import Exchange
 from jaxpar.training.island_jobs.local_weights import Parts
 from jaxpar.training.island_jobs.records import Closed, Contribution, Stored, digest_of
 from jaxpar.training.island_jobs.tensor_parts import Part
+from jaxpar.units import plural
 
 LONGEST_PAUSE_S = 2.0
 """Between two looks into the folder."""
@@ -203,22 +204,23 @@ class Island:
     def _take_newest(self, like: Iterable[Part]) -> None:
         """Read the newest stored outer state that is intact, and repeat the rounds that were closed after it."""
         like, newest = list(like), from_first(self.exchange.newest)
+        while (why := self._reached(newest, like)) is not None:
+            before, newest = newest, from_first(self.exchange.newest)
+            if newest == before:  # else others went on, and may have removed what was read here
+                raise UserError(
+                    f"islands.folder: {named(self.exchange.folder.path)}: {why}; expected it as it was written"
+                )
+
+    def _reached(self, newest: int, like: list[Part]) -> str | None:
+        """Take the outer state before the round `newest`; where that cannot be done, returns why."""
         states = from_first(lambda: [n for n in range(newest, -1, -1) if self.exchange.stored(n) is not None])
-        for index in states:
-            if self._load(index, like):
-                break
-        else:
-            raise UserError(
-                f"islands.folder: {named(self.exchange.folder.path)} has no intact outer state; expected one of "
-                f"{len(states)} to be as it was written"
-            )
+        if not any(self._load(index, like) for index in states):
+            return f"none of its {plural(len(states), 'outer state')} is intact"
         while self.round < newest:
             closed = Closed(**from_first(lambda: asdict(self._closed(self.round))))
             if (why := self._update(closed)) is not None:
-                raise UserError(
-                    f"islands.folder: round {self.round} of {named(self.exchange.folder.path)} cannot be repeated "
-                    f"({why}), and no later outer state is stored; expected its files as they were written"
-                )
+                return f"round {self.round} cannot be repeated ({why}), and no later outer state is stored"
+        return None
 
     def _closed(self, index: int) -> Closed:
         closed = self.exchange.closed(index)

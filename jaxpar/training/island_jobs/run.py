@@ -8,10 +8,14 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
+
 from jaxpar.checkpoint.processes import from_first, is_first
 from jaxpar.config import Config, UserError, config_to_dict
 from jaxpar.config.spelling import named
 from jaxpar.data.randomness import random_bits
+from jaxpar.distributed import liveness
+from jaxpar.interop.sources.adapted import BASE
 from jaxpar.layout.state import TrainState
 from jaxpar.mesh.parameters import Weights
 from jaxpar.observe.events import Listener
@@ -19,6 +23,7 @@ from jaxpar.training.island_jobs.exchange import Exchange
 from jaxpar.training.island_jobs.island import Island
 from jaxpar.training.island_jobs.local_weights import LocalWeights
 from jaxpar.training.island_jobs.records import Closed, digest_of
+from jaxpar.training.island_jobs.tensor_parts import Part
 from jaxpar.training.run.run import Run
 from jaxpar.training.run_folder.lock import RunLock
 from jaxpar.training.step.forward_backward import StepMetrics
@@ -67,7 +72,9 @@ class IslandRun(Run):
         config = config_to_dict(self.config)
         agreed: Any = {name: config[name] for name in ("model", "lora")}
         agreed |= {"islands": {name: config["islands"][name] for name in ("outer", "wire")}}
-        return {f"{section}.{key}": value for section, keys in agreed.items() for key, value in keys.items()}
+        agreed = {f"{section}.{key}": value for section, keys in agreed.items() for key, value in keys.items()}
+        base: Any = self.models.facts.get(BASE)  # of frozen weights
+        return agreed if base is None else {**agreed, "run.init_from": base["digest"]}
 
     def provide_reference(
         self, listeners: Listener | None = None, saved: tuple[int, Mapping[str, Any]] | None = None
@@ -98,6 +105,7 @@ class IslandRun(Run):
     def step(self) -> StepMetrics:
         """See `Run`; after the last step of a round, the exchange."""
         if not self._joined:
+            liveness.at("joining the other islands", busy=True)
             with self.timer.paused():
                 self._join()
         if not self._began:
@@ -106,8 +114,7 @@ class IslandRun(Run):
         metrics = super().step()
         self._steps += 1
         if self._steps % self.config.islands.every == 0:  # pyright: ignore[reportOperatorIssue] (checked)
-            with self.timer.paused():
-                self._exchange()
+            self._exchange()
         return metrics
 
     def _join(self) -> None:
@@ -134,17 +141,25 @@ class IslandRun(Run):
         self._state = self._state._replace(master=master)
 
     def _exchange(self) -> None:
-        island, config, steps = self.island, self.config.data, self._steps - self._base_step
-        tokens = steps * config.batch_size * config.sequence_length
-        parts, saves = self._weights.parts(self.state.master)
-        island.contribute(parts, saves, steps, tokens)
-        began = time.monotonic()
-        closed = island.settle()
-        waited = time.monotonic() - began
-        island.advance(closed, saves)
-        self._go_on()
+        with self.timer.waiting():
+            jax.block_until_ready(self.state.step)
+        with self.timer.paused():
+            saves = self._contribute()
+            began = time.monotonic()
+            closed = self.island.settle()
+            waited = time.monotonic() - began
+            self.island.advance(closed, saves)
+            self._go_on()
         self._base_step, self._began = self._steps, False
         self._report(closed, waited)
+
+    def _contribute(self) -> frozenset[Part]:
+        """Write the outer gradient; returns the parts of the weights that this process saves."""
+        liveness.at(f"writing its outer gradient after step {self._steps}", busy=True)
+        data, steps = self.config.data, self._steps - self._base_step
+        parts, saves = self._weights.parts(self.state.master)
+        self.island.contribute(parts, saves, steps, steps * data.batch_size * data.sequence_length)
+        return saves
 
     def _report(self, closed: Closed, waited: float) -> None:
         """Tell who was counted."""
@@ -161,6 +176,12 @@ class IslandRun(Run):
         if name not in closed.counted and name not in closed.refused:
             words.append(f"this island came after it was closed, and goes on with round {self.island.round}")
         self._listeners.message("; ".join(words) + ".")
+
+    def brief(self) -> list[tuple[str, str]]:
+        """See `Run`: the exchange."""
+        islands = self.config.islands
+        words = f"{self.island.exchange.island}, one of those in {islands.folder}, every {islands.every} steps"
+        return [("island", words)]
 
     def facts(self) -> dict[str, object]:
         """See `Run`: where the island is in the exchange."""

@@ -101,7 +101,7 @@ ISLANDS = (
         file="jaxpar/training/island_jobs/exchange.py",
         old="if contribution.base != base:",
         new="if not contribution.base:",
-        caught_by=(f"{ROUNDS}::test_a_contribution_of_another_state_or_model_is_refused[change0-it began with another outer state]",),
+        caught_by=(f"{ROUNDS}::test_a_contribution_of_another_state_or_model_is_refused[state]",),
     ),
     Fault(
         name="damaged_contributions_counted",

@@ -14,7 +14,7 @@ from jaxpar.training.island_jobs.run import ISLAND, IslandRun
 from jaxpar.training.run.run import Run
 from tests.small_run import layout_of, small
 from tests.training.island_jobs.runs import TINY, fit_together, island, island_config, weights_of
-from tests.training.runs import Recorder
+from tests.training.runs import Recorder, fit, run_config
 
 RATE, MOMENTUM = 0.7, 0.9
 
@@ -114,6 +114,22 @@ def test_another_model_or_outer_optimizer_is_refused(tmp_path: Path):
         island(island_config(tmp_path, "b", islands={"wire": "int8"}))
 
 
+@pytest.mark.long
+def test_factors_of_other_frozen_weights_are_refused(tmp_path: Path):
+    for seed in (1, 2):
+        fit(run_config(tmp_path, 1, **TINY, run={"name": f"base{seed}", "seed": seed}))
+
+    def adapted(name: str, base: str):
+        init = {"name": name, "init_from": str(tmp_path / base)}
+        return island(island_config(tmp_path, name, run=init, lora={"rank": 2, "targets": ["up"]}))
+
+    first = adapted("a", "base1")
+    first.island.exchange.join(first._agreed)
+    assert adapted("b", "base1")._agreed == first._agreed
+    with pytest.raises(UserError, match=r"with another configuration \(run.init_from: "):
+        adapted("c", "base2")
+
+
 def test_the_folder_of_another_run_is_refused(tmp_path: Path):
     run = island(island_config(tmp_path, "a"))
     saved = {ISLAND: {"round": 3, "digest": "0" * 64, "step": 12}}
@@ -142,7 +158,7 @@ def test_two_jobs_of_one_name_are_refused(tmp_path: Path):
         ({"islands": {"every": 2, "folder": "x"}, "run": {"name": ".a"}}, "run.name: '.a' names an island"),
         ({"islands": {"every": 2, "folder": "a\0b"}}, "islands.folder: "),
         ({"islands": {"folder": "x"}}, "islands.folder: x would not be used, because islands.every is null"),
-        ({"islands": {"every": 2, "folder": "x"}, "parallel": {"islands": 2}}, "parallel.islands: 2, and each island is a job"),
+        ({"islands": {"every": 2, "folder": "x"}, "parallel": {"islands": 2}}, "parallel.islands: 2, and each"),
     ],
 )  # fmt: skip
 def test_settings_that_do_not_fit_are_one_sentence(sections: dict[str, Any], sentence: str):

@@ -109,6 +109,7 @@ def test_a_contribution_of_an_earlier_round_is_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("change", "why"),
     [({"base": "0" * 64}, "it began with another outer state"), ({"weights": "other"}, "it is of another model")],
+    ids=["state", "model"],
 )
 def test_a_contribution_of_another_state_or_model_is_refused(tmp_path: Path, change: dict[str, str], why: str):
     a, b = Trained(tmp_path, "a"), Trained(tmp_path, "b")
@@ -170,7 +171,7 @@ def test_a_damaged_outer_state_is_passed_over(tmp_path: Path):
     assert same(a, late) and "The outer state of round 2 is not used" in late.said[0]
     for file in tmp_path.glob("rounds/*/outer/a/0.safetensors"):
         file.write_bytes(b"")
-    with pytest.raises(UserError, match="has no intact outer state"):
+    with pytest.raises(UserError, match=r"none of its \d outer states is intact"):
         Trained(tmp_path, "c")
 
 
