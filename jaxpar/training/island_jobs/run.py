@@ -15,7 +15,7 @@ from jaxpar.config import Config, UserError, config_to_dict
 from jaxpar.config.spelling import named
 from jaxpar.data.randomness import random_bits
 from jaxpar.distributed import liveness
-from jaxpar.interop.sources.adapted import BASE
+from jaxpar.checkpoint.facts import BASE
 from jaxpar.layout.state import TrainState
 from jaxpar.mesh.parameters import Weights
 from jaxpar.observe.events import Listener

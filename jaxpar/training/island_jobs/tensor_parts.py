@@ -62,7 +62,7 @@ class Part(NamedTuple):
 
 def write_parts(path: Path, parts: Mapping[Part, np.ndarray], wire: str | None = None) -> None:
     """Write float32 parts to a file, as bytes of `wire` where it is not None. Raises `OSError`."""
-    stored = {str(part): np.ascontiguousarray(_sent(array, wire)) for part, array in parts.items()}
+    stored = {str(part): np.asarray(_sent(array, wire), order="C") for part, array in parts.items()}
     try:
         save_file(stored, path)
     except SafetensorError as error:

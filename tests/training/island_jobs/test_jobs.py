@@ -121,7 +121,7 @@ def test_factors_of_other_frozen_weights_are_refused(tmp_path: Path):
 
     def adapted(name: str, base: str):
         init = {"name": name, "init_from": str(tmp_path / base)}
-        return island(island_config(tmp_path, name, run=init, lora={"rank": 2, "targets": ["up"]}))
+        return island(island_config(tmp_path, name, run=init, lora={"rank": 2, "targets": ("up",)}))
 
     first = adapted("a", "base1")
     first.island.exchange.join(first._agreed)
