@@ -10,12 +10,12 @@ from typing import Any
 
 import jax
 
+from jaxpar.checkpoint.facts import BASE
 from jaxpar.checkpoint.processes import from_first, is_first
 from jaxpar.config import Config, UserError, config_to_dict
 from jaxpar.config.spelling import named
 from jaxpar.data.randomness import random_bits
 from jaxpar.distributed import liveness
-from jaxpar.checkpoint.facts import BASE
 from jaxpar.layout.state import TrainState
 from jaxpar.mesh.parameters import Weights
 from jaxpar.observe.events import Listener
@@ -68,7 +68,7 @@ class IslandRun(Run):
 
     @cached_property
     def _agreed(self) -> dict[str, Any]:
-        """What all islands of an exchange agree on, by key."""
+        """The values on which all islands of an exchange agree, by key."""
         config = config_to_dict(self.config)
         agreed: Any = {name: config[name] for name in ("model", "lora")}
         agreed |= {"islands": {name: config["islands"][name] for name in ("outer", "wire")}}
