@@ -15,6 +15,7 @@ from jaxpar.checkpoint.processes import judged
 from jaxpar.checkpoint.shared_folder import SharedFolder
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import named
+from jaxpar.config.strict_json import json_text
 from jaxpar.training.island_jobs.local_weights import Parts
 from jaxpar.training.island_jobs.tensor_parts import TensorParts, write_parts
 
@@ -36,7 +37,7 @@ def written(folder: SharedFolder, name_of: Callable[[str], str], parts: Parts, w
         answer: dict[str, Any] = {file: file_entries(folder.path, [name], flush=False)[name]}
     except OSError as error:  # the other processes must learn of it
         answer = {"error": f"{name}: {reason(error)}"}
-    files = judged(json.dumps(answer), _merged)
+    files = judged(json_text(answer), _merged)
     if "error" in files:
         raise UserError(f"islands.folder: {named(folder.path)} cannot be written ({files['error']})")
     return {one: Entry(*entry) for one, entry in files.items()}
@@ -46,7 +47,7 @@ def damaged(folder: SharedFolder, files: Iterable[Listed]) -> dict[str, str]:
     """Island to what is wrong with the first damaged one of its files. Collective: each process reads its share."""
     share = sorted(files)[jax.process_index() :: jax.process_count()]
     each = [(island, _damage(folder.path / name, entry)) for island, name, entry in share]
-    return judged(json.dumps({island: why for island, why in each if why is not None}), _merged)
+    return judged(json_text({island: why for island, why in each if why is not None}), _merged)
 
 
 def opened(folder: SharedFolder, names: Iterable[str], wire: str | None = None) -> TensorParts:

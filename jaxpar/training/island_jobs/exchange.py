@@ -23,6 +23,7 @@ from jaxpar.checkpoint.shared_folder import SharedFolder
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.spelling import named
+from jaxpar.config.strict_json import json_text
 from jaxpar.training.island_jobs.records import (
     Closed,
     Contribution,
@@ -76,7 +77,7 @@ class Exchange:
 
     def join(self, agreed: Mapping[str, Any]) -> None:
         """Begin the exchange, or join it. Raises `UserError` as `check`."""
-        if not self.folder.create(_AGREED, (json.dumps(agreed, indent=1, sort_keys=True) + "\n").encode()):
+        if not self.folder.create(_AGREED, (json_text(agreed, indent=1, sort_keys=True) + "\n").encode()):
             self.check(agreed)
 
     def round_folder(self, index: int) -> str:

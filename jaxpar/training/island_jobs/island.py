@@ -21,6 +21,7 @@ from jaxpar.checkpoint.processes import from_first, judged
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema.islands import IslandsConfig
 from jaxpar.config.spelling import named
+from jaxpar.config.strict_json import json_text
 from jaxpar.distributed import liveness
 from jaxpar.optim.outer import OuterArguments, outer_gradient, outer_update
 from jaxpar.training.island_jobs import array_files
@@ -75,7 +76,7 @@ class Island:
         shared: Any = self.shared
         local: Any = parts
         gradients: Any = {part: outer_gradient(shared[part], local[part]) for part in saves}
-        finite = judged(json.dumps(all(bool(np.isfinite(one).all()) for one in gradients.values())), _all)
+        finite = judged(json_text(all(bool(np.isfinite(one).all()) for one in gradients.values())), _all)
         if not finite:
             self.say(f"This island does not contribute to round {self.round}: its weights are not finite.")
             from_first(lambda: self.exchange.leave(self.round))
@@ -192,7 +193,7 @@ class Island:
                 self.momentum,
                 reason(error) if isinstance(error, OSError) else str(error),
             )
-        answer = judged(json.dumps(answer), _first)
+        answer = judged(json_text(answer), _first)
         if answer is None:
             self.shared, self.momentum = weights, momentum
         return answer

@@ -10,6 +10,7 @@ from typing import Any
 
 from jaxpar.checkpoint.digests import Entry
 from jaxpar.checkpoint.errors import Damage
+from jaxpar.config.strict_json import json_text
 
 
 @dataclass(frozen=True)
@@ -61,7 +62,7 @@ class Stored:
 
 def to_bytes(record: Contribution | Closed | Stored) -> bytes:
     """A record as JSON."""
-    return (json.dumps(asdict(record), indent=1, sort_keys=True) + "\n").encode()
+    return (json_text(asdict(record), indent=1, sort_keys=True) + "\n").encode()
 
 
 def from_bytes[Record](kind: type[Record], content: bytes) -> Record:
@@ -83,7 +84,7 @@ def from_bytes[Record](kind: type[Record], content: bytes) -> Record:
 
 def digest_of(value: bytes | Mapping[str, Any] | list[Any]) -> str:
     """A digest of bytes, or of a JSON value."""
-    content = value if isinstance(value, bytes) else json.dumps(value, sort_keys=True).encode()
+    content = value if isinstance(value, bytes) else json_text(value, sort_keys=True).encode()
     return hashlib.blake2b(content, digest_size=32).hexdigest()
 
 
