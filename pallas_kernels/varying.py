@@ -2,20 +2,43 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+
 import jax
 from jax import lax
+
+_EVERYWHERE: ContextVar[frozenset[str]] = ContextVar("everywhere", default=frozenset())
+
+
+@contextmanager
+def varying_everywhere(axes: frozenset[str]) -> Iterator[None]:
+    """A program traced inside has no message over `axes`: its arrays may all differ between their ranks, so that
+    `vary_over` adds these axes, and `varying_axes` leaves them out."""
+    token = _EVERYWHERE.set(axes)
+    try:
+        yield
+    finally:
+        _EVERYWHERE.reset(token)
 
 
 def varying_axes(x: jax.Array) -> frozenset[str]:
     """Mesh axes over which `x` may differ between ranks, as its type says; empty outside `shard_map`."""
+    return _all_varying(x) - _EVERYWHERE.get()
+
+
+def _all_varying(x: jax.Array) -> frozenset[str]:
     return frozenset(jax.typeof(x).manual_axis_type.varying)
 
 
 def vary_over[Tree](tree: Tree, axes: frozenset[str]) -> Tree:
     """Type every array of `tree` as varying over (at least) `axes`. No data moves; the derivative is a sum."""
 
+    axes = axes | _EVERYWHERE.get()
+
     def cast(x: jax.Array) -> jax.Array:
-        missing = tuple(sorted(axes - varying_axes(x)))
+        missing = tuple(sorted(axes - _all_varying(x)))
         return lax.pcast(x, missing, to="varying") if missing else x
 
     return jax.tree.map(cast, tree)

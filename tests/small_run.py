@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import partial
+from math import prod
 from typing import Any
 
 import jax
@@ -17,6 +18,7 @@ from jaxpar.config import (
     PrecisionConfig,
     RunConfig,
 )
+from jaxpar.config.axes import axis_sizes
 from jaxpar.config.reading.sections import with_values
 from jaxpar.data import batch_rows, open_data
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
@@ -56,7 +58,7 @@ def with_experts(parallel: dict[str, Any], **options: Any) -> dict[str, Any]:
 
 def layout_of(parallel: ParallelConfig) -> int:
     """Devices that `parallel` takes."""
-    return parallel.pipe * parallel.replica * parallel.fsdp * parallel.expert * parallel.context * parallel.tensor
+    return prod(axis_sizes(parallel).values())
 
 
 class SmallRun:

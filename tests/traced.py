@@ -11,14 +11,14 @@ from jax.extend.core import ClosedJaxpr, Jaxpr
 from jax.interpreters.partial_eval import dce_jaxpr
 from jax.sharding import AxisType, Mesh
 
-from jaxpar.mesh.axes import AXES
+from jaxpar.mesh.axes import MESH_AXES
 
 
 def mesh_of(**sizes: int) -> Mesh:
     """A mesh of all axes, of size 1 where not given, on the first virtual devices."""
-    shape = tuple(sizes.get(axis, 1) for axis in AXES)
+    shape = tuple(sizes.get(axis, 1) for axis in MESH_AXES)
     devices = np.array(jax.devices()[: prod(shape)]).reshape(shape)
-    return Mesh(devices, AXES, axis_types=(AxisType.Auto,) * len(AXES))
+    return Mesh(devices, MESH_AXES, axis_types=(AxisType.Auto,) * len(MESH_AXES))
 
 
 def operations(function: Any, *arguments: Any) -> list[tuple[Any, int]]:
@@ -71,7 +71,7 @@ def sent_bytes(mesh: Mesh, function: Any, *arguments: Any) -> Counter[str]:
         axes = equation.params.get("axis_name", equation.params.get("axes", ()))
         axes = axes if isinstance(axes, tuple) else (axes,)
         if kind not in SENT:
-            named = [axis for axis in axes if axis in AXES]
+            named = [axis for axis in axes if axis in MESH_AXES]
             assert not named or kind in ("axis_index", "pvary", "pcast"), f"{kind} over {named} has no formula"
             continue
         ranks = group_size(mesh, equation)

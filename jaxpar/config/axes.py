@@ -9,9 +9,15 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.units import plural
 
+ISLANDS = "islands"
+"""The axis of parts that train apart: no message of a step crosses it but those of outer updates."""
 AXES = ("pipe", "replica", "fsdp", "expert", "context", "tensor")
-"""The mesh axes, slowest links first."""
+"""The mesh axes of one island, slowest links first."""
+MESH_AXES = (ISLANDS, *AXES)
+"""All mesh axes."""
 DATA_AXES = ("replica", "fsdp", "expert")
+"""Axes that split the rows of an island's batch."""
+BATCH_AXES = (ISLANDS, *DATA_AXES)
 """Axes that split the rows of a batch."""
 TOKEN_AXES = (*DATA_AXES, "context")
 """Axes that split the tokens of a batch where its loss is counted."""
@@ -29,7 +35,7 @@ VIRTUAL_DEVICES = 8
 
 def axis_sizes(parallel: ParallelConfig) -> dict[str, int]:
     """Axis name to size, in mesh order; -1 is left as it is."""
-    return {axis: getattr(parallel, axis) for axis in AXES}
+    return {axis: getattr(parallel, axis) for axis in MESH_AXES}
 
 
 def resolve_axes(parallel: ParallelConfig, devices: int, allow_fewer: bool = False) -> ParallelConfig:

@@ -207,6 +207,9 @@ DATA_SOURCES: dict[str, DataSource] = {
 }
 """Values of `data.source`."""
 
+ISLAND_RUN = "jaxpar.training.island_jobs.run:IslandRun"
+"""The run of one of several jobs, with `islands.folder`."""
+
 
 @dataclass(frozen=True)
 class MembersOf:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from math import prod
 from typing import Literal
 
-from jaxpar.config.axes import AXES, DATA_AXES, ROUTED_AXES, SHARD_AXES
+from jaxpar.config.axes import BATCH_AXES, MESH_AXES, ROUTED_AXES, SHARD_AXES
 from jaxpar.config.bounds import (
     BYTES,
     CAPACITY,
@@ -24,7 +24,7 @@ from jaxpar.config.bounds import (
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.typed import shown
 
-PLAN_VERSION = 19
+PLAN_VERSION = 20
 """The version of `plan.json`, which a new field of `Plan` raises."""
 
 
@@ -47,6 +47,7 @@ class AxisSizes:
     expert: int = 1
     context: int = 1
     tensor: int = 1
+    islands: int = 1
 
     def __post_init__(self) -> None:
         for axis, size in dict(self).items():
@@ -56,10 +57,10 @@ class AxisSizes:
 
     def keys(self) -> tuple[str, ...]:
         """The names of the axes, in mesh order."""
-        return AXES
+        return MESH_AXES
 
     def __getitem__(self, axis: str) -> int:
-        if axis not in AXES:
+        if axis not in MESH_AXES:
             raise KeyError(axis)
         return getattr(self, axis)
 
@@ -71,7 +72,7 @@ class AxisSizes:
     @property
     def data(self) -> int:
         """Parts into which the batch is split."""
-        return prod(self[axis] for axis in DATA_AXES)
+        return prod(self[axis] for axis in BATCH_AXES)
 
     @property
     def shards(self) -> int:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from jaxpar.config.axes import AXES, DATA_AXES, SHARD_AXES
+from jaxpar.config.axes import BATCH_AXES, ISLANDS, MESH_AXES, SHARD_AXES
+from jaxpar.config.checks.island_jobs import check_island_jobs
+from jaxpar.config.checks.islands import check_islands
 from jaxpar.config.checks.latent_attention import check_latent_attention
 from jaxpar.config.checks.layout import (
     check_auto,
@@ -58,7 +60,7 @@ def validate(config: Config, since: Config | None = None) -> None:
 
 def became_known(before: Config, now: Config) -> set[str]:
     """The mesh axes, and `vocab`, that differ between two stages of one configuration."""
-    axes = {axis for axis in AXES if getattr(before.parallel, axis) != getattr(now.parallel, axis)}
+    axes = {axis for axis in MESH_AXES if getattr(before.parallel, axis) != getattr(now.parallel, axis)}
     return axes | ({VOCAB} if before.model.vocab != now.model.vocab else set())
 
 
@@ -75,17 +77,17 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Config], None]], ...] = (
     ((), check_mesh_axes),
     ((VOCAB,), check_table),
     ((), check_batches),
-    (AXES, check_mesh),
+    (MESH_AXES, check_mesh),
     ((), check_auto),
     (("pipe",), check_pipeline),
     (("tensor",), check_heads),
     ((VOCAB, "pipe", "tensor"), check_vocab),
     (("context", "tensor"), check_sequence),
-    (DATA_AXES, check_batch),
+    (BATCH_AXES, check_batch),
     (SHARD_AXES, check_secondary),
     (SHARD_AXES, check_quantized),
     (("replica",), check_state_over_replicas),
-    ((*DATA_AXES, "context", "tensor"), check_tiles),
+    ((*BATCH_AXES, "context", "tensor"), check_tiles),
     ((), check_offload),
     (("pipe", *SHARD_AXES), check_weights_offload),
     ((), check_unused),
@@ -93,6 +95,8 @@ _RULES: tuple[tuple[tuple[str, ...], Callable[[Config], None]], ...] = (
     ((), check_optimizer),
     ((), check_data),
     ((), check_loss),
+    ((ISLANDS,), check_islands),
+    ((ISLANDS,), check_island_jobs),
     ((), check_watch),
     ((), check_distributed),
 )

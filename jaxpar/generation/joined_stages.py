@@ -21,7 +21,7 @@ from jaxtyping import Array, Float, Int
 from jaxpar.config import Config
 from jaxpar.generation.layout import generation_layout
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.mesh.axes import AXES
+from jaxpar.mesh.axes import MESH_AXES
 from jaxpar.mesh.build import mapped
 from jaxpar.mesh.collectives import reduce_sum
 from jaxpar.mesh.layer_order import LAYERS
@@ -36,8 +36,8 @@ def joined_mesh(mesh: Mesh) -> Mesh:
     """The devices of a mesh whose fsdp axis takes those of its pipe axis too, as the inner ones."""
     sizes = dict(mesh.shape)
     sizes |= {"fsdp": sizes["fsdp"] * sizes["pipe"], "pipe": 1}
-    devices = np.moveaxis(mesh.devices, AXES.index("pipe"), AXES.index("fsdp"))
-    return Mesh(devices.reshape([sizes[axis] for axis in AXES]), AXES, axis_types=mesh.axis_types)
+    devices = np.moveaxis(mesh.devices, MESH_AXES.index("pipe"), MESH_AXES.index("fsdp"))
+    return Mesh(devices.reshape([sizes[axis] for axis in MESH_AXES]), MESH_AXES, axis_types=mesh.axis_types)
 
 
 def joined_weights(weights: Weights, layout: StepLayout, mesh: Mesh, config: Config) -> Weights:

@@ -9,6 +9,7 @@ from jax.sharding import Mesh, PartitionSpec
 
 from jaxpar.config import Config, LossConfig, UserError
 from jaxpar.config.mappings.quantized import QuantizedConfig
+from jaxpar.config.schema.islands import IslandsConfig
 from jaxpar.distributed.devices import devices_per_node
 from jaxpar.layers.inputs.input import refuse_without_batches
 from jaxpar.layout.make_plan import make_plan
@@ -24,7 +25,8 @@ BY_PART = PartitionSpec(DATA_AXES, ("context", "tensor"))
 
 
 def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Config:
-    """`config` laid out for generation: one pipeline stage, weights sharded by ZeRO stage `zero`.
+    """`config` laid out for generation: one pipeline stage, weights sharded by ZeRO stage `zero`; each island does the
+    same.
 
     Raises `UserError` for a pipeline, and for an input that reads more than tokens.
     """
@@ -40,7 +42,7 @@ def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Conf
         tensor="plain", tensor_chunks=None,
     )  # fmt: skip
     parallel = replace(
-        parallel, zero=zero, microbatches=1, schedule="auto", virtual_stages=None, stage_layers=None,
+        parallel, islands=1, zero=zero, microbatches=1, schedule="auto", virtual_stages=None, stage_layers=None,
         context_order="contiguous", ulysses=None, overlap=overlap,
         experts=replace(parallel.experts, slices="auto", own_rows="auto"),
         secondary_shard=None, quantized=QuantizedConfig(),
@@ -54,6 +56,7 @@ def generation_config(config: Config, rows: int, tokens: int, zero: int) -> Conf
     precision = in_compute_dtype(config.precision)
     return replace(
         config, parallel=parallel, precision=precision, memory=memory, data=data, loss=LossConfig(),
+        islands=IslandsConfig(),
     )  # fmt: skip
 
 

@@ -10,13 +10,15 @@ import jax
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 
 from jaxpar.attention.balance import sequence_order
-from jaxpar.config import Config
+from jaxpar.config import Config, UserError
+from jaxpar.config.axes import BATCH_AXES, DATA_AXES
 from jaxpar.config.parts import OBJECTIVES, implementation
 from jaxpar.config.plan import Plan
 from jaxpar.hardware.host import PINNED
 from jaxpar.layers.inputs.input import input_class
 from jaxpar.layout.choices.pipeline import layer_order, pipeline_program, schedule_of
 from jaxpar.layout.choices.transport import transport_of
+from jaxpar.layout.islands import initial_state_of_islands, state_layout_of_islands
 from jaxpar.layout.state import (
     CarriedRequest,
     TrainState,
@@ -53,6 +55,11 @@ class StepLayout:
 
     def __post_init__(self) -> None:
         self.optimizer.check_layout(self.config.optimizer.name, self.master, self.plan.axes)
+        if self.islands and not self.order.in_order:
+            raise UserError(
+                f"islands.every: {self.config.islands.every} needs pipeline ranks with layers in the model's order; "
+                "expected one chunk on each (parallel.virtual_stages), all as long"
+            )
 
     @cached_property
     def order(self) -> LayerOrder:
@@ -115,7 +122,13 @@ class StepLayout:
     def state(self) -> TrainState:
         """Partitions of the state."""
         frozen = only(self.placements.storage.layout, self.frozen)
-        return state_layout(self.master, frozen, self.optimizer, self.carried)
+        state = state_layout(self.master, frozen, self.optimizer, self.carried)
+        return state_layout_of_islands(state) if self.islands else state
+
+    @property
+    def islands(self) -> bool:
+        """Whether the weights that are trained are those of islands, which an outer optimizer joins."""
+        return self.config.islands.of_one_job
 
     @cached_property
     def carried(self) -> dict[str, Carried[Any]]:
@@ -170,7 +183,8 @@ class StepLayout:
         shape = microbatches, data.batch_size // microbatches, data.sequence_length
         read = [field for field in self._declared if not field.optional and field.per != "step"]
         order = sequence_order(self.plan.context_order.name, shape[-1], self.plan.axes.context // self.plan.ulysses)
-        return BatchLayout(union(CONTEXT, (MASK,), self.objective.fields, read), shape, order)
+        rows = BATCH_AXES if self.islands else DATA_AXES
+        return BatchLayout(union(CONTEXT, (MASK,), self.objective.fields, read), shape, order, rows)
 
     @cached_property
     def mesh(self) -> AbstractMesh:
@@ -197,7 +211,8 @@ class StepLayout:
         """The state before the first step; the weights are bit for bit the same on every mesh. To be traced."""
         master, frozen = (initial_weights(specs, arguments.seed, self.order) for specs in (self.trained, self.frozen))
         frozen = jax.tree.map(lambda weight: weight.astype(self.plan.dtypes.storage), frozen)
-        return initial_state(master, frozen, self.optimizer, self.carried)
+        state = initial_state(master, frozen, self.optimizer, self.carried)
+        return initial_state_of_islands(state, self.plan.axes.islands) if self.islands else state
 
     @cached_property
     def state_shapes(self) -> TrainState:

@@ -1,4 +1,4 @@
-"""The six mesh axes, and which of them a value varies over."""
+"""The mesh axes, and which of them a value varies over."""
 
 from __future__ import annotations
 
@@ -6,11 +6,12 @@ from collections.abc import Iterable
 
 import jax
 
-from jaxpar.config.axes import AXES, DATA_AXES, ROUTED_AXES, ROUTED_AXIS, SHARD_AXES
+from jaxpar.config.axes import AXES, DATA_AXES, ISLANDS, MESH_AXES, ROUTED_AXES, ROUTED_AXIS, SHARD_AXES
 from pallas_kernels.varying import vary_over, varying_axes
 
 __all__ = [
-    "AXES", "DATA_AXES", "ROUTED_AXES", "ROUTED_AXIS", "SHARD_AXES", "assert_varies_over", "vary", "varying_axes",
+    "AXES", "DATA_AXES", "ISLANDS", "MESH_AXES", "ROUTED_AXES", "ROUTED_AXIS", "SHARD_AXES", "assert_varies_over",
+    "vary", "varying_axes",
 ]  # fmt: skip
 
 

@@ -14,7 +14,7 @@ import jax
 from jax import lax
 from jaxtyping import Array, Shaped
 
-from jaxpar.mesh.axes import ROUTED_AXIS, varying_axes
+from jaxpar.mesh.axes import ISLANDS, ROUTED_AXIS, varying_axes
 from pallas_kernels.varying import vary_over
 from pallas_kernels.vjp_parts import custom_vjp
 
@@ -212,6 +212,18 @@ def reduce_max(x: Shaped[Array, "..."], axes: Sequence[str]) -> Shaped[Array, ".
     """Maximum over `axes`, without a derivative. Sends as many bytes as `reduce_sum`."""
     with jax.named_scope("reduce_max"):
         return lax.pmax(lax.stop_gradient(x), tuple(axes))
+
+
+def sum_over_islands(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
+    """Sum over the islands, the same on all of them. Sends `2 * x * (n - 1) / n` bytes."""
+    with jax.named_scope("sum_over_islands"):
+        return lax.psum(x, ISLANDS)
+
+
+def gather_from_islands(x: Shaped[Array, "..."]) -> Shaped[Array, "islands ..."]:
+    """The arrays of all islands, the same on all of them. Sends `x * (n - 1)` bytes."""
+    with jax.named_scope("gather_from_islands"):
+        return lax.all_gather(x, ISLANDS, to="invarying")
 
 
 # ---- one function for each operation of JAX

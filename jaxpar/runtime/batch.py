@@ -105,11 +105,13 @@ class BatchLayout:
     """[microbatch, row, token] of a batch, or [row, token] of a microbatch."""
     order: Int[np.ndarray, " token"] | None = dataclasses.field(default=None, compare=False)
     """The token at each offset of a row, the context ranks' parts one after another; None leaves tokens as they are."""
+    row_axes: tuple[str, ...] = DATA_AXES
+    """Axes that split the rows."""
 
     @cached_property
     def partitions(self) -> dict[str, PartitionSpec]:
-        """The partition of each array: rows over the data axes, tokens over context."""
-        axes = {"token": (DATA_AXES, "context"), "row": (DATA_AXES,)}
+        """The partition of each array: rows over `row_axes`, tokens over context."""
+        axes = {"token": (self.row_axes, "context"), "row": (self.row_axes,)}
         return {field.name: PartitionSpec(*self._before, *axes[field.per]) for field in self.fields}
 
     def abstract(self, mesh: Mesh | AbstractMesh) -> dict[str, jax.ShapeDtypeStruct]:
@@ -126,7 +128,7 @@ class BatchLayout:
 
     def local_rows(self, mesh: Mesh) -> Int[np.ndarray, " rows"]:
         """Indices of the rows, within a batch, that this process has on its devices; ascending."""
-        sharding = NamedSharding(mesh, PartitionSpec(*self._before, DATA_AXES))
+        sharding = NamedSharding(mesh, PartitionSpec(*self._before, self.row_axes))
         parts = sharding.addressable_devices_indices_map(self.shape[:-1])
         return np.unique(np.concatenate([self._rows[index].ravel() for index in parts.values() if index is not None]))
 

@@ -19,7 +19,7 @@ READ = {
     "run.init_from", "loss.reference", "data.path", "data.heldout_path", "data.tokenizer", "data.routing",
     "distributed.secret_file", "parallel.schedule",
 }  # fmt: skip
-WRITTEN = {"run.dir", "memory.offload_dir"}
+WRITTEN = {"run.dir", "islands.folder", "memory.offload_dir"}
 NO_PATHS = {
     "run.name",
     "run.profile",

@@ -5,7 +5,7 @@ from dataclasses import asdict
 
 import pytest
 
-from jaxpar.config.axes import AXES, axis_sizes
+from jaxpar.config.axes import MESH_AXES, axis_sizes
 from jaxpar.config.plan import AxisSizes, Choice, Dtypes, LayerRun, Plan
 from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.config.schema import ParallelConfig
@@ -43,8 +43,16 @@ def test_a_plan_survives_json_and_can_be_a_key():
 
 
 def test_axis_sizes_read_like_a_mapping_in_mesh_order():
-    assert dict(PLAN.axes) == {"pipe": 2, "replica": 2, "fsdp": 3, "expert": 5, "context": 7, "tensor": 11}
-    assert tuple(PLAN.axes.keys()) == AXES and PLAN.axes["tensor"] == 11
+    assert dict(PLAN.axes) == {
+        "islands": 1,
+        "pipe": 2,
+        "replica": 2,
+        "fsdp": 3,
+        "expert": 5,
+        "context": 7,
+        "tensor": 11,
+    }
+    assert tuple(PLAN.axes.keys()) == MESH_AXES and PLAN.axes["tensor"] == 11
     assert (PLAN.axes.devices, PLAN.axes.data) == (2 * 2 * 3 * 5 * 7 * 11, 2 * 3 * 5)
     assert AxisSizes(**axis_sizes(ParallelConfig(fsdp=4))) == AxisSizes(fsdp=4)
     with pytest.raises(KeyError):

@@ -4,6 +4,7 @@ from tests.faults.catalogue.communication import COMMUNICATION
 from tests.faults.catalogue.experts import EXPERTS
 from tests.faults.catalogue.generation import GENERATION
 from tests.faults.catalogue.hybrids import HYBRIDS
+from tests.faults.catalogue.islands import ISLANDS
 from tests.faults.catalogue.kinds import KINDS
 from tests.faults.catalogue.layers import LAYERS
 from tests.faults.catalogue.loss import LOSS
@@ -27,6 +28,7 @@ FAULTS = (
     *MEMORY,
     *GENERATION,
     *HYBRIDS,
+    *ISLANDS,
     *KINDS,
     *EXPERTS,
     *PLANNER,

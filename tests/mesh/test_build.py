@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import pytest
 
 from jaxpar.config.plan import AxisSizes
-from jaxpar.mesh.axes import AXES
+from jaxpar.mesh.axes import MESH_AXES
 from jaxpar.mesh.build import build_mesh
 from tests.sentences import refused
 
@@ -29,7 +29,7 @@ def hosts(count: int, each: int) -> list[FakeDevice]:
 def processes(sizes: AxisSizes, devices: list[FakeDevice], *inner: str) -> list[set[int]]:
     """For each place on the other axes, the processes that the `inner` axes touch."""
     mesh = build_mesh(sizes, devices)  # pyright: ignore[reportArgumentType]
-    assert mesh.axis_names == AXES
+    assert mesh.axis_names == MESH_AXES
     depth = 1
     for axis in inner:
         depth *= sizes[axis]

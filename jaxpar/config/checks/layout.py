@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 
-from jaxpar.config.axes import AXES, DATA_AXES, check_axes
+from jaxpar.config.axes import BATCH_AXES, DATA_AXES, MESH_AXES, check_axes
 from jaxpar.config.bounds import RANKS, spell_limit
 from jaxpar.config.checks.sizes import divides, known
 from jaxpar.config.counting import kv_heads, padded_vocab
@@ -24,9 +24,9 @@ def check_mesh_axes(config: Config) -> None:
 def check_mesh(config: Config) -> None:
     """Refuse a mesh of more devices than any cluster has."""
     parallel = config.parallel
-    devices = known(parallel, *AXES)
+    devices = known(parallel, *MESH_AXES)
     if devices > RANKS:
-        layout = " x ".join(f"{axis} {size}" for axis in AXES if (size := getattr(parallel, axis)) != 1)
+        layout = " x ".join(f"{axis} {size}" for axis in MESH_AXES if (size := getattr(parallel, axis)) != 1)
         raise UserError(f"parallel: the mesh ({layout}) takes {devices} devices; expected at most {spell_limit(RANKS)}")
 
 
@@ -112,5 +112,6 @@ def check_sequence(config: Config) -> None:
 
 def check_batch(config: Config) -> None:
     """Refuse a batch that data ranks x microbatches do not divide."""
-    parts = known(config.parallel, *DATA_AXES) * config.parallel.microbatches
-    divides("data.batch_size", config.data.batch_size, f"parallel.{' x '.join(DATA_AXES)} x microbatches", parts)
+    axes = DATA_AXES if config.parallel.islands == 1 else BATCH_AXES
+    parts = known(config.parallel, *axes) * config.parallel.microbatches
+    divides("data.batch_size", config.data.batch_size, f"parallel.{' x '.join(axes)} x microbatches", parts)

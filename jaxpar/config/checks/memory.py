@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxpar.config.axes import DATA_AXES, SHARD_AXES
+from jaxpar.config.axes import BATCH_AXES, SHARD_AXES
 from jaxpar.config.checks.sizes import known
 from jaxpar.config.errors import UserError
 from jaxpar.config.parts import OPTIMIZERS
@@ -62,7 +62,7 @@ def check_weights_offload(config: Config) -> None:
 def check_tiles(config: Config) -> None:
     """An axis of -1 counts as 1, so there are at most as many tokens as this finds."""
     parallel, data = config.parallel, config.data
-    ranks = known(parallel, *DATA_AXES, "context", "tensor") * parallel.microbatches
+    ranks = known(parallel, *BATCH_AXES, "context", "tensor") * parallel.microbatches
     tokens = data.batch_size * data.sequence_length // ranks
     for key in ("loss_tiles", "mlp_tiles"):
         tiles = getattr(config.memory, key)

@@ -22,6 +22,7 @@ def check_paths(config: Config) -> None:
     }
     written = {
         "run.dir": config.run.dir,
+        "islands.folder": config.islands.folder,
         "memory.offload_dir": config.memory.offload_dir,
         "rl.sampler.folder": config.rl.sampler.folder,
     }

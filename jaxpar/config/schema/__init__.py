@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from jaxpar.config.schema.islands import IslandsConfig
 from jaxpar.config.schema.layout import AttentionConfig, MemoryConfig, ParallelConfig, PrecisionConfig
 from jaxpar.config.schema.model import LoraConfig, ModelConfig
 from jaxpar.config.schema.reinforcement import RlConfig
@@ -23,6 +24,7 @@ class Config:
     model: ModelConfig = field(default_factory=ModelConfig)
     lora: LoraConfig = field(default_factory=LoraConfig)
     parallel: ParallelConfig = field(default_factory=ParallelConfig)
+    islands: IslandsConfig = field(default_factory=IslandsConfig)
     precision: PrecisionConfig = field(default_factory=PrecisionConfig)
     memory: MemoryConfig = field(default_factory=MemoryConfig)
     attention: AttentionConfig = field(default_factory=AttentionConfig)

@@ -17,6 +17,8 @@ class ParallelConfig:
     """The layout: the size of each mesh axis and how weights and state are sharded. One axis may be -1: the devices
     that remain. `parallel.overlap` is `auto`, `off`, or a mapping of the options that are to differ from `auto`."""
 
+    islands: Annotated[int, AXIS] = 1
+    """Parts that train apart and exchange weights every few steps (section `islands`, `docs/islands.md`)."""
     pipe: Annotated[int, AXIS] = 1
     """Pipeline stages."""
     replica: Annotated[int, AXIS] = 1

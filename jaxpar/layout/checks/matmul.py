@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import prod
 
-from jaxpar.config.axes import DATA_AXES
+from jaxpar.config.axes import BATCH_AXES
 from jaxpar.config.checks.sizes import known
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
@@ -108,7 +108,7 @@ def check_parts(config: Config, tile: int) -> None:
 
 def rank_tokens(config: Config) -> int:
     """Tokens of a microbatch on a rank, the parts of the tensor ranks joined."""
-    ranks = known(config.parallel, *DATA_AXES, "context")
+    ranks = known(config.parallel, *BATCH_AXES, "context")
     return config.data.batch_size * config.data.sequence_length // (ranks * config.parallel.microbatches)
 
 

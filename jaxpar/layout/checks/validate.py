@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from jaxpar.config.axes import AXES
+from jaxpar.config.axes import MESH_AXES
 from jaxpar.config.schema import Config
 from jaxpar.config.validate import VOCAB, became_known
 from jaxpar.config.validate import validate as validate_keys
@@ -30,5 +30,5 @@ def validate(config: Config, since: Config | None = None) -> None:
         check_targets(config)
         check_exceptions(config)
         check_spikes(config)
-    if since is None or not became_known(since, config).isdisjoint(AXES):
+    if since is None or not became_known(since, config).isdisjoint(MESH_AXES):
         check_ranks(config)

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from math import prod
 
 from jaxpar.config import Config, ModelConfig, UserError
-from jaxpar.config.axes import DATA_AXES
+from jaxpar.config.axes import BATCH_AXES
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Choice, LayerRun
@@ -90,7 +90,7 @@ def head_columns(config: Config) -> int:
 def head_tokens(config: Config) -> int:
     """Tokens of a microbatch on one device, the parts of the tensor ranks joined."""
     parallel, data = config.parallel, config.data
-    rows = data.batch_size // (prod(getattr(parallel, axis) for axis in DATA_AXES) * parallel.microbatches)
+    rows = data.batch_size // (prod(getattr(parallel, axis) for axis in BATCH_AXES) * parallel.microbatches)
     return rows * data.sequence_length // parallel.context
 
 

@@ -7,7 +7,7 @@ from math import prod
 from typing import NamedTuple
 
 from jaxpar.config import Config, UserError
-from jaxpar.config.axes import DATA_AXES
+from jaxpar.config.axes import BATCH_AXES
 from jaxpar.config.parts import OPTIMIZERS
 from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.layout.memory.estimate import estimated_bytes
@@ -115,7 +115,7 @@ def changes(config: Config, *, host: bool = True) -> Iterator[str]:
     parallel = config.parallel
     for zero in range(parallel.zero + 1, 3):
         yield f"parallel.zero={zero}"
-    most = config.data.batch_size // prod(getattr(parallel, axis) for axis in DATA_AXES)
+    most = config.data.batch_size // prod(getattr(parallel, axis) for axis in BATCH_AXES)
     for microbatches in range(parallel.microbatches + 1, most + 1):
         if most % microbatches == 0:
             yield f"parallel.microbatches={microbatches}"

@@ -222,7 +222,8 @@ class Weights:
             return 0.0
         sizes = [local.get(axis, 1) for axis in spec.axes]  # one layer
         kept = sum(array.local_bytes(spec, sizes) for array in self._rule(spec).state.values())
-        return kept + FLOAT32_BYTES * (2 if self.config.optimizer.ema is not None else 1) * prod(sizes)
+        average, islands = self.config.optimizer.ema is not None, self.config.islands.of_one_job
+        return kept + FLOAT32_BYTES * (1 + average + 2 * islands) * prod(sizes)
 
     def _rule(self, spec: ParamSpec) -> Rule:
         """The rule of a weight."""

@@ -94,7 +94,8 @@ def levels_of(axes: Sequence[str], node_devices: int | None) -> Levels:
 
 
 def split_by_nodes(sizes: Mapping[str, int], axes: Sequence[str], node_devices: int | None) -> Levels | None:
-    """The levels of a collective over `axes` of a mesh, whose devices fill nodes of `node_devices` one after another.
+    """The levels of a collective over `axes` of a mesh, whose devices, those of an island, fill nodes of
+    `node_devices` one after another.
 
     None where groups have different numbers of ranks in their nodes. A collective whose ranks are all in one node, or
     each in a node of its own, has one level.

@@ -118,7 +118,7 @@ def traffic_of(config: Config, plan: Plan, gpus_per_host: int) -> Traffic:
     Keys and values of context ranks are left out: they go over edges of the first rings, and are few beside gradients.
     """
     axes, model = plan.axes, config.model
-    host = np.arange(axes.devices).reshape(tuple(dict(axes).values())) // gpus_per_host
+    host = np.arange(axes.devices).reshape(tuple(dict(axes).values()))[0] // gpus_per_host
     around = lambda ring: zip(ring, np.roll(ring, -1), strict=True)
     of_weights = np.moveaxis(host, -1, 1).reshape(axes.pipe * axes.tensor, -1)
     stages = []

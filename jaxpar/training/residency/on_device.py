@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxpar.interop.mapping.form import ReadPart
+from jaxpar.layout.islands import ISLAND_WEIGHTS, of_islands, on_each_island
 from jaxpar.layout.state import TrainState, join_weights, weight_states, without_frozen
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout, shardings
@@ -23,6 +24,8 @@ from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.optim.norm import squares
 from jaxpar.optim.optimizer import AVERAGE
+from jaxpar.training.residency.island_metrics import metrics_of_islands
+from jaxpar.training.residency.islands import IslandStep
 from jaxpar.training.residency.saved_state import SavedState
 from jaxpar.training.residency.weight_update import Measure, UpdateFacts, WeightUpdate, weight_updates
 
@@ -136,18 +139,29 @@ class OnDevice:
         master = jax.tree.map(replaced, state.master, weights)
         if average is not None:
             state = state._replace(optimizer={**state.optimizer, AVERAGE: jax.tree.map(copied, master)})
+        if self.layout.islands:
+            state = state._replace(optimizer={**state.optimizer, ISLAND_WEIGHTS: self._of_each_island(master)})
         return state._replace(master=master)
+
+    def _of_each_island(self, master: Weights) -> Weights:
+        """Copies of the weights, one of each island."""
+        where = self.layout.state_shardings(self.mesh).optimizer[ISLAND_WEIGHTS]
+        return jax.jit(partial(on_each_island, islands=self.layout.plan.axes.islands), out_shardings=where)(master)
 
     def train(self, measure: Measure, metrics: Any) -> Any:
         """The jitted step, of `abstract_input`, a batch and arguments; `metrics` has the partition of each metric."""
         layout = self.layout
 
         def _train(state: TrainState, batch: Batch, arguments: StepArguments) -> tuple[TrainState, Any]:
+            if layout.islands:
+                return IslandStep(layout, measure, self.updated)(state, batch, arguments)
             found = measure(state, batch, arguments)
             new = self.updated(state, found.gradients, found.facts)
             return found.following._replace(master=new.master, optimizer=new.optimizer), found.metrics
 
         inputs = layout.state, layout.batch.partitions, PartitionSpec()
+        if layout.islands:
+            metrics = of_islands(metrics)
         step = mapped(_train, self.mesh, layout.plan.dtypes.compute, inputs, (layout.state, metrics))
         placed = layout.state_shardings(self.mesh), shardings(self.mesh, metrics)
         options = step_options(layout.plan, self.mesh)
@@ -163,7 +177,8 @@ class OnDevice:
 
     def advance(self, train: Any, state: TrainState, batch: Batch, arguments: StepArguments) -> tuple[TrainState, Any]:
         """The state and the metrics after a step with `train`, compiled or not."""
-        return train(state, batch, arguments)
+        state, metrics = train(state, batch, arguments)
+        return state, metrics_of_islands(metrics) if self.layout.islands else metrics
 
     def readable(self, weights: Weights) -> Weights:
         """Master weights, or their average, of a state, as arrays that evaluation reads."""

@@ -10,6 +10,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.tree_util import KeyPath
 
 from jaxpar.attention.balance import imbalance, visible_pairs_per_rank
+from jaxpar.config import Config
 from jaxpar.config.counting import window_of
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
@@ -24,7 +25,7 @@ from jaxpar.layout.memory.state_bytes import frozen_bytes, state_bytes
 from jaxpar.layout.memory.state_storage import offload_rows
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.remat import offloaded
-from jaxpar.mesh.axes import AXES, ROUTED_AXES, SHARD_AXES
+from jaxpar.mesh.axes import MESH_AXES, ROUTED_AXES, SHARD_AXES
 from jaxpar.mesh.parameters import ParamSpec, Specs, map_specs, only
 from jaxpar.mesh.placements import REPLICAS, Placement, bytes_per_device, local_shape
 from jaxpar.mesh.quantized.transport import secondary_ranks
@@ -81,7 +82,7 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         *_offload_rows(layout),
         *offload_rows(layout, device.device_kind),
         *choice_rows(plan),
-        *_limits_rows(plan),
+        *_limits_rows(config, plan),
         *_balance_row(layout),
         *_objective_row(layout),
         ("optimizer", config.optimizer.name, _optimizer_words(layout)),
@@ -99,7 +100,7 @@ def _optimizer_words(layout: StepLayout) -> str:
 
 def mesh_words(plan: Plan) -> str:
     """`fsdp 2, tensor 4`."""
-    return ", ".join(f"{axis} {plan.axes[axis]}" for axis in AXES if plan.axes[axis] > 1) or "one device"
+    return ", ".join(f"{axis} {plan.axes[axis]}" for axis in MESH_AXES if plan.axes[axis] > 1) or "one device"
 
 
 def _message_row(layout: StepLayout) -> list[tuple[str, str, str]]:
@@ -127,13 +128,13 @@ def _expert_copies(layout: StepLayout) -> list[str]:
     return [f"{ranks} ranks for experts' weights"]
 
 
-def _limits_rows(plan: Plan) -> list[tuple[str, str, str]]:
+def _limits_rows(config: Config, plan: Plan) -> list[tuple[str, str, str]]:
     """Settings of XLA that are not its defaults."""
     rows = []
     if plan.collectives_at_once > 1:
-        rows.append(
-            ("collectives at once", str(plan.collectives_at_once), "parallel.overlap.collectives_at_once asks for it")
-        )
+        asked = config.parallel.overlap.collectives_at_once == plan.collectives_at_once
+        reason = "parallel.overlap.collectives_at_once asks for it" if asked else "one may be that of the islands"
+        rows.append(("collectives at once", str(plan.collectives_at_once), reason))
     if plan.merged_matmuls_mb == 0:
         rows.append(("merged matmuls", "none", "each product of a layer fills the GPU by itself"))
     return rows
@@ -240,7 +241,7 @@ def crossings(mesh: Mesh) -> str:
     owner = np.vectorize(lambda device: device.process_index)(devices)
     if owner.min() == owner.max():
         return ""
-    crossing = [axis for dim, axis in enumerate(AXES) if (owner != owner.take([0], axis=dim)).any()]
+    crossing = [axis for dim, axis in enumerate(MESH_AXES) if (owner != owner.take([0], axis=dim)).any()]
     return f" in {jax.process_count()} processes; crossing between them: {', '.join(crossing)}"
 
 

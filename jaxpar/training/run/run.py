@@ -100,7 +100,7 @@ class Run:
             check_plan_devices(plan, devices)
         liveness.at("opening its data", busy=True)
         config = resolve_config(config, len(devices), validated=True)
-        self.data: Data = open_data(config.data, vocab=config.model.vocab, seed=config.run.seed)
+        self.data: Data = open_data(config.data, vocab=config.model.vocab, seed=self.data_seed(config))
         check_pairs(config, self.data)
         self.config = with_vocab(config, self.data.vocab)
         self.plan = compared_plan(lambda: self._planned(plan, devices), self.config, devices)
@@ -138,6 +138,11 @@ class Run:
     def needed_devices(cls, config: Config) -> int:
         """Devices to simulate on a machine without accelerators."""
         return virtual_devices_needed(config.parallel)
+
+    @classmethod
+    def data_seed(cls, config: Config) -> int:
+        """The seed of the order of the data."""
+        return config.run.seed
 
     def training_devices(self, config: Config, devices: Sequence[Device]) -> list[Device]:
         """The devices of the training step, of all that there are."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, ClassVar, Self
 import jax
 
 from jaxpar.config import Config, UserError, load_config
-from jaxpar.config.parts import DATA_SOURCES, implementation
+from jaxpar.config.parts import DATA_SOURCES, ISLAND_RUN, implementation
 from jaxpar.config.plan import Plan
 from jaxpar.config.user_code import refuse_stored_code
 from jaxpar.data import Data
@@ -84,7 +84,8 @@ class Trainer:
     ):
         if not isinstance(config, Config):
             config, overrides = load_config(str(config), overrides), ()
-        make_run = self._make_run or implementation(DATA_SOURCES[config.data.source].run)
+        run = DATA_SOURCES[config.data.source].run if config.islands.folder is None else ISLAND_RUN
+        make_run = self._make_run or implementation(run)
         self._run = make_run(config, overrides=overrides, devices=devices, plan=plan)
         self._progress = Progress()
         self._uncounted: list[StepMetrics] = []

@@ -17,7 +17,9 @@ from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.layout.step_options import step_options
+from jaxpar.mesh.axes import vary
 from jaxpar.mesh.build import Layouts, mapped
+from jaxpar.mesh.collectives import sum_over_islands
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.runtime.carried import REPLICATED
@@ -66,7 +68,12 @@ class TrainStep:
         """
         exact = replace(self.layout, plan=self.layout.plan.with_exact_messages())
         functions = StepFunctions(exact, RESIDENCIES[exact.plan.optimizer_offload](exact, self.mesh))
-        return self.compiled(functions.evaluate, (exact.weights, exact.evaluated.partitions), REPLICATED)
+
+        def of_islands(weights: Weights, batch: Batch) -> PyTree[Array]:
+            return jax.tree.map(sum_over_islands, functions.evaluate(vary(weights, ()), batch))
+
+        function = of_islands if exact.islands else functions.evaluate
+        return self.compiled(function, (exact.weights, exact.evaluated.partitions), REPLICATED)
 
     @cached_property
     def gradients(self) -> Wrapped:

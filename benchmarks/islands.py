@@ -1,0 +1,78 @@
+"""Held-out loss of the quickstart's model trained on islands beside data parallelism, at equal tokens, over seeds.
+
+    python -m benchmarks.islands --seeds 3 --steps 120
+
+Islands split the rows of each batch, so that every run sees the same tokens; the last step is one of an exchange. The
+run of data parallelism is on one device, which has its numbers but for the order of sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from benchmarks.held_out import CONFIG, table
+from benchmarks.results import add_json_file, write_json
+from jaxpar.cli import Parser, command, positive
+
+REFERENCE = "data parallelism"
+SIZE = {"parallel.tensor": 1, "parallel.context": 1, "parallel.fsdp": 1, "data.batch_size": 8,
+        "data.sequence_length": 128}  # fmt: skip
+COUNTS, PERIODS = (2, 4), (10, 30)
+RUNS: dict[str, dict[str, Any]] = {REFERENCE: {}} | {
+    f"{count} islands, H {every}": {"parallel.islands": count, "islands.every": every}
+    for every in PERIODS
+    for count in COUNTS
+}
+
+
+def held_out(settings: Mapping[str, Any], seeds: Sequence[int], steps: int) -> list[float]:
+    """The held-out loss of the global weights after the last step, in nats a byte, with each seed of weights and rows;
+    they share a compiled step."""
+    import jax
+
+    from jaxpar.data import batch_rows, open_data
+    from jaxpar.training.run.batches import heldout_metrics
+    from jaxpar.training.run.run import Run
+
+    overrides = [f"{key}={value}" for key, value in {"run.steps": steps, **SIZE, **settings}.items()]
+    run = Run(CONFIG, overrides=overrides, devices=jax.devices()[: settings.get("parallel.islands", 1)])
+    layout, functions, config = run.layout, run.functions, run.config
+    made = jax.jit(layout.initial_state, out_shardings=layout.state_shardings(run.mesh))
+    losses = []
+    for seed in seeds:
+        arguments = functions.placed(layout.arguments._replace(seed=np.uint32(seed)))
+        state, data = made(arguments), open_data(config.data, vocab=config.model.vocab, seed=seed)
+        for step in range(steps):
+            batch = run.placer(batch_rows(data.train, step, config.data.batch_size, run.placer.rows))
+            state, _ = functions.residency.advance(run.compiled, state, batch, arguments)
+        losses.append(heldout_metrics(config, functions, state.master, data, run.placer)["loss"])
+    return losses
+
+
+@command()
+def main(arguments: Sequence[str]) -> None:
+    """Command line; the exit code is 2 for a user error."""
+    from jaxpar.config import DistributedConfig
+    from jaxpar.distributed.devices import prepare_devices
+
+    parser = Parser("benchmarks.islands", __doc__)
+    parser.add_argument("--seeds", type=positive, default=3)
+    parser.add_argument("--steps", type=positive, default=120)
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="other settings of the island runs")
+    add_json_file(parser)
+    options = parser.parse_args(arguments)
+    prepare_devices(max(COUNTS), DistributedConfig())
+    more = dict(pair.split("=", 1) for pair in options.set)
+    losses: dict[str, list[float]] = {}
+    for name, settings in RUNS.items():
+        losses[name] = held_out(settings | (more if settings else {}), range(options.seeds), options.steps)
+        print(f"{name}: {', '.join(f'{loss:.4f}' for loss in losses[name])}", flush=True)
+        write_json(options.json, losses)
+    print(table(losses, REFERENCE, "run"))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,36 @@
+"""Checks of islands that are jobs of their own."""
+
+from __future__ import annotations
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.reading.typed import spell
+from jaxpar.config.schema import Config
+from jaxpar.config.schema.islands import IslandsConfig
+from jaxpar.config.spelling import quoted
+
+ALONE = ("quorum", "wait_s", "keep_rounds")
+"""Keys of `islands` that only jobs read."""
+TOGETHER = ("fragments", "delay", "mix")
+"""Keys of `islands` that only islands of one job read."""
+
+
+def check_island_jobs(config: Config) -> None:
+    """Refuse settings that an exchange through a folder does not read, and names that are no file in it."""
+    islands, usual = config.islands, IslandsConfig()
+    jobs = islands.folder is not None
+    for key in TOGETHER if jobs else ALONE:
+        if (value := getattr(islands, key)) != getattr(usual, key):
+            beside = quoted(islands.folder) if islands.folder is not None else "null"
+            raise UserError(
+                f"islands.{key}: {spell(value)} would not be used, because islands.folder is {beside}; expected the "
+                f"default, {spell(getattr(usual, key))}"
+            )
+    if not jobs:
+        return
+    if config.parallel.islands != 1:
+        raise UserError(
+            f"parallel.islands: {config.parallel.islands}, and each island is a job of its own (islands.folder); "
+            "expected 1"
+        )
+    if config.run.name.startswith("."):
+        raise UserError(f"run.name: {quoted(config.run.name)} names an island, which does not begin with a dot")

@@ -1,0 +1,63 @@
+"""Checks of the section `islands` and the axis of that name."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+
+from jaxpar.config.checks.sizes import divides
+from jaxpar.config.errors import UserError
+from jaxpar.config.parts import OBJECTIVES
+from jaxpar.config.reading.sections import by_key
+from jaxpar.config.reading.typed import spell
+from jaxpar.config.schema import Config
+from jaxpar.config.schema.islands import IslandsConfig
+
+
+def check_islands(config: Config) -> None:
+    """Refuse exchanges that do not fit their period, and what islands exclude."""
+    islands, count = config.islands, config.parallel.islands
+    if islands.every is None:
+        if count != 1:
+            raise UserError(
+                f"islands.every: null, and parallel.islands is {count}; expected the steps between two exchanges with "
+                "it, for example 100, or parallel.islands: 1"
+            )
+        usual = by_key("islands", asdict(IslandsConfig()))
+        for key, asked in by_key("islands", asdict(islands)).items():
+            if asked != usual[key]:
+                raise UserError(f"islands.{key}: {spell(asked)} would not be used, because islands.every is null")
+        return
+    _check_period(config, islands.every)
+    _check_excluded(config)
+
+
+def _check_period(config: Config, every: int) -> None:
+    islands = config.islands
+    if every > config.run.steps:
+        raise UserError(
+            f"islands.every: {every} is more than run.steps ({config.run.steps}): the global weights would stay the "
+            "first ones"
+        )
+    if islands.fragments > config.model.layers:
+        raise UserError(
+            f"islands.fragments: {islands.fragments} are more than the layers of the model ({config.model.layers}); "
+            "expected at most as many"
+        )
+    divides("islands.every", every, "islands.fragments", islands.fragments)
+    interval = every // islands.fragments
+    if islands.delay >= every or islands.delay > interval:
+        raise UserError(
+            f"islands.delay: {islands.delay} steps, and the next exchange begins after {interval} (islands.every / "
+            f"fragments); expected at most {min(interval, every - 1)}"
+        )
+
+
+def _check_excluded(config: Config) -> None:
+    excluded = {
+        f"optimizer.ema: {config.optimizer.ema}": config.optimizer.ema is not None,
+        f"memory.optimizer_offload: {config.memory.optimizer_offload}": config.memory.optimizer_offload != "none",
+        f"data.source: {config.data.source}": OBJECTIVES[config.loss.name].rewards,
+    }
+    for what, asked in excluded.items():
+        if asked:
+            raise UserError(f"islands.every: {config.islands.every} excludes {what}; expected null, or another value")

@@ -1,0 +1,1 @@
+"""Islands as separate jobs: rounds of outer gradients, exchanged through a folder."""

@@ -1,0 +1,289 @@
+"""One job in an exchange between islands. All methods are collective over the processes of the job.
+
+Process 0 reads and writes records. Each process writes the parts that it has, reads the regions of others that it
+needs, and checks its share of the files. The outer update is computed with NumPy in float32, in the order of the
+islands' names, so that every job has the same bits.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from jaxpar.checkpoint.digests import Entry
+from jaxpar.checkpoint.errors import Damage, reason
+from jaxpar.checkpoint.processes import from_first, judged
+from jaxpar.config.errors import UserError
+from jaxpar.config.schema.islands import IslandsConfig
+from jaxpar.config.spelling import named
+from jaxpar.config.strict_json import json_text
+from jaxpar.distributed import liveness
+from jaxpar.optim.outer import OuterArguments, outer_gradient, outer_update
+from jaxpar.training.island_jobs import array_files
+from jaxpar.training.island_jobs.exchange import Exchange
+from jaxpar.training.island_jobs.local_weights import Parts
+from jaxpar.training.island_jobs.records import Closed, Contribution, Stored, digest_of
+from jaxpar.training.island_jobs.tensor_parts import Part
+from jaxpar.units import plural
+
+LONGEST_PAUSE_S = 2.0
+"""Between two looks into the folder."""
+
+
+class Island:
+    """An island's outer state, and its part in the rounds.
+
+    Args:
+        exchange: the folder.
+        config: the section `islands`.
+        weights: a digest of the names and shapes of the weights.
+        say: takes a sentence for the user.
+    """
+
+    def __init__(self, exchange: Exchange, config: IslandsConfig, weights: str, say: Callable[[str], None]) -> None:
+        self.exchange, self.config, self._weights, self.say = exchange, config, weights, say
+        self.round = 0
+        """The round that this island works on."""
+        self.digest = ""
+        """Digest of the outer state before it."""
+        self.shared: Parts = {}
+        """The parts of this process of the outer state's weights."""
+        self.momentum: Parts = {}
+        self._verified: dict[str, tuple[str, str | None]] = {}
+        """Island to the digest of its contribution to this round, and why that is refused."""
+
+    def start(self, parts: Parts, saves: Iterable[Part]) -> None:
+        """Take the newest outer state of the exchange; these weights are the first one, where there is none."""
+        if from_first(lambda: self.exchange.newest() == 0 and self.exchange.stored(0) is None):
+            self.shared, self.momentum = parts, {part: np.zeros_like(array) for part, array in parts.items()}
+            self._store(0, None, saves)
+        self._take_newest(parts)
+
+    def begin(self) -> None:
+        """Say that this island works on the round."""
+        from_first(lambda: self.exchange.begin(self.round))
+
+    def contribute(self, parts: Parts, saves: Iterable[Part], steps: int, tokens: int) -> None:
+        """Add the outer gradient of these weights to the round, unless it is closed, or has one of before a restart."""
+        island = self.exchange.island
+        if from_first(lambda: self.exchange.is_over(self.round)):
+            return
+        shared: Any = self.shared
+        local: Any = parts
+        gradients: Any = {part: outer_gradient(shared[part], local[part]) for part in saves}
+        finite = judged(json_text(all(bool(np.isfinite(one).all()) for one in gradients.values())), _all)
+        if not finite:
+            self.say(f"This island does not contribute to round {self.round}: its weights are not finite.")
+            from_first(lambda: self.exchange.leave(self.round))
+            return
+        file = lambda name: self.exchange.contribution_file(self.round, island, name)
+        files = array_files.written(self.exchange.folder, file, gradients, self.config.wire)
+        record = Contribution(self.round, self.digest, self._weights, steps, tokens, files)
+        from_first(lambda: self.exchange.contribute(record))
+
+    def settle(self) -> Closed:
+        """Wait until the round is closed, or close it; returns who is counted."""
+        began, pause, told = time.monotonic(), 0.01, False
+        while True:
+            liveness.at(f"waiting for other islands in round {self.round}")
+            self._verify(from_first(lambda: self.exchange.contributed(self.round)))
+            late = time.monotonic() - began >= self.config.wait_s
+            outcome = from_first(lambda late=late, pause=pause: self._look(late, pause))
+            if "closed" in outcome:
+                return Closed(**outcome["closed"])
+            if outcome["too_few"] and not told:
+                told = True
+                self.say(
+                    f"Round {self.round} waits for {self.config.quorum} islands (islands.quorum), and has the outer "
+                    f"gradients of {', '.join(outcome['counted']) or 'none'}."
+                )
+            pause = min(LONGEST_PAUSE_S, 1.5 * pause)
+
+    def advance(self, closed: Closed, saves: Iterable[Part]) -> None:
+        """Go on to the next outer state: by the counted contributions, or the newest that the folder has."""
+        following, like = closed.round + 1, list(self.shared)
+        if from_first(self.exchange.newest) > following:
+            self._take_newest(like)
+        elif (why := self._update(closed)) is None:
+            if closed.closed_by == self.exchange.island:
+                self._store(following, closed.following, saves)
+                from_first(lambda: self.exchange.prune(following - self.config.keep_rounds))
+        else:
+            self.say(f"Round {closed.round}: {why}; this island waits for the outer state that another one stores.")
+            self._wait_until_stored(following)
+            self._take_newest(like)
+
+    def _look(self, late: bool, pause: float) -> dict[str, Any]:
+        """On process 0: the closed round, or who is there so far, after a pause."""
+        closed = self.exchange.closed(self.round)
+        counted = {island: digest for island, (digest, why) in self._verified.items() if why is None}
+        too_few = len(self._verified) < self.config.quorum or not counted
+        if closed is None and not too_few and (late or not self.exchange.expected(self.round) - {*self._verified}):
+            refused = {island: why for island, (_, why) in self._verified.items() if why is not None}
+            closed = self.exchange.close(self.round, self.digest, counted, refused)
+        if closed is not None:
+            if closed.base != self.digest:
+                raise UserError(
+                    f"islands.folder: round {self.round} of {named(self.exchange.folder.path)} began with another "
+                    "outer state than this island has; expected the folder of one exchange"
+                )
+            return {"closed": asdict(closed)}
+        time.sleep(pause)
+        return {"too_few": too_few and late, "counted": sorted(counted)}
+
+    def _verify(self, islands: Iterable[str]) -> list[str]:
+        """Check contributions to this round that were not checked yet; returns which of `islands` are refused."""
+        islands = list(islands)
+        if new := [island for island in islands if island not in self._verified]:
+            records = from_first(lambda: {island: self._record(island) for island in new})
+            files = [
+                (island, self.exchange.contribution_file(self.round, island, name), Entry(*entry))
+                for island, (_, why, entries) in records.items() if why is None for name, entry in entries.items()
+            ]  # fmt: skip
+            damaged = array_files.damaged(self.exchange.folder, files)
+            for island, (digest, why, _) in records.items():
+                self._verified[island] = digest, why or damaged.get(island)
+        return [island for island in islands if self._verified[island][1] is not None]
+
+    def _record(self, island: str) -> tuple[str, str | None, Mapping[str, Entry]]:
+        """On process 0: digest of a contribution's record, why it is refused, and its files."""
+        try:
+            contribution, digest = self.exchange.checked(self.round, island, self.digest, self._weights)
+        except Damage as damage:
+            return "", str(damage), {}
+        return digest, None, contribution.files
+
+    def _update(self, closed: Closed) -> str | None:
+        """Take the outer state after this round; where a counted contribution cannot be read, returns why instead."""
+        counted, outer = sorted(closed.counted), self.config.outer
+        if damaged := self._verify(counted):
+            return f"the contribution of {damaged[0]} cannot be read ({self._verified[damaged[0]][1]})"
+        arguments = OuterArguments(outer.rate, outer.momentum, 0.0)
+        paths = from_first(lambda: {island: self._paths(closed.round, island) for island in counted})
+
+        def updated() -> tuple[Parts, Parts]:
+            read = [array_files.opened(self.exchange.folder, paths[island], self.config.wire) for island in counted]
+            weights: Parts = {}
+            momentum: Parts = {}
+            for part, before in self.shared.items():
+                mean = sum_of([one.read(part) for one in read]) / np.float32(len(read))
+                state: tuple[Any, Any, Any] = before, self.momentum[part], mean
+                new: Any = outer_update(*state, arguments, outer.nesterov)
+                weights[part], momentum[part] = new
+            return weights, momentum
+
+        why = self._taken(updated)
+        if why is None:
+            self.round, self.digest, self._verified = closed.round + 1, closed.following, {}
+        return why
+
+    def _taken(self, read: Callable[[], tuple[Parts, Parts]]) -> str | None:
+        """Take an outer state's weights and momentum where every process can read its parts, else say why not."""
+        try:
+            weights, momentum = read()
+            answer = None
+        except (Damage, OSError) as error:
+            weights, momentum, answer = (
+                self.shared,
+                self.momentum,
+                reason(error) if isinstance(error, OSError) else str(error),
+            )
+        answer = judged(json_text(answer), _first)
+        if answer is None:
+            self.shared, self.momentum = weights, momentum
+        return answer
+
+    def _paths(self, index: int, island: str) -> list[str]:
+        contribution, _ = self.exchange.contribution(index, island)
+        return [self.exchange.contribution_file(index, island, name) for name in sorted(contribution.files)]
+
+    def _take_newest(self, like: Iterable[Part]) -> None:
+        """Read the newest stored outer state that is intact, and repeat the rounds that were closed after it."""
+        like, newest = list(like), from_first(self.exchange.newest)
+        while (why := self._reached(newest, like)) is not None:
+            before, newest = newest, from_first(self.exchange.newest)
+            if newest == before:  # else others went on, and may have removed what was read here
+                raise UserError(
+                    f"islands.folder: {named(self.exchange.folder.path)}: {why}; expected it as it was written"
+                )
+
+    def _reached(self, newest: int, like: list[Part]) -> str | None:
+        """Take the outer state before the round `newest`; where that cannot be done, returns why."""
+        states = from_first(lambda: [n for n in range(newest, -1, -1) if self.exchange.stored(n) is not None])
+        if not any(self._load(index, like) for index in states):
+            return f"none of its {plural(len(states), 'outer state')} is intact"
+        while self.round < newest:
+            closed = Closed(**from_first(lambda: asdict(self._closed(self.round))))
+            if (why := self._update(closed)) is not None:
+                return f"round {self.round} cannot be repeated ({why}), and no later outer state is stored"
+        return None
+
+    def _closed(self, index: int) -> Closed:
+        closed = self.exchange.closed(index)
+        assert closed is not None, "rounds before the newest are closed"
+        return closed
+
+    def _load(self, index: int, like: Iterable[Part]) -> bool:
+        """Take the outer state before a round; False where its files are damaged."""
+        stored = Stored(**from_first(lambda: asdict(self.exchange.stored(index) or _MISSING)))
+        path = lambda name: self.exchange.state_file(index, stored.stored_by, name)
+        files = [(stored.stored_by, path(name), Entry(*entry)) for name, entry in stored.files.items()]
+        damaged = array_files.damaged(self.exchange.folder, files)
+
+        def state() -> tuple[Parts, Parts]:
+            tensors = array_files.opened(self.exchange.folder, map(path, sorted(stored.files)))
+            read = lambda kind: {part: tensors.read(_named(kind, part)) for part in like}
+            return read("weights"), read("momentum")
+
+        if (why := damaged.get(stored.stored_by) or self._taken(state)) is not None:
+            self.say(f"The outer state of round {index} is not used: {why}.")
+            return False
+        self.round, self.digest, self._verified = index, stored.digest, {}
+        return True
+
+    def _store(self, index: int, digest: str | None, saves: Iterable[Part]) -> None:
+        """Write the outer state before a round, unless another island did."""
+        island, saves = self.exchange.island, list(saves)
+        parts = {_named("weights", part): self.shared[part] for part in saves}
+        parts |= {_named("momentum", part): self.momentum[part] for part in saves}
+        path = lambda name: self.exchange.state_file(index, island, name)
+        files = array_files.written(self.exchange.folder, path, parts, None)
+        record = Stored(index, digest or digest_of(dict(files)), island, files)
+        if not from_first(lambda: self.exchange.store(record)):
+            from_first(lambda: self.exchange.folder.remove(self.exchange.state_file(index, island, "")))
+
+    def _wait_until_stored(self, index: int) -> None:
+        """Wait for the outer state before a round, or a later one, as long as for an outer gradient."""
+        began = time.monotonic()
+        ready = lambda: self.exchange.newest() > index or self.exchange.stored(index) is not None
+        while not from_first(ready) and from_first(lambda: time.monotonic() - began < self.config.wait_s):
+            liveness.at(f"waiting for the outer state of round {index}")
+            time.sleep(0.05)
+
+
+_MISSING = Stored(0, "", "", {})
+
+
+def _named(kind: str, part: Part) -> Part:
+    return part._replace(name=f"{kind}/{part.name}")
+
+
+def sum_of(arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """The sum in float32 in this order, which is the same on every machine."""
+    total = arrays[0]
+    for one in arrays[1:]:
+        total = total + one
+    return total
+
+
+def _first(texts: list[str]) -> str | None:
+    return next((answer for answer in map(json.loads, texts) if answer is not None), None)
+
+
+def _all(texts: list[str]) -> bool:
+    return all(json.loads(text) for text in texts)

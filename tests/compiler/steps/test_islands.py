@@ -1,0 +1,59 @@
+"""The message between islands in programs compiled for two nodes of H100s, an island on each."""
+
+from functools import cache
+from typing import Any
+
+import pytest
+
+from jaxpar.compiler.compile import plan_for
+from jaxpar.compiler.report import Report
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layers.counting import parameter_count
+from jaxpar.layout.memory.estimate import estimate_memory
+from jaxpar.optim.outer import wire_bytes
+from tests.compiler.inspected import inspected, wide
+
+CLUSTER = "h100:2x8"
+EVERY = LAYERS = 4
+SHARDS = 8
+CONFIG = {"layers": LAYERS, "embed": 512, "heads": 8, "mlp": 1536, "vocab": 1024}
+DATA = {"sequence_length": 512, "batch_size": 64}
+
+
+@cache
+def compiled(wire: str | None, fragments: int = LAYERS, delay: int = 1) -> tuple[Any, Report]:
+    islands = {"every": EVERY, "fragments": fragments, "delay": delay, "wire": wire}
+    config = wide(model=CONFIG, data=DATA, parallel={"islands": 2, "fsdp": SHARDS, "zero": 3}, islands=islands)
+    analysis, report = inspected(config, CLUSTER)
+    planned = estimate_memory(plan_for(config, parse_cluster(CLUSTER))[0], analysis.compilation.plan)
+    assert report.classes["optimizer"] == planned.optimizer, "with the global weights and their momentum"
+    return config, report
+
+
+def between(report: Report) -> Any:
+    """The one message that crosses the border of nodes."""
+    (row,) = [row for row in report.collectives if row.crosses_nodes]
+    assert (row.axis, row.count) == ("islands", 1)
+    return row
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("wire", "kind"), [(None, "all-reduce"), ("int4", "all-gather")])
+def test_the_outer_message_runs_beside_the_step_that_carries_it(wire, kind):
+    """Of the weights / H, in 4 bits an eighth of it; the step waits for it for at most 2% of its time."""
+    config, report = compiled(wire)
+    row = between(report)
+    weights = parameter_count(config.model, padded=True) / SHARDS
+    assert row.kind == kind
+    assert row.bytes == pytest.approx(wire_bytes(round(weights), wire) / EVERY, rel=0.02)
+    assert row.exposed_s <= 0.02 * report.step_seconds
+
+
+@pytest.mark.long
+def test_a_step_that_sends_a_fragment_now_and_then_has_the_same_message_in_a_branch():
+    """Half of the weights, every second step."""
+    config, report = compiled(None, fragments=2)
+    row = between(report)
+    weights = parameter_count(config.model, padded=True) / SHARDS
+    assert row.bytes == pytest.approx(4 * weights / 2, rel=0.02)
+    assert row.exposed_s <= 0.02 * report.step_seconds

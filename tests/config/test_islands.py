@@ -1,0 +1,38 @@
+"""Islands that cannot train: one sentence each."""
+
+import pytest
+
+from jaxpar.config import Config
+from jaxpar.config.axes import resolve_axes
+from jaxpar.config.reading.overrides import with_overrides
+from jaxpar.config.validate import validate
+from tests.sentences import refused
+
+CASES = {
+    "no period": (["parallel.islands=2"], ("islands.every", "null", "parallel.islands is 2")),
+    "unused": (["islands.delay=2"], ("islands.delay", "not be used", "islands.every is null")),
+    "unused outer": (["islands.outer.rate=0.5"], ("islands.outer.rate", "not be used")),
+    "period of 0": (["islands.every=0"], ("islands.every", "at least 1", "0")),
+    "no exchange": (["islands.every=11"], ("islands.every", "11", "run.steps (10)")),
+    "fragments": (["islands.every=10", "islands.fragments=5"], ("islands.fragments", "5", "layers of the model (4)")),
+    "uneven": (["islands.every=10", "islands.fragments=4"], ("islands.every", "10", "islands.fragments (4)")),
+    "delay of a period": (["islands.every=10", "islands.delay=10"], ("islands.delay", "10", "at most 9")),
+    "delay": (["islands.every=8", "islands.fragments=4", "islands.delay=3"], ("islands.delay", "3", "at most 2")),
+    "average": (["islands.every=8", "optimizer.ema=0.9"], ("islands.every", "optimizer.ema: 0.9")),
+    "host": (["islands.every=8", "memory.optimizer_offload=host"], ("islands.every", "memory.optimizer_offload: host")),
+    "mix of 1": (["islands.every=8", "islands.mix=1"], ("islands.mix", "below 1")),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_islands_that_cannot_train_are_refused(case):
+    overrides, words = CASES[case]
+    with refused(*words):
+        validate(with_overrides(Config(), ["run.steps=10", *overrides]))
+
+
+def test_islands_take_devices_like_each_axis():
+    parallel = with_overrides(Config(), ["parallel.islands=2", "islands.every=5"]).parallel
+    with refused("parallel", "islands 2", "takes 2 devices", "there is 1"):
+        resolve_axes(parallel, 1)
+    assert resolve_axes(with_overrides(Config(), ["parallel.islands=2", "parallel.fsdp=-1"]).parallel, 8).fsdp == 4

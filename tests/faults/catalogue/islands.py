@@ -1,0 +1,138 @@
+"""Faults of islands and their outer optimizer."""
+
+from tests.faults.fault import Fault
+
+STEPS = "tests/training/islands/test_steps.py"
+ROUNDS = "tests/training/island_jobs/test_rounds.py"
+ISLANDS = (
+    Fault(
+        name="outer_momentum_without_look_ahead",
+        description="Nesterov momentum of outer updates is plain momentum.",
+        file="jaxpar/optim/outer.py",
+        old="gradient + arguments.momentum * momentum if nesterov else momentum",
+        new="momentum",
+        caught_by=("tests/optim/test_outer.py::test_updates_are_those_of_sgd_with_momentum[True]",),
+    ),
+    Fault(
+        name="a_fragment_sent_in_place_of_the_next",
+        description="The first fragment of a period is the second one.",
+        file="jaxpar/optim/outer.py",
+        old="(step // (every // fragments) - 1) % fragments",
+        new="(step // (every // fragments)) % fragments",
+        caught_by=("tests/optim/test_outer.py::test_each_fragment_is_sent_once_in_every_period",),
+    ),
+    Fault(
+        name="islands_give_up_their_weights",
+        description="An island goes on with the global weights alone, whatever islands.mix.",
+        file="jaxpar/optim/outer.py",
+        old="shared + mix * (local - shared)",
+        new="shared + 0 * mix * (local - shared)",
+        caught_by=("tests/optim/test_outer.py::test_an_island_goes_on_with_its_share_of_both_weights",),
+    ),
+    Fault(
+        name="outer_gradients_are_summed",
+        description="The outer gradient is the sum over islands, not the mean.",
+        file="jaxpar/training/residency/islands.py",
+        old="sum_over_islands(gradient) / islands",
+        new="sum_over_islands(gradient)",
+        caught_by=(f"{STEPS}::test_sgd_exchanged_each_step_is_data_parallelism",),
+    ),
+    Fault(
+        name="all_islands_take_all_rows",
+        description="Rows of a batch are not split over islands.",
+        file="jaxpar/layout/step_layout.py",
+        old="BATCH_AXES if self.islands else DATA_AXES",
+        new="DATA_AXES",
+        caught_by=(f"{STEPS}::test_exchanges_are_updates_with_nesterov_momentum[2]",),
+    ),
+    Fault(
+        name="islands_wait_longer_for_the_global_weights",
+        description="Islands go on with the global weights a step after islands.delay.",
+        file="jaxpar/training/residency/islands.py",
+        old="island._replace(master=self._if_sent(done - delay,",
+        new="island._replace(master=self._if_sent(done - delay - 1,",
+        caught_by=(
+            f"{STEPS}::test_a_fragment_is_sent_beside_a_step_and_reaches_the_islands_after_the_delay[4-1-3-0.0]",
+        ),
+    ),
+    Fault(
+        name="outer_messages_in_float32",
+        description="Outer gradients travel as they are, whatever islands.wire.",
+        file="jaxpar/training/residency/islands.py",
+        old="    if wire is None:",
+        new="    if True:",
+        caught_by=(
+            "tests/compiler/steps/test_islands.py::test_the_outer_message_runs_beside_the_step_that_carries_it[int4-all-gather]",
+        ),
+    ),
+    Fault(
+        name="a_checkpoint_loses_the_weights_of_islands",
+        description="Islands begin with the global weights where a run continues.",
+        file="jaxpar/training/residency/on_device.py",
+        old='''        """A restored state in the form that steps take."""
+        return state
+''',
+        new='''        """A restored state in the form that steps take."""
+        return state._replace(optimizer={**state.optimizer, ISLAND_WEIGHTS: self._of_each_island(state.master)})
+''',
+        caught_by=(
+            "tests/training/islands/test_runs.py::test_a_run_goes_on_with_the_same_bits_though_a_message_was_due",
+        ),
+    ),
+    Fault(
+        name="more_fragments_than_layers",
+        description="Fragments without a layer are accepted.",
+        file="jaxpar/config/checks/islands.py",
+        old="if islands.fragments > config.model.layers:",
+        new="if False:",
+        caught_by=("tests/config/test_islands.py::test_islands_that_cannot_train_are_refused[fragments]",),
+    ),
+    Fault(
+        name="contributions_of_an_earlier_round_counted",
+        description="An outer gradient of an earlier round is counted in this one.",
+        file="jaxpar/training/island_jobs/exchange.py",
+        old="if contribution.round != index:",
+        new="if contribution.round > index:",
+        caught_by=(f"{ROUNDS}::test_a_contribution_of_an_earlier_round_is_refused",),
+    ),
+    Fault(
+        name="contributions_of_another_outer_state_counted",
+        description="An outer gradient that began with another outer state is counted.",
+        file="jaxpar/training/island_jobs/exchange.py",
+        old="if contribution.base != base:",
+        new="if not contribution.base:",
+        caught_by=(f"{ROUNDS}::test_a_contribution_of_another_state_or_model_is_refused[state]",),
+    ),
+    Fault(
+        name="damaged_contributions_counted",
+        description="Only the size of an outer gradient's file is compared, and not its digest.",
+        file="jaxpar/training/island_jobs/array_files.py",
+        old=" or file_entries(path.parent, [path.name], flush=False)[path.name] != entry:",
+        new=":",
+        caught_by=(f"{ROUNDS}::test_a_damaged_contribution_is_refused_and_the_others_go_on[a bit]",),
+    ),
+    Fault(
+        name="outer_gradients_summed_in_any_order",
+        description="Each island adds up the outer gradients from its own on.",
+        file="jaxpar/training/island_jobs/island.py",
+        old="counted, outer = sorted(closed.counted), self.config.outer",
+        new="counted, outer = sorted(closed.counted, key=lambda name: name != self.exchange.island), self.config.outer",
+        caught_by=(f"{ROUNDS}::test_all_islands_have_the_same_bits_whatever_their_mesh_and_order",),
+    ),
+    Fault(
+        name="a_slow_island_goes_on_from_a_state_of_its_own",
+        description="An island whose round was closed without it goes on with that round's outcome, not the newest.",
+        file="jaxpar/training/island_jobs/island.py",
+        old="if from_first(self.exchange.newest) > following:",
+        new="if not closed.counted:",
+        caught_by=(f"{ROUNDS}::test_a_slow_island_is_refused_by_its_round_and_goes_on_from_the_newest_state",),
+    ),
+    Fault(
+        name="islands_that_are_gone_waited_for",
+        description="An island that was absent from a round is waited for in the next ones.",
+        file="jaxpar/training/island_jobs/exchange.py",
+        old="*(() if before is None else before.counted)",
+        new="*(() if before is None else [*before.counted, *before.absent])",
+        caught_by=(f"{ROUNDS}::test_a_slow_island_is_refused_by_its_round_and_goes_on_from_the_newest_state",),
+    ),
+)

@@ -1,0 +1,257 @@
+"""Rounds between islands: the outer update, who is counted, and contributions that are refused."""
+
+import json
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxpar.config import UserError
+from jaxpar.training.island_jobs.exchange import Exchange
+from jaxpar.training.island_jobs.records import Contribution, from_bytes, to_bytes
+from tests.training.island_jobs.three import OUTER, SHAPES, Trained, round_of, whole
+
+
+def same(*islands: Trained) -> bool:
+    """Whether all have the same outer state, bit for bit."""
+    first, *others = [(whole(one.island.shared), whole(one.island.momentum)) for one in islands]
+    return all(
+        np.array_equal(a[name], b[name]) for two in others for a, b in zip(first, two, strict=True) for name in a
+    )
+
+
+def contribution_file(folder: Path, index: int, island: str) -> Path:
+    return folder / f"rounds/{index:08d}/contributions/{island}/0.safetensors"
+
+
+def test_rounds_are_sgd_with_nesterov_momentum_in_float64(tmp_path: Path):
+    islands = [Trained(tmp_path, name, columns) for name, columns in (("a", 1), ("b", 2), ("c", 3))]
+    weights = {name: array.astype(np.float64) for name, array in islands[0].arrays.items()}
+    momentum = {name: np.zeros(shape) for name, shape in SHAPES.items()}
+    for _ in range(3):
+        for one in islands:
+            one.train()
+        for name in SHAPES:
+            gradient = np.mean([weights[name] - one.arrays[name] for one in islands], axis=0)
+            momentum[name] = OUTER.momentum * momentum[name] + gradient
+            weights[name] = weights[name] - OUTER.rate * (gradient + OUTER.momentum * momentum[name])
+        for one in islands:
+            one.contribute()
+        for one in islands:
+            assert sorted(one.advance().counted) == ["a", "b", "c"]
+        for name in SHAPES:
+            assert islands[0].arrays[name].dtype == np.float32
+            np.testing.assert_allclose(islands[0].arrays[name], weights[name], rtol=0, atol=5e-6)
+
+
+def test_all_islands_have_the_same_bits_whatever_their_mesh_and_order(tmp_path: Path):
+    """Three float32 numbers have another sum in another order."""
+    islands = [Trained(tmp_path, name, columns) for name, columns in (("a", 1), ("b", 3), ("c", 2))]
+    for turn in range(4):
+        round_of(*islands[turn % 3 :], *islands[: turn % 3])
+        assert same(*islands)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("wire", ["int8", "int4"])
+def test_a_wire_of_few_bits_is_decoded_alike_by_all(tmp_path: Path, wire: str):
+    islands = [Trained(tmp_path, name, columns, wire=wire) for name, columns in (("a", 1), ("b", 2))]
+    exact = [Trained(tmp_path / "exact", name, columns) for name, columns in (("a", 1), ("b", 2))]
+    round_of(*islands)
+    round_of(*exact)
+    assert same(*islands)
+    largest = max(np.abs(exact[0].arrays[name]).max() for name in SHAPES)
+    difference = max(np.abs(islands[0].arrays[name] - exact[0].arrays[name]).max() for name in SHAPES)
+    assert 0 < difference < {"int8": 0.02, "int4": 0.6}[wire] * largest
+
+
+def test_a_round_is_repeated_from_what_is_stored(tmp_path: Path):
+    a, b = Trained(tmp_path, "a"), Trained(tmp_path, "b", 2)
+    for _ in range(3):
+        round_of(a, b)
+    (tmp_path / "rounds/00000003/outer.json").unlink()
+    (tmp_path / "rounds/00000002/outer.json").unlink()
+    late = Trained(tmp_path, "c", 3)
+    assert late.island.round == 3 and late.island.digest == a.island.digest and same(a, b, late)
+
+
+def test_a_slow_island_is_refused_by_its_round_and_goes_on_from_the_newest_state(tmp_path: Path):
+    a, b = Trained(tmp_path, "a"), Trained(tmp_path, "b")
+    round_of(a, b)
+    b.train()
+    for _ in range(2):
+        closed = round_of(a)
+        assert list(closed.counted) == ["a"]
+    assert closed.absent == []  # it was waited for once, and then no more
+    before = a.arrays
+    b.contribute()
+    late = b.advance()
+    assert late.round == 1 and list(late.counted) == ["a"] and late.absent == ["b"]
+    assert b.island.round == 3 and same(a, b)
+    assert all(np.array_equal(before[name], a.arrays[name]) for name in before)
+    assert sorted(round_of(a, b).counted) == ["a", "b"]
+
+
+def test_a_contribution_of_an_earlier_round_is_refused(tmp_path: Path):
+    a, b = Trained(tmp_path, "a"), Trained(tmp_path, "b")
+    round_of(a, b)
+    a.train()
+    a.contribute()
+    source, target = (tmp_path / f"rounds/0000000{index}/contributions" for index in (0, 1))
+    (target / "b").mkdir()
+    (target / "b.json").write_bytes((source / "b.json").read_bytes())
+    (target / "b/0.safetensors").write_bytes((source / "b/0.safetensors").read_bytes())
+    closed = a.advance()
+    assert list(closed.counted) == ["a"] and closed.refused == {"b": "it is of round 0"}
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [({"base": "0" * 64}, "it began with another outer state"), ({"weights": "other"}, "it is of another model")],
+    ids=["state", "model"],
+)
+def test_a_contribution_of_another_state_or_model_is_refused(tmp_path: Path, change: dict[str, str], why: str):
+    a, b = Trained(tmp_path, "a"), Trained(tmp_path, "b")
+    for one in (a, b):
+        one.train()
+        one.contribute()
+    record = tmp_path / "rounds/00000000/contributions/b.json"
+    changed = {**vars(from_bytes(Contribution, record.read_bytes())), **change}
+    record.write_bytes(to_bytes(Contribution(**changed)))
+    assert a.advance().refused == {"b": why}
+
+
+@pytest.mark.parametrize("damage", ["a bit", "shorter", "gone", "its record"])
+def test_a_damaged_contribution_is_refused_and_the_others_go_on(tmp_path: Path, damage: str):
+    a, b, c = (Trained(tmp_path, name) for name in "abc")
+    for one in (a, b, c):
+        one.train()
+        one.contribute()
+    file = contribution_file(tmp_path, 0, "b")
+    content = bytearray(file.read_bytes())
+    if damage == "a bit":
+        content[-3] ^= 1
+        file.write_bytes(content)
+    elif damage == "shorter":
+        file.write_bytes(content[:-8])
+    elif damage == "gone":
+        file.unlink()
+    else:
+        file.parent.with_suffix(".json").write_text("{}")
+    closed = a.advance()
+    assert sorted(closed.counted) == ["a", "c"] and list(closed.refused) == ["b"]
+    c.advance()
+    b.advance()
+    assert same(a, b, c)
+
+
+def test_what_is_damaged_after_its_round_was_closed_is_not_used(tmp_path: Path):
+    """The island that closed it has stored the next outer state: another one takes that."""
+    a, b = Trained(tmp_path, "a"), Trained(tmp_path, "b")
+    for one in (a, b):
+        one.train()
+        one.contribute()
+    a.advance()
+    file = contribution_file(tmp_path, 0, "a")
+    content = bytearray(file.read_bytes())
+    content[-3] ^= 1
+    file.write_bytes(content)
+    b.advance()
+    assert same(a, b) and "the contribution of a cannot be read" in b.said[-1]
+
+
+def test_a_damaged_outer_state_is_passed_over(tmp_path: Path):
+    a = Trained(tmp_path, "a")
+    round_of(a)
+    round_of(a)
+    file = tmp_path / "rounds/00000002/outer/a/0.safetensors"
+    file.write_bytes(file.read_bytes()[:-4])
+    late = Trained(tmp_path, "b")
+    assert same(a, late) and "The outer state of round 2 is not used" in late.said[0]
+    for file in tmp_path.glob("rounds/*/outer/a/0.safetensors"):
+        file.write_bytes(b"")
+    with pytest.raises(UserError, match=r"none of its \d outer states is intact"):
+        Trained(tmp_path, "c")
+
+
+def test_weights_that_are_not_finite_are_not_contributed(tmp_path: Path):
+    a, b = Trained(tmp_path, "a"), Trained(tmp_path, "b")
+    for one in (a, b):
+        one.train()
+    b.arrays["up"][0, 0] = np.inf
+    b.contribute()
+    a.contribute()
+    assert list(a.advance().counted) == ["a"]
+    b.advance()
+    assert same(a, b) and "not finite" in b.said[0]
+
+
+def test_an_island_that_ended_is_not_waited_for(tmp_path: Path):
+    a, b = Trained(tmp_path, "a", wait_s=1e6), Trained(tmp_path, "b", wait_s=1e6)
+    round_of(a, b)
+    b.island.exchange.leave(1)
+    assert list(round_of(a).counted) == ["a"]
+    b = Trained(tmp_path, "b", wait_s=1e6)
+    assert sorted(round_of(a, b).counted) == ["a", "b"]
+
+
+def test_a_restarted_island_contributes_once(tmp_path: Path):
+    """The outer gradient that was stored before a kill counts, whatever the repeated steps give."""
+    a, b = Trained(tmp_path, "a"), Trained(tmp_path, "b")
+    for one in (a, b):
+        one.train()
+        one.contribute()
+    stored = contribution_file(tmp_path, 0, "b").read_bytes()
+    again = Trained(tmp_path, "b")
+    again.train()
+    again.arrays["up"] += 1
+    again.contribute()
+    assert contribution_file(tmp_path, 0, "b").read_bytes() == stored
+    a.advance()
+    again.advance()
+    assert same(a, again)
+
+
+def test_arrays_of_old_rounds_are_removed_and_records_stay(tmp_path: Path):
+    a = Trained(tmp_path, "a", keep_rounds=2)
+    for _ in range(5):
+        round_of(a)
+    arrays = sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*.safetensors"))
+    assert [path.split("/")[1] for path in arrays] == ["00000003"] * 2 + ["00000004"] * 2 + ["00000005"]
+    assert all(a.island.exchange.closed(index) is not None for index in range(5))
+    assert same(a, Trained(tmp_path, "b"))
+
+
+def test_a_round_waits_for_its_quorum(tmp_path: Path):
+    a = Trained(tmp_path, "a", quorum=2)
+    a.train()
+    a.contribute()
+    a.island._verify(["a"])
+    assert a.island._look(True, 0.0) == {"too_few": True, "counted": ["a"]}
+    b = Trained(tmp_path, "b", quorum=2)
+    b.train()
+    b.contribute()
+    assert sorted(a.advance().counted) == ["a", "b"]
+
+
+def test_an_exchange_is_of_one_model_and_one_outer_optimizer(tmp_path: Path):
+    agreed = {"model.layers": 3, "islands.wire": None}
+    Exchange(tmp_path, "a").join(agreed)
+    Exchange(tmp_path, "b").join(agreed)
+    with pytest.raises(UserError, match=r"with another configuration \(model.layers: 3 -> 4\)"):
+        Exchange(tmp_path, "b").check({**agreed, "model.layers": 4})
+    (tmp_path / "exchange.json").write_text("[]{")
+    with pytest.raises(UserError, match=r"exchange.json is damaged"):
+        Exchange(tmp_path, "b").check(agreed)
+
+
+def test_a_damaged_end_of_a_round_is_one_sentence(tmp_path: Path):
+    a = Trained(tmp_path, "a")
+    round_of(a)
+    closed = tmp_path / "rounds/00000000/closed.json"
+    for content in ("", "[]", json.dumps({**json.loads(closed.read_text()), "round": "0"})):
+        closed.write_text(content)
+        with pytest.raises(UserError, match=r"closed\.json cannot be used \(its record"):
+            Trained(tmp_path, "b")
+    os.remove(closed)
