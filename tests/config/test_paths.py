@@ -26,6 +26,7 @@ NO_PATHS = {
     "run.wandb",
     "run.compile_cache",
     "model.preset",
+    "model.keys_of",
     "data.end_token",
     "distributed.coordinator",
     "rl.environment",
