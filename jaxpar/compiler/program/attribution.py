@@ -22,7 +22,7 @@ _PAIRS = (
     ("exchange_heads", "exchange_sequence"),
 )
 _SELF_DUAL = ("shift_context", "exchange_tokens", "join_ranks", "shift_stage", "sum_over_stages", "sum_over_heads",
-              "reduce_sum", "reduce_max")  # fmt: skip
+              "reduce_sum", "reduce_max", "sum_over_islands", "gather_from_islands")  # fmt: skip
 DUALS = dict(_PAIRS) | {dual: name for name, dual in _PAIRS} | {name: name for name in _SELF_DUAL}
 """The collectives, and the name of the derivative of each."""
 
