@@ -76,7 +76,7 @@ def test_one_layer_where_there_is_no_memory_for_more():
 
 
 def test_the_table_of_a_plan_has_what_runs_beside_messages_and_why():
-    _, plan = plan_of(parallel={"replica": 2, "fsdp": 2})
+    config, plan = plan_of(parallel={"replica": 2, "fsdp": 2})
     rows = {name: rest for name, *rest in choice_rows(plan)}
     assert rows["layer unroll"] == ["2", plan.layer_unroll.reason]
     assert rows["shard state over replicas"] == ["true", plan.shard_state_over_replicas.reason]
@@ -85,7 +85,7 @@ def test_the_table_of_a_plan_has_what_runs_beside_messages_and_why():
     assert not {"layer unroll", "weight prefetch", "embedding messages"} & {
         name for name, *_ in choice_rows(nothing_sent)
     }
-    asked = _limits_rows(replace(plan, collectives_at_once=2, merged_matmuls_mb=0))
+    asked = _limits_rows(config, replace(plan, collectives_at_once=2, merged_matmuls_mb=0))
     assert [row[:2] for row in asked] == [("collectives at once", "2"), ("merged matmuls", "none")]
 
 
