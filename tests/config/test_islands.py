@@ -24,7 +24,10 @@ CASES = {
     "planned look-ahead": (["parallel.auto=true", "islands.every=5"], ("islands.every: 5", "planner")),
     "fragments": (["islands.every=10", "islands.fragments=5"], ("islands.fragments", "5", "layers of the model (4)")),
     "uneven": (["islands.every=10", "islands.fragments=4"], ("islands.every", "10", "islands.fragments (4)")),
-    "delay of a period": (["run.steps=11", "islands.every=10", "islands.delay=10"], ("islands.delay", "10", "at most 9")),
+    "delay of a period": (
+        ["run.steps=11", "islands.every=10", "islands.delay=10"],
+        ("islands.delay", "10", "at most 9"),
+    ),
     "delay": (["islands.every=8", "islands.fragments=4", "islands.delay=3"], ("islands.delay", "3", "at most 2")),
     "average": (["islands.every=8", "optimizer.ema=0.9"], ("islands.every", "optimizer.ema: 0.9")),
     "host": (["islands.every=8", "memory.optimizer_offload=host"], ("islands.every", "memory.optimizer_offload: host")),

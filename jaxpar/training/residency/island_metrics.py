@@ -53,7 +53,6 @@ class OfIslands:
 def metrics_of_islands(metrics: Any) -> Any:
     """Step metrics [island, ...] as those of the whole run."""
 
-
     def of_run(name: str, array: jax.Array) -> OfIslands:
         if name in PER_TOKEN:
             return OfIslands((array, metrics.tokens), mean_over_tokens)
