@@ -184,7 +184,9 @@ class StepLayout:
         read = [field for field in self._declared if not field.optional and field.per != "step"]
         order = sequence_order(self.plan.context_order.name, shape[-1], self.plan.axes.context // self.plan.ulysses)
         rows = BATCH_AXES if self.islands else DATA_AXES
-        return BatchLayout(union(CONTEXT, (MASK,), self.objective.fields, read), shape, order, rows)
+        return BatchLayout(
+            union(CONTEXT, (MASK,), self.objective.fields, read), shape, order, rows, self.plan.axes.islands
+        )
 
     @cached_property
     def mesh(self) -> AbstractMesh:

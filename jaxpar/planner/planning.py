@@ -10,6 +10,7 @@ from shlex import quote
 
 from jaxpar.compiler.compile import DEFAULT_CACHE, part_of, training_part, with_known_vocab
 from jaxpar.config import Config, UserError, load_config
+from jaxpar.config.checks.islands import check_timed
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.schema.layout import kept_by_planner
 from jaxpar.config.spelling import quoted
@@ -169,6 +170,7 @@ def best_with_idle_hosts(search: Search, number: int) -> tuple[Search, list[Plan
 
 def planned_config(config: Config) -> Config:
     """`config` as the planner takes it: its own layout left out, and the vocabulary set. Raises `UserError`."""
+    check_timed(config)
     config = without_layout(config)
     overlap = replace(config.parallel.overlap, shard_state_over_replicas=False)  # it has no replicas
     validate(replace(config, parallel=replace(config.parallel, overlap=overlap)))

@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import fmean
 
 from jaxpar.config import Config, UserError, load_config
+from jaxpar.config.checks.islands import check_timed
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.layers.declared import activation_names
@@ -46,7 +47,9 @@ def stage_work(file: Path, overrides: Sequence[str], cluster: str) -> StageWork:
         UserError: jaxpar would not run it on that cluster, or its schedule is a table.
     """
     where = named_cluster(cluster)
-    config, plan = plan_on(load_config(file, overrides), where)
+    asked = load_config(file, overrides)
+    check_timed(asked)
+    config, plan = plan_on(asked, where)
     if plan.axes.pipe == 1:
         raise UserError(
             "parallel.pipe: 1 is no pipeline; expected at least 2 stages with --config, as in --set parallel.pipe=4"

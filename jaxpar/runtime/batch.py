@@ -107,6 +107,8 @@ class BatchLayout:
     """The token at each offset of a row, the context ranks' parts one after another; None leaves tokens as they are."""
     row_axes: tuple[str, ...] = DATA_AXES
     """Axes that split the rows."""
+    islands: int = 1
+    """Islands, each with the same contiguous part of a batch whatever the number of microbatches."""
 
     @cached_property
     def partitions(self) -> dict[str, PartitionSpec]:
@@ -142,7 +144,7 @@ class BatchLayout:
             arrays: [row, ...], of the local rows at least.
             rows: the index of each row of `arrays`, ascending; None where they are all.
         """
-        rows = self._rows.ravel() if rows is None else rows
+        rows = np.arange(self._rows.size) if rows is None else rows
         order = np.arange(self.shape[-1]) if self.order is None else self.order
         token = len(self.shape) - 1
 
@@ -165,8 +167,10 @@ class BatchLayout:
 
     @cached_property
     def _rows(self) -> Int[np.ndarray, "..."]:
-        """The index of each row."""
-        return np.arange(prod(self.shape[:-1])).reshape(self.shape[:-1])
+        """The index of each row: islands split the rows of a microbatch as they split the batch."""
+        *before, rows = self.shape[:-1]
+        parts = np.arange(prod(self.shape[:-1])).reshape(self.islands, *before, rows // self.islands)
+        return np.moveaxis(parts, 0, -2).reshape(self.shape[:-1])
 
 
 class BatchPlacer:

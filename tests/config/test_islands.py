@@ -1,4 +1,4 @@
-"""Islands that cannot train: one sentence each."""
+"""Islands that cannot train or be planned: one sentence each."""
 
 import pytest
 
@@ -6,6 +6,8 @@ from jaxpar.config import Config
 from jaxpar.config.axes import resolve_axes
 from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.config.validate import validate
+from jaxpar.planner.planning import planned_config
+from jaxpar.training.run_folder.same_run import forbidden_changes
 from tests.sentences import refused
 
 CASES = {
@@ -14,9 +16,18 @@ CASES = {
     "unused outer": (["islands.outer.rate=0.5"], ("islands.outer.rate", "not be used")),
     "period of 0": (["islands.every=0"], ("islands.every", "at least 1", "0")),
     "no exchange": (["islands.every=11"], ("islands.every", "11", "run.steps (10)")),
+    "no delayed exchange": (
+        ["islands.every=10", "islands.delay=1"],
+        ("islands.every", "10", "islands.delay: 1", "step 11", "run.steps (10)"),
+    ),
+    "planned": (["parallel.auto=true", "parallel.islands=2", "islands.every=5"], ("parallel.islands: 2", "planner")),
+    "planned look-ahead": (["parallel.auto=true", "islands.every=5"], ("islands.every: 5", "planner")),
     "fragments": (["islands.every=10", "islands.fragments=5"], ("islands.fragments", "5", "layers of the model (4)")),
     "uneven": (["islands.every=10", "islands.fragments=4"], ("islands.every", "10", "islands.fragments (4)")),
-    "delay of a period": (["islands.every=10", "islands.delay=10"], ("islands.delay", "10", "at most 9")),
+    "delay of a period": (
+        ["run.steps=11", "islands.every=10", "islands.delay=10"],
+        ("islands.delay", "10", "at most 9"),
+    ),
     "delay": (["islands.every=8", "islands.fragments=4", "islands.delay=3"], ("islands.delay", "3", "at most 2")),
     "average": (["islands.every=8", "optimizer.ema=0.9"], ("islands.every", "optimizer.ema: 0.9")),
     "host": (["islands.every=8", "memory.optimizer_offload=host"], ("islands.every", "memory.optimizer_offload: host")),
@@ -36,3 +47,27 @@ def test_islands_take_devices_like_each_axis():
     with refused("parallel", "islands 2", "takes 2 devices", "there is 1"):
         resolve_axes(parallel, 1)
     assert resolve_axes(with_overrides(Config(), ["parallel.islands=2", "parallel.fsdp=-1"]).parallel, 8).fsdp == 4
+
+
+def test_a_delayed_exchange_takes_a_step_more():
+    validate(with_overrides(Config(), ["run.steps=11", "islands.every=10", "islands.delay=1"]))
+
+
+ISLANDS = ["model.vocab=256", "parallel.islands=2", "islands.every=10"]
+
+
+@pytest.mark.parametrize("overrides", [ISLANDS, ISLANDS[:2], [ISLANDS[0], ISLANDS[2]]], ids=["both", "axis", "period"])
+def test_no_layout_is_planned_for_islands_of_one_job(overrides):
+    with refused("islands", "the planner does not time islands"):
+        planned_config(with_overrides(Config(), overrides))
+
+
+def test_the_layout_of_an_island_that_is_a_job_is_planned():
+    planned = planned_config(with_overrides(Config(), ["model.vocab=256", "islands.every=10", "islands.folder=a"]))
+    assert planned.islands.folder == "a"
+
+
+def test_a_run_continues_on_as_many_islands():
+    two = with_overrides(Config(), ["parallel.islands=2", "islands.every=5"])
+    four = with_overrides(two, ["parallel.islands=4", "parallel.fsdp=2"])
+    assert forbidden_changes(two, four) == ["parallel.islands: 2 -> 4"]

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec
 
+from jaxpar.config.axes import BATCH_AXES
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.mesh.axes import DATA_AXES
-from jaxpar.runtime.batch import FORWARD, LABELS, BatchLayout, Field, one_document_rows, union
+from jaxpar.runtime.batch import FORWARD, LABELS, TOKENS, BatchLayout, Field, one_document_rows, union
 from tests.sentences import refused
 from tests.small_run import SmallRun, small
 from tests.traced import mesh_of
@@ -38,6 +39,16 @@ def test_a_microbatch_of_documents_is_placed():
     placed = BatchLayout(FORWARD, tokens.shape).place(mesh_of(fsdp=2, context=2), one_document_rows(tokens))
     assert (np.asarray(placed["tokens"]) == tokens).all() and placed["tokens"].sharding.shard_shape((2, 4)) == (1, 2)
     assert (np.asarray(placed["positions"]) == np.arange(4)).all() and np.asarray(placed["examples"]).tolist() == [0, 1]
+
+
+@pytest.mark.parametrize("microbatches", [1, 2, 4])
+def test_an_island_has_the_same_part_of_a_batch_for_any_number_of_microbatches(microbatches: int):
+    tokens = np.arange(16).reshape(16, 1)
+    batch = BatchLayout((TOKENS,), (microbatches, 16 // microbatches, 1), row_axes=BATCH_AXES, islands=2)
+    placed = batch.place(mesh_of(islands=2, fsdp=2), {"tokens": tokens})["tokens"]
+    parts = [np.asarray(shard.data).ravel() for shard in placed.addressable_shards]
+    first, last = (np.sort(np.concatenate(island)) for island in (parts[:2], parts[2:]))
+    assert (first.tolist(), last.tolist()) == (list(range(8)), list(range(8, 16)))
 
 
 @pytest.mark.parametrize(

@@ -31,12 +31,24 @@ def check_islands(config: Config) -> None:
     _check_excluded(config)
 
 
+def check_timed(config: Config) -> None:
+    """Refuse to plan a layout for islands of one job, which the planner does not time."""
+    islands, count = config.islands, config.parallel.islands
+    if count != 1 or islands.of_one_job:
+        asked = f"parallel.islands: {count}" if count != 1 else f"islands.every: {islands.every}"
+        raise UserError(
+            f"{asked}, and the planner does not time islands; expected a layout that is written out, without planning, "
+            "or parallel.islands: 1 with islands.every: null"
+        )
+
+
 def _check_period(config: Config, every: int) -> None:
     islands = config.islands
-    if every > config.run.steps:
+    first = every + (islands.delay > 0)
+    if first > config.run.steps:
         raise UserError(
-            f"islands.every: {every} is more than run.steps ({config.run.steps}): the global weights would stay the "
-            "first ones"
+            f"islands.every: {every} with islands.delay: {islands.delay} updates all global weights in step {first} at "
+            f"the earliest, which is more than run.steps ({config.run.steps})"
         )
     if islands.fragments > config.model.layers:
         raise UserError(

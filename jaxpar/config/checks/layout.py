@@ -6,6 +6,7 @@ from dataclasses import asdict
 
 from jaxpar.config.axes import BATCH_AXES, DATA_AXES, MESH_AXES, check_axes
 from jaxpar.config.bounds import RANKS, spell_limit
+from jaxpar.config.checks.islands import check_timed
 from jaxpar.config.checks.sizes import divides, known
 from jaxpar.config.counting import kv_heads, padded_vocab
 from jaxpar.config.errors import UserError
@@ -31,8 +32,9 @@ def check_mesh(config: Config) -> None:
 
 
 def check_auto(config: Config) -> None:
-    """Refuse keys of the layout beside `parallel: auto`, which would not be used."""
+    """Refuse islands beside `parallel: auto`, and keys of the layout, which would not be used."""
     if config.parallel.auto:
+        check_timed(config)
         planned = ParallelConfig(**kept_by_planner(config.parallel), auto=True)
         usual = by_key("parallel", asdict(planned))
         for key, asked in by_key("parallel", asdict(config.parallel)).items():

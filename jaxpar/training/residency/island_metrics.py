@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import jax
@@ -13,18 +14,26 @@ from jaxpar.mesh.build import on_hosts
 
 REDUCED: dict[str, Callable[..., Any]] = {"tokens": np.sum, "finite": np.all, "skipped_in_row": np.max}
 """How step metrics of the whole run are made of those of islands, by name; others are means."""
+PER_TOKEN = ("loss", "report")
+"""Metrics whose mean is over the tokens of all islands."""
+
+
+def mean_over_tokens(array: np.ndarray, tokens: np.ndarray) -> np.ndarray:
+    """The mean of a metric [island, ...], weighted by the islands' tokens; islands without a token have none."""
+    some = tokens != 0
+    return np.average(array[some], axis=0, weights=tokens[some]) if some.any() else array.mean(axis=0)
 
 
 @dataclass(frozen=True, eq=False)
 class OfIslands:
-    """An array [island, ...] that is read as one of the whole run. On several processes, all must read it."""
+    """Arrays [island, ...] that are read as one of the whole run. On several processes, all must read it."""
 
-    array: jax.Array
+    arrays: tuple[jax.Array, ...]
     reduced: Callable[..., Any]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         del copy
-        return np.asarray(self.reduced(on_hosts(self.array), axis=0), dtype)
+        return np.asarray(self.reduced(*map(on_hosts, self.arrays)), dtype)
 
     def __float__(self) -> float:
         return float(self.__array__())
@@ -37,12 +46,17 @@ class OfIslands:
 
     def block_until_ready(self) -> OfIslands:
         """Wait for the step, as arrays do."""
-        self.array.block_until_ready()
+        jax.block_until_ready(self.arrays)
         return self
 
 
 def metrics_of_islands(metrics: Any) -> Any:
     """Step metrics [island, ...] as those of the whole run."""
+
+    def of_run(name: str, array: jax.Array) -> OfIslands:
+        if name in PER_TOKEN:
+            return OfIslands((array, metrics.tokens), mean_over_tokens)
+        return OfIslands((array,), partial(REDUCED.get(name, np.mean), axis=0))
+
     each = metrics._asdict().items()
-    leaf = lambda name, tree: jax.tree.map(lambda array: OfIslands(array, REDUCED.get(name, np.mean)), tree)
-    return type(metrics)(**{name: leaf(name, tree) for name, tree in each})
+    return type(metrics)(**{name: jax.tree.map(partial(of_run, name), tree) for name, tree in each})

@@ -17,6 +17,9 @@ MAY_CHANGE = (
 )
 """Sections that change how a run is computed and monitored, not what it computes."""
 
+STAYS = ("parallel.islands",)
+"""Keys of those sections that stay: each island has weights and optimizer state of its own."""
+
 MAY_CHANGE_KEYS = (
     "run.steps",
     "run.dir",
@@ -44,5 +47,5 @@ MAY_CHANGE_KEYS = (
 
 def forbidden_changes(old: Config, new: Config) -> list[str]:
     """`section.key: old -> new` for each value whose change makes it another run."""
-    lines = config_difference(old, new)
-    return [line for line in lines if not line.startswith(MAY_CHANGE) and line.split(":")[0] not in MAY_CHANGE_KEYS]
+    may_change = lambda key: key in MAY_CHANGE_KEYS or (key.startswith(MAY_CHANGE) and key not in STAYS)
+    return [line for line in config_difference(old, new) if not may_change(line.split(":")[0])]

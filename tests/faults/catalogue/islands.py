@@ -46,6 +46,24 @@ ISLANDS = (
         caught_by=(f"{STEPS}::test_exchanges_are_updates_with_nesterov_momentum[2]",),
     ),
     Fault(
+        name="rows_of_islands_follow_microbatches",
+        description="An island has a part of each microbatch's rows, which are others with another number of them.",
+        file="jaxpar/runtime/batch.py",
+        old="np.moveaxis(parts, 0, -2)",
+        new="parts",
+        caught_by=(
+            "tests/runtime/test_batch.py::test_an_island_has_the_same_part_of_a_batch_for_any_number_of_microbatches[2]",
+        ),
+    ),
+    Fault(
+        name="messages_of_few_bits_lost",
+        description="An outer gradient of few bits is that of one island.",
+        file="jaxpar/training/residency/islands.py",
+        old="each.sum(axis=0) / islands",
+        new="each[0]",
+        caught_by=(f"{STEPS}::test_messages_of_few_bits_have_the_outer_gradient_of_each_island[int4]",),
+    ),
+    Fault(
         name="islands_wait_longer_for_the_global_weights",
         description="Islands go on with the global weights a step after islands.delay.",
         file="jaxpar/training/residency/islands.py",

@@ -40,9 +40,9 @@ def test_a_run_goes_on_with_the_same_bits_though_a_message_was_due(tmp_path: Pat
 
 @pytest.mark.long
 def test_checkpoints_evaluations_and_other_runs_have_the_global_weights(tmp_path: Path):
-    config = config_of(tmp_path, 4, evaluation={"batches": 2})
+    config = config_of(tmp_path, 6, evaluation={"batches": 2})
     _, recorder = fit(config)
-    saved = saved_state(config, 4)
+    saved = saved_state(config, 6)
     shared, islands = (jax.tree.leaves(tree) for tree in (saved.master, saved.optimizer[ISLAND_WEIGHTS]))
     assert any((own != one).any() for one, own in zip(shared, islands, strict=True))
     alone = Trainer(
@@ -52,7 +52,7 @@ def test_checkpoints_evaluations_and_other_runs_have_the_global_weights(tmp_path
     )  # fmt: skip
     assert_same_bits(jax.device_get(alone.state.master), saved.master)
     assert alone.evaluate() == pytest.approx(recorder.evaluations[-1][1], rel=1e-6)
-    assert open_source(folder_of(config), "MODEL").location.name == "00000004"
+    assert open_source(folder_of(config), "MODEL").location.name == "00000006"
     assert main(["jaxpar-to-hf", str(folder_of(config)), str(tmp_path / "hf")]) == 0
 
 
@@ -60,7 +60,7 @@ def test_checkpoints_evaluations_and_other_runs_have_the_global_weights(tmp_path
 def test_islands_begin_with_the_weights_of_another_model(tmp_path: Path):
     config = run_config(tmp_path, 2, model={"layers": 2, "vocab": 61})
     fit(config)
-    started = config_of(tmp_path, 4, run={"init_from": str(folder_of(config)), "name": "islands"})
+    started = config_of(tmp_path, 5, run={"init_from": str(folder_of(config)), "name": "islands"})
     state = Trainer(started, devices=jax.devices()[:2]).state
     assert_same_bits(jax.device_get(state.master), saved_state(config, 2).master)
     each = jax.tree.map(lambda one: np.stack([one] * 2), jax.device_get(state.master))
