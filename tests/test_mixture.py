@@ -128,6 +128,7 @@ MISTAKES = {
     "no top": (["--top", "0"], ("--top 0", "from 1")),
     "a name": (["--set", "run.name=x"], ("--set run.name", "--tokens and --out")),
     "a key": (["--set", "model.layer=2"], ("model.layer", "layers")),
+    "islands": (["--set", "islands.folder=x", "--set", "islands.every=2"], ("islands.folder", "'x'", "share nothing")),
     "no tokens": ([], ("tokens", "index.json")),
 }
 
