@@ -94,8 +94,8 @@ def _check(options: argparse.Namespace, run: Sequence[str], tokens: Path) -> Non
     config = load_config(options.config, run[4::2])
     if config.islands.folder is not None:
         raise UserError(
-            f"islands.folder: {quoted(config.islands.folder)} would exchange weights between the models of the mixture, "
-            "which share nothing; expected null"
+            f"islands.folder: {quoted(config.islands.folder)}: the models of a mixture share nothing, and these would "
+            "exchange weights; expected null"
         )
     validate(config)
     read_index(tokens)

@@ -67,9 +67,7 @@ class MixtureFunctions(GenerationFunctions):
         self, weights: Any, batch: Batch, lengths: Int[Array, " batch"], tiles: int
     ) -> Float[Array, "batch seq"]:
         """See `GenerationFunctions`."""
-        streams = [
-            self._layers(one, self.stages.embed(one, batch), batch, lengths, None)[0] for one in weights[MODELS]
-        ]
+        streams = [self._layers(one, self.stages.embed(one, batch), batch, lengths, None)[0] for one in weights[MODELS]]
         return mixed_scores(self.stages, self.mixing, weights, streams, batch, tiles)[0]
 
     def _mixed(self, weights: Any, logits: list[jax.Array], state: router.RouterState, lengths: jax.Array) -> jax.Array:

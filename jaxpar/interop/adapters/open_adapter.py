@@ -53,7 +53,7 @@ def open_adapter(path: str | Path, base: Model, key: str) -> Adapter:
         key: what names the folder, for messages.
 
     Raises:
-        UserError: there are none, they are for another model, or they do more than factors do; or the base is a mixture.
+        UserError: there are none, they are for another model or a mixture, or they do more than factors do.
     """
     check_one_model(base, key)
     folder = user_path(path, key)
