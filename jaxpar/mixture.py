@@ -11,7 +11,7 @@ from pathlib import Path
 from jaxpar.cli import Parser, command, positive
 from jaxpar.config import UserError
 from jaxpar.config.paths import user_path
-from jaxpar.config.spelling import named
+from jaxpar.config.spelling import named, quoted
 
 TAKEN = ("run.dir", "run.name", "data.source", "data.path")
 """Keys that the command sets."""
@@ -91,7 +91,13 @@ def _check(options: argparse.Namespace, run: Sequence[str], tokens: Path) -> Non
     from jaxpar.data.tokens.token_index import read_index
     from jaxpar.layout.checks.validate import validate
 
-    validate(load_config(options.config, run[4::2]))
+    config = load_config(options.config, run[4::2])
+    if config.islands.folder is not None:
+        raise UserError(
+            f"islands.folder: {quoted(config.islands.folder)}: the models of a mixture share nothing, and these would "
+            "exchange weights; expected null"
+        )
+    validate(config)
     read_index(tokens)
 
 

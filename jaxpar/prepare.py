@@ -219,7 +219,7 @@ def _cluster(options: argparse.Namespace, out: Path, console: Console) -> None:
     if options.cluster_by is not None:
         from jaxpar.evaluation.embeddings import embeddings_of
 
-        embed, model = embeddings_of(options.cluster_by)
+        embed, model = embeddings_of(options.cluster_by, out)
     cluster_folder(out, Clustering(options.clusters, options.cluster_seed, embed, model), console)
 
 

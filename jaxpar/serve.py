@@ -135,11 +135,13 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Generator, Engine, 
     from jaxpar.generation.requests import Request
     from jaxpar.interop.adapters.adapter import AdapterSource
     from jaxpar.interop.adapters.open_adapter import open_adapter
-    from jaxpar.interop.sources.open_source import replaced_weights
+    from jaxpar.interop.sources.open_source import check_one_model, replaced_weights
     from jaxpar.interop.sources.tokenizer import chat_encoder_of, text_of
     from jaxpar.serving.served_model import ServedModel
 
     config, source = open_model(options.model, options.overrides, options.prefill_devices)
+    if options.updates is not None:
+        check_one_model(source, "--updates")
     if jax.process_count() > 1:
         raise UserError(f"a server is one process, and this job has {jax.process_count()}; expected one")
     length = context_length(source, options.length)

@@ -6,9 +6,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpar.config.mappings.altup import AltUpConfig
 from jaxpar.config.mappings.attention_temperature import AttentionTemperature
-from jaxpar.config.mappings.residual import ResidualConfig
+from jaxpar.config.mappings.residual import AltUpConfig, ResidualConfig
 from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.schema.model import Pattern
 from tests.given_weights import state_with

@@ -9,14 +9,26 @@ import numpy as np
 import pytest
 import yaml
 
-from jaxpar import evaluate, generate, mixture
+from jaxpar import convert, evaluate, generate, mixture, prepare, serve
+from jaxpar.data.tokens.digests import digest
 from jaxpar.evaluation.mixture import log_probabilities
 from jaxpar.generation.mixture.router import RouterWeights
-from jaxpar.generation.mixture.source import RECORD, ROUTER_FILE, MixedWeights, encode_router, open_models, read_record
+from jaxpar.generation.mixture.source import (
+    RECORD,
+    ROUTER_FILE,
+    MixedWeights,
+    Record,
+    encode_router,
+    open_models,
+    read_record,
+    write_mixture,
+)
 from jaxpar.generation.placed_model import open_model, place_model
 from jaxpar.generation.scorer import Scorer
+from jaxpar.interop.sources.open_source import replaced_weights
 from tests.data.folders import prepared
 from tests.data.test_clusters import of_topics
+from tests.goldens.loading import FOLDER
 from tests.sentences import refused, refused_by_command
 
 CONFIG: dict[str, Any] = {
@@ -122,12 +134,42 @@ def test_a_mixture_of_other_parts_is_refused(made: Path, tmp_path: Path):
             open_models([made / "out/expert-0", other / "expert-1"])
 
 
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A mixture of a model with itself."""
+    out = tmp_path_factory.mktemp("mixed")
+    assert convert.main(["hf-to-jaxpar", str(FOLDER / "llama"), str(out / "model")]) == 0
+    router = RouterWeights(np.zeros((64, 2), "f4"), np.zeros(2, "f4"))
+    digests = (open_models([out / "model"])[0].digest,) * 2
+    write_mixture(out, Record(("model", "model"), digests, digest(encode_router(router)), 2), router)
+    return out
+
+
+def test_what_takes_one_model_refuses_a_mixture(folder: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    _, source = open_model(str(folder), ())
+    with refused("new weights", "a mixture of 2 models", "expected one model"):
+        replaced_weights(source, tmp_path)
+    tokens = prepared(tmp_path / "tokens", ["one", "two", "three"]).path
+    tokenizer = ["--tokenizer", str(FOLDER / "chat" / "tokenizer.json"), "--port", "0"]
+    (key := tmp_path / "key").write_text("sk-local\n")
+    model = ["--model", str(folder)]
+    for main, given, name in (
+        (generate.main, [*model, *tokenizer[:2], "--prompt", "a", "--adapter", str(tmp_path)], "--adapter"),
+        (serve.main, [*model, *tokenizer, "--adapter", f"one={tmp_path}"], "--adapter one"),
+        (serve.main, [*model, *tokenizer, "--api-key-file", str(key), "--updates", str(tmp_path / "new")], "--updates"),
+        (prepare.main, ["--clusters", "2", "--out", str(tokens), "--cluster-by", str(folder)], "--cluster-by"),
+    ):
+        capfd.readouterr()
+        refused_by_command(main(given), *capfd.readouterr(), name, "a mixture of 2 models", "expected one model")
+
+
 MISTAKES = {
     "one cluster": (["--clusters", "1"], ("--clusters 1", "2 or more")),
     "top": (["--top", "3"], ("--top 3", "from 1 to the 2 models")),
     "no top": (["--top", "0"], ("--top 0", "from 1")),
     "a name": (["--set", "run.name=x"], ("--set run.name", "--tokens and --out")),
     "a key": (["--set", "model.layer=2"], ("model.layer", "layers")),
+    "islands": (["--set", "islands.folder=x", "--set", "islands.every=2"], ("islands.folder", "'x'", "share nothing")),
     "no tokens": ([], ("tokens", "index.json")),
 }
 

@@ -4,17 +4,25 @@ from __future__ import annotations
 
 from functools import partial
 from math import prod
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int
 
+from jaxpar.config import Config
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import named
 from jaxpar.data.clusters.kmeans import normalized
 from jaxpar.data.clusters.vectors import Documents, Embed
+from jaxpar.data.tokens.token_index import read_index
+from jaxpar.data.tokens.tokenizer_file import TOKENIZER, load_tokenizer, vocabulary
 from jaxpar.generation.layout import BY_ROW, generation_layout
 from jaxpar.generation.placed_model import open_model, place_model
 from jaxpar.generation.prefill import put_rows
+from jaxpar.interop.sources.open_source import Model, check_one_model
+from jaxpar.interop.sources.tokenizer import tokenizer_folders
 from jaxpar.layers.context import sequence_part
 from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
@@ -30,9 +38,38 @@ TOKENS, ROWS = 512, 8
 """First tokens of a document that are read; documents that a data rank reads together."""
 
 
-def embeddings_of(path: str) -> tuple[Embed, str]:
-    """Vectors of documents by a model, and the digest of its weights. Raises `UserError` where there is no model."""
+def embeddings_of(path: str, folder: Path) -> tuple[Embed, str]:
+    """Vectors of the documents of a token folder by a model, and the digest of its weights.
+
+    Raises:
+        UserError: there is no model, it is a mixture, or it has another vocabulary.
+    """
     config, source = open_model(path, ())
+    check_one_model(source, "--cluster-by")
+    _check_vocabulary(source, folder)
+    return vectors_by(config, source), source.digest
+
+
+def _check_vocabulary(source: Model, folder: Path) -> None:
+    """Refuse a model of other tokens: by its tokenizer, or by the size of its vocabulary where none is known."""
+    index, size = read_index(folder), source.model.vocab
+    assert size is not None, "the vocabulary is known once the model is"
+    files = [one / TOKENIZER for one in tokenizer_folders(source, lambda _: None) if (one / TOKENIZER).exists()]
+    model, text = f"--cluster-by: {named(source.path)}", f"the tokens of {named(folder)}"
+    if size < index.vocab or (size > index.vocab and not files):
+        raise UserError(
+            f"{model} has a vocabulary of {size}, and {text} have one of {index.vocab}; expected a model of the same "
+            "tokenizer"
+        )
+    if not files:
+        return
+    first, second = (vocabulary(load_tokenizer(one, named(one))) for one in (files[0], folder / index.tokenizer.name))
+    if first != second:
+        raise UserError(f"{model} and {text} have different tokenizers; expected a model of the same tokenizer")
+
+
+def vectors_by(config: Config, source: Model) -> Embed:
+    """Vectors of documents by a model of their vocabulary."""
     model = place_model(config, source)
     rows = ROWS * prod(model.mesh.shape[axis] for axis in DATA_AXES)
     layout = generation_layout(model.config, model.mesh, rows=rows, tokens=TOKENS)
@@ -52,7 +89,7 @@ def embeddings_of(path: str) -> tuple[Embed, str]:
             vectors.append(on_hosts(program(model.weights, placed, put_rows(model.mesh, lengths))))
         return normalized(np.concatenate(vectors)[: len(documents)])
 
-    return embed, source.digest
+    return embed
 
 
 def embeddings(

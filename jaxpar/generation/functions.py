@@ -120,9 +120,8 @@ class GenerationFunctions:
     ) -> Float[Array, "batch seq"]:
         """The log-probability of each label of rows, by the layers as they read prompts."""
         batch, lengths = vary((self._adapted(batch, adapter[:, None]), lengths))
-        x, *_ = self._layers(weights, self.stages.embed(weights, batch), batch, lengths, None)
         logits = batch["tokens"].size * padded_vocab(self.layout.config.model) // lax.axis_size("tensor")
-        likely, _ = self.stages.scores(weights, weights, x, batch["labels"], tiles=-(-4 * logits // TILE_BYTES))
+        likely = self.of_labels(weights, batch, lengths, -(-4 * logits // TILE_BYTES))
         return reduce_max(vary(likely), ("pipe", "tensor"))
 
     def insert(
@@ -187,6 +186,13 @@ class GenerationFunctions:
         after = Rows(cache, drawn.token, jnp.where(active, lengths + 1, 0), rows.draws, seen, rows.pages)
         same = lambda last: reduce_max(last.swapaxes(0, 1), ("pipe", "context"))
         return after, (drawn, {name: same(last) for name, last in records.items()})
+
+    def of_labels(
+        self, weights: Weights, batch: Batch, lengths: Int[Array, " batch"], tiles: int
+    ) -> Float[Array, "batch seq"]:
+        """The log-probability of each label of `batch`, whose logits exist for one of so many tiles at a time."""
+        x, *_ = self._layers(weights, self.stages.embed(weights, batch), batch, lengths, None)
+        return self.stages.scores(weights, weights, x, batch["labels"], tiles=tiles)[0]
 
     def after_prompts(
         self, weights: Weights, batch: Batch, lengths: Int[Array, " batch"]

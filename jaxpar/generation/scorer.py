@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.stages import Wrapped
 from jaxtyping import Array, Bool, Float, Int
 
@@ -20,8 +19,7 @@ from jaxpar.config import UserError
 from jaxpar.config.counting import padded_vocab
 from jaxpar.generation.functions import TILE_BYTES
 from jaxpar.generation.layout import BY_PART, bucket, generation_layout
-from jaxpar.generation.mixture import router
-from jaxpar.generation.mixture.functions import MODELS, ROUTER, mixture_layout
+from jaxpar.generation.mixture.functions import MODELS, mixed_scores, mixture_layout
 from jaxpar.generation.mixture.router import Mixing
 from jaxpar.generation.placed_model import PlacedModel
 from jaxpar.generation.programs import BY_TOKEN, SCORED
@@ -29,7 +27,7 @@ from jaxpar.layout.stages import stages_of
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.axes import DATA_AXES, vary
 from jaxpar.mesh.build import mapped, on_hosts
-from jaxpar.mesh.collectives import gather_context, reduce_max
+from jaxpar.mesh.collectives import reduce_max
 from jaxpar.mesh.layer_order import LAYERS, Chunk
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
@@ -196,17 +194,13 @@ def mixture_scores(
 ]:  # fmt: skip
     """`token_scores` of a mixture, without choices and records."""
     batch = vary(batch)
-    stages, models = stages_of(layout, train=False), weights[MODELS]
-    tokens, rows = stages.token_context(batch), gather_context(batch["tokens"])
+    stages = stages_of(layout, train=False)
+    tokens = stages.token_context(batch)
     streams = [
-        stages.loop.recorded(Chunk(one[LAYERS], 0, 0), vary(stages.embed(one, batch)), tokens, {})[0] for one in models
+        stages.loop.recorded(Chunk(one[LAYERS], 0, 0), vary(stages.embed(one, batch)), tokens, {})[0]
+        for one in weights[MODELS]
     ]
-    evidence = jnp.cumsum(router.evidence_of_tokens(weights[ROUTER], rows), axis=1)
-    lengths = jnp.broadcast_to(jnp.arange(rows.shape[1]) + 1, rows.shape)
-    log_weights = router.log_weights(weights[ROUTER], evidence, lengths, mixing.top)
-    part = batch["tokens"].shape[1]
-    mine = lax.dynamic_slice_in_dim(vary(log_weights), lax.axis_index("context") * part, part, axis=1)
-    scores = stages.mixed_scores(models, streams, mine, batch["labels"], tiles=_tiles(layout, batch) * mixing.models)
+    scores = mixed_scores(stages, mixing, weights, streams, batch, _tiles(layout, batch))
     likely = jax.tree.map(lambda leaf: reduce_max(vary(leaf), ("pipe", "tensor")), (*scores, *_no_choices(batch)))
     return *likely, {}
 

@@ -9,10 +9,9 @@ from typing import Any
 
 from jaxpar.config.counting import streams_of
 from jaxpar.config.kinds import kind_counts, kind_model
-from jaxpar.config.mappings.altup import AltUpConfig
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
-from jaxpar.config.mappings.per_layer_embeddings import PerLayerEmbeddings
+from jaxpar.config.mappings.residual import AltUpConfig, PerLayerEmbeddings
 from jaxpar.config.parts import FEATURES, FEED_FORWARDS, MIXERS, feature, implementations
 from jaxpar.config.plan import UNTILED, LayerLayout
 from jaxpar.config.schema import ModelConfig

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
@@ -37,8 +37,8 @@ from jaxpar.model.head import Head, bound_logits, head_operands, head_part, proj
 from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.model.loop.layer_program import LayerProgram
 from jaxpar.model.loop.layer_stack import Keep, LayerStack
-from jaxpar.model.programs import ops_of, wide_matrices
-from jaxpar.model.tiled_loss import HeadLoss, TokenLosses, tiled_choices, tiled_mixed_scores, tiled_scores
+from jaxpar.model.programs import computed_apart, ops_of, wide_matrices
+from jaxpar.model.tiled_loss import HeadLoss, TokenLosses, tiled_choices, tiled_scores
 from jaxpar.runtime.batch import CARRIED, SEED, Field, union
 from jaxpar.runtime.objective import Objective
 from jaxpar.runtime.observed import Maxima
@@ -89,16 +89,6 @@ def layer_of_kind(
 def layer_specs(layer: DecoderLayer, config: Config) -> Nested[ParamSpec]:
     """The specs of a layer."""
     return adaptation_of(config).specs(specs_of(layer))
-
-
-def _computed_apart(layer: DecoderLayer, specs: Nested[ParamSpec]) -> Nested[bool]:
-    """The weights of a layer whose gradients an action of their own computes where a backward is split. Those of routed
-    matrices are computed with the gradients of their rows, which are exchanged in slices, in rounds whose number is a
-    value on the device."""
-    whole = {block.part.name for block in layer.blocks if block.part.routed}
-    return {
-        name: map_specs(lambda spec, name=name: spec.matrix and name not in whole, own) for name, own in specs.items()
-    }
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -233,7 +223,7 @@ class DecoderStages:
             return with_weights(prototype, w).linear(name, x, number, tokens)
 
         specs = layer_specs(prototype, self.config)
-        matrices = _computed_apart(prototype, specs) if self.split_backward else None
+        matrices = computed_apart(prototype.blocks, specs) if self.split_backward else None
         frozen = map_specs(lambda spec: not spec.trained, specs)
         frozen = frozen if any(jax.tree.leaves(frozen)) else None
         observes = prototype.ops.observes if self.train else 0
@@ -290,32 +280,17 @@ class DecoderStages:
         The same on all ranks of `vocab_axes`. Logits exist for one of so many `tiles` at a time, and are divided by the
         temperature.
         """
-        head = self._scoring_head(weights, accumulators, x, tiles, temperature)
+        head = self.scoring_head(weights, accumulators, x, tiles, temperature)
         return tiled_scores(head.x, head.table, labels, head.head)
-
-    def mixed_scores(
-        self,
-        models: Sequence[Weights],
-        xs: Sequence[jax.Array],
-        weights: Float[Array, "batch seq model"],
-        labels: Int[Array, "batch seq"],
-        *,
-        tiles: int,
-    ) -> tuple[Float[Array, "batch seq"], Int[Array, "batch seq"]]:
-        """`scores` of a mixture of models, each with its residual stream and its log weight at each token."""
-        heads = [self._scoring_head(one, one, x, tiles, 1.0) for one, x in zip(models, xs, strict=True)]
-        return tiled_mixed_scores(
-            [head.x for head in heads], [head.table for head in heads], weights, labels, heads[0].head
-        )
 
     def choices(
         self, weights: Weights, accumulators: Weights, x: jax.Array, choices: int, *, tiles: int, temperature: float
     ) -> tuple[Int[Array, "batch seq choice"], Float[Array, "batch seq choice"]]:
         """The likeliest tokens and their log-probabilities; as `scores` otherwise."""
-        head = self._scoring_head(weights, accumulators, x, tiles, temperature)
+        head = self.scoring_head(weights, accumulators, x, tiles, temperature)
         return tiled_choices(head.x, head.table, choices, head.head)
 
-    def _scoring_head(
+    def scoring_head(
         self, weights: Weights, accumulators: Weights, x: jax.Array, tiles: int, temperature: float
     ) -> TokenLosses:
         """The head without a loss."""

@@ -17,7 +17,7 @@ from jaxpar.config.schema import Config
 from jaxpar.layers.block import Block
 from jaxpar.layers.declaration.adaptation import AdapterStack, adaptation_of
 from jaxpar.layers.ops.plain import Ops
-from jaxpar.mesh.parameters import Nested, ParamSpec
+from jaxpar.mesh.parameters import Nested, ParamSpec, map_specs
 from jaxpar.mesh.placements import Placements, WeightPlacement
 
 
@@ -36,6 +36,17 @@ def ops_of(plan: Plan, program: Hashable) -> Ops:
     if isinstance(program, float):
         return feature("spiking_ops")(overlap, rate=program)
     return Ops(overlap) if program is None else feature("quantised_ops")(overlap, groups=program)
+
+
+def computed_apart(blocks: Iterable[Block], specs: Nested[ParamSpec]) -> Nested[bool]:
+    """The weights of a layer whose gradients an action of their own computes where a backward is split. Those of routed
+    matrices are computed with the gradients of their rows, which are exchanged in slices, in rounds whose number is a
+    value on the device."""
+    routed = {block.part.name for block in blocks if block.part.routed}
+    return {
+        name: map_specs(lambda spec, name=name: spec.matrix and name not in routed, part)
+        for name, part in specs.items()
+    }
 
 
 def _multiplied(block: Block) -> set[str]:

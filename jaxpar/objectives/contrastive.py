@@ -5,7 +5,8 @@ s = cosine / temperature and the tails n of the row's other triples that are no 
 
     -log(exp s(h, t) / (exp s(h, t) + sum of exp s(h, n)))
 
-A row's term is the mean over its triples, weighted by relation and hop. It counts as often as the row has drawn tokens.
+A row's term is the sum over its triples, each times its weight of relation and hop, divided by the number of them whose
+weight is not 0. It counts as often as the row has drawn tokens.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def row_terms(
     candidates = jnp.where(negatives(triples, weights > 0), scores, -jnp.inf)
     total = jax.nn.logsumexp(jnp.concatenate([positive[..., None], candidates], axis=-1), axis=-1)
     losses = jnp.where(weights > 0, total - positive, 0.0)
-    return (weights * losses).sum(1) / jnp.maximum(weights.sum(1), SMALLEST)
+    return (weights * losses).sum(1) / jnp.maximum((weights > 0).sum(1), 1)
 
 
 def negatives(

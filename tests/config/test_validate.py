@@ -56,6 +56,12 @@ def test_the_defaults_are_valid():
     MASKED => loss.mask_token: null | mask token
     MASKED | loss.mask_token=3 | loss.spans={a: 1.5} => loss.spans.a: | from 0 to 1, got 1.5
     MASKED | loss.mask_token=3 | loss.rate=1 => loss.rate: | below 1
+    MASKED | loss.mask_token=3 | loss.contrastive.temperature=0.2 => loss.contrastive.temperature: 0.2 |
+        would not be used | loss.contrastive.weight is 0 | or 0.1
+    MASKED | loss.mask_token=3 | loss.contrastive.hop_decay=1 => loss.contrastive.hop_decay: 1.0 | would not be used
+    MASKED | loss.mask_token=3 | loss.contrastive.most=3 => loss.contrastive.most: 3 | would not be used | or 32
+    MASKED | loss.mask_token=3 | loss.contrastive.relations={a: 2} => loss.contrastive.relations: {a: 2.0} |
+        would not be used | or {}
     MASKED | loss.mask_token=3 | model.mixer=gla => model.causal: false | mixer gla sees earlier tokens
     MASKED | loss.mask_token=3 | model.z_loss=1e-4 => model.z_loss: 0.0001 | loss.name: masked
     MASKED | loss.mask_token=3 | evaluation.sample_tokens=3 => model.causal: false | a sample

@@ -85,6 +85,7 @@ def test_tokens_and_scores_are_those_of_the_mixed_probabilities(layout: str, top
         of_labels = np.take_along_axis(after[:-1], np.array(row[1:])[:, None], axis=-1)[:, 0]
         np.testing.assert_allclose(one.log_probabilities, of_labels, atol=TOLERANCE, rtol=TOLERANCE)
         assert one.likeliest.tolist() == (after[:-1].argmax(axis=-1) == row[1:]).tolist()
+        np.testing.assert_allclose(generator.scored(row), one.log_probabilities, atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_weights_sum_to_one_and_top_one_is_a_model_alone():

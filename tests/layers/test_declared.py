@@ -14,8 +14,8 @@ from jaxpar.compiler.compile import plan_for
 from jaxpar.config import load_config
 from jaxpar.config.counting import rotary_dim, streams_of
 from jaxpar.config.kinds import ALL, kind_model
-from jaxpar.config.mappings.altup import AltUpConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
+from jaxpar.config.mappings.residual import AltUpConfig
 from jaxpar.config.parts import FEED_FORWARDS
 from jaxpar.config.plan import LayerRun
 from jaxpar.config.presets import PRESETS

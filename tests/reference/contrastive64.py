@@ -24,14 +24,13 @@ def row_term(states: Any, triples: Sequence[Triple], temperature: float) -> Any:
         a, b = (states[first:stop].mean(axis=0) for first, stop in (one, other))
         return a @ b / jnp.linalg.norm(a) / jnp.linalg.norm(b) / temperature
 
-    total, weights = jnp.zeros(()), 0.0
+    total = jnp.zeros(())
     for head, tail, weight in triples:
         own = {other for start, other, _ in triples if start == head}
         rest = {other for _, other, _ in triples} - own - {head}
         scores = jnp.stack([similarity(head, one) for one in (tail, *sorted(rest))])
         total += weight * (jnp.log(jnp.exp(scores).sum()) - scores[0])
-        weights += weight
-    return total / weights if weights else total
+    return total / max(len(triples), 1)
 
 
 def loss_and_gradients(

@@ -7,9 +7,11 @@ from urllib.parse import urlsplit
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import key_of, kind_models
+from jaxpar.config.mappings.contrastive import ContrastiveConfig
 from jaxpar.config.mappings.policy import Policy, PolicyConfig, policy_of
 from jaxpar.config.mappings.sampler import SamplerConfig
 from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES, PAIRS_FORMAT, LossEntry
+from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config, DataConfig
 from jaxpar.config.schema.reinforcement import RlConfig
 from jaxpar.config.spelling import one_of, quoted
@@ -72,9 +74,21 @@ def _check_direction(config: Config) -> None:
     for kind, rate in loss.spans.items():
         if not 0 <= rate <= 1:
             raise UserError(f"loss.spans.{kind}: expected a probability from 0 to 1, got {rate}")
-    for relation, weight in loss.contrastive.relations.items():
+    _check_contrastive(loss.contrastive)
+
+
+def _check_contrastive(asked: ContrastiveConfig) -> None:
+    """Refuse weights of relations that are none, and settings of a term that is left out."""
+    for relation, weight in asked.relations.items():
         if not 0 <= weight < 1e6:
             raise UserError(f"loss.contrastive.relations.{relation}: expected a weight from 0, got {weight}")
+    for one in fields(asked) if asked.weight == 0 else ():
+        value, usual = getattr(asked, one.name), getattr(ContrastiveConfig(), one.name)
+        if value != usual:
+            raise UserError(
+                f"loss.contrastive.{one.name}: {spell(value)} would not be used, because loss.contrastive.weight is 0; "
+                f"expected a weight with it, or {spell(usual)}"
+            )
 
 
 def _check_teacher(config: Config) -> None:

@@ -17,8 +17,9 @@ class ContrastiveConfig:
     temperature: Annotated[float, POSITIVE] = 0.1
     """Divisor of the cosine of two spans."""
     hop_decay: Annotated[float, SHARE] = 0.5
-    """Weight of a relation of two hops relative to that of one; of three hops its square, and so on."""
+    """Weight of a relation of two hops, where that of one has 1; of three hops its square, and so on."""
     relations: dict[str, float] = field(default_factory=dict, hash=False)
-    """Weights of relations by name, at least 0: `{treats: 2, see_also: 0}`; 1 for others."""
+    """Weights of relations by name, at least 0: `{treats: 2, see_also: 0}`; 1 for others. A row's term is the weighted
+    sum over its relations, divided by the number of those whose weight is not 0."""
     most: Annotated[int, at_least(1, 1024)] = 32
     """Relations of a row that are used, the first ones."""

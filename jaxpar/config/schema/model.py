@@ -6,13 +6,11 @@ from dataclasses import dataclass, field
 from typing import Annotated, Literal
 
 from jaxpar.config.bounds import BELOW_ONE, LAYERS, POSITIVE, WIDTH, at_least
-from jaxpar.config.mappings.altup import AltUpConfig
 from jaxpar.config.mappings.attention_temperature import AttentionTemperature
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.mappings.linear_attention import LinearAttentionConfig
-from jaxpar.config.mappings.per_layer_embeddings import PerLayerEmbeddings
-from jaxpar.config.mappings.residual import ResidualConfig
+from jaxpar.config.mappings.residual import AltUpConfig, PerLayerEmbeddings, ResidualConfig
 from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.parts import FEED_FORWARDS, INPUTS, MIXERS
 

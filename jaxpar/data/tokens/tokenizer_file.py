@@ -70,7 +70,12 @@ def prepared_for_text(tokenizer: Tokenizer) -> Tokenizer:
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
     """The largest token id plus one: some vocabularies have gaps."""
-    return max(tokenizer.get_vocab(with_added_tokens=True).values(), default=-1) + 1
+    return max(vocabulary(tokenizer).values(), default=-1) + 1
+
+
+def vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
+    """The tokens of a tokenizer, the special ones included."""
+    return tokenizer.get_vocab(with_added_tokens=True)
 
 
 def end_of_document(tokenizer: Tokenizer, wanted: str | None) -> int:

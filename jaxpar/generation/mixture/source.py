@@ -52,6 +52,8 @@ class MixedWeights(SavedWeights):
         UserError: a model is missing or another one than the router's, or they do not go together.
     """
 
+    mixed = True
+
     def __init__(self, path: Path):
         record = read_record(path)
         self.models = open_models([path / name for name in record.models])

@@ -22,7 +22,7 @@ from jaxpar.interop.mapping.family import StoredTensor, tensors_of
 from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
 from jaxpar.interop.sources.adapted import AdaptedWeights, check_base
-from jaxpar.interop.sources.open_source import Model, family_of, open_source
+from jaxpar.interop.sources.open_source import Model, check_one_model, family_of, open_source
 from jaxpar.interop.sources.tensor_files import TensorFiles
 from jaxpar.layers.adapters import adaptable
 from jaxpar.layers.declared import declare_layer
@@ -53,8 +53,9 @@ def open_adapter(path: str | Path, base: Model, key: str) -> Adapter:
         key: what names the folder, for messages.
 
     Raises:
-        UserError: there are none, they are for another model, or they do more than factors do.
+        UserError: there are none, they are for another model or a mixture, or they do more than factors do.
     """
+    check_one_model(base, key)
     folder = user_path(path, key)
     _check_model(base.model, key)
     if (folder / CONFIG).exists():

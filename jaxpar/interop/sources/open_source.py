@@ -97,12 +97,19 @@ def family_of(source: Model) -> Family:
     return family_for(source.model) if origin is None else origin.family
 
 
+def check_one_model(source: Model, key: str) -> None:
+    """Raise `UserError` for a mixture of models; `key` names what takes one model, for messages."""
+    if isinstance(source, SavedWeights) and source.mixed:
+        raise UserError(f"{key}: {named(source.path)} is {source.description}; expected one model")
+
+
 def replaced_weights(base: Model, folder: Path) -> TensorWeights:
     """Other weights of a model, in a folder of Hugging Face's `.safetensors` files alone.
 
     Raises:
-        UserError: a tensor of the model is missing there, or of another shape.
+        UserError: a tensor of the model is missing there, or of another shape; or the model is a mixture.
     """
+    check_one_model(base, "new weights")
     tensors, files = tensors_of(family_of(base), base.model), TensorFiles(folder)
     for one in tensors:
         stored = files.tensors.get(one.name)

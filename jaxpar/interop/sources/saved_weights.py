@@ -45,6 +45,9 @@ class SavedWeights:
         UserError: there is no intact checkpoint, or it has no weights of a model.
     """
 
+    mixed = False
+    """Whether they are the weights of several models, of which `read` reads those of the first."""
+
     def __init__(self, path: Path):
         self.path = path
         self._checkpoint = (_complete(path) if (path / manifest.MANIFEST).exists() else _newest(path)).absolute()

@@ -89,7 +89,7 @@ def chat_encoder_of(
         UserError: there is no tokenizer, or no template.
     """
     if tokenizer is None:
-        files = [folder / TOKENIZER for folder in _folders(source, report) if (folder / TOKENIZER).exists()]
+        files = [folder / TOKENIZER for folder in tokenizer_folders(source, report) if (folder / TOKENIZER).exists()]
     else:
         files = [tokenizer_path(user_path(tokenizer, "--tokenizer"))]
     if not files:
@@ -128,7 +128,7 @@ def trained_on(source: Model, report: Report) -> list[Path]:
     return folders
 
 
-def _folders(source: Model, report: Report) -> list[Path]:
+def tokenizer_folders(source: Model, report: Report) -> list[Path]:
     """Folders that may have a model's tokenizer, the likeliest first."""
     folders = trained_on(source, report)
     origin = origin_of(source, report)

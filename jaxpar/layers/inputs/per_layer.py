@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxpar.config.mappings.per_layer_embeddings import PerLayerEmbeddings
+from jaxpar.config.mappings.residual import PerLayerEmbeddings
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.part import vector
 from jaxpar.layers.norm import NORMS, rms_normalize

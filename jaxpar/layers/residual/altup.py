@@ -15,7 +15,7 @@ from jax import lax
 from jaxtyping import Array, Float
 
 from jaxpar.config.counting import streams_of
-from jaxpar.config.mappings.altup import AltUpConfig
+from jaxpar.config.mappings.residual import AltUpConfig
 from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.declaration.part import Weights, vector
 from jaxpar.layers.declaration.weights import declare_weights

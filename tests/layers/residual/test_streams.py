@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpar.config.mappings.altup import AltUpConfig
 from jaxpar.config.mappings.experts import ExpertsConfig
+from jaxpar.config.mappings.residual import AltUpConfig
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layers.declaration.weights import specs_of, with_weights
 from jaxpar.layers.residual.altup import AltUp, merged, spread

@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config.kinds import kind_models, layer_kinds
-from jaxpar.config.mappings.altup import AltUpConfig
-from jaxpar.config.mappings.per_layer_embeddings import PerLayerEmbeddings
+from jaxpar.config.mappings.residual import AltUpConfig, PerLayerEmbeddings
 from jaxpar.config.schema.model import Pattern
 from tests.goldens.loading import options_of
 from tests.nonzero_gradients import moved_weights, nonzero_gradients

@@ -3,11 +3,13 @@
 from dataclasses import asdict, replace
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
 from jaxpar.config.mappings.contrastive import ContrastiveConfig
 from jaxpar.data.masked import masked_data
+from jaxpar.objectives.contrastive import row_terms
 from tests.given_weights import state_with
 from tests.reference import contrastive64
 from tests.reference.contrastive64 import Triple
@@ -56,6 +58,20 @@ def fields(triples: list[list[Triple]]) -> dict[str, np.ndarray]:
         for at, (head, tail, weight) in enumerate(own):
             spans[row, at], weights[row, at] = (*head, *tail), weight
     return {"triples": spans, "triple_weights": weights}
+
+
+def test_weights_of_one_relation_and_hop_do_not_cancel():
+    states = np.random.default_rng(2).normal(size=(12, 8))
+    own: list[Triple] = [((0, 2), (3, 5), 0.25), ((0, 2), (6, 7), 0.25), ((8, 9), (9, 12), 0.25)]
+    batch = fields([own])
+    heads, tails = np.split(batch["triples"][0], 2, axis=1)
+    spans = np.array([states[first:stop].sum(0) for first, stop in (*heads, *tails)], np.float32)
+    found = row_terms(spans[None], batch["triples"], batch["triple_weights"], 0.5)
+    full = row_terms(spans[None], batch["triples"], 4 * batch["triple_weights"], 0.5)
+    with jax.enable_x64(True):
+        wanted = float(contrastive64.row_term(states, own, 0.5))
+    np.testing.assert_allclose(found, [wanted], rtol=1e-5)
+    np.testing.assert_allclose(full, [4 * wanted], rtol=1e-5)
 
 
 @pytest.mark.matrix(quick=("split",), ci=1)

@@ -12,9 +12,8 @@ import jax
 import numpy as np
 import pytest
 
-from jaxpar.config.mappings.altup import AltUpConfig
 from jaxpar.config.mappings.attention_temperature import AttentionTemperature
-from jaxpar.config.mappings.residual import ResidualConfig
+from jaxpar.config.mappings.residual import AltUpConfig, ResidualConfig
 from jaxpar.config.mappings.rope import RopeConfig
 from jaxpar.config.reading.options import options_of
 from tests.given_weights import state_with

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from jaxpar.config.counting import streams_of
-from jaxpar.config.mappings.altup import MOST_STREAMS, AltUpConfig
+from jaxpar.config.mappings.residual import MOST_STREAMS, AltUpConfig
 from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.families.gemma import NORMS_AROUND
 from jaxpar.interop.families.hybrids.gemma4 import PerLayer, sources_of

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from jaxpar.config.mappings.experts import ExpertsConfig
-from jaxpar.config.mappings.per_layer_embeddings import PerLayerEmbeddings
+from jaxpar.config.mappings.residual import PerLayerEmbeddings
 from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.families.gemma import NORMS_AROUND
 from jaxpar.interop.families.llama import (
