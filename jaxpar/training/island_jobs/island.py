@@ -11,7 +11,7 @@ import json
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -54,8 +54,8 @@ class Island:
         self.shared: Parts = {}
         """The parts of this process of the outer state's weights."""
         self.momentum: Parts = {}
-        self._verified: dict[str, tuple[str, str | None]] = {}
-        """Island to the digest of its contribution to this round, and why that is refused."""
+        self._verified: dict[str, _Verified] = {}
+        """Contributions to this round that were checked, by island."""
 
     def start(self, parts: Parts, saves: Iterable[Part]) -> None:
         """Take the newest outer state of the exchange; these weights are the first one, where there is none."""
@@ -112,7 +112,8 @@ class Island:
         elif (why := self._update(closed)) is None:
             if closed.closed_by == self.exchange.island:
                 self._store(following, closed.following, saves)
-                from_first(lambda: self.exchange.prune(following - self.config.keep_rounds))
+                if (why := from_first(lambda: self.exchange.prune(following - self.config.keep_rounds))) is not None:
+                    self.say(f"Arrays of old rounds stay in {named(self.exchange.folder.path)} for now ({why}).")
         else:
             self.say(f"Round {closed.round}: {why}; this island waits for the outer state that another one stores.")
             self._wait_until_stored(following)
@@ -121,10 +122,10 @@ class Island:
     def _look(self, late: bool, pause: float) -> dict[str, Any]:
         """On process 0: the closed round, or who is there so far, after a pause."""
         closed = self.exchange.closed(self.round)
-        counted = {island: digest for island, (digest, why) in self._verified.items() if why is None}
+        counted = {island: one.digest for island, one in self._verified.items() if one.refused is None}
         too_few = len(self._verified) < self.config.quorum or not counted
         if closed is None and not too_few and (late or not self.exchange.expected(self.round) - {*self._verified}):
-            refused = {island: why for island, (_, why) in self._verified.items() if why is not None}
+            refused = {island: one.refused for island, one in self._verified.items() if one.refused is not None}
             closed = self.exchange.close(self.round, self.digest, counted, refused)
         if closed is not None:
             if closed.base != self.digest:
@@ -136,9 +137,8 @@ class Island:
         time.sleep(pause)
         return {"too_few": too_few and late, "counted": sorted(counted)}
 
-    def _verify(self, islands: Iterable[str]) -> list[str]:
-        """Check contributions to this round that were not checked yet; returns which of `islands` are refused."""
-        islands = list(islands)
+    def _verify(self, islands: Iterable[str]) -> None:
+        """Check contributions to this round that were not checked yet."""
         if new := [island for island in islands if island not in self._verified]:
             records = from_first(lambda: {island: self._record(island) for island in new})
             files = [
@@ -146,9 +146,8 @@ class Island:
                 for island, (_, why, entries) in records.items() if why is None for name, entry in entries.items()
             ]  # fmt: skip
             damaged = array_files.damaged(self.exchange.folder, files)
-            for island, (digest, why, _) in records.items():
-                self._verified[island] = digest, why or damaged.get(island)
-        return [island for island in islands if self._verified[island][1] is not None]
+            for island, (digest, why, entries) in records.items():
+                self._verified[island] = _Verified(digest, why or damaged.get(island), sorted(entries))
 
     def _record(self, island: str) -> tuple[str, str | None, Mapping[str, Entry]]:
         """On process 0: digest of a contribution's record, why it is refused, and its files."""
@@ -161,13 +160,17 @@ class Island:
     def _update(self, closed: Closed) -> str | None:
         """Take the outer state after this round; where a counted contribution cannot be read, returns why instead."""
         counted, outer = sorted(closed.counted), self.config.outer
-        if damaged := self._verify(counted):
-            return f"the contribution of {damaged[0]} cannot be read ({self._verified[damaged[0]][1]})"
+        self._verify(counted)
+        for island in counted:
+            if (why := self._verified[island].refused_as(closed.counted[island])) is not None:
+                return f"the contribution of {island} cannot be read ({why})"
         arguments = OuterArguments(outer.rate, outer.momentum, 0.0)
-        paths = from_first(lambda: {island: self._paths(closed.round, island) for island in counted})
 
         def updated() -> tuple[Parts, Parts]:
-            read = [array_files.opened(self.exchange.folder, paths[island], self.config.wire) for island in counted]
+            read = [
+                array_files.opened(self.exchange.folder, self._paths(closed.round, island), self.config.wire)
+                for island in counted
+            ]
             weights: Parts = {}
             momentum: Parts = {}
             for part, before in self.shared.items():
@@ -199,8 +202,7 @@ class Island:
         return answer
 
     def _paths(self, index: int, island: str) -> list[str]:
-        contribution, _ = self.exchange.contribution(index, island)
-        return [self.exchange.contribution_file(index, island, name) for name in sorted(contribution.files)]
+        return [self.exchange.contribution_file(index, island, name) for name in self._verified[island].files]
 
     def _take_newest(self, like: Iterable[Part]) -> None:
         """Read the newest stored outer state that is intact, and repeat the rounds that were closed after it."""
@@ -264,6 +266,18 @@ class Island:
         while not from_first(ready) and from_first(lambda: time.monotonic() - began < self.config.wait_s):
             liveness.at(f"waiting for the outer state of round {index}")
             time.sleep(0.05)
+
+
+class _Verified(NamedTuple):
+    """A contribution that was checked: the digest of its record, why it is refused, and the names of its files."""
+
+    digest: str
+    refused: str | None
+    files: list[str]
+
+    def refused_as(self, digest: str) -> str | None:
+        """Why it is not used in the place of the contribution with this digest."""
+        return self.refused or (None if self.digest == digest else "it was replaced after its round was closed")
 
 
 _MISSING = Stored(0, "", "", {})

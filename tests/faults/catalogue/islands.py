@@ -112,6 +112,14 @@ ISLANDS = (
         caught_by=(f"{ROUNDS}::test_a_damaged_contribution_is_refused_and_the_others_go_on[a bit]",),
     ),
     Fault(
+        name="contributions_replaced_after_their_round_counted",
+        description="A contribution that was replaced after its round was closed makes the next outer state.",
+        file="jaxpar/training/island_jobs/island.py",
+        old="None if self.digest == digest else",
+        new="None if self.digest or digest else",
+        caught_by=(f"{ROUNDS}::test_a_contribution_that_was_replaced_after_its_round_was_closed_is_not_used",),
+    ),
+    Fault(
         name="outer_gradients_summed_in_any_order",
         description="Each island adds up the outer gradients from its own on.",
         file="jaxpar/training/island_jobs/island.py",

@@ -156,6 +156,7 @@ def test_two_jobs_of_one_name_are_refused(tmp_path: Path):
         ({"islands": {"every": 2, "folder": "x", "delay": 1}}, "islands.delay: 1 would not be used, because.* is 'x'"),
         ({"islands": {"every": 2, "quorum": 2}}, "islands.quorum: 2 would not be used, because islands.folder is null"),
         ({"islands": {"every": 2, "folder": "x"}, "run": {"name": ".a"}}, "run.name: '.a' names an island"),
+        ({"islands": {"every": 2, "folder": "x"}, "run": {"name": "a.json"}}, "run.name: 'a.json' names an island"),
         ({"islands": {"every": 2, "folder": "a\0b"}}, "islands.folder: "),
         ({"islands": {"folder": "x"}}, "islands.folder: x would not be used, because islands.every is null"),
         ({"islands": {"every": 2, "folder": "x"}, "parallel": {"islands": 2}}, "parallel.islands: 2, and each"),

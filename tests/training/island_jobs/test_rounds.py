@@ -1,13 +1,17 @@
 """Rounds between islands: the outer update, who is counted, and contributions that are refused."""
 
+import errno
 import json
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from jaxpar.config import UserError
+from jaxpar.training.island_jobs import array_files
 from jaxpar.training.island_jobs.exchange import Exchange
 from jaxpar.training.island_jobs.records import Contribution, from_bytes, to_bytes
 from tests.training.island_jobs.three import OUTER, SHAPES, Trained, round_of, whole
@@ -161,6 +165,47 @@ def test_what_is_damaged_after_its_round_was_closed_is_not_used(tmp_path: Path):
     assert same(a, b) and "the contribution of a cannot be read" in b.said[-1]
 
 
+def test_a_contribution_that_was_replaced_after_its_round_was_closed_is_not_used(tmp_path: Path):
+    """Its record and its file fit each other, and are not those that were counted."""
+    a, b = (Trained(tmp_path / "one", name) for name in "ab")
+    a.train()
+    b.train()
+    a.contribute()
+    b.contribute()
+    other = Trained(tmp_path / "two", "b")
+    other.train()
+    other.arrays["up"] += 1
+    other.contribute()
+    a.advance()
+    contributions = [folder / "rounds/00000000/contributions" for folder in (tmp_path / "two", tmp_path / "one")]
+    for name in ("b.json", "b/0.safetensors"):
+        (contributions[1] / name).write_bytes((contributions[0] / name).read_bytes())
+    b.advance()
+    assert same(a, b) and "the contribution of b cannot be read (it was replaced" in b.said[-1]
+    (tmp_path / "one/rounds/00000001/outer.json").unlink()
+    with pytest.raises(UserError, match=r"round 0 cannot be repeated .*it was replaced after its round was closed"):
+        Trained(tmp_path / "one", "c")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE, errno.EIO])
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int):
+    """The processes of a job agree on who is refused, so an error of one of them is not raised."""
+    a, b = Trained(tmp_path, "a"), Trained(tmp_path, "b")
+    for one in (a, b):
+        one.train()
+        one.contribute()
+    entries = array_files.file_entries
+
+    def read(folder: Path, *args: Any, **keys: Any):
+        if folder.name == "b":
+            raise OSError(number, os.strerror(number), str(folder))
+        return entries(folder, *args, **keys)
+
+    monkeypatch.setattr(array_files, "file_entries", read)
+    a.island._verify(["a", "b"])
+    assert a.advance().refused == {"b": f"its file 0.safetensors cannot be read ({os.strerror(number)})"}
+
+
 def test_a_damaged_outer_state_is_passed_over(tmp_path: Path):
     a = Trained(tmp_path, "a")
     round_of(a)
@@ -223,6 +268,34 @@ def test_arrays_of_old_rounds_are_removed_and_records_stay(tmp_path: Path):
     assert same(a, Trained(tmp_path, "b"))
 
 
+def test_arrays_without_a_record_are_removed_with_their_round(tmp_path: Path):
+    """Those of an island that was killed between its arrays and their record."""
+    a = Trained(tmp_path, "a", keep_rounds=1)
+    orphan = contribution_file(tmp_path, 0, "killed")
+    orphan.parent.mkdir(parents=True)
+    orphan.write_bytes(b"half")
+    for _ in range(2):
+        round_of(a)
+    assert os.listdir(tmp_path / "rounds/00000000/contributions") == ["a.json"]
+
+
+def test_arrays_that_cannot_be_removed_end_no_island_and_are_removed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def busy(path: Path):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+
+    a = Trained(tmp_path, "a", keep_rounds=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", busy)
+        for _ in range(2):
+            round_of(a)
+    assert "Arrays of old rounds stay" in a.said[-1] and os.strerror(errno.ENOTEMPTY) in a.said[-1]
+    assert contribution_file(tmp_path, 0, "a").exists()
+    round_of(a)
+    assert not list(tmp_path.glob("rounds/0000000[01]/**/*.safetensors"))
+
+
 def test_a_round_waits_for_its_quorum(tmp_path: Path):
     a = Trained(tmp_path, "a", quorum=2)
     a.train()
@@ -250,8 +323,12 @@ def test_a_damaged_end_of_a_round_is_one_sentence(tmp_path: Path):
     a = Trained(tmp_path, "a")
     round_of(a)
     closed = tmp_path / "rounds/00000000/closed.json"
-    for content in ("", "[]", json.dumps({**json.loads(closed.read_text()), "round": "0"})):
+    record = json.loads(closed.read_text())
+    for content in ("", "[]", json.dumps({**record, "round": "0"})):
         closed.write_text(content)
         with pytest.raises(UserError, match=r"closed\.json cannot be used \(its record"):
             Trained(tmp_path, "b")
+    closed.write_text(json.dumps({**record, "counted": {"a": "0" * 64}}))
+    with pytest.raises(UserError, match=r"closed\.json cannot be used \(its next outer state is not that of"):
+        Trained(tmp_path, "b")
     os.remove(closed)
