@@ -202,7 +202,6 @@ def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pyte
         return entries(folder, *args, **keys)
 
     monkeypatch.setattr(array_files, "file_entries", read)
-    a.island._verify(["a", "b"])
     assert a.advance().refused == {"b": f"its file 0.safetensors cannot be read ({os.strerror(number)})"}
 
 
@@ -300,12 +299,45 @@ def test_a_round_waits_for_its_quorum(tmp_path: Path):
     a = Trained(tmp_path, "a", quorum=2)
     a.train()
     a.contribute()
-    a.island._verify(["a"])
-    assert a.island._look(True, 0.0) == {"too_few": True, "counted": ["a"]}
+    assert a.waits() == [
+        "Round 0 waits for 2 islands (islands.quorum), and has the outer gradients of a.",
+    ]
     b = Trained(tmp_path, "b", quorum=2)
     b.train()
     b.contribute()
     assert sorted(a.advance().counted) == ["a", "b"]
+
+
+def test_a_refused_contribution_is_none_of_a_quorum(tmp_path: Path):
+    """The round goes on with a third island, or with a smaller quorum after a restart."""
+    a, b = (Trained(tmp_path, name, quorum=2) for name in "ab")
+    for one in (a, b):
+        one.train()
+        one.contribute()
+    contribution_file(tmp_path, 0, "b").unlink()
+    assert a.waits() == b.waits() == [
+        "Round 0 waits for 2 islands (islands.quorum), and has the outer gradients of a; refused b (its file "
+        "0.safetensors is missing).",
+    ]  # fmt: skip
+    c = Trained(tmp_path, "c", quorum=2)
+    c.train()
+    c.contribute()
+    closed = c.advance()
+    assert sorted(closed.counted) == ["a", "c"] and list(closed.refused) == ["b"]
+    assert a.advance() == b.advance() == closed and same(a, b, c)
+
+
+def test_a_round_without_finite_weights_ends_its_islands(tmp_path: Path):
+    islands = [Trained(tmp_path, name) for name in "ab"]
+    for one in islands:
+        one.train()
+        one.arrays["up"][0, 0] = np.nan
+    islands[0].contribute()
+    islands[0].waits()  # the other one may have finite weights
+    islands[1].contribute()
+    for one in islands:
+        with pytest.raises(UserError, match=r"round 0 of .* has no outer gradient that counts, and no island is"):
+            one.advance()
 
 
 def test_an_exchange_is_of_one_model_and_one_outer_optimizer(tmp_path: Path):
