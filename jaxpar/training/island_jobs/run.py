@@ -108,18 +108,18 @@ class IslandRun(Run):
             liveness.at("joining the other islands", busy=True)
             with self.timer.paused():
                 self._join()
-            if self._steps > self._base_step and self._ends_round():  # it was stopped while it waited
+            if self._steps > self._base_step and self._is_exchange_due():  # it was stopped while it waited
                 self._exchange()
         if not self._began:
             self.island.begin()
             self._began = True
         metrics = super().step()
         self._steps += 1
-        if self._ends_round():
+        if self._is_exchange_due():
             self._exchange()
         return metrics
 
-    def _ends_round(self) -> bool:
+    def _is_exchange_due(self) -> bool:
         """Whether an exchange follows the steps so far."""
         return self._steps % self.config.islands.every == 0  # pyright: ignore[reportOperatorIssue] (checked)
 

@@ -123,8 +123,8 @@ ISLANDS = (
         name="outer_gradients_summed_in_any_order",
         description="Each island adds up the outer gradients from its own on.",
         file="jaxpar/training/island_jobs/contributions.py",
-        old="return [self._checked[island].files for island in sorted(counted)]",
-        new="return [self._checked[one].files for one in sorted(counted, key=lambda one: one != self._exchange.island)]",
+        old="files for island in sorted(counted)]",
+        new="files for island in sorted(counted, key=lambda name: name != self._exchange.island)]",
         caught_by=(f"{ROUNDS}::test_all_islands_have_the_same_bits_whatever_their_mesh_and_order",),
     ),
     Fault(
