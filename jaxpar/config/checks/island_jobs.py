@@ -32,5 +32,8 @@ def check_island_jobs(config: Config) -> None:
             f"parallel.islands: {config.parallel.islands}, and each island is a job of its own (islands.folder); "
             "expected 1"
         )
-    if config.run.name.startswith("."):
-        raise UserError(f"run.name: {quoted(config.run.name)} names an island, which does not begin with a dot")
+    name = config.run.name
+    if name.startswith(".") or name.endswith(".json"):
+        raise UserError(
+            f"run.name: {quoted(name)} names an island, whose name neither begins with a dot nor ends with .json"
+        )

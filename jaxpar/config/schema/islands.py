@@ -35,8 +35,8 @@ class IslandsConfig:
     """A folder that all islands see, where each is a job of its own with its own mesh: they exchange outer gradients
     through it (`docs/island-jobs.md`), and `run.name` is the name of an island. Null is for islands of one job."""
     quorum: Annotated[int, at_least(1, RANKS)] = 1
-    """Fewest islands with whose outer gradients a round in `folder` may close; as many as you start, if all must be in
-    the first round."""
+    """Fewest islands with whose outer gradients a round in `folder` may close, without those that are refused; as many
+    as you start, if all must be in the first round."""
     wait_s: Annotated[float, at_least(0, SECONDS)] = 600.0
     """Seconds after its own outer gradient that an island waits for those of others that work on the same round."""
     keep_rounds: Annotated[int, at_least(1)] = 4

@@ -61,6 +61,8 @@ def _damage(path: Path, entry: Entry) -> str | None:
             return f"its file {path.name} is damaged"
     except FileNotFoundError:
         return f"its file {path.name} is missing"
+    except OSError as error:  # the other processes wait for this one's judgement
+        return f"its file {path.name} cannot be read ({reason(error)})"
     return None
 
 

@@ -17,7 +17,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxpar.checkpoint.errors import Damage
+from jaxpar.checkpoint.errors import Damage, reason
 from jaxpar.checkpoint.folders import step_name
 from jaxpar.checkpoint.shared_folder import SharedFolder
 from jaxpar.config.errors import UserError
@@ -141,7 +141,11 @@ class Exchange:
 
     def closed(self, index: int) -> Closed | None:
         """The end of a round; None while it is open. Raises `UserError` where the record is damaged."""
-        return self._record(Closed, f"{self.round_folder(index)}/closed.json")
+        name = f"{self.round_folder(index)}/closed.json"
+        record = self._record(Closed, name)
+        if record is not None and record.following != following_digest(record.base, record.counted):
+            raise self._unusable(name, "its next outer state is not that of its contributions")
+        return record
 
     def close(self, index: int, base: str, counted: Mapping[str, str], refused: Mapping[str, str]) -> Closed:
         """Close a round, unless another island was first; returns the record that was written."""
@@ -176,15 +180,27 @@ class Exchange:
             return before.following
         return None if (stored := self.stored(index)) is None else stored.digest
 
-    def prune(self, before: int) -> None:
-        """Remove the arrays of rounds before this one; their records stay."""
+    def prune(self, before: int) -> str | None:
+        """Remove the arrays of rounds before this one; their records stay.
+
+        Returns why some could not be removed, which the next call tries again; None where none is there any more.
+        """
+        failed: dict[int, str] = {}
         for index in self.rounds():
             if self._pruned <= index < before:
-                self.folder.remove(f"{self.round_folder(index)}/outer.json")
-                self.folder.remove(f"{self.round_folder(index)}/outer")
-                for island in self.contributed(index):
-                    self.folder.remove(f"{self._contributions(index)}/{island}")
-        self._pruned = max(self._pruned, before)
+                for name in self._prunable(index):
+                    try:
+                        self.folder.remove(name)
+                    except OSError as error:  # NFS keeps files that another job has open
+                        failed.setdefault(index, f"{name}: {reason(error)}")
+        self._pruned = min(failed, default=max(self._pruned, before))
+        return failed.get(self._pruned)
+
+    def _prunable(self, index: int) -> list[str]:
+        """The names of a round's outer state and of all in its contributions but records."""
+        folder, contributions = self.round_folder(index), self._contributions(index)
+        arrays = [name for name in self.folder.names(contributions) if not name.endswith(".json")]
+        return [f"{folder}/outer.json", f"{folder}/outer", *(f"{contributions}/{name}" for name in arrays)]
 
     def _contributions(self, index: int) -> str:
         return f"{self.round_folder(index)}/contributions"
@@ -195,7 +211,8 @@ class Exchange:
         try:
             return from_bytes(kind, content)
         except Damage as damage:
-            raise UserError(
-                f"islands.folder: {named(self.folder.path / name)} cannot be used ({damage}); expected it as an island "
-                "wrote it"
-            ) from damage
+            raise self._unusable(name, str(damage)) from damage
+
+    def _unusable(self, name: str, why: str) -> UserError:
+        path = named(self.folder.path / name)
+        return UserError(f"islands.folder: {path} cannot be used ({why}); expected it as an island wrote it")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict
 from typing import Any
 
@@ -25,6 +25,7 @@ from jaxpar.config.strict_json import json_text
 from jaxpar.distributed import liveness
 from jaxpar.optim.outer import OuterArguments, outer_gradient, outer_update
 from jaxpar.training.island_jobs import array_files
+from jaxpar.training.island_jobs.contributions import Contributions
 from jaxpar.training.island_jobs.exchange import Exchange
 from jaxpar.training.island_jobs.local_weights import Parts
 from jaxpar.training.island_jobs.records import Closed, Contribution, Stored, digest_of
@@ -54,8 +55,8 @@ class Island:
         self.shared: Parts = {}
         """The parts of this process of the outer state's weights."""
         self.momentum: Parts = {}
-        self._verified: dict[str, tuple[str, str | None]] = {}
-        """Island to the digest of its contribution to this round, and why that is refused."""
+        self._contributions = Contributions(exchange, 0, "", weights)
+        """To this round."""
 
     def start(self, parts: Parts, saves: Iterable[Part]) -> None:
         """Take the newest outer state of the exchange; these weights are the first one, where there is none."""
@@ -86,22 +87,27 @@ class Island:
         record = Contribution(self.round, self.digest, self._weights, steps, tokens, files)
         from_first(lambda: self.exchange.contribute(record))
 
-    def settle(self) -> Closed:
-        """Wait until the round is closed, or close it; returns who is counted."""
-        began, pause, told = time.monotonic(), 0.01, False
+    def settle(self, stops: Callable[[], bool]) -> Closed | None:
+        """Wait until the round is closed, or close it; returns who is counted.
+
+        Args:
+            stops: whether to wait no longer, which returns None; all processes ask equally often.
+
+        Raises:
+            UserError: after `islands.wait_s`, no contribution counts, and no other one is expected.
+        """
+        began, pause, told = time.monotonic(), 0.01, ""
         while True:
             liveness.at(f"waiting for other islands in round {self.round}")
-            self._verify(from_first(lambda: self.exchange.contributed(self.round)))
+            self._contributions.check(from_first(lambda: self.exchange.contributed(self.round)))
             late = time.monotonic() - began >= self.config.wait_s
             outcome = from_first(lambda late=late, pause=pause: self._look(late, pause))
             if "closed" in outcome:
                 return Closed(**outcome["closed"])
-            if outcome["too_few"] and not told:
-                told = True
-                self.say(
-                    f"Round {self.round} waits for {self.config.quorum} islands (islands.quorum), and has the outer "
-                    f"gradients of {', '.join(outcome['counted']) or 'none'}."
-                )
+            if outcome["too_few"] not in ("", told):
+                self.say(told := outcome["too_few"])
+            if stops():
+                return None
             pause = min(LONGEST_PAUSE_S, 1.5 * pause)
 
     def advance(self, closed: Closed, saves: Iterable[Part]) -> None:
@@ -112,7 +118,8 @@ class Island:
         elif (why := self._update(closed)) is None:
             if closed.closed_by == self.exchange.island:
                 self._store(following, closed.following, saves)
-                from_first(lambda: self.exchange.prune(following - self.config.keep_rounds))
+                if (why := from_first(lambda: self.exchange.prune(following - self.config.keep_rounds))) is not None:
+                    self.say(f"Arrays of old rounds stay in {named(self.exchange.folder.path)} for now ({why}).")
         else:
             self.say(f"Round {closed.round}: {why}; this island waits for the outer state that another one stores.")
             self._wait_until_stored(following)
@@ -120,54 +127,41 @@ class Island:
 
     def _look(self, late: bool, pause: float) -> dict[str, Any]:
         """On process 0: the closed round, or who is there so far, after a pause."""
-        closed = self.exchange.closed(self.round)
-        counted = {island: digest for island, (digest, why) in self._verified.items() if why is None}
-        too_few = len(self._verified) < self.config.quorum or not counted
-        if closed is None and not too_few and (late or not self.exchange.expected(self.round) - {*self._verified}):
-            refused = {island: why for island, (_, why) in self._verified.items() if why is not None}
-            closed = self.exchange.close(self.round, self.digest, counted, refused)
+        closed = self._closed(self.round)
+        counted, refused = self._contributions.counted, self._contributions.refused
+        if closed is None and len(counted) >= self.config.quorum and (late or not self._contributions.missing()):
+            self.exchange.close(self.round, self.digest, counted, refused)
+            closed = self._closed(self.round)
         if closed is not None:
-            if closed.base != self.digest:
-                raise UserError(
-                    f"islands.folder: round {self.round} of {named(self.exchange.folder.path)} began with another "
-                    "outer state than this island has; expected the folder of one exchange"
-                )
             return {"closed": asdict(closed)}
         time.sleep(pause)
-        return {"too_few": too_few and late, "counted": sorted(counted)}
+        return {"too_few": self._too_few() if late else ""}
 
-    def _verify(self, islands: Iterable[str]) -> list[str]:
-        """Check contributions to this round that were not checked yet; returns which of `islands` are refused."""
-        islands = list(islands)
-        if new := [island for island in islands if island not in self._verified]:
-            records = from_first(lambda: {island: self._record(island) for island in new})
-            files = [
-                (island, self.exchange.contribution_file(self.round, island, name), Entry(*entry))
-                for island, (_, why, entries) in records.items() if why is None for name, entry in entries.items()
-            ]  # fmt: skip
-            damaged = array_files.damaged(self.exchange.folder, files)
-            for island, (digest, why, _) in records.items():
-                self._verified[island] = digest, why or damaged.get(island)
-        return [island for island in islands if self._verified[island][1] is not None]
-
-    def _record(self, island: str) -> tuple[str, str | None, Mapping[str, Entry]]:
-        """On process 0: digest of a contribution's record, why it is refused, and its files."""
-        try:
-            contribution, digest = self.exchange.checked(self.round, island, self.digest, self._weights)
-        except Damage as damage:
-            return "", str(damage), {}
-        return digest, None, contribution.files
+    def _too_few(self) -> str:
+        """Why the round is not closed, for the user. Raises `UserError` where there is nothing to wait for."""
+        counted, refused = self._contributions.counted, self._contributions.refused
+        without = "".join(f"; refused {island} ({why})" for island, why in sorted(refused.items()))
+        if not counted and not self._contributions.missing():
+            raise UserError(
+                f"islands.folder: round {self.round} of {named(self.exchange.folder.path)} has no outer gradient that "
+                f"counts, and no island is expected to add one{without}; expected an island with finite weights"
+            )
+        return (
+            f"Round {self.round} waits for {self.config.quorum} islands (islands.quorum), and has the outer gradients "
+            f"of {', '.join(sorted(counted)) or 'none'}{without}."
+        )
 
     def _update(self, closed: Closed) -> str | None:
         """Take the outer state after this round; where a counted contribution cannot be read, returns why instead."""
-        counted, outer = sorted(closed.counted), self.config.outer
-        if damaged := self._verify(counted):
-            return f"the contribution of {damaged[0]} cannot be read ({self._verified[damaged[0]][1]})"
+        try:
+            files = self._contributions.files(closed.counted)
+        except Damage as damage:
+            return str(damage)
+        outer = self.config.outer
         arguments = OuterArguments(outer.rate, outer.momentum, 0.0)
-        paths = from_first(lambda: {island: self._paths(closed.round, island) for island in counted})
 
         def updated() -> tuple[Parts, Parts]:
-            read = [array_files.opened(self.exchange.folder, paths[island], self.config.wire) for island in counted]
+            read = [array_files.opened(self.exchange.folder, names, self.config.wire) for names in files]
             weights: Parts = {}
             momentum: Parts = {}
             for part, before in self.shared.items():
@@ -179,7 +173,7 @@ class Island:
 
         why = self._taken(updated)
         if why is None:
-            self.round, self.digest, self._verified = closed.round + 1, closed.following, {}
+            self._reach(closed.round + 1, closed.following)
         return why
 
     def _taken(self, read: Callable[[], tuple[Parts, Parts]]) -> str | None:
@@ -198,10 +192,6 @@ class Island:
             self.shared, self.momentum = weights, momentum
         return answer
 
-    def _paths(self, index: int, island: str) -> list[str]:
-        contribution, _ = self.exchange.contribution(index, island)
-        return [self.exchange.contribution_file(index, island, name) for name in sorted(contribution.files)]
-
     def _take_newest(self, like: Iterable[Part]) -> None:
         """Read the newest stored outer state that is intact, and repeat the rounds that were closed after it."""
         like, newest = list(like), from_first(self.exchange.newest)
@@ -218,14 +208,20 @@ class Island:
         if not any(self._load(index, like) for index in states):
             return f"none of its {plural(len(states), 'outer state')} is intact"
         while self.round < newest:
-            closed = Closed(**from_first(lambda: asdict(self._closed(self.round))))
+            record = from_first(lambda: asdict(self._closed(self.round)))  # pyright: ignore[reportArgumentType] (before the newest)
+            closed = Closed(**record)
             if (why := self._update(closed)) is not None:
                 return f"round {self.round} cannot be repeated ({why}), and no later outer state is stored"
         return None
 
-    def _closed(self, index: int) -> Closed:
+    def _closed(self, index: int) -> Closed | None:
+        """The end of the round that begins with this outer state. Raises `UserError` where it began with another."""
         closed = self.exchange.closed(index)
-        assert closed is not None, "rounds before the newest are closed"
+        if closed is not None and closed.base != self.digest:
+            raise UserError(
+                f"islands.folder: round {index} of {named(self.exchange.folder.path)} began with another outer state "
+                "than this island has; expected the folder of one exchange"
+            )
         return closed
 
     def _load(self, index: int, like: Iterable[Part]) -> bool:
@@ -243,8 +239,12 @@ class Island:
         if (why := damaged.get(stored.stored_by) or self._taken(state)) is not None:
             self.say(f"The outer state of round {index} is not used: {why}.")
             return False
-        self.round, self.digest, self._verified = index, stored.digest, {}
+        self._reach(index, stored.digest)
         return True
+
+    def _reach(self, index: int, digest: str) -> None:
+        self.round, self.digest = index, digest
+        self._contributions = Contributions(self.exchange, index, digest, self._weights)
 
     def _store(self, index: int, digest: str | None, saves: Iterable[Part]) -> None:
         """Write the outer state before a round, unless another island did."""

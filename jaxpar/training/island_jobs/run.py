@@ -108,14 +108,20 @@ class IslandRun(Run):
             liveness.at("joining the other islands", busy=True)
             with self.timer.paused():
                 self._join()
+            if self._steps > self._base_step and self._is_exchange_due():  # it was stopped while it waited
+                self._exchange()
         if not self._began:
             self.island.begin()
             self._began = True
         metrics = super().step()
         self._steps += 1
-        if self._steps % self.config.islands.every == 0:  # pyright: ignore[reportOperatorIssue] (checked)
+        if self._is_exchange_due():
             self._exchange()
         return metrics
+
+    def _is_exchange_due(self) -> bool:
+        """Whether an exchange follows the steps so far."""
+        return self._steps % self.config.islands.every == 0  # pyright: ignore[reportOperatorIssue] (checked)
 
     def _join(self) -> None:
         """Take the newest outer state; the weights of a checkpoint go on where its round is still open."""
@@ -146,12 +152,24 @@ class IslandRun(Run):
         with self.timer.paused():
             saves = self._contribute()
             began = time.monotonic()
-            closed = self.island.settle()
+            closed = self.island.settle(self.stops)
             waited = time.monotonic() - began
+            if closed is None:
+                self._stop_waiting()
+                return
             self.island.advance(closed, saves)
             self._go_on()
         self._base_step, self._began = self._steps, False
         self._report(closed, waited)
+
+    def _stop_waiting(self) -> None:
+        """Leave the round open. Raises `UserError` where the run would end with weights that were not exchanged."""
+        if self._steps >= self.config.run.steps:
+            raise UserError(
+                f"run.steps: stopped while the last round, {self.island.round}, waited for other islands; the same "
+                "command continues from the newest checkpoint, and waits again"
+            )
+        self._listeners.message(f"Round {self.island.round} is open; the same command first waits for it again.")
 
     def _contribute(self) -> frozenset[Part]:
         """Write the outer gradient; returns the parts of the weights that this process saves."""

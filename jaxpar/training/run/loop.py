@@ -111,6 +111,7 @@ class _Loop:
             return Summary(**earlier)
         self._announce(done + 1, changes)
         with termination() as signals:
+            self.trainer.stops = signals.asked
             stopped = self._train(done + 1, signals)
             liveness.at("waiting for the last save")
             self.saves.finish()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import cached_property
@@ -131,6 +131,8 @@ class Run:
         """Prompts of the last evaluation with what continues them, where it draws answers."""
         self.left_out: tuple[int, ...] = ()
         """Numbers of batches that no step uses, ascending (`watch.on_spike`)."""
+        self.stops: Callable[[], bool] = lambda: False
+        """Whether to stop after this step, for one that waits: all processes ask equally often."""
         name_arrays(self, Run._arrays)
         liveness.at("ready to train")
 

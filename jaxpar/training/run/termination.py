@@ -21,16 +21,20 @@ class Termination:
 
     def __init__(self) -> None:
         self._alone = jax.process_count() == 1
-        self._asked = False
+        self._asked = self._agreed = False
         self.by = "SIGTERM"
         """The signal that asked, as far as this process knows."""
 
     def asked(self) -> bool:
-        """Whether to stop after the step just taken.
+        """Whether to stop after the step just taken; once it is True, it stays so.
 
-        Several processes agree on one step, whichever of them got the signal; they must all check after every step.
+        Several processes agree on one call, whichever of them got the signal; they must all call it equally often, at
+        least after every step.
         """
-        return self._asked if self._alone else multihost_utils.reached_preemption_sync_point(next(_sync_points))
+        if self._alone:
+            return self._asked
+        self._agreed = self._agreed or multihost_utils.reached_preemption_sync_point(next(_sync_points))
+        return self._agreed
 
     def terminate(self, *_: object) -> None:
         """Handles SIGTERM in a process that is alone; JAX handles it in one of several."""

@@ -130,11 +130,19 @@ ISLANDS = (
         caught_by=(f"{ROUNDS}::test_a_damaged_contribution_is_refused_and_the_others_go_on[a bit]",),
     ),
     Fault(
+        name="contributions_replaced_after_their_round_counted",
+        description="A contribution that was replaced after its round was closed makes the next outer state.",
+        file="jaxpar/training/island_jobs/contributions.py",
+        old="None if one.digest == digest else",
+        new="None if one.digest or digest else",
+        caught_by=(f"{ROUNDS}::test_a_contribution_that_was_replaced_after_its_round_was_closed_is_not_used",),
+    ),
+    Fault(
         name="outer_gradients_summed_in_any_order",
         description="Each island adds up the outer gradients from its own on.",
-        file="jaxpar/training/island_jobs/island.py",
-        old="counted, outer = sorted(closed.counted), self.config.outer",
-        new="counted, outer = sorted(closed.counted, key=lambda name: name != self.exchange.island), self.config.outer",
+        file="jaxpar/training/island_jobs/contributions.py",
+        old="files for island in sorted(counted)]",
+        new="files for island in sorted(counted, key=lambda name: name != self._exchange.island)]",
         caught_by=(f"{ROUNDS}::test_all_islands_have_the_same_bits_whatever_their_mesh_and_order",),
     ),
     Fault(

@@ -1,6 +1,9 @@
 """Islands as whole runs: their numbers, what they say, and folders and settings that are refused."""
 
+import signal
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from threading import Event
 from typing import Any
 
 import jax
@@ -12,6 +15,7 @@ from jaxpar.config.validate import validate
 from jaxpar.training.island_jobs.local_weights import LocalWeights
 from jaxpar.training.island_jobs.run import ISLAND, IslandRun
 from jaxpar.training.run.run import Run
+from tests.patience import seconds
 from tests.small_run import layout_of, small
 from tests.training.island_jobs.runs import TINY, fit_together, island, island_config, weights_of
 from tests.training.runs import Recorder, fit, run_config
@@ -99,6 +103,61 @@ def test_an_island_that_comes_late_joins_the_newest_round(tmp_path: Path):
     assert c.island.exchange.closed(4).counted.keys() == {"c"}  # pyright: ignore[reportOptionalMemberAccess]
 
 
+class Waiting(Recorder):
+    """Tells when the island waits for its quorum."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.waits = Event()
+
+    def message(self, text: str) -> None:
+        super().message(text)
+        if "waits for 2 islands" in text:
+            self.waits.set()
+
+
+class StoppedWaiting(Recorder):
+    """Sends SIGTERM to this process when the island waits for its quorum."""
+
+    def message(self, text: str) -> None:
+        super().message(text)
+        if "waits for 2 islands" in text:
+            signal.raise_signal(signal.SIGTERM)
+
+
+@pytest.mark.long
+def test_an_island_stops_while_it_waits_and_goes_on_bit_for_bit(tmp_path: Path):
+    """It is saved before the exchange, which comes first when it goes on."""
+    keys: dict[str, Any] = {"islands": {"quorum": 2, "wait_s": 0.0}}
+    peaceful = fit_together(*(island_config(tmp_path / "peaceful", name, **keys) for name in "ab"))
+    recorder = StoppedWaiting()
+    island(island_config(tmp_path, "a", **keys)).fit([recorder])
+    assert recorder.messages[-2:] == [
+        "Round 0 is open; the same command first waits for it again.",
+        "Stopped by SIGTERM after step 4 of 8, which is saved; the same command continues with step 5.",
+    ]
+    run, again = island(island_config(tmp_path, "a", **keys)), Waiting()
+    with ThreadPoolExecutor(1) as threads:
+        done = threads.submit(run.fit, [again])
+        assert again.waits.wait(seconds(60))
+        assert not again.records  # no step before the exchange
+        [(b, _)] = fit_together(island_config(tmp_path, "b", **keys))
+        done.result()
+    counted = [text for text in again.messages if "counted" in text]
+    assert counted == ["Round 0: counted a, b.", "Round 1: counted a, b."]
+    for ended, (wanted, _) in zip((weights_of(run), weights_of(b)), peaceful, strict=True):
+        assert all(np.array_equal(array, ended[name]) for name, array in weights_of(wanted).items())
+
+
+@pytest.mark.long
+def test_a_stop_in_the_last_round_is_no_end_of_the_run(tmp_path: Path):
+    keys: dict[str, Any] = {"islands": {"quorum": 2, "wait_s": 0.0}}
+    with pytest.raises(UserError, match=r"stopped while the last round, 0, waited for other islands; the same command"):
+        island(island_config(tmp_path, "a", 4, **keys)).fit([StoppedWaiting()])
+    for run, recorder in fit_together(*(island_config(tmp_path, name, 4, **keys) for name in "ab")):
+        assert "Round 0: counted a, b." in recorder.messages and run.steps_done == 4
+
+
 def test_islands_draw_rows_of_their_own(tmp_path: Path):
     seeds = {name: IslandRun.data_seed(island_config(tmp_path, name)) for name in ("a", "b", "ab", "ba")}
     assert len(set(seeds.values())) == 4
@@ -156,6 +215,7 @@ def test_two_jobs_of_one_name_are_refused(tmp_path: Path):
         ({"islands": {"every": 2, "folder": "x", "delay": 1}}, "islands.delay: 1 would not be used, because.* is 'x'"),
         ({"islands": {"every": 2, "quorum": 2}}, "islands.quorum: 2 would not be used, because islands.folder is null"),
         ({"islands": {"every": 2, "folder": "x"}, "run": {"name": ".a"}}, "run.name: '.a' names an island"),
+        ({"islands": {"every": 2, "folder": "x"}, "run": {"name": "a.json"}}, "run.name: 'a.json' names an island"),
         ({"islands": {"every": 2, "folder": "a\0b"}}, "islands.folder: "),
         ({"islands": {"folder": "x"}}, "islands.folder: x would not be used, because islands.every is null"),
         ({"islands": {"every": 2, "folder": "x"}, "parallel": {"islands": 2}}, "parallel.islands: 2, and each"),

@@ -1,13 +1,17 @@
 """Rounds between islands: the outer update, who is counted, and contributions that are refused."""
 
+import errno
 import json
 import os
+import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from jaxpar.config import UserError
+from jaxpar.training.island_jobs import array_files
 from jaxpar.training.island_jobs.exchange import Exchange
 from jaxpar.training.island_jobs.records import Contribution, from_bytes, to_bytes
 from tests.training.island_jobs.three import OUTER, SHAPES, Trained, round_of, whole
@@ -161,6 +165,46 @@ def test_what_is_damaged_after_its_round_was_closed_is_not_used(tmp_path: Path):
     assert same(a, b) and "the contribution of a cannot be read" in b.said[-1]
 
 
+def test_a_contribution_that_was_replaced_after_its_round_was_closed_is_not_used(tmp_path: Path):
+    """Its record and its file fit each other, and are not those that were counted."""
+    a, b = (Trained(tmp_path / "one", name) for name in "ab")
+    a.train()
+    b.train()
+    a.contribute()
+    b.contribute()
+    other = Trained(tmp_path / "two", "b")
+    other.train()
+    other.arrays["up"] += 1
+    other.contribute()
+    a.advance()
+    contributions = [folder / "rounds/00000000/contributions" for folder in (tmp_path / "two", tmp_path / "one")]
+    for name in ("b.json", "b/0.safetensors"):
+        (contributions[1] / name).write_bytes((contributions[0] / name).read_bytes())
+    b.advance()
+    assert same(a, b) and "the contribution of b cannot be read (it was replaced" in b.said[-1]
+    (tmp_path / "one/rounds/00000001/outer.json").unlink()
+    with pytest.raises(UserError, match=r"round 0 cannot be repeated .*it was replaced after its round was closed"):
+        Trained(tmp_path / "one", "c")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.ESTALE, errno.EIO])
+def test_a_file_that_cannot_be_read_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int):
+    """The processes of a job agree on who is refused, so an error of one of them is not raised."""
+    a, b = Trained(tmp_path, "a"), Trained(tmp_path, "b")
+    for one in (a, b):
+        one.train()
+        one.contribute()
+    entries = array_files.file_entries
+
+    def read(folder: Path, *args: Any, **keys: Any):
+        if folder.name == "b":
+            raise OSError(number, os.strerror(number), str(folder))
+        return entries(folder, *args, **keys)
+
+    monkeypatch.setattr(array_files, "file_entries", read)
+    assert a.advance().refused == {"b": f"its file 0.safetensors cannot be read ({os.strerror(number)})"}
+
+
 def test_a_damaged_outer_state_is_passed_over(tmp_path: Path):
     a = Trained(tmp_path, "a")
     round_of(a)
@@ -223,16 +267,77 @@ def test_arrays_of_old_rounds_are_removed_and_records_stay(tmp_path: Path):
     assert same(a, Trained(tmp_path, "b"))
 
 
+def test_arrays_without_a_record_are_removed_with_their_round(tmp_path: Path):
+    """Those of an island that was killed between its arrays and their record."""
+    a = Trained(tmp_path, "a", keep_rounds=1)
+    orphan = contribution_file(tmp_path, 0, "killed")
+    orphan.parent.mkdir(parents=True)
+    orphan.write_bytes(b"half")
+    for _ in range(2):
+        round_of(a)
+    assert os.listdir(tmp_path / "rounds/00000000/contributions") == ["a.json"]
+
+
+def test_arrays_that_cannot_be_removed_end_no_island_and_are_removed_later(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def busy(path: Path):
+        raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), str(path))
+
+    a = Trained(tmp_path, "a", keep_rounds=1)
+    with monkeypatch.context() as patched:
+        patched.setattr(shutil, "rmtree", busy)
+        for _ in range(2):
+            round_of(a)
+    assert "Arrays of old rounds stay" in a.said[-1] and os.strerror(errno.ENOTEMPTY) in a.said[-1]
+    assert contribution_file(tmp_path, 0, "a").exists()
+    round_of(a)
+    assert not list(tmp_path.glob("rounds/0000000[01]/**/*.safetensors"))
+
+
 def test_a_round_waits_for_its_quorum(tmp_path: Path):
     a = Trained(tmp_path, "a", quorum=2)
     a.train()
     a.contribute()
-    a.island._verify(["a"])
-    assert a.island._look(True, 0.0) == {"too_few": True, "counted": ["a"]}
+    assert a.waits() == [
+        "Round 0 waits for 2 islands (islands.quorum), and has the outer gradients of a.",
+    ]
     b = Trained(tmp_path, "b", quorum=2)
     b.train()
     b.contribute()
     assert sorted(a.advance().counted) == ["a", "b"]
+
+
+def test_a_refused_contribution_is_none_of_a_quorum(tmp_path: Path):
+    """The round goes on with a third island, or with a smaller quorum after a restart."""
+    a, b = (Trained(tmp_path, name, quorum=2) for name in "ab")
+    for one in (a, b):
+        one.train()
+        one.contribute()
+    contribution_file(tmp_path, 0, "b").unlink()
+    assert a.waits() == b.waits() == [
+        "Round 0 waits for 2 islands (islands.quorum), and has the outer gradients of a; refused b (its file "
+        "0.safetensors is missing).",
+    ]  # fmt: skip
+    c = Trained(tmp_path, "c", quorum=2)
+    c.train()
+    c.contribute()
+    closed = c.advance()
+    assert sorted(closed.counted) == ["a", "c"] and list(closed.refused) == ["b"]
+    assert a.advance() == b.advance() == closed and same(a, b, c)
+
+
+def test_a_round_without_finite_weights_ends_its_islands(tmp_path: Path):
+    islands = [Trained(tmp_path, name) for name in "ab"]
+    for one in islands:
+        one.train()
+        one.arrays["up"][0, 0] = np.nan
+    islands[0].contribute()
+    islands[0].waits()  # the other one may have finite weights
+    islands[1].contribute()
+    for one in islands:
+        with pytest.raises(UserError, match=r"round 0 of .* has no outer gradient that counts, and no island is"):
+            one.advance()
 
 
 def test_an_exchange_is_of_one_model_and_one_outer_optimizer(tmp_path: Path):
@@ -250,8 +355,12 @@ def test_a_damaged_end_of_a_round_is_one_sentence(tmp_path: Path):
     a = Trained(tmp_path, "a")
     round_of(a)
     closed = tmp_path / "rounds/00000000/closed.json"
-    for content in ("", "[]", json.dumps({**json.loads(closed.read_text()), "round": "0"})):
+    record = json.loads(closed.read_text())
+    for content in ("", "[]", json.dumps({**record, "round": "0"})):
         closed.write_text(content)
         with pytest.raises(UserError, match=r"closed\.json cannot be used \(its record"):
             Trained(tmp_path, "b")
+    closed.write_text(json.dumps({**record, "counted": {"a": "0" * 64}}))
+    with pytest.raises(UserError, match=r"closed\.json cannot be used \(its next outer state is not that of"):
+        Trained(tmp_path, "b")
     os.remove(closed)

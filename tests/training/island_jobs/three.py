@@ -62,10 +62,17 @@ class Trained:
         self.island.contribute(parts_of(self.arrays, self.columns), self._all(), 4, 64)
 
     def advance(self) -> Closed:
-        closed = self.island.settle()
+        closed = self.island.settle(lambda: False)
+        assert closed is not None, "nobody asked to stop"
         self.island.advance(closed, self._all())
         self.arrays = whole(self.island.shared)
         return closed
+
+    def waits(self) -> list[str]:
+        """What an island says that waits, and is asked to stop after two looks into the folder."""
+        looks, said = iter((False, True)), len(self.said)
+        assert self.island.settle(lambda: next(looks)) is None
+        return self.said[said:]
 
 
 def round_of(*islands: Trained) -> Closed:
