@@ -7,6 +7,7 @@ import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -161,20 +162,39 @@ class Server:
             reply.add(piece)
         body = reply.body() | ({} if self.updates is None else {"system_fingerprint": jobs[0].version})
         if "prompt_logprobs" in more:
-            scored = [await self._scored(request) for request, _ in prompts for _ in range(request.answers)]
             choices: Any = body["choices"]
-            for choice, scores in zip(choices, scored, strict=True):
+            for choice, scores in zip(choices, await self._scored(jobs, until), strict=True):
                 choice["prompt_logprobs"] = scores
         return JSONResponse(body)
 
-    async def _scored(self, request: Request) -> list[dict[str, Any] | None]:
-        """The log-probability of each token of a prompt, by its id; None for the first."""
-        prompt, score = request.prompt, self.score
-        assert score is not None, "a server scores"
-        if len(prompt) == 1:
-            return [None]
-        scores = await asyncio.wrap_future(self.worker.call(lambda: score(prompt, request.adapter)))
-        return [None, *({str(token): {"logprob": float(one)}} for token, one in zip(prompt[1:], scores, strict=True))]
+    async def _scored(self, jobs: Sequence[Job], until: float) -> list[list[dict[str, Any] | None]]:
+        """For each answer, the log-probability of each token of its prompt, by its id; None for the first.
+
+        Raises `Refusal` when time is up, and where other weights drew an answer.
+        """
+        scored, versions = list[list[dict[str, Any] | None]](), {job.version for job in jobs}
+        try:
+            async with asyncio.timeout_at(until):
+                for job in jobs:
+                    version, scores = await asyncio.wrap_future(self.worker.call(partial(self._scores, job.request)))
+                    versions.add(version)
+                    scored += [scores] * job.request.answers
+        except TimeoutError:
+            raise self._late() from None
+        if len(versions) > 1:
+            raise Refusal(409, "prompt_logprobs: there are new weights since the answer began; expected a later try")
+        return scored
+
+    def _scores(self, request: Request) -> tuple[str | None, list[dict[str, Any] | None]]:
+        """The version of the weights, and the scores of a prompt with them; in the worker's thread."""
+        assert self.score is not None, "a server scores"
+        prompt = request.prompt
+        scores = self.score(prompt, request.adapter) if len(prompt) > 1 else []
+        likely = ({str(token): {"logprob": float(one)}} for token, one in zip(prompt[1:], scores, strict=True))
+        return self.worker.version, [None, *likely]
+
+    def _late(self) -> Refusal:
+        return Refusal(504, f"the answer took longer than {self.seconds:g} s; expected fewer tokens")
 
     async def _body(self, http: HttpRequest) -> bytes:
         """The body. Raises `Refusal`."""
@@ -206,7 +226,7 @@ class Server:
                     piece.cancel()
                     if gone.done():
                         raise _Gone
-                    raise Refusal(504, f"the answer took longer than {self.seconds:g} s; expected fewer tokens")
+                    raise self._late()
                 made = piece.result()
                 if made.error is not None:
                     raise made.error

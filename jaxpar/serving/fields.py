@@ -130,6 +130,22 @@ CHAT = COMMON | {
     "top_logprobs": _only(0),
 }
 
+RELOAD = {
+    "method": Setting("'reload_weights', for nothing else is supported", lambda value: value == "reload_weights"),
+    "args": _only([]),
+    "kwargs": Setting(
+        "an object with `weights_path` alone",
+        lambda value: isinstance(value, dict) and value.keys() <= {"weights_path"},
+        {},
+    ),
+    "timeout": _only(None),
+}
+PAUSE = {
+    "mode": Setting("wait, for nothing else is supported", lambda value: value == "wait"),
+    "clear_cache": Setting("true, for nothing else is supported", lambda value: value.lower() == "true"),
+}
+"""Parameters of the query. Answers to different requests share nothing in the cache."""
+
 
 def object_of(body: bytes) -> dict[str, Any]:
     """The object of a body in JSON. Raises `Refusal`."""
@@ -148,12 +164,16 @@ def object_of(body: bytes) -> dict[str, Any]:
 
 def fields_of(body: bytes, known: Mapping[str, Setting]) -> dict[str, Any]:
     """The value of each known field. Raises `Refusal`."""
-    values = object_of(body)
+    return checked(object_of(body), known)
+
+
+def checked(values: Mapping[str, Any], known: Mapping[str, Setting]) -> dict[str, Any]:
+    """The value of each known field. Raises `Refusal`."""
     for name, value in values.items():
         if name not in known:
             near = did_you_mean(name, known) if len(name) <= LONGEST_NAME else ""
             shown = printable(cut(name, 60))
-            expected = near or f"; expected one of {', '.join(known)}"
+            expected = near or f"; expected {f'one of {", ".join(known)}' if known else 'none'}"
             raise Refusal(400, f"{shown}: this endpoint has no such field{expected}", shown)
         if value is not None and not known[name].holds(value):
             raise wrong(name, value, known[name].expected)

@@ -13,11 +13,9 @@ from starlette.requests import Request as HttpRequest
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import quoted
-from jaxpar.serving.fields import object_of
-from jaxpar.serving.refusals import Refusal
+from jaxpar.serving.fields import PAUSE, RELOAD, checked, fields_of
+from jaxpar.serving.refusals import Refusal, wrong
 from jaxpar.serving.worker import Worker
-
-METHOD = "reload_weights"
 
 
 @dataclass(frozen=True)
@@ -32,25 +30,26 @@ class Updates:
 
     async def pause(self, http: HttpRequest, body: bytes) -> dict[str, Any]:
         """Let answers that have begun end; others wait."""
-        mode = http.query_params.get("mode")
-        if mode != "wait":
-            raise Refusal(400, f"mode: got {quoted(mode, 60)}; expected wait, for nothing else is supported", "mode")
+        if checked(http.query_params, PAUSE)["mode"] is None:
+            raise wrong("mode", None, PAUSE["mode"].expected)
+        fields_of(body or b"{}", {})
         await asyncio.wrap_future(self.worker.pause())
         return {"status": "paused"}
 
     async def resume(self, http: HttpRequest, body: bytes) -> dict[str, Any]:
         """Draw answers again."""
+        checked(http.query_params, {})
+        fields_of(body or b"{}", {})
         self.worker.resume()
         return {"status": "resumed"}
 
     async def load(self, http: HttpRequest, body: bytes) -> dict[str, Any]:
         """Read the weights in a folder, whose name is the version of answers from then on."""
-        fields = object_of(body)
-        if fields.get("method") != METHOD:
-            raise Refusal(400, f"method: got {quoted(fields.get('method'), 60)}; expected {METHOD!r}", "method")
-        kwargs = fields.get("kwargs")
-        path = kwargs.get("weights_path") if isinstance(kwargs, dict) else None
-        folder = self._checked(path)
+        checked(http.query_params, {})
+        fields = fields_of(body, RELOAD)
+        if fields["method"] is None:
+            raise wrong("method", None, RELOAD["method"].expected)
+        folder = self._checked(fields["kwargs"].get("weights_path"))
         if not self.worker.paused:
             raise Refusal(409, "the server draws answers; expected POST /pause?mode=wait first")
 

@@ -157,8 +157,8 @@ class Worker(threading.Thread):
             self._closed = True
             self._changed.notify()
         self.join()
-        for _, _, result in self._calls:
-            result.set_exception(Refusal(503, ENDING))
+        while self._calls:
+            _raise_in(self._calls.popleft()[2], Refusal(503, ENDING))
 
     def run(self) -> None:
         """See `threading.Thread`."""
@@ -169,8 +169,9 @@ class Worker(threading.Thread):
             with self._changed:
                 self.failure, jobs, calls = error, [*self._jobs.values()], [*self._calls]
                 self._jobs = {}
+                self._calls.clear()
             for _, _, result in calls:
-                result.set_exception(error)
+                _raise_in(result, error)
             for job in jobs:
                 for answer in range(job.request.answers):
                     job.fail(answer, Refusal(500, f"the engine failed ({type(error).__name__})"))
@@ -215,8 +216,16 @@ class Worker(threading.Thread):
 
 
 def _set[T](result: Future[T], function: Callable[[], T]) -> None:
-    """Set what a function returns or raises."""
+    """Set what a function returns or raises; it is not called where nobody waits for that any more."""
+    if not result.set_running_or_notify_cancel():
+        return
     try:
         result.set_result(function())
     except Exception as error:
+        result.set_exception(error)
+
+
+def _raise_in(result: Future[Any], error: BaseException) -> None:
+    """Set an error where somebody waits."""
+    if result.set_running_or_notify_cancel():
         result.set_exception(error)

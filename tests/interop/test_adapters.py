@@ -84,6 +84,39 @@ def test_scales_are_those_of_peft(exported: Path, tmp_path: Path):
         np.testing.assert_allclose(other[key], product / (LORA.alpha / 3) * alpha / 3**0.5, rtol=1e-5, atol=1e-6)
 
 
+def test_patterns_of_scales_are_regular_expressions_as_in_peft(exported: Path, tmp_path: Path):
+    """The first that matches the end of a name, from a full stop on, decides."""
+    base = HFFolder(FOLDER / "llama")
+    plain = products(open_adapter(exported / "peft", base, "--adapter"))
+    patterns = {
+        "proj": 2.0, r"model\.layers\.[1-9]\.self_attn\.(q|v)_proj": 30.0, "^model.layers.0.mlp.down_proj": 50.0,
+        "^layers.0.mlp.gate_proj": 70.0, "[kq]_proj": 90.0,
+    }  # fmt: skip
+    folder = changed(exported, tmp_path / "other", alpha_pattern=patterns)
+    other = products(open_adapter(folder, base, "--adapter"))
+    alphas = {
+        ("layers.attention.query", 0): 90.0, ("layers.attention.query", 1): 30.0, ("layers.attention.value", 1): 30.0,
+        ("layers.attention.key", 0): 90.0, ("layers.attention.key", 1): 90.0, ("layers.mlp.down", 0): 50.0,
+    }  # fmt: skip
+    assert alphas.keys() <= plain.keys()
+    for key, product in plain.items():
+        scale = alphas.get(key, LORA.alpha) / LORA.alpha
+        np.testing.assert_allclose(other[key], product * scale, rtol=1e-5, atol=1e-6)
+
+
+def test_keys_that_change_nothing_are_read_over(exported: Path, tmp_path: Path):
+    """Those that PEFT 0.21 writes, and others that are off."""
+    keys: dict[str, Any] = {
+        "init_lora_weights": "gaussian", "loftq_config": {}, "kasa_config": None, "use_bdlora": None,
+        "revision": "main", "exclude_modules": ["lm_head"], "auto_mapping": {"base_model_class": "A"},
+        "peft_version": "0.21.2", "megatron_core": "megatron.core", "qalora_group_size": 16, 
+        "ensure_weight_tying": False, "lora_dropout": 0.1, "layers_to_transform": [0], "a_later_key": None, "another": False,
+    }  # fmt: skip
+    base = HFFolder(FOLDER / "llama")
+    other = open_adapter(changed(exported, tmp_path / "other", **keys), base, "--adapter")
+    assert_products(other, open_adapter(exported / "peft", base, "--adapter"))
+
+
 @pytest.mark.parametrize(
     ("keys", "parts"),
     [
@@ -93,6 +126,12 @@ def test_scales_are_those_of_peft(exported: Path, tmp_path: Path):
         ({"modules_to_save": ["lm_head"]}, ("modules_to_save",)),
         ({"lora_alpha": "much"}, ("lora_alpha is 'much'", "a number")),
         ({"alpha_pattern": {"q_proj": None}}, ("alpha_pattern", "numbers")),
+        ({"alpha_pattern": {"q_(proj": 3.0}}, ("alpha_pattern", "'q_(proj'", "no regular expression")),
+        ({"init_lora_weights": "pissa_niter_16"}, ("init_lora_weights is 'pissa_niter_16'", "expected True", "'eva'")),
+        ({"init_lora_weights": 1}, ("init_lora_weights is 1", "expected True")),
+        ({"use_rslora": "yes"}, ("use_rslora is 'yes'", "expected False, True")),
+        ({"kasa_config": {"beta": 1e-4}}, ("kasa_config is {'beta'", "expected False")),
+        ({"a_later_key": 3}, ("a_later_key is 3", "expected False")),
     ],
 )
 def test_an_adapter_that_is_more_than_factors_is_refused(
@@ -125,6 +164,11 @@ def test_an_adapter_of_another_model_is_refused(exported: Path, tmp_path: Path):
         ("lora_magnitude_vector", lambda all: all | {f"{q}.lora_magnitude_vector": np.zeros(3, np.float32)}),
         ("layers.9.", lambda all: {name.replace("layers.1.", "layers.9."): value for name, value in all.items()}),
         ("q_proj", lambda all: all | {f"{q}.lora_B.weight": np.zeros((7, 3), np.float32)}),
+        ("a rank of at least 1", lambda all: all | {
+            f"{q}.lora_{which}.weight": np.zeros(shape, np.float32) for which, shape in (("A", (0, 32)), ("B", (32, 0)))
+        }),
+        ("a rank of at least 1", lambda all: all | {f"{q}.lora_A.weight": np.zeros((), np.float32)}),
+        ("a rank of at least 1", lambda all: all | {f"{q}.lora_B.weight": np.zeros((8, 3, 1), np.float32)}),
         ("rank 600", lambda all: all | {
             f"{q}.lora_A.weight": np.ones((600, all[f"{q}.lora_A.weight"].shape[1]), np.float32),
             f"{q}.lora_B.weight": np.ones((len(all[f"{q}.lora_B.weight"]), 600), np.float32),

@@ -128,7 +128,8 @@ def test_only_folders_of_the_trainer_are_read_and_only_with_the_key(server: Serv
             ("/pause?mode=abort", {}, 400, ("mode: got 'abort'", "wait")),
             ("/collective_rpc", loading(good), 409, ("draws answers", "/pause")),
             ("/collective_rpc", loading(good, "exec"), 400, ("method: got 'exec'", "reload_weights")),
-            ("/collective_rpc", {"method": "reload_weights", "kwargs": 3}, 400, ("weights_path: got None",)),
+            ("/collective_rpc", {"method": "reload_weights", "kwargs": 3}, 400, ("kwargs: got 3", "weights_path")),
+            ("/collective_rpc", {"method": "reload_weights"}, 400, ("weights_path: got None",)),
         ]
         for folder in (outside, tmp_path / "shared/link", tmp_path / "shared", f"{good}/../../elsewhere", "a\0b"):
             wrong.append(("/collective_rpc", loading(folder), 400, ("weights_path: got", "--updates")))

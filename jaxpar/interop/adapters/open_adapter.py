@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,7 @@ from jaxpar.config.paths import user_path
 from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.spelling import named, quoted
+from jaxpar.config.spelling import cut, named, one_of, printable, quoted
 from jaxpar.interop.adapters.adapter import Adapter, MergedAdapter
 from jaxpar.interop.mapping.family import StoredTensor, tensors_of
 from jaxpar.interop.mapping.form import Form
@@ -31,12 +32,23 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """PEFT's prefix of the names of the model's modules."""
 LARGEST_RANK = 512
+FREE = frozenset((
+    "auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version", "revision", "task_type",
+    "exclude_modules", "layers_pattern", "layers_to_transform", "target_modules",
+    "alpha_pattern", "lora_alpha", "r", "rank_pattern",
+    "corda_config", "eva_config", "loftq_config", "lora_ga_config",
+    "ensure_weight_tying", "ephemeral_gpu_offload", "fan_in_fan_out", "lora_dropout", "megatron_config",
+    "megatron_core", "qalora_group_size", "runtime_config",
+))  # fmt: skip
+"""Keys of `adapter_config.json` that say which matrices have factors, how they are scaled or how they were trained."""
 PLAIN: dict[str, tuple[object, ...]] = {
-    "bias": ("none",), "use_dora": (False, None), "modules_to_save": (None, []), "lora_bias": (False, None),
-    "layer_replication": (None,), "trainable_token_indices": (None,), "target_parameters": (None, []),
-    "alora_invocation_tokens": (None,), "use_qalora": (False, None),
+    "bias": ("none",), "use_rslora": (False, True, None),
+    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal", "mica"),
 }  # fmt: skip
-"""Keys of `adapter_config.json` with the values that change nothing beside the factors."""
+"""Other keys with the values that change nothing beside the factors. Other initial values, as those of PiSSA, are
+subtracted from the base; PEFT's `path_initial_model_for_weight_conversion` writes factors of the base as it was."""
+OFF: tuple[object, ...] = (False, None, [], {})
+"""The values that change nothing of every other key."""
 
 
 def merged(base: Model, folder: Path | None) -> Model | MergedAdapter:
@@ -142,6 +154,12 @@ def _of_files(folder: Path, base: Model, key: str) -> Iterator[tuple[tuple[str, 
                 f"{key}: {named(folder)} has the tensor {quoted(name, 120)}, and {named(base.path)} has no matrix for "
                 "it; expected an adapter of this model, with two factors of each matrix"
             )
+        shapes = [list(files.tensors[one].shape) for one in names]
+        if any(len(shape) != 2 for shape in shapes) or not shapes[0][0]:
+            raise UserError(
+                f"{key}: {named(folder)} has factors {shapes[0]} and {shapes[1]} for {module}; expected [rank, inputs] "
+                "and [outputs, rank], of a rank of at least 1"
+            )
         a, b = (files.read(one, tuple(slice(0, size) for size in files.tensors[one].shape)) for one in names)
         for one in names:
             del left[one]
@@ -192,24 +210,43 @@ def _config_of(folder: Path, key: str) -> Mapping[str, Any]:
         raise UserError(f"{key}: {named(file)} cannot be read ({why})") from None
     if not isinstance(config, dict) or config.get("peft_type") != "LORA":
         raise UserError(f"{key}: {named(file)} is no adapter of LoRA; expected peft_type: LORA")
-    for name, values in PLAIN.items():
-        if name in config and config[name] not in values:
-            raise UserError(f"{key}: {named(file)}: {name} is {quoted(config[name], 60)}; expected {values[0]!r}")
+    for name, value in config.items():
+        values = PLAIN.get(name, OFF)
+        if name not in FREE and not any(value == one and type(value) is type(one) for one in values):
+            expected, name = one_of(map(repr, values)), printable(cut(name, 60))
+            raise UserError(f"{key}: {named(file)}: {name} is {quoted(value, 60)}; expected {expected}")
     for name, every in (("lora_alpha", [config.get("lora_alpha")]), ("alpha_pattern", _alphas(config).values())):
         if not all(isinstance(alpha, (int, float)) and math.isfinite(alpha) for alpha in every):
             what = "a number" if name == "lora_alpha" else "numbers by the ends of names"
             raise UserError(f"{key}: {named(file)}: {name} is {quoted(config.get(name), 60)}; expected {what}")
+    _check_patterns(_alphas(config), f"{key}: {named(file)}")
     return config
 
 
 def _alphas(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`alpha_pattern`, by the ends of names of modules."""
+    """`alpha_pattern`, by regular expressions of the ends of names of modules."""
     pattern = config.get("alpha_pattern") or {}
     return pattern if isinstance(pattern, dict) else {"": None}
 
 
+def _check_patterns(patterns: Iterable[str], where: str) -> None:
+    for pattern in patterns:
+        try:
+            _has_end("", pattern)
+        except (re.error, OverflowError, RecursionError) as error:
+            raise UserError(
+                f"{where}: alpha_pattern has {quoted(pattern, 60)}, which is no regular expression ({error}); expected "
+                "one of the ends of names"
+            ) from None
+
+
+def _has_end(module: str, pattern: str) -> bool:
+    """Whether PEFT takes a module's name for one with this end. Raises `re.error` for a wrong pattern."""
+    return re.match(rf"(.*\.)?({pattern})$", module) is not None
+
+
 def _scale(config: Mapping[str, Any], module: str, rank: int) -> np.float32:
     """The factor of the product of a module's factors."""
-    of_module = [alpha for name, alpha in _alphas(config).items() if f".{module}".endswith(f".{name}")]
+    of_module = [alpha for pattern, alpha in _alphas(config).items() if _has_end(module, pattern)]
     alpha = [*of_module, config["lora_alpha"]][0]
     return np.float32(alpha / (rank**0.5 if config.get("use_rslora") else rank))
