@@ -176,7 +176,9 @@ class Layers:
         stated = {} if (values := hf_config.get("per_layer_config")) is None else values
         by_layer = {str(layer): dict[str, object]() for layer in range(len(types))}
         if not isinstance(stated, dict) or not all(
-            str(layer) in by_layer and isinstance(keys, dict) and set(keys) <= {"head_dim", "num_key_value_heads"}
+            str(layer) in by_layer
+            and isinstance(keys, dict)
+            and set(keys) <= {"head_dim", "num_key_value_heads"}
             and None not in keys.values()
             for layer, keys in stated.items()
         ):
