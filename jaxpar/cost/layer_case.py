@@ -151,14 +151,15 @@ def layer_case(
     imbalance: float = 1.0, slices: int | Literal["auto"] = "auto", exchange_dtype: str | None = None,
     expert_codes: ExpertCodes = NO_CODES, codes: MatmulCodes | None = None, magnitude_ranks: int = 1,
     attention: Attention | None = None, own_rows: str = "auto", expert_loop: bool = False,
-    state_messages: str = "auto",
+    state_messages: str = "auto", beside: int = 0,
 ) -> LayerCase:  # fmt: skip
-    """The case of a layer of `model`, whose layers are all alike. Without experts all ways to split them are one."""
+    """The case of a layer of `model`, whose layers are all alike. Without experts all ways to split them are one.
+    `beside` are the columns beside the residual stream, of all layers of the model that has this one."""
     expert = 1 if model.experts is None else expert
     item = 4 if precision == "float32" else 2
     exchange = exchange_by(model, exchange, capacity, expert, tensor)
     shape = LayerShape(
         model, rows, sequence, context, tensor, item, lora, expert, capacity, exchange, imbalance,
-        exchange_dtype, expert_codes,
+        exchange_dtype, expert_codes, beside,
     )  # fmt: skip
     return LayerCase(shape, strategy, codes, magnitude_ranks, slices, attention, own_rows, expert_loop, state_messages)

@@ -42,6 +42,9 @@ GOOD = "model.experts={count: 8, per_token: 2}"
         model.experts.router_options | 'anneal_step' | anneal_steps?
     model.experts={count: 8, router: hash, sequence_loss: 0.1} => model.experts.sequence_loss | 0.1 | hash
     model.experts={count: 8, capacity_factor: 0.0} => model.experts.capacity_factor | at least | 0
+    model.experts={count: 8, norms: true} => model.experts.norms | true | model.experts.shared is 0
+    model.experts={count: 8, shared: 1, norms: true} | model.norm=layernorm => model.experts.norms | true |
+        model.norm: layernorm | rmsnorm
     data.routing=a => data.routing | a | model.experts | null
     model.experts={count: 8, router: gshard, router_options: {scale: 2.0}} => router_options | 'scale'
     model.experts={count: 8, clusters: {share: 1.5}} => model.experts.clusters.share | 1.5 | at most 1

@@ -1,6 +1,8 @@
-"""Settings of layers that share keys, and of their inputs, that make no model are refused in one sentence."""
+"""Settings of layers that share keys, and of their inputs: those that make no model are refused in one sentence."""
 
 from jaxpar.config import load_config
+from jaxpar.config.kinds import kind_model
+from jaxpar.layers.declared import declare_layer
 from jaxpar.layout.checks.validate import validate
 from tests.sentences import refusals, refused
 
@@ -30,3 +32,12 @@ KINDS = "model.kinds={a: {}, b: {keys_of: a}}"
 def test_what_does_not_fit_is_one_sentence(overrides: list[str], parts: tuple[str, ...]):
     with refused(*parts):
         validate(load_config(None, overrides))
+
+
+def test_layers_that_share_keys_need_no_projection_of_values_where_no_layer_has_one():
+    parts = []
+    for as_values in ("true", "false"):
+        config = load_config(None, [PATTERN, KINDS, f"model.keys_as_values={as_values}"])
+        validate(config)
+        parts.append(declare_layer(kind_model(config.model, "b")).parts)
+    assert parts[0] == parts[1]

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config import load_config
+from jaxpar.config.mappings.per_layer_embeddings import PerLayerEmbeddings
 from jaxpar.config.parts import DATA_SOURCES, INPUTS
 from jaxpar.config.schema import ModelConfig
 from jaxpar.generation.generator import Generator
@@ -156,6 +157,8 @@ def test_what_needs_tokens_is_refused_by_one_sentence():
         run_of({"tied": True})
     with refused("model.position", "learned", "vectors"):
         run_of({"position": "learned"})
+    with refused("model.per_layer_embeddings", "model.input", "vectors", "null"):
+        run_of({"per_layer_embeddings": PerLayerEmbeddings(4)})
     with refused("model.embedding_scale", "vectors"):
         run_of({"embedding_scale": True})
     with refused("model.input", "vectors", "evaluation.sample_tokens"):

@@ -8,7 +8,7 @@ import pytest
 
 from jaxpar.interop.config_json import differences, model_of
 from jaxpar.interop.mapping.keys import HFConfig
-from tests.goldens.check import Result, accepted, table, unlike
+from tests.goldens.check import COARSER, Result, accepted, coarser, most, table, unlike
 from tests.goldens.configurations import drawn
 from tests.goldens.loading import FOLDER, NAMES
 
@@ -29,6 +29,17 @@ def test_logits_that_differ_by_more_than_the_tolerance_and_other_likeliest_token
     [line] = unlike(wanted + 1e-4 * (wanted < 0), wanted, "length 5")
     assert "length 5: logits differ by" in line
     assert "other tokens are the likeliest" in unlike(-wanted, wanted, "length 5")[1]
+
+
+def test_logits_that_are_no_numbers_are_told():
+    assert coarser(COARSER * 0.5, 0.5, "bfloat16") == []
+    assert "bfloat16: logits differ by nan" in coarser(float("nan"), 0.5, "bfloat16")[0]
+    assert "bfloat16: logits differ by 3.0" in coarser(3.0, 0.5, "bfloat16")[0]
+    wanted = np.ones((1, 2, 3))
+    assert "length 2: logits differ by nan" in unlike(wanted * np.nan, wanted, "length 2")[0]
+    assert np.isnan(most((1.0, float("nan")))) and most(()) == 0
+    row = table({"llama": [Result(1e-6, 0.1, 0.1, False, False), Result(np.nan, np.nan, 0.1, False, False)]}, {})
+    assert row.splitlines()[-1] == "| llama | 0 | 0 | 0 | nan | nan | 1.0e-01 | 0 |"
 
 
 def test_the_table_has_the_largest_differences_of_a_family_and_how_many_models_are_wrong():

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from jaxpar.config.kinds import kind_models
 from jaxpar.interop.config_json import differences, model_of
 from jaxpar.interop.mapping.deepseek_keys import DeepSeekExperts
 from tests.goldens.loading import NAMES
@@ -134,6 +135,17 @@ REFUSED = {
     "a factor of residuals that is none": (
         "minimax", {"mlp_alpha_factor": 0}, ("mlp_alpha_factor", "0", "a number above 0")
     ),
+    "a width of heads that is null": ("gemma4", {"head_dim": None}, ("head_dim", "None", "at least 1")),
+    "heads of keys that are null": ("gemma4", {"num_key_value_heads": None}, ("num_key_value_heads", "None")),
+    "a width of inputs that is null": (
+        "gemma4", {"hidden_size_per_layer_input": None}, ("hidden_size_per_layer_input", "None", "at least 1")
+    ),
+    "a width of heads of layers without a window that is null": (
+        "gemma4", {"per_layer_config": ..., "global_head_dim": None}, ("global_head_dim", "None", "at least 1")
+    ),
+    "a width of heads of a layer that is null": (
+        "gemma4", {"per_layer_config": {"1": {"head_dim": None}}}, ("per_layer_config", "None", "head_dim")
+    ),
     "a part of each head of MiniMax": ("minimax", {"rotary_dim": 3}, ("rotary_dim", "minimax")),
     "a feed-forward of part of an expert": (
         "granitemoehybrid", {"shared_intermediate_size": 30}, ("shared_intermediate_size", "30", "12")
@@ -229,6 +241,14 @@ def test_a_key_that_is_not_supported_is_named(case: str):
     name, changed, parts = REFUSED[case]
     with refused("config.json", *parts):
         model_of(golden(name, **changed))
+
+
+def test_layers_are_alike_where_gemma_4_has_none_that_differ():
+    keys = golden("gemma4", per_layer_config=None)
+    models = kind_models(model_of(keys)[1]).values()
+    assert {(model.head_dim, model.kv_heads) for model in models} == {
+        (keys.get("head_dim"), keys.get("num_key_value_heads"))
+    }
 
 
 def spellings(family: Any) -> Iterator[tuple[str, ...]]:

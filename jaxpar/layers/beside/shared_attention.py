@@ -36,7 +36,7 @@ class SharedAttention(Attention):
     def declare(model: ModelConfig) -> Part:
         """The part of attention without all that makes keys and values."""
         part = Attention.declare(model)
-        inward, *behind = part.operations
+        inward, *behind = (one for one in part.operations if one != Elementwise("value"))
         assert isinstance(inward, Matmuls), "a part begins with a group of matmuls"
         names = [name for name in inward.weights if name not in MADE]
         outputs = tuple(name for name in inward.outputs if name not in MADE)

@@ -11,7 +11,7 @@ from jaxpar.layers.block import Context
 from jaxpar.layers.experts.declaration import EXPERT_SCALE, NORMS_OF_OUTPUTS, ROUTED_NORM, ROUTER_NORM
 from jaxpar.layers.experts.feed_forward import Experts, Rows
 from jaxpar.layers.experts.routing import Routing, chosen
-from jaxpar.layers.norm import NORMS, rms_normalize
+from jaxpar.layers.norm import rms_normalize
 
 
 class NormedExperts(Experts):
@@ -19,7 +19,7 @@ class NormedExperts(Experts):
 
     def __init__(self, model: ModelConfig, *arguments: Any):
         super().__init__(model, *arguments)
-        self.epsilon, self.embed, self.factors = model.norm_epsilon, model.embed, NORMS[model.norm].factors
+        self.epsilon, self.embed = model.norm_epsilon, model.embed
 
     def entering(self, x: Rows, context: Context) -> tuple[Rows, Rows]:
         """Norms of the residual stream; the router's over the root of the width."""
@@ -42,4 +42,4 @@ class NormedExperts(Experts):
         return self._normed(routed, of_routed) + self._normed(shared, of_shared)
 
     def _normed(self, x: Rows, name: str) -> Rows:
-        return rms_normalize(x, self.factors(self.weight(name)), self.epsilon)
+        return rms_normalize(x, self.weight(name), self.epsilon)

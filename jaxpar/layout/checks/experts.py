@@ -17,9 +17,10 @@ from jaxpar.layers.experts.routers import ROUTERS, options_of
 def check_experts(config: Config) -> None:
     """Refuse experts whose numbers do not fit each other, and what experts do not support."""
     some = False
-    for kind, own in kind_models(config.model).items():
-        if own.experts is not None:
-            _check(key_of(kind, "experts"), own.experts)
+    for kind, layer in kind_models(config.model).items():
+        if layer.experts is not None:
+            _check(key_of(kind, "experts"), layer.experts)
+            _check_norms(key_of(kind, "experts"), layer.experts, key_of(kind, "norm"), layer.norm)
             some = True
     if some:
         _check_combined(config)
@@ -73,8 +74,6 @@ def _check(key: str, experts: ExpertsConfig) -> None:
         )
     if experts.shared_router and not experts.shared:
         raise UserError(f"{key}.shared_router: true, and {key}.shared is 0; expected false, or shared experts")
-    if experts.norms and not experts.shared:
-        raise UserError(f"{key}.norms: true, and {key}.shared is 0; expected false, or a shared expert")
     most = count - 1 if router.noise else count
     if chosen > most:
         why = f"; {experts.router} leaves one out" if most < count else ""
@@ -99,6 +98,15 @@ def _check(key: str, experts: ExpertsConfig) -> None:
             "experts of a token, of which they would be a share; expected {}"
         )
     _check_groups(key, experts)
+
+
+def _check_norms(key: str, experts: ExpertsConfig, key_of_norm: str, norm: str) -> None:
+    if experts.norms and not experts.shared:
+        raise UserError(f"{key}.norms: true, and {key}.shared is 0; expected false, or a shared expert")
+    if experts.norms and norm != "rmsnorm":
+        raise UserError(
+            f"{key}.norms: true, which are of root mean squares, and {key_of_norm}: {norm}; expected rmsnorm"
+        )
 
 
 def _check_groups(key: str, experts: ExpertsConfig) -> None:

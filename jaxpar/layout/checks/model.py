@@ -15,6 +15,7 @@ from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layers.declared import declare_layer, feed_forward_classes, mixer_classes, of_experts
 from jaxpar.layers.inputs.input import TIED, input_class, refuse_without_batches
+from jaxpar.layers.inputs.per_layer import TABLE
 from jaxpar.layers.residual.altup import stream_matrices
 from jaxpar.layout.checks.experts import check_experts
 
@@ -42,6 +43,8 @@ def check_input(config: Config) -> None:
         raise UserError(f"model.embedding_scale: {spell(model.embedding_scale)}, and {name} tokens; expected false")
     if model.position == "learned" and "positions" not in weights:
         raise UserError(f"model.position: learned, and {name} positions; expected rope or none")
+    if (inputs := model.per_layer_embeddings) is not None and TABLE not in weights:
+        raise UserError(f"model.per_layer_embeddings.width: {inputs.width}, and {name} inputs of layers; expected null")
     if missing := [one for one in stream_matrices(model) if one not in weights]:
         raise UserError(
             f"model.altup: several streams, and model.input: {model.input} has no {missing[0]}, the "

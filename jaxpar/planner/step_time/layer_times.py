@@ -17,6 +17,7 @@ from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
 from jaxpar.cost.work import Work, total
 from jaxpar.layers.declaration.adaptation import OFF
+from jaxpar.layers.declaration.columns import beside_of
 from jaxpar.memory.closed_forms import CLOSED_FORMS
 from jaxpar.memory.layer_shape import activation_bytes
 from jaxpar.memory.remat import remat_map, runs_by_kind
@@ -72,6 +73,7 @@ class Layers:
                 layout.expert_capacity, layout.imbalance, layout.expert_slices, layout.exchange_dtype,
                 layout.expert_codes, layout.matmul_codes, layout.devices // layout.pipe, attention.get(kind),
                 layout.expert_own_rows, layout.expert_loop, layout.state_messages,
+                beside_of(model).width(layout.tensor),
             )
             for kind, own in kind_models(model).items()
         }  # fmt: skip

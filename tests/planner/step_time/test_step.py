@@ -4,6 +4,8 @@ from dataclasses import replace
 
 import pytest
 
+from jaxpar.config import load_config
+from jaxpar.config.plan import AxisSizes
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema import Config, OptimizerConfig
 from jaxpar.cost.hardware_model import hardware_of
@@ -11,8 +13,10 @@ from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.hardware.catalogue import GPUS, gpu_named
 from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.memory.layer_shape import layer_shapes
 from jaxpar.mesh.quantized.transport import Transport
 from jaxpar.planner.layout import Layout
+from jaxpar.planner.step_time.layer_times import Layers
 from jaxpar.planner.step_time.model import StepTime, step_time
 from jaxpar.planner.step_time.update import ADAMW, Update, update_of
 from tests.sentences import refused
@@ -35,6 +39,19 @@ def test_the_breakdown_adds_up():
         step = seconds(layout)
         assert sum(step.breakdown.values()) == pytest.approx(step.seconds)
         assert all(value >= -1e-9 for value in step.breakdown.values()), step.breakdown
+
+
+def test_stages_pass_on_what_memory_has_between_two_layers():
+    of_kinds = "model.kinds={a: {kv_heads: 4}, b: {kv_heads: 4, keys_of: a}}"
+    settings = [of_kinds, "model.pattern={prefix: [a], unit: [b]}", "model.per_layer_embeddings={width: 16}"]
+    config = load_config(None, settings)
+    model, hardware = replace(config.model, vocab=32000), hardware_of(CLUSTER.gpu)
+    device, network = device_of(CLUSTER.gpu, hardware), network_of(CLUSTER, hardware)
+    layers = Layers(model, config.data.sequence_length, Layout(tensor=2), device, network)
+    shapes = layer_shapes(config, AxisSizes(tensor=2), 1)
+    streams = {sort.kind: case.shape.stream for sort, case in layers.cases.items()}
+    assert streams == {kind: shape.stream for kind, shape in shapes.items()}
+    assert min(streams.values()) > model.embed + 16 * model.layers
 
 
 def test_recomputing_more_takes_longer():

@@ -38,7 +38,7 @@ class PerLayer:
     def read(self, hf_config: HFConfig) -> dict[str, object]:
         """See `Entry`."""
         width, rows = hf_config.get("hidden_size_per_layer_input", 256), None
-        if width in (0, None) and width is not False:
+        if width == 0 and width is not False:
             return {"per_layer_embeddings": None}
         rows = hf_config.integer("vocab_size_per_layer_input", _VOCAB)
         same = rows == hf_config.get("vocab_size")
@@ -157,7 +157,7 @@ class Layers:
     def _heads(self, hf_config: HFConfig, types: Sequence[str]) -> list[dict[str, object]]:
         """The width and the number of key heads of each layer."""
         usual = {"head_dim": 256, "num_key_value_heads": 4}
-        stated = {key: hf_config.get(key, default) for key, default in usual.items()}
+        stated = {key: hf_config.integer(key, default) for key, default in usual.items()}
         each = self._overrides(hf_config, types)
         ours = {"head_dim": "head_dim", "num_key_value_heads": "kv_heads"}
         return [
@@ -167,16 +167,19 @@ class Layers:
 
     def _overrides(self, hf_config: HFConfig, types: Sequence[str]) -> list[Mapping[str, object]]:
         """The keys of each layer that `per_layer_config`, or the keys in its place, state."""
-        stated = hf_config.get("per_layer_config")
-        if stated is None:
-            of_global = {"head_dim": hf_config.get("global_head_dim", 512)}
+        if "per_layer_config" not in hf_config.values:
+            of_global: dict[str, object] = {"head_dim": hf_config.integer("global_head_dim", 512)}
             heads = hf_config.get("num_global_key_value_heads")
             if heads is not None and self._keys_as_values(hf_config):
                 of_global["num_key_value_heads"] = heads
             return [of_global if one == GLOBAL else {} for one in types]
+        stated = {} if (values := hf_config.get("per_layer_config")) is None else values
         by_layer = {str(layer): dict[str, object]() for layer in range(len(types))}
         if not isinstance(stated, dict) or not all(
-            str(layer) in by_layer and isinstance(keys, dict) and set(keys) <= {"head_dim", "num_key_value_heads"}
+            str(layer) in by_layer
+            and isinstance(keys, dict)
+            and set(keys) <= {"head_dim", "num_key_value_heads"}
+            and None not in keys.values()
             for layer, keys in stated.items()
         ):
             raise hf_config.refusal("per_layer_config", stated, "head_dim and num_key_value_heads of layers")
