@@ -127,7 +127,10 @@ def test_another_architecture_with_a_name_alike_is_not_suggested(model_type: obj
     [
         ({"model_type": None}, ("model_type is missing", "jaxpar.models")),
         ({"model_type": "gemma3"}, ("'gemma3'", "expected its text_config")),
-        ({"model_type": "qwen2_vl", "text_config": {}}, ("'qwen2_vl'", "expected one of gemma3, mistral3")),
+        (
+            {"model_type": "qwen2_vl", "text_config": {}},
+            ("'qwen2_vl'", "expected one of gemma3, gemma3n, gemma4, mistral3"),
+        ),
     ],
     ids=["no type", "no text part", "another text part"],
 )

@@ -78,7 +78,7 @@ def alike(x: jax.Array) -> jax.Array:
 
 def whole(model: ModelConfig) -> tuple[Any, ...]:
     """The same in float64, by autodiff of the definition."""
-    options = {"activation": model.activation, "mlp_bias": model.mlp_bias}
+    options = {"activation": model.activation, "mlp_bias": model.mlp_bias, "activation_sparsity": 0.0}
     with jax.enable_x64(True):
         weights, x, dy = jax.tree.map(lambda a: np.asarray(a, np.float64), numbers(model))
         y, pullback = jax.vjp(lambda weights, x: decoder64.feed_forward(x, weights, options), weights, x)
