@@ -157,6 +157,17 @@ LOSS = (
         caught_by=(f"{CONTRASTIVE}[split]",),
     ),
     Fault(
+        name="weights_of_relations_cancel",
+        description="A row's term is divided by the sum of the weights of its relations.",
+        file="jaxpar/objectives/contrastive.py",
+        old="jnp.maximum((weights > 0).sum(1), 1)",
+        new="jnp.maximum(weights.sum(1), 1e-12)",
+        caught_by=(
+            "tests/training/parity/test_contrastive.py::test_weights_of_one_relation_and_hop_do_not_cancel",
+            f"{CONTRASTIVE}[split]",
+        ),
+    ),
+    Fault(
         name="spans_are_drawn_token_by_token",
         description="Each token of a span has a draw of its own.",
         file="jaxpar/data/masked.py",
