@@ -20,8 +20,10 @@ from jaxpar.config.spelling import named, quoted
 from jaxpar.serving.hosts import is_local
 
 if TYPE_CHECKING:
+    from jaxpar.config import Config
     from jaxpar.generation.engine import Engine
     from jaxpar.generation.generator import Generator
+    from jaxpar.interop.sources.source import ReadWeights
     from jaxpar.serving.served_model import ServedModel
 
 LONGEST = 4096
@@ -130,8 +132,7 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Generator, Engine, 
     import jax
 
     from jaxpar.evaluation.context_length import context_length
-    from jaxpar.generation.generator import Generator
-    from jaxpar.generation.placed_model import open_model, place_model, read_weights
+    from jaxpar.generation.placed_model import open_model
     from jaxpar.generation.requests import Request
     from jaxpar.interop.adapters.adapter import AdapterSource
     from jaxpar.interop.adapters.open_adapter import open_adapter
@@ -159,8 +160,7 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Generator, Engine, 
     folders = _adapters(options.adapter, name)
     adapters = [open_adapter(folder, source, f"--adapter {one}") for one, folder in folders.items()]
     weights = AdapterSource(source, adapters) if adapters else source
-    placed = place_model(config, weights, options.prefill_devices)
-    generator = Generator(placed.config, placed.mesh, placed.weights, prefill=placed.prefill, mixing=placed.mixing)
+    generator, replace_weights = _generator(config, weights, options.prefill_devices)
     if options.cache is not None and options.cache < generator.least_cache(length):
         raise UserError(
             f"--cache {options.cache}: a row of --length {length} does not fit; expected at least "
@@ -170,14 +170,25 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Generator, Engine, 
     engine.add(Request([0], 2))
     while engine.busy:
         engine.step()
-    model = ServedModel(name, placed.config.model, text, length, chat, why, tuple(folders))
+    model = ServedModel(name, generator.config.model, text, length, chat, why, tuple(folders))
 
     def read(folder: Path) -> None:
         other = replaced_weights(source, folder)
         other = AdapterSource(other, adapters) if adapters else other
-        generator.update(read_weights(placed.config, placed.mesh, other))
+        replace_weights(other)
 
     return model, generator, engine, read
+
+
+def _generator(config: Config, weights: ReadWeights, prefill: int) -> tuple[Generator, Callable[[ReadWeights], None]]:
+    """A generator of a model, which has the only copy of its weights, and what goes on with others."""
+    from jaxpar.generation.generator import Generator
+    from jaxpar.generation.placed_model import place_model, read_weights
+
+    placed = place_model(config, weights, prefill)
+    generator = Generator(placed.config, placed.mesh, placed.weights, prefill=placed.prefill, mixing=placed.mixing)
+    config, mesh = placed.config, placed.mesh
+    return generator, lambda other: generator.update(read_weights(config, mesh, other))
 
 
 def _shared(folder: Path) -> Path:

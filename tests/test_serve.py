@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import signal
 import socket
 import subprocess
 import sys
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import jax
 import openai
 import pytest
 
-from jaxpar.serve import main
+from jaxpar.generation.placed_model import PlacedModel, open_model, place_model
+from jaxpar.serve import _generator, main
 from tests.goldens.chat.generate import FOLDER
 from tests.interop.folders import copy_of
 from tests.interop.test_adapter import save_factors
@@ -80,6 +85,24 @@ def test_the_client_of_openai_is_answered_and_sigterm_ends_the_server(served: tu
         reasons = [part.choices[0].finish_reason for part in (first, *long)]
         assert reasons[-1] in ("length", "stop")
     assert process.wait(60) == 0
+
+
+def test_the_weights_are_on_the_devices_once(model: Path, monkeypatch: pytest.MonkeyPatch):
+    """In the generator's layout: what was read is freed, also beside the function that reads others."""
+    read = list[weakref.ref[jax.Array]]()
+
+    def place(*arguments: Any) -> PlacedModel:
+        placed = place_model(*arguments)
+        read.extend(map(weakref.ref, jax.tree.leaves(placed.weights)))
+        return placed
+
+    monkeypatch.setattr("jaxpar.generation.placed_model.place_model", place)
+    generator, replace_weights = _generator(*open_model(str(model), ()), 0)
+    gc.collect()
+    used = {id(leaf) for leaf in jax.tree.leaves(generator._weights)}
+    assert read and {id(leaf) for each in read if (leaf := each()) is not None} <= used
+    replace_weights(open_model(str(model), ())[1])
+    assert used.isdisjoint(map(id, jax.tree.leaves(generator._weights)))
 
 
 def test_what_cannot_be_served_is_one_sentence(tmp_path: Path, capsys: pytest.CaptureFixture[str], model: Path):

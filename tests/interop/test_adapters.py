@@ -109,8 +109,8 @@ def test_keys_that_change_nothing_are_read_over(exported: Path, tmp_path: Path):
     keys: dict[str, Any] = {
         "init_lora_weights": "gaussian", "loftq_config": {}, "kasa_config": None, "use_bdlora": None,
         "revision": "main", "exclude_modules": ["lm_head"], "auto_mapping": {"base_model_class": "A"},
-        "peft_version": "0.21.2", "megatron_core": "megatron.core", "qalora_group_size": 16,
-        "ensure_weight_tying": False, "lora_dropout": 0.1, "layers_to_transform": [0], "a_later_key": None, "another": False,
+        "peft_version": "0.21.2", "megatron_core": "megatron.core", "qalora_group_size": 16, "lora_dropout": 0.1,
+        "ensure_weight_tying": False, "layers_to_transform": [0], "a_later_key": None, "another": False,
     }  # fmt: skip
     base = HFFolder(FOLDER / "llama")
     other = open_adapter(changed(exported, tmp_path / "other", **keys), base, "--adapter")
