@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config import load_config
-from jaxpar.config.mappings.per_layer_embeddings import PerLayerEmbeddings
+from jaxpar.config.mappings.residual import PerLayerEmbeddings
 from jaxpar.config.parts import DATA_SOURCES, INPUTS
 from jaxpar.config.schema import ModelConfig
 from jaxpar.generation.generator import Generator
