@@ -53,8 +53,8 @@ TOKENS = (
         name="same_dropout_in_every_layer",
         description="All layers drop the same elements.",
         file="jaxpar/layers/layer.py",
-        old="self._drop(h, len(self.names) * context.index + dropout_index, context.tokens, context.train)",
-        new="self._drop(h, 0 * context.index + dropout_index, context.tokens, context.train)",
+        old="self._drop(h, len(self.names) * context.index + index + 1, context.tokens, context.train)",
+        new="self._drop(h, 0 * context.index + index + 1, context.tokens, context.train)",
         caught_by=(
             "tests/model/test_dropout_sites.py::test_each_place_drops_at_the_rate_and_independently_of_all_others",
         ),
