@@ -75,9 +75,10 @@ class Result:
 
 
 def accepted(keys: Keys) -> bool:
-    """Whether a configuration can be read, and its model be trained; some classes of transformers take a
-    `hidden_size` only as a multiple of the heads."""
-    if keys.get("hidden_size", 0) % keys.get("num_attention_heads", 1):
+    """Whether a configuration can be read, and its model be trained, and transformers computes it: some classes take a
+    `hidden_size` only as a multiple of the heads, and Gemma 4's tokens only with rows of the inputs of layers."""
+    rows = keys["vocab_size_per_layer_input"] if keys["model_type"] == "gemma4_text" else keys["vocab_size"]
+    if keys.get("hidden_size", 0) % keys.get("num_attention_heads", 1) or rows < keys["vocab_size"]:
         return False
     try:
         model = model_of(HFConfig("config.json", keys))[1]
@@ -86,6 +87,20 @@ def accepted(keys: Keys) -> bool:
         return True
     except UserError:
         return False
+
+
+def chosen(stated: list[str]) -> list[str]:
+    """The goldens to compare: all that can be, or those stated.
+
+    Raises:
+        UserError: one is none, or transformers has no class for it.
+    """
+    for name in stated:
+        if name not in NAMES:
+            raise UserError(f"there is no golden {name}")
+        if name in WITHOUT:
+            raise UserError(f"transformers has no class for {name}")
+    return stated or [name for name in NAMES if name not in WITHOUT]
 
 
 def draw(out: Path, names: list[str], number: int, seed: int) -> None:
@@ -271,7 +286,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("names", nargs="*", metavar="NAME")
     options = parser.parse_args(arguments)
-    names = options.names or [name for name in NAMES if name not in WITHOUT]
+    try:
+        names = chosen(options.names)
+    except UserError as error:
+        parser.error(str(error))
     results: dict[str, list[Result]] = {name: [] for name in names}
     wrong: dict[str, list[str]] = {}
     for number in range(options.count):

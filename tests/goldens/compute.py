@@ -23,16 +23,23 @@ LENGTHS = (1, 17, 200)
 GREEDY = 8
 """Tokens at the end of a row that are the likeliest ones."""
 ROUNDING = 3e-6
-"""The largest difference that float32 makes there; weights are made smaller until it is not exceeded, since a model
-that amplifies rounding says nothing about what is computed."""
+"""The largest difference that float32 makes there, with the last bit of rotary frequencies, which transformers rounds
+in float64 too; weights are made smaller until it is not exceeded, since a model that amplifies rounding says nothing
+about what is computed."""
+OF_SCORES = ("q_norm.weight", "k_norm.weight")
+"""Ends of names of norms whose weights scale the scores, however small the projections are."""
 SMALLER = 8
 """How often at most."""
 
 
 def rounding(folder: Path, row: np.ndarray) -> float:
-    """The difference of logits in float32 over the largest."""
+    """The difference of logits in float32, and with frequencies a bit higher, over the largest."""
     model = loaded(folder)
     wanted = logits_of(model, row)
+    for module in model.modules():
+        for name, frequencies in [*vars(module).items(), *module.named_buffers(recurse=False)]:
+            if name.endswith("inv_freq"):
+                setattr(module, name, frequencies * (1 + 2**-23))
     return float(np.abs(logits_of(model.float(), row) - wanted).max() / np.abs(wanted).max())
 
 
@@ -52,13 +59,13 @@ def make(folder: Path) -> None:
         if rounding(folder, row) <= ROUNDING:
             break
         with torch.no_grad():
-            for weight in model.parameters():
-                weight *= 0.7 if weight.ndim > 1 else 1.0
+            for path, weight in model.named_parameters():
+                weight *= 0.7 if weight.ndim > 1 or path.endswith(OF_SCORES) else 1.0
     else:
         raise ValueError(f"rounding to float32 changes logits by more than {ROUNDING} of the largest")
     exact = loaded(folder)
     for length in LENGTHS:
-        tokens = random.integers(0, vocab, (1, length))
+        tokens = row[:, :length].copy()
         for end in range(max(1, length - GREEDY), length):
             tokens[0, end] = logits_of(exact, tokens[:, :end])[0, -1].argmax()
         arrays |= {f"tokens_{length}": tokens.astype(np.int32), f"logits_{length}": logits_of(exact, tokens)}

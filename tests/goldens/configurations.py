@@ -107,13 +107,18 @@ def experts(keys: Keys, random: np.random.Generator) -> Keys:
 
 
 def layers(keys: Keys, random: np.random.Generator) -> Keys:
-    """Another number of layers, of the types that there are."""
+    """Another number of layers, of the types that there are; those of a type keep its `per_layer_config`."""
     number = int(random.integers(1, 5))
     named = [one for one in ("num_hidden_layers", "n_layer") if one in keys]
     changed: Keys = dict.fromkeys(named, number)
     for key, value in keys.items():
         if isinstance(value, list) and key in BY_LAYER:
             changed[key] = [value[int(random.integers(len(value)))] for _ in range(number)]
+    if "per_layer_config" in keys:
+        stated = {keys["layer_types"][int(layer)]: value for layer, value in keys["per_layer_config"].items()}
+        changed["per_layer_config"] = {
+            str(layer): stated[one] for layer, one in enumerate(changed["layer_types"]) if one in stated
+        }
     if "mlp_only_layers" in keys:
         changed["mlp_only_layers"] = [one for one in range(number - 1) if random.random() < 0.3]
     if "first_k_dense_replace" in keys:

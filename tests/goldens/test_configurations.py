@@ -8,9 +8,10 @@ import pytest
 
 from jaxpar.interop.config_json import differences, model_of
 from jaxpar.interop.mapping.keys import HFConfig
-from tests.goldens.check import COARSER, Result, accepted, coarser, most, table, unlike
+from tests.goldens.check import COARSER, Result, accepted, chosen, coarser, most, table, unlike
 from tests.goldens.configurations import drawn
 from tests.goldens.loading import FOLDER, NAMES
+from tests.sentences import refused
 
 
 @pytest.mark.matrix(quick=("deepseek_v3", "gemma3"), ci=3)
@@ -21,6 +22,30 @@ def test_drawn_configurations(name: str):
     for seed in range(2):
         found, again = (drawn(keys, np.random.default_rng(seed), accepted) for _ in range(2))
         assert found == again and differences(model_of(HFConfig("config.json", found))[1], golden) != []
+
+
+@pytest.mark.matrix(quick=("gemma4_dense",), ci=2)
+@pytest.mark.parametrize("name", ["gemma4", "gemma4_dense", "gemma4_moe"])
+def test_transformers_computes_drawn_configurations_of_gemma_4(name: str):
+    """It has no inputs for tokens without a row, and refuses layers of one type with different heads."""
+    keys, numbers = json.loads((FOLDER / name / "config.json").read_text()), set[int]()
+    for seed in range(12):
+        found = drawn(keys, np.random.default_rng(seed), accepted)
+        assert found["vocab_size_per_layer_input"] >= found["vocab_size"]
+        stated = {layer: found["per_layer_config"].get(str(layer)) for layer in range(found["num_hidden_layers"])}
+        of_types = {(found["layer_types"][layer], str(value)) for layer, value in stated.items()}
+        assert len(of_types) == len(set(found["layer_types"]))
+        numbers.add(found["num_hidden_layers"])
+    assert len(numbers) > 2
+
+
+@pytest.mark.parametrize(
+    ("name", "sentence"), [("kimi_k2", "transformers has no class for kimi_k2"), ("lama", "there is no golden lama")]
+)
+def test_goldens_that_transformers_cannot_compute_are_refused(name: str, sentence: str):
+    with refused(sentence):
+        chosen(["llama", name])
+    assert chosen(["llama"]) == ["llama"] and "kimi_k2" not in chosen([])
 
 
 def test_logits_that_differ_by_more_than_the_tolerance_and_other_likeliest_tokens_are_told():

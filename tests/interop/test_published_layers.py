@@ -183,15 +183,28 @@ def test_longrope_of_phi_3_is_read_as_published_and_goes_both_ways():
         model_of(golden("phi3_longrope", rope_scaling=scaling | {"original_max_position_embeddings": 32}))
 
 
-def test_gemma_3n_without_windows_states_one():
-    """Its class in transformers has no null for it, nor for the cap of logits."""
-    keys = golden("gemma3n", layer_types=["full_attention"] * 6)
-    family, model = model_of(keys)
+@pytest.mark.parametrize(
+    ("name", "window"),
+    [
+        ("cohere2", 4096), ("gemma2", 4096), ("gemma3", 4096), ("gemma3n", 512), ("gemma4_dense", 512),
+        ("gpt_oss", 128), ("ministral", 4096), ("olmo3", 4096),
+    ],
+)  # fmt: skip
+def test_a_family_whose_class_always_makes_the_mask_of_windows_states_one(name: str, window: int):
+    """In transformers it has no null for it."""
+    types = ["full_attention"] * model_of(golden(name))[1].layers
+    heads = {"per_layer_config": {}} if name == "gemma4_dense" else {}
+    family, model = model_of(golden(name, layer_types=types, **heads))
     written = config_of(family, model, {}, length=128)
-    assert (written["sliding_window"], written["layer_types"]) == (512, ["full_attention"] * 6)
-    for key in ("sliding_window", "final_logit_softcapping"):
-        with refused(key):
-            model_of(golden("gemma3n", **{key: None}))
+    assert (written["sliding_window"], written["layer_types"]) == (window, types)
+    with refused("sliding_window", "None"):
+        model_of(golden(name, layer_types=types, sliding_window=None))
+
+
+def test_gemma_3n_has_a_cap_of_logits():
+    """Its class in transformers has no null for it."""
+    with refused("final_logit_softcapping"):
+        model_of(golden("gemma3n", final_logit_softcapping=None))
 
 
 @pytest.mark.parametrize(

@@ -27,15 +27,17 @@ NORMS_AROUND = (
     Tensor("model.layers.{layer}.pre_feedforward_layernorm.weight", "layers.mlp_norm.scale", Form.VECTOR),
     Tensor("model.layers.{layer}.post_feedforward_layernorm.weight", "layers.post_mlp_norm.scale", Form.VECTOR),
 )
+WITH_QK_NORMS = (EMBEDDING, *ATTENTION, *QK_NORMS, *FEED_FORWARD, *NORMS_AROUND, NORM, HEAD)
+"""Tensors of Gemma 3, and of its successors among others."""
 _MODEL = {
     "norm": "zero_centered_rmsnorm", "norm_placement": "sandwich", "activation": "geglu", "embedding_scale": True,
 }  # fmt: skip
+HEAD_DIM = Same("head_dim", "head_dim", default=256)
+COMMON = (NORM_EPSILON, ATTENTION_BIAS, Same("tie_word_embeddings", "tied", default=True))
 _COMMON = (
     *GROUPED_SIZES,
-    Same("head_dim", "head_dim", default=256),
-    NORM_EPSILON,
-    ATTENTION_BIAS,
-    Same("tie_word_embeddings", "tied", default=True),
+    HEAD_DIM,
+    *COMMON,
     Only("use_bidirectional_attention", (False,)),
 )
 
@@ -86,7 +88,7 @@ GEMMA2 = Family(
         Same("attn_logit_softcapping", "attention_softcap", default=50.0),
         Same("final_logit_softcapping", "logit_softcap", default=30.0),
     ),
-    layer_entries=(Rope(), Windows(alternating, absent=4096)),
+    layer_entries=(Rope(), Windows(alternating, absent=4096, always=True)),
     unused=("hidden_act",),
 )
 
@@ -95,7 +97,7 @@ GEMMA3 = Family(
     model_type="gemma3_text",
     architecture="Gemma3ForCausalLM",
     presets="Gemma 3 270M and 1B, and others without their images",
-    tensors=(EMBEDDING, *ATTENTION, *QK_NORMS, *FEED_FORWARD, *NORMS_AROUND, NORM, HEAD),
+    tensors=WITH_QK_NORMS,
     model=_MODEL | {"qk_norm": True},
     entries=(
         *_ENTRIES,
@@ -104,7 +106,7 @@ GEMMA3 = Family(
     ),
     layer_entries=(
         RopeByType(five_to_one),
-        Windows(five_to_one, absent=4096, beside=("sliding_window_pattern", "_sliding_window_pattern")),
+        Windows(five_to_one, absent=4096, beside=("sliding_window_pattern", "_sliding_window_pattern"), always=True),
     ),
     unused=("hidden_act",),
 )

@@ -52,7 +52,7 @@ GPT_OSS = Family(
     ),
     layer_entries=(
         Rope(base=150000.0, absent=_YARN),
-        Windows(alternating, absent=128),
+        Windows(alternating, absent=128, always=True),
         RoutedExperts(("num_local_experts", "num_experts"), ("num_experts_per_tok", "experts_per_token")),
     ),
     unused=(*UNUSED, "initial_context_length"),

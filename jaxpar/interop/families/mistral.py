@@ -31,7 +31,7 @@ MINISTRAL = Family(
     tensors=TENSORS,
     model=_MODEL,
     entries=_ENTRIES,
-    layer_entries=(Rope(), Windows(all_local, absent=4096)),
+    layer_entries=(Rope(), Windows(all_local, absent=4096, always=True)),
 )
 
 YARN = {

@@ -58,7 +58,7 @@ OLMO3 = Family(
     entries=_ENTRIES,
     layer_entries=(
         RopeByType(three_to_one, base=500000.0, local_base=500000.0, bases=None),
-        Windows(three_to_one, absent=4096),
+        Windows(three_to_one, absent=4096, always=True),
     ),
 )
 

@@ -87,6 +87,8 @@ class Windows:
     """Keys that `default` reads."""
     absent: int | None = None
     """The window where `config.json` has no `sliding_window`."""
+    always: bool = False
+    """Whether it is a number in any case: transformers makes the window's mask also for a model without such layers."""
 
     @property
     def keys(self) -> tuple[str, ...]:
@@ -94,6 +96,8 @@ class Windows:
 
     def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
         window = None
+        if self.always:
+            hf_config.integer("sliding_window", self.absent)
         if self.switch is None or hf_config.flag(self.switch, default=False):
             window = hf_config.typed("sliding_window", "window", self.absent)
         default = all_global if window is None else self.default
@@ -104,7 +108,7 @@ class Windows:
 
     def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
         window = next((model.window for model in models if model.window is not None), None)
-        written: dict[str, object] = {"sliding_window": window}
+        written: dict[str, object] = {"sliding_window": self.absent if self.always and window is None else window}
         if self.switch is not None:
             written[self.switch] = window is not None
         if self.typed:
@@ -148,20 +152,16 @@ class NoRope:
 
 @dataclass(frozen=True)
 class RopeOfWindows:
-    """Positions of a family whose layers without the window have none, if `sliding_window` is not null."""
+    """Positions of a family whose layers without the window have none, unless `sliding_window` is null."""
 
     default: Types
     absent: int | None = None
     """The window where `config.json` has no `sliding_window`."""
-    without: str | None = "rope"
-    """The positions of all layers where `sliding_window` is null; null refuses that."""
     keys: tuple[str, ...] = ()
 
     def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
         if hf_config.get("sliding_window", self.absent) is None:
-            if self.without is None:
-                raise hf_config.refusal("sliding_window", None, "a whole number, at least 1")
-            return [{"position": self.without}] * layers
+            return [{"position": "rope"}] * layers
         types = layer_types(hf_config, layers, self.default)
         return [{"position": "rope" if one == LOCAL else "none"} for one in types]
 

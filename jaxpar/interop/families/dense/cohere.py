@@ -94,8 +94,8 @@ COHERE2 = Family(
     entries=(*_ENTRIES, Only("use_qk_norm", (False,))),
     layer_entries=(
         Rope(),
-        RopeOfWindows(_types, absent=4096, without=None),
-        Windows(_types, absent=4096, beside=("sliding_window_pattern",)),
+        Windows(_types, absent=4096, beside=("sliding_window_pattern",), always=True),
+        RopeOfWindows(_types, absent=4096),
     ),
     unused=_PUBLISHED,
 )

@@ -9,19 +9,9 @@ from dataclasses import dataclass
 from jaxpar.config.counting import streams_of
 from jaxpar.config.mappings.residual import MOST_STREAMS, AltUpConfig
 from jaxpar.config.schema import ModelConfig
-from jaxpar.interop.families.gemma import NORMS_AROUND
-from jaxpar.interop.families.hybrids.gemma4 import PerLayer, sources_of
-from jaxpar.interop.families.llama import (
-    ATTENTION,
-    ATTENTION_BIAS,
-    EMBEDDING,
-    FEED_FORWARD,
-    GROUPED_SIZES,
-    HEAD,
-    NORM,
-    NORM_EPSILON,
-    QK_NORMS,
-)
+from jaxpar.interop.families.gemma import COMMON, HEAD_DIM, WITH_QK_NORMS
+from jaxpar.interop.families.hybrids.gemma4 import INPUTS_OF_LAYERS, MODEL, PerLayer, sources_of
+from jaxpar.interop.families.llama import GROUPED_SIZES
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.mapping.keys import HFConfig, Only, Same
@@ -92,19 +82,6 @@ class ByLayer:
 
 
 @dataclass(frozen=True)
-class StatedWindows(Windows):
-    """`sliding_window`, which transformers has as a number in any case."""
-
-    def read(self, hf_config: HFConfig, layers: int) -> list[dict[str, object]]:
-        hf_config.integer("sliding_window", self.absent)
-        return super().read(hf_config, layers)
-
-    def write(self, models: Sequence[ModelConfig]) -> dict[str, object]:
-        written = super().write(models)
-        return written | {"sliding_window": written["sliding_window"] or self.absent}
-
-
-@dataclass(frozen=True)
 class SharedKeys:
     """`num_kv_shared_layers`: the last layers attend to keys of earlier ones."""
 
@@ -140,7 +117,7 @@ GEMMA3N = Family(
     architecture="Gemma3nForCausalLM",
     presets="Gemma 3n E2B and E4B, without their images and sounds",
     tensors=(
-        EMBEDDING,
+        *WITH_QK_NORMS,
         *(
             Tensor(f"model.altup_projections.{index - 1}.weight", f"embedding.stream_{index}")
             for index in range(1, MOST_STREAMS)
@@ -149,37 +126,21 @@ GEMMA3N = Family(
             Tensor(f"model.altup_unembed_projections.{index - 1}.weight", f"final_norm.stream_{index}")
             for index in range(1, MOST_STREAMS)
         ),
-        *ATTENTION,
-        *QK_NORMS,
-        *FEED_FORWARD,
-        *NORMS_AROUND,
         Tensor(f"{_ALTUP}.correct_output_scale", "layers.altup.output_scale", Form.VECTOR),
         Tensor(f"{_ALTUP}.correction_coefs.weight", "layers.altup.correction"),
         Tensor(f"{_ALTUP}.prediction_coefs.weight", "layers.altup.prediction"),
         Tensor(f"{_ALTUP}.modality_router.weight", "layers.altup.router"),
         Tensor(f"{_ALTUP}.router_norm.weight", "layers.altup_norm.scale", Form.VECTOR),
-        Tensor(f"{_LAYER}.per_layer_input_gate.weight", "layers.per_layer.per_layer_gate"),
-        Tensor(f"{_LAYER}.per_layer_projection.weight", "layers.per_layer.per_layer_projection"),
-        Tensor(f"{_LAYER}.post_per_layer_input_norm.weight", "layers.post_per_layer_norm.scale", Form.VECTOR),
+        *INPUTS_OF_LAYERS,
         Tensor(f"{_LAYER}.laurel.linear_left.weight", "layers.laurel.left"),
         Tensor(f"{_LAYER}.laurel.linear_right.weight", "layers.laurel.right"),
         Tensor(f"{_LAYER}.laurel.post_laurel_norm.weight", "layers.post_laurel_norm.scale", Form.VECTOR),
-        NORM,
-        Tensor("model.embed_tokens_per_layer.weight", "embedding.per_layer_tokens", Form.TABLE),
-        Tensor("model.per_layer_model_projection.weight", "embedding.per_layer_projection", Form.TABLE),
-        Tensor("model.per_layer_projection_norm.weight", "embedding.per_layer_norm", Form.VECTOR),
-        HEAD,
     ),
-    model={
-        "norm": "rmsnorm", "norm_placement": "sandwich", "activation": "geglu", "embedding_scale": True,
-        "qk_norm": True, "value_norm": True, "attention_scale": 1.0,
-    },
+    model=MODEL,
     entries=(
         *(one for one in GROUPED_SIZES if one.ours != "mlp"),
-        Same("head_dim", "head_dim", default=256),
-        NORM_EPSILON,
-        ATTENTION_BIAS,
-        Same("tie_word_embeddings", "tied", default=True),
+        HEAD_DIM,
+        *COMMON,
         Only("hidden_activation", ("gelu_pytorch_tanh",)),
         Same("final_logit_softcapping", "logit_softcap", default=30.0, annotation=float),
         Streams(),
@@ -189,7 +150,7 @@ GEMMA3N = Family(
     ),
     layer_entries=(
         RopeByType(four_to_one),
-        StatedWindows(four_to_one, absent=512),
+        Windows(four_to_one, absent=512, always=True),
         ByLayer("intermediate_size", "mlp", 16384),
         Sparsity(),
         SharedKeys(),

@@ -9,17 +9,7 @@ from dataclasses import dataclass
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.residual import PerLayerEmbeddings
 from jaxpar.config.schema import ModelConfig
-from jaxpar.interop.families.gemma import NORMS_AROUND
-from jaxpar.interop.families.llama import (
-    ATTENTION,
-    ATTENTION_BIAS,
-    EMBEDDING,
-    FEED_FORWARD,
-    HEAD,
-    NORM,
-    NORM_EPSILON,
-    QK_NORMS,
-)
+from jaxpar.interop.families.gemma import COMMON, WITH_QK_NORMS
 from jaxpar.interop.mapping.family import Family, Tensor
 from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.mapping.keys import HFConfig, Only, Same
@@ -193,6 +183,18 @@ def _differing(model: ModelConfig, local: ModelConfig) -> Mapping[str, object]:
 
 
 _LAYER = "model.layers.{layer}"
+INPUTS_OF_LAYERS = (
+    Tensor(f"{_LAYER}.per_layer_input_gate.weight", "layers.per_layer.per_layer_gate"),
+    Tensor(f"{_LAYER}.per_layer_projection.weight", "layers.per_layer.per_layer_projection"),
+    Tensor(f"{_LAYER}.post_per_layer_input_norm.weight", "layers.post_per_layer_norm.scale", Form.VECTOR),
+    Tensor("model.embed_tokens_per_layer.weight", "embedding.per_layer_tokens", Form.TABLE),
+    Tensor("model.per_layer_model_projection.weight", "embedding.per_layer_projection", Form.TABLE),
+    Tensor("model.per_layer_projection_norm.weight", "embedding.per_layer_norm", Form.VECTOR),
+)
+MODEL = {
+    "norm": "rmsnorm", "norm_placement": "sandwich", "activation": "geglu", "embedding_scale": True, "qk_norm": True,
+    "value_norm": True, "attention_scale": 1.0,
+}  # fmt: skip
 _NORMS_OF_EXPERTS = (
     ("router.scale", "router_norm"),
     ("router.per_expert_scale", "expert_scale"),
@@ -207,10 +209,7 @@ GEMMA4 = Family(
     architecture="Gemma4ForCausalLM",
     presets="Gemma 4, without their images and sounds",
     tensors=(
-        EMBEDDING,
-        *ATTENTION,
-        *QK_NORMS,
-        *FEED_FORWARD,
+        *WITH_QK_NORMS,
         *(
             Tensor(f"{_LAYER}.mlp.{name}_proj.weight", f"layers.mlp.shared_{name}") for name in ("gate", "up", "down")
         ),
@@ -218,29 +217,16 @@ GEMMA4 = Family(
         *(Tensor(f"{_LAYER}.{theirs}", f"layers.mlp.{ours}", Form.VECTOR) for theirs, ours in _NORMS_OF_EXPERTS),
         Tensor(f"{_LAYER}.experts.gate_up_proj", "layers.mlp.gate layers.mlp.up", all_experts=True),
         Tensor(f"{_LAYER}.experts.down_proj", "layers.mlp.down", all_experts=True),
-        *NORMS_AROUND,
-        Tensor(f"{_LAYER}.per_layer_input_gate.weight", "layers.per_layer.per_layer_gate"),
-        Tensor(f"{_LAYER}.per_layer_projection.weight", "layers.per_layer.per_layer_projection"),
-        Tensor(f"{_LAYER}.post_per_layer_input_norm.weight", "layers.post_per_layer_norm.scale", Form.VECTOR),
+        *INPUTS_OF_LAYERS,
         Tensor(f"{_LAYER}.layer_scalar", "layers.layer_scale.scale", Form.VECTOR),
-        NORM,
-        Tensor("model.embed_tokens_per_layer.weight", "embedding.per_layer_tokens", Form.TABLE),
-        Tensor("model.per_layer_model_projection.weight", "embedding.per_layer_projection", Form.TABLE),
-        Tensor("model.per_layer_projection_norm.weight", "embedding.per_layer_norm", Form.VECTOR),
-        HEAD,
     ),
-    model={
-        "norm": "rmsnorm", "norm_placement": "sandwich", "activation": "geglu", "embedding_scale": True,
-        "qk_norm": True, "value_norm": True, "attention_scale": 1.0, "layer_scale": True,
-    },
+    model=MODEL | {"layer_scale": True},
     entries=(
         Same("vocab_size", "vocab", annotation=int),
         Same("hidden_size", "embed"),
         Same("num_hidden_layers", "layers"),
         Same("num_attention_heads", "heads"),
-        NORM_EPSILON,
-        ATTENTION_BIAS,
-        Same("tie_word_embeddings", "tied", default=True),
+        *COMMON,
         Same("final_logit_softcapping", "logit_softcap", default=None),
         Only("hidden_activation", ("gelu_pytorch_tanh",)),
         Only("use_bidirectional_attention", (None, "vision")),  # without images it is causal
