@@ -134,6 +134,14 @@ def test_a_mixture_of_other_parts_is_refused(made: Path, tmp_path: Path):
             open_models([made / "out/expert-0", other / "expert-1"])
 
 
+@pytest.mark.parametrize(("models", "top"), [(2, 0), (2, 3), (1, 1)])
+def test_a_record_of_more_models_at_a_token_than_there_are_is_damaged(tmp_path: Path, models: int, top: int):
+    names = tuple(f"expert-{one}" for one in range(models))
+    write_mixture(tmp_path, Record(names, names, "", top), RouterWeights(np.zeros((64, 2), "f4"), np.zeros(2, "f4")))
+    with refused(RECORD, "damaged"):
+        read_record(tmp_path)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A mixture of a model with itself."""

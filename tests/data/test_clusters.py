@@ -41,6 +41,8 @@ def test_clusters_have_each_document_once_and_their_topic(folder):
     topics = [[sum(text.startswith(topic) for text in part) for topic in TOPICS] for part, _ in parts]
     assert sorted(row.index(max(row)) for row in topics) == [0, 1, 2]
     assert sum(map(max, topics)) >= 0.8 * len(train), "similar documents are together, as far as balance lets them"
+    for row, (_, part) in zip(topics, parts, strict=True):
+        assert all(text.startswith(TOPICS[row.index(max(row))]) for text in part), "held out beside what is like it"
     total = [folder.index.text_bytes_in(split) for split in ("train", "heldout")]
     indexes = [open_token_folder(path, key="cluster").index for path in paths]
     assert [sum(index.text_bytes_in(split) for index in indexes) for split in ("train", "heldout")] == total
@@ -72,6 +74,12 @@ def test_clusters_are_balanced(seed):
     # All want to be in one cluster, and one document is nearly everything.
     alike = np.tile(np.float32([[1, 0, 0]]), (4, 1))
     assert sorted(np.bincount(balanced(alike, np.array([97, 1, 1, 1])), minlength=3).tolist()) == [1, 1, 2]
+
+
+def test_the_document_that_would_lose_most_by_its_second_choice_has_its_first():
+    similarity = np.array([[0.9, 0.8], [0.9, 0.1]], np.float32)
+    for order in ([0, 1], [1, 0]):
+        assert balanced(similarity[order], np.array([1, 1])).tolist() == [[1, 0][one] for one in order]
 
 
 def test_ngrams_of_a_token_are_the_same_wherever_it_is_and_in_jax():

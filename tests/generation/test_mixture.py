@@ -23,7 +23,8 @@ from tests.small_run import SmallRun
 
 MODEL = {"vocab": 61}
 TOLERANCE = 1e-5
-PROMPTS, NEW = ([5, 9, 3], [7] * 11, [1, 2, 3, 4, 5, 6, 60]), 6
+PROMPTS, NEW = ([5, 9, 3], [7] * 11, [1, 2, 3, 4, 5, 6, 60], list(range(3, 43))), 6
+"""The last one reaches the parts of several context ranks."""
 
 
 def small_router(k: int) -> RouterWeights:

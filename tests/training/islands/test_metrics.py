@@ -30,3 +30,12 @@ def test_an_island_without_tokens_has_no_loss_and_changes_none():
 def test_a_loss_that_is_not_a_number_stays_visible(tokens):
     found = float(metrics([2.0, float("nan")], tokens, [1.0, 5.0]).loss)
     assert found != found
+
+
+def test_a_step_is_finite_where_it_is_on_all_islands_and_skipped_as_often_as_on_the_worst():
+    one = jnp.ones(2)
+    finite, skipped = jnp.array([True, False]), jnp.array([0, 3])
+    found = metrics_of_islands(
+        StepMetrics(one, jnp.array([1.0, 4.0]), one, None, one, finite, skipped, one, {}, {}, {})
+    )
+    assert (bool(found.finite), int(found.skipped_in_row), float(found.grad_norm)) == (False, 3, 2.5)

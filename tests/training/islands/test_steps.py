@@ -34,9 +34,10 @@ def registered(monkeypatch):
 
 
 def made(islands: dict[str, Any] | None = None, count: int = 2, **sections: dict[str, Any]) -> SmallRun:
-    """The step of two layers on `count` islands."""
+    """The step of two layers, unless `sections` say otherwise, on `count` islands."""
     parallel = {"islands": count, **sections.pop("parallel", {})}
-    return SmallRun(small(model={"layers": 2}, islands=islands or {}, parallel=parallel, **sections))
+    model = {"layers": 2} | sections.pop("model", {})
+    return SmallRun(small(model=model, islands=islands or {}, parallel=parallel, **sections))
 
 
 def trained(run: SmallRun, steps: int, alike: bool = False) -> tuple[list[Any], list[float]]:
@@ -175,3 +176,15 @@ def test_islands_have_the_numbers_of_islands_of_one_device_on_other_layouts(layo
     np.testing.assert_allclose(losses, of_wide, rtol=1e-5)
     worst, leaf = worst_difference(wide[-1].master, states[-1].master)
     assert worst <= 2e-5, leaf
+
+
+@pytest.mark.long
+def test_a_row_is_in_the_same_fragment_wherever_it_is():
+    """Also where a device has a number of rows that fragments do not divide."""
+    islands = {"every": 3, "outer": OUTER, "fragments": 3}
+    sections: dict[str, Any] = {"model": {"layers": 3}, "optimizer": SGD}
+    states, _ = trained(made(islands, **sections), 1)
+    wide, _ = trained(made(islands, parallel={"fsdp": 2}, **sections), 1)
+    for tree in ("master", "optimizer"):
+        worst, leaf = worst_difference(getattr(wide[-1], tree), getattr(states[-1], tree))
+        assert worst <= 2e-5, leaf

@@ -9,7 +9,7 @@ import pytest
 
 from jaxpar.config.mappings.contrastive import ContrastiveConfig
 from jaxpar.data.masked import masked_data
-from jaxpar.objectives.contrastive import row_terms
+from jaxpar.objectives.contrastive import negatives, row_terms
 from tests.given_weights import state_with
 from tests.reference import contrastive64
 from tests.reference.contrastive64 import Triple
@@ -72,6 +72,13 @@ def test_weights_of_one_relation_and_hop_do_not_cancel():
         wanted = float(contrastive64.row_term(states, own, 0.5))
     np.testing.assert_allclose(found, [wanted], rtol=1e-5)
     np.testing.assert_allclose(full, [4 * wanted], rtol=1e-5)
+
+
+def test_a_head_is_no_negative_of_itself():
+    """The second triple's tail is the first one's head."""
+    triples = np.array([[(0, 2, 3, 5), (6, 7, 0, 2), (8, 9, 9, 12)]])
+    found = np.asarray(negatives(triples, np.ones((1, 3), bool)))[0]
+    assert found.tolist() == [[False, False, True], [True, False, True], [True, True, False]]
 
 
 @pytest.mark.matrix(quick=("split",), ci=1)
