@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def nats_of(run: Path, tokens: Path) -> float:
-    """Of a run, on the rows on which a mixture is measured."""
+    """Nats a token of a run, on the rows on which a mixture is measured."""
     (source,) = open_models([run])
     assert isinstance(source, SavedWeights), "a run of all weights"
     rows = heldout_rows(open_token_folder(tokens, key="--folder"), source.config.data.sequence_length)[1]

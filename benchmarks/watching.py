@@ -39,7 +39,7 @@ type Loss = Literal["dead", "stopped"]
 
 
 class Job(NamedTuple):
-    """What is simulated."""
+    """A simulated job."""
 
     address: str
     processes: int

@@ -16,8 +16,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from tests.goldens.cases import GLOBAL, LINEAR, LOCAL, rope
 from tests.goldens.generate import fill, logits_of
+from tests.goldens.shared_options import GLOBAL, LINEAR, LOCAL, rope
 
 FOLDER = Path(__file__).parent / "multimodal"
 TEXT = {

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float64, Int
 
-from tests.reference import decoder64
+from tests.reference import decoder64, feed_forward64, norms64
 from tests.reference.options import Options, complete
 from tests.reference.tree import Tree
 
@@ -116,11 +116,11 @@ def experts(
     their own (Gemma 4), the router and the routed experts read the residual `stream`."""
     flat, counts = x.reshape(-1, x.shape[-1]), (batch["segments"].ravel() > 0).astype(x.dtype)
     chosen: Mapping[str, Any] = dict(options["experts"]) | {"counts": counts}
-    normed = lambda x, name: decoder64.rms_norm(x, decoder64.factors(own[name], options), options["norm_epsilon"])
+    normed = lambda x, name: norms64.rms_norm(x, norms64.factors(own[name], options), options["norm_epsilon"])
     routed = of_router = flat
     if chosen.get("norms"):
         routed = normed(stream.reshape(flat.shape), "routed_norm")
-        of_router = decoder64.rms_norm(stream.reshape(flat.shape), own["router_norm"], options["norm_epsilon"])
+        of_router = norms64.rms_norm(stream.reshape(flat.shape), own["router_norm"], options["norm_epsilon"])
         of_router = of_router / math.sqrt(options["embed"])
     logits = of_router @ own["router"] if "projection" not in own and "router" in own else _cosines(flat, own, chosen)
     bias = lambda name: own.get(f"{name}_bias", 0.0)
@@ -153,8 +153,10 @@ def experts(
 def _hidden(made: Mapping[str, Array], options: Options) -> Array:
     """The hidden activation of gate and up, or of up alone: its ReLU, squared."""
     if options["activation"] == "geglu":
-        return decoder64.gelu(made["gate"]) * made["up"]
-    return decoder64.gated(made["gate"], made["up"], options) if "gate" in made else jnp.maximum(made["up"], 0.0) ** 2
+        return feed_forward64.gelu(made["gate"]) * made["up"]
+    if "gate" in made:
+        return feed_forward64.gated(made["gate"], made["up"], options)
+    return jnp.maximum(made["up"], 0.0) ** 2
 
 
 def _cosines(flat: Array, own: Tree, chosen: Mapping[str, Any]) -> Array:

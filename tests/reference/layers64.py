@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.layers.linear_attention.mixers64 import MIXERS
-from tests.reference import decoder64, experts64, per_layer64, streams64
+from tests.reference import attention64, decoder64, experts64, norms64, per_layer64, streams64
 from tests.reference.options import Options, complete
 from tests.reference.tree import Tree
 
@@ -70,8 +70,8 @@ def forward(outside: Tree, trees: Sequence[Tree], own: Sequence[Options], inputs
             streams = [x * scale for x in streams]
     x = streams64.last(streams, outside.get("final_norm", {}))
     head = outside["embedding"]["tokens"].T if own[0]["tied"] else outside["head"]["weight"]
-    scores = decoder64.norm(x, outside, "final_norm", own[0]) @ head / own[0]["logit_divisor"]
-    return decoder64.softcap(scores, own[0]["logit_softcap"])
+    scores = norms64.norm(x, outside, "final_norm", own[0]) @ head / own[0]["logit_divisor"]
+    return attention64.softcap(scores, own[0]["logit_softcap"])
 
 
 def logits(outside: Tree, layers: Sequence[tuple[Tree, Options]], batch: Mapping[str, Any]) -> np.ndarray:

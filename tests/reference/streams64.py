@@ -53,7 +53,7 @@ def last(streams: list[Any], weights: Any) -> Any:
 
 
 def sparse(gate: Any, share: float) -> Any:
-    """What of the gates is above a quantile of the normal distribution with their mean and deviation (Gemma 3n)."""
+    """The gates less a quantile of the normal distribution with their mean and deviation, at least 0 (Gemma 3n)."""
     mean = gate.mean(axis=-1, keepdims=True)
     deviation = jnp.sqrt(((gate - mean) ** 2).mean(axis=-1, keepdims=True))
     above = gate - mean - NormalDist().inv_cdf(share) * deviation

@@ -268,7 +268,7 @@ def test_arrays_of_old_rounds_are_removed_and_records_stay(tmp_path: Path):
 
 
 def test_arrays_without_a_record_are_removed_with_their_round(tmp_path: Path):
-    """Those of an island that was killed between its arrays and their record."""
+    """An island that was killed between its arrays and their record leaves them."""
     a = Trained(tmp_path, "a", keep_rounds=1)
     orphan = contribution_file(tmp_path, 0, "killed")
     orphan.parent.mkdir(parents=True)

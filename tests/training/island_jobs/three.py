@@ -69,7 +69,7 @@ class Trained:
         return closed
 
     def waits(self) -> list[str]:
-        """What an island says that waits, and is asked to stop after two looks into the folder."""
+        """The messages of an island that waits, and is asked to stop after two looks into the folder."""
         looks, said = iter((False, True)), len(self.said)
         assert self.island.settle(lambda: next(looks)) is None
         return self.said[said:]
