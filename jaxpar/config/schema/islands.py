@@ -11,7 +11,7 @@ from jaxpar.config.mappings.outer import OuterConfig
 
 @dataclass(frozen=True)
 class IslandsConfig:
-    """DiLoCo (arXiv:2311.08105, arXiv:2501.18512): `parallel.islands` parts of the mesh each take steps of their own
+    """DiLoCo (arXiv:2311.08105, arXiv:2501.18512): `parallel.islands` parts of the mesh each take steps of a local
     optimizer on their share of each batch, without a message between them, and exchange the outcome every few steps.
     The weights that are evaluated, sampled and exported are the global ones."""
 
