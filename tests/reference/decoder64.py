@@ -103,9 +103,9 @@ def stream(weights: Tree, options: Options, batch: Mapping[str, Array]) -> Float
     stack = streams64.first(x, weights["embedding"], options)
     for index in range(options["layers"]):
         layer = jax.tree.map(lambda stacked, index=index: stacked[index], weights["layers"][ALL])
-        own = {**options, **dict(options[OF_LAYERS][index])}
-        run = functools.partial(decoder_layer, weights=layer, options=own, batch=batch)
-        stack = stream_layer(stack, run, layer, own)
+        of_layer = {**options, **dict(options[OF_LAYERS][index])}
+        run = functools.partial(decoder_layer, weights=layer, options=of_layer, batch=batch)
+        stack = stream_layer(stack, run, layer, of_layer)
     return streams64.last(stack, weights.get("final_norm", {}))
 
 

@@ -23,19 +23,21 @@ def inputs(
     return (norms64.rms_norm(made, scale, options["norm_epsilon"]) + stored) / math.sqrt(2)
 
 
-def mixed(streams: list[Array], own: Float64[Array, "batch seq width"], weights: Tree, options: Options) -> list[Array]:
+def mixed(
+    streams: list[Array], vectors: Float64[Array, "batch seq width"], weights: Tree, options: Options
+) -> list[Array]:
     """The residual streams with what a layer's third block makes of the layer's inputs. Of several, the scaled active
     one is mixed with the inputs, and all but the first change (Gemma 3n)."""
     if not options["altup"]:
-        return [streams[0] + made(streams[0], own, weights, options)]
+        return [streams[0] + made(streams[0], vectors, weights, options)]
     active = streams[dict(options["altup"]).get("active", 0)] * weights["altup"]["output_scale"]
-    return [streams[0], *(x + made(active, own, weights, options) for x in streams[1:])]
+    return [streams[0], *(x + made(active, vectors, weights, options) for x in streams[1:])]
 
 
 def made(
-    x: Float64[Array, "batch seq embed"], own: Float64[Array, "batch seq width"], weights: Tree, options: Options
+    x: Float64[Array, "batch seq embed"], vectors: Float64[Array, "batch seq width"], weights: Tree, options: Options
 ) -> Float64[Array, "batch seq embed"]:
     """The output of the block for a stream and the inputs."""
     of_block = weights["per_layer"]
-    hidden = feed_forward64.gelu(x @ of_block["per_layer_gate"]) * own
+    hidden = feed_forward64.gelu(x @ of_block["per_layer_gate"]) * vectors
     return norms64.norm(hidden @ of_block["per_layer_projection"], weights, "post_per_layer_norm", options)

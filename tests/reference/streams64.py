@@ -20,8 +20,8 @@ def predicted(streams: list[Any], active: int, weights: Any, norm: Norm) -> list
     of_token = modes(streams[active], weights, norm)
     coefficients = jnp.einsum("bsm,mtf->tfbs", of_token, weights["prediction"])
     return [
-        own + sum(coefficients[to, source][..., None] * stream for source, stream in enumerate(streams))
-        for to, own in enumerate(streams)
+        before + sum(coefficients[to, source][..., None] * stream for source, stream in enumerate(streams))
+        for to, before in enumerate(streams)
     ]
 
 
