@@ -31,11 +31,11 @@ class IslandsConfig:
     """Outer gradients while they travel: codes of 8 or 4 bits with a scale for each 256 of them, summed in float32;
     null is float32."""
     folder: str | None = None
-    """A folder that all islands see, where each is a separate job with a local mesh: they exchange outer
-    gradients through it (`docs/island-jobs.md`), and `run.name` is the name of an island. Null is for islands of one job."""
+    """A folder that all islands see, where each is a separate job with a local mesh: they exchange outer gradients
+    through it (`docs/island-jobs.md`), and `run.name` is the name of an island. Null is for islands of one job."""
     quorum: Annotated[int, at_least(1, RANKS)] = 1
-    """Fewest islands with whose outer gradients a round in `folder` may close, without those that are refused. It is the
-    number of islands if all must be in the first round."""
+    """Fewest islands with whose outer gradients a round in `folder` may close, without those that are refused: the
+    number of islands, if all must be in the first round."""
     wait_s: Annotated[float, at_least(0, SECONDS)] = 600.0
     """Seconds that an island waits, after its outer gradient, for those of others that work on the same round."""
     keep_rounds: Annotated[int, at_least(1)] = 4
