@@ -42,7 +42,7 @@ def main() -> int:
     tokens, models = options.folder / "tokens", options.folder / "mixture"
     write_tokens(options.folder, tokens)
     settings = SETTINGS | MORE | {"run.steps": options.steps}
-    given = [
+    arguments = [
         "--config",
         str(CONFIG),
         "--tokens",
@@ -52,7 +52,7 @@ def main() -> int:
         "--out",
         str(models),
     ]
-    if code := mixture.main([*given, *overrides(settings)]):
+    if code := mixture.main([*arguments, *overrides(settings)]):
         return code
     nats = dict(read_record(models).heldout)
     for name, steps in (("dense", options.steps * options.clusters), ("share", options.steps)):
@@ -67,7 +67,7 @@ def main() -> int:
 
 
 def nats_of(run: Path, tokens: Path) -> float:
-    """Of a run, on the rows on which a mixture is measured."""
+    """Nats a token of a run, on the rows on which a mixture is measured."""
     (source,) = open_models([run])
     assert isinstance(source, SavedWeights), "a run of all weights"
     rows = heldout_rows(open_token_folder(tokens, key="--folder"), source.config.data.sequence_length)[1]
@@ -85,8 +85,8 @@ def write_tokens(folder: Path, tokens: Path) -> None:
     root, text = Path(sysconfig.get_path("stdlib")), folder / "stdlib.jsonl"
     lines = [(root / path).read_bytes().decode(errors="replace") for path in paths(root)]
     text.write_text("".join(json.dumps({"text": line}) + "\n" for line in lines if line))
-    given = ["--input", str(text), "--train-bpe", str(BYTES), "--heldout-fraction", "0.08", "--out", str(tokens)]
-    subprocess.run([sys.executable, "-m", "jaxpar.prepare", *given], check=True)
+    arguments = ["--input", str(text), "--train-bpe", str(BYTES), "--heldout-fraction", "0.08", "--out", str(tokens)]
+    subprocess.run([sys.executable, "-m", "jaxpar.prepare", *arguments], check=True)
 
 
 if __name__ == "__main__":

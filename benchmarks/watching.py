@@ -39,7 +39,7 @@ type Loss = Literal["dead", "stopped"]
 
 
 class Job(NamedTuple):
-    """What is simulated."""
+    """A simulated job."""
 
     address: str
     processes: int
@@ -189,8 +189,8 @@ def simulate(
     targets = [(run_first, (job,))]
     targets += [(run_group, (job, range(1 + group, processes, groups))) for group in range(groups)]
     running = [
-        context.Process(target=target, args=(*given, theirs), daemon=True)
-        for (target, given), (_, theirs) in zip(targets, pipes, strict=True)
+        context.Process(target=target, args=(*arguments, theirs), daemon=True)
+        for (target, arguments), (_, theirs) in zip(targets, pipes, strict=True)
     ]
     for process, (_, theirs) in zip(running, pipes, strict=True):
         process.start()

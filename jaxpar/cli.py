@@ -56,7 +56,7 @@ class Parser(argparse.ArgumentParser):
     def add_config(self, help: str = DEFAULTS, *, required: bool = False) -> None:
         """`--config` and `--set`."""
         self.add_argument("--config", metavar="FILE", type=Path, required=required, help=help)
-        help = "override a key of the file; may be given many times"
+        help = "override a key of the file; may be repeated"
         self.add_argument(
             "--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[], help=help
         )
@@ -70,7 +70,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--special-tokens", action="store_true", help=words)
         self.add_argument(
             "--set", dest="overrides", metavar="SECTION.KEY=VALUE", action="append", default=[],
-            help=f"a key of {', '.join(USED_BY_MODELS)}, as for training; may be given many times",
+            help=f"a key of {', '.join(USED_BY_MODELS)}, as for training; may be repeated",
         )  # fmt: skip
 
     def add_prefill(self) -> None:
@@ -94,7 +94,7 @@ class Parser(argparse.ArgumentParser):
     def add_out(self, kinds: Mapping[str, str]) -> None:
         """`--out`, for files whose endings are the keys of `kinds`, with words for what is written."""
         words = "; ".join(f"{ending}: {what}" for ending, what in kinds.items())
-        help = f"write a file, by its ending ({words}); may be given many times"
+        help = f"write a file, by its ending ({words}); may be repeated"
         self.add_argument("--out", metavar="FILE", type=Path, action="append", default=[], help=help)
 
     def parse_known_args(self, args: Sequence[str] | None = None, namespace: Any = None) -> Any:

@@ -59,7 +59,7 @@ def _parser() -> Parser:
     parser.add_adapter()
     parser.add_prefill()
     what = parser.add_argument_group("what to continue")
-    what.add_argument("--prompt", metavar="TEXT", action="append", help="may be given many times")
+    what.add_argument("--prompt", metavar="TEXT", action="append", help="may be repeated")
     what.add_argument("--prompts", metavar="FILE", type=Path, help="JSON lines, each a text or an object with `prompt`")
     what.add_argument("--chat", action="store_true", help="answer the lines of standard input, in one conversation")
     what.add_argument("--system", metavar="TEXT", help="with --chat: the system's message, before all others")
@@ -77,7 +77,7 @@ def _parser() -> Parser:
         metavar="TEXT",
         action="append",
         default=[],
-        help="stop string, which is not part of the text; may be given many times",
+        help="stop string, which is not part of the text; may be repeated",
     )
     how.add_argument(
         "--temperature",

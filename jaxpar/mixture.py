@@ -17,10 +17,10 @@ TAKEN = ("run.dir", "run.name", "data.source", "data.path")
 """Keys that the command sets."""
 
 EPILOG = """\
-Three stages, each of which continues where it was killed when the same command is given again: the documents of
+Three stages, each of which continues where it was killed when the same command is repeated: the documents of
 --tokens, a folder that python -m jaxpar.prepare made, in K balanced clusters; K runs of the configuration, each on its
 cluster alone; and a router, fitted on held-out documents. The folder --out is then a MODEL for generate, serve and
-evaluate. Each run may be given to another machine: the command prints it. docs/paris.md has more.
+evaluate. Another machine may take a run: the command prints it. docs/paris.md has more.
 """
 
 
@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
         raise UserError(f"--top {top}: expected from 1 to the {options.clusters} models of the mixture")
     for override in options.overrides:
         if (key := override.split("=")[0].strip()) in TAKEN:
-            raise UserError(f"--set {key}: the mixture's runs have their own; expected --tokens and --out alone")
+            raise UserError(f"--set {key}: the mixture's runs set it; expected --tokens and --out alone")
     return _make(options, top)
 
 
@@ -102,7 +102,7 @@ def _check(options: argparse.Namespace, run: Sequence[str], tokens: Path) -> Non
 
 
 def _run(words: Sequence[str]) -> int:
-    """Run a command in a process of its own; returns its exit code."""
+    """Run a command in a separate process; returns its exit code."""
     return subprocess.run([sys.executable, "-m", *words], check=False).returncode
 
 

@@ -82,7 +82,7 @@ def _parser() -> Parser:
     parser.add_config("YAML file; keys of parallel that the planner chooses are ignored", required=True)
     parser.add_cluster()
     add = parser.add_argument
-    words = "fix a choice, as in tensor=8, schedule=1f1b, remat=full, offload=none; may be given many times"
+    words = "fix a choice, as in tensor=8, schedule=1f1b, remat=full, offload=none; may be repeated"
     add("--fix", dest="fixed", metavar="NAME=VALUE", action="append", default=[], help=words)
     words = "leave out a mechanism, as in offload, ulysses or zb-uniform; unmeasured: all that no published run used"
     add("--avoid", dest="avoided", metavar="NAME", action="append", default=[], help=words)
@@ -96,7 +96,7 @@ def _parser() -> Parser:
     )
     add("--show-model", action="store_true", help="print every number behind the times")
     add("--profile", metavar="FILE", type=Path, help="file of `calibrate`, in place of fitted numbers")
-    words = "folder of a run on this cluster, which corrects times and intervals, as in runs/a; may be given many times"
+    words = "folder of a run on this cluster, which corrects times and intervals, as in runs/a; may be repeated"
     add("--measured", metavar="FOLDER", type=Path, action="append", default=[], help=words)
     add("--timeout", metavar="SECONDS", type=seconds, default=600, help="for each compile of --verify (default 600)")
     return parser

@@ -37,47 +37,57 @@ def main(arguments: Sequence[str]) -> None:
 
 def _parser() -> Parser:
     parser = Parser("jaxpar.prepare", "Turn text into a folder of tokens to train on, or look at one.", EPILOG)
-    what = parser.add_argument_group("what to make")
-    what.add_argument(
+    _add_tasks(parser.add_argument_group("what to make"))
+    _add_settings(parser.add_argument_group("how"))
+    _add_inspection(parser.add_argument_group("look at a folder of tokens instead"))
+    return parser
+
+
+def _add_tasks(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--input", metavar="PATTERN", nargs="+", action="extend", help="files, or patterns such as 'd/*.jsonl'"
     )
-    what.add_argument("--out", metavar="FOLDER", type=Path, help="new or empty folder, or an unfinished one")
-    what.add_argument(
+    group.add_argument("--out", metavar="FOLDER", type=Path, help="new or empty folder, or an unfinished one")
+    group.add_argument(
         "--tokenizer", metavar="FILE", type=Path, help="tokenizer.json of Hugging Face's tokenizers, or its folder"
     )
-    what.add_argument("--train-bpe", metavar="VOCAB", type=int, help="train a byte-level BPE of that size on the input")
-    what.add_argument(
+    group.add_argument(
+        "--train-bpe", metavar="VOCAB", type=int, help="train a byte-level BPE of that size on the input"
+    )
+    group.add_argument(
         "--special-tokens", metavar="TOKEN", nargs="+", action="extend", default=[],
         help="with --train-bpe: further special tokens, such as a chat template's '<|im_start|>' '<|im_end|>'",
     )  # fmt: skip
-    what.add_argument(
+    group.add_argument(
         "--spans", metavar="FILE", type=Path,
         help="mark spans in the documents of --out, a finished folder of text: JSON lines with `text` and `spans`, a "
         "list of [begin, end, kind] in characters, for loss.name: masked",
     )  # fmt: skip
-    what.add_argument(
+    group.add_argument(
         "--triples", metavar="FILE", type=Path,
         help="mark relations between spans in the documents of --out: JSON lines with `text` and `triples`, a list of "
         "[[begin, end], relation, [begin, end], hop], for loss.contrastive",
     )  # fmt: skip
-    what.add_argument(
+    group.add_argument(
         "--clusters", metavar="K", type=int,
         help="put the documents of --out into K balanced clusters of similar ones, token folders cluster-0, cluster-1 "
         "and so on within it; with --input, once they are tokens (docs/paris.md)",
     )  # fmt: skip
-    what.add_argument(
+    group.add_argument(
         "--cluster-by", metavar="MODEL",
         help="with --clusters: compare documents by the mean of this model's last hidden states (default: by their "
         "hashed n-grams)",
     )  # fmt: skip
-    what.add_argument(
+    group.add_argument(
         "--cluster-seed", metavar="N", type=int, default=0, help="with --clusters: random seed (default: 0)"
     )
-    how = parser.add_argument_group("how")
-    how.add_argument(
+
+
+def _add_settings(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
         "--text-key", "--column", metavar="NAME", default="text", help="key or column of the text (default: text)"
     )
-    how.add_argument(
+    group.add_argument(
         "--format",
         choices=("text", "lines", "jsonl", "parquet", "chat", "preference", "labelled"),
         help="format of every file, whatever its name; lines: a line is a document; chat: JSON lines with `messages`, "
@@ -85,40 +95,45 @@ def _parser() -> Parser:
         "preference: JSON lines with `prompt`, `chosen` and `rejected`, for loss.name: dpo, simpo or orpo; "
         "labelled: JSON lines with `prompt`, `completion` and `label` (true or false), for loss.name: kto",
     )
-    how.add_argument(
+    group.add_argument(
         "--chat-template",
         metavar="FILE|NAME|chatml",
         help="for --format chat, preference and labelled: a file, or one of the tokenizer's templates by name "
         "(default: the one beside the tokenizer)",
     )
-    how.add_argument(
+    group.add_argument(
         "--heldout-fraction", metavar="SHARE", type=float, default=0.005,
         help="share of the documents to hold out, chosen by a hash of their text (default: 0.005)",
     )  # fmt: skip
-    how.add_argument("--separator", metavar="TOKEN", help="token that ends a document (default: the tokenizer's)")
-    how.add_argument(
+    group.add_argument("--separator", metavar="TOKEN", help="token that ends a document (default: the tokenizer's)")
+    group.add_argument(
         "--max-broken",
         metavar="N",
         type=int,
         default=0,
         help="maximum number of invalid documents to skip (default: 0)",
     )
-    how.add_argument(
+    group.add_argument(
         "--max-expansion", metavar="N", type=int, default=100,
         help="maximum ratio of unpacked to compressed bytes of a file (default: 100)",
     )  # fmt: skip
-    how.add_argument("--processes", metavar="N", type=int, help="worker processes (default: the number of processors)")
-    how.add_argument(
+    group.add_argument(
+        "--processes", metavar="N", type=int, help="worker processes (default: the number of processors)"
+    )
+    group.add_argument(
         "--unit-bytes", metavar="N", type=int, help="input bytes per unit of work (default: by the input's size)"
     )
-    how.add_argument("--shard-tokens", metavar="N", type=int, default=2**29, help="tokens in a shard (default: 2^29)")
-    look = parser.add_argument_group("look at a folder of tokens instead")
-    look.add_argument("--inspect", metavar="FOLDER", type=Path, help="show counts, lengths and decoded documents")
-    look.add_argument(
+    group.add_argument("--shard-tokens", metavar="N", type=int, default=2**29, help="tokens in a shard (default: 2^29)")
+
+
+def _add_inspection(group: argparse._ArgumentGroup) -> None:
+    group.add_argument("--inspect", metavar="FOLDER", type=Path, help="show counts, lengths and decoded documents")
+    group.add_argument(
         "--documents", metavar="N", type=int, default=3, help="documents that --inspect shows (default: 3)"
     )
-    look.add_argument("--verify", metavar="FOLDER", type=Path, help="verify the digests of all files of a token folder")
-    return parser
+    group.add_argument(
+        "--verify", metavar="FOLDER", type=Path, help="verify the digests of all files of a token folder"
+    )
 
 
 def _check_asked(options: argparse.Namespace) -> None:

@@ -61,7 +61,7 @@ def _parser() -> Parser:
     words = "in place of the tokenizer's; or one of its templates, by name"
     parser.add_argument("--chat-template", metavar="FILE|NAME|chatml", help=words)
     parser.add_argument("--name", metavar="NAME", help="of the model, for clients (default: the name of its folder)")
-    words = "low-rank adapter of the model that clients may name; may be given many times (docs/serving.md)"
+    words = "low-rank adapter of the model that clients may name; may be repeated (docs/serving.md)"
     parser.add_argument("--adapter", metavar="NAME=FOLDER", action="append", default=[], help=words)
     where = parser.add_argument_group("where")
     where.add_argument("--host", metavar="HOST", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
@@ -127,8 +127,8 @@ def _serve(options: argparse.Namespace, key: str | None, listening: socket.socke
 
 
 def _open(options: argparse.Namespace) -> tuple[ServedModel, Generator, Engine, Callable[[Path], None]]:
-    """The model on the devices, and slots for it, whose programs for short prompts are compiled; and what goes on with
-    the weights in a folder."""
+    """The model on the devices, and slots for it, whose programs for short prompts are compiled; and the function that
+    replaces its weights by those in a folder."""
     import jax
 
     from jaxpar.evaluation.context_length import context_length
@@ -181,7 +181,7 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Generator, Engine, 
 
 
 def _generator(config: Config, weights: ReadWeights, prefill: int) -> tuple[Generator, Callable[[ReadWeights], None]]:
-    """A generator of a model, which has the only copy of its weights, and what goes on with others."""
+    """A generator of a model, which has the only copy of its weights, and the function that replaces them."""
     from jaxpar.generation.generator import Generator
     from jaxpar.generation.placed_model import place_model, read_weights
 

@@ -56,8 +56,9 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def command(folder: Path, *more: str) -> list[str]:
-    given = ["--config", config_file(folder), "--tokens", folder / "tokens", "--clusters", 2, "--out", folder / "out"]
-    return [*map(str, given), *more]
+    tokens, out = folder / "tokens", folder / "out"
+    arguments = ["--config", config_file(folder), "--tokens", tokens, "--clusters", 2, "--out", out]
+    return [*map(str, arguments), *more]
 
 
 @pytest.mark.long
@@ -128,8 +129,8 @@ def test_a_mixture_of_other_parts_is_refused(made: Path, tmp_path: Path):
         changes = [word for key, value in model.items() for word in ("--set", f"model.{key}={value}")]
         from jaxpar import train
 
-        given = mixture._training(mixture._parser().parse_args(command(made)), other, "expert-1", made / "tokens")
-        assert train.main([*given[1:], *changes, "--set", "run.steps=1"]) == 0
+        arguments = mixture._training(mixture._parser().parse_args(command(made)), other, "expert-1", made / "tokens")
+        assert train.main([*arguments[1:], *changes, "--set", "run.steps=1"]) == 0
         with refused(*parts):
             open_models([made / "out/expert-0", other / "expert-1"])
 
@@ -161,14 +162,14 @@ def test_what_takes_one_model_refuses_a_mixture(folder: Path, tmp_path: Path, ca
     tokenizer = ["--tokenizer", str(FOLDER / "chat" / "tokenizer.json"), "--port", "0"]
     (key := tmp_path / "key").write_text("sk-local\n")
     model = ["--model", str(folder)]
-    for main, given, name in (
+    for main, arguments, name in (
         (generate.main, [*model, *tokenizer[:2], "--prompt", "a", "--adapter", str(tmp_path)], "--adapter"),
         (serve.main, [*model, *tokenizer, "--adapter", f"one={tmp_path}"], "--adapter one"),
         (serve.main, [*model, *tokenizer, "--api-key-file", str(key), "--updates", str(tmp_path / "new")], "--updates"),
         (prepare.main, ["--clusters", "2", "--out", str(tokens), "--cluster-by", str(folder)], "--cluster-by"),
     ):
         capfd.readouterr()
-        refused_by_command(main(given), *capfd.readouterr(), name, "a mixture of 2 models", "expected one model")
+        refused_by_command(main(arguments), *capfd.readouterr(), name, "a mixture of 2 models", "expected one model")
 
 
 MISTAKES = {

@@ -190,7 +190,7 @@ class GenerationFunctions:
     def of_labels(
         self, weights: Weights, batch: Batch, lengths: Int[Array, " batch"], tiles: int
     ) -> Float[Array, "batch seq"]:
-        """The log-probability of each label of `batch`, whose logits exist for one of so many tiles at a time."""
+        """The log-probability of each label of `batch`, whose logits exist for one tile at a time."""
         x, *_ = self._layers(weights, self.stages.embed(weights, batch), batch, lengths, None)
         return self.stages.scores(weights, weights, x, batch["labels"], tiles=tiles)[0]
 

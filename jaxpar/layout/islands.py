@@ -28,7 +28,7 @@ class OuterState(NamedTuple):
     momentum: Weights
 
 
-def of_islands(layout: Any) -> Any:
+def of_islands[Layout](layout: Layout) -> Layout:
     """The partition of each array, from that of one island's part."""
     is_leaf = lambda x: isinstance(x, PartitionSpec)
     return jax.tree.map(lambda spec: PartitionSpec(ISLANDS, *spec), layout, is_leaf=is_leaf)
@@ -46,7 +46,7 @@ def initial_state_of_islands(state: TrainState, islands: int) -> TrainState:
     return _joined(state, jax.tree.map(jnp.zeros_like, state.master), each)
 
 
-def on_each_island(tree: Any, islands: int) -> Any:
+def on_each_island[Tree](tree: Tree, islands: int) -> Tree:
     """Copies of arrays, [island, ...]."""
     return jax.tree.map(lambda a: jnp.broadcast_to(a, (islands, *a.shape)), tree)
 
@@ -71,12 +71,12 @@ def left(island: TrainState, outer: OuterState) -> TrainState:
     return _joined(island._replace(master=outer.weights), outer.momentum, each)
 
 
-def stacked(tree: Any) -> Any:
+def stacked[Tree](tree: Tree) -> Tree:
     """Arrays of this device's island as its part of arrays of all islands."""
     return jax.tree.map(lambda a: lax.expand_dims(a, (0,)), tree)
 
 
-def _joined(state: TrainState, momentum: Any, each: tuple[Any, ...]) -> TrainState:
+def _joined(state: TrainState, momentum: Weights, each: tuple[Any, ...]) -> TrainState:
     """`state` with its global weights, and all else that `each` has of each island."""
     master, optimizer, applied, skipped, carried = each
     optimizer = {**optimizer, ISLAND_WEIGHTS: master, OUTER_MOMENTUM: momentum}

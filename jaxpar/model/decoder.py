@@ -82,8 +82,8 @@ def layer_of_kind(
     ops: Ops = PLAIN_OPS,
 ) -> DecoderLayer:
     """The prototype of the layers of a kind."""
-    own = replace(config, model=kind_model(config.model, kind))
-    return DecoderLayer(own, layout, ops, beside_of(config.model, kind))
+    of_kind = replace(config, model=kind_model(config.model, kind))
+    return DecoderLayer(of_kind, layout, ops, beside_of(config.model, kind))
 
 
 def layer_specs(layer: DecoderLayer, config: Config) -> Nested[ParamSpec]:

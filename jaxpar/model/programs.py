@@ -39,7 +39,7 @@ def ops_of(plan: Plan, program: Hashable) -> Ops:
 
 
 def computed_apart(blocks: Iterable[Block], specs: Nested[ParamSpec]) -> Nested[bool]:
-    """The weights of a layer whose gradients an action of their own computes where a backward is split. Those of routed
+    """The weights of a layer whose gradients a separate action computes where a backward is split. Those of routed
     matrices are computed with the gradients of their rows, which are exchanged in slices, in rounds whose number is a
     value on the device."""
     routed = {block.part.name for block in blocks if block.part.routed}

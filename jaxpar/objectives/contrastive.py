@@ -6,7 +6,7 @@ s = cosine / temperature and the tails n of the row's other triples that are no 
     -log(exp s(h, t) / (exp s(h, t) + sum of exp s(h, n)))
 
 A row's term is the sum over its triples, each times its weight of relation and hop, divided by the number of them whose
-weight is not 0. It counts as often as the row has drawn tokens.
+weight is not 0. It is weighted by the number of tokens that the row has drawn.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The outer optimizer of islands (DiLoCo, arXiv:2311.08105; Streaming DiLoCo, arXiv:2501.18512).
 
 Each island takes `every` steps of its optimizer from the global weights. The mean over the islands of the global
-weights minus an island's is the outer gradient, with which SGD with momentum updates the global weights; islands go on
-from these. With `fragments` F, the row r of the first dim of each weight (a layer, where layers are stacked) is in
-fragment r mod F, and one fragment is exchanged each `every` / F steps.
+weights minus an island's is the outer gradient, with which SGD with momentum updates the global weights; islands
+continue from these. With `fragments` F, the row r of the first dim of each weight (a layer, where layers are stacked)
+is in fragment r mod F, and one fragment is exchanged each `every` / F steps.
 
 Pure functions of arrays, of NumPy or JAX: how messages travel is the caller's.
 """
@@ -29,7 +29,7 @@ class OuterArguments(NamedTuple):
     rate: Float[Array, ""] | float
     momentum: Float[Array, ""] | float
     mix: Float[Array, ""] | float
-    """Share of the island's weights in those that it goes on with; the rest is that of the global weights."""
+    """Share of the island's weights in its weights after an exchange; the rest is of the global weights."""
 
 
 def outer_gradient(shared: Values, local: Values) -> Values:
@@ -52,7 +52,7 @@ def outer_update(
 
 
 def mixed(local: Values, shared: Values, mix: Float[Array, ""] | float) -> Any:
-    """The weights with which an island goes on; the bits of the global ones where `mix` is 0."""
+    """The weights of an island after an exchange; the bits of the global ones where `mix` is 0."""
     return shared + mix * (local - shared)
 
 

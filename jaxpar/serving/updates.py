@@ -1,5 +1,5 @@
-"""New weights that a trainer brings to a server, by the requests with which vLLM takes them: `/pause`, then
-`/collective_rpc` with `reload_weights`, and `/resume`."""
+"""Updates of a server's weights by a trainer, with vLLM's requests: `/pause`, then `/collective_rpc` with
+`reload_weights`, and `/resume`."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ class Updates:
     """New weights for an engine."""
 
     folder: Path
-    """Weights are read from folders in it, and from nowhere else."""
+    """Weights are read from folders in it alone."""
     worker: Worker
     read: Callable[[Path], None]
-    """Goes on with the weights in a folder; called in the worker's thread while no answer is drawn."""
+    """Replaces the weights by those in a folder; called in the worker's thread while no answer is drawn."""
 
     async def pause(self, http: HttpRequest, body: bytes) -> dict[str, Any]:
-        """Let answers that have begun end; others wait."""
+        """Finish answers that have begun; others wait."""
         if checked(http.query_params, PAUSE)["mode"] is None:
             raise wrong("mode", None, PAUSE["mode"].expected)
         fields_of(body or b"{}", {})
@@ -65,12 +65,15 @@ class Updates:
 
     def _checked(self, path: object) -> Path:
         """The folder at a path. Raises `Refusal`."""
-        try:
-            folder = Path(path).resolve() if isinstance(path, str) else None
-            if folder is not None and folder.parent == self.folder and folder.is_dir():
-                return folder
-        except (OSError, ValueError):
-            pass
-        raise Refusal(
+        refusal = Refusal(
             400, f"weights_path: got {quoted(path, 120)}; expected a folder in that of --updates", "weights_path"
         )
+        if not isinstance(path, str):
+            raise refusal
+        try:
+            folder = Path(path).resolve()
+            if folder.parent != self.folder or not folder.is_dir():
+                raise refusal
+        except (OSError, ValueError) as error:
+            raise refusal from error
+        return folder

@@ -140,7 +140,7 @@ class TeacherPass:
             left_out: numbers of batches that no step uses, which decide the order of the rows.
             used: the examples that steps use.
             evaluated: the number of held-out examples that evaluations use.
-            listeners: are told of the progress.
+            listeners: receive the progress.
         """
         order = left_out, data.facts
         if self._done is not None and self._done[0] == order and self._done[1] <= used.start:

@@ -116,7 +116,7 @@ def test_other_clusters_are_refused(folder):
 
 def test_mistakes_of_the_command(capsys, tmp_path):
     out = prepared(tmp_path / "small", texts(12)).path
-    for given, parts in (
+    for arguments, parts in (
         (["--clusters", "1", "--out", out], ("--clusters 1", "expected 2 or more")),
         (["--clusters", "40", "--out", out], ("--clusters 40", "documents to train on", "at most")),
         (["--cluster-by", "m", "--verify", out], ("--cluster-by is for --clusters",)),
@@ -125,6 +125,6 @@ def test_mistakes_of_the_command(capsys, tmp_path):
         (["--clusters", "2", "--out", tmp_path / "none"], ("--out", "index.json")),
     ):
         capsys.readouterr()
-        code = main([str(one) for one in given])
+        code = main([str(one) for one in arguments])
         refused_by_command(code, "", capsys.readouterr().err, *parts)
     assert not list(out.glob("cluster*"))

@@ -26,7 +26,7 @@ from tests.decoding import assert_decodes
 from tests.extending import hgrn2
 from tests.memory.shapes import layer_shape
 from tests.packed_rows import packed_rows
-from tests.reference import decoder64
+from tests.reference import decoder64, norms64
 from tests.sentences import refused
 from tests.small_run import SmallRun, small
 from tests.training.parity.one_device import assert_close
@@ -75,7 +75,7 @@ def hgrn2_64(x: Any, weights: Any, options: Any, batch: Any, layer: int) -> Any:
     ahead = jax.tree.map(lambda each: jnp.moveaxis(each, 1, 0), ahead)
     _, heads, width = ahead[0].shape[1:]
     _, out = jax.lax.scan(token, jnp.zeros((len(x), heads, width, width), x.dtype), ahead)
-    out = decoder64.rms_norm(jnp.moveaxis(out, 0, 1), weights["output_norm"], options["norm_epsilon"])
+    out = norms64.rms_norm(jnp.moveaxis(out, 0, 1), weights["output_norm"], options["norm_epsilon"])
     return jnp.einsum("bshd,hde->bse", out, weights["output"])
 
 

@@ -18,17 +18,17 @@ def heldout(seed: int, informative: float) -> HeldOut:
     return HeldOut(informative * (np.arange(K) == right[:, None]) + draw.normal(size=(4000, K)), scores)
 
 
-def loss(theta: np.ndarray, given: HeldOut) -> float:
-    logits = theta[0] * given.evidence + theta[1:]
+def loss(theta: np.ndarray, rows: HeldOut) -> float:
+    logits = theta[0] * rows.evidence + theta[1:]
     odds = np.exp(logits)
-    return float(-np.log((odds * np.exp(given.log_probabilities)).sum(1) / odds.sum(1)).mean())
+    return float(-np.log((odds * np.exp(rows.log_probabilities)).sum(1) / odds.sum(1)).mean())
 
 
 def test_the_gradient_is_that_of_the_likelihood():
-    given, theta = heldout(0, 1.0), np.array([0.7, 0.3, -0.2, 0.1])
+    rows, theta = heldout(0, 1.0), np.array([0.7, 0.3, -0.2, 0.1])
     step = 1e-5 * np.eye(len(theta))
-    differences = [(loss(theta + one, given) - loss(theta - one, given)) / 2e-5 for one in step]
-    np.testing.assert_allclose(fit._gradient(theta, given), differences, atol=1e-9)
+    differences = [(loss(theta + one, rows) - loss(theta - one, rows)) / 2e-5 for one in step]
+    np.testing.assert_allclose(fit._gradient(theta, rows), differences, atol=1e-9)
 
 
 def test_evidence_weighs_as_much_as_it_is_worth():

@@ -187,14 +187,14 @@ def most(numbers: Iterable[float]) -> float:
 
 
 def coarser(rounded: float, theirs: float, about: str) -> list[str]:
-    """What is wrong with a difference of logits in bfloat16."""
+    """The errors of a difference of logits in bfloat16."""
     if rounded <= COARSER * theirs + LEAST:
         return []
     return [f"{about}: logits differ by {rounded:.1e}, those of transformers by {theirs:.1e}"]
 
 
 def unlike(found: np.ndarray, wanted: np.ndarray, about: str) -> list[str]:
-    """What is wrong with logits."""
+    """The errors of logits."""
     lines, largest = [], float(np.abs(wanted).max())
     worst = float(np.abs(found - wanted).max()) / largest
     if not worst <= TOLERANCE:

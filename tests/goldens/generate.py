@@ -37,9 +37,9 @@ OF_TEXT = ("Llama4", "Gemma3", "Gemma3n", "Gemma4", "Qwen3_5", "Qwen3_5Moe")
 BFLOAT16 = ("mistral", "phi3")
 """Goldens whose weights are stored in bfloat16; the others are in float32."""
 ZERO_CENTERED = ("Gemma", "Qwen3Next", "Qwen3_5")
+"""Beginnings of classes whose norms multiply by 1 plus their weights, but for `PLAIN`."""
 PLAIN = ("Gemma3n", "Gemma4")
-"""Those of them whose norms do not."""
-"""Beginnings of classes whose norms multiply by 1 plus their weights."""
+"""Beginnings of Gemma's classes whose norms multiply by their weights."""
 COMPUTED = ("slope_rate", "query_decay", "key_decay", "diagonal_decay")
 """Ends of names of tensors of MiniMax that are no weights."""
 BUFFERS = ("e_score_correction_bias", "expert_bias", "layer_scalar")

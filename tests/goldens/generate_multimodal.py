@@ -16,8 +16,8 @@ import torch
 import transformers
 from safetensors.torch import save_file
 
-from tests.goldens.cases import GLOBAL, LINEAR, LOCAL, rope
 from tests.goldens.generate import fill, logits_of
+from tests.goldens.shared_options import GLOBAL, LINEAR, LOCAL, rope
 
 FOLDER = Path(__file__).parent / "multimodal"
 TEXT = {
@@ -124,14 +124,14 @@ def write_gemma3n() -> Path:
     named |= {f"model.{name}.weight": torch.ones(4) for name in others}
     folder.mkdir()
     save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
-    whole = {
+    config_json = {
         "architectures": ["Gemma3nForConditionalGeneration"], "dtype": "float32", "model_type": "gemma3n",
         "audio_config": {"model_type": "gemma3n_audio"}, "vision_config": {"model_type": "gemma3n_vision"},
         "text_config": {name: value for name, value in config.to_dict().items() if name != "architectures"}
         | {"dtype": "float32"},
         "tie_word_embeddings": True,
     }  # fmt: skip
-    for name, values in (("config", whole), ("generation_config", {"eos_token_id": 1})):
+    for name, values in (("config", config_json), ("generation_config", {"eos_token_id": 1})):
         (folder / f"{name}.json").write_text(json.dumps(values, indent=2, sort_keys=True) + "\n")
     tokens = seed.integers(0, 61, (2, 24)).astype(np.int32)
     logits = logits_of(model.to(torch.float64), tokens)

@@ -105,7 +105,7 @@ def test_patterns_of_scales_are_regular_expressions_as_in_peft(exported: Path, t
 
 
 def test_keys_that_change_nothing_are_read_over(exported: Path, tmp_path: Path):
-    """Those that PEFT 0.21 writes, and others that are off."""
+    """PEFT 0.21 writes some of them; others are off."""
     keys: dict[str, Any] = {
         "init_lora_weights": "gaussian", "loftq_config": {}, "kasa_config": None, "use_bdlora": None,
         "revision": "main", "exclude_modules": ["lm_head"], "auto_mapping": {"base_model_class": "A"},

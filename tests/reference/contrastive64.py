@@ -26,8 +26,8 @@ def row_term(states: Any, triples: Sequence[Triple], temperature: float) -> Any:
 
     total = jnp.zeros(())
     for head, tail, weight in triples:
-        own = {other for start, other, _ in triples if start == head}
-        rest = {other for _, other, _ in triples} - own - {head}
+        tails = {other for start, other, _ in triples if start == head}
+        rest = {other for _, other, _ in triples} - tails - {head}
         scores = jnp.stack([similarity(head, one) for one in (tail, *sorted(rest))])
         total += weight * (jnp.log(jnp.exp(scores).sum()) - scores[0])
     return total / max(len(triples), 1)
@@ -40,14 +40,14 @@ def loss_and_gradients(
     """The mean loss of masked tokens with `factor` times the term, the term itself, and gradients; float64."""
     with jax.enable_x64(True):
         doubles = jax.tree.map(lambda leaf: jnp.asarray(leaf, "float64"), weights)
-        given = {key: jnp.asarray(value, "float64" if key == "mask" else "int64") for key, value in batch.items()}
+        arrays = {key: jnp.asarray(value, "float64" if key == "mask" else "int64") for key, value in batch.items()}
         full = complete(options)
 
         def total(tree: Any) -> tuple[Any, Any]:
-            states, drawn = decoder64.stream(tree, full, given), given["mask"].sum(1)
-            terms = [row_term(states[row], own, temperature) for row, own in enumerate(triples)]
+            states, drawn = decoder64.stream(tree, full, arrays), arrays["mask"].sum(1)
+            terms = [row_term(states[row], of_row, temperature) for row, of_row in enumerate(triples)]
             term = sum(count * one for count, one in zip(drawn, terms, strict=True)) / drawn.sum()
-            return decoder64.mean_loss(tree, full, given) + factor * term, term
+            return decoder64.mean_loss(tree, full, arrays) + factor * term, term
 
         (value, term), gradients = jax.jit(jax.value_and_grad(total, has_aux=True))(doubles)
         return float(value), float(term), jax.tree.map(np.asarray, gradients)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float64, Int
 
-from tests.reference import decoder64
+from tests.reference import decoder64, feed_forward64, norms64
 from tests.reference.options import Options, complete
 from tests.reference.tree import Tree
 
@@ -110,33 +110,37 @@ def balance(weights: Array, statistics: Any, counts: Array, options: Mapping[str
 
 
 def experts(
-    x: Array, own: Tree, options: Options, batch: Mapping[str, Array], stream: Array | None = None
+    x: Array, tree: Tree, options: Options, batch: Mapping[str, Array], stream: Array | None = None
 ) -> tuple[Array, Array, Array]:
     """(the output, the auxiliary losses times the tokens that are routed, the choices of each expert). With norms of
-    their own (Gemma 4), the router and the routed experts read the residual `stream`."""
+    their tree (Gemma 4), the router and the routed experts read the residual `stream`."""
     flat, counts = x.reshape(-1, x.shape[-1]), (batch["segments"].ravel() > 0).astype(x.dtype)
     chosen: Mapping[str, Any] = dict(options["experts"]) | {"counts": counts}
-    normed = lambda x, name: decoder64.rms_norm(x, decoder64.factors(own[name], options), options["norm_epsilon"])
+    normed = lambda x, name: norms64.rms_norm(x, norms64.factors(tree[name], options), options["norm_epsilon"])
     routed = of_router = flat
     if chosen.get("norms"):
         routed = normed(stream.reshape(flat.shape), "routed_norm")
-        of_router = decoder64.rms_norm(stream.reshape(flat.shape), own["router_norm"], options["norm_epsilon"])
+        of_router = norms64.rms_norm(stream.reshape(flat.shape), tree["router_norm"], options["norm_epsilon"])
         of_router = of_router / math.sqrt(options["embed"])
-    logits = of_router @ own["router"] if "projection" not in own and "router" in own else _cosines(flat, own, chosen)
-    bias = lambda name: own.get(f"{name}_bias", 0.0)
+    logits = (
+        of_router @ tree["router"] if "projection" not in tree and "router" in tree else _cosines(flat, tree, chosen)
+    )
+    bias = lambda name: tree.get(f"{name}_bias", 0.0)
     logits = logits + bias("router")
-    weights, statistics = route(logits, batch["tokens"].ravel(), own.get("bias"), chosen)
-    weights = weights * own["expert_scale"] if chosen.get("norms") else weights
+    weights, statistics = route(logits, batch["tokens"].ravel(), tree.get("bias"), chosen)
+    weights = weights * tree["expert_scale"] if chosen.get("norms") else weights
     inputs = jnp.repeat(routed[:, None], weights.shape[1], axis=1)
     if chosen.get("weigh_inputs"):
         inputs, weights = inputs * weights[:, :, None], (weights > 0).astype(weights.dtype)
-    made = {name: jnp.einsum("tne,nef->tnf", inputs, own[name]) + bias(name) for name in ("gate", "up") if name in own}
-    down = jnp.einsum("tnf,nfe->tne", _hidden(made, options), own["down"]) + bias("down")
+    made = {
+        name: jnp.einsum("tne,nef->tnf", inputs, tree[name]) + bias(name) for name in ("gate", "up") if name in tree
+    }
+    down = jnp.einsum("tnf,nfe->tne", _hidden(made, options), tree["down"]) + bias("down")
     y = jnp.einsum("tn,tne->te", weights * counts[:, None], down)
     if chosen["shared"]:
-        made = {name: flat @ own[f"shared_{name}"] + bias(f"shared_{name}") for name in made}
-        shared = _hidden(made, options) @ own["shared_down"] + bias("shared_down")
-        shared = shared / (1 + jnp.exp(-flat @ own["shared_router"])) if "shared_router" in own else shared
+        made = {name: flat @ tree[f"shared_{name}"] + bias(f"shared_{name}") for name in made}
+        shared = _hidden(made, options) @ tree["shared_down"] + bias("shared_down")
+        shared = shared / (1 + jnp.exp(-flat @ tree["shared_router"])) if "shared_router" in tree else shared
         if chosen.get("norms"):
             y, shared = normed(y, "post_routed_norm"), normed(shared, "post_shared_norm")
         y += shared
@@ -153,24 +157,26 @@ def experts(
 def _hidden(made: Mapping[str, Array], options: Options) -> Array:
     """The hidden activation of gate and up, or of up alone: its ReLU, squared."""
     if options["activation"] == "geglu":
-        return decoder64.gelu(made["gate"]) * made["up"]
-    return decoder64.gated(made["gate"], made["up"], options) if "gate" in made else jnp.maximum(made["up"], 0.0) ** 2
+        return feed_forward64.gelu(made["gate"]) * made["up"]
+    if "gate" in made:
+        return feed_forward64.gated(made["gate"], made["up"], options)
+    return jnp.maximum(made["up"], 0.0) ** 2
 
 
-def _cosines(flat: Array, own: Tree, chosen: Mapping[str, Any]) -> Array:
+def _cosines(flat: Array, tree: Tree, chosen: Mapping[str, Any]) -> Array:
     """Logits of the router `cosine`; of one that learns nothing, zeros."""
-    if "projection" not in own:
+    if "projection" not in tree:
         return jnp.zeros((len(flat), chosen["count"]))
-    projected, vectors = flat @ own["projection"], own["router"]
+    projected, vectors = flat @ tree["projection"], tree["router"]
     lengths = jnp.linalg.norm(projected, axis=1)[:, None] * jnp.linalg.norm(vectors, axis=0)
-    return projected @ vectors / lengths / (0.07 * jnp.exp(own["temperature"]))
+    return projected @ vectors / lengths / (0.07 * jnp.exp(tree["temperature"]))
 
 
 def _objective(weights: Tree, options: Options, batch: Mapping[str, Array]) -> tuple[Array, Any]:
     losses, chosen = [], []
 
-    def routed(h: Array, own: Tree, options: Options) -> Array:
-        y, loss, counts = experts(h, own, options, batch)
+    def routed(h: Array, tree: Tree, options: Options) -> Array:
+        y, loss, counts = experts(h, tree, options, batch)
         losses.append(loss)
         chosen.append(counts)
         return y
@@ -197,7 +203,7 @@ def logits(weights: Tree, options: Options, batch: Mapping[str, Any]) -> np.ndar
     with jax.enable_x64(True):
         doubles = jax.tree.map(lambda leaf: np.asarray(leaf, np.float64), weights)
         inputs = {name: jnp.asarray(batch[name]) for name in decoder64.BATCH_KEYS}
-        routed = lambda h, own, options: experts(h, own, options, inputs)[0]
+        routed = lambda h, tree, options: experts(h, tree, options, inputs)[0]
         with mock.patch.object(decoder64, "feed_forward", routed):
             compiled = jax.jit(lambda weights: decoder64.forward(weights, full, inputs), compiler_options=PLAIN)
             return np.asarray(compiled(doubles))

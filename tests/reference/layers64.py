@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from tests.layers.linear_attention.mixers64 import MIXERS
-from tests.reference import decoder64, experts64, per_layer64, streams64
+from tests.reference import attention64, decoder64, experts64, norms64, per_layer64, streams64
 from tests.reference.options import Options, complete
 from tests.reference.tree import Tree
 
@@ -44,14 +44,14 @@ def block(
     return decoder64.feed_forward(x, weights, options)
 
 
-def forward(outside: Tree, trees: Sequence[Tree], own: Sequence[Options], inputs: Mapping[str, Any]) -> Any:
+def forward(outside: Tree, trees: Sequence[Tree], each: Sequence[Options], inputs: Mapping[str, Any]) -> Any:
     """Logits [row, seq, vocab], from the weights outside layers, and the weights and full options of each layer."""
-    x = outside["embedding"]["tokens"][inputs["tokens"]] * decoder64.embedding_scale(own[0])
+    x = outside["embedding"]["tokens"][inputs["tokens"]] * decoder64.embedding_scale(each[0])
     further, made = None, dict[str, Any]()
-    if own[0]["per_layer_embeddings"]:
-        further = per_layer64.inputs(x, inputs["tokens"], outside["embedding"], own[0])
-    streams = streams64.first(x, outside["embedding"], own[0])
-    for index, (weights, options) in enumerate(zip(trees, own, strict=True)):
+    if each[0]["per_layer_embeddings"]:
+        further = per_layer64.inputs(x, inputs["tokens"], outside["embedding"], each[0])
+    streams = streams64.first(x, outside["embedding"], each[0])
+    for index, (weights, options) in enumerate(zip(trees, each, strict=True)):
 
         def run(x: Any, index: int = index, weights: Tree = weights, options: Options = options) -> Any:
             entered = x
@@ -69,9 +69,9 @@ def forward(outside: Tree, trees: Sequence[Tree], own: Sequence[Options], inputs
             scale = jax.lax.stop_gradient(weights["layer_scale"]["scale"])
             streams = [x * scale for x in streams]
     x = streams64.last(streams, outside.get("final_norm", {}))
-    head = outside["embedding"]["tokens"].T if own[0]["tied"] else outside["head"]["weight"]
-    scores = decoder64.norm(x, outside, "final_norm", own[0]) @ head / own[0]["logit_divisor"]
-    return decoder64.softcap(scores, own[0]["logit_softcap"])
+    head = outside["embedding"]["tokens"].T if each[0]["tied"] else outside["head"]["weight"]
+    scores = norms64.norm(x, outside, "final_norm", each[0]) @ head / each[0]["logit_divisor"]
+    return attention64.softcap(scores, each[0]["logit_softcap"])
 
 
 def logits(outside: Tree, layers: Sequence[tuple[Tree, Options]], batch: Mapping[str, Any]) -> np.ndarray:
@@ -82,8 +82,8 @@ def logits(outside: Tree, layers: Sequence[tuple[Tree, Options]], batch: Mapping
         layers: the weights and the options of each layer.
         batch: one of `decoder64`.
     """
-    trees, own = _split(layers)
-    return _compiled(lambda outside, trees, inputs: forward(outside, trees, own, inputs), outside, trees, batch)
+    trees, each = _split(layers)
+    return _compiled(lambda outside, trees, inputs: forward(outside, trees, each, inputs), outside, trees, batch)
 
 
 def loss_and_gradients(
@@ -91,10 +91,10 @@ def loss_and_gradients(
 ) -> tuple[float, tuple[Tree, list[Tree]]]:
     """The mean negative log-likelihood of a batch over its unmasked tokens, and its gradients: outside layers, and of
     each layer."""
-    trees, own = _split(layers)
+    trees, each = _split(layers)
 
     def loss(both: tuple[Tree, Sequence[Tree]], inputs: Mapping[str, Any]) -> Any:
-        scores = forward(*both, own, inputs)[..., : own[0]["vocab"]]
+        scores = forward(*both, each, inputs)[..., : each[0]["vocab"]]
         label = jnp.take_along_axis(scores, inputs["labels"][..., None], axis=-1)[..., 0]
         return jnp.sum(inputs["mask"] * (jax.nn.logsumexp(scores, axis=-1) - label)) / jnp.sum(inputs["mask"])
 
@@ -105,8 +105,8 @@ def loss_and_gradients(
 
 def _split(layers: Sequence[tuple[Tree, Options]]) -> tuple[list[Tree], Sequence[Options]]:
     """The weights and the full options of each layer."""
-    own = [complete(options) | {key: options.get(key) for key in KEYS} for _, options in layers]
-    return [tree for tree, _ in layers], own
+    each = [complete(options) | {key: options.get(key) for key in KEYS} for _, options in layers]
+    return [tree for tree, _ in layers], each
 
 
 def _compiled(function: Any, outside: Tree, trees: Sequence[Tree], batch: Mapping[str, Any]) -> Any:

@@ -5,7 +5,7 @@ import math
 import jax.numpy as jnp
 from jaxtyping import Array, Float64, Int
 
-from tests.reference import decoder64
+from tests.reference import feed_forward64, norms64
 from tests.reference.options import Options
 from tests.reference.tree import Tree
 
@@ -19,23 +19,25 @@ def inputs(
     shape = (*tokens.shape, options["layers"], width)
     stored = weights["per_layer_tokens"][jnp.where(tokens < rows, tokens, 0)].reshape(shape) * math.sqrt(width)
     made = (embeddings @ weights["per_layer_projection"].T / math.sqrt(options["embed"])).reshape(shape)
-    scale = decoder64.factors(weights["per_layer_norm"], options)
-    return (decoder64.rms_norm(made, scale, options["norm_epsilon"]) + stored) / math.sqrt(2)
+    scale = norms64.factors(weights["per_layer_norm"], options)
+    return (norms64.rms_norm(made, scale, options["norm_epsilon"]) + stored) / math.sqrt(2)
 
 
-def mixed(streams: list[Array], own: Float64[Array, "batch seq width"], weights: Tree, options: Options) -> list[Array]:
+def mixed(
+    streams: list[Array], vectors: Float64[Array, "batch seq width"], weights: Tree, options: Options
+) -> list[Array]:
     """The residual streams with what a layer's third block makes of the layer's inputs. Of several, the scaled active
     one is mixed with the inputs, and all but the first change (Gemma 3n)."""
     if not options["altup"]:
-        return [streams[0] + made(streams[0], own, weights, options)]
+        return [streams[0] + made(streams[0], vectors, weights, options)]
     active = streams[dict(options["altup"]).get("active", 0)] * weights["altup"]["output_scale"]
-    return [streams[0], *(x + made(active, own, weights, options) for x in streams[1:])]
+    return [streams[0], *(x + made(active, vectors, weights, options) for x in streams[1:])]
 
 
 def made(
-    x: Float64[Array, "batch seq embed"], own: Float64[Array, "batch seq width"], weights: Tree, options: Options
+    x: Float64[Array, "batch seq embed"], vectors: Float64[Array, "batch seq width"], weights: Tree, options: Options
 ) -> Float64[Array, "batch seq embed"]:
-    """What the block makes of a stream and the inputs."""
+    """The output of the block for a stream and the inputs."""
     of_block = weights["per_layer"]
-    hidden = decoder64.gelu(x @ of_block["per_layer_gate"]) * own
-    return decoder64.norm(hidden @ of_block["per_layer_projection"], weights, "post_per_layer_norm", options)
+    hidden = feed_forward64.gelu(x @ of_block["per_layer_gate"]) * vectors
+    return norms64.norm(hidden @ of_block["per_layer_projection"], weights, "post_per_layer_norm", options)

@@ -12,10 +12,10 @@ from tests.reference.options import Options
 def rotary_frequencies(options: Options, length: int) -> np.ndarray:
     """Radians per position of each pair of the D dims of a head that rotate, [D / 2] (Su et al. 2021, sec. 3.2.2).
 
-    They are stretched as asked. `llama3`: a wavelength above original/low is stretched by the whole factor, one below
-    original/high is kept, and between them the frequency is interpolated linearly in original/wavelength. `yarn`: the
+    They are stretched as asked. `llama3`: a wavelength above original/low is stretched by the full factor, one below
+    original/high stays, and between them the frequency is interpolated linearly in original/wavelength. `yarn`: the
     pair d that turns `beta` times within the original length solves `original * base^(-2 d / D) = 2 pi beta` (Peng et
-    al. 2023, sec. 3.2); pairs before that of the fast one are kept, those behind that of the slow one are stretched.
+    al. 2023, sec. 3.2); pairs before that of the fast one stay, those behind that of the slow one are stretched.
     `longrope`: each pair has a factor, which is another in rows of more than the original `length` (Ding et al. 2024).
     """
     if options["rope_scaling"] == "proportional":  # Gemma 4: the first pairs of all, and the others stand still
@@ -43,8 +43,8 @@ def rotary_frequencies(options: Options, length: int) -> np.ndarray:
     scaled = []
     for frequency in plain:
         turns = options["rope_original_length"] * frequency / (2 * math.pi)  # original length / wavelength
-        kept = min(1.0, max(0.0, (turns - low) / (high - low)))
-        scaled.append(kept * frequency + (1 - kept) * frequency / options["rope_factor"])
+        share = min(1.0, max(0.0, (turns - low) / (high - low)))
+        scaled.append(share * frequency + (1 - share) * frequency / options["rope_factor"])
     return np.array(scaled)
 
 

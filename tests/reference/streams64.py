@@ -20,8 +20,8 @@ def predicted(streams: list[Any], active: int, weights: Any, norm: Norm) -> list
     of_token = modes(streams[active], weights, norm)
     coefficients = jnp.einsum("bsm,mtf->tfbs", of_token, weights["prediction"])
     return [
-        own + sum(coefficients[to, source][..., None] * stream for source, stream in enumerate(streams))
-        for to, own in enumerate(streams)
+        before + sum(coefficients[to, source][..., None] * stream for source, stream in enumerate(streams))
+        for to, before in enumerate(streams)
     ]
 
 
@@ -53,7 +53,7 @@ def last(streams: list[Any], weights: Any) -> Any:
 
 
 def sparse(gate: Any, share: float) -> Any:
-    """What of the gates is above a quantile of the normal distribution with their mean and deviation (Gemma 3n)."""
+    """The gates less a quantile of the normal distribution with their mean and deviation, at least 0 (Gemma 3n)."""
     mean = gate.mean(axis=-1, keepdims=True)
     deviation = jnp.sqrt(((gate - mean) ** 2).mean(axis=-1, keepdims=True))
     above = gate - mean - NormalDist().inv_cdf(share) * deviation

@@ -6,97 +6,23 @@ import asyncio
 import json
 import threading
 import time
-from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import httpx
-import jax
-import numpy as np
 import pytest
 import uvicorn
 
 from jaxpar.data.chat.encoding import ChatEncoder
 from jaxpar.data.tokens.tokenizer_file import load_tokenizer
 from jaxpar.generation.generator import Generator
-from jaxpar.generation.requests import Request
-from jaxpar.generation.text import Stop
-from jaxpar.interop.sources.model_text import ModelText, read_model_text
+from jaxpar.interop.sources.model_text import read_model_text
 from jaxpar.serving.app import Server
 from jaxpar.serving.fields import COMPLETION, fields_of
-from jaxpar.serving.refusals import Refusal
 from jaxpar.serving.served_model import ServedModel
-from jaxpar.serving.updates import Updates
-from jaxpar.serving.worker import Job, Worker
 from tests.data.chat_files import template, turns
 from tests.goldens.chat.generate import FOLDER
-from tests.small_run import SmallRun, small
-
-LENGTH, SLOTS, QUEUE, KEY = 2048, 2, 3, "sk-test"
-LETTERS = [*"abcdefghijklmnopqrstuvwxyz .,:", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ01234"]
-
-
-def decode(tokens: Any) -> str:
-    return "".join(LETTERS[token] for token in tokens)
-
-
-def encode(text: str) -> list[int]:
-    return [LETTERS.index(letter) for letter in text]
-
-
-@pytest.fixture(scope="module")
-def generator() -> Generator:
-    run = SmallRun(small(model={"vocab": 61, "layers": 2}))
-    return Generator(run.config, run.step.mesh, run.step.residency.initial_state().master)
-
-
-@pytest.fixture(scope="module")
-def server(generator: Generator) -> Iterator[Server]:
-    text = ModelText(decode, [], 0, encode, encode, {}, "letters")
-    model = ServedModel("tiny", generator.config.model, text, LENGTH, None, "there is none")
-    worker = Worker(generator.engine(SLOTS, LENGTH), SLOTS + QUEUE)
-    worker.start()
-    yield Server(model, worker, KEY, 300.0, 4096)
-    worker.close()
-
-
-@pytest.fixture(scope="module")
-def address(server: Server) -> Iterator[str]:
-    running = uvicorn.Server(uvicorn.Config(server.app(), port=0, log_level="warning", lifespan="off"))
-    thread = threading.Thread(target=running.run)
-    thread.start()
-    while not running.started:
-        time.sleep(0.01)
-    port = running.servers[0].sockets[0].getsockname()[1]
-    yield f"http://127.0.0.1:{port}/v1"
-    running.should_exit = True
-    thread.join()
-
-
-@pytest.fixture
-def client(address: str) -> Iterator[httpx.Client]:
-    with httpx.Client(base_url=address, headers={"Authorization": f"Bearer {KEY}"}, timeout=300) as client:
-        yield client
-
-
-def completion(client: httpx.Client, **fields: Any) -> dict[str, Any]:
-    answer = client.post("/completions", json={"model": "tiny", "temperature": 0} | fields)
-    assert answer.status_code == 200, answer.text
-    return answer.json()
-
-
-def events(answer: httpx.Response) -> list[dict[str, Any]]:
-    lines = [line for line in answer.iter_lines() if line]
-    assert lines[-1] == "data: [DONE]"
-    return [json.loads(line.removeprefix("data: ")) for line in lines[:-1]]
-
-
-def wait_until_idle(server: Server) -> None:
-    until = time.monotonic() + 120
-    while server.worker._jobs or server.worker._engine.busy:
-        assert time.monotonic() < until, "slots are in use"
-        time.sleep(0.01)
+from tests.serving.served import KEY, LENGTH, LETTERS, QUEUE, SLOTS, completion, decode, encode, events, wait_until_idle
 
 
 def test_completions_are_those_of_the_generator(client: httpx.Client, generator: Generator):
@@ -318,25 +244,6 @@ def test_messages_are_answered_also_after_a_template_that_did_not_end(
     assert refused.status_code == 400 and "roles must alternate" in refused.json()["error"]["message"]
 
 
-def test_a_failure_of_the_engine_ends_the_worker_and_tells_clients(generator: Generator):
-    failed = threading.Event()
-    worker = Worker(generator.engine(1, 64), 4, failed.set)
-    worker._engine.step = lambda: 1 / 0  # pyright: ignore[reportAttributeAccessIssue]
-    text = ModelText(decode, [], 0, encode, encode, {}, "letters")
-    server = Server(ServedModel("tiny", generator.config.model, text, 64, None), worker, None, 60.0, 4096)
-    worker.start()
-    transport = httpx.ASGITransport(server.app())
-
-    async def ask() -> list[httpx.Response]:
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            asked = {"model": "tiny", "prompt": "a"}
-            return [await client.post("/v1/completions", json=asked) for _ in range(2)]
-
-    first, second = asyncio.run(ask())
-    assert first.status_code == 500 and "ZeroDivisionError" in first.json()["error"]["message"]
-    assert second.status_code == 503 and failed.wait(5)
-
-
 def test_without_a_key_only_names_of_this_machine_are_answered(server: Server):
     """Else a page of another site could reach it from a browser, under a name that leads here."""
     transport = httpx.ASGITransport(replace(server, key=None).app())
@@ -353,119 +260,3 @@ def test_without_a_key_only_names_of_this_machine_are_answered(server: Server):
         "localhost.evil.org": 403,
     }
     assert {host: asyncio.run(status(host)) for host in wanted} == wanted
-
-
-def test_a_model_that_is_not_finite_fails_the_request_alone(generator: Generator, server: Server, client: httpx.Client):
-    weights = generator._weights
-    generator.update(jax.tree.map(lambda leaf: leaf * float("nan"), weights))
-    try:
-        answer = client.post("/completions", json={"model": "tiny", "prompt": "a"})
-    finally:
-        generator.update(weights)
-    assert answer.status_code == 500 and "finite" in answer.json()["error"]["message"]
-    assert completion(client, prompt="a", max_tokens=2)["choices"][0]["finish_reason"] == "length"
-
-
-def test_a_call_that_nobody_waits_for_is_not_made(generator: Generator):
-    """As where the client that asked for it is gone."""
-    worker, begun, go, calls = Worker(generator.engine(1, 64), 4), threading.Event(), threading.Event(), list[int]()
-    worker.start()
-    running = worker.call(lambda: (begun.set(), go.wait(60)))
-    assert begun.wait(60) and not running.cancel()
-    assert worker.call(lambda: calls.append(1)).cancel()
-    go.set()
-    assert worker.call(lambda: 5).result(60) == 5 and not calls and worker.failure is None
-    worker.close()
-
-
-@pytest.mark.parametrize("fails", [False, True])
-def test_calls_that_wait_at_the_end_are_told_so(generator: Generator, fails: bool):
-    """But those that were cancelled."""
-    worker = Worker(generator.engine(1, 64), 4)
-    worker._engine.step = lambda: [1 / 0] if fails else []  # pyright: ignore[reportAttributeAccessIssue]
-    worker.submit([Job(Request([1], 2), [Stop(decode, [])], 0, lambda piece: None)])
-    cancelled, waiting = (worker.call(lambda: 5, idle=True) for _ in range(2))
-    assert cancelled.cancel()
-    worker.start()
-    if fails:
-        worker.join(60)
-    worker.close()
-    with pytest.raises(ZeroDivisionError if fails else Refusal):
-        waiting.result(60)
-
-
-def control(server: Server, *asked: tuple[str, Any]) -> list[httpx.Response]:
-    """The answers to requests in turn."""
-
-    async def ask() -> list[httpx.Response]:
-        headers = {"Authorization": f"Bearer {KEY}"}
-        transport = httpx.ASGITransport(server.app())
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
-            return [await client.post(path, json=body) for path, body in asked]
-
-    return asyncio.run(ask())
-
-
-SCORED = {"model": "tiny", "prompt": ["ab", "def"], "max_tokens": 1, "n": 2, "prompt_logprobs": 0}
-
-
-def test_a_prompt_is_scored_once_by_the_weights_that_drew_its_answers(server: Server, tmp_path: Path):
-    prompts = list[list[int]]()
-
-    def score(prompt: Sequence[int], adapter: int) -> np.ndarray:
-        prompts.append([*prompt])
-        if new:
-            server.worker.version = new
-        return np.arange(1.0, len(prompt))
-
-    new = ""
-    one = replace(server, score=score, updates=Updates(tmp_path, server.worker, lambda folder: None))
-    (answer,) = control(one, ("/v1/completions", SCORED))
-    likely = [
-        [None, *({str(token): {"logprob": at + 1.0}} for at, token in enumerate(encode(text)))] for text in ("b", "ef")
-    ]
-    assert [choice["prompt_logprobs"] for choice in answer.json()["choices"]] == [likely[0]] * 2 + [likely[1]] * 2
-    assert prompts == [encode("ab"), encode("def")]
-    new = "later"
-    (answer,) = control(one, ("/v1/completions", SCORED))
-    assert answer.status_code == 409 and "new weights" in answer.json()["error"]["message"]
-    server.worker.version, new = None, ""
-
-
-def test_scores_have_to_come_in_time(server: Server):
-    go = threading.Event()
-    slow = replace(server, seconds=0.5, score=lambda prompt, adapter: np.zeros(len(prompt) - 1 + (not go.wait(60))))
-    (answer,) = control(slow, ("/v1/completions", SCORED))
-    go.set()
-    assert answer.status_code == 504 and "0.5 s" in answer.json()["error"]["message"]
-    assert server.worker.call(lambda: 5).result(60) == 5
-
-
-def test_requests_of_trainers_that_would_be_ignored_are_refused(server: Server, tmp_path: Path):
-    (tmp_path / "one").mkdir()
-    read = list[Path]()
-    updated = replace(server, updates=Updates(tmp_path, server.worker, read.append))
-    load = {"method": "reload_weights", "kwargs": {"weights_path": str(tmp_path / "one")}}
-    wrong: list[tuple[str, Any, str]] = [
-        ("/pause?mode=wait&clear_cach=true", {}, "did you mean clear_cache?"),
-        ("/pause?mode=wait&clear_cache=false", {}, "clear_cache: got 'false'; expected true"),
-        ("/pause?mode=wait", {"mode": "abort"}, "mode: this endpoint has no such field; expected none"),
-        ("/pause", {}, "mode: got None; expected wait"),
-        ("/resume?now=1", {}, "now: this endpoint has no such field; expected none"),
-        ("/collective_rpc", load | {"arg": []}, "did you mean args?"),
-        ("/collective_rpc", load | {"args": [1]}, "args: got [1]"),
-        ("/collective_rpc", load | {"timeout": 3}, "timeout: got 3; expected null"),
-        ("/collective_rpc", load | {"method": None}, "method: got None; expected 'reload_weights'"),
-        (
-            "/collective_rpc",
-            load | {"kwargs": load["kwargs"] | {"is_checkpoint_format": False}},
-            "`weights_path` alone",
-        ),
-    ]
-    for (path, body, part), answer in zip(wrong, control(updated, *(one[:2] for one in wrong)), strict=True):
-        assert answer.status_code == 400 and part in answer.json()["error"]["message"], (path, body, answer.text)
-    assert not server.worker.paused
-    right = [("/pause?mode=wait&clear_cache=true", {}), ("/collective_rpc", load | {"args": [], "timeout": None})]
-    answers = control(updated, *right, ("/resume", {}))
-    server.worker.version = None
-    assert [answer.status_code for answer in answers] == [200] * 3 and read == [tmp_path / "one"]

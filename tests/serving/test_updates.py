@@ -74,7 +74,7 @@ def loading(folder: Path | str, method: str = "reload_weights") -> dict[str, Any
 
 
 def test_answers_wait_for_new_weights_and_name_them(server: Server, generator: Generator, tmp_path: Path):
-    """Those that have begun end with the weights of before."""
+    """Answers that have begun end with the previous weights."""
     folder = weights_in(tmp_path / "shared/version-1", lambda all: {name: 1.5 * one for name, one in all.items()})
 
     async def ask(client: httpx.AsyncClient) -> None:
@@ -160,7 +160,7 @@ def test_only_folders_of_the_trainer_are_read_and_only_with_the_key(server: Serv
 
 
 def test_tokens_and_log_probabilities_of_prompts_are_told(server: Server, generator: Generator):
-    """The token that ends an answer is one of them; the model's own end does not count where it is ignored."""
+    """The token that ends an answer is one of them; the model's end token is not one where it is ignored."""
 
     async def ask(client: httpx.AsyncClient) -> None:
         completion = lambda **more: client.post("/v1/completions", json=COMPLETION | more)

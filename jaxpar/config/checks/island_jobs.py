@@ -1,4 +1,4 @@
-"""Checks of islands that are jobs of their own."""
+"""Checks of islands that are separate jobs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def check_island_jobs(config: Config) -> None:
         return
     if config.parallel.islands != 1:
         raise UserError(
-            f"parallel.islands: {config.parallel.islands}, and each island is a job of its own (islands.folder); "
+            f"parallel.islands: {config.parallel.islands}, and each island is a separate job (islands.folder); "
             "expected 1"
         )
     name = config.run.name

@@ -11,7 +11,7 @@ from jaxpar.config.mappings.outer import OuterConfig
 
 @dataclass(frozen=True)
 class IslandsConfig:
-    """DiLoCo (arXiv:2311.08105, arXiv:2501.18512): `parallel.islands` parts of the mesh each take steps of their own
+    """DiLoCo (arXiv:2311.08105, arXiv:2501.18512): `parallel.islands` parts of the mesh each take steps of a local
     optimizer on their share of each batch, without a message between them, and exchange the outcome every few steps.
     The weights that are evaluated, sampled and exported are the global ones."""
 
@@ -23,22 +23,21 @@ class IslandsConfig:
     fragments: Annotated[int, at_least(1, LAYERS)] = 1
     """Fragments of the weights (F), each of every F-th layer; one is exchanged each `every` / F steps."""
     delay: Annotated[int, at_least(0)] = 0
-    """Steps between taking an outer gradient and going on with the global weights; its message runs beside the
+    """Steps between taking an outer gradient and taking over the global weights; its message runs beside the
     first of them. With 0 the step waits for the message."""
     mix: Annotated[float, BELOW_ONE] = 0.0
-    """Share of an island's weights in the weights that it goes on with after an exchange; the rest is of the global
-    ones."""
+    """Share of an island's weights in its weights after an exchange; the rest is of the global ones."""
     wire: Literal["int8", "int4"] | None = None
     """Outer gradients while they travel: codes of 8 or 4 bits with a scale for each 256 of them, summed in float32;
     null is float32."""
     folder: str | None = None
-    """A folder that all islands see, where each is a job of its own with its own mesh: they exchange outer gradients
+    """A folder that all islands see, where each is a separate job with a local mesh: they exchange outer gradients
     through it (`docs/island-jobs.md`), and `run.name` is the name of an island. Null is for islands of one job."""
     quorum: Annotated[int, at_least(1, RANKS)] = 1
-    """Fewest islands with whose outer gradients a round in `folder` may close, without those that are refused; as many
-    as you start, if all must be in the first round."""
+    """Fewest islands with whose outer gradients a round in `folder` may close, without those that are refused: the
+    number of islands, if all must be in the first round."""
     wait_s: Annotated[float, at_least(0, SECONDS)] = 600.0
-    """Seconds after its own outer gradient that an island waits for those of others that work on the same round."""
+    """Seconds that an island waits, after its outer gradient, for those of others that work on the same round."""
     keep_rounds: Annotated[int, at_least(1)] = 4
     """Rounds before the newest outer state whose arrays stay in `folder`, so that they can be reproduced; records of
     older ones stay."""

@@ -1,7 +1,7 @@
 """Fits the router of a mixture: a table of naive Bayes from what the models were trained on, scaled on held-out text.
 
-The table is what each cluster's training tokens say about an n-gram; the likelihood of held-out text under the mixture
-decides how much it weighs, and how often each model is right without it.
+The table has the logarithms of how often each cluster's training tokens have an n-gram. Its scale, and a bias
+of each model, maximize the likelihood of held-out text under the mixture.
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from jaxpar.generation.mixture import router
 from jaxpar.generation.mixture.router import LAYOUT, Mixing, RouterCache
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.collectives import gather_context, reduce_max
+from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch, DecoderStages
 from jaxpar.model.tiled_loss import tiled_mixed_scores
 from jaxpar.runtime.records import Records
@@ -40,7 +41,7 @@ class MixtureFunctions(GenerationFunctions):
         return {MODELS: [super().by_block(value)] * self.mixing.models, ROUTER: value(RouterCache())}
 
     def after_prompts(
-        self, weights: Any, batch: Batch, lengths: Int[Array, " batch"]
+        self, weights: Weights, batch: Batch, lengths: Int[Array, " batch"]
     ) -> tuple[Float[Array, "batch vocab"], Any, Records]:
         """See `GenerationFunctions`; logits are log-probabilities of the mixture."""
         logits, caches = [], []
@@ -52,7 +53,12 @@ class MixtureFunctions(GenerationFunctions):
         return self._mixed(weights, logits, state, lengths), {MODELS: caches, ROUTER: _same(state)}, {}
 
     def after_tokens(
-        self, weights: Any, batch: Batch, lengths: Int[Array, " batch"], cache: Any, pages: Int[Array, "batch pages"]
+        self,
+        weights: Weights,
+        batch: Batch,
+        lengths: Int[Array, " batch"],
+        cache: Any,
+        pages: Int[Array, "batch pages"],
     ) -> tuple[Float[Array, "batch vocab"], Any, Records]:
         """See `GenerationFunctions`; logits are log-probabilities of the mixture."""
         logits, caches = [], []
@@ -64,20 +70,22 @@ class MixtureFunctions(GenerationFunctions):
         return self._mixed(weights, logits, state, lengths), {MODELS: caches, ROUTER: _same(state)}, {}
 
     def of_labels(
-        self, weights: Any, batch: Batch, lengths: Int[Array, " batch"], tiles: int
+        self, weights: Weights, batch: Batch, lengths: Int[Array, " batch"], tiles: int
     ) -> Float[Array, "batch seq"]:
         """See `GenerationFunctions`."""
         streams = [self._layers(one, self.stages.embed(one, batch), batch, lengths, None)[0] for one in weights[MODELS]]
         return mixed_scores(self.stages, self.mixing, weights, streams, batch, tiles)[0]
 
-    def _mixed(self, weights: Any, logits: list[jax.Array], state: router.RouterState, lengths: jax.Array) -> jax.Array:
+    def _mixed(
+        self, weights: Weights, logits: list[jax.Array], state: router.RouterState, lengths: jax.Array
+    ) -> jax.Array:
         assert not self.records, "a mixture has no records"
         of_models = jnp.stack([jax.nn.log_softmax(one, axis=-1) for one in logits])
         return router.mixed(of_models, router.log_weights(weights[ROUTER], state.evidence, lengths, self.mixing.top))
 
 
 def mixed_scores(
-    stages: DecoderStages, mixing: Mixing, weights: Any, streams: Sequence[jax.Array], batch: Batch, tiles: int
+    stages: DecoderStages, mixing: Mixing, weights: Weights, streams: Sequence[jax.Array], batch: Batch, tiles: int
 ) -> tuple[Float[Array, "batch seq"], Int[Array, "batch seq"]]:
     """`DecoderStages.scores` of a mixture, from the residual stream of each model after its layers; `tiles` are those
     of one model."""

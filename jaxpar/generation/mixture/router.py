@@ -18,7 +18,7 @@ from jaxpar.generation.layout import BY_ROW
 
 
 class Mixing(NamedTuple):
-    """How many models a mixture has, and how many of them are mixed at a token."""
+    """The numbers of models in a mixture, and of those that are mixed at a token."""
 
     models: int
     top: int
@@ -43,7 +43,7 @@ class RouterState(NamedTuple):
 
 _BY_ROW: Any = BY_ROW
 LAYOUT = RouterWeights(PartitionSpec(), PartitionSpec())
-"""Every device has the whole router."""
+"""Every device has the full router."""
 
 
 class RouterCache:
@@ -80,7 +80,7 @@ def read_tokens(weights: RouterWeights, state: RouterState, tokens: Int[Array, "
 def log_weights(
     weights: RouterWeights, evidence: Float[Array, "*row k"], tokens: Int[Array, "*row"], top: int
 ) -> Float[Array, "*row k"]:
-    """Log weights of the models after rows of so many tokens with that evidence; minus infinity but for the `top`
+    """Log weights of the models after rows of `tokens` tokens with that evidence; minus infinity but for the `top`
     largest, the first of equal ones."""
     logits = evidence / jnp.sqrt(jnp.maximum(tokens, 1).astype(evidence.dtype))[..., None] + weights.bias
     if top < logits.shape[-1]:

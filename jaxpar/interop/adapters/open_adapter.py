@@ -200,7 +200,7 @@ def _factors(
         yield (weight, tensor.layer), (a.T.reshape(*inputs, rank), part.astype(np.float32))
 
 
-def _config_of(folder: Path, key: str) -> Mapping[str, Any]:
+def _config_of(folder: Path, key: str) -> Mapping[str, object]:
     """The contents of `adapter_config.json`. Raises `UserError` for what is not plain factors."""
     file = folder / CONFIG
     try:

@@ -124,17 +124,17 @@ def by_rank(
     here = rank[:, :, None] == jnp.arange(ranks)
     assigned = here.sum(axis=1)
     before, tokens_before = (jnp.cumsum(x, axis=0) - x for x in (assigned, (assigned > 0).astype(assigned.dtype)))
-    own = jnp.minimum(rank, ranks - 1)
+    valid_rank = jnp.minimum(rank, ranks - 1)
     within = jnp.tril(rank[:, :, None] == rank[:, None, :], -1).sum(axis=2)
-    place = jnp.take_along_axis(before, own, axis=1) + within
-    token = jnp.take_along_axis(tokens_before, own, axis=1)
+    place = jnp.take_along_axis(before, valid_rank, axis=1) + within
+    token = jnp.take_along_axis(tokens_before, valid_rank, axis=1)
     # Assignments that do not count stand last and are the first of nothing.
     leads = (within == 0) & (rank < ranks)
     heads = jnp.argsort(~leads.ravel()[order], stable=True)
     lengths = assigned.sum(axis=0)
     first = jnp.minimum(room, jnp.sum(jnp.where(tokens_before < rows, assigned, 0), axis=0))
-    found = jnp.where(rank < ranks, rank, NONE)
-    return Lists(order, found, place, token, heads, experts % each, lengths, (assigned > 0).sum(axis=0), first)
+    destination = jnp.where(rank < ranks, rank, NONE)
+    return Lists(order, destination, place, token, heads, experts % each, lengths, (assigned > 0).sum(axis=0), first)
 
 
 def window_of(lists: Lists, round: int | jax.Array, room: int, rows: int) -> Window:
@@ -150,19 +150,19 @@ def window_of(lists: Lists, round: int | jax.Array, room: int, rows: int) -> Win
     at = start[:, None] + jnp.arange(room)
     inside = at < end[:, None]
     assignments = jnp.where(inside, lists.order[jnp.minimum(begins[:, None] + at, last)], NONE)
-    own = jnp.maximum(lists.list, 0)
-    taken = (lists.list >= 0) & (lists.place >= start[own]) & (lists.place < end[own])
-    slots = jnp.where(taken, own * room + lists.place - start[own], NONE)
+    index = jnp.maximum(lists.list, 0)
+    taken = (lists.list >= 0) & (lists.place >= start[index]) & (lists.place < end[index])
+    slots = jnp.where(taken, index * room + lists.place - start[index], NONE)
     # Rows: one for each token of a list. A list may have been cut within a token, whose row is then sent again.
     skipped = lists.token.ravel()[lists.order[jnp.minimum(begins + start, last)]]
-    row = lists.token - skipped[own]
+    row = lists.token - skipped[index]
     heads = jnp.cumsum(lists.tokens) - lists.tokens + skipped
     head = lists.heads[jnp.minimum(heads[:, None] + jnp.arange(rows), last)]
     head = jnp.maximum(head, (begins + start)[:, None])
     among = (skipped[:, None] + jnp.arange(rows) < lists.tokens[:, None]) & (head < (begins + end)[:, None])
     tokens = jnp.where(among, lists.order[jnp.minimum(head, last)] // chosen, NONE)
-    leads = taken & ((lists.place == start[own]) | ~_repeats(lists.list))
-    back = jnp.where(leads, own * rows + row, NONE)
+    leads = taken & ((lists.place == start[index]) | ~_repeats(lists.list))
+    back = jnp.where(leads, index * rows + row, NONE)
     pick = lambda values: jnp.where(inside, values.ravel()[jnp.maximum(assignments, 0)], NONE)
     return Window(
         tokens.ravel(), back, assignments.ravel(), slots.reshape(-1, 1), pick(lists.expert).ravel(), pick(row).ravel()
@@ -209,9 +209,11 @@ def by_expert(
     slot = source[:, :, None] * room + jnp.minimum(at, room - 1)
     same = inside & there[slot] & (row.ravel()[slot] == jnp.arange(rows)[:, None])
     back = jnp.where(same, inverse[slot], NONE).reshape(sources * rows, copies)
-    own = spread(weights.reshape(-1, 1), jnp.where(there[order], order, NONE), jnp.where(there, inverse, NONE)[:, None])
+    slot_weights = spread(
+        weights.reshape(-1, 1), jnp.where(there[order], order, NONE), jnp.where(there, inverse, NONE)[:, None]
+    )
     sizes = jnp.sum(key[:, None] == jnp.arange(each), axis=0)
-    return Places(take, back, own[:, 0], sizes)
+    return Places(take, back, slot_weights[:, 0], sizes)
 
 
 def by_expert_of_tokens(window: Window, gates: Float[Array, "tokens chosen"], each: int) -> Places:

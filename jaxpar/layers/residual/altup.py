@@ -32,7 +32,7 @@ type Norm = Callable[[jax.Array], jax.Array]
 
 
 def apart(x: Float[Array, "batch part wide"], streams: int) -> Streams:
-    """The streams of `x`, each in a row of its own."""
+    """The streams of `x`, each in a separate row."""
     return x.reshape(*x.shape[:-1], streams, -1)
 
 
@@ -56,7 +56,7 @@ class AltUp(nnx.Module):
     @staticmethod
     def declare(model: ModelConfig) -> Weights:
         """The router; the coefficients by which each stream adds to each prediction, [mode, to, from]; those by which
-        the active stream's change adds to each stream, [mode, to]; and, where layers have inputs of their own, the
+        the active stream's change adds to each stream, [mode, to]; and, where layers have per-layer inputs, the
         scale of the active stream before these are mixed with it."""
         streams = streams_of(model)
 

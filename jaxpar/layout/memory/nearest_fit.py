@@ -47,7 +47,7 @@ def nearest_fit(
 
     Each change of `changes` is tried alone, then they are applied one after the other (`_in_turn`), each kept if it
     makes the step smaller. Estimates are corrected by the error of the estimate of `layout` itself against `needed`,
-    XLA's own number. Devices without separate memory (`own_memory`) gain nothing by what goes to the host's.
+    XLA's number. Devices without separate memory (`own_memory`) gain nothing by what goes to the host's.
     """
     config = layout.config
     own = estimated_bytes(config, layout.plan, own_memory=own_memory)

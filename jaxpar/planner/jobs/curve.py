@@ -60,11 +60,11 @@ class Curve:
 
 def curve_of(points: Mapping[int, Point]) -> Curve:
     """The curve through those points that are faster than all smaller ones."""
-    kept: dict[int, Point] = {}
+    frontier: dict[int, Point] = {}
     for gpus in sorted(points):
-        if all(points[gpus].tokens_per_s > point.tokens_per_s for point in kept.values()):
-            kept[gpus] = points[gpus]
-    return Curve(kept)
+        if all(points[gpus].tokens_per_s > point.tokens_per_s for point in frontier.values()):
+            frontier[gpus] = points[gpus]
+    return Curve(frontier)
 
 
 def numbers_of(cluster: Cluster) -> list[int]:
@@ -72,8 +72,10 @@ def numbers_of(cluster: Cluster) -> list[int]:
     a third, and all of them. Parts of hosts divide each other, so jobs that fit in number also fit onto hosts."""
     each, hosts = cluster.gpus_per_host, cluster.groups[0].hosts
     parts = [1 << power for power in range(each.bit_length()) if each % (1 << power) == 0 and 1 << power < each]
-    whole = {scale << power for scale in (1, 3) for power in range(hosts.bit_length()) if scale << power <= hosts}
-    return [*parts, *(each * number for number in sorted(whole | {hosts}))]
+    several_hosts = {
+        scale << power for scale in (1, 3) for power in range(hosts.bit_length()) if scale << power <= hosts
+    }
+    return [*parts, *(each * number for number in sorted(several_hosts | {hosts}))]
 
 
 def planned_curve(config: Config, cluster: Cluster) -> tuple[Curve, dict[int, str]]:
@@ -95,10 +97,10 @@ def planned_curve(config: Config, cluster: Cluster) -> tuple[Curve, dict[int, st
         except UserError as error:
             without[gpus] = str(error)
             continue
-        found = planned.candidate
+        best = planned.candidate
         lost = reliability(gpus, parameters)
-        rate = found.time.tokens_per_s_per_gpu * gpus * lost.share
-        points[gpus] = Point(rate, lost.save + lost.start, words.in_one_line(found.layout))
+        rate = best.time.tokens_per_s_per_gpu * gpus * lost.share
+        points[gpus] = Point(rate, lost.save + lost.start, words.in_one_line(best.layout))
     if not points:
         raise UserError(f"no number of GPUs has a layout; on {gpus}: {without[gpus]}")
     return curve_of(points), without

@@ -63,17 +63,17 @@ def read_jobs(path: Path) -> dict[str, WrittenJob]:
         UserError: the file cannot be read, has no jobs, or a key or value is wrong; the sentence has file and line.
     """
     document = read_document(path)
-    for key, found in document.items():
+    for key, located in document.items():
         if key != "jobs":
-            raise UserError(f"{named(path)}:{found.line}: {key}: no such key{did_you_mean(key, ['jobs'])}")
+            raise UserError(f"{named(path)}:{located.line}: {key}: no such key{did_you_mean(key, ['jobs'])}")
     jobs = document["jobs"].value if "jobs" in document else None
     if not isinstance(jobs, dict) or not jobs:
         raise UserError(f"{named(path)}: jobs: expected a mapping from names to jobs, got {shown(jobs)}")
     return {name: _read_job(f"{named(path)}:{job.line}: jobs.{name}", job) for name, job in jobs.items()}
 
 
-def _read_job(key: str, found: Located) -> WrittenJob:
-    job = record_from_plain(WrittenJob, found.value, key)
+def _read_job(key: str, located: Located) -> WrittenJob:
+    job = record_from_plain(WrittenJob, located.value, key)
     _between(f"{key}.tokens", job.tokens, 1, 1e18)
     _between(f"{key}.arrives", job.arrives, 0, HOURS)
     _between(f"{key}.priority", job.priority, 1e-3, 1e3)

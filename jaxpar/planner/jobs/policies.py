@@ -93,5 +93,5 @@ POLICIES: Mapping[str, Policy] = MappingProxyType({
 
 def outcomes(jobs: Sequence[Job], gpus: int) -> dict[str, Outcome]:
     """The results of each policy, the best first: least priority of late jobs, then least mean time."""
-    found = {name: simulate(jobs, gpus, policy) for name, policy in POLICIES.items()}
-    return dict(sorted(found.items(), key=lambda item: item[1].score))
+    by_policy = {name: simulate(jobs, gpus, policy) for name, policy in POLICIES.items()}
+    return dict(sorted(by_policy.items(), key=lambda item: item[1].score))

@@ -39,11 +39,11 @@ class ClusterJobs:
         written = read_jobs(self.jobs)
         configs = {name: self._config(name, job, cluster) for name, job in written.items()}
         jobs = self._jobs(written, configs, cluster)
-        found = outcomes(jobs, cluster.devices)
+        by_policy = outcomes(jobs, cluster.devices)
         if self.as_json:
-            print(json_text(as_json(found, cluster), indent=2))
+            print(json_text(as_json(by_policy, cluster), indent=2))
         else:
-            print_outcomes(found, cluster, screen())
+            print_outcomes(by_policy, cluster, screen())
 
     def _config(self, name: str, job: WrittenJob, cluster: Cluster) -> Config:
         """The configuration that the job trains. Raises `UserError` that names the job."""
@@ -79,12 +79,12 @@ class ClusterJobs:
         return UserError(f"{named(self.jobs)}: jobs.{key}: {what}")
 
 
-def as_json(found: Mapping[str, Outcome], cluster: Cluster) -> dict[str, object]:
+def as_json(by_policy: Mapping[str, Outcome], cluster: Cluster) -> dict[str, object]:
     """Times in seconds; `plan` is of the first policy."""
-    best = next(iter(found.values()))
+    best = next(iter(by_policy.values()))
     return {
         "cluster": cluster.name,
-        "policy": next(iter(found)),
+        "policy": next(iter(by_policy)),
         "plan": [
             asdict(span) | {"layout": job.curve.points[span.gpus].layout}
             for job, span in best.by_job()
@@ -101,17 +101,17 @@ def as_json(found: Mapping[str, Outcome], cluster: Cluster) -> dict[str, object]
                 "makespan": one.makespan, "mean_time": one.mean_time, "late": [job.name for job in one.late],
                 "gpu_hours": one.gpu_seconds / HOUR,
             }
-            for name, one in found.items()
+            for name, one in by_policy.items()
         },
     }  # fmt: skip
 
 
-def print_outcomes(found: Mapping[str, Outcome], cluster: Cluster, console: Console) -> None:
+def print_outcomes(by_policy: Mapping[str, Outcome], cluster: Cluster, console: Console) -> None:
     """The policies side by side, who has how many GPUs when under the first, and when each job finishes."""
-    name, first = next(iter(found.items()))
+    name, first = next(iter(by_policy.items()))
     heads = "policy", "deadlines met", "mean hours to finish", "all finished after", "GPU-hours", "in use"
     policies = table(heads, ("policy",), "Policies, best first")
-    for policy, one in found.items():
+    for policy, one in by_policy.items():
         due = sum(job.deadline is not None for job in one.jobs)
         policies.add_row(
             policy, f"{due - len(one.late)} of {due}", f"{one.mean_time / HOUR:,.1f}", f"{one.makespan / HOUR:,.1f} h",
@@ -129,13 +129,13 @@ def print_outcomes(found: Mapping[str, Outcome], cluster: Cluster, console: Cons
         jobs.add_row(job.name, f"{first.finished[job.name] / HOUR:,.1f}", due)
     for one in (policies, spans, jobs):
         console.print(one)
-    print_lines(console, *(_late(job, found) for job in first.late), *([] if is_cpu(cluster) else [_certainty()]))
+    print_lines(console, *(_late(job, by_policy) for job in first.late), *([] if is_cpu(cluster) else [_certainty()]))
 
 
-def _late(job: Job, found: Mapping[str, Outcome]) -> str:
+def _late(job: Job, by_policy: Mapping[str, Outcome]) -> str:
     """A sentence on a job whose deadline is missed under the first policy."""
     assert job.deadline is not None, "it is late"
-    first, *others = found.values()
+    first, *others = by_policy.values()
     more = ", and after it under every policy" if all(job in one.late for one in others) else ""
     return f"{job.name} finishes {(first.finished[job.name] - job.deadline) / HOUR:,.1f} hours after its deadline{more}"
 

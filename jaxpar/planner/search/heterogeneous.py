@@ -125,8 +125,8 @@ class StepTimer:
         if not kinds or why_padded(layout) is not None or self.model.pattern is not None:
             return None
         key = replace(layout, remat="none", offload_fraction=0.0, resident_state=0.0)
-        found = self._known.of(key, lambda: _Stages(self, layout, kinds).in_proportion())
-        return None if found == even_chunks(self.model.layers, len(found)) else found
+        chunks = self._known.of(key, lambda: _Stages(self, layout, kinds).in_proportion())
+        return None if chunks == even_chunks(self.model.layers, len(chunks)) else chunks
 
     def reached(self, cluster: Cluster) -> HardwareModel:
         """The hardware parameters of a cluster of one kind."""
@@ -222,7 +222,7 @@ class _Stages:
 
     def _moved(self, lengths: Lengths) -> list[Lengths]:
         """A layer of each of the longest chunks of a kind, given to the shortest chunks of another."""
-        found = []
+        divisions = []
         for kind, other in permutations(range(len(self.kinds)), 2):
             top = self._longest(lengths, kind)
             if top == 1:
@@ -231,8 +231,8 @@ class _Stages:
             for giver in (c for c, own in enumerate(self.kind_of) if own == kind and lengths[c] == top):
                 new[giver] -= 1
                 new[min((c for c, own in enumerate(self.kind_of) if own == other), key=new.__getitem__)] += 1
-            found.append(tuple(new))
-        return found
+            divisions.append(tuple(new))
+        return divisions
 
     def _longest(self, lengths: Lengths, kind: int) -> int:
         return max(length for length, own in zip(lengths, self.kind_of, strict=True) if own == kind)
@@ -255,8 +255,8 @@ def stage_lengths(layers: int, speeds: Sequence[float]) -> tuple[int, ...]:
     Rounded so that the slowest stage is as fast as whole layers allow: the next layer goes where it ends first.
     """
     assert layers >= len(speeds), "every stage has a layer"
-    found = [1] * len(speeds)
+    chunks = [1] * len(speeds)
     for _ in range(layers - len(speeds)):
-        next_stage = min(range(len(speeds)), key=lambda stage: (found[stage] + 1) / speeds[stage])
-        found[next_stage] += 1
-    return tuple(found)
+        next_stage = min(range(len(speeds)), key=lambda stage: (chunks[stage] + 1) / speeds[stage])
+        chunks[next_stage] += 1
+    return tuple(chunks)

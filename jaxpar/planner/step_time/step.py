@@ -185,9 +185,9 @@ class Step:
         layout = self.layout
         if layout.pipe == 1:
             return 0.0
-        whole = float(self.case.tokens * self.case.shape.stream * self.case.item)
+        message = float(self.case.tokens * self.case.shape.stream * self.case.item)
         pair = self.network.pair(layout.devices // layout.pipe, layout.pipe)
-        return pair.shift(whole / layout.tensor)
+        return pair.shift(message / layout.tensor)
 
 
 def _kinds(sorts: Counter[Sort]) -> Counter[str]:

@@ -122,7 +122,7 @@ class ServedGenerator:
             self._answered(self._load)
 
     def _load(self) -> None:
-        """Let the server go on with the weights of the moment, and check that it does. Raises `UserError`."""
+        """Update the server to the current weights, and check that it has them. Raises `UserError`."""
         version = self._current
         assert version is not None, "there are weights"
         self._server.reload(str(version.folder))

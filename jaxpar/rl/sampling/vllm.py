@@ -81,7 +81,7 @@ class VLLMServer:
     def __init__(self, url: str, key: str | None = None):
         self.url, self._key = url.rstrip("/"), key
         self._weights: object = None
-        """The name that it has given its weights since the last update, if any."""
+        """The name of its weights since the last update, if any."""
         self.connect()
 
     def connect(self) -> None:

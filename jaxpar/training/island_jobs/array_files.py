@@ -24,7 +24,7 @@ type Listed = tuple[str, str, Entry]
 
 
 def written(folder: SharedFolder, name_of: Callable[[str], str], parts: Parts, wire: str | None) -> dict[str, Entry]:
-    """Write the parts of this process to a file of its own; returns the entries of the files of all processes.
+    """Write the parts of this process to a separate file; returns the entries of the files of all processes.
 
     Collective. Raises `UserError` where one of the processes cannot write.
     """
@@ -34,7 +34,7 @@ def written(folder: SharedFolder, name_of: Callable[[str], str], parts: Parts, w
         temporary = folder.begin(name)
         write_parts(temporary, parts, wire)
         folder.finish(temporary, name)
-        answer: dict[str, Any] = {file: file_entries(folder.path, [name], flush=False)[name]}
+        answer: dict[str, object] = {file: file_entries(folder.path, [name], flush=False)[name]}
     except OSError as error:  # the other processes must learn of it
         answer = {"error": f"{name}: {reason(error)}"}
     files = judged(json_text(answer), _merged)
@@ -44,7 +44,7 @@ def written(folder: SharedFolder, name_of: Callable[[str], str], parts: Parts, w
 
 
 def damaged(folder: SharedFolder, files: Iterable[Listed]) -> dict[str, str]:
-    """Island to what is wrong with the first damaged one of its files. Collective: each process reads its share."""
+    """Island to the damage of the first damaged one of its files. Collective: each process reads its share."""
     share = sorted(files)[jax.process_index() :: jax.process_count()]
     each = [(island, _damage(folder.path / name, entry)) for island, name, entry in share]
     return judged(json_text({island: why for island, why in each if why is not None}), _merged)

@@ -15,7 +15,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from jaxpar.checkpoint.errors import Damage, reason
 from jaxpar.checkpoint.folders import step_name
@@ -51,7 +50,7 @@ class Exchange:
         self._pruned = 0
         """Rounds before this one were looked into by `prune`."""
 
-    def check(self, agreed: Mapping[str, Any]) -> None:
+    def check(self, agreed: Mapping[str, object]) -> None:
         """Compare what all islands agree on, by key, with what the exchange began with, if it has begun.
 
         Raises:
@@ -75,7 +74,7 @@ class Exchange:
                 f"({differences}); expected these values, or another folder"
             )
 
-    def join(self, agreed: Mapping[str, Any]) -> None:
+    def join(self, agreed: Mapping[str, object]) -> None:
         """Begin the exchange, or join it. Raises `UserError` as `check`."""
         if not self.folder.create(_AGREED, (json_text(agreed, indent=1, sort_keys=True) + "\n").encode()):
             self.check(agreed)
@@ -125,7 +124,7 @@ class Exchange:
         return from_bytes(Contribution, content), digest_of(content)
 
     def checked(self, index: int, island: str, base: str, weights: str) -> tuple[Contribution, str]:
-        """As `contribution`, of the round's own outer state and model; the files are not read. Raises `Damage`."""
+        """As `contribution`, of the round's outer state and model; the files are not read. Raises `Damage`."""
         contribution, digest = self.contribution(index, island)
         if contribution.round != index:
             raise Damage(f"it is of round {contribution.round}")

@@ -74,9 +74,7 @@ class Island:
         island = self.exchange.island
         if from_first(lambda: self.exchange.is_over(self.round)):
             return
-        shared: Any = self.shared
-        local: Any = parts
-        gradients: Any = {part: outer_gradient(shared[part], local[part]) for part in saves}
+        gradients = {part: outer_gradient(self.shared[part], parts[part]) for part in saves}
         finite = judged(json_text(all(bool(np.isfinite(one).all()) for one in gradients.values())), _all)
         if not finite:
             self.say(f"This island does not contribute to round {self.round}: its weights are not finite.")
@@ -111,7 +109,7 @@ class Island:
             pause = min(LONGEST_PAUSE_S, 1.5 * pause)
 
     def advance(self, closed: Closed, saves: Iterable[Part]) -> None:
-        """Go on to the next outer state: by the counted contributions, or the newest that the folder has."""
+        """Take the next outer state: by the counted contributions, or the newest that the folder has."""
         following, like = closed.round + 1, list(self.shared)
         if from_first(self.exchange.newest) > following:
             self._take_newest(like)

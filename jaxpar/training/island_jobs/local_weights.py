@@ -7,10 +7,10 @@ Each process has the parts that its devices have, and saves those of which no ot
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
 
 import jax
 import numpy as np
+from jax.tree_util import KeyPath
 
 from jaxpar.checkpoint.leaves import named_leaves
 from jaxpar.layout.step_layout import StepLayout
@@ -56,7 +56,7 @@ class LocalWeights:
         for leaf in jax.tree.leaves(old):
             leaf.delete()
 
-        def one(path: Any, like: jax.ShapeDtypeStruct) -> jax.Array:
+        def one(path: KeyPath, like: jax.ShapeDtypeStruct) -> jax.Array:
             name = jax.tree_util.keystr(path, simple=True, separator="/")
             read = lambda index: parts[_part(name, index, like.shape)].astype(like.dtype)
             assert like.sharding is not None, "weights are sharded over a mesh"

@@ -82,7 +82,7 @@ def from_bytes[Record](kind: type[Record], content: bytes) -> Record:
         raise Damage("its record is damaged") from error
 
 
-def digest_of(value: bytes | Mapping[str, Any] | list[Any]) -> str:
+def digest_of(value: bytes | Mapping[str, object] | list[object]) -> str:
     """A digest of bytes, or of a JSON value."""
     content = value if isinstance(value, bytes) else json_text(value, sort_keys=True).encode()
     return hashlib.blake2b(content, digest_size=32).hexdigest()

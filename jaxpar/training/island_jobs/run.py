@@ -1,4 +1,4 @@
-"""A run that is one of several islands, each a job of its own (`islands.folder`)."""
+"""A run that is one of several islands, each a separate job (`islands.folder`)."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ ISLAND = "island"
 class IslandRun(Run):
     """A run that exchanges outer gradients with others after each `islands.every` of its steps.
 
-    A round that was closed without this island is lost to it alone: it goes on from the newest outer state. The
+    A round that was closed without this island is lost to it alone: it continues from the newest outer state. The
     optimizer's state, the number of steps and the place in the data are the island's.
     """
 
@@ -54,7 +54,7 @@ class IslandRun(Run):
 
     @classmethod
     def data_seed(cls, config: Config) -> int:
-        """See `Run`: each island has rows of its own."""
+        """See `Run`: each island has other rows."""
         bits = random_bits(1, config.run.seed, *config.run.name.encode())
         return int(bits[0]) % 2**32
 
@@ -79,7 +79,7 @@ class IslandRun(Run):
     def provide_reference(
         self, listeners: Listener | None = None, saved: tuple[int, Mapping[str, Any]] | None = None
     ) -> None:
-        """See `Run`. The listeners are told who is counted, too, and a checkpoint of another exchange is refused."""
+        """See `Run`. It also reports who is counted, and a checkpoint of another exchange is refused."""
         self._listeners = listeners or self._listeners
         if saved is not None:
             self._check_saved(saved[1])
@@ -124,7 +124,7 @@ class IslandRun(Run):
         return self._steps % self.config.islands.every == 0  # pyright: ignore[reportOperatorIssue] (checked)
 
     def _join(self) -> None:
-        """Take the newest outer state; the weights of a checkpoint go on where its round is still open."""
+        """Take the newest outer state; the weights of a checkpoint continue where its round is still open."""
         if (notice := from_first(self._lock.take)) is not None:
             self._listeners.message(notice)
         from_first(lambda: self.island.exchange.join(self._agreed))
@@ -192,7 +192,7 @@ class IslandRun(Run):
         words += [f"refused {name} ({why})" for name, why in sorted(closed.refused.items())]
         name = self.island.exchange.island
         if name not in closed.counted and name not in closed.refused:
-            words.append(f"this island came after it was closed, and goes on with round {self.island.round}")
+            words.append(f"this island came after it was closed, and continues with round {self.island.round}")
         self._listeners.message("; ".join(words) + ".")
 
     def brief(self) -> list[tuple[str, str]]:

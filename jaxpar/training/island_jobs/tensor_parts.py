@@ -70,8 +70,7 @@ def write_parts(path: Path, parts: Mapping[Part, np.ndarray], wire: str | None =
 
 
 def _sent(array: np.ndarray, wire: str | None) -> np.ndarray:
-    rows: Any = array.reshape(_rows(array.shape), -1)
-    return array if wire is None else np.asarray(to_wire(rows, wire))
+    return array if wire is None else np.asarray(to_wire(array.reshape(_rows(array.shape), -1), wire))
 
 
 def _rows(shape: tuple[int, ...]) -> int:

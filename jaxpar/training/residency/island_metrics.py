@@ -9,11 +9,12 @@ from typing import Any
 
 import jax
 import numpy as np
+from numpy.typing import DTypeLike
 
 from jaxpar.mesh.build import on_hosts
 
-REDUCED: dict[str, Callable[..., Any]] = {"tokens": np.sum, "finite": np.all, "skipped_in_row": np.max}
-"""How step metrics of the whole run are made of those of islands, by name; others are means."""
+REDUCED: dict[str, Callable[..., np.ndarray]] = {"tokens": np.sum, "finite": np.all, "skipped_in_row": np.max}
+"""Reductions over islands of the step metrics, by name; others are means."""
 PER_TOKEN = ("loss", "report")
 """Metrics whose mean is over the tokens of all islands."""
 
@@ -26,12 +27,12 @@ def mean_over_tokens(array: np.ndarray, tokens: np.ndarray) -> np.ndarray:
 
 @dataclass(frozen=True, eq=False)
 class OfIslands:
-    """Arrays [island, ...] that are read as one of the whole run. On several processes, all must read it."""
+    """Arrays [island, ...] that are read as one of the run. On several processes, all must read it."""
 
     arrays: tuple[jax.Array, ...]
-    reduced: Callable[..., Any]
+    reduced: Callable[..., np.ndarray]
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, dtype: DTypeLike | None = None, copy: bool | None = None) -> np.ndarray:
         del copy
         return np.asarray(self.reduced(*map(on_hosts, self.arrays)), dtype)
 
@@ -51,7 +52,7 @@ class OfIslands:
 
 
 def metrics_of_islands(metrics: Any) -> Any:
-    """Step metrics [island, ...] as those of the whole run."""
+    """Step metrics [island, ...] as those of the run."""
 
     def of_run(name: str, array: jax.Array) -> OfIslands:
         if name in PER_TOKEN:

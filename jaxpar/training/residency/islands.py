@@ -1,4 +1,4 @@
-"""A step on islands: each takes its own, and the outer optimizer updates the weights that they share.
+"""A step on islands: each takes a local step, and the outer optimizer updates the weights that they share.
 
 The only messages between islands are those of outer gradients. With `islands.delay` the message depends on nothing of
 the step that it is sent in, so that it runs beside the step's forward and backward.
@@ -6,7 +6,7 @@ the step that it is sent in, so that it runs beside the step's forward and backw
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import PartitionSpec
+from jax.tree_util import KeyPath
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.config.axes import ISLANDS
@@ -94,10 +95,12 @@ class IslandStep:
         alike = lambda old: jax.tree.map(lambda new, old: new.astype(old.dtype), change(old), old)
         return lax.cond(self._sent(step), alike, lambda tree: tree, tree)
 
-    def _beside(self, measure: Callable[[], Any], master: Weights, outer: OuterState, step: Int[Array, ""]) -> Any:
+    def _beside[Measured](
+        self, measure: Callable[[], Measured], master: Weights, outer: OuterState, step: Int[Array, ""]
+    ) -> tuple[Measured, list[Rows]]:
         """Forward and backward with the message of the fragment that was taken before them, if one was.
 
-        A collective in a branch of its own would not run beside what is outside of it, so the branches have both; there
+        A collective in a separate branch would not run beside what is outside of it, so the branches have both; there
         is one where each step sends.
         """
         send = lambda: (measure(), self._message(master, outer, step))
@@ -139,7 +142,7 @@ class IslandStep:
         take = lambda leaf, rows: jnp.take(leaf, rows, axis=0, mode="fill", fill_value=0)
         return [take(leaf, rows) for leaf, rows in zip(leaves, self._rows(leaves, step), strict=True)]
 
-    def _put(self, weights: Weights, new: Any, step: Int[Array, ""]) -> Weights:
+    def _put(self, weights: Weights, new: Sequence[Rows], step: Int[Array, ""]) -> Weights:
         """`weights` with other rows in the fragment of `step`."""
         leaves, structure = jax.tree.flatten(weights)
         if self._fragments == 1:
@@ -168,7 +171,7 @@ class IslandStep:
         tables = [self._table(path) if stack else None for stack, (path, _) in zip(stacks, leaves, strict=True)]
         return structure.flatten_up_to(self.layout.master), tables
 
-    def _table(self, path: Any) -> np.ndarray:
+    def _table(self, path: KeyPath) -> np.ndarray:
         numbers = self.layout.order.stack_at(path).numbers.reshape(self.layout.plan.axes.pipe, -1)
         each = [[np.flatnonzero(row % self._fragments == f) for f in range(self._fragments)] for row in numbers]
         most = max(len(rows) for rank in each for rows in rank)

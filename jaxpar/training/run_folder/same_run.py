@@ -18,7 +18,7 @@ MAY_CHANGE = (
 """Sections that change how a run is computed and monitored, not what it computes."""
 
 STAYS = ("parallel.islands",)
-"""Keys of those sections that stay: each island has weights and optimizer state of its own."""
+"""Keys of those sections that stay: weights and optimizer state are local to each island."""
 
 MAY_CHANGE_KEYS = (
     "run.steps",

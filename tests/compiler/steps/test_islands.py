@@ -40,7 +40,8 @@ def between(report: Report) -> Any:
 @pytest.mark.long
 @pytest.mark.parametrize(("wire", "kind"), [(None, "all-reduce"), ("int4", "all-gather")])
 def test_the_outer_message_runs_beside_the_step_that_carries_it(wire, kind):
-    """Of the weights / H, in 4 bits an eighth of it; the step waits for it for at most 2% of its time."""
+    """The message has the size of the weights / H, in 4 bits an eighth of it; the step waits for it at most 2% of the
+    time."""
     config, report = compiled(wire)
     row = between(report)
     weights = parameter_count(config.model, padded=True) / SHARDS

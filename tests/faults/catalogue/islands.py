@@ -23,7 +23,7 @@ ISLANDS = (
     ),
     Fault(
         name="islands_give_up_their_weights",
-        description="An island goes on with the global weights alone, whatever islands.mix.",
+        description="An island takes the global weights alone, whatever islands.mix.",
         file="jaxpar/optim/outer.py",
         old="shared + mix * (local - shared)",
         new="shared + 0 * mix * (local - shared)",
@@ -65,7 +65,7 @@ ISLANDS = (
     ),
     Fault(
         name="islands_wait_longer_for_the_global_weights",
-        description="Islands go on with the global weights a step after islands.delay.",
+        description="Islands take the global weights a step after islands.delay.",
         file="jaxpar/training/residency/islands.py",
         old="island._replace(master=self._if_sent(done - delay,",
         new="island._replace(master=self._if_sent(done - delay - 1,",
@@ -139,7 +139,7 @@ ISLANDS = (
     ),
     Fault(
         name="outer_gradients_summed_in_any_order",
-        description="Each island adds up the outer gradients from its own on.",
+        description="Each island adds up the outer gradients from the local one on.",
         file="jaxpar/training/island_jobs/contributions.py",
         old="files for island in sorted(counted)]",
         new="files for island in sorted(counted, key=lambda name: name != self._exchange.island)]",
@@ -147,7 +147,7 @@ ISLANDS = (
     ),
     Fault(
         name="a_slow_island_goes_on_from_a_state_of_its_own",
-        description="An island whose round was closed without it goes on with that round's outcome, not the newest.",
+        description="An island whose round was closed without it continues with that round's outcome, not the newest.",
         file="jaxpar/training/island_jobs/island.py",
         old="if from_first(self.exchange.newest) > following:",
         new="if not closed.counted:",

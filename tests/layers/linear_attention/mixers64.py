@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from tests.reference.decoder64 import rms_norm
+from tests.reference.norms64 import rms_norm
 from tests.reference.rotary64 import rotate
 
 

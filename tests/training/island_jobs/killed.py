@@ -1,4 +1,4 @@
-"""Two islands of which one is killed (-9) at random moments and started again, while the other goes on.
+"""Two islands of which one is killed (-9) at random moments and started again, while the other continues.
 
     python -m tests.training.island_jobs.killed FOLDER --kills 20 --seed 3
 
@@ -71,7 +71,7 @@ class RecordedIsland(IslandRun):
 
 
 def start(config: Config, board: Board) -> int:
-    """Begin or go on with an island in a process of its own; its process id."""
+    """Begin or continue an island in a separate process; its process id."""
     board.write("starting")
     child = os.fork()
     if child:
@@ -171,7 +171,7 @@ def parts_of(exchange: Exchange, index: int) -> list[Part]:
 
 
 def main(folder: Path, kills: int, seed: int) -> tuple[Counter[str], int]:
-    """Kill so many times; returns where the kills fell, and how many rounds there were."""
+    """Kill repeatedly; returns where the kills fell, and how many rounds there were."""
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=1 --xla_backend_optimization_level=0"
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_compilation_cache_dir", str(folder / "cache"))

@@ -1,4 +1,4 @@
-"""Islands as whole runs: their numbers, what they say, and folders and settings that are refused."""
+"""Islands as full runs: their numbers, what they say, and folders and settings that are refused."""
 
 import signal
 from concurrent.futures import ThreadPoolExecutor
@@ -127,7 +127,7 @@ class StoppedWaiting(Recorder):
 
 @pytest.mark.long
 def test_an_island_stops_while_it_waits_and_goes_on_bit_for_bit(tmp_path: Path):
-    """It is saved before the exchange, which comes first when it goes on."""
+    """It is saved before the exchange, which comes first when it continues."""
     keys: dict[str, Any] = {"islands": {"quorum": 2, "wait_s": 0.0}}
     peaceful = fit_together(*(island_config(tmp_path / "peaceful", name, **keys) for name in "ab"))
     recorder = StoppedWaiting()

@@ -1,4 +1,4 @@
-"""An island that is killed (-9) and rejoins, again and again: no round is lost, and the other island goes on."""
+"""An island that is killed (-9) and rejoins, again and again: no round is lost, and the other island continues."""
 
 import re
 from pathlib import Path

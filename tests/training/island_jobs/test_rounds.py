@@ -14,12 +14,12 @@ from jaxpar.config import UserError
 from jaxpar.training.island_jobs import array_files
 from jaxpar.training.island_jobs.exchange import Exchange
 from jaxpar.training.island_jobs.records import Contribution, from_bytes, to_bytes
-from tests.training.island_jobs.three import OUTER, SHAPES, Trained, round_of, whole
+from tests.training.island_jobs.three import OUTER, SHAPES, Trained, full_arrays, round_of
 
 
 def same(*islands: Trained) -> bool:
     """Whether all have the same outer state, bit for bit."""
-    first, *others = [(whole(one.island.shared), whole(one.island.momentum)) for one in islands]
+    first, *others = [(full_arrays(one.island.shared), full_arrays(one.island.momentum)) for one in islands]
     return all(
         np.array_equal(a[name], b[name]) for two in others for a, b in zip(first, two, strict=True) for name in a
     )
@@ -268,7 +268,7 @@ def test_arrays_of_old_rounds_are_removed_and_records_stay(tmp_path: Path):
 
 
 def test_arrays_without_a_record_are_removed_with_their_round(tmp_path: Path):
-    """Those of an island that was killed between its arrays and their record."""
+    """An island that was killed between its arrays and their record leaves them."""
     a = Trained(tmp_path, "a", keep_rounds=1)
     orphan = contribution_file(tmp_path, 0, "killed")
     orphan.parent.mkdir(parents=True)
@@ -309,7 +309,7 @@ def test_a_round_waits_for_its_quorum(tmp_path: Path):
 
 
 def test_a_refused_contribution_is_none_of_a_quorum(tmp_path: Path):
-    """The round goes on with a third island, or with a smaller quorum after a restart."""
+    """The round continues with a third island, or with a smaller quorum after a restart."""
     a, b = (Trained(tmp_path, name, quorum=2) for name in "ab")
     for one in (a, b):
         one.train()

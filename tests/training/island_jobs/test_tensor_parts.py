@@ -47,12 +47,12 @@ def test_a_name_of_a_part_is_read_back():
 
 
 def test_what_is_missing_twice_or_no_tensor_is_damage(files: list[Path], tmp_path: Path):
-    for given in (files[:1], [*files, files[0]]):
+    for paths in (files[:1], [*files, files[0]]):
         with pytest.raises(Damage, match="each number of mlp/up once"):
-            TensorParts(given).read(part((0, 0, 0), (4, 6, 5)))
+            TensorParts(paths).read(part((0, 0, 0), (4, 6, 5)))
     with pytest.raises(Damage, match="each number of other once"):
         TensorParts(files).read(part((0,), (2,), "other"))
     (tmp_path / "1").write_bytes(b"no tensors")
-    for given in ([tmp_path / "1"], [tmp_path / "gone"]):
+    for paths in ([tmp_path / "1"], [tmp_path / "gone"]):
         with pytest.raises(Damage, match="missing or no safetensors file"):
-            TensorParts(given)
+            TensorParts(paths)

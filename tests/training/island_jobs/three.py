@@ -19,7 +19,7 @@ MODEL = "the model"
 
 
 def parts_of(arrays: dict[str, np.ndarray], columns: int = 1) -> Parts:
-    """Float32 arrays as parts, matrices in so many blocks of columns, as a mesh would split them."""
+    """Float32 arrays as parts, matrices in blocks of columns, as a mesh would split them."""
     parts: Parts = {}
     for name, array in arrays.items():
         pieces = columns if array.ndim > 1 else 1
@@ -29,7 +29,7 @@ def parts_of(arrays: dict[str, np.ndarray], columns: int = 1) -> Parts:
     return parts
 
 
-def whole(parts: Parts) -> dict[str, np.ndarray]:
+def full_arrays(parts: Parts) -> dict[str, np.ndarray]:
     """The arrays of which these are all parts."""
     arrays = {name: np.full(shape, np.nan, np.float32) for name, shape in SHAPES.items()}
     for part, piece in parts.items():
@@ -38,7 +38,7 @@ def whole(parts: Parts) -> dict[str, np.ndarray]:
 
 
 class Trained:
-    """An island and its weights; each has a mesh of its own."""
+    """An island and its weights; each has a local mesh."""
 
     def __init__(self, folder: Path, name: str, columns: int = 1, **config: Any):
         keys = {"every": 4, "folder": str(folder), "outer": OUTER, "wait_s": 0.0} | config
@@ -48,7 +48,7 @@ class Trained:
         self.draw = np.random.default_rng(list(name.encode()))
         first = np.random.default_rng(7)
         self.island.start(parts_of({n: first.normal(size=s) for n, s in SHAPES.items()}, columns), self._all())
-        self.arrays = whole(self.island.shared)
+        self.arrays = full_arrays(self.island.shared)
 
     def _all(self) -> list[Part]:
         return list(parts_of({name: np.zeros(shape) for name, shape in SHAPES.items()}, self.columns))
@@ -65,11 +65,11 @@ class Trained:
         closed = self.island.settle(lambda: False)
         assert closed is not None, "nobody asked to stop"
         self.island.advance(closed, self._all())
-        self.arrays = whole(self.island.shared)
+        self.arrays = full_arrays(self.island.shared)
         return closed
 
     def waits(self) -> list[str]:
-        """What an island says that waits, and is asked to stop after two looks into the folder."""
+        """The messages of an island that waits, and is asked to stop after two looks into the folder."""
         looks, said = iter((False, True)), len(self.said)
         assert self.island.settle(lambda: next(looks)) is None
         return self.said[said:]

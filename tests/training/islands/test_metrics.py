@@ -1,4 +1,4 @@
-"""Metrics of the whole run from those of its islands."""
+"""Metrics of the run from those of its islands."""
 
 from typing import Any
 

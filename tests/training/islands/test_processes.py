@@ -1,4 +1,4 @@
-"""Islands in processes of their own: the numbers of one process, read by all."""
+"""Islands in separate processes: the numbers of one process, read by all."""
 
 import json
 from pathlib import Path

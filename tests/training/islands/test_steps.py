@@ -103,7 +103,7 @@ def test_exchanges_are_updates_with_nesterov_momentum(count):
         after = jax.device_get(state)
         if step % 2 == 0:
             first, last = (jax.tree.map(lambda leaf, i=i: leaf[i], own) for i in (0, -1))
-            assert count == 1 or worst_difference(first, last)[0] > TOLERANCE, "islands have rows of their own"
+            assert count == 1 or worst_difference(first, last)[0] > TOLERANCE, "islands have separate rows"
             assert_same_bits((after.master, after.optimizer[ISLAND_WEIGHTS]), (before.master, own))
             continue
         shared, momentum = outer64(before, own)
@@ -143,7 +143,7 @@ def test_a_fragment_is_sent_beside_a_step_and_reaches_the_islands_after_the_dela
             assert (own == shared).all() if mix == 0 else not (own == shared).all()
         if taken <= every:
             seen = jax.tree.map(partial(count_rows, rows), seen, states[0].master)
-    assert all((times == 1).all() for times in jax.tree.leaves(seen)), "fragments together are the whole"
+    assert all((times == 1).all() for times in jax.tree.leaves(seen)), "fragments together are all weights"
 
 
 @pytest.mark.long
