@@ -8,7 +8,7 @@ import pytest
 
 from jaxpar.interop.config_json import differences, model_of
 from jaxpar.interop.mapping.keys import HFConfig
-from tests.goldens.check import COARSER, Result, accepted, chosen, coarser, most, table, unlike
+from tests.goldens.check import COARSER, Result, accepted, chosen, coarser, difference, most, table, unlike
 from tests.goldens.configurations import drawn
 from tests.goldens.loading import FOLDER, NAMES
 from tests.sentences import refused
@@ -65,6 +65,13 @@ def test_logits_that_are_no_numbers_are_told():
     assert np.isnan(most((1.0, float("nan")))) and most(()) == 0
     row = table({"llama": [Result(1e-6, 0.1, 0.1, False, False), Result(np.nan, np.nan, 0.1, False, False)]}, {})
     assert row.splitlines()[-1] == "| llama | 0 | 0 | 0 | nan | nan | 1.0e-01 | 0 |"
+
+
+def test_a_token_with_other_experts_does_not_count_in_bfloat16_and_a_difference_of_all_tokens_does():
+    wanted = np.random.default_rng(0).standard_normal((1, 5, 7))
+    one, all_tokens = wanted.copy(), wanted * 1.1
+    one[0, 3] *= -1
+    assert difference(one, wanted) == 0 and 0.05 < difference(all_tokens, wanted) < 0.15
 
 
 def test_the_table_has_the_largest_differences_of_a_family_and_how_many_models_are_wrong():
