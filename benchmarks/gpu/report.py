@@ -10,7 +10,7 @@ from benchmarks.gpu import jax_attention
 from benchmarks.gpu.targets import DENSE_MASK, JUDGED, OURS
 from jaxpar.units import GIGA, MILLI, percent, seconds, size
 from pallas_kernels import bounds
-from pallas_kernels.expected import H100
+from pallas_kernels.expected import B200, H100
 
 
 def table(result: Mapping[str, Any]) -> str:
@@ -28,7 +28,7 @@ def table(result: Mapping[str, Any]) -> str:
             "Attention, TFLOP/s (median of turns), and ours over the best of others, forward and backward",
             _attention(of("attention")),
         ),
-        ("Grouped matmuls, TFLOP/s (median of turns)", [_grouped(row) for row in of("grouped")]),
+        ("Grouped matmuls, TFLOP/s (median of turns)", [_grouped(row, device["device"]) for row in of("grouped")]),
         ("Matmuls of FP8 tiles, TFLOP/s (median of turns)", [_tiled(row) for row in of("tiled")]),
         ("Linear attention, TFLOP/s (median of turns)", [_linear(row) for row in of("linear_attention")]),
         ("Tiles: the table's entry, and the fastest of its neighbours", _tiles(of("tile"))),
@@ -118,10 +118,11 @@ def _why_not(row: Mapping[str, Any]) -> str:
     return f"FAILED: {row['failed']}" if "failed" in row else f"refused: {row['refused']}" if "refused" in row else ""
 
 
-def _grouped(row: Mapping[str, Any]) -> str:
+def _grouped(row: Mapping[str, Any], device: str) -> str:
+    machine = B200 if "B200" in device else H100
     head = f"{row['case']:26}{row['rows']:7} rows, {row['groups']:3} groups, {row['k']} x {row['n']:6}  "
     wide = row["k"] if row["way"] == "d_rows" else row["n"]
-    return f"{head}{row['by']:12}{row['way']:10}{_rate(row, bounds.grouped(wide, H100))}"
+    return f"{head}{row['by']:12}{row['way']:10}{_rate(row, bounds.grouped(wide, machine))}"
 
 
 def _tiled(row: Mapping[str, Any]) -> str:
@@ -130,7 +131,7 @@ def _tiled(row: Mapping[str, Any]) -> str:
 
 
 def _rate(row: Mapping[str, Any], bound: float) -> str:
-    """TFLOP/s, and of `mosaic` their share of what an H100 allows, FLOP/s."""
+    """TFLOP/s, and of `mosaic` their share of what the GPU allows, FLOP/s."""
     if "tflops" not in row:
         return _why_not(row)
     share = row["tflops"] * 1e12 / bound
