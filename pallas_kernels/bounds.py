@@ -79,25 +79,25 @@ def attention(width: int, value_width: int, machine: Machine) -> tuple[float, fl
 
 def rows() -> list[Row]:
     """Every kernel, width and tile of the page."""
-    found = []
+    lines = []
     for (width, value_width), tiles in TABLE.items():
         name = f"{width}" if width == value_width else f"{width}/{value_width}"
         step = attention_forward_step(width, value_width, tiles.forward.keys)
         bytes_per_flop = _attention_hbm(width, value_width)
-        found.append(Row("attention forward", f"{name}: {tiles.forward.keys} keys", step, H100, bytes_per_flop))
+        lines.append(Row("attention forward", f"{name}: {tiles.forward.keys} keys", step, H100, bytes_per_flop))
         if tiles.fused is not None:
             step = attention_backward_step(width, value_width, tiles.fused.queries)
             queries = f"{name}: {tiles.fused.queries} queries"
-            found.append(Row("fused backward", queries, step, H100, _attention_hbm(width, value_width, back=True)))
+            lines.append(Row("fused backward", queries, step, H100, _attention_hbm(width, value_width, back=True)))
     of_group = hbm_bytes_per_flop(ROWS, WIDE, DEEP, 2, 2)
     for wide in WIDTHS:
-        found.append(Row("grouped", f"128 x {wide}", _grouped_step(wide, H100), H100, of_group))
+        lines.append(Row("grouped", f"128 x {wide}", _grouped_step(wide, H100), H100, of_group))
     of_tiles = hbm_bytes_per_flop(ROWS, WIDE, DEEP, 1, 2)
     for pieces in (2, 1):
         tile = f"128 x {128 * pieces}"
-        found.append(Row("FP8 tiles", tile, tiled_step(128 * pieces, pieces=pieces), H100, of_tiles))
-    found += [Row("grouped, B200", f"128 x {wide}", _grouped_step(wide, B200), B200, of_group) for wide in WIDTHS]
-    return found
+        lines.append(Row("FP8 tiles", tile, tiled_step(128 * pieces, pieces=pieces), H100, of_tiles))
+    lines += [Row("grouped, B200", f"128 x {wide}", _grouped_step(wide, B200), B200, of_group) for wide in WIDTHS]
+    return lines
 
 
 def table() -> str:

@@ -1,4 +1,4 @@
-"""What our kernels can reach on a GPU, by bytes and operations of their steps (`pallas_kernels.bounds`)."""
+"""Limits of the speed of our kernels on a GPU, by bytes and operations of their steps (`pallas_kernels.bounds`)."""
 
 from __future__ import annotations
 

@@ -76,9 +76,9 @@ class TensorMemoryKernel(Kernel):
 
     def __call__(self, left: Any, right: Any, *refs: Any, memory: Any) -> None:
         arrays = Arrays.of(left, right, refs)
-        for number, role in enumerate((self.load, self.multiply_tile, self.store, self.hide)[: self.threads]):
+        for warpgroup, role in enumerate((self.load, self.multiply_tile, self.store, self.hide)[: self.threads]):
 
-            @pl.when(lax.axis_index("warpgroup") == number)
+            @pl.when(lax.axis_index("warpgroup") == warpgroup)
             def _(role: Any = role) -> None:
                 self.begin(role, memory)
                 self.for_each_tile(arrays.work, partial(role, arrays, memory))
@@ -105,7 +105,9 @@ class TensorMemoryKernel(Kernel):
     def load(self, arrays: Arrays, memory: Memory, at: At) -> None:
         def step(index: Any, _: None) -> None:
             slot = memory.steps.slot(at.done + index)
-            memory.steps.load(slot, arrays.left.at[self.left_rows(at, index, ROWS)], arrays.right.at[self.right(at, index)])
+            memory.steps.load(
+                slot, arrays.left.at[self.left_rows(at, index, ROWS)], arrays.right.at[self.right(at, index)]
+            )
 
         lax.fori_loop(0, at.steps, step, None)
 
@@ -122,9 +124,7 @@ class TensorMemoryKernel(Kernel):
             left, right = memory.steps.at(slot)
             left = left if self.tiles.of == "rows" else left.transpose((1, 0))
             right = right.transpose((1, 0)) if self.tiles.transposed else right
-            plgpu.tcgen05_mma(
-                self.sum_of(memory, sums), left, right, memory.steps.free.at[slot], accumulate=index > 0
-            )
+            plgpu.tcgen05_mma(self.sum_of(memory, sums), left, right, memory.steps.free.at[slot], accumulate=index > 0)
 
         lax.fori_loop(0, at.steps, step, None)
         plgpu.tcgen05_commit_arrive(memory.summed.at[sums])
