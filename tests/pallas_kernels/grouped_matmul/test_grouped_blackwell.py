@@ -3,6 +3,8 @@
 The simulator watches what tcgen05 reads and writes; of pairs of multiprocessors it simulates nothing.
 """
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import pytest
 
@@ -64,10 +66,11 @@ def test_compiled_kernels_spill_nothing_and_multiply_by_tcgen05(shape: tuple) ->
 
 
 def test_kernels_say_which_gpus_they_are_for() -> None:
-    blackwell = {"platform": "gpu", "compute_capability": BLACKWELL, "gpu": "NVIDIA B200", "processors": 148}
-    request = Request(1024, 8, 256, 256, dtype="bfloat16", **blackwell)
+    request = Request(
+        1024, 8, 256, 256, dtype="bfloat16", platform="gpu", compute_capability=BLACKWELL, gpu="NVIDIA B200",
+        processors=148,
+    )  # fmt: skip
     assert REGISTRY["mosaic"].supports(request) is None
     assert REGISTRY.choose("auto", request).name == "xla", "until it is recorded as right"
-    of_card = Request(1024, 8, 256, 256, dtype="bfloat16", **blackwell | {"compute_capability": 12.0})
     refused = "it needs compute capability 9.0 (Hopper) or 10.0 (Blackwell), and the GPU has 12.0"
-    assert REGISTRY["mosaic"].supports(of_card) == refused
+    assert REGISTRY["mosaic"].supports(replace(request, compute_capability=12.0)) == refused
