@@ -165,17 +165,25 @@ NEEDS_GPU = "it needs an NVIDIA GPU"
 """Beginning of a reason that is about the platform alone."""
 
 
-def refused_by_gpu(request: Request, *, hopper: bool, dtypes: tuple[str, ...] = ("bfloat16", "float16")) -> str | None:
+HOPPER, BLACKWELL, AMPERE = 9.0, 10.0, 8.0
+"""Compute capabilities: of H100s, of B200s, and the first with tensor cores for bfloat16."""
+_NAMES = {HOPPER: "Hopper", BLACKWELL: "Blackwell"}
+
+
+def refused_by_gpu(
+    request: Request, *, only: tuple[float, ...] = (), dtypes: tuple[str, ...] = ("bfloat16", "float16")
+) -> str | None:
     """Why kernels for tensor cores do not run where a request is from, or not in its dtype; None where they do.
 
-    `hopper` is of kernels that use what only Hopper has; others run on Ampere and later.
+    `only` are the compute capabilities of kernels that use what only these have; others run on Ampere and later.
     """
     capability = request.compute_capability
     if request.platform not in ("gpu", "interpreter"):
         return f"{NEEDS_GPU}, and the platform is {request.platform}"
-    if request.platform == "gpu" and hopper and capability != 9.0:
-        return f"it needs compute capability 9.0 (Hopper), and the GPU has {capability or 'none'}"
-    if request.platform == "gpu" and (capability or 0.0) < 8.0:
+    if request.platform == "gpu" and only and capability not in only:
+        needed = " or ".join(f"{one} ({_NAMES[one]})" for one in only)
+        return f"it needs compute capability {needed}, and the GPU has {capability or 'none'}"
+    if request.platform == "gpu" and (capability or 0.0) < AMPERE:
         return f"it needs compute capability 8.0 (Ampere), and the GPU has {capability or 'none'}"
     if request.dtype not in dtypes:
         return f"it computes in {' or '.join(dtypes)}, not {request.dtype}"

@@ -1,8 +1,9 @@
-"""Expected speed of the kernels for Hopper GPUs: what a step of each moves and computes, at each level of the machine.
+"""Expected speed of the kernels for Hopper and Blackwell: what a step of each moves and computes, at each level.
 
 A step is what a program of a persistent grid does between two loads: of a matmul, a part of the sum for one tile of the
 result; of attention, one block beside one tile. `speeds` divides its FLOPs by the time of each level alone, so that the
-least of them bounds the kernel. Nothing here was measured on our kernels; docs/kernels.md has the table.
+least of them bounds the kernel. Nothing here was measured on our kernels. `pallas_kernels.bounds` has the tiles, for
+the table of docs/kernels.md and for the planner.
 """
 
 from __future__ import annotations
@@ -31,12 +32,14 @@ class Machine:
     """Bytes per second into shared memory."""
     shared: int = 128
     """Bytes per clock of a multiprocessor: reads of the tensor cores, and writes of TMA and of registers."""
-    tensor: int = 4096
+    tensor: float = 4096.0
     """FLOPs per clock of a multiprocessor in 16 bits; twice as many in 8."""
     lanes: int = 128
     """Operations of float32 per clock of a multiprocessor."""
     exponentials: int = 16
     """Per clock of a multiprocessor."""
+    tensor_memory: bool = False
+    """Whether products are summed in tensor memory (Blackwell), and not in registers."""
 
 
 H100 = Machine(processors=132, clock=1.83e9, hbm=3.35e12, l2=10.6e12)
@@ -46,6 +49,28 @@ whitepaper's. L2 follows from a measurement: tokamax' grouped matmul of 393,216 
 42.7 FLOPs a byte. Under power limits clocks are lower than this one."""
 PCIE_L2 = 5.5e12
 """Bytes per second of L2 that Chips and Cheese measured on an H100 PCIe (114 processors, 350 W, 1.4 to 1.75 GHz)."""
+L2_PER_CLOCK = H100.l2 / (H100.processors * H100.clock)
+"""Bytes of L2 per clock of a multiprocessor of an H100: 43.9."""
+
+
+def hopper(processors: int, peak: float, hbm: float) -> Machine:
+    """A GPU of compute capability 9.0 by its datasheet: an H100 but for these numbers (an H20 has a quarter of its
+    tensor cores' operations per clock)."""
+    clock = H100.clock
+    return Machine(processors, clock, hbm, L2_PER_CLOCK * processors * clock, tensor=peak / (processors * clock))
+
+
+def blackwell(processors: int, peak: float, hbm: float) -> Machine:
+    """A GPU of compute capability 10.0 by its datasheet. Tensor cores do twice a Hopper's operations per clock; shared
+    memory and exponentials stay as they were (FlashAttention-4, Together AI, March 2026); its L2 is taken as an H100's
+    per clock of a multiprocessor, for want of a measurement."""
+    tensor = 8192.0
+    clock = peak / (processors * tensor)
+    return Machine(processors, clock, hbm, L2_PER_CLOCK * processors * clock, tensor=tensor, tensor_memory=True)
+
+
+B200 = blackwell(148, 2250e12, 8e12)
+"""NVIDIA's HGX B200 datasheet."""
 
 
 @dataclass(frozen=True)
@@ -106,6 +131,12 @@ def matmul_step(columns: int, *, rows: int = CONSUMERS * HALF, step: int = 64, c
     loaded = 2 * step * (rows // cluster + columns)
     written, read = 2 * step * (rows + columns), 2 * step * (rows + rows // HALF * columns)
     return Step(2.0 * rows * columns * step, 2, loaded, written + read)
+
+
+def tensor_memory_step(columns: int, *, rows: int = CONSUMERS * HALF, step: int = 64) -> Step:
+    """A step of a (grouped) matmul in 16 bits on a Blackwell: each operand is read once, sums are in tensor memory."""
+    loaded = 2 * step * (rows + columns)
+    return Step(2.0 * rows * columns * step, 2, loaded, 2 * loaded)
 
 
 def tiled_step(columns: int, *, pieces: int, squares: bool = True) -> Step:

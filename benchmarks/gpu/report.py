@@ -9,9 +9,8 @@ from benchmarks.generate.turns import table as generated
 from benchmarks.gpu import jax_attention
 from benchmarks.gpu.targets import DENSE_MASK, JUDGED, OURS
 from jaxpar.units import GIGA, MILLI, percent, seconds, size
-from pallas_kernels.expected import Step, bound, matmul_step, tiled_step
-from pallas_kernels.grouped_matmul.mosaic.tiles import columns
-from pallas_kernels.tiled_matmul.mosaic import pieces_of
+from pallas_kernels import bounds
+from pallas_kernels.expected import B200, H100
 
 
 def table(result: Mapping[str, Any]) -> str:
@@ -29,7 +28,7 @@ def table(result: Mapping[str, Any]) -> str:
             "Attention, TFLOP/s (median of turns), and ours over the best of others, forward and backward",
             _attention(of("attention")),
         ),
-        ("Grouped matmuls, TFLOP/s (median of turns)", [_grouped(row) for row in of("grouped")]),
+        ("Grouped matmuls, TFLOP/s (median of turns)", [_grouped(row, device["device"]) for row in of("grouped")]),
         ("Matmuls of FP8 tiles, TFLOP/s (median of turns)", [_tiled(row) for row in of("tiled")]),
         ("Linear attention, TFLOP/s (median of turns)", [_linear(row) for row in of("linear_attention")]),
         ("Tiles: the table's entry, and the fastest of its neighbours", _tiles(of("tile"))),
@@ -119,23 +118,23 @@ def _why_not(row: Mapping[str, Any]) -> str:
     return f"FAILED: {row['failed']}" if "failed" in row else f"refused: {row['refused']}" if "refused" in row else ""
 
 
-def _grouped(row: Mapping[str, Any]) -> str:
+def _grouped(row: Mapping[str, Any], device: str) -> str:
+    machine = B200 if "B200" in device else H100
     head = f"{row['case']:26}{row['rows']:7} rows, {row['groups']:3} groups, {row['k']} x {row['n']:6}  "
     wide = row["k"] if row["way"] == "d_rows" else row["n"]
-    return f"{head}{row['by']:12}{row['way']:10}{_rate(row, matmul_step(columns(wide)))}"
+    return f"{head}{row['by']:12}{row['way']:10}{_rate(row, bounds.grouped(wide, machine))}"
 
 
 def _tiled(row: Mapping[str, Any]) -> str:
-    pieces = pieces_of(row["n"])
-    rate = _rate(row, tiled_step(128 * pieces, pieces=pieces))
+    rate = _rate(row, bounds.tiled(row["n"], H100))
     return f"{row['case']:28}{row['m']:6} x {row['n']:6} x {row['k']:6}  {row['by']:18}{rate}"
 
 
-def _rate(row: Mapping[str, Any], step: Step) -> str:
-    """TFLOP/s, and of `mosaic` their share of what an H100 allows a kernel with such steps."""
+def _rate(row: Mapping[str, Any], bound: float) -> str:
+    """TFLOP/s, and of `mosaic` their share of what the GPU allows, FLOP/s."""
     if "tflops" not in row:
         return _why_not(row)
-    share = row["tflops"] * 1e12 / bound(step)
+    share = row["tflops"] * 1e12 / bound
     return f"{row['tflops']:8.0f}" + (f"  {share:.2f} of its bound" if row["by"] == "mosaic" else "")
 
 

@@ -88,7 +88,7 @@ def launches(case: Case, settings: Settings, tokens: MaskInputs) -> Iterator[Lau
         tiles, listed = mosaic_tiles(*sizes, kind, case.softcap), others(*sizes, kind)
         for name, entry in tiles._asdict().items():
             if entry is not None:
-                yield _of_mosaic(name, entry, listed.get(name, []), tiles, settings, tokens)
+                yield _of_mosaic(name, entry, listed if name == "forward" else [], tiles, settings, tokens)
 
 
 def _of_mosaic(name: str, entry: Any, listed: list[Any], tiles: Any, settings: Settings, tokens: MaskInputs) -> Launch:

@@ -15,6 +15,7 @@ from __future__ import annotations
 from math import log2
 from typing import NamedTuple
 
+from jaxpar.cost.machine import grouped_limit
 from jaxpar.cost.operations import TILES, Device, aligned
 
 FORWARD_ROWS = 68
@@ -69,6 +70,7 @@ class Products(NamedTuple):
         tile = min(rows * columns for rows, columns, _ in TILES)
         waves = max(1.0, m * n / (tile * model.multiprocessors))  # of fewer tiles some processors have none
         rate = device.matmul_rate(item) * share_of(self.groups) * aligned(n, item)
+        rate = min(rate, grouped_limit(device.machine, n, item))
         return waves * tile * model.multiprocessors * 2.0 * (k + model.matmul_ramp) / rate
 
 

@@ -67,7 +67,14 @@ HOPPER = HardwareModel(
     multiprocessors=132, exponentials=16 * 132 * 1.755e9, **_SHARED,
 )  # fmt: skip
 VOLTA = replace(AMPERE, multiprocessors=80, exponentials=16 * 80 * 1.53e9, node_share=0.895)
-BLACKWELL = replace(HOPPER, multiprocessors=148, exponentials=16 * 148 * 1.965e9)
+BLACKWELL = replace(
+    HOPPER, matmul_share=0.520, float8_share=0.433, attention_share=0.352, attention_native_share=0.746,
+    multiprocessors=148, exponentials=16 * 148 * 1.965e9,
+)  # fmt: skip
+"""In float8, five runs of Megatron Bridge 25.11 on B200 and GB200 are as much faster than predicted as its runs on H100
+(`benchmarks/validation/data/blackwell.csv`); in 16 bits, as much below an H100. Attention: FlashAttention-4's 1,605
+TFLOP/s on a B200 are up to 1.3 times those of cuDNN 9.13 and 2.7 times those of Triton (Together AI, March 2026), at
+heads of 128, with the exponentials counted apart."""
 CPU = replace(
     AMPERE, matmul_share=0.6, matmul_ramp=16.0, attention_share=0.2, memory_share=0.6, node_share=0.5,
     network_share=0.5, network_decline=0.0, message_seconds=2e-4, overlap_slowdown=1.0, host_jitter=0.0,
@@ -95,11 +102,12 @@ _MODELS = {
 
 _UNFITTED = {
     "v100-32": "an A100 reaches, and node_share from all-reduces on V100",
-    **dict.fromkeys(("h200", "gh200", "h20", "b200", "gb200"), "an H100 reaches"),
+    **dict.fromkeys(("h200", "gh200", "h20"), "an H100 reaches"),
+    **dict.fromkeys(("b200", "gb200"), "such GPUs reach in FP8, in 16 bits as much below an H100"),
     "a10g": "an A100 reaches",
     **dict.fromkeys(("l4", "l40s", "rtx4090", "rtx5090"), "an A100 reaches, and an H100 in float8"),
 }
-"""GPUs that no run was at hand for, and whose shares they use."""
+"""GPUs that no run in 16 bits was at hand for, and whose shares they use."""
 
 
 def hardware_of(gpu: GPU) -> HardwareModel:
@@ -120,7 +128,8 @@ def borrowed(gpu: GPU) -> str | None:
     if gpu.short in _UNFITTED:
         name = re.sub(r"-SXM.*|-\d+GB$", "", gpu.name).replace("-", " ")
         article = "an" if name[0] in "AHLR" else "a"
-        return f"no run on {article} {name} was at hand: what {_UNFITTED[gpu.short]}"
+        kind = "run in 16 bits" if gpu.compute_capability == (10, 0) else "run"
+        return f"no {kind} on {article} {name} was at hand: what {_UNFITTED[gpu.short]}"
     if gpu.short in _MODELS:
         return None
     return f"no time model was fitted for {gpu.name}: what {gpu_named(_nearest(gpu)).name} reaches"

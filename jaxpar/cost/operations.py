@@ -6,8 +6,10 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 
 from jaxpar.cost.hardware_model import HardwareModel
+from jaxpar.cost.machine import attention_limits, machine_of
 from jaxpar.cost.tables import Table
 from jaxpar.hardware.catalogue import GPU
+from pallas_kernels.expected import Machine
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.92), (128, 64, 0.75), (64, 64, 0.6))
 """Output tiles that a matmul library chooses from, and the speed of each relative to the largest, whose operands are
@@ -65,6 +67,8 @@ class Device:
     bandwidth: float
     """Bytes per second of its memory."""
     model: HardwareModel
+    machine: Machine | None = None
+    """Rates that bound our kernels; None of a GPU that they are not for."""
 
     def bytes_seconds(self, moved: float) -> float:
         """Seconds that memory-bound kernels take for so many bytes."""
@@ -121,11 +125,13 @@ class Device:
         forward_columns = of_key + of_value
         backward_columns = (4 * of_key + 3 * of_value) if split else (3 * of_key + 2 * of_value)
 
+        limits = attention_limits(self.machine, kernels, (width, value_width), item)
+
         def of_query(keys: float, backward: bool) -> float:
             pairs = keys + ATTENTION_TILE / 2
             flops = 2.0 * (backward_columns if backward else forward_columns) * pairs
             exponentials = pairs * (2 if backward and split else 1)
-            return self.fused_attention(flops, exponentials, peak, kernels, backward)
+            return max(self.fused_attention(flops, exponentials, peak, kernels, backward), flops / limits[backward])
 
         def seconds(backward: bool) -> float:
             of_shape = partial(of_query, backward=backward)
@@ -190,4 +196,5 @@ def padded_width(width: int) -> int:
 
 def device_of(gpu: GPU, model: HardwareModel) -> Device:
     """A GPU of the catalogue that reaches the shares of `model`."""
-    return Device(gpu.training_peak, gpu.peaks.get("float8", 0.0), gpu.peaks["float32"], gpu.hbm_bandwidth, model)
+    peaks = gpu.training_peak, gpu.peaks.get("float8", 0.0), gpu.peaks["float32"]
+    return Device(*peaks, gpu.hbm_bandwidth, model, machine_of(gpu))

@@ -59,7 +59,7 @@ SECTION = 8
 
 def refusal(request: Request) -> str | None:
     """None if the kernels support the request, otherwise the reason."""
-    return refused_by_gpu(request, hopper=False) or request.exceeds_indices()
+    return refused_by_gpu(request) or request.exceeds_indices()
 
 
 def times_weights(

@@ -23,7 +23,7 @@ from jaxtyping import Array, Float, Int, Shaped
 
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, ROWS, TILE, specialise
-from pallas_kernels.choice import INDEXED, refused_by_gpu
+from pallas_kernels.choice import HOPPER, INDEXED, refused_by_gpu
 from pallas_kernels.device import multiprocessors
 from pallas_kernels.grouped_matmul.blocks import all_row_blocks, longest_first
 from pallas_kernels.grouped_matmul.mosaic.kernel import At, Kernel, Tiles, Work
@@ -42,7 +42,7 @@ that leave a tile one by one."""
 
 def refusal(request: Request) -> str | None:
     """None if the kernel supports the request, otherwise the reason."""
-    if (reason := refused_by_gpu(request, hopper=True, dtypes=("bfloat16",))) is not None:
+    if (reason := refused_by_gpu(request, only=(HOPPER,), dtypes=("bfloat16",))) is not None:
         return reason
     cut, fits = ("squares", request.squares) if request.of == "rows" else ("tiles", True)
     if request.n % TILE or request.k % TILE or request.tile != STEP or not fits:

@@ -24,7 +24,7 @@ from jaxtyping import Array, Float, Shaped
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
 from pallas_kernels.attention.mosaic.registers import across, column_values, down, full, row_values
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, ROWS, TILE, scalar, specialise, zero
-from pallas_kernels.choice import INDEXED, refused_by_gpu
+from pallas_kernels.choice import HOPPER, INDEXED, refused_by_gpu
 from pallas_kernels.device import multiprocessors
 from pallas_kernels.pallas import mosaic_gpu as plgpu
 from pallas_kernels.pallas import pl
@@ -42,7 +42,7 @@ SECTION = 8
 
 def refusal(request: Request) -> str | None:
     """None if the kernel supports the request, otherwise the reason."""
-    if (reason := refused_by_gpu(request, hopper=True, dtypes=("bfloat16", "float32"))) is not None:
+    if (reason := refused_by_gpu(request, only=(HOPPER,), dtypes=("bfloat16", "float32"))) is not None:
         return reason
     if request.m % TILE or request.n % TILE or request.k % STEP or request.tile != STEP:
         return f"sides are multiples of {TILE}, cut into tiles of {STEP}, not {request}"

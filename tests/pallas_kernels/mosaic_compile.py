@@ -1,4 +1,4 @@
-"""What Mosaic GPU kernels become for H100s that are not here; child only (see `tests.gpu_compile.in_child`)."""
+"""What Mosaic GPU kernels become for GPUs that are not here; child only (see `tests.gpu_compile.in_child`)."""
 
 import os
 import re
@@ -17,12 +17,13 @@ from tests.gpu_compile import QUICKLY
 from tests.pallas_kernels.machine_code import described, disassembler, waits
 
 DEVICE = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
+B200 = AbstractDevice(device_kind="NVIDIA B200", num_cores=148, platform="gpu")
 
 
-def compiled_kernels(function: Any, *arguments: Any) -> dict[str, Any]:
+def compiled_kernels(function: Any, *arguments: Any, device: AbstractDevice = DEVICE) -> dict[str, Any]:
     """Compile a function of arrays with these shapes; the shared memory and the programs of its kernels."""
     os.environ |= {f"MOSAIC_GPU_DUMP_{what}": "1" for what in ("PTX", "PTXAS", "RESOURCES", "SASS")}
-    with use_abstract_mesh(AbstractMesh((), (), abstract_device=DEVICE)), _disassembler(), _printed() as printed:
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)), _disassembler(), _printed() as printed:
         lowered = jax.jit(function).trace(*arguments).lower(lowering_platforms=("cuda",))
         compiled = lowered.compile(compiler_options=QUICKLY)
         sys.stdout.flush()  # What Python prints waits in a buffer, where nobody is at a terminal.
@@ -72,6 +73,7 @@ def _described(text: str) -> dict[str, Any]:
         "registers": number(r"Used (\d+) registers"),
         "spilled": number(r"(\d+) bytes spill stores"),
         "wgmma": text.count("wgmma.mma_async"),
+        "tcgen05": text.count("tcgen05.mma"),
         "operands": sorted({*re.findall(r"wgmma\.mma_async[.\w]*\.f32\.(\w+\.\w+)", text)}),
         "tanh": text.count("tanh.approx"),
         "tma": text.count("cp.async.bulk.tensor"),

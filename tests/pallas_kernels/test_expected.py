@@ -1,15 +1,20 @@
 """Bounds of the kernels' speed: steps counted by hand, and the numbers that the pages state."""
 
+from pathlib import Path
+
 import pytest
 
+from pallas_kernels import bounds
 from pallas_kernels.attention.mosaic.tiles import TABLE
 from pallas_kernels.expected import (
+    B200,
     H100,
     PCIE_L2,
     attention_backward_step,
     attention_forward_step,
     bound,
     hbm_bytes_per_flop,
+    hopper,
     matmul_step,
     speeds,
     tiled_step,
@@ -66,3 +71,23 @@ def test_forwards_with_narrow_heads_are_bound_by_exponentials() -> None:
     assert (
         speeds(attention_forward_step(64, 64, 128))["exponentials"] <= speeds(attention_forward_step(64, 64, 128))["l2"]
     )
+
+
+def test_the_page_has_the_table_that_is_computed() -> None:
+    page = Path(__file__).parents[2] / "docs" / "kernels.md"
+    assert bounds.table() in page.read_text()
+    at_pcie = [PCIE_L2 * tiled_step(128 * pieces, pieces=pieces).flops_per_byte / 1e12 for pieces in (2, 1)]
+    assert [round(speed) for speed in at_pcie] == [910, 683]
+
+
+def test_a_blackwell_waits_for_its_caches_where_a_hopper_multiplies() -> None:
+    """Twice the operations a clock, and the same bytes: grouped tiles reach half of the peak."""
+    each = speeds(bounds.rows()[-3].step, B200)
+    assert each["tensor"] == pytest.approx(2250e12) and each["l2"] < 0.5 * each["tensor"]
+    assert bounds.grouped(2048, B200) == each["l2"]
+    assert bounds.grouped(2048, H100) == bound(matmul_step(256))
+
+
+def test_an_h20_has_the_caches_of_its_multiprocessors_and_a_part_of_the_tensor_cores() -> None:
+    h20 = hopper(78, 148e12, 4e12)
+    assert h20.l2 / H100.l2 == pytest.approx(78 / 132) and bounds.grouped(2048, h20) == pytest.approx(148e12)

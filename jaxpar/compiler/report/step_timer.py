@@ -9,12 +9,16 @@ from itertools import pairwise
 from jaxpar.compiler.program.attribution import Movement
 from jaxpar.compiler.program.costs.ops import Cost
 from jaxpar.compiler.program.hlo.groups import Groups, groups_of
-from jaxpar.compiler.program.hlo.records import ProgramError
+from jaxpar.compiler.program.hlo.records import ProgramError, leaves
 from jaxpar.cost.hardware_model import HardwareModel
+from jaxpar.cost.machine import grouped_limit
 from jaxpar.cost.messages import Leaving, network_of
 from jaxpar.cost.operations import USUAL_ATTENTION, Device, device_of
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
+
+GROUPED = "grouped_matmul_of_"
+"""Part of the names of our kernels for grouped matmuls."""
 
 
 @dataclass(frozen=True)
@@ -49,7 +53,11 @@ class StepTimer:
         if cost.pairs:
             return device.fused_attention(cost.flops, cost.pairs, peak, USUAL_ATTENTION, cost.backward)
         share = self.model.float8_share if cost.arithmetic == "float8" else self.model.matmul_share
-        return cost.flops / (peak * share)
+        rate = peak * share
+        if GROUPED in cost.op.op_name:
+            columns, item = next(leaves(cost.op.shape)).dims[-1], 1 if cost.arithmetic == "float8" else 2
+            rate = min(rate, grouped_limit(device.machine, columns, item))
+        return cost.flops / rate
 
     def transfer(self, movement: Movement) -> float:
         """A transfer: a copy at the bandwidth of the host's link, a collective by the rings of the cost model.

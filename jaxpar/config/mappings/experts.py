@@ -73,9 +73,9 @@ class ExpertOptions:
     same inside nodes and then between them (`hierarchical`), or all to all ranks (`all_gather`); `auto` is the one of
     `all_to_all` and `all_gather` that sends less."""
     backend: Literal["auto", "mosaic", "triton", "xla"] = "auto"
-    """Products of the rows of each expert with its matrices: `mosaic` is our kernel for Hopper GPUs, `triton` the one
-    for Ampere and later, `xla` a loop over blocks of rows on any device. `auto` takes the first of the kernels that a
-    record shows to be verified on such GPUs."""
+    """Products of the rows of each expert with its matrices: `mosaic` is our kernel for Hopper and Blackwell GPUs,
+    `triton` the one for Ampere and later, `xla` a loop over blocks of rows on any device. `auto` takes the first of the
+    kernels that a record shows to be verified on such GPUs."""
     capacity: Annotated[float, at_least(1, CAPACITY)] = 2.0
     """Rows that a rank has room for in an exchange, as a multiple of an even share. What is more is exchanged and
     computed afterwards: no token is dropped, and a step only takes longer."""

@@ -27,7 +27,7 @@ from pallas_kernels.attention.mosaic.tiles import tiles as table_tiles
 from pallas_kernels.attention.request import Request
 from pallas_kernels.attention.settings import MaskInputs, Settings
 from pallas_kernels.attention.work import FORWARD, multiplies
-from pallas_kernels.choice import refused_by_gpu
+from pallas_kernels.choice import HOPPER, refused_by_gpu
 from pallas_kernels.device import multiprocessors
 from pallas_kernels.masks import Mask
 from pallas_kernels.pallas import mosaic_gpu as plgpu
@@ -39,7 +39,7 @@ __all__ = ["DETERMINISTIC_KERNELS", "KERNELS", "backward", "forward", "refusal"]
 
 def refusal(request: Request) -> str | None:
     """None if the kernels support the request, otherwise the reason."""
-    if (reason := refused_by_gpu(request, hopper=True)) is not None:
+    if (reason := refused_by_gpu(request, only=(HOPPER,))) is not None:
         return reason
     if (request.width, request.value_width) not in TABLE:
         listed = ", ".join(f"{wide}" if wide == value else f"{wide}/{value}" for wide, value in TABLE)

@@ -22,7 +22,6 @@ from pallas_kernels.attention.mosaic.bounds import Limits, Visits
 from pallas_kernels.attention.mosaic.loading import load_by_keys
 from pallas_kernels.attention.mosaic.matmuls import product, products
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
-from pallas_kernels.attention.mosaic.overlapped import await_turn, first_turn, hand_over, last_turn, turns
 from pallas_kernels.attention.mosaic.query_parts import Exchange, QueryGradientParts
 from pallas_kernels.attention.mosaic.registers import across, column_values, down, full, row_values
 from pallas_kernels.attention.mosaic.schedule import (
@@ -52,11 +51,6 @@ class KeyGradientTiles:
     together: Literal["all", "whole", "none"] = "whole"
     """The blocks whose scores and dP are issued together, so that probabilities are computed while dP is: all, or those
     that the mask does not cut, whose limits need no registers."""
-    stored_apart: bool = False
-    """Fused, the producer stores the gradient of the queries, so that consumers neither issue that nor wait for it."""
-    in_turn: bool = False
-    """The second consumer issues the scores and dP of a block after the first, so that one computes probabilities while
-    the other multiplies."""
 
 
 def key_gradients(
@@ -83,7 +77,7 @@ def key_gradients(
     head_bytes = heads // kv_heads * q.shape[1] * (width + value_width) * q.dtype.itemsize
     schedule = Schedule.of(padded // TILE, batch, kv_heads, head_bytes, 1, programs)
     widths = {letter: wide for letter, wide in (("k", width), ("v", value_width)) if letter in wanted}
-    parts = QueryGradientParts(width, tiles.queries, scores.scale, matmuls, tiles.stored_apart)
+    parts = QueryGradientParts(width, tiles.queries, scores.scale, matmuls)
     fused = parts if "q" in wanted else None
     body = _KeyGradients(schedule, heads // kv_heads, tiles, limits, scores, matmuls, fused, widths, width, q.dtype)
     results = [jax.ShapeDtypeStruct((batch, padded, kv_heads, wide), jnp.float32) for wide in widths.values()]
@@ -121,7 +115,6 @@ class _Memory(NamedTuple):
     d_out: Loaded
     scratch: Any
     fused: Exchange | None
-    turn: Any
 
 
 class _Position(NamedTuple):
@@ -155,10 +148,6 @@ class _KeyGradients:
     dtype: Any
 
     @property
-    def stored_apart(self) -> bool:
-        return self.fused is not None and self.fused.apart
-
-    @property
     def shape(self) -> tuple[int, int]:
         """Shape of the scores of a step."""
         return ROWS, self.tiles.queries
@@ -174,7 +163,6 @@ class _KeyGradients:
             d_out=Loaded.of(stages, CONSUMERS, block, (value_width,), dtype, like=like),
             scratch=tiled((CONSUMERS, ROWS, block), dtype) if self.matmuls.needs_scratch else None,
             fused=self.fused.memory(dtype) if self.fused else None,
-            turn=turns(CONSUMERS) if self.tiles.in_turn else None,
         )
 
     def __call__(
@@ -186,14 +174,6 @@ class _KeyGradients:
         specialise(partial(self.consume, arrays, memory), partial(self.produce, arrays, memory))
 
     def produce(self, arrays: _Arrays, memory: _Memory) -> None:
-        """Loads, and stores of the queries' gradient."""
-        if memory.fused is not None:
-            memory.fused.release_all()
-
-        def store(row: Any, head: Any, rows: Any, step: Any) -> None:
-            assert self.fused is not None and memory.fused is not None
-            self.fused.store(memory.fused, step, self.fused.target(arrays.d["q"], row, head, rows.start))
-
         load_by_keys(
             self.schedule, arrays.visits, memory, group=self.group, block=self.tiles.queries,
             of_keys=lambda row, head, rows: (
@@ -204,10 +184,7 @@ class _KeyGradients:
                 arrays.queries.at[row, :, rows],
             ),
             of_d_out=lambda row, head, rows: (arrays.d_out.at[row, rows, head],),
-            store=store if self.stored_apart else None,
         )  # fmt: skip
-        if self.stored_apart:
-            plgpu.wait_smem_to_gmem(0)
         for loaded in (memory.keys, memory.queries, memory.d_out):
             loaded.drain()
 
@@ -216,14 +193,8 @@ class _KeyGradients:
         memory.d_out.release_all()
         self.release_keys(memory, warpgroup)
         differentiate = partial(self.differentiate, arrays, memory, warpgroup)
-        if self.tiles.in_turn:
-            first_turn(memory.turn, warpgroup)
         self.schedule.for_each_tile(arrays.visits.order, differentiate, jnp.int32(0))
-        if self.tiles.in_turn:
-            last_turn(memory.turn, warpgroup)
-        if memory.fused is not None and self.stored_apart:
-            plgpu.barrier_wait(memory.fused.free.at[warpgroup])
-        elif self.fused:
+        if self.fused:
             plgpu.wait_smem_to_gmem(0)
 
     def release_keys(self, memory: _Memory, warpgroup: Any) -> None:
@@ -276,14 +247,10 @@ class _KeyGradients:
                 self.matmuls.settle(p)
             return p, self.scores.weight(raw, p)
 
-        if self.tiles.in_turn:
-            await_turn(memory.turn, at.warpgroup)
-        issued = partial(hand_over, memory.turn, at.warpgroup) if self.tiles.in_turn else None
         if self.together(masked):
-            (p, weight), dp = products(of_scores, of_dp, wait_for_d_out, weights, issued)
+            (p, weight), dp = products(of_scores, of_dp, wait_for_d_out, weights)
         else:
-            both = wait_for_d_out if issued is None else lambda: (wait_for_d_out(), issued(), None)[-1]
-            (p, weight), dp = weights(product(*of_scores, both)), None
+            (p, weight), dp = weights(product(*of_scores, wait_for_d_out)), None
         if "v" in self.widths:
             sums = sums | {"v": self.matmuls.add(sums["v"], p.astype(self.dtype), d_out, scratch)}
         if "k" not in self.widths:

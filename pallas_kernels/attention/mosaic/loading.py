@@ -10,7 +10,6 @@ from jax import lax
 
 from pallas_kernels.attention.mosaic.bounds import Visits
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, Schedule, block_rows, blocks_of
-from pallas_kernels.pallas import pl
 
 
 def load_by_queries(
@@ -59,15 +58,12 @@ def load_by_keys(
     of_keys: Callable[[Any, Any, Any], tuple],
     of_queries: Callable[[Any, Any, Any], tuple],
     of_d_out: Callable[[Any, Any, Any], tuple],
-    store: Callable[[Any, Any, Any, Any], None] | None = None,
 ) -> None:
     """The producer of kernels whose tiles are keys: a half for each consumer, then the blocks of queries of all heads.
 
     `memory` has `keys`, `queries` and `d_out`, which are `Loaded`; what belongs there of a batch row, head (of keys the
-    KV head, which `group` heads share) and rows the three functions say. `store(row, head, rows, step)` runs for each
-    block when that which takes its place is loaded.
+    KV head, which `group` heads share) and rows the three functions say.
     """
-    later = memory.queries.slots if store is not None else 0
 
     def load_tile(row: Any, tile: Any, kv_head: Any, done: Any) -> Any:
         _, visited = blocks_of(visits, row, tile)
@@ -75,21 +71,13 @@ def load_by_keys(
             memory.keys.load(half, *of_keys(row, kv_head, schedule.rows_of(tile, half)))
         blocks = visited * group
 
-        def step(n: Any, _: None) -> None:
-            pl.when(n < blocks)(lambda: load_block(*block_at(n), done + n))
-            if store is not None:
-                pl.when(n >= later)(lambda store=store: store(row, *block_at(n - later), done + n - later))
-
-        def block_at(n: Any) -> tuple[Any, Any]:
-            head = kv_head * group + lax.div(n, visited)
-            return head, block_rows(visits, row, tile, lax.rem(n, visited), block)
-
-        def load_block(head: Any, rows: Any, step: Any) -> None:
-            slot = memory.queries.slot(step)
+        def load_block(n: Any, _: None) -> None:
+            head, slot = kv_head * group + lax.div(n, visited), memory.queries.slot(done + n)
+            rows = block_rows(visits, row, tile, lax.rem(n, visited), block)
             memory.queries.load(slot, *of_queries(row, head, rows))
             memory.d_out.load(slot, *of_d_out(row, head, rows))
 
-        lax.fori_loop(0, blocks + later, step, None)
+        lax.fori_loop(0, blocks, load_block, None)
         return done + blocks
 
     schedule.for_each_tile(visits.order, load_tile, jnp.int32(0))

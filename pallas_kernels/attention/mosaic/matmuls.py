@@ -37,19 +37,16 @@ def products[Made](
     second: tuple[Any, Any],
     between: Callable[[], None],
     use: Callable[[jax.Array], Made],
-    issued: Callable[[], None] | None = None,
 ) -> tuple[Made, jax.Array]:
     """The result of `use` for the first of two products, computed while the second runs, and the second product.
 
-    `between` runs after the first was issued, `issued` after both.
+    `between` runs after the first was issued.
     """
 
     def compute(one: Any, two: Any) -> tuple[Made, jax.Array]:
         plgpu.wgmma(one, *first)
         between()
         plgpu.wgmma(two, *second)
-        if issued is not None:
-            issued()
         made = use(_after_wait(plgpu.wgmma_accumulator_load(one, wait_n=1)))
         return made, _after_wait(plgpu.wgmma_accumulator_load(two, wait_n=0))
 
@@ -214,23 +211,6 @@ class OnDevice:
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(stage, target, reduction_op="add")
 
-    @staticmethod
-    def leave(target: Any, value: jax.Array, stage: Any) -> None:
-        """Leave `value` in shared memory, for `add_left`."""
-        del target
-        stage[...] = value
-        plgpu.commit_smem()
-
-    @staticmethod
-    def add_left(stage: Any, target: Any) -> None:
-        """Add what `leave` left to global memory, without waiting."""
-        plgpu.copy_smem_to_gmem(stage, target, reduction_op="add")
-
-    @staticmethod
-    def wait_for_added() -> None:
-        """Until what `leave` left is read."""
-        plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-
 
 class Simulated:
     """The same products for the simulator, through `scratch`, a reference of a's shape."""
@@ -295,19 +275,4 @@ class Simulated:
         stage[...] = target[...] + value
         plgpu.commit_smem()
         plgpu.copy_smem_to_gmem(stage, target)
-        plgpu.wait_smem_to_gmem(0)
-
-    @staticmethod
-    def leave(target: Any, value: jax.Array, stage: Any) -> None:
-        """Add the values in global memory first, since the simulator copies without adding."""
-        stage[...] = target[...] + value
-        plgpu.commit_smem()
-
-    @staticmethod
-    def add_left(stage: Any, target: Any) -> None:
-        plgpu.copy_smem_to_gmem(stage, target)
-
-    @staticmethod
-    def wait_for_added() -> None:
-        """Until it is written: `leave` reads it there."""
         plgpu.wait_smem_to_gmem(0)

@@ -28,10 +28,6 @@ class Exchange(NamedTuple):
     """The barrier of a step: both halves are there."""
     dq: Any
     """Each consumer's part of a block's gradient, before it is stored."""
-    full: Any
-    """Where the producer stores them: a barrier a consumer, its part is there ..."""
-    free: Any
-    """... and has left."""
 
     def share(self, step: Any, warpgroup: Any, ds: jax.Array) -> None:
         """Leave `ds` where the other consumer finds it.
@@ -41,12 +37,6 @@ class Exchange(NamedTuple):
         self.ds.at[lax.rem(step, jnp.int32(2)), warpgroup][...] = ds
         plgpu.commit_smem()
         plgpu.barrier_arrive(self.ready)
-
-    def release_all(self) -> None:
-        """Nothing is on its way out."""
-        if self.free is not None:
-            for consumer in range(CONSUMERS):
-                plgpu.barrier_arrive(self.free.at[consumer])
 
     def wait(self) -> None:
         """Wait for the other consumer's half."""
@@ -62,8 +52,6 @@ class QueryGradientParts:
     """Queries of a block: 128 (a consumer has half of the rows), 64 (some columns), or 32 (transposed columns)."""
     scale: float
     matmuls: Any
-    apart: bool
-    """The producer adds the parts to global memory; else consumers do."""
 
     @property
     def transposed(self) -> bool:
@@ -89,8 +77,6 @@ class QueryGradientParts:
             ds=tiled((2, CONSUMERS, ROWS, self.queries), dtype, like=self.queries if self.transposed else self.width),
             ready=plgpu.Barrier(num_arrivals=CONSUMERS),
             dq=[tiled((CONSUMERS, *shape(columns)), jnp.float32) for columns in self.columns],
-            full=plgpu.Barrier(num_barriers=CONSUMERS, num_arrivals=1) if self.apart else None,
-            free=plgpu.Barrier(num_barriers=CONSUMERS, num_arrivals=1) if self.apart else None,
         )
 
     def zeros(self, zero: jax.Array, batch: int, queries: int, heads: int) -> jax.Array:
@@ -120,27 +106,9 @@ class QueryGradientParts:
                 rows = pl.ds(first, ROWS)
                 pairs = tuple((ds.at[n, :, rows].transpose((1, 0)), half) for n, half in enumerate(halves))
             dq = product_over_halves(pairs) * self.scale
-            if self.apart:
-                plgpu.barrier_wait(memory.free.at[warpgroup])
-                self.matmuls.leave(target(first, columns), dq, stages.at[warpgroup])
-                plgpu.barrier_arrive(memory.full.at[warpgroup])
-            else:
-                self.matmuls.add_to_global(target(first, columns), dq, stages.at[warpgroup])
+            self.matmuls.add_to_global(target(first, columns), dq, stages.at[warpgroup])
 
         self._of_part(memory, step, warpgroup, add_part)
-
-    def store(self, memory: Exchange, step: Any, target: Callable[[Any, Any], Any]) -> None:
-        """Store the parts after a step: the producer starts both copies before it waits for their reads."""
-        for consumer in range(CONSUMERS):
-            plgpu.barrier_wait(memory.full.at[consumer])
-            self._of_part(memory, step, jnp.int32(consumer), partial(self._store_part, consumer, target))
-        self.matmuls.wait_for_added()
-        for consumer in range(CONSUMERS):
-            plgpu.barrier_arrive(memory.free.at[consumer])
-
-    def _store_part(self, consumer: int, target: Callable[[Any, Any], Any], *part: Any) -> None:
-        first, columns, stages = part
-        self.matmuls.add_left(stages.at[consumer], target(first, columns))
 
     def _of_part(self, memory: Exchange, step: Any, warpgroup: Any, run: Callable[[Any, Any, Any], None]) -> None:
         """`run` of the first row, the columns and the memory of a consumer's part."""

@@ -10,8 +10,7 @@ No GPU has timed any of this.
 
 from __future__ import annotations
 
-from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from pallas_kernels.attention.kinds import Kind
 from pallas_kernels.attention.mosaic.backward_by_keys import KeyGradientTiles
@@ -80,18 +79,8 @@ def tiles(width: int, value_width: int, kind: Kind, softcap: float | None = None
     return chosen._replace(forward=FULL[sizes]) if kind == "full" and sizes in FULL else chosen
 
 
-def others(width: int, value_width: int, kind: Kind) -> dict[str, list[Any]]:
-    """Alternatives to the entry for these heads and this mask, by the field of `Tiles`, for a measurement to compare.
-
-    The fused backward with the gradient of queries stored by the producer, with consumers in turn, and with both. At
-    width 128 storing leaves no registers for scores and dP together in blocks that the mask cuts.
-    """
-    sizes, entry = (width, value_width), tiles(width, value_width, kind)
-    forwards = FORWARDS.get(sizes, ()) + (WIDE.get(sizes, ()) if kind == "full" else ())
-    candidates: dict[str, list[Any]] = {"forward": [one for one in forwards if one != entry.forward]}
-    if entry.fused is not None:
-        stored = {"stored_apart": True} | ({"together": "whole"} if sizes == (128, 128) else {})
-        candidates["fused"] = [
-            replace(entry.fused, **change) for change in (stored, {"in_turn": True}, stored | {"in_turn": True})
-        ]
-    return candidates
+def others(width: int, value_width: int, kind: Kind) -> list[ForwardTiles]:
+    """Forwards beside the entry for these heads and this mask, for a measurement to compare."""
+    sizes = width, value_width
+    listed = FORWARDS.get(sizes, ()) + (WIDE.get(sizes, ()) if kind == "full" else ())
+    return [one for one in listed if one != tiles(*sizes, kind).forward]

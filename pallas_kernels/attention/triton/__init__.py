@@ -24,7 +24,7 @@ MOST_ELEMENTS = 2**31 - 1
 
 def refusal(request: Request) -> str | None:
     """None if the kernels support the request, otherwise the reason."""
-    if (reason := refused_by_gpu(request, hopper=False)) is not None:
+    if (reason := refused_by_gpu(request)) is not None:
         return reason
     if (request.width, request.value_width) not in widths():
         listed = ", ".join(f"{wide}" if wide == value else f"{wide}/{value}" for wide, value in widths())

@@ -1,4 +1,5 @@
-"""Grouped matmul kernels for Hopper GPUs, in Pallas Mosaic GPU: one warpgroup loads by TMA, two compute by wgmma."""
+"""Grouped matmul kernels for Hopper and Blackwell GPUs, in Pallas Mosaic GPU: one warpgroup loads by TMA, and others
+multiply by wgmma, or one by tcgen05."""
 
 from __future__ import annotations
 
@@ -7,10 +8,11 @@ from typing import Any
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from pallas_kernels.choice import refused_by_gpu
-from pallas_kernels.device import multiprocessors
+from pallas_kernels.choice import BLACKWELL, HOPPER, refused_by_gpu
+from pallas_kernels.device import multiprocessors, target
 from pallas_kernels.grouped_matmul.blocks import all_row_blocks, longest_first
-from pallas_kernels.grouped_matmul.mosaic.kernel import Tiles, Work, run
+from pallas_kernels.grouped_matmul.mosaic.blackwell import TensorMemoryKernel
+from pallas_kernels.grouped_matmul.mosaic.kernel import Kernel, Tiles, Work, run
 from pallas_kernels.grouped_matmul.mosaic.tiles import ALIGN, ROWS, STEP, columns
 from pallas_kernels.grouped_matmul.request import Request
 from pallas_kernels.pallas import mosaic_gpu as plgpu
@@ -21,7 +23,7 @@ __all__ = ["of_weights", "refusal", "times_weights"]
 
 def refusal(request: Request) -> str | None:
     """None if the kernels support the request, otherwise the reason."""
-    if (reason := refused_by_gpu(request, hopper=True)) is not None:
+    if (reason := refused_by_gpu(request, only=(HOPPER, BLACKWELL))) is not None:
         return reason
     if request.k % STEP or request.n % STEP:
         return f"its matrices have sides that are multiples of {STEP}, not {request.k} x {request.n}"
@@ -39,7 +41,7 @@ def times_weights(
     """Like `reference.times_weights`."""
     m, wide = rows.shape[0], weights.shape[1 if transposed else 2]
     tiles = Tiles(columns(wide), "rows", transposed)
-    out = run(tiles, rows, weights, _work(rows, sizes), (m, wide), **_launch(interpret))
+    out = run(kind(), tiles, rows, weights, _work(rows, sizes), (m, wide), **_launch(interpret))
     return vary_over(out, varying_axes(rows))  # a launch forgets what its results vary over
 
 
@@ -59,8 +61,13 @@ def of_weights(
     work = Work(order, aligned, low, high, steps)
     tiles = Tiles(columns(d_out.shape[1]), "weights")
     shape = (sizes.shape[0], rows.shape[1], d_out.shape[1])
-    out = run(tiles, rows, d_out, work, shape, **_launch(interpret))
+    out = run(kind(), tiles, rows, d_out, work, shape, **_launch(interpret))
     return vary_over(out, varying_axes(rows))
+
+
+def kind() -> type[Kernel]:
+    """The kernel of the GPU that is traced for."""
+    return TensorMemoryKernel if target().compute_capability == BLACKWELL else Kernel
 
 
 def _launch(interpret: bool) -> dict[str, Any]:

@@ -27,7 +27,6 @@ from pallas_kernels.pallas import pl
 
 HALF = 64
 """Rows of a consumer: what one wgmma computes."""
-_POWERS = (32, 16, 8, 4, 2, 1)
 
 
 @dataclass(frozen=True)
@@ -74,7 +73,14 @@ class Memory(NamedTuple):
 
 
 def run(
-    tiles: Tiles, left: jax.Array, right: jax.Array, work: Work, shape: tuple[int, ...], programs: int, interpret: Any
+    kind: type[Kernel],
+    tiles: Tiles,
+    left: jax.Array,
+    right: jax.Array,
+    work: Work,
+    shape: tuple[int, ...],
+    programs: int,
+    interpret: Any,
 ) -> jax.Array:
     """The result, of this shape, in left's dtype."""
     columns, sides, section = -(-shape[-1] // tiles.columns), 1, SECTION
@@ -84,14 +90,14 @@ def run(
         sides, section = -(-shape[1] // (CONSUMERS * HALF)), 1
     count = work.group.shape[0]
     programs = min(programs, count * sides * columns)
-    body = Kernel(tiles, count, sides, columns, section, programs, left.dtype)
+    body = kind(tiles, count, sides, columns, section, programs, left.dtype)
     kernel = plgpu.kernel(
         body,
         out_type=jax.ShapeDtypeStruct(shape, left.dtype),
         scratch_types={"memory": body.memory()},
         grid=(programs,),
         grid_names=("program",),
-        num_threads=CONSUMERS + 1,
+        num_threads=body.threads,
         thread_name="warpgroup",
         kernel_name=f"grouped_matmul_of_{tiles.of}",
         interpret=interpret,
@@ -106,6 +112,11 @@ class Arrays(NamedTuple):
     right: Any
     work: Work
     out: Any
+
+    @classmethod
+    def of(cls, left: Any, right: Any, refs: tuple[Any, ...]) -> Arrays:
+        """Both operands, and what else a kernel gets: the parts of the work and the result."""
+        return cls(left, right, Work(*refs[:5]), refs[5])
 
 
 class At(NamedTuple):
@@ -122,6 +133,8 @@ class At(NamedTuple):
     """First column of the tile."""
     done: Any
     """Steps of the tiles before."""
+    index: Any
+    """Number of the tiles before."""
 
 
 @dataclass(frozen=True)
@@ -141,7 +154,12 @@ class Kernel:
     """Number of programs of the launch."""
     dtype: Any
 
-    def memory(self) -> Memory:
+    @property
+    def threads(self) -> int:
+        """Warpgroups of a program."""
+        return CONSUMERS + 1
+
+    def memory(self) -> Any:
         """The types of its shared memory."""
         slots, wide, dtype = self.tiles.stages, self.tiles.columns, self.dtype
         right = (slots, wide, STEP) if self.tiles.transposed else (slots, STEP, wide)
@@ -155,8 +173,8 @@ class Kernel:
             together=None if of_rows else plgpu.Barrier(num_arrivals=CONSUMERS),
         )
 
-    def __call__(self, left: Any, right: Any, *refs: Any, memory: Memory) -> None:
-        arrays = Arrays(left, right, Work(*refs[:5]), refs[5])
+    def __call__(self, left: Any, right: Any, *refs: Any, memory: Any) -> None:
+        arrays = Arrays.of(left, right, refs)
         specialise(partial(self.consume, arrays, memory), partial(self.produce, arrays, memory))
 
     def for_each_tile(self, work: Work, body: Callable[[At], None]) -> None:
@@ -181,7 +199,7 @@ class Kernel:
         def step(index: Any, carry: tuple[Any, ...]) -> tuple[Any, ...]:
             (group, start, low, high, steps), done = carry
             following, (_, side, column) = read(jnp.minimum(index + 1, count - 1)), position(index)
-            body(At(group, pl.multiple_of(start, ALIGN), low, high, steps, side, column, done))
+            body(At(group, pl.multiple_of(start, ALIGN), low, high, steps, side, column, done, index))
             return following, done + steps
 
         lax.fori_loop(0, count, step, (read(0), jnp.int32(0)))
@@ -195,7 +213,7 @@ class Kernel:
                 plgpu.barrier_wait(memory.steps.free.at[slot])
                 ready, (left, right) = memory.steps.ready.at[slot], memory.steps.memory
                 for half in range(CONSUMERS):
-                    source = arrays.left.at[self.left(at, step, half)]
+                    source = arrays.left.at[self.left_rows(at, step, HALF, half)]
                     plgpu.copy_gmem_to_smem(source, left.at[slot * CONSUMERS + half], ready)
                 plgpu.copy_gmem_to_smem(arrays.right.at[self.right(at, step)], right.at[slot], ready)
 
@@ -205,11 +223,11 @@ class Kernel:
         for slot in range(slots):
             plgpu.barrier_wait(memory.steps.free.at[slot])
 
-    def left(self, at: At, step: Any, half: int) -> tuple[Any, Any]:
-        """The slice of a consumer's half of the left operand at a step of the sum."""
+    def left_rows(self, at: At, step: Any, rows: int, part: int = 0) -> tuple[Any, Any]:
+        """The slice of the left operand at a step of the sum, for a part of the tile's rows."""
         if self.tiles.of == "rows":
-            return pl.ds(at.start + half * HALF, HALF), pl.ds(step * STEP, STEP)
-        return pl.ds(at.start + step * STEP, STEP), pl.ds(at.side + half * HALF, HALF)
+            return pl.ds(at.start + part * rows, rows), pl.ds(step * STEP, STEP)
+        return pl.ds(at.start + step * STEP, STEP), pl.ds(at.side + part * rows, rows)
 
     def right(self, at: At, step: Any) -> tuple[Any, ...]:
         """The slice of the right operand at a step of the sum."""
@@ -259,16 +277,10 @@ class Kernel:
         Each consumer zeros its half of the left operand and some columns of the right one, then waits for the other.
         """
         left, right = memory.steps.memory
-
-        def zero(ref: Any) -> None:
-            values = plgpu.load(ref, layout=plgpu.Layout.WGMMA)
-            row = plgpu.layout_cast(lax.broadcasted_iota(jnp.int32, values.shape, 0), plgpu.Layout.WGMMA)
-            ref[...] = jnp.where((row >= low) & (row < high), values, jnp.zeros_like(values))
-
-        zero(left.at[slot * CONSUMERS + warpgroup])
+        hide_rows(left.at[slot * CONSUMERS + warpgroup], low, high)
         for piece in range(self.tiles.columns // STEP):
             columns = right.at[slot, :, pl.ds(piece * STEP, STEP)]
-            pl.when(warpgroup == piece % CONSUMERS)(partial(zero, columns))
+            pl.when(warpgroup == piece % CONSUMERS)(partial(hide_rows, columns, low, high))
         plgpu.commit_smem()
         plgpu.barrier_arrive(memory.together)
         plgpu.barrier_wait(memory.together)
@@ -294,17 +306,30 @@ class Kernel:
                 self.write_some(half.at[:, pl.ds(piece * STEP, STEP)], out, rest.at[warpgroup], (low, high), corner)
 
     def write_some(self, half: Any, out: Any, rest: Any, bounds: tuple, corner: tuple) -> None:
-        """Some rows, fewer than 64, of 64 columns: as copies of 32, 16, ... rows, whose shape is static."""
+        """Some rows, fewer than 64, of 64 columns."""
         plgpu.wait_smem_to_gmem(0, wait_read_only=True)
         rest[...] = plgpu.load(half, layout=plgpu.Layout.WGMMA)
         plgpu.commit_smem()
-        done, high = bounds
-        rows = high - done
-        for power in _POWERS:
-            target = out.at[pl.ds(corner[0] + done, power), pl.ds(corner[1], STEP)]
-            copy = partial(plgpu.copy_smem_to_gmem, rest.at[pl.ds(done, power)], target)
-            pl.when((rows & power) != 0)(copy)
-            done = done + (rows & power)
+        copy_rows(rest, out, bounds, corner)
+
+
+def hide_rows(ref: Any, low: Any, high: Any) -> None:
+    """Zero the rows of a tile of shared memory that are not from `low` to before `high`."""
+    values = plgpu.load(ref, layout=plgpu.Layout.WGMMA)
+    row = plgpu.layout_cast(lax.broadcasted_iota(jnp.int32, values.shape, 0), plgpu.Layout.WGMMA)
+    ref[...] = jnp.where((row >= low) & (row < high), values, jnp.zeros_like(values))
+
+
+def copy_rows(rest: Any, out: Any, bounds: tuple[Any, Any], corner: tuple[Any, Any]) -> None:
+    """Copy rows within these bounds, not all, to a tile at `corner`: as ..., 16, 8, ... rows, whose shape is static."""
+    done, high = bounds
+    rows, power = high - done, rest.shape[0] // 2
+    while power:
+        target = out.at[pl.ds(corner[0] + done, power), pl.ds(corner[1], STEP)]
+        copy = partial(plgpu.copy_smem_to_gmem, rest.at[pl.ds(done, power)], target)
+        pl.when((rows & power) != 0)(copy)
+        done = done + (rows & power)
+        power //= 2
 
 
 def _divided(dividend: Any, by: int) -> tuple[Any, Any]:

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Float
 
-from pallas_kernels.choice import refused_by_gpu
+from pallas_kernels.choice import HOPPER, refused_by_gpu
 from pallas_kernels.linear_attention.chunk import CHUNK, Chunk, Passed
 from pallas_kernels.linear_attention.mosaic import steps
 from pallas_kernels.linear_attention.mosaic.operands import COLUMNS
@@ -29,7 +29,7 @@ KEYS = (64, 128, 192, 256)
 
 def refusal(request: Request) -> str | None:
     """None if the kernels support the request, otherwise the reason."""
-    if (reason := refused_by_gpu(request, hopper=True, dtypes=("bfloat16",))) is not None:
+    if (reason := refused_by_gpu(request, only=(HOPPER,), dtypes=("bfloat16",))) is not None:
         return reason
     if request.key not in KEYS:
         return f"its keys have {', '.join(map(str, KEYS[:-1]))} or {KEYS[-1]} dims, not {request.key}"

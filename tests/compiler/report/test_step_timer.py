@@ -9,10 +9,12 @@ from jaxpar.compiler.program.attribution import Movement, movements
 from jaxpar.compiler.program.costs.ops import Cost, costs
 from jaxpar.compiler.program.loops import executions
 from jaxpar.compiler.report.step_timer import StepTimer
-from jaxpar.cost.hardware_model import HOPPER
+from jaxpar.cost.hardware_model import BLACKWELL, HOPPER
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.hardware.cluster import Pods, parse_cluster
+from pallas_kernels import bounds
+from pallas_kernels.expected import B200
 from tests.compiler.program.programs import module
 
 CLUSTER = parse_cluster("h100:2x4")
@@ -44,6 +46,19 @@ def test_fused_attention_takes_as_long_as_in_the_planner():
     for flops, backward, seconds in zip((4, 10), (False, True), both, strict=True):
         kernel = cost("attention", flops=flops * width * pairs, pairs=pairs, backward=backward)
         assert CLOCK.kernel(kernel) == pytest.approx(seconds)
+
+
+def test_a_grouped_matmul_is_bound_as_in_the_planner():
+    """On a B200 by its caches; other products of the same size are not."""
+    cluster = parse_cluster("b200:1x8")
+    timer = StepTimer(cluster.gpu, cluster, BLACKWELL)
+    plain = cost(flops=1e12)
+    made = module("%a = bf16[4,256]{1,0} parameter(0)\n%x = bf16[4,256]{1,0} negate(%a)")
+    (wide,) = costs(made, executions(made))
+    named = replace(plain, op=replace(wide.op, op_name="jit(f)/grouped_matmul_of_rows"))
+    assert timer.kernel(named) == pytest.approx(1e12 / bounds.grouped(256, B200))
+    assert timer.kernel(plain) == pytest.approx(1e12 / (BLACKWELL.matmul_share * 2250e12))
+    assert timer.kernel(plain) < timer.kernel(named)
 
 
 def moved(line: str) -> Movement:

@@ -22,7 +22,6 @@ TOKENS = 16 * 256 // 4
 """Of a microbatch on one device, those of its tensor ranks joined."""
 DENSE = TOKENS * PER_TOKEN * 4 * (EXPERTS // 4) * min(EMBED, WIDTH // 2)
 """Numbers of a row for each expert."""
-CLUSTER = "h100:1x8"
 
 
 def largest_of(analysis: Analysis) -> int:
@@ -46,6 +45,16 @@ def test_the_kernels_are_in_the_step_and_no_product_is_dense(backend: str, recip
     """There is room for all tokens of all ranks, of which an even load fills a quarter: that much is multiplied. In FP8
     outputs and gradients of rows are products of 8 bits where a kernel has them, and with scales of tiles also
     gradients of matrices."""
+    check_step(backend, recipe, tiles, "h100:1x8")
+
+
+@pytest.mark.long
+def test_the_kernels_for_blackwell_are_in_the_step():
+    check_step("mosaic", None, "", "b200:1x8")
+
+
+def check_step(backend: str, recipe: str | None, tiles: str, cluster: str) -> None:
+    """Compile a step of a cluster, and look for the kernels, their work and dense products."""
     excepted = MatmulOptions(("attention_in", "attention_out"), first_layers=0, last_layers=0, backend=tiles or "auto")
     layout = {"expert": 4, "tensor": 2, "experts": {"backend": backend, "exchange": "all_to_all"}}
     config = wide(
@@ -54,7 +63,7 @@ def test_the_kernels_are_in_the_step_and_no_product_is_dense(backend: str, recip
         precision={"matmul": recipe, "matmul_options": excepted} if recipe else {},
         data={"sequence_length": 256, "batch_size": 16},
     )  # fmt: skip
-    analysis, report = inspected(config, CLUSTER)
+    analysis, report = inspected(config, cluster)
     one = 2 * TOKENS * PER_TOKEN * EMBED * WIDTH / 2
     runs: defaultdict[tuple[str, float], float] = defaultdict(float)
     for cost in analysis.costs:
@@ -65,5 +74,5 @@ def test_the_kernels_are_in_the_step_and_no_product_is_dense(backend: str, recip
     assert runs == {(rows, 1): 6 * LAYERS, (weights, 1): 3 * LAYERS}, "nothing runs twice"
     assert report.float8_flops == one * sum(number for (name, _), number in runs.items() if name.endswith("tiles"))
     assert largest_of(analysis) < DENSE, "nothing is as large as a row for each expert"
-    filled, _ = plan_for(config, parse_cluster(CLUSTER))
+    filled, _ = plan_for(config, parse_cluster(cluster))
     assert report.allocated_bytes <= estimate_memory(filled, analysis.compilation.plan).device

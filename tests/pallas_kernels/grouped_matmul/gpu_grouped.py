@@ -1,4 +1,4 @@
-"""The grouped matmul kernels compiled for H100s that are not here; child only (see `tests.gpu_compile.in_child`)."""
+"""The grouped matmul kernels compiled for GPUs that are not here; child only (see `tests.gpu_compile.in_child`)."""
 
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -13,15 +13,19 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxpar.compiler.targets import target_config
 from jaxpar.hardware.catalogue import gpu_named
 from pallas_kernels.grouped_matmul import grouped_matmul
-from tests.gpu_compile import QUICKLY, h100s
+from tests.gpu_compile import QUICKLY
 from tests.pallas_kernels.attention.triton.gpu_attention import described
-from tests.pallas_kernels.mosaic_compile import compiled_kernels
+from tests.pallas_kernels.mosaic_compile import B200, DEVICE, compiled_kernels
 
 
-def kernels(m: int, groups: int, k: int, n: int, dtype: str = "bfloat16") -> dict[str, Any]:
+def kernels(gpu: str, m: int, groups: int, k: int, n: int, dtype: str = "bfloat16") -> dict[str, Any]:
     """Product and gradients of `m` rows on each of 8 GPUs, in a checked `shard_map` over rows and groups."""
-    function, arrays = _over_eight(h100s("1x1x8"), "mosaic", m, groups, k, n, dtype)
-    return compiled_kernels(function, *arrays)
+    function, arrays = _over_eight(_eight(gpu), "mosaic", m, groups, k, n, dtype)
+    return compiled_kernels(function, *arrays, device=B200 if gpu == "b200" else DEVICE)
+
+
+def _eight(gpu: str) -> Any:
+    return get_topology_desc(gpu, "cuda", target_config=target_config(gpu_named(gpu)), topology="1x1x8").devices
 
 
 def _over_eight(
@@ -42,8 +46,7 @@ def _over_eight(
 
 def triton(gpu: str, m: int, groups: int, k: int, n: int, dtype: str = "bfloat16") -> list[tuple[str, dict[str, int]]]:
     """Name and resources of the Triton kernels of product and gradients, as `kernels` has them of Mosaic's."""
-    devices = get_topology_desc(gpu, "cuda", target_config=target_config(gpu_named(gpu)), topology="1x1x8").devices
-    function, arrays = _over_eight(devices, "triton", m, groups, k, n, dtype)
+    function, arrays = _over_eight(_eight(gpu), "triton", m, groups, k, n, dtype)
     with TemporaryDirectory() as folder:
         options = QUICKLY | {"xla_dump_to": folder, "xla_dump_emitter_re": ".*"}
         lowered = jax.jit(function).trace(*arrays).lower(lowering_platforms=("cuda",))

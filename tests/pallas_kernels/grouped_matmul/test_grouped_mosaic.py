@@ -70,7 +70,7 @@ COMPILED = {
 @pytest.mark.matrix(quick=("128 and 256 columns",), ci=1)
 @pytest.mark.parametrize("shape", COMPILED.values(), ids=COMPILED)
 def test_compiled_kernels_spill_nothing_and_have_two_products_in_flight(shape: tuple) -> None:
-    [found] = in_child("tests.pallas_kernels.grouped_matmul.gpu_grouped:all_of", [list(shape)])
+    [found] = in_child("tests.pallas_kernels.grouped_matmul.gpu_grouped:all_of", [["h100", *shape]])
     of_rows, of_weights = "grouped_matmul_of_rows", "grouped_matmul_of_weights"
     assert sorted(kernel["name"] for kernel in found["kernels"]) == [of_rows, of_rows, of_weights]
     assert max(found["shared"]) <= SHARED

@@ -20,8 +20,7 @@ from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from pallas_kernels.attention import MaskInputs, Settings, compute_delta, reference
 from pallas_kernels.attention.kinds import KINDS, kind_of
-from pallas_kernels.attention.mosaic import DETERMINISTIC_KERNELS, KERNELS, backward, forward, matmuls, refusal
-from pallas_kernels.attention.mosaic.backward_by_keys import KeyGradientTiles
+from pallas_kernels.attention.mosaic import DETERMINISTIC_KERNELS, KERNELS, forward, matmuls, refusal
 from pallas_kernels.attention.mosaic.bounds import Limits, key_tokens, query_limits, visits
 from pallas_kernels.attention.mosaic.forward import ForwardTiles
 from pallas_kernels.attention.mosaic.tiles import TABLE, others
@@ -82,27 +81,21 @@ CUT = {"causal": Mask(), "packed": Mask(segmented=True), "window": Mask(window=6
 """Of each kind of masks that cut blocks one; the tables list the same for all of these kinds."""
 
 
-def _listed(field: Literal["forward", "fused"], length: int) -> dict[str, tuple[Case, Any]]:
-    """All that the tables list beside an entry, each under one mask that it is listed for."""
-    found = {}
-    for number, widths in enumerate(TABLE):
-        of_cut, of_full = (others(*widths, kind).get(field, []) for kind in ("causal", "full"))
-        kinds = itertools.islice(itertools.cycle(CUT), number, None)
+def _listed() -> dict[str, tuple[Case, ForwardTiles]]:
+    """All forwards that the tables list beside an entry, each under one mask that it is listed for."""
+    forwards = {}
+    for start, widths in enumerate(TABLE):
+        of_cut, of_full = (others(*widths, kind) for kind in ("causal", "full"))
+        kinds = itertools.islice(itertools.cycle(CUT), start, None)
         listed = [(kind, CUT[kind], tiles) for tiles, kind in zip(of_cut, kinds, strict=False)]
         listed += [("full", Mask(causal=False), tiles) for tiles in of_full if tiles not in of_cut]
         for kind, mask, tiles in listed:
-            case = Case(mask, length, 2 if widths == (64, 64) else 1, 1, widths, neighbours=kind == "window")
-            found[f"{widths[0]} {kind} {_name(tiles)}"] = case, tiles
-    return found
+            case = Case(mask, 290, 2 if widths == (64, 64) else 1, 1, widths, neighbours=kind == "window")
+            forwards[f"{widths[0]} {kind} {tiles.queries}x{tiles.keys}"] = case, tiles
+    return forwards
 
 
-def _name(tiles: ForwardTiles | KeyGradientTiles) -> str:
-    if isinstance(tiles, ForwardTiles):
-        return f"{tiles.queries}x{tiles.keys}"
-    return " ".join(name for name in ("stored_apart", "in_turn") if getattr(tiles, name))
-
-
-FORWARDS, BACKWARDS = _listed("forward", 290), _listed("fused", 203)
+FORWARDS = _listed()
 
 
 @pytest.fixture(autouse=True)
@@ -171,31 +164,6 @@ def test_forwards_that_the_tables_only_list_are_too(
     found, plain = (
         worst(dict(zip(("out", "lse"), jax.jit(run)(*(inputs[x] for x in "qkv"), named), strict=True)), expected)
         for run in (simulated, partial(reference.KERNELS.forward, options))
-    )
-    assert all(found[name] <= max(TIMES * plain[name], FLOOR) for name in found), (found, plain)
-    assert REPORTED not in capfd.readouterr().out
-
-
-@pytest.mark.matrix(quick=("64 causal stored_apart",), ci=2)
-@pytest.mark.parametrize(("case", "fused"), BACKWARDS.values(), ids=BACKWARDS)
-def test_fused_backwards_that_the_tables_only_list_are_too(
-    case: Case, fused: KeyGradientTiles, capfd: pytest.CaptureFixture[str]
-) -> None:
-    """From the output and log-sum-exp of the plain JAX form."""
-    tokens = tokens_of(case)
-    inputs, options = random_inputs(case, tokens), Settings(case.mask, case.widths[0] ** -0.5, case.softcap)
-    q, k, v, d_out, d_lse = (inputs[name] for name in ("q", "k", "v", "d_out", "d_lse"))
-    exact = {name: np.asarray(x, np.float64) for name, x in inputs.items()}
-    expected = attention(**exact, kept=pairs(case.mask, tokens), softcap=case.softcap)
-    expected = {name: expected[name] for name in ("dq", "dk", "dv")}
-    named = MaskInputs(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
-    out, lse = jax.jit(partial(reference.KERNELS.forward, options))(q, k, v, named)
-    given = q, k, v, named, lse, compute_delta(out, d_out, lse, d_lse), d_out
-    entry = table_tiles(*case.widths, kind_of(case.mask), case.softcap)._replace(fused=fused)
-    simulated = partial(backward, replace(options, neighbours=case.neighbours, interpret=True), tiles=entry)
-    found, plain = (
-        worst(dict(zip(expected, jax.jit(run)(*given), strict=True)), expected)
-        for run in (simulated, partial(reference.KERNELS.backward, options))
     )
     assert all(found[name] <= max(TIMES * plain[name], FLOOR) for name in found), (found, plain)
     assert REPORTED not in capfd.readouterr().out

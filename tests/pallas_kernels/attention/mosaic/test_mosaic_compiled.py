@@ -149,42 +149,30 @@ def test_every_entry_is_compiled() -> None:
     assert {one.widths for one in compiled if one.deterministic} == apart
 
 
-class Other(NamedTuple):
-    """What the tables list beside an entry."""
-
-    widths: tuple[int, int]
-    mask: str
-    field: str
-    place: int
-
-
 OTHERS_LISTED = [
-    Other(widths, mask, field, place)
+    (widths, mask, place)
     for widths in TABLE
     for mask, kind in (("packed-window", "packed"), ("full", "full"))
-    for field, listed in others(*widths, kind).items()
-    for place in range(len(listed))
-    if field == "forward" or kind == "packed"  # whose masks take the most registers
+    for place in range(len(others(*widths, kind)))
 ]
 
 
 @pytest.mark.matrix(quick=("64 packed-window forward 0",), ci=2)
-@pytest.mark.parametrize("other", OTHERS_LISTED, ids=lambda other: " ".join(map(str, (other.widths[0], *other[1:]))))
-def test_what_is_listed_beside_the_entries_spills_nothing_either(other: Other) -> None:
-    arguments = [[*other.widths, other.mask, None, False, False, "bfloat16", 8, other[2:]]]
+@pytest.mark.parametrize(
+    ("widths", "mask", "place"),
+    OTHERS_LISTED,
+    ids=[f"{sizes[0]} {mask} forward {n}" for sizes, mask, n in OTHERS_LISTED],
+)
+def test_what_is_listed_beside_the_entries_spills_nothing_either(
+    widths: tuple[int, int], mask: str, place: int
+) -> None:
+    arguments = [[*widths, mask, None, False, False, "bfloat16", 8, place]]
     [found] = in_child("tests.pallas_kernels.attention.mosaic.gpu_mosaic:all_of", arguments)
-    kind = "full" if other.mask == "full" else "packed"
-    entry = others(*other.widths, kind)[other.field][other.place]
-    name = "attention_forward" if other.field == "forward" else "attention_key_gradients"
-    [kernel] = (one for one in found["kernels"] if one["name"] == name)
+    entry = others(*widths, "full" if mask == "full" else "packed")[place]
+    [kernel] = (one for one in found["kernels"] if one["name"] == "attention_forward")
     assert max(found["shared"]) <= SHARED
     machine_code.check(kernel)
-    deep = {"all": 2, "whole": 1}[entry.overlapped if other.field == "forward" else entry.together]
-    assert kernel["waits"].count(1) == deep, kernel
-    columns = entry.keys if other.field == "forward" else entry.queries
-    assert all(count >= columns * 64 // 128 for count in kernel["beside"]), kernel
-    if other.field == "fused":
-        assert kernel["reduce"] > 0 and kernel["setmaxnreg"] == [*REGISTERS[CONSUMERS]], kernel
-    else:
-        assert kernel["setmaxnreg"] == [*REGISTERS[entry.consumers]], kernel
-        assert kernel["registers"] * 128 * (entry.consumers + 1) <= 65536, kernel
+    assert kernel["waits"].count(1) == {"all": 2, "whole": 1}[entry.overlapped], kernel
+    assert all(count >= entry.keys * 64 // 128 for count in kernel["beside"]), kernel
+    assert kernel["setmaxnreg"] == [*REGISTERS[entry.consumers]], kernel
+    assert kernel["registers"] * 128 * (entry.consumers + 1) <= 65536, kernel
