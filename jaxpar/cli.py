@@ -6,6 +6,8 @@ import argparse
 import os
 import re
 import select
+import signal
+import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -179,6 +181,33 @@ def command(interrupted: str = "interrupted") -> Callable[[Callable[[Sequence[st
         return run
 
     return decorate
+
+
+def run_command(words: Sequence[str]) -> int:
+    """Run `python -m WORDS` in a separate process; returns its exit code.
+
+    Ctrl-C reaches it from the terminal and SIGTERM from here, so that a run saves before this returns.
+
+    Raises:
+        KeyboardInterrupt: one of the signals came, and the process has ended.
+    """
+    came, process = list[int](), list[subprocess.Popen[bytes]]()
+
+    def forward(number: int, _frame: object) -> None:
+        came.append(number)
+        for one in process if number == signal.SIGTERM else ():
+            one.terminate()
+
+    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        process.append(subprocess.Popen([sys.executable, "-m", *words]))
+        code = process[0].wait()
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    if came:
+        raise KeyboardInterrupt
+    return code
 
 
 def without_gpus() -> None:
