@@ -193,18 +193,18 @@ def run_command(words: Sequence[str]) -> int:
     """
     came, process = list[int](), list[subprocess.Popen[bytes]]()
 
-    def forward(number: int, _frame: object) -> None:
-        came.append(number)
-        for one in process if number == signal.SIGTERM else ():
+    def forward(received: int, _frame: object) -> None:
+        came.append(received)
+        for one in process if received == signal.SIGTERM else ():
             one.terminate()
 
-    before = {number: signal.signal(number, forward) for number in (signal.SIGINT, signal.SIGTERM)}
+    before = {one: signal.signal(one, forward) for one in (signal.SIGINT, signal.SIGTERM)}
     try:
         process.append(subprocess.Popen([sys.executable, "-m", *words]))
         code = process[0].wait()
     finally:
-        for number, handler in before.items():
-            signal.signal(number, handler)
+        for one, handler in before.items():
+            signal.signal(one, handler)
     if came:
         raise KeyboardInterrupt
     return code

@@ -42,7 +42,7 @@ class Run:
     """The `run.name` that all points share."""
     config: Config
     words: list[str]
-    """What follows `python -m`."""
+    """Words after `python -m`."""
 
     @property
     def folder(self) -> Path:
@@ -122,7 +122,7 @@ def _train(runs: Sequence[Run], out: Path | None) -> int:
 
 
 def _record(run: Run) -> RunRecord | None:
-    """What the run's folder says of it, if there is one."""
+    """The record of the run's folder, if there is one."""
     from jaxpar.observe.report.run_record import read_runs
 
     return read_runs([run.folder])[0] if run.folder.is_dir() else None

@@ -51,7 +51,7 @@ def test_random_points_are_in_their_ranges_evenly_by_logarithm_and_more_begin_wi
         (["--set", RATES, "--random", "3"], ("--random 3", "2")),
         (["--set", "run.name=a,b"], ("run.name", "one value")),
         (["--set", "optimizer.learning_rte=1,2"], ("learning_rte", "learning_rate")),
-        (["--set", "parallel.fsdp=2,3", "--set", "data.batch_size=8"], ("parallel.fsdp", "3")),
+        (["--set", "run.profile=1:2,5000:6000"], ("run.profile", "5000:6000")),
     ],
 )
 def test_what_is_no_sweep_is_refused_before_a_run(
@@ -99,11 +99,14 @@ def test_a_run_that_is_told_to_stop_saves_before_its_command_ends(tmp_path: Path
 
 @pytest.mark.long
 def test_a_sweep_trains_compares_and_continues_and_compiles_its_programs_once(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     config = {
         "run": {"steps": 2, "name": "tiny", "dir": str(tmp_path / "runs"), "compile_cache": str(tmp_path / "cache")},
         "model": {"layers": 1, "embed": 32, "heads": 2, "kv_heads": 2, "mlp": 64},
+        "parallel": {"fsdp": -1},
         "data": {"batch_size": 8, "sequence_length": 32},
         "evaluation": {"sample_tokens": 0},
     }

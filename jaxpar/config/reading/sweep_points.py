@@ -59,7 +59,7 @@ def grid(keys: Mapping[str, Sequence[str]]) -> list[Point]:
     return [dict(zip(keys, values, strict=True)) for values in itertools.product(*keys.values())]
 
 
-def drawn(keys: Mapping[str, Sequence[str]], number: int, seed: int) -> list[Point]:
+def drawn(keys: Mapping[str, Sequence[str]], count: int, seed: int) -> list[Point]:
     """Different points, each value one of those listed, or from a range on a logarithmic scale.
 
     More points begin with those of fewer, so that a sweep can be continued by a larger number.
@@ -69,18 +69,18 @@ def drawn(keys: Mapping[str, Sequence[str]], number: int, seed: int) -> list[Poi
     """
     random = np.random.default_rng(seed)
     points, repeated = list[Point](), 0
-    while len(points) < number:
+    while len(points) < count:
         point = {key: _draw(values[int(random.integers(len(values)))], random) for key, values in keys.items()}
         repeated = repeated + 1 if point in points else 0
         if repeated == DRAWS:
-            raise UserError(f"--random {number}: only {len(points)} different points were drawn; expected fewer")
+            raise UserError(f"--random {count}: only {len(points)} different points were drawn; expected fewer")
         if not repeated:
             points.append(point)
     return points
 
 
 def suffixes(points: Sequence[Point]) -> list[str]:
-    """What each point adds to the name of a run: the last parts of its keys, where they differ, and its values.
+    """Suffix of the name of each point's run: the last parts of its keys, where they differ, and its values.
 
     Raises:
         UserError: one is too long, or two are the same.
@@ -127,18 +127,18 @@ def _range(value: str) -> tuple[float, float] | None:
     if not dots:
         return None
     try:
-        ends = float(low), float(high)
+        bounds = float(low), float(high)
     except ValueError:
         return None
-    if not 0 < ends[0] < ends[1] < math.inf:
+    if not 0 < bounds[0] < bounds[1] < math.inf:
         raise UserError(f"--set: {quoted(value)}: a range is low..high with 0 < low < high, and drawn by logarithm")
-    return ends
+    return bounds
 
 
 def _draw(value: str, random: np.random.Generator) -> str:
-    ends = _range(value)
-    if ends is None:
+    bounds = _range(value)
+    if bounds is None:
         return value
-    number = math.exp(random.uniform(math.log(ends[0]), math.log(ends[1])))
-    whole = all(re.fullmatch(r"\d+", end.strip()) for end in value.split(".."))
-    return str(round(number)) if whole else f"{number:.3g}"
+    drawn_value = math.exp(random.uniform(*map(math.log, bounds)))
+    integral = all(re.fullmatch(r"\d+", bound.strip()) for bound in value.split(".."))
+    return str(round(drawn_value)) if integral else f"{drawn_value:.3g}"
