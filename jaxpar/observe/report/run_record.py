@@ -72,8 +72,8 @@ class RunRecord:
     @property
     def ended(self) -> bool:
         """Whether its last start came to an end, rather than to a failure or a kill."""
-        ends = [event["event"] for event in self.events if event["event"] in ("start", "end")][-1:]
-        return ends == ["end"] or (not self.events and bool(self.summary))
+        last = [event["event"] for event in self.events if event["event"] in ("start", "end")][-1:]
+        return last == ["end"] or (not self.events and bool(self.summary))
 
     @property
     def complete(self) -> bool:
