@@ -21,6 +21,7 @@ COMMANDS = {
     "convert": "convert weights to and from Hugging Face's format",
     "report": "make a page of one run or several",
     "find_lr": "find a learning rate",
+    "sweep": "train a run for each combination of values",
     "plan": "find the best layout of a model for a cluster",
     "inspect": "memory, traffic and time of a step, without a GPU",
     "schedule": "draw, time and compare pipeline schedules",

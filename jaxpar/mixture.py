@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import argparse
-import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from jaxpar.cli import Parser, command, positive
+from jaxpar.cli import Parser, command, positive, run_command
 from jaxpar.config import UserError
 from jaxpar.config.paths import user_path
 from jaxpar.config.spelling import named, quoted
@@ -63,11 +62,11 @@ def _make(options: argparse.Namespace, top: int) -> int:
     chosen = [] if options.cluster_by is None else ["--cluster-by", options.cluster_by]
     stage = ["jaxpar.prepare", "--out", str(tokens), "--clusters", str(options.clusters)]
     _say(f"1/3 the text in {options.clusters} clusters")
-    if code := _run([*stage, "--cluster-seed", str(options.cluster_seed), *chosen]):
+    if code := run_command([*stage, "--cluster-seed", str(options.cluster_seed), *chosen]):
         return code
     for index, run in enumerate(runs, 1):
         _say(f"2/3 run {index} of {len(runs)}: python -m {' '.join(run)}")
-        if code := _run(run):
+        if code := run_command(run):
             return code
     _say("3/3 the router")
     from jaxpar.evaluation.mixture import make_mixture, table_of
@@ -99,11 +98,6 @@ def _check(options: argparse.Namespace, run: Sequence[str], tokens: Path) -> Non
         )
     validate(config)
     read_index(tokens)
-
-
-def _run(words: Sequence[str]) -> int:
-    """Run a command in a separate process; returns its exit code."""
-    return subprocess.run([sys.executable, "-m", *words], check=False).returncode
 
 
 def _say(text: str) -> None:

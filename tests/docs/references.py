@@ -77,11 +77,11 @@ class Repository:
         return path in self.files or any(file.startswith(f"{path.rstrip('/')}/") for file in self.files)
 
     def flags_in(self, path: str) -> frozenset[str]:
-        """Flags of the command in a file: its own, and those that `jaxpar/cli.py` and imported `add_...` add."""
+        """Flags of the command in a file: its own, and those that `jaxpar/cli/parser.py` and imported `add_...` add."""
         text = self.read(path)
         if not re.search(r"argparse|addoption|\bParser\(", text):
             return frozenset()
-        others = ["jaxpar/cli.py"] * ("jaxpar.cli" in text and path != "jaxpar/cli.py")
+        others = ["jaxpar/cli/parser.py"] * ("jaxpar.cli" in text and path != "jaxpar/cli/parser.py")
         others += [
             f"{module.replace('.', '/')}.py"
             for module in re.findall(r"^from (bench[\w.]*) import .*\badd_", text, re.M)
@@ -242,7 +242,9 @@ def missing_keys(text: str, repository: Repository) -> Iterator[str]:
     string = rf"""["']((?:{sections})\.\w+=[^"']*)["']"""
     for match in re.finditer(f"{option}|{string}", text):
         override = next(part for part in match.groups() if part is not None).rstrip(",.:;")
-        if why := _refused(override):
+        key, _, values = override.partition("=")
+        several = [f"{key}={value}" for value in values.split(",")] if "jaxpar.sweep" in text else [override]
+        for why in filter(None, map(_refused, several)):
             yield f"--set {override}: {why}"
     key = re.fullmatch(rf"((?:{sections})\.\w+)(?:[=:] ?([\w-]*))?", text)
     if key and not FILE_NAME.fullmatch(key[1]) and (why := _refused(f"{key[1]}={key[2] or ''}")):

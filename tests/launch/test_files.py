@@ -89,6 +89,9 @@ def test_the_batch_script_starts_one_process_per_node_with_all_its_gpus(tmp_path
     assert ran[0] == str(ROOT)
     assert ran[ran.index(".venv/bin/python") :] == [".venv/bin/python", "-m", "jaxpar.train", "--config", "a b.yaml"]
     assert "--gpu-bind=none" in ran, "else a task may see a single GPU"
+    array = {"JAXPAR_COMMAND": "sweep"}
+    ran = subprocess.run([script], env=environment | array, capture_output=True, text=True, check=True).stdout
+    assert ran.split()[-2:] == ["-m", "jaxpar.sweep"]
 
 
 SHOWN = '#!/usr/bin/env bash\n{ printf "%s\\n" "$PWD" "${NCCL_DEBUG-}" "$@"; echo .; } >> "$SHOWN"\nexit "${ENDS-0}"\n'

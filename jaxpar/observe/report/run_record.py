@@ -70,6 +70,17 @@ class RunRecord:
         return self.metrics[-1]["step"] if self.metrics else 0
 
     @property
+    def ended(self) -> bool:
+        """Whether its last start came to an end, rather than to a failure or a kill."""
+        last = [event["event"] for event in self.events if event["event"] in ("start", "end")][-1:]
+        return last == ["end"] or (not self.events and bool(self.summary))
+
+    @property
+    def complete(self) -> bool:
+        """Whether it ended at its last step."""
+        return self.ended and self.config is not None and self.last_step >= self.config.run.steps
+
+    @property
     def baseline(self) -> float | None:
         """Held-out loss of the simple model of the same data."""
         known = number(self.summary, "baseline_loss")

@@ -224,10 +224,8 @@ def state(run: RunRecord, now: datetime) -> str:
     """The progress of the run, in a few words."""
     of = "" if run.config is None else f" of {run.config.run.steps}"
     last = run.events[-1] if run.events else {}
-    ended = [event["event"] for event in run.events if event["event"] in ("start", "end")][-1:]
-    if ended == ["end"] or (not run.events and run.summary):
-        is_complete = run.config is not None and run.last_step >= run.config.run.steps
-        return f"{'trained to' if is_complete else 'stopped after'} step {run.last_step}{of}"
+    if run.ended:
+        return f"{'trained to' if run.complete else 'stopped after'} step {run.last_step}{of}"
     if last.get("event") == "close" and last.get("ended") is False:
         return f"failed after step {run.last_step}{of}"
     seen = moment(last)

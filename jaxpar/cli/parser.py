@@ -1,26 +1,19 @@
-"""The common parts of all commands: their parser, shared arguments and types, and how they end."""
+"""The parser of all commands: shared arguments, their types, and mistakes in one sentence."""
 
 from __future__ import annotations
 
 import argparse
-import os
 import re
-import select
 import sys
-import warnings
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import wraps
 from itertools import takewhile
 from pathlib import Path
-from typing import Any, NoReturn, Protocol
+from typing import Any, NoReturn
 
-from jaxpar.compiler.quiet import quiet_imports
 from jaxpar.config.bounds import SECONDS
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.overrides import USED_BY_MODELS
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
-from jaxpar.distributed.ctrl_c import INTERRUPTED
-from jaxpar.distributed.liveness import depart
 from jaxpar.units import parse_size
 
 DEFAULTS = "YAML file; without one, every key has its default"
@@ -141,72 +134,6 @@ def by_ending(files: Sequence[Path], endings: Iterable[str]) -> dict[str, Path]:
             raise UserError(f"--out {file}: expected one file that ends in {ending}, and {found[ending]} does too")
         found[ending] = file
     return found
-
-
-class Command(Protocol):
-    """The `main` of a command, which returns its exit code."""
-
-    def __call__(self, arguments: Sequence[str] | None = None, /) -> int: ...
-
-
-def command(interrupted: str = "interrupted") -> Callable[[Callable[[Sequence[str]], int | None]], Command]:
-    """Decorates the `main` of a command, and so decides how commands end.
-
-    The decorated function gets the arguments and returns an exit code, or None for 0. A `UserError` is printed in one
-    sentence and ends with 2. Ctrl-C ends with 130, and prints `interrupted`. In a job of several processes the others
-    learn why this one ends.
-    """
-
-    def decorate(main: Callable[[Sequence[str]], int | None]) -> Command:
-        @wraps(main)
-        def run(arguments: Sequence[str] | None = None, /) -> int:
-            quiet_imports()
-            warnings.filterwarnings("ignore", module=r"(jax|orbax|flax|grain|tensorboardX)\b.*")
-            try:
-                code = main(sys.argv[1:] if arguments is None else arguments)
-                sys.stdout.flush()
-                return code or 0
-            except UserError as error:
-                return stop(2, str(error))
-            except KeyboardInterrupt:
-                print(f"jaxpar: {interrupted}", file=sys.stderr)
-                return depart(INTERRUPTED, "interrupted")
-            except BrokenPipeError:
-                if not _reader_is_gone():
-                    raise
-                return 0
-
-        return run
-
-    return decorate
-
-
-def without_gpus() -> None:
-    """For a command that computes nothing on devices: JAX would take the memory of the GPUs that there are."""
-    import jax
-
-    jax.config.update("jax_platforms", "cpu")
-
-
-def report(text: str) -> None:
-    """Print a sentence to the user beside the output, on standard error."""
-    print(text, file=sys.stderr)
-
-
-def stop(code: int, why: str) -> int:
-    """Prints why the command ends, leaves the job if it is in one, and returns the exit code."""
-    print(f"jaxpar: {why}", file=sys.stderr)
-    return depart(code, why)
-
-
-def _reader_is_gone() -> bool:
-    """Whether a reader of the output, such as `head`, has closed the pipe; what is left of the output is dropped."""
-    poll = select.poll()
-    poll.register(sys.stdout.fileno(), 0)
-    gone = any(event & select.POLLERR for _, event in poll.poll(0))
-    if gone:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    return gone
 
 
 def whole_number(text: str) -> int:
