@@ -48,10 +48,8 @@ def test_kills_of_training(tmp_path: Path, kills: int, seed: int):
     assert int(half_written) >= 5 and int(starts) >= 20, message
 
 
-@pytest.mark.parametrize(
-    "kills", [pytest.param(6, marks=pytest.mark.long), pytest.param(30, marks=pytest.mark.release)]
-)
-def test_kills_of_preparation(tmp_path: Path, kills: int):
-    message = report_of("tests.data.prepare.killed", tmp_path, kills=kills, seed=4)
+@pytest.mark.release
+def test_kills_of_preparation(tmp_path: Path):
+    message = report_of("tests.data.prepare.killed", tmp_path, kills=30, seed=4)
     [found] = re.findall(r"^(\d+) kills, \d+ folders finished, all alike$", message, re.MULTILINE)
-    assert int(found) >= kills
+    assert int(found) >= 30
