@@ -3,27 +3,17 @@
 A dozen of training in CI, a hundred and more before a release.
 """
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.training.runs import ROOT
+from tests.processes import run_python
 
 
 def report_of(program: str, folder: Path, *, kills: int, seed: int) -> str:
     """What a program that kills prints at its end; it fails where a run or a folder is not what it should be."""
-    done = subprocess.run(
-        [sys.executable, "-m", program, str(folder), "--kills", str(kills), "--seed", str(seed)],
-        cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if not name.startswith("JAX_")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-m", program, folder, "--kills", kills, "--seed", seed, without=("JAX_",))
     assert done.returncode == 0, done.stderr[-5000:]
     return done.stdout
 
