@@ -155,6 +155,8 @@ REFUSED = {
         "modernbert", {"rope_scaling": {"rope_type": "linear", "factor": 2.0}}, ("rope_scaling", "rope_parameters")
     ),
     "dots.llm1 without its number of key heads": ("dots1", {"num_key_value_heads": ...}, ("num_key_value_heads",)),
+    "attention across layers": ("hunyuan_v1_dense", {"use_cla": True}, ("use_cla", "True", "False")),
+    "experts by groups": ("hunyuan_v1_moe", {"group_limited_greedy": True}, ("group_limited_greedy", "True", "False")),
     "several shared experts": ("hunyuan_v1_moe", {"num_shared_expert": [1, 2]}, ("num_shared_expert", "[1, 2]", "1")),
     "experts of another width": ("hunyuan_v1_moe", {"moe_intermediate_size": 8}, ("moe_intermediate_size", "8", "16")),
     "a rotary width above a head's": ("minimax_m2", {"rotary_dim": 14}, ("rotary_dim", "14", "12")),
