@@ -2,7 +2,6 @@
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import pytest
 from jaxpar.checkup.finding import Finding
 from jaxpar.checkup.report import show
 from jaxpar.doctor import main
+from tests.processes import run_python
 from tests.sentences import refused_by_command
 
 ROOT = Path(__file__).parents[1]
@@ -88,9 +88,7 @@ def test_a_model_that_cannot_be_is_one_sentence(capsys: pytest.CaptureFixture[st
 def test_a_coordinator_that_cannot_be_reached_is_one_sentence_and_code_2():
     job = ["coordinator=127.0.0.1:9", "processes=2", "process_id=1", "timeout_s=1"]
     settings = [part for key in job for part in ("--set", f"distributed.{key}")]
-    ran = subprocess.run(
-        [sys.executable, "-m", "jaxpar.doctor", *settings], cwd=ROOT, capture_output=True, text=True, check=False
-    )
+    ran = run_python("-m", "jaxpar.doctor", *settings)
     parts = ("distributed.coordinator", "'127.0.0.1:9'", "process 1 of 2", "within 1 s", "process 0 is not there")
     refused_by_command(ran.returncode, ran.stdout, ran.stderr.splitlines()[-1], *parts)
 
@@ -98,10 +96,7 @@ def test_a_coordinator_that_cannot_be_reached_is_one_sentence_and_code_2():
 @pytest.mark.long
 def test_two_processes_check_their_collectives_and_one_reports(tmp_path: Path):
     doctor = [sys.executable, "-m", "jaxpar.doctor", "--json", "--set", f"run.dir={tmp_path}"]
-    ran = subprocess.run(
-        [sys.executable, "launch/local.py", "--processes", "2", "--devices-per-process", "2", "--", *doctor],
-        cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    ran = run_python("launch/local.py", "--processes", 2, "--devices-per-process", 2, "--", *doctor)
     assert ran.returncode == 0, ran.stdout + ran.stderr
     lines = ran.stdout.splitlines()
     assert all(line.startswith("[0] ") for line in lines)
@@ -112,14 +107,7 @@ def test_two_processes_check_their_collectives_and_one_reports(tmp_path: Path):
 
 
 def test_devices_that_cannot_be_used_are_a_finding_beside_the_others():
-    ran = subprocess.run(
-        [sys.executable, "-m", "jaxpar.doctor", "--json"],
-        cwd=ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "rocm"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    ran = run_python("-m", "jaxpar.doctor", "--json", JAX_PLATFORMS="rocm")
     assert ran.returncode == 1
     found = json.loads(ran.stdout)["findings"]
     assert [finding["check"] for finding in found][:2] == ["python", "packages"]

@@ -1,10 +1,7 @@
 """`python -m jaxpar.generate`: text and numbers from a run, and one sentence for what it cannot do."""
 
 import json
-import os
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +12,7 @@ from tokenizers.models import WordLevel
 
 from jaxpar.generate import main
 from jaxpar.training.run.trainer import Trainer
+from tests.processes import run_python
 from tests.sentences import refused_by_command
 from tests.training.runs import run_config
 
@@ -41,9 +39,8 @@ def test_a_run_continues_text_on_any_layout(tmp_path: Path, capfd: pytest.Captur
     text = found[0][0]["text"]
     assert main([*asked[:2], "--prompt", "import ", "--tokens", "12", "--stop", text[3:5]]) == 0
     assert capfd.readouterr().out == f"import {text[: text.find(text[3:5])]}\n"
-    alone = {key: value for key, value in os.environ.items() if key != "XLA_FLAGS"}
-    command = [sys.executable, "-m", "jaxpar.generate", *asked, "--set", "parallel.tensor=2"]
-    done = subprocess.run(command, env=alone, capture_output=True, text=True, check=True, cwd=FOLDER.parents[1])
+    done = run_python("-m", "jaxpar.generate", *asked, "--set", "parallel.tensor=2", without=("XLA_FLAGS",))
+    assert done.returncode == 0, done.stderr
     assert [json.loads(line)["tokens"] for line in done.stdout.splitlines()] == [row["tokens"] for row in found[0]]
 
 

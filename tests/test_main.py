@@ -1,7 +1,5 @@
 """`jaxpar` and `python -m jaxpar`: the commands listed, and run."""
 
-import subprocess
-import sys
 import tomllib
 from pathlib import Path
 
@@ -10,9 +8,8 @@ import pytest
 import jaxpar
 from jaxpar.__main__ import COMMANDS, main
 from tests.observe.report.written_runs import write_run
+from tests.processes import ROOT, run_python
 from tests.sentences import refused_by_command
-
-ROOT = Path(__file__).parents[1]
 
 
 def test_every_command_is_listed(capsys: pytest.CaptureFixture[str]):
@@ -54,8 +51,7 @@ imported("jax", "jaxlib")
 
 def test_help_reports_and_schedules_import_no_large_library(tmp_path: Path):
     folder = write_run(tmp_path / "run", steps=4)
-    command = [sys.executable, "-c", WITHOUT_LIBRARIES, str(folder)]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_python("-c", WITHOUT_LIBRARIES, folder)
     assert done.returncode == 0, done.stderr
     for shown in ("--set SECTION.KEY=VALUE", "checkpoint.every", "--input PATTERN", "--inspect FOLDER"):
         assert shown in done.stdout

@@ -1,19 +1,15 @@
 """What runs at which level, on a small suite of its own."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests import patience
+from tests.processes import ROOT, run_python
 from tests.selection import ONE_OF, SLOW, drawn, has_its_turn
 from tests.spent import union
-
-ROOT = Path(__file__).parents[1]
 
 SUITE = """
 import pytest
@@ -85,10 +81,9 @@ def chosen(folder: Path, *arguments: str) -> tuple[set[str], str]:
     (folder / "test_suite.py").write_text(SUITE)
     (folder / "test_long_file.py").write_text(LONG_FILE)
     (folder / "pytest.ini").write_text("[pytest]\nmarkers =\n  matrix\n  long\n  release\n")
-    command = [sys.executable, "-m", "pytest", "-v", "--spent", "spent.jsonl", *arguments]
-    environment = {name: value for name, value in os.environ.items() if not name.startswith("PYTEST_")}
-    environment |= {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "JAX_PLATFORMS": "cpu"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    variables = {"PYTHONPATH": str(ROOT), "COLUMNS": "200", "JAX_PLATFORMS": "cpu"}
+    command = ("-m", "pytest", "-v", "--spent", "spent.jsonl", *arguments)
+    done = run_python(*command, cwd=folder, without=("PYTEST_",), **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     names = set(re.findall(r"^test_\w+\.py::(\S+) PASSED", done.stdout, re.MULTILINE))
     spent = [json.loads(line)["test"] for line in (folder / "spent.jsonl").read_text().splitlines()]

@@ -19,7 +19,7 @@ from jaxpar.mesh.axes import AXES
 from jaxpar.mesh.collectives import gather_context
 from pallas_kernels.attention import CHECKPOINT_NAMES, Settings
 from pallas_kernels.masks import Mask
-from tests.covering import covering_rows, feasible_pairs
+from tests.covering import covering_rows
 from tests.pallas_kernels.dense64 import Tokens, attention, pairs, worst
 
 TOLERANCE = 1e-5
@@ -104,11 +104,6 @@ def found_and_expected(row: dict[str, Any], segments: np.ndarray) -> tuple[dict[
 
 def _name(row: dict[str, Any]) -> str:
     return "-".join(str(row[name]) for name in ("strategy", "ranks", "order", "kv_heads", "part"))
-
-
-def test_the_matrix_covers_every_feasible_pair():
-    for (a, x), (b, y) in feasible_pairs(FACTORS, _fits):
-        assert any(row[a] == x and row[b] == y for row in ROWS), f"{a}={x} with {b}={y}"
 
 
 @pytest.mark.matrix(quick=6, ci=8)

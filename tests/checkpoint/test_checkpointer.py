@@ -54,10 +54,6 @@ def test_facts_that_are_bytes_are_files_of_their_own(tmp_path):
     checkpointer.close()
 
 
-def test_a_folder_without_checkpoints_has_no_latest(checkpointer):
-    assert checkpointer().latest() is None
-
-
 def wrong(change):
     """The stand-ins of the saved state after `change` edits them."""
     wanted = like(host_state(), mesh_of(fsdp=4))

@@ -4,9 +4,6 @@ The kernel plays the full disk: it refuses to let any file of the process grow b
 """
 
 import os
-import subprocess
-import sys
-from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -15,6 +12,7 @@ import pytest
 from jaxpar.checkpoint import CheckpointError, manifest
 from tests.checkpoint.states import like, mesh_of, put
 from tests.full_disk import full_disk
+from tests.processes import run_python
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 
@@ -100,13 +98,7 @@ checkpoints.close()
 
 def test_saving_restoring_and_failing_put_nothing_on_the_screen(tmp_path):
     """In a process of its own, where no test runner catches warnings, logs and unraisable exceptions."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, str(tmp_path)],
-        capture_output=True,
-        text=True,
-        cwd=Path(__file__).parents[2],
-        check=False,
-    )
+    done = run_python("-c", SCRIPT, tmp_path)
     assert (done.returncode, done.stdout) == (0, "File too large\n" * 5), done.stderr
     # What JAX prints while it looks for devices comes before the mark, and is not ours.
     assert done.stderr.split("ready\n")[1] == ""

@@ -12,7 +12,6 @@ from tests.sentences import refusals, refused
 from tests.small_run import small
 
 GOOD = ["model.kv_heads=null", "model.latent_attention={kv_rank: 16}"]
-KEY = "model.latent_attention"
 
 
 @refusals("""

@@ -2,7 +2,7 @@
 
 import pytest
 
-from jaxpar.config import Config, load_config
+from jaxpar.config import load_config
 from jaxpar.config.checks.run import profile_steps
 from jaxpar.layout.checks.validate import validate
 from jaxpar.layout.make_plan import resolve_config
@@ -13,10 +13,6 @@ TAUGHT = "loss.name=distill | loss.reference=a"
 DPO = "loss.name=dpo | run.init_from=a | data.source=tokens | data.path=a"
 LORA = "lora.rank=8 | run.init_from=a"
 SIX = "model.layers=6 | parallel.pipe=2"
-
-
-def test_the_defaults_are_valid():
-    validate(Config())
 
 
 @refusals(

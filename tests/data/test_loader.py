@@ -1,8 +1,6 @@
 """A batch is a function of the step and of the rows asked for, and of nothing else."""
 
 import itertools
-import subprocess
-import sys
 
 import chex
 import numpy as np
@@ -12,6 +10,7 @@ from jaxpar.data.loader import batch_index, batch_rows, batches
 from jaxpar.data.packing import PackedRows
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.synthetic import SyntheticRows
+from tests.processes import run_python
 
 FIELDS = {"tokens", "labels", "mask", "segments", "positions", "indices", "examples"}
 
@@ -97,7 +96,7 @@ def test_everything_but_the_iterator_works_without_grain_and_jax():
         "data = open_data(DataConfig(source='synthetic', sequence_length=8), vocab=20, seed=0)\n"
         "print(batch_rows(data.train, 0, 2, [0, 1])['tokens'].shape)"
     )
-    done = subprocess.run([sys.executable, "-c", program], check=False, capture_output=True, text=True)
+    done = run_python("-c", program)
     assert done.stdout == "(2, 8)\n", done.stderr
 
 

@@ -2,8 +2,6 @@
 
 import os
 import socket
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +18,8 @@ from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.host import PINNED_VARIABLE
 from jaxpar.hardware.memory import POOL_FRACTION, POOL_VARIABLES
 from jaxpar.hardware.xla_flags import ESTIMATOR, check_flags, xla_flags
+from tests.processes import run_python
 from tests.sentences import refused
-from tests.training.runs import ROOT
 
 
 @pytest.fixture(autouse=True)
@@ -119,15 +117,8 @@ for _ in range(2):  # a second Trainer
 @pytest.mark.matrix(quick=("an array",), ci=2)
 def test_flags_that_come_too_late_are_one_sentence(before: str, flags: str, in_force: bool):
     """In a process of its own with a pretended driver, as in a notebook that used JAX first."""
-    variables = {name: value for name, value in os.environ.items() if name not in ("JAX_PLATFORMS", "XLA_FLAGS")}
-    done = subprocess.run(
-        [sys.executable, "-c", AFTER.format(before=before)],
-        env={**variables, "XLA_FLAGS": flags},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    done = run_python("-c", AFTER.format(before=before), without=("JAX_PLATFORMS",), XLA_FLAGS=flags)
+    assert done.returncode == 0, done.stderr
     first, sum_of_first, second, _ = done.stdout.splitlines()
     assert first == second and sum_of_first == "3.0"
     if in_force:
@@ -243,14 +234,7 @@ def test_a_process_that_does_not_find_its_devices_is_named_by_the_others(monkeyp
 
 def test_devices_that_cannot_be_used_are_one_sentence():
     """In a process of its own, which asks for a GPU that is not there."""
-    done = subprocess.run(
-        [sys.executable, "-m", "jaxpar.train", "--set", "data.source=synthetic"],
-        env={**os.environ, "JAX_PLATFORMS": "rocm"},
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-m", "jaxpar.train", "--set", "data.source=synthetic", JAX_PLATFORMS="rocm")
     assert done.returncode == 2
     [message] = [line for line in done.stderr.splitlines() if line.startswith("jaxpar: ")]
     assert message.startswith("jaxpar: JAX cannot use the devices (") and message.endswith("jaxpar.doctor looks closer")

@@ -1,13 +1,9 @@
 """What XLA:CPU's client has when several virtual devices stand in for GPUs. In processes of their own."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from jaxpar.hardware.virtual_devices import THREADS_VARIABLE, threads_for
-from tests.training.runs import ROOT
+from tests.processes import run_python
 
 COUNTED = """
 import jax
@@ -23,9 +19,9 @@ print(len(jax.devices()), sum("XLAEigen" in (task / "comm").read_text() for task
 
 def counted(needed: int, **given: str) -> list[int]:
     """Devices, and threads of the pool, of a process that prepares `needed` devices."""
-    variables = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", THREADS_VARIABLE)}
-    command = [sys.executable, "-c", COUNTED.replace("{needed}", str(needed))]
-    done = subprocess.run(command, env=variables | given, cwd=ROOT, capture_output=True, text=True, check=True)
+    program = COUNTED.replace("{needed}", str(needed))
+    done = run_python("-c", program, without=("XLA_FLAGS", THREADS_VARIABLE), **given)
+    assert done.returncode == 0, done.stderr
     return [int(word) for word in done.stdout.split()]
 
 

@@ -1,16 +1,15 @@
 """Each seeded fault turns its tests red: a suite that cannot fail proves nothing."""
 
-import os
 import re
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.faults.fault import ROOT, Fault
 from tests.faults.faults import FAULTS
+from tests.processes import run_python
 from tests.selection import Selection
 
 ASSERTION = r"(assert |AssertionError|Failed: DID NOT RAISE)"
@@ -18,16 +17,9 @@ ASSERTION = r"(assert |AssertionError|Failed: DID NOT RAISE)"
 
 def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     """pytest in `folder`, in a process of its own that knows nothing of the session around it."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTEST_", "PYTHONPATH"))}
     plugins = ("-p", "no:cacheprovider", "-p", "no:xdist", "-p", "tests.faults.origin")
-    return subprocess.run(
-        [sys.executable, "-m", "pytest", *plugins, "-q", "--tb=short", *arguments],
-        cwd=folder,
-        env={**environment, "PYTHONPATH": str(folder), "COLUMNS": "1000"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    command = ("-m", "pytest", *plugins, "-q", "--tb=short", *arguments)
+    return run_python(*command, cwd=folder, without=("PYTEST_",), PYTHONPATH=str(folder), COLUMNS="1000")
 
 
 def copy_with(fault: Fault, folder: Path) -> None:

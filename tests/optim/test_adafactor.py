@@ -13,7 +13,9 @@ from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.optim import make_optimizer
 from jaxpar.optim.optimizer import by_weight
+from tests.optim.runs import make_trees, run_optimizer
 from tests.optim.specs import experts, matrix
+from tests.traced import mesh_of
 
 CONFIG = OptimizerConfig(name="adafactor", learning_rate=0.05, schedule="constant", warmup_steps=0, weight_decay=0.2)
 
@@ -76,7 +78,7 @@ def by_optax(spec: ParamSpec, gradients: list[np.ndarray], weight: np.ndarray, r
 
 
 @pytest.fixture(scope="module")
-def trees(make_trees):
+def trees():
     master, *gradients = make_trees(SPECS, 5)
     for tree in (master, *gradients):
         tree["padded_table"][11:] = 0
@@ -90,11 +92,11 @@ def trees(make_trees):
 
 
 @pytest.fixture(scope="module", params=RELATIVE.values(), ids=RELATIVE.keys())
-def runs(request, trees, run_optimizer, make_mesh):
+def runs(request, trees):
     """(whether steps are relative, the weights after a run on the mesh)."""
     master, gradients = trees
     config = OptimizerConfig(**{**vars(CONFIG), "options": {"relative": request.param}})
-    mesh = make_mesh(pipe=2, fsdp=2, tensor=2)
+    mesh = mesh_of(pipe=2, fsdp=2, tensor=2)
     return request.param, run_optimizer(config, SPECS, LAYOUT, gradients, master, mesh=mesh)[0]
 
 

@@ -10,18 +10,18 @@ from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.optim import make_optimizer
 from jaxpar.optim.average import next_average
+from tests.optim.runs import make_trees, run_optimizer
+from tests.traced import mesh_of
 
 CONFIG = OptimizerConfig(learning_rate=0.1, schedule="constant", warmup_steps=0, ema=0.15)
 SPEC = {"w": ParamSpec((4, 8), ("layers", "embed"), decay=True)}
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "lion", "adafactor"])
-def test_the_average_follows_the_weights_after_each_update_wherever_they_lie(
-    name, run_optimizer, make_trees, make_mesh
-):
+def test_the_average_follows_the_weights_after_each_update_wherever_they_lie(name):
     master, *gradients = make_trees(SPEC, 5)
     config = OptimizerConfig(**{**vars(CONFIG), "name": name})
-    layout, mesh = {"w": P("pipe", "fsdp")}, make_mesh(pipe=2, fsdp=2)
+    layout, mesh = {"w": P("pipe", "fsdp")}, mesh_of(pipe=2, fsdp=2)
     runs = [run_optimizer(config, SPEC, layout, gradients[: n + 1], master, mesh=mesh) for n in range(4)]
     average = master["w"].astype(np.float64)
     for t, (weights, state) in enumerate(runs):

@@ -6,6 +6,8 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
+from tests.optim.runs import make_trees, run_optimizer
+from tests.traced import mesh_of
 
 CONFIG = OptimizerConfig(
     name="lion",
@@ -31,27 +33,22 @@ def lion64(gradients, weight, decay):
     return weight, momentum
 
 
-@pytest.fixture(scope="module")
-def trees(make_trees):
-    master, *gradients = make_trees(SPECS, 6)
-    return master, gradients
+MASTER, *GRADIENTS = make_trees(SPECS, 6)
 
 
 @pytest.fixture(scope="module")
-def sharded(trees, run_optimizer, make_mesh):
-    master, gradients = trees
-    return run_optimizer(CONFIG, SPECS, LAYOUT, gradients, master, mesh=make_mesh(pipe=2, fsdp=2, tensor=2))
+def sharded():
+    return run_optimizer(CONFIG, SPECS, LAYOUT, GRADIENTS, MASTER, mesh=mesh_of(pipe=2, fsdp=2, tensor=2))
 
 
 @pytest.mark.parametrize("name", SPECS)
-def test_five_steps_equal_lion_in_float64(name, trees, sharded):
-    master, gradients = trees
-    weight, momentum = lion64([g[name] for g in gradients], master[name], 0.5 if SPECS[name].decay else 0.0)
+def test_five_steps_equal_lion_in_float64(name, sharded):
+    weight, momentum = lion64([g[name] for g in GRADIENTS], MASTER[name], 0.5 if SPECS[name].decay else 0.0)
     np.testing.assert_allclose(sharded[0][name], weight, rtol=1e-5, atol=1e-6)
     np.testing.assert_allclose(sharded[1]["mu"][name], momentum, rtol=1e-5, atol=1e-6)
 
 
-def test_a_weight_without_gradient_stays_where_it_is(run_optimizer):
+def test_a_weight_without_gradient_stays_where_it_is():
     spec, weight = {"w": ParamSpec((3,), ("norm",))}, {"w": np.float32([1, -2, 0])}
     weights, _ = run_optimizer(CONFIG, spec, {"w": P()}, [{"w": np.zeros(3, np.float32)}], weight)
     np.testing.assert_array_equal(weights["w"], weight["w"])

@@ -26,8 +26,9 @@ from jaxpar.optim.moments import (
     magnitude_table,
     zeros,
 )
-from tests.optim.every_weight import update_every_weight
+from tests.optim.runs import make_trees, run_optimizer, update_every_weight
 from tests.sentences import refused
+from tests.traced import mesh_of
 
 CONFIG = OptimizerConfig(learning_rate=0.05, warmup_steps=3, schedule="linear", weight_decay=0.2)
 SPECS = {
@@ -159,10 +160,7 @@ def test_bytes_a_parameter(moments: str, expected: float):
     assert bytes_of(state) / spec["gate"].size == expected
 
 
-@pytest.fixture(scope="module")
-def trees(make_trees):
-    master, *gradients = make_trees(SPECS, 6)
-    return master, gradients
+MASTER, *GRADIENTS = make_trees(SPECS, 6)
 
 
 def distance(one: Any, other: Any) -> float:
@@ -189,31 +187,29 @@ RULES = {
         ("lion", "int8", 0.12),
     ],
 )
-def test_five_updates_stay_near_those_in_float32(name: str, moments: str, bound: float, trees, run_optimizer):
+def test_five_updates_stay_near_those_in_float32(name: str, moments: str, bound: float):
     """The distance that weights move apart, as a share of the distance that they move. Lion takes signs: they flip."""
-    master, gradients = trees
-    found, state = run_optimizer(RULES[name], SPECS, WHOLE, gradients, master, moments=moments)
-    wanted, _ = run_optimizer(RULES[name], SPECS, WHOLE, gradients, master)
-    assert 0 < distance(found, wanted) < bound * distance(wanted, master)
+    found, state = run_optimizer(RULES[name], SPECS, WHOLE, GRADIENTS, MASTER, moments=moments)
+    wanted, _ = run_optimizer(RULES[name], SPECS, WHOLE, GRADIENTS, MASTER)
+    assert 0 < distance(found, wanted) < bound * distance(wanted, MASTER)
     assert isinstance(state["mu"]["layers"]["down"], Blocked) == (moments == "int8")
 
 
 @pytest.mark.parametrize("moments", ["bfloat16", "int8"])
-def test_a_split_mesh_updates_as_one_device(moments: str, trees, run_optimizer, make_mesh):
-    master, gradients = trees
-    mesh = make_mesh(pipe=2, fsdp=2, tensor=2)
-    split, split_state = run_optimizer(CONFIG, SPECS, LAYOUT, gradients, master, mesh=mesh, moments=moments)
-    whole, whole_state = run_optimizer(CONFIG, SPECS, WHOLE, gradients, master, moments=moments)
+def test_a_split_mesh_updates_as_one_device(moments: str):
+    mesh = mesh_of(pipe=2, fsdp=2, tensor=2)
+    split, split_state = run_optimizer(CONFIG, SPECS, LAYOUT, GRADIENTS, MASTER, mesh=mesh, moments=moments)
+    whole, whole_state = run_optimizer(CONFIG, SPECS, WHOLE, GRADIENTS, MASTER, moments=moments)
     chex.assert_trees_all_equal_dtypes((split, split_state), (whole, whole_state))
     found, wanted = jax.tree.map(lambda leaf: leaf.astype(np.float32), ((split, split_state), (whole, whole_state)))
     chex.assert_trees_all_close(found, wanted, rtol=1e-6, atol=1e-7)
 
 
 @pytest.mark.parametrize("moments", ["bfloat16", "int8"])
-def test_a_slice_of_the_layers_is_updated_as_in_the_whole(moments: str, trees):
+def test_a_slice_of_the_layers_is_updated_as_in_the_whole(moments: str):
     """What streams through a device comes in slices."""
     specs = {"layers": SPECS["layers"]}
-    master, gradients = ({"layers": tree["layers"]} for tree in (trees[0], trees[1][0]))
+    master, gradients = ({"layers": tree["layers"]} for tree in (MASTER, GRADIENTS[0]))
     layout = jax.tree.map(lambda spec: P(), specs)
     optimizer = make_optimizer(CONFIG, moments=moments, specs=specs, layout=layout)
     update = jax.jit(partial(update_every_weight, optimizer, optimizer_arguments(CONFIG, 9)))

@@ -11,7 +11,9 @@ from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.optim.arguments import optimizer_arguments
 from jaxpar.optim.muon import muon, newton_schulz
 from jaxpar.optim.rule import RuleRequest
+from tests.optim.runs import make_trees, run_optimizer
 from tests.optim.specs import experts, matrix
+from tests.traced import mesh_of
 
 CONFIG = OptimizerConfig(
     name="muon", learning_rate=0.01, matrix_learning_rate=0.05, schedule="constant", warmup_steps=0, weight_decay=0.2
@@ -62,16 +64,12 @@ def muon64(gradients, weight, inputs):
     return weight, momentum
 
 
-@pytest.fixture(scope="module")
-def trees(make_trees):
-    master, *gradients = make_trees(SPECS, 4)
-    return master, gradients
+MASTER, *GRADIENTS = make_trees(SPECS, 4)
 
 
 @pytest.fixture(scope="module")
-def sharded(trees, run_optimizer, make_mesh):
-    master, gradients = trees
-    return run_optimizer(CONFIG, SPECS, LAYOUT, gradients, master, mesh=make_mesh(pipe=2, fsdp=2, tensor=2))
+def sharded():
+    return run_optimizer(CONFIG, SPECS, LAYOUT, GRADIENTS, MASTER, mesh=mesh_of(pipe=2, fsdp=2, tensor=2))
 
 
 def distance(value, reference):
@@ -79,20 +77,18 @@ def distance(value, reference):
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_three_steps_equal_muon_in_float64(name, trees, sharded):
-    master, gradients = trees
+def test_three_steps_equal_muon_in_float64(name, sharded):
     spec = CASES[name][0]
     stacked = lambda tree: tree[name].reshape(-1, *spec.shape[spec.stack :])
-    of_each = muon64([stacked(g) for g in gradients], stacked(master), spec.inputs)
+    of_each = muon64([stacked(g) for g in GRADIENTS], stacked(MASTER), spec.inputs)
     weight, momentum = (x.reshape(spec.shape) for x in of_each)
     assert distance(sharded[0][name], weight) <= 1e-5
     assert distance(sharded[1]["mu"][name], momentum) <= 1e-6
 
 
-def test_weights_that_are_no_matrix_get_adamw(trees, sharded, run_optimizer):
-    master, gradients = trees
+def test_weights_that_are_no_matrix_get_adamw(sharded):
     config = OptimizerConfig(learning_rate=0.01, schedule="constant", warmup_steps=0)
-    start, *gradients = ({"scale": tree["scale"]} for tree in (master, *gradients))
+    start, *gradients = ({"scale": tree["scale"]} for tree in (MASTER, *GRADIENTS))
     weights, _ = run_optimizer(config, {"scale": SPECS["scale"]}, {"scale": P()}, gradients, start)
     np.testing.assert_allclose(sharded[0]["scale"], weights["scale"], rtol=1e-6)
 
@@ -112,11 +108,10 @@ def test_newton_schulz_moves_singular_values_near_one_in_bfloat16_too():
         assert values.max() < 1.3
 
 
-def test_in_bfloat16_products_and_messages_are_rounded_and_momentum_is_not(trees, make_mesh):
+def test_in_bfloat16_products_and_messages_are_rounded_and_momentum_is_not():
     """One step from a momentum of zero, on a mesh that exchanges matrices."""
-    _, gradients = trees
     spec, layout = CASES["both"]
-    gradient = gradients[0]["both"]
+    gradient = GRADIENTS[0]["both"]
 
     def step(gradient):
         rule = muon(RuleRequest(CONFIG, spec, layout=layout, dtype="bfloat16"))
@@ -124,7 +119,7 @@ def test_in_bfloat16_products_and_messages_are_rounded_and_momentum_is_not(trees
         direction, state = rule.direction(gradient, gradient, state, jnp.int32(0), arguments)
         return direction, state["mu"]
 
-    mesh = make_mesh(pipe=2, fsdp=2, tensor=2)
+    mesh = mesh_of(pipe=2, fsdp=2, tensor=2)
     run = jax.jit(jax.shard_map(step, mesh=mesh, in_specs=layout, out_specs=layout))
     direction, momentum = run(gradient)
     wanted = np.stack([orthogonalize64(layer.astype(np.float64)) for layer in gradient]) * np.sqrt(12 / 8)

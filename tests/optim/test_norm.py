@@ -8,6 +8,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.optim import clip, global_norm, squares, squares_layout
+from tests.traced import mesh_of
 
 MATRIX, STACK = ParamSpec((4, 8), ("vocab", "embed")), ParamSpec((4, 8), ("layers", "embed"))
 CASES = {
@@ -34,14 +35,14 @@ def tree():
 
 
 @pytest.fixture(scope="module")
-def measured(tree, make_mesh):
+def measured(tree):
     """Squares and norm; that they leave the map in these layouts proves that all ranks have the same ones."""
 
     def measure(tree):
         sums = squares(tree, LAYOUT, SPECS)
         return sums, global_norm(sums, SUMS)
 
-    mesh = make_mesh(pipe=2, fsdp=2, tensor=2)
+    mesh = mesh_of(pipe=2, fsdp=2, tensor=2)
     return jax.jit(jax.shard_map(measure, mesh=mesh, in_specs=(LAYOUT,), out_specs=(SUMS, P())))(tree)
 
 
@@ -57,24 +58,24 @@ def test_norm_of_the_tree_is_the_dense_norm(measured, tree):
     assert float(measured[1]) == pytest.approx(dense, rel=1e-6)
 
 
-def test_only_the_row_of_the_layer_that_is_not_finite_reports_it(tree, make_mesh):
+def test_only_the_row_of_the_layer_that_is_not_finite_reports_it(tree):
     broken = tree["stage_fsdp"].copy()
     broken[2, 5] = np.inf
-    mesh, layout = make_mesh(pipe=2, fsdp=2), (P("pipe", "fsdp"),)
+    mesh, layout = mesh_of(pipe=2, fsdp=2), (P("pipe", "fsdp"),)
     sums = jax.shard_map(lambda x: squares([x], [*layout], [STACK])[0], mesh=mesh, in_specs=layout, out_specs=P("pipe"))
     assert np.isfinite(jax.jit(sums)(broken)).tolist() == [True, True, False, True]
 
 
-def test_a_layout_that_the_values_do_not_have_is_refused(make_mesh):
-    mesh, spec = make_mesh(fsdp=2, tensor=2), ParamSpec((8,), ("norm",))
+def test_a_layout_that_the_values_do_not_have_is_refused():
+    mesh, spec = mesh_of(fsdp=2, tensor=2), ParamSpec((8,), ("norm",))
     sums = jax.shard_map(lambda x: squares([x], [P("fsdp")], [spec])[0], mesh=mesh, in_specs=P("tensor"), out_specs=P())
     with pytest.raises(AssertionError, match="varies over \\['tensor'\\], expected \\['fsdp'\\]"):
         jax.eval_shape(sums, jnp.ones(8))
 
 
-def test_half_precision_gradients_are_squared_in_float32(make_mesh):
+def test_half_precision_gradients_are_squared_in_float32():
     spec = ParamSpec((4,), ("norm",))
-    sums = jax.shard_map(lambda x: squares([x], [P()], [spec])[0], mesh=make_mesh(), in_specs=P(), out_specs=P())
+    sums = jax.shard_map(lambda x: squares([x], [P()], [spec])[0], mesh=mesh_of(), in_specs=P(), out_specs=P())
     assert float(sums(jnp.full((4,), 1e4, jnp.float16))) == pytest.approx(4e8)
 
 

@@ -11,7 +11,8 @@ from jax.sharding import PartitionSpec as P
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.optim import make_optimizer, optimizer_arguments
-from tests.optim.every_weight import update_every_weight
+from tests.optim.runs import make_trees, run_optimizer, update_every_weight
+from tests.traced import mesh_of
 
 CONFIG = OptimizerConfig(learning_rate=0.05, warmup_steps=3, schedule="linear", weight_decay=0.2)
 ARGUMENTS = optimizer_arguments(CONFIG, steps=100)
@@ -42,29 +43,24 @@ def adamw64(gradients, weight, decay):
     return weight, first, second
 
 
-@pytest.fixture(scope="module")
-def trees(make_trees):
-    master, *gradients = make_trees(SPECS, 6)
-    return master, gradients
+MASTER, *GRADIENTS = make_trees(SPECS, 6)
 
 
 @pytest.fixture(scope="module")
-def trained(trees, run_optimizer, make_mesh):
-    master, gradients = trees
-    return run_optimizer(CONFIG, SPECS, LAYOUT, gradients, master, mesh=make_mesh(pipe=2, fsdp=2, tensor=2))
+def trained():
+    return run_optimizer(CONFIG, SPECS, LAYOUT, GRADIENTS, MASTER, mesh=mesh_of(pipe=2, fsdp=2, tensor=2))
 
 
 PATHS = [(jax.tree_util.keystr(path), spec) for path, spec in jax.tree_util.tree_leaves_with_path(SPECS)]
 
 
 @pytest.mark.parametrize(("path", "spec"), PATHS, ids=[path for path, _ in PATHS])
-def test_five_steps_equal_adamw_in_float64(path, spec, trees, trained):
+def test_five_steps_equal_adamw_in_float64(path, spec, trained):
     def leaf(tree):
         return {jax.tree_util.keystr(p): x for p, x in jax.tree_util.tree_leaves_with_path(tree)}[path]
 
-    master, gradients = trees
     weights, state = trained
-    expected = adamw64([leaf(g) for g in gradients], leaf(master), 0.2 if spec.decay else 0.0)
+    expected = adamw64([leaf(g) for g in GRADIENTS], leaf(MASTER), 0.2 if spec.decay else 0.0)
     for value, reference in zip((weights, state["mu"], state["nu"]), expected, strict=True):
         np.testing.assert_allclose(leaf(value), reference, rtol=1e-5, atol=1e-6)
 
@@ -117,7 +113,7 @@ PADDED = {
 
 
 @pytest.mark.parametrize("name", ["adamw", "muon", "lion", "adafactor"])
-def test_padding_of_the_vocabulary_moves_no_weight(name, make_trees, run_optimizer):
+def test_padding_of_the_vocabulary_moves_no_weight(name):
     config = replace(CONFIG, name=name, options={"relative": True} if name == "adafactor" else {})
     real = {path: ParamSpec(spec.unpadded_shape, spec.axes, decay=True) for path, spec in PADDED.items()}
     layout = dict.fromkeys(PADDED, P())

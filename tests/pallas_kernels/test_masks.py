@@ -1,6 +1,5 @@
 """The mask algebra, held to a judgement of each pair by itself."""
 
-import jax
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -47,17 +46,6 @@ def random_tokens(seed: int, queries: int = 9, keys: int = 11) -> Tokens:
 def test_allowed_keeps_exactly_the_pairs_that_the_definition_keeps(mask: Mask) -> None:
     tokens = random_tokens(0)
     assert np.array_equal(allowed(mask, **tokens.named()), pairs(mask, tokens))
-
-
-def test_a_window_of_one_sees_the_token_itself_alone() -> None:
-    tokens = Tokens.whole_rows(np.ones((1, 5), np.int32))
-    assert np.array_equal(allowed(Mask(window=1), tokens.q_indices, tokens.kv_indices)[0], np.eye(5, dtype=bool))
-
-
-def test_padding_sees_nothing_and_is_seen_by_nothing() -> None:
-    tokens = Tokens.whole_rows(np.array([[1, 1, 0, 0]], np.int32))
-    kept = np.asarray(allowed(Mask(segmented=True), **tokens.named()))[0]
-    assert not kept[2:].any() and not kept[:, 2:].any() and kept.sum() == 3
 
 
 @pytest.mark.parametrize("mask", MASKS, ids=str)
@@ -131,8 +119,3 @@ def test_tokens_that_a_mask_needs_cannot_be_left_out(mask: Mask, missing: str) -
 def test_a_window_that_would_see_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="at least 1"):
         Mask(window=0)
-
-
-def test_a_mask_is_static_under_jit() -> None:
-    indices = np.arange(3)[None]
-    assert jax.jit(allowed, static_argnums=0)(Mask(), indices, indices).sum() == 6

@@ -16,7 +16,7 @@ from jaxpar.mesh.axes import AXES, vary
 from jaxpar.mesh.build import mapped
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.precision.matmul import WEIGHT_SCALES
-from jaxpar.precision.recipe import E4M3, TILES, Recipe
+from jaxpar.precision.recipe import E4M3
 from jaxpar.precision.scale import in_tiles
 from jaxpar.precision.squares import squares_of
 from jaxpar.precision.weight_codes import CodedMatrix, coded_weights
@@ -25,7 +25,6 @@ from tests.small_run import SmallRun, small
 from tests.traced import mesh_of, operations
 
 SIZE = 128
-RECIPE = Recipe(tiles=TILES["fp8_block"])
 
 
 class Case(NamedTuple):

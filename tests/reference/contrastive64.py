@@ -19,18 +19,21 @@ type Triple = tuple[Span, Span, float]
 
 def row_term(states: Any, triples: Sequence[Triple], temperature: float) -> Any:
     """The term of a row: states [token, embed]."""
-
-    def similarity(one: Span, other: Span) -> Any:
-        a, b = (states[first:stop].mean(axis=0) for first, stop in (one, other))
-        return a @ b / jnp.linalg.norm(a) / jnp.linalg.norm(b) / temperature
+    if not triples:
+        return jnp.zeros(())
+    spans = sorted({span for head, tail, _ in triples for span in (head, tail)})
+    means = jnp.stack([states[first:stop].mean(axis=0) for first, stop in spans])
+    directions = means / jnp.linalg.norm(means, axis=1, keepdims=True)
+    similarity = directions @ directions.T / temperature
 
     total = jnp.zeros(())
     for head, tail, weight in triples:
         tails = {other for start, other, _ in triples if start == head}
         rest = {other for _, other, _ in triples} - tails - {head}
-        scores = jnp.stack([similarity(head, one) for one in (tail, *sorted(rest))])
+        compared = np.array([spans.index(one) for one in (tail, *sorted(rest))])
+        scores = similarity[spans.index(head), compared]
         total += weight * (jnp.log(jnp.exp(scores).sum()) - scores[0])
-    return total / max(len(triples), 1)
+    return total / len(triples)
 
 
 def loss_and_gradients(

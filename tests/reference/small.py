@@ -128,17 +128,3 @@ def _altup(draws: _Draws, streams: int) -> Tree:
     shapes = {"router": (embed, streams), "prediction": (streams,) * 3, "correction": (streams, streams)}
     altup = {name: draws.normal(layers, *shape) for name, shape in shapes.items()}
     return {"altup": altup, "altup_norm": draws.norm(layers, embed)}
-
-
-def packed_batch(vocab: int, *, seed: int = 0) -> dict[str, np.ndarray]:
-    """Two rows of eight indices: documents of 3 and 5 tokens, and one of 6 with two indices of padding."""
-    tokens = np.random.default_rng(seed).integers(0, vocab, (2, 8)).astype(np.int32)
-    return {
-        "tokens": tokens,
-        "labels": np.roll(tokens, -1, axis=1),
-        "mask": np.array([[1, 1, 0, 1, 1, 1, 1, 0], [1, 1, 1, 1, 1, 0, 0, 0]], np.float32),
-        "segments": np.array([[1, 1, 1, 2, 2, 2, 2, 2], [1, 1, 1, 1, 1, 1, 0, 0]], np.int32),
-        "positions": np.array([[0, 1, 2, 0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5, 0, 1]], np.int32),
-        "indices": np.tile(np.arange(8, dtype=np.int32), (2, 1)),
-        "examples": np.arange(2, dtype=np.int32),
-    }

@@ -141,7 +141,7 @@ def text_of(rng: np.random.Generator) -> dict[str, np.ndarray]:
     return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:], "indices": indices, "examples": np.arange(ROWS)}
 
 
-@pytest.mark.matrix(quick=("split-gspo",), ci=2)
+@pytest.mark.matrix(quick=("one device-gspo", "split-gspo"), ci=2)
 @pytest.mark.parametrize("name", ["grpo", "gspo", "aipo"])
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_step_has_the_loss_and_gradients_of_float64(layout: str, name: str):

@@ -42,7 +42,7 @@ LAYOUTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.matrix(quick=("split",), ci=1)
+@pytest.mark.matrix(quick=("one device", "split"), ci=1)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_answers_have_the_log_probabilities_of_float64(tmp_path: Path, layout: str):
     """Each token was drawn with the probability that a float64 decoder gives it, on any mesh, packed or not."""

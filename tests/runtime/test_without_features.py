@@ -1,11 +1,8 @@
 """The runtime runs without the features that plug into it: FP8, low-rank factors, experts and preferences."""
 
 import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from dataclasses import asdict
 from pathlib import Path
 
@@ -15,9 +12,8 @@ import pytest
 from jaxpar.config import config_to_dict, load_config
 from jaxpar.data import open_data
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
+from tests.processes import ROOT, run_python
 from tests.runtime.two_steps import losses_of
-
-ROOT = Path(__file__).parents[2]
 
 FEATURES = {
     "FP8": (
@@ -66,9 +62,7 @@ def bare_tree(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run_in(tree: Path, *arguments: str) -> str:
     """The output of Python in a copy of the tree, which must succeed."""
-    environment = os.environ | {"PYTHONPATH": str(tree)}
-    command = [sys.executable, *arguments]
-    run = subprocess.run(command, cwd=tree, env=environment, capture_output=True, text=True, check=False)
+    run = run_python(*arguments, cwd=tree, PYTHONPATH=str(tree))
     assert run.returncode == 0, run.stdout[-4000:] + run.stderr[-2000:]
     return run.stdout
 

@@ -182,7 +182,7 @@ def _of_line(
         constants = tuple((one.format(**at), value) for one, value in line.constants)
         yield StoredTensor(name, weights, layer, laid, also=also, constants=constants)
         return
-    one = tuple(replace(spec, shape=spec.shape[1:], axes=spec.axes[1:]) for spec in laid.specs)
+    one = replace(laid, specs=tuple(replace(s, shape=s.shape[1:], axes=s.axes[1:]) for s in laid.specs))
     for expert in range(laid.specs[0].shape[0]):
         name = line.name.format(layer=layer, expert=expert)
-        yield StoredTensor(name, weights, layer, replace(laid, specs=one), expert)
+        yield StoredTensor(name, weights, layer, one, expert)

@@ -19,10 +19,6 @@ def write(tmp_path):
     return write
 
 
-def test_without_a_file_the_defaults_hold():
-    assert load_config(None) == Config()
-
-
 def test_an_empty_file_and_an_empty_section_are_the_defaults(write):
     assert load_config(write("")) == load_config(write("model:\nrun: {}\n")) == Config()
 

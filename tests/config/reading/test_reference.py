@@ -1,7 +1,5 @@
 """The reference page and `--help` say what the schema says, and cost no import of JAX."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 from jaxpar.config.presets import PRESETS
@@ -9,6 +7,7 @@ from jaxpar.config.reading.reference import entries, help_text
 from jaxpar.config.reading.sections import SECTIONS, keys_of
 from jaxpar.layers.declared import activation_names, known_activations
 from jaxpar.layers.reference import page
+from tests.processes import run_python
 
 DOCS = Path(__file__).parents[3] / "docs"
 PAGE = DOCS / "configuration.md"
@@ -52,5 +51,5 @@ def test_the_configuration_is_imported_without_jax_in_under_a_second():
         "assert not heavy, heavy\n"
         "assert time.process_time() < 1, time.process_time()\n"
     )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    done = run_python("-c", program)
     assert done.returncode == 0, done.stderr

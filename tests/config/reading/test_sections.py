@@ -2,12 +2,11 @@
 
 import json
 from dataclasses import MISSING, fields, is_dataclass
-from random import Random
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
 import pytest
-from hypothesis import Phase, find, given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
 from jaxpar.config import (
@@ -21,7 +20,6 @@ from jaxpar.config import (
 )
 from jaxpar.config.bounds import Bound
 from jaxpar.config.mappings.overlap import OFF, OverlapConfig
-from jaxpar.config.mappings.routers import ROUTERS
 from jaxpar.config.parts import MembersOf
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.sections import SECTIONS
@@ -90,11 +88,6 @@ def _required(record: Any) -> st.SearchStrategy:
     return st.fixed_dictionaries({key: _values("", key, kind) for key, kind in types.items()})
 
 
-def test_required_members_of_a_decided_mapping_are_drawn():
-    options = _required(ROUTERS["sam"])
-    assert find(options, lambda drawn: True, random=Random(0)).keys() == {"groups"}
-
-
 CONFIGS = st.builds(Config, **{section: _records(section, record) for section, record in SECTIONS.items()})
 
 
@@ -105,11 +98,6 @@ def test_any_configuration_survives_json_and_yaml(config, tmp_path_factory):
     path = tmp_path_factory.getbasetemp() / "any.yaml"
     path.write_bytes(config_to_yaml(config).encode())
     assert load_config(path) == config
-
-
-def test_a_difference_names_the_keys_of_a_section_within_a_section():
-    other = load_config(None, ["model.rope.base=5"])
-    assert config_difference(Config(), other) == ["model.rope.base: 10000.0 -> 5.0"]
 
 
 def test_what_is_absent_takes_the_preset_or_the_default():
@@ -127,8 +115,10 @@ def test_plain_values_are_checked(plain):
 
 def test_the_difference_names_each_key_with_both_values():
     old = load_config(None, ["run.seed=1"])
-    new = load_config(None, ["run.seed=2", "model.kv_heads=4", "model.tied=true"])
-    assert config_difference(old, new) == ["run.seed: 1 -> 2", "model.kv_heads: null -> 4", "model.tied: false -> true"]
+    new = load_config(None, ["run.seed=2", "model.kv_heads=4", "model.tied=true", "model.rope.base=5"])
+    assert set(config_difference(old, new)) == {
+        "run.seed: 1 -> 2", "model.kv_heads: null -> 4", "model.tied: false -> true", "model.rope.base: 10000.0 -> 5.0",
+    }  # fmt: skip
     assert config_difference(old, old) == []
 
 

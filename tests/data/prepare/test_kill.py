@@ -13,19 +13,12 @@ from jaxpar.data.prepare import prepare
 from jaxpar.data.prepare.job import WORK
 from tests.data.folders import contents, options, quiet, texts, write_jsonl
 from tests.patience import seconds
-
-ROOT = Path(__file__).parents[3]
+from tests.processes import ROOT, run_python
 
 
 @pytest.mark.parametrize("more", [[], ["--train-bpe"]], ids=["a given tokenizer", "one that is trained"])
 def test_killed_preparations_make_the_same_folder(tmp_path, more):
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.data.prepare.killed", str(tmp_path), "--kills", "8", "--seed", "1", *more],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-m", "tests.data.prepare.killed", tmp_path, "--kills", 8, "--seed", 1, *more)
     assert done.returncode == 0, done.stderr
     [kills] = re.findall(r"^(\d+) kills, \d+ folders finished, all alike$", done.stdout, re.MULTILINE)
     assert int(kills) >= 8
@@ -53,7 +46,7 @@ def test_the_workers_of_a_killed_command_end_with_it_and_the_command_goes_on(tmp
     while any(map(alive, workers)):
         assert time.monotonic() < deadline, "workers outlive the command"
         time.sleep(0.01)
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = run_python(*command[1:])
     assert done.returncode == 0, done.stderr
     assert "units finished before" in done.stdout
     assert contents(asked.out) == contents(wanted.path)

@@ -3,13 +3,11 @@
 import gzip
 import io
 import json
-import os
 import re
 import subprocess
 import sys
 from collections.abc import Callable
 from itertools import chain
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -25,9 +23,8 @@ from jaxpar.data.prepare.workers import Report, do_tasks
 from jaxpar.data.tokens.token_folder import open_token_folder
 from tests.data.folders import END, contents, decoded, options, prepared, quiet, texts, write_jsonl, write_tokenizer
 from tests.full_disk import full_disk
+from tests.processes import ROOT, run_python
 from tests.sentences import refused
-
-ROOT = Path(__file__).parents[3]
 
 
 def printed_by(asked):
@@ -230,9 +227,8 @@ def test_a_long_document_takes_little_more_memory_than_a_short_one(tmp_path):
     # Not `ru_maxrss`: it begins at the memory of the process that starts the program.
     program = "import re, sys; from jaxpar.prepare import main; assert main(sys.argv[1:]) == 0; "
     program += r"print(int(re.search(r'VmHWM:\s+(\d+) kB', open('/proc/self/status').read())[1]) // 1024)"
-    done = subprocess.run(
-        [sys.executable, "-c", program, *arguments], cwd=ROOT, capture_output=True, text=True, check=True
-    )
+    done = run_python("-c", program, *arguments)
+    assert done.returncode == 0, done.stderr
     assert int(done.stdout.splitlines()[-1]) < 800, "MiB"
 
 
@@ -335,13 +331,7 @@ def test_a_worker_that_is_killed_is_reported_as_killed(tmp_path):
     script.write_text(program)
     tokenizer = write_tokenizer(tmp_path / "t.json")
     arguments = ["--input", str(source), "--tokenizer", str(tokenizer), "--out", str(tmp_path / "out")]
-    done = subprocess.run(
-        [sys.executable, str(script), *arguments, "--processes", "2", "--unit-bytes", "1000"],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python(script, *arguments, "--processes", 2, "--unit-bytes", 1000, PYTHONPATH=str(ROOT))
     assert done.returncode == 2, done.stderr
     assert done.stderr.startswith(
         "jaxpar: a worker process was ended by SIGKILL, as when memory runs out; the same comm"

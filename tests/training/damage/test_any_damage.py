@@ -20,9 +20,8 @@ from jaxpar.observe.writers.jsonl import JsonLines
 from jaxpar.observe.writers.plot import LossPlot
 from jaxpar.observe.writers.summary import SummaryFile
 from jaxpar.observe.writers.tensorboard import TensorBoard
-from jaxpar.train import main
 from jaxpar.training.errors import TrainingError
-from tests.training.runs import Recorder, folder_of, losses, make_trainer, run_config, write_config
+from tests.training.runs import Recorder, folder_of, losses, make_trainer, run_config
 
 STEPS, SAVED = 6, 4
 
@@ -231,17 +230,6 @@ def test_steps_out_of_order_are_damage(tmp_path: Path, whole: Config):
     lines = metrics.read_text().splitlines(keepends=True)
     metrics.write_text("".join([*lines[:2], lines[0], *lines[3:]]))
     assert re.search(r"line 3 is of step 1 and comes after step 2; move the file away to go on", outcome(config)[0])
-
-
-def test_the_command_gives_the_sentence_and_exit_code_2(
-    tmp_path: Path, whole: Config, capsys: pytest.CaptureFixture[str]
-):
-    config = copy_of(whole, tmp_path, finished=False)
-    (folder_of(config) / "config.yaml").write_bytes(b"\xff\xfe")
-    file = write_config(config, tmp_path / "run.yaml")
-    assert main(["--config", str(file), "--set", "parallel.fsdp=8"]) == 2
-    [sentence] = capsys.readouterr().err.splitlines()
-    assert sentence.startswith("jaxpar: run.name is 'run': the record of what was run is damaged (")
 
 
 @pytest.mark.parametrize("name", FILES)

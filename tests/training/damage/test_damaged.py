@@ -85,12 +85,3 @@ def test_a_run_killed_in_its_first_save_starts_over(tmp_path: Path, whole: Confi
     _, recorded = fit(config)
     assert recorded.records[0].step == 1
     assert losses(config) == losses(whole)
-
-
-def test_a_checkpoint_folder_that_cannot_be_read_is_one_sentence(tmp_path: Path, whole: Config):
-    config = interrupted(whole, tmp_path)
-    folder = folder_of(config) / "checkpoints"
-    shutil.rmtree(folder)
-    folder.write_text("")
-    with refused("/checkpoints", "cannot be read", "Not a directory"):
-        fit(config)

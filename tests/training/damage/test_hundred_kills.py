@@ -3,27 +3,17 @@
 A dozen of training in CI, a hundred and more before a release.
 """
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
-from tests.training.runs import ROOT
+from tests.processes import run_python
 
 
 def report_of(program: str, folder: Path, *, kills: int, seed: int) -> str:
     """What a program that kills prints at its end; it fails where a run or a folder is not what it should be."""
-    done = subprocess.run(
-        [sys.executable, "-m", program, str(folder), "--kills", str(kills), "--seed", str(seed)],
-        cwd=ROOT,
-        env={name: value for name, value in os.environ.items() if not name.startswith("JAX_")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-m", program, folder, "--kills", kills, "--seed", seed, without=("JAX_",))
     assert done.returncode == 0, done.stderr[-5000:]
     return done.stdout
 
@@ -48,10 +38,8 @@ def test_kills_of_training(tmp_path: Path, kills: int, seed: int):
     assert int(half_written) >= 5 and int(starts) >= 20, message
 
 
-@pytest.mark.parametrize(
-    "kills", [pytest.param(6, marks=pytest.mark.long), pytest.param(30, marks=pytest.mark.release)]
-)
-def test_kills_of_preparation(tmp_path: Path, kills: int):
-    message = report_of("tests.data.prepare.killed", tmp_path, kills=kills, seed=4)
+@pytest.mark.release
+def test_kills_of_preparation(tmp_path: Path):
+    message = report_of("tests.data.prepare.killed", tmp_path, kills=30, seed=4)
     [found] = re.findall(r"^(\d+) kills, \d+ folders finished, all alike$", message, re.MULTILINE)
-    assert int(found) >= kills
+    assert int(found) >= 30

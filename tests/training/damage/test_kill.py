@@ -1,7 +1,6 @@
 """kill -9 of the training command: the same command, given again until it ends, makes the run that was never killed."""
 
 import json
-import random
 import re
 import signal
 import time
@@ -87,17 +86,3 @@ def test_the_command_ends_with_code_0_on_a_signal_and_goes_on_when_given_again(
     assert (folder_of(config) / "checkpoints" / f"{stopped:08d}").is_dir()
     assert f"Continuing with step {stopped + 1} of 200" in finish(file)
     check_against_uninterrupted(config, tmp_path / "whole", optimizer={"decay_steps": 300})
-
-
-@pytest.mark.release  # in CI `test_hundred_kills.py` kills at random moments
-@pytest.mark.parametrize("seed", [0, 1])
-def test_a_run_killed_at_random_moments_ends_as_if_it_never_was(tmp_path: Path, seed: int):
-    draw = random.Random(seed)
-    config = run_config(tmp_path, 60, parallel=MESH, checkpoint={"every": 4, "keep_last": 2})
-    file = write_config(config, tmp_path / "run.yaml")
-    kills = 0
-    for at in sorted(draw.sample(range(50), 5)):
-        kills += killed_after(config, file, lines=at, delay_s=draw.uniform(0.0, 0.2))
-    assert kills >= 3, "the runs ended before they could be killed: the test has lost its meaning"
-    finish(file)
-    check_against_uninterrupted(config, tmp_path / "whole")

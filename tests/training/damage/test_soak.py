@@ -4,8 +4,6 @@ Two thousand in CI, twenty thousand before a release.
 """
 
 import json
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -13,7 +11,7 @@ from typing import Any
 import pytest
 
 from jaxpar.observe.writers.jsonl import read_metrics
-from tests.training.runs import ROOT
+from tests.processes import run_python
 
 GROWTH = 24 * 2**20
 """Bytes that the process may grow by after the first fifth: losses for the picture, and an allocator's fragments."""
@@ -23,13 +21,7 @@ SLOWER = 1.5
 
 def soak(folder: Path, steps: int) -> list[dict[str, Any]]:
     """Run in `folder`; what was measured on the way."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.training.damage.soak", str(folder), "--steps", str(steps)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_python("-m", "tests.training.damage.soak", folder, "--steps", steps)
     assert done.returncode == 0, done.stderr[-5000:]
     measured = [json.loads(line) for line in done.stderr.splitlines() if line.startswith('{"step"')]
     assert len(measured) == 25

@@ -12,7 +12,6 @@ import pytest
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config, load_config
-from jaxpar.config.kinds import ALL
 from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.layer import DecoderLayer
@@ -165,14 +164,6 @@ def test_what_layers_report_is_counted_once(monkeypatch: pytest.MonkeyPatch, lay
     assert float(many.report[AUXILIARY_LOSS]) == pytest.approx(float(one.report[AUXILIARY_LOSS]), rel=TOLERANCE)
 
 
-def test_an_auxiliary_loss_has_a_gradient(monkeypatch: pytest.MonkeyPatch):
-    quiet = SmallRun(small())
-    _, plain = quiet.loss_and_gradients()
-    monkeypatch.setattr(decoder, "DecoderLayer", Reporting)
-    _, with_loss = SmallRun(small()).loss_and_gradients()
-    assert worst_difference(with_loss, plain)[0] > 0.01
-
-
 @pytest.mark.parametrize(
     ('model', 'parallel', "parts"),
     [
@@ -197,18 +188,9 @@ def test_patterns_that_do_not_fit_get_a_sentence(
         SmallRun(small(model=MODEL | model, parallel=parallel))
 
 
-def test_remat_maps_are_for_names_that_some_part_has():
-    with refused("memory.remat", "'mlp_gat'", " mlp_gate?"):
-        SmallRun(small(model=MODEL, memory={"remat": {"mlp_gat": "save"}}))
-
-
 def test_a_refused_attention_names_the_kind_that_it_is_about():
     kinds = "model.kinds={plain: {}, capped: {attention_softcap: 30.0}}"
     asked = [kinds, "model.pattern={unit: [plain, capped]}", "model.layers=2", "precision.compute=bfloat16"]
     config = load_config(None, [*asked, "attention.backend=cudnn", "parallel.fsdp=-1", "data.packed=false"])
     with refused("attention.backend", "'cudnn'", "kind capped", "soft-cap"):
         plan_for(config, parse_cluster("h100:1x8"))
-
-
-def test_a_plain_model_has_one_kind_called_all():
-    assert tuple(SmallRun(small()).step.layout.order.stacks) == (ALL,)

@@ -1,15 +1,13 @@
 """Long packed rows on eight devices, of 64k tokens before a release: every context strategy trains alike."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from jaxpar.config import load_config
+from tests.processes import run_python
 
 CONFIG = Path(__file__).parents[3] / "configs" / "long_context.yaml"
 LENGTH = 65_536
@@ -42,9 +40,8 @@ def losses(strategy: str, folder: Path, length: int) -> list[float]:
         "model.window": "null", "model.layers": 1, "run.steps": STEPS, "data.sequence_length": length,
     }  # fmt: skip
     settings = [word for key, value in options.items() for word in ("--set", f"{key}={value}")]
-    environment = {name: value for name, value in os.environ.items() if name not in ("XLA_FLAGS", "JAX_PLATFORMS")}
-    command = [sys.executable, "-m", "jaxpar.train", "--config", str(CONFIG), *settings]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    arguments = ("--config", CONFIG, *settings)
+    done = run_python("-m", "jaxpar.train", *arguments, without=("XLA_FLAGS", "JAX_PLATFORMS"))
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
     assert json.loads((folder / strategy / "plan.json").read_text())["plan"]["context_strategy"]["name"] == strategy
     lines = (folder / strategy / "metrics.jsonl").read_text().splitlines()

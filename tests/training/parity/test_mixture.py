@@ -72,16 +72,6 @@ def test_sources_go_on_where_they_were_when_their_weights_change(tmp_path, folde
 
 
 @pytest.mark.long
-def test_the_mixture_is_part_of_a_checkpoint(tmp_path, folders):
-    a, b = folders
-    config = config_of(tmp_path, 2, {a: 1.0, b: 1.0})
-    fit(config)
-    [facts] = (folder_of(config) / "checkpoints" / "00000002").rglob("facts.json")
-    mixture = json.loads(facts.read_text())["mixture"]
-    assert mixture["first"] == 0 and sorted(mixture["weights"].values()) == [1.0, 1.0]
-
-
-@pytest.mark.long
 def test_a_run_keeps_the_order_that_it_began_with(tmp_path, folders):
     config = config_of(tmp_path, 2, {folders[0]: 1.0})
     fit(config)

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.covering import covering_rows, feasible_pairs
+from tests.covering import covering_rows
 from tests.nonzero_gradients import FAMILIES, HYBRID, gemma, nonzero_gradients
 from tests.small_run import SmallRun, small
 from tests.training.parity.one_device import TOLERANCE, assert_equals_one_device
@@ -111,11 +111,6 @@ def reference(row: dict[str, Any]) -> tuple[float, Any, Any]:
     """Loss, gradients and initial weights of the same model on one device, nothing sharded, recomputed or split."""
     model = ("kv_heads", "packed", "tied", "dropout", "vocab", "family")
     return _reference(tuple((name, row[name]) for name in model))
-
-
-def test_the_matrix_covers_every_feasible_pair():
-    for (a, x), (b, y) in feasible_pairs(FACTORS, _fits):
-        assert any(row[a] == x and row[b] == y for row in ROWS), f"{a}={x} with {b}={y}"
 
 
 def _name(row: dict[str, Any]) -> str:

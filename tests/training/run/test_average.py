@@ -42,13 +42,6 @@ def test_a_continued_run_has_the_average_of_the_uninterrupted_one_bit_for_bit(tm
 
 
 @pytest.mark.long
-def test_keeping_an_average_does_not_change_the_run(tmp_path: Path, whole: Config):
-    config = run_config(tmp_path, 6, parallel=MESH)
-    fit(config)
-    assert losses(config) == losses(whole)
-
-
-@pytest.mark.long
 def test_evaluation_uses_the_average_where_it_is_asked_to(tmp_path: Path):
     evaluation = {"batches": 1, "sample_tokens": 2}
     config = averaged(tmp_path, 3, evaluation={**evaluation, "ema": True})

@@ -40,43 +40,16 @@ def test_a_mistake_in_the_configuration(
     assert not (tmp_path / "runs").exists()
 
 
-@pytest.mark.parametrize(
-    ("text", "words"), [(None, "run.yaml"), ("model:\n  layerz: 5\n", "run.yaml:2: model.layerz:")]
-)
-def test_a_configuration_file_that_cannot_be_used_is_named(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, file: Path, text: str | None, words: str
-):
-    file.unlink()
-    if text is not None:
-        file.write_text(text)
-    assert words in refused(capsys, file)
-    assert not (tmp_path / "runs").exists()
-
-
-@pytest.mark.parametrize(
-    ("name", "parts"),
-    [("tokenz.npy", ("does not exist", "tokens.npy'")), ("tokens.npy", ("below model.vocab=64",))],
-)
-def test_a_token_file_that_cannot_be_used(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, file: Path, name: str, parts: tuple[str, ...]
-):
+def test_a_token_file_that_cannot_be_used(capsys: pytest.CaptureFixture[str], tmp_path: Path, file: Path):
     np.save(tmp_path / "tokens.npy", (np.arange(1000) % 50 + 60).astype(np.uint16))
-    given = f"data.path={tmp_path / name}"
-    refused(capsys, file, "data.source=tokens", given, parts=(f"data.path='{tmp_path / name}'", *parts))
+    asked = f"data.path={tmp_path / 'tokens.npy'}"
+    refused(capsys, file, "data.source=tokens", asked, parts=(f"'{tmp_path / 'tokens.npy'}'", "below model.vocab=64"))
     assert not (tmp_path / "runs").exists()
 
 
-def test_a_token_file_shorter_than_a_row(capsys: pytest.CaptureFixture[str], tmp_path: Path, file: Path):
-    np.save(tmp_path / "short.npy", np.arange(20, dtype=np.uint16))
-    message = refused(capsys, file, "data.source=tokens", f"data.path={tmp_path / 'short.npy'}")
-    assert "20 tokens" in message
-    assert not (tmp_path / "runs").exists()
-
-
-def test_a_folder_that_cannot_be_written(capsys: pytest.CaptureFixture[str], tmp_path: Path, file: Path):
-    (tmp_path / "runs").write_text("a file")
-    refused(capsys, file, parts=("run.dir", str(tmp_path / "runs"), "Not a directory"))
-    assert (tmp_path / "runs").read_text() == "a file"
+def test_a_configuration_file_that_cannot_be_used_is_named(capsys: pytest.CaptureFixture[str], file: Path):
+    file.write_text("model:\n  layerz: 5\n")
+    refused(capsys, file, parts=("run.yaml:2: model.layerz:",))
 
 
 def test_a_folder_of_another_configuration(capsys: pytest.CaptureFixture[str], tmp_path: Path, file: Path):
@@ -86,16 +59,6 @@ def test_a_folder_of_another_configuration(capsys: pytest.CaptureFixture[str], t
     parts = ("another configuration", "run.seed: 0 -> 7", "model.layers: 3 -> 2")
     refused(capsys, file, "model.layers=2", "run.seed=7", parts=parts)
     assert before == {path: path.read_bytes() for path in sorted(folder_of(config).rglob("*")) if path.is_file()}
-
-
-def test_a_configuration_in_the_folder_that_cannot_be_read(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, file: Path
-):
-    folder = tmp_path / "runs" / "run"
-    folder.mkdir(parents=True)
-    (folder / "config.yaml").write_text("run: [")
-    assert f"{folder / 'config.yaml'}:" in refused(capsys, file)
-    assert (folder / "config.yaml").read_text() == "run: ["
 
 
 def test_the_command_itself_prints_one_sentence_and_ends_with_two(tmp_path: Path, file: Path):

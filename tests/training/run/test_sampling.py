@@ -50,9 +50,8 @@ def test_a_sample_under_a_pipeline_needs_no_pairs_and_no_replayed_experts() -> N
     assert sampling.continue_tokens(run, start, 3, 0.0).tolist() == wanted.tolist()
 
 
-@pytest.mark.parametrize("parallel", [{"fsdp": 2}, {"pipe": 2}])
-def test_weights_that_are_not_finite_give_no_sample(parallel: dict[str, int]) -> None:
-    config = small(model={"layers": 2}, parallel=parallel, data={"sequence_length": 16})
+def test_weights_that_are_not_finite_give_no_sample() -> None:
+    config = small(model={"layers": 1}, parallel={"fsdp": 2}, data={"sequence_length": 16})
     run = Run(config, devices=jax.devices()[:2])
     run.state = run.state._replace(master=jax.tree.map(lambda leaf: leaf * jnp.nan, run.state.master))
     with pytest.raises(NotFinite):

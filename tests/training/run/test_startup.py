@@ -1,15 +1,13 @@
 """How a run starts: modules that it does without until they are used, and programs that it compiles once."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import jax
 import pytest
 
 from jaxpar.training.run.run import Run
-from tests.training.runs import ROOT, run_config
+from tests.processes import run_python
+from tests.training.runs import run_config
 
 HEAVY = (
     "grain", "jax.experimental.mosaic.gpu", "jax.experimental.pallas", "jinja2", "matplotlib", "orbax.checkpoint",
@@ -33,8 +31,7 @@ Trainer(load_config("configs/quickstart.yaml", [f"run.dir={sys.argv[1]}"])).fit(
 
 
 def test_until_its_plan_is_printed_a_run_imports_nothing_heavy_that_it_may_not_need(tmp_path: Path):
-    command = [sys.executable, "-c", UNTIL_THE_PLAN, str(tmp_path), *HEAVY]
-    child = subprocess.run(command, cwd=ROOT, env=os.environ, capture_output=True, text=True, check=False)
+    child = run_python("-c", UNTIL_THE_PLAN, tmp_path, *HEAVY)
     assert child.stdout.split("\n")[-2:] == ["imported:", ""], child.stdout + child.stderr
 
 

@@ -132,9 +132,9 @@ def _any_trainer() -> Trainer:
 
 
 def test_a_trainer_saves_what_fit_and_from_checkpoint_go_on_from(tmp_path: Path):
-    whole = config_of(tmp_path / "whole", 4, parallel={"fsdp": 2})
+    whole = config_of(tmp_path / "whole", 4)
     summary, _ = fit(whole)
-    config = config_of(tmp_path / "by-hand", 4, parallel={"fsdp": 2})
+    config = config_of(tmp_path / "by-hand", 4)
     trainer = make_trainer(config)
     with refused("save", "a step first"):
         trainer.save()
@@ -144,7 +144,7 @@ def test_a_trainer_saves_what_fit_and_from_checkpoint_go_on_from(tmp_path: Path)
     assert_same_bits(saved_state(config, 2), saved_state(whole, 2))
     with refused("run.name", "step 2", "Trainer.from_checkpoint"):
         trainer.save()
-    again = SharingTrainer.from_checkpoint(folder_of(config), devices=jax.devices()[:2])
+    again = SharingTrainer.from_checkpoint(folder_of(config), devices=jax.devices()[:1])
     assert again.steps_done == 2
     again.step()
     assert again.save().name == "00000003"
@@ -161,7 +161,7 @@ def test_steps_that_fit_discards_are_reported(tmp_path: Path):
             said.append(text)
 
     said: list[str] = []
-    trainer = make_trainer(config_of(tmp_path, 3, parallel={"fsdp": 2}))
+    trainer = make_trainer(config_of(tmp_path, 3))
     trainer.step()
     trainer.save()
     trainer.step()
@@ -172,7 +172,7 @@ def test_steps_that_fit_discards_are_reported(tmp_path: Path):
 
 
 def test_steps_by_hand_count_in_the_tokens_of_a_run(tmp_path: Path):
-    whole, config = (config_of(tmp_path / name, 3, parallel={"fsdp": 2}) for name in ("whole", "by-hand"))
+    whole, config = (config_of(tmp_path / name, 3) for name in ("whole", "by-hand"))
     trainer = make_trainer(config)
     trainer.step()
     assert trainer.fit([]).tokens == fit(whole)[0].tokens

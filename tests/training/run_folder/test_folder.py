@@ -12,14 +12,12 @@ from jaxpar.config import Config, UserError, load_config
 from jaxpar.layout.plan_file import PlanFile, read
 from jaxpar.observe.writers.default import default_listeners
 from jaxpar.observe.writers.jsonl import read_metrics
-from jaxpar.training.run.trainer import Trainer
 from jaxpar.training.run_folder.folder import RunFolder
 from tests.sentences import refused
-from tests.training.runs import MESH, fit, folder_of, losses, make_trainer, run_config
+from tests.training.runs import fit, folder_of, losses, make_trainer, run_config
 
 METRICS = {"step", "loss", "grad_norm", "learning_rate", "tokens_per_second", "step_time_s"}
 ON: dict[str, Any] = {
-    "parallel": MESH,
     "evaluation": {"every": 2, "batches": 1, "sample_tokens": 3},
     "checkpoint": {"every": 2},
 }
@@ -36,7 +34,7 @@ def contents(folder: Path) -> dict[str, tuple[int, bytes]]:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Config:
     """A run with everything on, at its end."""
     config = run_config(tmp_path_factory.mktemp("finished"), 4, **ON)
-    Trainer(config).fit()
+    make_trainer(config).fit()
     return config
 
 
@@ -95,7 +93,7 @@ def test_a_finished_run_started_again_reports_it_and_changes_nothing(
 
 def test_a_finished_run_asked_for_something_else_states_how_to_get_it_and_changes_nothing(finished: Config):
     before = contents(folder_of(finished))
-    parallel = replace(finished.parallel, fsdp=1, context=1, tensor=1)
+    parallel = replace(finished.parallel, fsdp=2)
     another = replace(finished, parallel=parallel, checkpoint=replace(finished.checkpoint, keep_last=1))
     with refused(
         "run.name is 'run'", "already has its 4 steps", "parallel.", "another run.name", "raise run.steps"
@@ -107,7 +105,7 @@ def test_a_finished_run_asked_for_something_else_states_how_to_get_it_and_change
 
 
 def test_a_run_killed_between_its_last_save_and_its_summary_is_finished(tmp_path: Path):
-    config = run_config(tmp_path, 3, parallel=MESH, evaluation={"batches": 1})
+    config = run_config(tmp_path, 3, evaluation={"batches": 1})
     wanted, _ = fit(config)
     summary, recorded = fit(config)
     assert recorded.messages == ["All 3 steps are done; only the end of the run was left undone."]
@@ -118,12 +116,10 @@ def test_a_run_killed_between_its_last_save_and_its_summary_is_finished(tmp_path
 
 
 def test_a_folder_of_another_run_is_refused_with_what_differs_and_nothing_is_written(tmp_path: Path):
-    config = run_config(tmp_path, 2, parallel=MESH)
+    config = run_config(tmp_path, 2)
     fit(config)
     before = contents(tmp_path)
-    other = run_config(
-        tmp_path, 2, parallel=MESH, model={"mlp": 64}, optimizer={"options": {"beta1": 0.8}, "learning_rate": 0.003}
-    )
+    other = run_config(tmp_path, 2, model={"mlp": 64}, optimizer={"options": {"beta1": 0.8}, "learning_rate": 0.003})
     with pytest.raises(UserError) as refusal:
         fit(other)
     message = str(refusal.value)

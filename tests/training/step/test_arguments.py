@@ -62,6 +62,7 @@ def test_every_key_of_the_optimizer_is_an_argument_or_chooses_a_program():
         assert set(changed) == {key for key, value in usual.items() if isinstance(value, float)}
 
 
+@pytest.mark.matrix(quick=("muon",), ci=2)
 @pytest.mark.parametrize("name", ["adamw", "muon", "lion", "adafactor"])
 def test_other_numbers_are_the_same_program(name: str):
     config = replace(BASE, optimizer=replace(BASE.optimizer, name=name))

@@ -15,7 +15,7 @@ from jaxpar.attention.ring import merge
 from pallas_kernels.attention import ForwardBackward, MaskInputs, Settings, compute_delta, reference, triton
 from pallas_kernels.attention.intervals import Intervals
 from pallas_kernels.attention.triton.lists import per_key_block, per_query_block
-from pallas_kernels.attention.triton.tiles import AMPERE, HOPPER, Tile, Tiles, pieces
+from pallas_kernels.attention.triton.tiles import Tile, Tiles, pieces
 from pallas_kernels.masks import Mask
 from tests.pallas_kernels.dense64 import Tokens, attention, pairs, worst
 from tests.pallas_kernels.test_masks import packed_rows, random_tokens
@@ -233,7 +233,3 @@ def test_a_short_window_makes_the_lists_short() -> None:
 @pytest.mark.parametrize(("width", "expected"), [(64, (64,)), (96, (64, 32)), (192, (128, 64)), (256, (256,))])
 def test_heads_are_cut_into_powers_of_two(width: int, expected: tuple[int, ...]) -> None:
     assert tuple(size for _, size in pieces(width)) == expected
-
-
-def test_there_are_tiles_for_all_widths_on_both_generations() -> None:
-    assert AMPERE.keys() == HOPPER.keys() == {(64, 64), (96, 96), (128, 128), (192, 128), (256, 256)}
