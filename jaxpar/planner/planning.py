@@ -33,6 +33,7 @@ from jaxpar.planner.search.avoid import parse_avoided
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.fixed import parse_fixed
 from jaxpar.planner.search.idle import on_fewer_hosts
+from jaxpar.planner.search.no_gc import no_collection
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.search.stage_groups import check_stages
@@ -116,7 +117,7 @@ class Planning:
     ) -> None:
         """Sentences on a plan besides its numbers."""
         if self.profile is not None and profile is not None:
-            notes = [*notes, *measured_words(self.profile, profile, asked_of(search.timer, best.candidate.layout))]
+            notes = [*notes, measured_words(self.profile, profile, asked_of(search.timer, best.candidate.layout))]
         print_lines(screen(), *notes)
         for title, lines in (("Stages", words.stages(best, search.timer)), ("Nodes", of_nodes)):
             if lines:
@@ -145,6 +146,7 @@ class Planning:
         return " ".join([words[0], *map(quote, words[1:]), "--verify"])
 
 
+@no_collection()
 def best_with_idle_hosts(search: Search, number: int) -> tuple[Search, list[Planned], str | None]:
     """The best layouts on all hosts, or on fewer where those are faster; the search of them, and a sentence about it.
 

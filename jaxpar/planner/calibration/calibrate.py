@@ -25,9 +25,8 @@ from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.distributed.devices import devices_per_node, find_devices, prepare_devices
 from jaxpar.hardware.catalogue import GPU, gpu_of
+from jaxpar.planner.calibration import compute
 from jaxpar.planner.calibration.collectives import measured_collectives
-from jaxpar.planner.calibration.compute import matmuls_of, measured_attention, measured_products
-from jaxpar.planner.calibration.memory import measured_copies, measured_memory, slowest_copy, why_no_copies
 from jaxpar.planner.calibration.stopwatch import Stopwatch
 from jaxpar.planner.machine import cluster_at_hand
 from jaxpar.planner.planning import planned_config
@@ -138,7 +137,7 @@ class Calibration:
         sizes, device = self._sizes(gpu), jax.local_devices()[0]
         watch = Stopwatch(sizes.loop_s)
         watch.measure_launch()
-        shapes = matmuls_of(config, cluster_at_hand(devices), sizes.sequences, sizes.tensor)
+        shapes = compute.matmuls_of(config, cluster_at_hand(devices), sizes.sequences, sizes.tensor)
         unmeasurable_here = unmeasurable(config, devices, device)
         if jax.process_index() == 0:
             lengths, messages = ", ".join(map(str, sizes.lengths)), len(sizes.messages)
@@ -159,16 +158,16 @@ class Calibration:
             },
             shapes=f"{config.run.name}, rows of {config.data.sequence_length:,} tokens",
             launch_seconds=watch.launch_s,
-            matmuls=tuple(measured_products(watch, shapes, config.precision.compute)),
-            attention=tuple(measured_attention(watch, config, sizes.lengths)),
-            memory=tuple(measured_memory(watch, sizes.memory)),
-            host_copies=() if why_no_copies(device) else tuple(measured_copies(watch, device, sizes.copies)),
+            matmuls=tuple(compute.measured_products(watch, shapes, config.precision.compute)),
+            attention=tuple(compute.measured_attention(watch, config, sizes.lengths)),
+            memory=tuple(compute.measured_memory(watch, sizes.memory)),
+            host_copies=tuple(compute.measured_copies(watch, device, sizes.copies)),
             collectives=tuple(measured_collectives(watch, devices, sizes.messages)),
             could_not_measure=tuple(unmeasurable_here),
         )
         measured = replace(measured, refused=tuple(watch.refused))
         model, links = _of_gpu(measured, gpu) if gpu is not None else _of_cpu(measured)
-        if (copied := slowest_copy(measured.host_copies)) is not None:
+        if (copied := compute.slowest_copy(measured.host_copies)) is not None:
             links["host_bandwidth"] = copied / (1 if gpu is not None else len(devices))
         return replace(measured, model=model, links=links)
 
@@ -180,7 +179,7 @@ def unmeasurable(config: Config, devices: list[Any], device: Any) -> list[str]:
         found.append("messages between devices: there is one device")
     elif devices_per_node(devices) == len(devices):
         found.append("messages between hosts: all devices are in one host; start a process on each of several hosts")
-    if (why := why_no_copies(device)) is not None:
+    if (why := compute.why_no_copies(device)) is not None:
         found.append(f"host copies: {why}")
     if config.precision.matmul is not None:
         found.append(f"matmuls in FP8 ({config.precision.matmul}): the planner uses its default efficiency")
@@ -239,7 +238,7 @@ def _print(profile: Profile, output: Path) -> None:
     moved = [f"memory at {rate(one.bytes / one.seconds)}" for one in profile.memory]
     backends = sorted({one.backend for one in profile.attention})
     attended = [f"attention by {' and '.join(backends)} at {len(profile.attention)} lengths"] if backends else []
-    copied = slowest_copy(profile.host_copies)
+    copied = compute.slowest_copy(profile.host_copies)
     parts = [
         f"{len(profile.matmuls)} matmuls of {profile.shapes}{fastest}", *attended, *moved,
         *([f"host copies at {rate(copied)}"] if copied else []), f"{len(profile.collectives)} collectives",

@@ -1,4 +1,5 @@
-"""Products and attention of one device, as its training step would run them, for several tokens and tensor ranks."""
+"""Products and attention of one device, as its training step would run them, for several tokens and tensor ranks; its
+memory, and the copies between it and its host's."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import SingleDeviceSharding
 
 from jaxpar.attention.backends import attend_alone, choose_backend
 from jaxpar.config import Config
@@ -22,17 +24,21 @@ from jaxpar.cost.layer_case import layer_case
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.tables import NOTHING, Asked
+from jaxpar.distributed.devices import Device
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.hardware.host import PINNED
 from jaxpar.layout.choices.attention import attention_requests, score_blocks
 from jaxpar.layout.stages import attention_settings
 from jaxpar.memory.layer_shape import mean_keys
 from jaxpar.planner.calibration.stopwatch import Stopwatch
-from jaxpar.planner.profile import Attended, Dtype, Product
+from jaxpar.planner.profile import Attended, Copied, Direction, Dtype, Moved, Product
 from jaxpar.planner.search.space import broken_by_tensor
+from jaxpar.units import size
 from pallas_kernels.attention import MaskInputs
 from pallas_kernels.attention.registry import REGISTRY
 
 type Arrays = tuple[jax.Array, ...]
+type Copies = tuple[tuple[Direction, Callable[..., Any], Arrays], ...]
 
 
 def matmuls_of(config: Config, cluster: Cluster, tokens: Sequence[float], tensor: Sequence[int]) -> list[Asked]:
@@ -156,6 +162,56 @@ def _attention(config: Config, model: ModelConfig, backend: str) -> tuple[Callab
         return attend_alone(REGISTRY[backend], settings, q, k, v, tokens, sinks)
 
     return attend, inputs
+
+
+def measured_memory(watch: Stopwatch, numbers: int) -> list[Moved]:
+    """The mean of two arrays of so many float32 numbers over one of them: two are read and one is written."""
+    arrays = jnp.zeros(numbers), jnp.ones(numbers)
+    moved = 12 * numbers
+    seconds = watch.kept(f"memory, {size(moved)} by one kernel", lambda: watch.loop(mean, *arrays))
+    return [] if seconds is None else [Moved(moved, seconds)]
+
+
+def mean(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The step of a loop whose numbers stay finite."""
+    return 0.5 * (a + b)
+
+
+def why_no_copies(device: Device) -> str | None:
+    """Why nothing can be copied to pinned memory of the host; None where it can."""
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    return None if PINNED in kinds else f"the device has no memory of the kind {PINNED}, only {', '.join(kinds)}"
+
+
+def measured_copies(watch: Stopwatch, device: Device, sizes: Sequence[int]) -> list[Copied]:
+    """Copies of so many bytes to pinned memory of the host, from it, and both ways at once; none where it has none."""
+    if why_no_copies(device) is not None:
+        return []
+    here = SingleDeviceSharding(device)
+    there = SingleDeviceSharding(device, memory_kind=PINNED)
+    out = jax.jit(lambda x: jax.device_put(x, there), out_shardings=there)
+    back = jax.jit(lambda x: jax.device_put(x, here), out_shardings=here)
+    both = jax.jit(lambda x, y: (jax.device_put(x, there), jax.device_put(y, here)), out_shardings=(there, here))
+    found = []
+    for moved in sizes:
+        array = jax.device_put(jnp.ones(moved // 4), here)
+        pinned = jax.device_put(array, there)
+        runs: Copies = (("to_host", out, (array,)), ("from_host", back, (pinned,)), ("both", both, (array, pinned)))
+        for direction, function, arrays in runs:
+            measure = lambda function=function, arrays=arrays: watch.calls(function, *arrays)
+            seconds = watch.kept(f"copy {direction} of {size(moved)}", measure)
+            if seconds is not None:
+                found.append(Copied(direction, moved, seconds))
+    return found
+
+
+def slowest_copy(copies: Sequence[Copied]) -> float | None:
+    """Bytes a second and direction of the largest copies: of those to the host, from it and both at once the least,
+    since a step has all three."""
+    if not copies:
+        return None
+    largest = max(one.bytes for one in copies)
+    return min(one.bytes / one.seconds for one in copies if one.bytes == largest)
 
 
 def _randoms(dtype: str, *shapes: tuple[int, ...]) -> Arrays:

@@ -237,10 +237,11 @@ class Search:
             yield self.bounds.of_schedule(group, own, floor, layers), node
 
     def _simulated(self, activations: ActivationPlanner) -> Iterator[tuple[float, Any]]:
+        if not self._can_fit(activations):
+            self.effort.too_large += 1
+            return
         self.effort.simulated += 1
         layout = activations.layout("none")
-        if self.timer.kinds(layout) and not self._can_fit(activations):  # else its stages are balanced in vain
-            return
         yield self.timer.step(layout).seconds, lambda: self._layouts(activations)
         uneven = None if layout.stage_layers else self.timer.lengths(layout)
         if uneven is not None:
@@ -249,9 +250,6 @@ class Search:
             )
 
     def _layouts(self, activations: ActivationPlanner) -> Iterator[tuple[float, Candidate]]:
-        if not self._can_fit(activations):
-            self.effort.too_large += 1
-            return
         for kept in activations.options():
             if kept.memory.host > self.host_limit:
                 continue

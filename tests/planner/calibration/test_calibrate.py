@@ -1,5 +1,6 @@
 """`calibrate`: a model's shapes, attention, copies and collectives are measured and written, with what could not be."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
@@ -103,9 +104,10 @@ def test_a_plan_names_what_was_measured_and_what_was_not(
     words = ["--config", str(file.parent / "small.yaml"), "--cluster", "cpu:1x8", "--top", "1"]
     assert main([*words, "--out", str(tmp_path / "plan.json"), "--profile", str(file)]) == 0
     out = capsys.readouterr().out
-    assert f"Measured ({file}: 8 x cpu, " in out
-    assert "By fitted shares, since nothing near was measured: " in out
-    assert " ranks on 1 host" in out.partition("nothing near was measured")[2].partition("\n")[0]
+    assert f"Measured, and by fitted shares where nothing near was ({file}: 8 x cpu, " in out
+    counts = out.partition("where nothing near was")[2].partition("\n")[0]
+    assert all(re.search(rf"\d+ of [1-9]\d* {kind}", counts) for kind in ("matmul shapes", "attention kernels"))
+    assert "0 of " in counts, "messages"
 
 
 def test_twice_as_slow_a_table_is_twice_the_compute_and_no_table_changes_nothing():

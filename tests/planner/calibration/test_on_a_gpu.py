@@ -13,7 +13,7 @@ from jaxpar.cost.tables import Table
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.planner.calibration import calibrate
 from jaxpar.planner.calibration.calibrate import Calibration, Sizes
-from jaxpar.planner.calibration.memory import slowest_copy
+from jaxpar.planner.calibration.compute import slowest_copy
 from jaxpar.planner.calibration.stopwatch import Stopwatch
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.profile import Profile, read_profile
@@ -42,11 +42,11 @@ def calibrated(
     folder: Path, patched: pytest.MonkeyPatch, launch_s: float, sizes: Sizes = SIZES
 ) -> tuple[Path, Profile]:
     """The file and the profile of one such GPU, whose smallest kernel takes `launch_s`."""
-    gpu, copies, file = Gpu(jax.devices()[0]), calibrate.measured_copies, folder / "hardware.yaml"
+    gpu, copies, file = Gpu(jax.devices()[0]), calibrate.compute.measured_copies, folder / "hardware.yaml"
     (folder / "small.yaml").write_text(config_to_yaml(CONFIG))
     patched.setattr(calibrate, "find_devices", lambda: [gpu])
     patched.setattr(calibrate.jax, "local_devices", lambda: [gpu])
-    patched.setattr(calibrate, "measured_copies", lambda watch, device, sizes: copies(watch, device.own, sizes))
+    patched.setattr(calibrate.compute, "measured_copies", lambda watch, device, sizes: copies(watch, device.own, sizes))
     patched.setattr(Stopwatch, "measure_launch", lambda watch: setattr(watch, "launch_s", launch_s))
     return file, Calibration(file, folder / "small.yaml", sizes=sizes).run()
 

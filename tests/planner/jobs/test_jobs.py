@@ -14,7 +14,13 @@ from jaxpar.config.reading.loading import config_to_yaml
 from jaxpar.plan import main
 from jaxpar.planner.jobs.job import Curve, Job, Point, curve_of
 from jaxpar.planner.jobs.policies import (
-    POLICIES, Outcome, by_curves, first_in_first_out, outcomes, shortest_first, simulate,
+    POLICIES,
+    Outcome,
+    by_curves,
+    first_in_first_out,
+    outcomes,
+    shortest_first,
+    simulate,
 )  # fmt: skip
 from jaxpar.planner.jobs.share import print_outcomes
 from jaxpar.planner.machine import named_cluster
