@@ -21,6 +21,7 @@ from jaxpar.layout import plan_file
 from jaxpar.layout.checks.validate import validate
 from jaxpar.planner.anchors import read_anchors
 from jaxpar.planner.machine import is_cpu, named_cluster
+from jaxpar.planner.memo import no_collection
 from jaxpar.planner.placement.measured import PLACED, measured
 from jaxpar.planner.profile import Profile, read_profile
 from jaxpar.planner.report import words
@@ -33,7 +34,6 @@ from jaxpar.planner.search.avoid import parse_avoided
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.fixed import parse_fixed
 from jaxpar.planner.search.idle import on_fewer_hosts
-from jaxpar.planner.search.no_gc import no_collection
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.search.stage_groups import check_stages

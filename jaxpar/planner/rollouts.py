@@ -177,13 +177,8 @@ def _in_turns(config: Config, search: Search, trained: Planned) -> list[Split]:
     """All devices draw and then learn: in the layout of the step, without its stages; and in the best other one."""
     step, drawer = trained.candidate.layout, _drawer(config, search, trained.cluster)
     zero = step.zero if step.pipe == 1 else 3
-    layout = Layout(
-        fsdp=step.pipe * step.replica * step.fsdp,
-        expert=step.expert,
-        context=step.context,
-        tensor=step.tensor,
-        zero=zero,
-    )
+    shards = step.pipe * step.replica * step.fsdp
+    layout = Layout(fsdp=shards, expert=step.expert, context=step.context, tensor=step.tensor, zero=zero)
     learning = _learning(config, search, trained)
     ways = []
     if config.rl.sampler == SamplerConfig():
@@ -236,9 +231,7 @@ def _drawer(config: Config, search: Search, cluster: Cluster) -> Drawer:
 def _best_of(search: Search, cluster: Cluster) -> Planned | None:
     """The best layout on a part of the devices, if there is any."""
     try:
-        return Search(
-            Space(search.space.config, cluster, search.space.fixed, search.space.avoided), search.hardware
-        ).best(1)[0]
+        return search.on(cluster).best(1)[0]
     except UserError:
         return None
 

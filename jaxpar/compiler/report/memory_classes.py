@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from jaxpar.compiler.program.hlo.records import Module, Op
-from jaxpar.compiler.program.memory.buffers import Allocation, Buffers, Value
+from jaxpar.compiler.program.memory.buffers import Allocation, Buffers, Occupant, Value, occupants
 from jaxpar.compiler.program.memory.provenance import Provenance
-from jaxpar.compiler.program.memory.timeline import Occupant, occupants
 
 CLASSES: tuple[str, ...] = ("weights", "optimizer", "gradients", "saved_activations", "temporaries", "host")
 """`optimizer` is the state kept between steps: float32 master weights and moments.

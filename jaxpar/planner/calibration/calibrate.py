@@ -19,6 +19,7 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from jaxpar.compiler.inspection import check_writable
 from jaxpar.config import Config, DataConfig, ModelConfig, PrecisionConfig, RunConfig, UserError, load_config
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.presets import PRESETS
@@ -30,7 +31,7 @@ from jaxpar.planner.calibration.collectives import measured_collectives
 from jaxpar.planner.calibration.stopwatch import Stopwatch
 from jaxpar.planner.machine import cluster_at_hand
 from jaxpar.planner.planning import planned_config
-from jaxpar.planner.profile import Profile, Sent, check_writable, write_profile
+from jaxpar.planner.profile import Profile, Sent, write_profile
 from jaxpar.units import KIB, MIB, operations, rate, seconds
 
 CONSOLE = Console(width=120, markup=False, highlight=False, soft_wrap=True)

@@ -35,13 +35,12 @@ from jaxpar.layout.auto_remat import ESTIMATED
 from jaxpar.layout.choices.matmul import check_matmul_units
 from jaxpar.layout.memory.estimate import MemoryModel, estimate_memory
 from jaxpar.planner.machine import is_cpu
-from jaxpar.planner.memo import Memo
+from jaxpar.planner.memo import Memo, no_collection
 from jaxpar.planner.search.activation_planner import ActivationPlanner
 from jaxpar.planner.search.avoid import ACTIVATIONS
 from jaxpar.planner.search.bounds import Bounds
 from jaxpar.planner.search.candidate import Candidate, Effort, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
-from jaxpar.planner.search.no_gc import no_collection
 from jaxpar.planner.search.nothing_fits import why_none
 from jaxpar.planner.search.space import Choice, Group, Space
 from jaxpar.planner.settings import config_of, plan_on

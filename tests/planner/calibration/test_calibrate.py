@@ -137,7 +137,7 @@ def test_twice_as_slow_a_table_is_twice_the_compute_and_no_table_changes_nothing
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--out", "nowhere/x.yaml"], "the profile cannot be written"),
+        (["--out", "nowhere/x.yaml"], "the folder nowhere does not exist"),
         (["--devices", "0"], "expected a whole number from 1 up"),
     ],
 )

@@ -3,8 +3,7 @@
 import pytest
 
 from jaxpar.compiler.program.hlo.records import ProgramError
-from jaxpar.compiler.program.memory.buffers import parse_buffers
-from jaxpar.compiler.program.memory.timeline import occupants, peak, timeline
+from jaxpar.compiler.program.memory.buffers import occupants, parse_buffers, peak, timeline
 from tests.compiler.program.programs import TINY, buffers, memory, text
 
 
