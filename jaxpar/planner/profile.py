@@ -22,7 +22,6 @@ from jaxpar.memory.layer_shape import ITEM_BYTES
 from jaxpar.planner.machine import CPU, is_cpu
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"]
-Direction = Literal["to_host", "from_host", "both"]
 Dtype = Literal["float32", "bfloat16", "float16"]
 Size = Annotated[int, at_least(1, LARGEST_NUMBER)]
 Measured = Annotated[float, at_least(1e-12, LARGEST_NUMBER)]
@@ -72,23 +71,6 @@ class Attended:
 
 
 @dataclass(frozen=True)
-class Moved:
-    """Bytes that were read or written in a device's memory by one kernel."""
-
-    bytes: Size
-    seconds: Measured
-
-
-@dataclass(frozen=True)
-class Copied:
-    """Bytes that were copied between a device and its host's memory; `both` copies as many each way at once."""
-
-    direction: Direction
-    bytes: Size
-    seconds: Measured
-
-
-@dataclass(frozen=True)
 class Sent:
     """A collective of so many ranks on so many hosts, all such groups at the same time."""
 
@@ -121,8 +103,6 @@ class Profile:
     """In place of the datasheet's."""
     matmuls: tuple[Product, ...] = ()
     attention: tuple[Attended, ...] = ()
-    memory: tuple[Moved, ...] = ()
-    host_copies: tuple[Copied, ...] = ()
     collectives: tuple[Sent, ...] = ()
     refused: tuple[str, ...] = ()
     """Measurements that were not kept, and why."""

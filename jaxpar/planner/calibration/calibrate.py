@@ -49,7 +49,7 @@ class Sizes:
     """Sequence lengths of attention."""
     memory: int
     """Elements of each array in the test of memory bandwidth."""
-    copies: tuple[int, ...]
+    copies: int
     """Bytes of copies to the host and back."""
     messages: tuple[int, ...]
     """Bytes of collectives, ascending."""
@@ -59,11 +59,11 @@ class Sizes:
 
 ON_GPU = Sizes(
     sequences=(0.25, 1, 4), tensor=(1, 2, 4, 8), lengths=(4096, 8192, 16384, 32768), memory=2**28,
-    copies=(16 * MIB, 256 * MIB), messages=tuple(16 * KIB * 4**step for step in range(9)), loop_s=0.05,
+    copies=256 * MIB, messages=tuple(16 * KIB * 4**step for step in range(9)), loop_s=0.05,
 )  # fmt: skip
 ON_GPU_QUICK = replace(ON_GPU, sequences=(1,), lengths=(4096, 16384), messages=ON_GPU.messages[2::3], loop_s=0.02)
 ON_CPU = Sizes(
-    sequences=(0.5, 1, 2), tensor=(1, 2, 4, 8), lengths=(128, 256, 512), memory=2**24, copies=(4 * MIB,),
+    sequences=(0.5, 1, 2), tensor=(1, 2, 4, 8), lengths=(128, 256, 512), memory=2**24, copies=4 * MIB,
     messages=(16 * KIB, 256 * KIB, 4 * MIB), loop_s=0.02,
 )  # fmt: skip
 ON_CPU_QUICK = replace(ON_CPU, sequences=(1,), tensor=(1,), lengths=(128,), messages=ON_CPU.messages[:2], loop_s=0.01)
@@ -161,14 +161,16 @@ class Calibration:
             launch_seconds=watch.launch_s,
             matmuls=tuple(compute.measured_products(watch, shapes, config.precision.compute)),
             attention=tuple(compute.measured_attention(watch, config, sizes.lengths)),
-            memory=tuple(compute.measured_memory(watch, sizes.memory)),
-            host_copies=tuple(compute.measured_copies(watch, device, sizes.copies)),
             collectives=tuple(measured_collectives(watch, devices, sizes.messages)),
             could_not_measure=tuple(unmeasurable_here),
         )
+        moved, copied = compute.memory_rate(watch, sizes.memory), compute.copy_rate(watch, device, sizes.copies)
         measured = replace(measured, refused=tuple(watch.refused))
-        model, links = _of_gpu(measured, gpu) if gpu is not None else _of_cpu(measured)
-        if (copied := compute.slowest_copy(measured.host_copies)) is not None:
+        if gpu is None:
+            model, links = _of_cpu(measured, moved)
+        else:
+            model, links = {} if moved is None else {"memory_share": moved / gpu.hbm_bandwidth}, {}
+        if copied is not None:
             links["host_bandwidth"] = copied / (1 if gpu is not None else len(devices))
         return replace(measured, model=model, links=links)
 
@@ -189,20 +191,14 @@ def unmeasurable(config: Config, devices: list[Any], device: Any) -> list[str]:
     return found
 
 
-def _of_gpu(measured: Profile, gpu: GPU) -> tuple[dict[str, float], dict[str, float]]:
-    """`Profile.model` and `links`, in place of fitted efficiencies and of datasheets."""
-    moved = [one.bytes / one.seconds for one in measured.memory]
-    return {"memory_share": max(moved) / gpu.hbm_bandwidth} if moved else {}, {}
-
-
-def _of_cpu(measured: Profile) -> tuple[dict[str, float], dict[str, float]]:
-    """The same where no datasheet has peaks and links. Rates are divided by the number of virtual devices,
-    which share one CPU. Raises `UserError` if nothing was measured."""
+def _of_cpu(measured: Profile, moved: float | None) -> tuple[dict[str, float], dict[str, float]]:
+    """`Profile.model` and `links` where no datasheet has peaks and links, and memory moves so many bytes a second.
+    Rates are divided by the number of virtual devices, which share one CPU. Raises `UserError` if nothing was
+    measured."""
     rates = [2.0 * one.m * one.n * one.k / one.seconds for one in measured.matmuls]
-    moved = [one.bytes / one.seconds for one in measured.memory]
-    if not rates or not moved:
+    if not rates or moved is None:
         raise UserError(f"calibrate: nothing could be measured on this machine ({measured.refused[0]})")
-    devices, peak, bandwidth = measured.devices, max(rates), max(moved)
+    devices, peak = measured.devices, max(rates)
     attended = [4.0 * one.width * one.heads * one.length * one.keys / one.forward for one in measured.attention]
     latency, sent = _gathers([one for one in measured.collectives if one.ranks == devices])
     model = {
@@ -216,8 +212,8 @@ def _of_cpu(measured: Profile) -> tuple[dict[str, float], dict[str, float]]:
         model["attention_share"] = max(attended) / peak
     return model, {
         "peak_flops": peak / devices,
-        "memory_bandwidth": bandwidth / devices,
-        "node_bandwidth": sent or bandwidth / devices,
+        "memory_bandwidth": moved / devices,
+        "node_bandwidth": sent or moved / devices,
         "node_latency": 0.0,  # `message_seconds` is the time of the smallest gather, hops included
     }
 
@@ -236,13 +232,13 @@ def _gathers(messages: Sequence[Sent]) -> tuple[float, float]:
 def _print(profile: Profile, output: Path) -> None:
     rates = [2.0 * one.m * one.n * one.k / one.seconds for one in profile.matmuls]
     fastest = f", up to {operations(max(rates))}/s" if rates else ""
-    moved = [f"memory at {rate(one.bytes / one.seconds)}" for one in profile.memory]
     backends = sorted({one.backend for one in profile.attention})
     attended = [f"attention by {' and '.join(backends)} at {len(profile.attention)} lengths"] if backends else []
-    copied = compute.slowest_copy(profile.host_copies)
+    copied = profile.links.get("host_bandwidth")
     parts = [
-        f"{len(profile.matmuls)} matmuls of {profile.shapes}{fastest}", *attended, *moved,
-        *([f"host copies at {rate(copied)}"] if copied else []), f"{len(profile.collectives)} collectives",
+        f"{len(profile.matmuls)} matmuls of {profile.shapes}{fastest}", *attended,
+        *([f"host copies at {rate(copied)} for a device"] if copied else []),
+        f"{len(profile.collectives)} collectives",
     ]  # fmt: skip
     CONSOLE.print(f"{profile.title}: {'; '.join(parts)}; the smallest kernel takes {seconds(profile.launch_seconds)}")
     if profile.refused:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
@@ -31,14 +32,13 @@ from jaxpar.layout.choices.attention import attention_requests, score_blocks
 from jaxpar.layout.stages import attention_settings
 from jaxpar.memory.layer_shape import mean_keys
 from jaxpar.planner.calibration.stopwatch import Stopwatch
-from jaxpar.planner.profile import Attended, Copied, Direction, Dtype, Moved, Product
+from jaxpar.planner.profile import Attended, Dtype, Product
 from jaxpar.planner.search.space import broken_by_tensor
 from jaxpar.units import size
 from pallas_kernels.attention import MaskInputs
 from pallas_kernels.attention.registry import REGISTRY
 
 type Arrays = tuple[jax.Array, ...]
-type Copies = tuple[tuple[Direction, Callable[..., Any], Arrays], ...]
 
 
 def matmuls_of(config: Config, cluster: Cluster, tokens: Sequence[float], tensor: Sequence[int]) -> list[Asked]:
@@ -164,12 +164,13 @@ def _attention(config: Config, model: ModelConfig, backend: str) -> tuple[Callab
     return attend, inputs
 
 
-def measured_memory(watch: Stopwatch, numbers: int) -> list[Moved]:
-    """The mean of two arrays of so many float32 numbers over one of them: two are read and one is written."""
+def memory_rate(watch: Stopwatch, numbers: int) -> float | None:
+    """Bytes a second of the mean of two arrays of so many float32 numbers over one of them: two are read and one is
+    written."""
     arrays = jnp.zeros(numbers), jnp.ones(numbers)
     moved = 12 * numbers
     seconds = watch.kept(f"memory, {size(moved)} by one kernel", lambda: watch.loop(mean, *arrays))
-    return [] if seconds is None else [Moved(moved, seconds)]
+    return None if seconds is None else moved / seconds
 
 
 def mean(a: jax.Array, b: jax.Array) -> jax.Array:
@@ -183,35 +184,23 @@ def why_no_copies(device: Device) -> str | None:
     return None if PINNED in kinds else f"the device has no memory of the kind {PINNED}, only {', '.join(kinds)}"
 
 
-def measured_copies(watch: Stopwatch, device: Device, sizes: Sequence[int]) -> list[Copied]:
-    """Copies of so many bytes to pinned memory of the host, from it, and both ways at once; none where it has none."""
+def copy_rate(watch: Stopwatch, device: Device, moved: int) -> float | None:
+    """Bytes a second of copies of so many to pinned memory of the host, from it, and both ways at once: the least of
+    these, since a step has all three. None where the host has no such memory, or nothing could be measured."""
     if why_no_copies(device) is not None:
-        return []
-    here = SingleDeviceSharding(device)
-    there = SingleDeviceSharding(device, memory_kind=PINNED)
+        return None
+    here, there = SingleDeviceSharding(device), SingleDeviceSharding(device, memory_kind=PINNED)
     out = jax.jit(lambda x: jax.device_put(x, there), out_shardings=there)
     back = jax.jit(lambda x: jax.device_put(x, here), out_shardings=here)
     both = jax.jit(lambda x, y: (jax.device_put(x, there), jax.device_put(y, here)), out_shardings=(there, here))
-    found = []
-    for moved in sizes:
-        array = jax.device_put(jnp.ones(moved // 4), here)
-        pinned = jax.device_put(array, there)
-        runs: Copies = (("to_host", out, (array,)), ("from_host", back, (pinned,)), ("both", both, (array, pinned)))
-        for direction, function, arrays in runs:
-            measure = lambda function=function, arrays=arrays: watch.calls(function, *arrays)
-            seconds = watch.kept(f"copy {direction} of {size(moved)}", measure)
-            if seconds is not None:
-                found.append(Copied(direction, moved, seconds))
-    return found
-
-
-def slowest_copy(copies: Sequence[Copied]) -> float | None:
-    """Bytes a second and direction of the largest copies: of those to the host, from it and both at once the least,
-    since a step has all three."""
-    if not copies:
-        return None
-    largest = max(one.bytes for one in copies)
-    return min(one.bytes / one.seconds for one in copies if one.bytes == largest)
+    array = jax.device_put(jnp.ones(moved // 4), here)
+    pinned = jax.device_put(array, there)
+    runs = (("to the host", out, (array,)), ("from it", back, (pinned,)), ("both ways", both, (array, pinned)))
+    spans = [
+        watch.kept(f"copy of {size(moved)} {way}", partial(watch.calls, function, *arrays))
+        for way, function, arrays in runs
+    ]
+    return min((moved / span for span in spans if span is not None), default=None)
 
 
 def _randoms(dtype: str, *shapes: tuple[int, ...]) -> Arrays:

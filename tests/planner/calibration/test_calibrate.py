@@ -32,7 +32,7 @@ from tests.small_run import small
 
 ALIKE = small(model={"mlp": 32, "vocab": 32, "activation": "gelu"})
 """A decoder with few different products."""
-TINY = Sizes(sequences=(1,), tensor=(1,), lengths=(32,), memory=2**12, copies=(2**12,), messages=(), loop_s=1e-6)
+TINY = Sizes(sequences=(1,), tensor=(1,), lengths=(32,), memory=2**12, copies=2**12, messages=(), loop_s=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_what_is_measured_is_written_and_read_back(measured: tuple[Path, Profile
     assert kept == len(matmuls_of(ALIKE, cluster, (1,), (1,)))
     for one in profile.attention:
         assert (one.backend, one.length, one.heads, one.width, one.keys) == ("xla", 32, 8, 4, 16.5)
-    assert {one.direction for one in profile.host_copies} <= {"to_host", "from_host", "both"}
+    assert profile.links["memory_bandwidth"] > 0
     assert read.date and read.versions["jax"] == jax.__version__
     assert read.could_not_measure == profile.could_not_measure
     assert profile.could_not_measure[0].startswith("messages between hosts: all devices are in one host")

@@ -90,10 +90,6 @@ class Buffers:
     order: tuple[str, ...]
     """Names of ops; loops, branches and calls laid out in line."""
 
-    def total(self, *, host: bool = False) -> int:
-        """Bytes of all allocations: what XLA reserves on the device, or on the host."""
-        return sum(a.size for a in self.allocations if a.on_host == host)
-
     @property
     def beside(self) -> int:
         """Bytes on the device that XLA's own total leaves out: of its other memory spaces."""
