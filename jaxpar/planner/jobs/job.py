@@ -137,8 +137,8 @@ def numbers_of(cluster: Cluster) -> list[int]:
     a third, and all of them. Parts of hosts divide each other, so jobs that fit in number also fit onto hosts."""
     each, hosts = cluster.gpus_per_host, cluster.groups[0].hosts
     parts = [1 << power for power in range(each.bit_length()) if each % (1 << power) == 0 and 1 << power < each]
-    whole = {scale << power for scale in (1, 3) for power in range(hosts.bit_length()) if scale << power <= hosts}
-    return [*parts, *(each * number for number in sorted(whole | {hosts}))]
+    several = {scale << power for scale in (1, 3) for power in range(hosts.bit_length()) if scale << power <= hosts}
+    return [*parts, *(each * number for number in sorted(several | {hosts}))]
 
 
 def planned_curve(config: Config, cluster: Cluster) -> Curve:

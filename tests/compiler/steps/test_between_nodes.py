@@ -1,5 +1,6 @@
-"""ZeRO++ in programs compiled for two nodes of H100s: its collectives send what they state, on the links they state."""
+"""Messages between two nodes of H100s in compiled programs: of ZeRO++, of state over replicas, and of islands."""
 
+from functools import cache
 from typing import Any
 
 import pytest
@@ -9,10 +10,13 @@ from jaxpar.compiler.report import Analysis, Report
 from jaxpar.config import Config
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.counting import parameter_count
+from jaxpar.layout.memory.estimate import estimate_memory
+from jaxpar.optim.outer import wire_bytes
 from tests.compiler.inspected import asked, assert_planned, inspected, sent, wide
 
 CLUSTER, GPUS = "h100:2x4", 4
-MODEL = {"layers": 4, "embed": 512, "heads": 8, "mlp": 1536, "vocab": 1024}
+EMBED = 512
+MODEL = {"layers": 4, "embed": EMBED, "heads": 8, "mlp": 1536, "vocab": 1024}
 SHARDED = {"fsdp": 8, "zero": 3}
 QUANTIZED = {"quantized": {"weights": "int8", "gradients": "int4"}}
 ALL = {"parallel": SHARDED | {"secondary_shard": 4} | QUANTIZED}
@@ -47,16 +51,14 @@ def test_bytes_between_nodes_fall_to_a_quarter():
     assert crossing == {"u8"}
 
 
-CLUSTER = "h100:2x4"
-REPLICAS, SHARDS, LAYERS, EMBED = 2, 4, 8, 512
+REPLICAS, SHARDS, LAYERS = 2, 4, 8
 HSDP = {"replica": REPLICAS, "fsdp": SHARDS, "zero": 3, "microbatches": 2}
 
 
 def shared_or_not(shared: bool) -> tuple[Config, Analysis, Report]:
     """With `parallel.overlap.shard_state_over_replicas` or without."""
     parallel: dict[str, Any] = HSDP | {"overlap": {"shard_state_over_replicas": shared}}
-    model = {"layers": LAYERS, "embed": EMBED, "heads": 8, "mlp": 1536, "vocab": 1024}
-    config = wide(parallel=parallel, model=model)
+    config = wide(parallel=parallel, model=MODEL | {"layers": LAYERS})
     return config, *inspected(config, CLUSTER)
 
 
@@ -83,3 +85,49 @@ def test_the_state_takes_a_replicas_share():
     (_, _, whole), (config, analysis, shared) = (shared_or_not(own) for own in (False, True))
     assert_planned(config, CLUSTER, analysis, shared)
     assert shared.classes["optimizer"] == pytest.approx(whole.classes["optimizer"] / REPLICAS, rel=0.02)
+
+
+TWO_ISLANDS = "h100:2x8"
+EVERY = FRAGMENTS = 4
+ISLAND = 8
+DATA = {"sequence_length": 512, "batch_size": 64}
+
+
+@cache
+def of_islands(wire: str | None, fragments: int = FRAGMENTS, delay: int = 1) -> tuple[Any, Report]:
+    islands = {"every": EVERY, "fragments": fragments, "delay": delay, "wire": wire}
+    config = wide(model=MODEL, data=DATA, parallel={"islands": 2, "fsdp": ISLAND, "zero": 3}, islands=islands)
+    analysis, report = inspected(config, TWO_ISLANDS)
+    planned = estimate_memory(plan_for(config, parse_cluster(TWO_ISLANDS))[0], analysis.compilation.plan)
+    assert report.classes["optimizer"] == planned.optimizer, "with the global weights and their momentum"
+    return config, report
+
+
+def over_the_border(report: Report) -> Any:
+    """The one message that crosses the border of nodes."""
+    (row,) = [row for row in report.collectives if row.crosses_nodes]
+    assert (row.axis, row.count) == ("islands", 1)
+    return row
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("wire", "kind"), [(None, "all-reduce"), ("int4", "all-gather")])
+def test_the_outer_message_runs_beside_the_step_that_carries_it(wire, kind):
+    """The message has the size of the weights / H, in 4 bits an eighth of it; the step waits for it at most 2% of the
+    time."""
+    config, report = of_islands(wire)
+    row = over_the_border(report)
+    weights = parameter_count(config.model, padded=True) / ISLAND
+    assert row.kind == kind
+    assert row.bytes == pytest.approx(wire_bytes(round(weights), wire) / EVERY, rel=0.02)
+    assert row.exposed_s <= 0.02 * report.step_seconds
+
+
+@pytest.mark.long
+def test_a_step_that_sends_a_fragment_now_and_then_has_the_same_message_in_a_branch():
+    """Half of the weights, every second step."""
+    config, report = of_islands(None, fragments=2)
+    row = over_the_border(report)
+    weights = parameter_count(config.model, padded=True) / ISLAND
+    assert row.bytes == pytest.approx(4 * weights / 2, rel=0.02)
+    assert row.exposed_s <= 0.02 * report.step_seconds
