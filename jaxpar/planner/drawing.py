@@ -129,15 +129,6 @@ class Drawer:
             Repeat("layers", one.run(), self._model.layers), Repeat("head", last.run())
         )
 
-    def gathered_seconds(self, size: float, ranks: int) -> float:
-        """Seconds in which each of `ranks` devices gathers the rest of `size` bytes from the others."""
-        return self.common.ring(ranks, 1).gather(size)
-
-    def sent_seconds(self, size: float, ranks: int) -> float:
-        """Seconds in which each of `ranks` devices gets `size` bytes over its link to the others."""
-        ring = self.common.ring(ranks, 1)
-        return size / min(ring.inside, ring.card)
-
     def _gathers(self, layout: Layout) -> list[Op]:
         """The gathers of weights that a pass over the layers waits for: of ZeRO-3, one layer at a time."""
         if layout.zero != 3:

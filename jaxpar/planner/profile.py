@@ -135,14 +135,11 @@ def write_profile(path: Path, profile: Profile) -> None:
     """Write a profile, a row of a table on a line. Raises `UserError` where that cannot be."""
     try:
         plain = _plain(asdict(profile)).items()
-        text = "".join(to_yaml({key: value}, rows=_is_table(value)) for key, value in plain)
+        table = lambda value: isinstance(value, list) and all(isinstance(row, dict) for row in value)
+        text = "".join(to_yaml({key: value}, rows=table(value)) for key, value in plain)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{named(path)}: the profile cannot be written ({error.strerror})") from None
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(row, dict) for row in value)
 
 
 def _plain(value: Any) -> Any:

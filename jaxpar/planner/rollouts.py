@@ -184,7 +184,7 @@ def _in_turns(config: Config, search: Search, trained: Planned) -> list[Split]:
     if config.rl.sampler == SamplerConfig():
         drawing = drawer.drawing(layout)
         stored = trained.cluster.devices // step.tensor if step.zero and zero != 3 else 1
-        update = drawer.gathered_seconds(drawing.bytes.weights, stored)
+        update = drawer.common.ring(stored, 1).gather(drawing.bytes.weights)
         ways.append(Split(0, TURNS, drawing, trained, learning, update, search.usable))
     return ways + _best_drawing(0, LAID_OUT, drawer, trained, learning, search.usable)
 
@@ -199,10 +199,12 @@ def _best_drawing(
     sampler: int, copies: int, drawer: Drawer, trained: Planned, learning: float, usable: int
 ) -> list[Split]:
     """The fastest layout of a sampler that fits, or else the fastest one."""
-    ways: list[Split] = []
-    for drawing in drawer.drawings():
-        update = drawer.sent_seconds(drawing.bytes.weights, trained.cluster.devices + sampler)
-        ways.append(Split(sampler, copies, drawing, trained, learning, update, usable))
+    ring = drawer.common.ring(trained.cluster.devices + sampler, 1)
+    link = min(ring.inside, ring.card)  # each device gets all of its weights over it
+    ways = (
+        Split(sampler, copies, drawing, trained, learning, drawing.bytes.weights / link, usable)
+        for drawing in drawer.drawings()
+    )
     return sorted(ways, key=lambda one: (not one.fits, one.drawing.seconds))[:1]
 
 

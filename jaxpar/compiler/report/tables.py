@@ -108,7 +108,9 @@ def _work(report: Report) -> list[Row]:
 
 def print_report(report: Report, console: Console) -> None:
     """Print whether it fits, then memory, traffic, work, and the largest buffers."""
-    _print_heading(report, console)
+    where = f" on {report.cluster}: {report.devices} x {report.gpu}, mesh {mesh_words(report.axes)}"
+    console.print(Text.assemble((report.config, "bold"), where), soft_wrap=True)
+    console.print(Text(verdict(report), "bold green" if report.fits else "bold red"), soft_wrap=True)
     for title, table in tables(report).items():
         _print_table(title, table, console)
     console.print()
@@ -117,13 +119,6 @@ def print_report(report: Report, console: Console) -> None:
         console.print(Text(f"Note: {note}", "yellow"), soft_wrap=True)
     last = f"Compiled in {seconds(report.compile_seconds)}. Read from the program, not measured."
     console.print(Text(last, "dim"), soft_wrap=True)
-
-
-def _print_heading(report: Report, console: Console) -> None:
-    """Configuration, cluster, and the verdict."""
-    where = f" on {report.cluster}: {report.devices} x {report.gpu}, mesh {mesh_words(report.axes)}"
-    console.print(Text.assemble((report.config, "bold"), where), soft_wrap=True)
-    console.print(Text(verdict(report), "bold green" if report.fits else "bold red"), soft_wrap=True)
 
 
 def _print_table(title: str, shown: Table, console: Console) -> None:
