@@ -19,6 +19,7 @@ from jaxpar.planner.report.text import host_words
 from jaxpar.planner.search.avoid import AVOIDABLE, NEVER_MEASURED, OPTIMIZER, never_measured, parse_avoided
 from jaxpar.planner.search.candidate import Candidate
 from jaxpar.planner.search.fixed import parse_fixed
+from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Group, divisors, splits
 from jaxpar.planner.settings import plan_on
@@ -72,6 +73,15 @@ def test_best_first_finds_what_timing_every_layout_finds(name: str):
     found = list(islice(search.by_time(), 20))
     assert [one.seconds for one in found] == pytest.approx(wanted, rel=1e-9)
     assert all(one.memory.device <= search.usable for one in found)
+
+
+def test_a_choice_of_which_nothing_fits_is_not_timed(monkeypatch: pytest.MonkeyPatch):
+    search = search_of(model_of(**FEW), "h100:1x4", limit=int(1.4 * GIB), offload="none", context=1)
+    timed, step = set(), StepTimer.step
+    bare = lambda layout: replace(layout, remat="none")
+    monkeypatch.setattr(StepTimer, "step", lambda self, layout: timed.add(bare(layout)) or step(self, layout))
+    assert list(search.by_time()) and search.effort.too_large
+    assert timed == {bare(one.layout) for one in search.evaluated}
 
 
 def test_the_winner_is_a_layout_that_the_trainer_would_make_itself():
