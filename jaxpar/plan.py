@@ -197,7 +197,7 @@ def _place(arguments: Sequence[str]) -> None:
 
 def _load() -> None:
     """Import slow modules after the arguments are checked."""
-    from jaxpar.planner.search.no_gc import no_collection
+    from jaxpar.planner.memo import no_collection
 
     with no_collection():
         import jaxpar.planner.planning  # noqa: F401

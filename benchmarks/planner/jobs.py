@@ -18,8 +18,7 @@ from collections.abc import Sequence
 from jaxpar.cli import Parser, command, positive
 from jaxpar.config import load_config
 from jaxpar.planner.failures import HOUR
-from jaxpar.planner.jobs.curve import Curve, planned_curve
-from jaxpar.planner.jobs.job import Job
+from jaxpar.planner.jobs.job import Curve, Job, planned_curve
 from jaxpar.planner.jobs.policies import outcomes
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.planning import planned_config
@@ -53,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--load", type=float, default=0.9)
     options = parser.parse_args(arguments)
     cluster = named_cluster("h100:16x8")
-    curves = [planned_curve(planned_config(load_config(path)), cluster)[0] for path in CONFIGS]
+    curves = [planned_curve(planned_config(load_config(path)), cluster) for path in CONFIGS]
     traces = [trace(seed, options.jobs, options.load, curves, cluster.devices) for seed in range(options.traces)]
     runs = [outcomes(jobs, cluster.devices) for jobs in traces]
     due = sum(job.deadline is not None for jobs in traces for job in jobs)

@@ -24,7 +24,6 @@ from jaxpar.config.plan import Plan
 from jaxpar.config.schema import CheckpointConfig, DistributedConfig, EvaluationConfig, RunConfig, WatchConfig
 from jaxpar.data import open_data
 from jaxpar.hardware.autotuned import COMPLETE, LACKING, check_file, file_of
-from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.hardware.xla_flags import check_flags, run_flags
@@ -94,8 +93,6 @@ def compile_step(
     *,
     timeout_s: float = 600,
     cache: Path | None = DEFAULT_CACHE,
-    gpu: GPU | None = None,
-    flags: tuple[str, ...] | None = None,
     usable: int | None = None,
 ) -> Compilation:
     """The training step of `config` as XLA compiles it for `cluster`. No GPU is needed.
@@ -105,8 +102,6 @@ def compile_step(
         cluster: the target.
         timeout_s: the child process is ended after this long.
         cache: folder of results, keyed by everything that enters a compile; None compiles each time and keeps nothing.
-        gpu: which GPU of a cluster with several kinds; by default `cluster.gpu`.
-        flags: XLA flags instead of those of a run on this GPU, which are ours and the user's (`run_flags`).
         usable: as in `plan_for`.
 
     Raises:
@@ -114,8 +109,7 @@ def compile_step(
             cannot be written.
     """
     config, plan = plan_for(config, cluster, usable=usable)
-    gpu = cluster.gpu if gpu is None else gpu
-    flags = run_flags(gpu) if flags is None else flags
+    gpu, flags = cluster.gpu, run_flags(cluster.gpu)
     tiles = file_of(flags)
     timed = None if tiles is None else check_file(tiles, gpu)
     flags = flags if timed is None else (*flags, COMPLETE)
@@ -242,15 +236,9 @@ def _ending(status: int) -> str:
     return f"signal {signal.Signals(-status).name}{hint}"
 
 
-def _last_lines(output: str, count: int = 3) -> str:
+def _last_lines(output: str) -> str:
     """The last informative lines: no frames of a traceback, nothing about the missing driver."""
-    noise = (
-        "cudart_stub",
-        "before absl::InitializeLog()",
-        "JAX has removed its internal frames",
-        "-----",
-        "Traceback (",
-    )
+    noise = ("cudart_stub", "absl::InitializeLog()", "JAX has removed its internal frames", "-----", "Traceback (")
     lines = [line.rstrip() for line in output.splitlines()]
     lines = [line for line in lines if line and line[0] != " " and not any(word in line for word in noise)]
-    return " | ".join(lines[-count:])[-600:] or "it printed nothing"
+    return " | ".join(lines[-3:])[-600:] or "it printed nothing"

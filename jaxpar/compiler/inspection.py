@@ -12,10 +12,9 @@ from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 from jaxpar.compiler.compile import DEFAULT_CACHE, compile_step, plan_for, training_part, with_known_vocab
 from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.compiler.report.build import with_utilisation
-from jaxpar.compiler.report.layer_picture import layers_picture
-from jaxpar.compiler.report.layer_schedule import layer_schedules, turn_words
+from jaxpar.compiler.report.layer_schedule import layer_schedules, layers_picture, turn_words
 from jaxpar.compiler.report.page import html_page
-from jaxpar.compiler.report.text import print_report
+from jaxpar.compiler.report.tables import print_report
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster, parse_cluster

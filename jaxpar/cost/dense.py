@@ -76,7 +76,7 @@ class Dense:
         if codes is None:
             return 0.0, 0.0
         rows, passes = self.shape.rows_of(part, group), codes.passes
-        gathers = group.inward and not group.between and codes.sends
+        gathers = group.inward and not group.between
         quantised = float(rows) / (self.case.tensor if gathers else 1)  # before they are gathered, where they are
         forward = backward = 0.0
         for n, k in self.shape.joined(part, group):
@@ -100,7 +100,7 @@ class Dense:
         """Bytes of a number that tensor ranks gather: a code, where they are quantised before. Low-rank factors
         multiply what is gathered beside them, and the gradient of a sum with theirs is one message."""
         codes, item = self.case.codes_of(group), float(self.case.item)
-        if codes is None or not codes.sends:
+        if codes is None:
             return item
         factors = any(self.shape.factors(part, name) for name in group.weights)
         if group.inward:

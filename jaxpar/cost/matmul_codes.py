@@ -65,8 +65,6 @@ class MatmulCodes:
     """Numbers that share a scale; None if a tensor has one."""
     found: bool = False
     """Whether the scale of an operand is found from itself, over all ranks, before it is quantised."""
-    sends: bool = True
-    """Whether tensor ranks gather codes."""
     once: bool = False
     """Whether matrices become codes once per step, which are what is stored and gathered."""
     stored: float = 0.0

@@ -11,8 +11,8 @@ from jaxpar.cost.hardware_model import HardwareModel, nearest_hardware
 from jaxpar.cost.layer import layer_time
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.matmul_codes import MatmulCodes
-from jaxpar.cost.messages import Network, network_of
-from jaxpar.cost.operations import Attention, Device, device_of
+from jaxpar.cost.messages import network_of
+from jaxpar.cost.operations import Attention, device_of
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.memory.costs import LayerCosts, Recomputation
 from jaxpar.memory.layer_shape import LayerShape, activation_bytes
@@ -41,7 +41,8 @@ def layer_costs(
         magnitude_ranks: ranks over which the largest magnitude of a tensor is taken.
     """
     case = LayerCase(shape, context_strategy, codes, magnitude_ranks, attention=attention)
-    on = _on(cluster, hardware)
+    model = nearest_hardware(cluster.gpu) if hardware is None else hardware
+    on = device_of(cluster.gpu, model), network_of(cluster, model)
     shares = ((1.0 - exact, case), (exact, case.exact)) if exact else ((1.0, case),)
     times = [(share, layer_time(own, *on)) for share, own in shares]
     mean = lambda seconds: sum(share * seconds(time) for share, time in times)
@@ -56,8 +57,3 @@ def layer_costs(
         backward_seconds=mean(lambda time: time.backward.seconds),
         host_bandwidth=cluster.host_bandwidth,
     )
-
-
-def _on(cluster: Cluster, hardware: HardwareModel | None) -> tuple[Device, Network]:
-    model = nearest_hardware(cluster.gpu) if hardware is None else hardware
-    return device_of(cluster.gpu, model), network_of(cluster, model)

@@ -9,25 +9,61 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from math import sqrt
 from pathlib import Path
 
 from rich.console import Console
 
-from jaxpar.config import UserError, load_config
+from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.power import capped, power_of
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.plan_file import LARGEST_NUMBER
-from jaxpar.planner.failures import GPU_HOURS, RESTART_MINUTES, START_UP, STRAGGLERS
-from jaxpar.planner.planning import gpu_numbers, hosts_of_one_kind, planned_config
+from jaxpar.planner.failures import GPU_HOURS, HOUR, RESTART_MINUTES, START_UP, STRAGGLERS, reliability, straggling
+from jaxpar.planner.planning import gpu_numbers, hosts_of_one_kind, planned_config, search_on
 from jaxpar.planner.report import words
 from jaxpar.planner.report.screen import print_lines, screen, table
-from jaxpar.planner.run_cost import FLOPS, Cost, Run, optimal
 from jaxpar.units import count, percent
 
 MOST_STRAGGLERS = 0.9
 """Largest share of the time that may be given as lost to stragglers; ByteDance's worst hundredth of jobs lost 45%."""
+DAY = 24 * HOUR
+TOKENS_PER_PARAMETER = 20.0
+FLOPS = 6.0
+"""FLOPs per parameter and token in training."""
+
+
+@dataclass(frozen=True)
+class Cost:
+    """The results for one number of GPUs."""
+
+    gpus: int
+    layout: str
+    """The best, in words."""
+    days: float
+    """Days of steps as predicted, as are `price`, `tokens_per_s` and `mfu`."""
+    price: float
+    tokens_per_s: float
+    mfu: float
+    stragglers: dict[str, float]
+    """`share` of the time that is lost to stragglers in all, the share that is `counted` in the predicted step, and the
+    `days` and `price` that the rest adds."""
+    failures: dict[str, float]
+    """`mtbf_hours`, `save_seconds`, `start_seconds`, `checkpoint_minutes`, `training_share`, and `days` and `price`
+    with failures alone."""
+    total: dict[str, float]
+    """`days` and `price` with stragglers and failures."""
+    optimal: dict[str, float] | None
+    """Compute-optimal parameters and tokens for these GPUs in the given days at this speed."""
+    days_interval: tuple[float, float] | None
+    """Days in all in four of five cases; None on CPUs."""
+    steps_interval: tuple[float, float] | None
+    """The same of `days`, of steps alone."""
+    kwh: float | None
+    """Energy in all of the GPUs alone at their largest power; None where that is not known."""
+    price_per_million_tokens: float
+    """In all."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +78,16 @@ class Budget:
     """Price of a GPU-hour, in any currency."""
     overrides: Sequence[str] = ()
     days: float | None = None
+    """A time budget, for compute-optimal sizes."""
     json: bool = False
     mtbf: float = GPU_HOURS
+    """Hours of one GPU between interruptions."""
     restart: float = RESTART_MINUTES
+    """Minutes from an interruption to the first step, without the start of communicators."""
     stragglers: float = STRAGGLERS
+    """Share of the time that is lost to them."""
     power_cap: float | None = None
+    """Watts of a GPU."""
 
     def run(self) -> None:
         """Plan at each number of GPUs, and print. Raises `UserError`."""
@@ -61,17 +102,14 @@ class Budget:
             raise UserError(f"--stragglers {self.stragglers:g}: {what}")
         cluster = self._capped(hosts_of_one_kind(self.cluster))
         numbers = self._numbers(cluster.gpus_per_host)
-        run = Run(
-            planned_config(load_config(self.config, self.overrides)), cluster, self.tokens, self.price, self.days,
-            self.mtbf, self.restart, self.stragglers, self.power_cap,
-        )  # fmt: skip
-        costs, without = self._costs(run, numbers)
-        best = optimal(FLOPS * parameter_count(run.config.model, padded=False) * self.tokens)
+        config = planned_config(load_config(self.config, self.overrides))
+        costs, without = self._costs(config, cluster, numbers)
+        best = optimal(FLOPS * parameter_count(config.model, padded=False) * self.tokens)
         if self.json:
             found = {"costs": [asdict(one) for one in costs], "compute_optimal": best, "without_layout": without}
             print(json_text(found, indent=2))
             return
-        print_budget(run, costs, best, without, screen())
+        self._print(config.run.name, costs, best, without, screen())
 
     def _capped(self, cluster: Cluster) -> Cluster:
         """The cluster with GPUs at the power cap. Raises `UserError` where no curve is known."""
@@ -93,69 +131,101 @@ class Budget:
                 raise UserError(f"--gpus {self.gpus}: {gpus} GPUs are not whole hosts of {each}")
         return numbers
 
-    def _costs(self, run: Run, numbers: Sequence[int]) -> tuple[list[Cost], dict[int, str]]:
+    def _costs(self, config: Config, cluster: Cluster, numbers: Sequence[int]) -> tuple[list[Cost], dict[int, str]]:
         """The cost of each number of GPUs; and those that have no layout, with the reason."""
         costs, without = [], {}
         for gpus in numbers:
             try:
-                costs.append(run.cost(gpus))
+                costs.append(self._cost(config, cluster, gpus))
             except UserError as error:
                 without[gpus] = str(error)
         if not costs:
             raise UserError(f"--gpus {self.gpus}: no layout at any of these numbers; {without[numbers[-1]]}")
         return costs, without
 
-
-def print_budget(
-    run: Run, costs: Sequence[Cost], best: Mapping[str, float], without: Mapping[int, str], console: Console
-) -> None:
-    """The tables, and where their numbers are from."""
-    name = run.config.run.name
-    buys = () if run.days is None else (f"best size in {run.days:g} days", "its tokens")
-    steps = table(
-        ("GPUs", "days", words.INTERVAL, "cost", "tokens/s", "MFU", *buys, "layout"), ("layout",),
-        f"{name}: {count(run.tokens)} tokens, {run.price:g} a GPU-hour",
-    )  # fmt: skip
-    in_all = table(
-        ("GPUs", "stragglers", "interrupted every", "starts in", "save every", "trains", "days", words.INTERVAL, "cost",
-         "per million tokens", "kWh"), (), "With stragglers and failures",
-    )  # fmt: skip
-    between = lambda days: "-" if days is None else "{:,.1f} to {:,.1f}".format(*days)
-    for one in costs:
-        sizes = () if one.optimal is None else map(count, one.optimal.values())
-        steps.add_row(
-            f"{one.gpus:,}", f"{one.days:,.1f}", between(one.steps_interval), f"{one.price:,.0f}",
-            f"{one.tokens_per_s:,.0f}", percent(one.mfu), *sizes, one.layout,
+    def _cost(self, config: Config, cluster: Cluster, gpus: int) -> Cost:
+        """On so many GPUs. Raises `UserError` where no layout fits."""
+        planned = search_on(config, cluster, gpus).best(1)[0]
+        time, spread = planned.candidate.time, planned.spread
+        lost = reliability(gpus, parameter_count(planned.config.model, padded=False), self.mtbf, self.restart)
+        waiting = time.breakdown["stragglers"] / time.seconds
+        slower = straggling(self.stragglers, waiting)
+        days = self.tokens / (time.tokens_per_s_per_gpu * gpus) / DAY
+        in_all, watts = days * slower / lost.share, self.power_cap or power_of(cluster.gpu)
+        price_of = lambda days: self.price * 24 * days * gpus
+        priced = lambda days: {"days": days, "price": price_of(days)}
+        interval = lambda days: None if spread is None else spread.interval(days)
+        return Cost(
+            gpus, words.in_one_line(planned.candidate.layout), **priced(days),
+            tokens_per_s=time.tokens_per_s_per_gpu * gpus, mfu=time.mfu,
+            stragglers={"share": max(self.stragglers, waiting), "counted": waiting} | priced(days * (slower - 1)),
+            failures={
+                "mtbf_hours": lost.between / HOUR, "save_seconds": lost.save, "start_seconds": lost.start,
+                "checkpoint_minutes": lost.every / 60, "training_share": lost.share,
+            } | priced(days / lost.share),
+            total=priced(in_all),
+            optimal=None
+            if self.days is None
+            else optimal(time.mfu * cluster.gpu.training_peak * gpus * self.days * DAY),
+            days_interval=interval(in_all), steps_interval=interval(days),
+            kwh=None if watts is None else watts / 1000 * gpus * in_all * 24,
+            price_per_million_tokens=price_of(in_all) / self.tokens * 1e6,
         )  # fmt: skip
-        lost = one.failures
-        in_all.add_row(
-            f"{one.gpus:,}", f"+{one.stragglers['days']:,.1f} days", f"{lost['mtbf_hours']:,.1f} h",
-            f"{lost['start_seconds'] / 60:,.0f} min", f"{lost['checkpoint_minutes']:,.0f} min",
-            percent(lost["training_share"]), f"{one.total['days']:,.1f}", between(one.days_interval),
-            f"{one.total['price']:,.0f}", f"{one.price_per_million_tokens:.3g}",
-            "-" if one.kwh is None else f"{one.kwh:,.0f}",
+
+    def _print(
+        self, name: str, costs: Sequence[Cost], best: Mapping[str, float], without: Mapping[int, str], console: Console
+    ) -> None:
+        """The tables, and where their numbers are from."""
+        buys = () if self.days is None else (f"best size in {self.days:g} days", "its tokens")
+        steps = table(
+            ("GPUs", "days", words.INTERVAL, "cost", "tokens/s", "MFU", *buys, "layout"), ("layout",),
+            f"{name}: {count(self.tokens)} tokens, {self.price:g} a GPU-hour",
         )  # fmt: skip
-    console.print(steps)
-    console.print(in_all)
-    print_lines(console, *_sources(run), *(f"{gpus:,} GPUs are left out: {why}" for gpus, why in without.items()))
-    if run.days is not None:
-        print_lines(console, f"Sizes assume the MFU of {name}; plan the size that you choose to see its own.")
-    print_lines(
-        console,
-        f"The compute of {count(run.tokens)} tokens is optimal for {count(best['parameters'])} parameters on "
-        f"{count(best['tokens'])} tokens (20 per parameter).",
-    )
+        in_all = table(
+            ("GPUs", "stragglers", "interrupted every", "starts in", "save every", "trains", "days", words.INTERVAL,
+             "cost", "per million tokens", "kWh"), (), "With stragglers and failures",
+        )  # fmt: skip
+        between = lambda days: "-" if days is None else "{:,.1f} to {:,.1f}".format(*days)
+        for one in costs:
+            sizes = () if one.optimal is None else map(count, one.optimal.values())
+            steps.add_row(
+                f"{one.gpus:,}", f"{one.days:,.1f}", between(one.steps_interval), f"{one.price:,.0f}",
+                f"{one.tokens_per_s:,.0f}", percent(one.mfu), *sizes, one.layout,
+            )  # fmt: skip
+            lost = one.failures
+            in_all.add_row(
+                f"{one.gpus:,}", f"+{one.stragglers['days']:,.1f} days", f"{lost['mtbf_hours']:,.1f} h",
+                f"{lost['start_seconds'] / 60:,.0f} min", f"{lost['checkpoint_minutes']:,.0f} min",
+                percent(lost["training_share"]), f"{one.total['days']:,.1f}", between(one.days_interval),
+                f"{one.total['price']:,.0f}", f"{one.price_per_million_tokens:.3g}",
+                "-" if one.kwh is None else f"{one.kwh:,.0f}",
+            )  # fmt: skip
+        console.print(steps)
+        console.print(in_all)
+        print_lines(console, *self._sources(), *(f"{gpus:,} GPUs are left out: {why}" for gpus, why in without.items()))
+        if self.days is not None:
+            print_lines(console, f"Sizes assume the MFU of {name}; plan the size that you choose to see its own.")
+        print_lines(
+            console,
+            f"The compute of {count(self.tokens)} tokens is optimal for {count(best['parameters'])} parameters on "
+            f"{count(best['tokens'])} tokens (20 per parameter).",
+        )
+
+    def _sources(self) -> list[str]:
+        """Where the numbers of the tables are from."""
+        usual = self.stragglers == STRAGGLERS
+        source = "3,079 jobs at ByteDance, arXiv:2505.05713, section 4.1" if usual else "--stragglers"
+        return [
+            f"Stragglers take {percent(self.stragglers)} of the time in all ({source}); steps have a part of it, "
+            "waiting for the slowest host, and the rest is added.",
+            f"A GPU is interrupted every {self.mtbf:,.0f} hours (Llama 3's by default: 419 in 54 days on 16,384), "
+            f"starts again in {self.restart:g} minutes (assumed) and {START_UP * 1e4:.0f} s for every 10,000 GPUs "
+            "(NCCL in arXiv:2510.20171), and saves 0.12 GB/s (2 TB/s for 16,384); checkpoints are at the interval that "
+            "loses least (Young, Daly). Energy is of the GPUs alone, at their largest power.",
+        ]  # fmt: skip
 
 
-def _sources(run: Run) -> list[str]:
-    """Where the numbers of the tables are from."""
-    usual = run.stragglers == STRAGGLERS
-    source = "3,079 jobs at ByteDance, arXiv:2505.05713, section 4.1" if usual else "--stragglers"
-    return [
-        f"Stragglers take {percent(run.stragglers)} of the time in all ({source}); steps have a part of it, waiting "
-        "for the slowest host, and the rest is added.",
-        f"A GPU is interrupted every {run.mtbf:,.0f} hours (Llama 3's by default: 419 in 54 days on 16,384), "
-        f"starts again in {run.restart:g} minutes (assumed) and {START_UP * 1e4:.0f} s for every 10,000 GPUs "
-        "(NCCL in arXiv:2510.20171), and saves 0.12 GB/s (2 TB/s for 16,384); checkpoints are at the interval that "
-        "loses least (Young, Daly). Energy is of the GPUs alone, at their largest power.",
-    ]  # fmt: skip
+def optimal(flops: float) -> dict[str, float]:
+    """Compute-optimal parameters and tokens for so many FLOPs."""
+    parameters = sqrt(flops / FLOPS / TOKENS_PER_PARAMETER)
+    return {"parameters": parameters, "tokens": TOKENS_PER_PARAMETER * parameters}

@@ -12,12 +12,10 @@ from dataclasses import dataclass, replace
 
 from jaxpar.config import Config, ParallelConfig, UserError
 from jaxpar.config.mappings.sampler import SamplerConfig
-from jaxpar.config.schema import ModelConfig
 from jaxpar.config.schema.reinforcement import RlConfig
 from jaxpar.cost.head import head_time
 from jaxpar.generation.layout import generation_config, power_of_two, prompt_bucket
 from jaxpar.generation.memory import GenerationBytes, generation_bytes
-from jaxpar.hardware.cluster import Cluster
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.settings import plan_on
@@ -52,15 +50,6 @@ class Drawer:
     common: Common
 
     @property
-    def cluster(self) -> Cluster:
-        """Where answers are drawn."""
-        return self.common.cluster
-
-    @property
-    def _model(self) -> ModelConfig:
-        return self.config.model
-
-    @property
     def prompt(self) -> int:
         """Tokens of the longest prompt that rows of the step have room for."""
         return max(1, self.config.data.sequence_length - self.config.rl.answer_tokens + 1)
@@ -75,15 +64,15 @@ class Drawer:
                 continue
 
     def _layouts(self) -> Iterator[Layout]:
-        devices, routed = self.cluster.devices, self._model.experts is not None
+        devices, routed = self.common.cluster.devices, self.config.model.experts is not None
         for tensor in _powers(devices):
-            if tensor <= self.cluster.gpus_per_host and self._model.heads % tensor == 0:
+            if tensor <= self.common.cluster.gpus_per_host and self.config.model.heads % tensor == 0:
                 for expert in _powers(devices // tensor) if routed else (1,):
                     yield Layout(tensor=tensor, expert=expert, fsdp=devices // (tensor * expert))
 
     def _asked(self, asked: SamplerConfig) -> Iterator[Layout]:
         """The layout that a configuration names, where it is one of all devices."""
-        fsdp, rest = divmod(self.cluster.devices, asked.expert * asked.context * asked.tensor)
+        fsdp, rest = divmod(self.common.cluster.devices, asked.expert * asked.context * asked.tensor)
         if fsdp and not rest and asked.fsdp in (None, fsdp):
             yield Layout(fsdp=fsdp, expert=asked.expert, context=asked.context, tensor=asked.tensor)
 
@@ -99,7 +88,7 @@ class Drawer:
             laid_out.data, source="synthetic", path=None, heldout_path=None, tokenizer=None, end_token=None,
             batch_size=layout.devices, sequence_length=64 * layout.devices,
         )  # fmt: skip
-        made = StepLayout(*plan_on(replace(laid_out, data=data, rl=RlConfig()), self.cluster))
+        made = StepLayout(*plan_on(replace(laid_out, data=data, rl=RlConfig()), self.common.cluster))
         size = generation_bytes(made, rl.prompts, rl.group, self.prompt, rl.answer_tokens)
         local = power_of_two(-(-rows // layout.data))
         local = -(-local // layout.tensor) * layout.tensor
@@ -117,26 +106,16 @@ class Drawer:
 
     def forward(self, layout: Layout, sequence: int, *, attends: bool = True) -> Run:
         """The forward of `layout.microbatch` rows of a data rank with the head, and with attention if it `attends`."""
-        where = Common(
-            self._model, sequence, 1, self.cluster, self.common.hardware, self.common.update, self.common.network
-        )
+        common = self.common
+        where = Common(self.config.model, sequence, 1, common.cluster, common.hardware, common.update, common.network)
         layers = where.layers(layout)
         one = layers.forward if attends else layers.forward._replace(attention=0.0, context=0.0)
         head, _ = head_time(layers.case, where.vocab, where.device, where.network)
         tokens = layout.microbatch * sequence
         last = head if not attends else head.times(layout.microbatch / tokens)
         return Clock(where.hardware.overlap_slowdown).walk(
-            Repeat("layers", one.run(), self._model.layers), Repeat("head", last.run())
+            Repeat("layers", one.run(), self.config.model.layers), Repeat("head", last.run())
         )
-
-    def gathered_seconds(self, size: float, ranks: int) -> float:
-        """Seconds in which each of `ranks` devices gathers the rest of `size` bytes from the others."""
-        return self.common.ring(ranks, 1).gather(size)
-
-    def sent_seconds(self, size: float, ranks: int) -> float:
-        """Seconds in which each of `ranks` devices gets `size` bytes over its link to the others."""
-        ring = self.common.ring(ranks, 1)
-        return size / min(ring.inside, ring.card)
 
     def _gathers(self, layout: Layout) -> list[Op]:
         """The gathers of weights that a pass over the layers waits for: of ZeRO-3, one layer at a time."""
@@ -147,7 +126,7 @@ class Drawer:
         ring = self.common.ring(layout.data * layout.context, layout.tensor)
         of_experts = self.common.ring(layout.data * layout.context // layout.expert, layout.tensor * layout.expert)
         seconds = ring.gather(dense) + (of_experts.gather(experts) if experts else 0.0)
-        return [Op("weights", self._model.layers * seconds, "data")]
+        return [Op("weights", self.config.model.layers * seconds, "data")]
 
 
 def _powers(most: int) -> list[int]:

@@ -24,7 +24,7 @@ MACHINE_BANDWIDTH = 20e9
 """Bytes a second of a machine's memory: two channels of DDR4."""
 
 
-def cpu_cluster(devices: int, hosts: int = 1, core_flops: float = CORE_FLOPS) -> Cluster:
+def cpu_cluster(devices: int, hosts: int = 1) -> Cluster:
     """`devices` virtual CPU devices on each of `hosts` machines like this one, sharing its cores and memory.
 
     Numbers are nominal, or those of a profile (`calibrate`). All devices of a machine compute at the same time, so each
@@ -32,7 +32,7 @@ def cpu_cluster(devices: int, hosts: int = 1, core_flops: float = CORE_FLOPS) ->
     """
     cores = os.cpu_count() or 1
     memory = host_memory()
-    flops, bandwidth = core_flops * cores / devices, MACHINE_BANDWIDTH / devices
+    flops, bandwidth = CORE_FLOPS * cores / devices, MACHINE_BANDWIDTH / devices
     link = Link("memory", bandwidth / 2, 50e-6, "the machine's memory")
     gpu = GPU(
         short=CPU,

@@ -21,6 +21,7 @@ from jaxpar.layout import plan_file
 from jaxpar.layout.checks.validate import validate
 from jaxpar.planner.anchors import read_anchors
 from jaxpar.planner.machine import is_cpu, named_cluster
+from jaxpar.planner.memo import no_collection
 from jaxpar.planner.placement.measured import PLACED, measured
 from jaxpar.planner.profile import Profile, read_profile
 from jaxpar.planner.report import words
@@ -116,7 +117,7 @@ class Planning:
     ) -> None:
         """Sentences on a plan besides its numbers."""
         if self.profile is not None and profile is not None:
-            notes = [*notes, *measured_words(self.profile, profile, asked_of(search.timer, best.candidate.layout))]
+            notes = [*notes, measured_words(self.profile, profile, asked_of(search.timer, best.candidate.layout))]
         print_lines(screen(), *notes)
         for title, lines in (("Stages", words.stages(best, search.timer)), ("Nodes", of_nodes)):
             if lines:
@@ -145,6 +146,7 @@ class Planning:
         return " ".join([words[0], *map(quote, words[1:]), "--verify"])
 
 
+@no_collection()
 def best_with_idle_hosts(search: Search, number: int) -> tuple[Search, list[Planned], str | None]:
     """The best layouts on all hosts, or on fewer where those are faster; the search of them, and a sentence about it.
 

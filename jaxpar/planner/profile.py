@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from jaxpar.config import UserError
-from jaxpar.config.reading.typed import shown
+from jaxpar.config.bounds import at_least
 from jaxpar.config.reading.yaml_file import read_record
 from jaxpar.config.reading.yaml_text import to_yaml
 from jaxpar.config.spelling import named
@@ -23,8 +22,10 @@ from jaxpar.memory.layer_shape import ITEM_BYTES
 from jaxpar.planner.machine import CPU, is_cpu
 
 Collective = Literal["all_gather", "reduce_scatter", "all_reduce", "all_to_all", "permute"]
-Direction = Literal["to_host", "from_host", "both"]
 Dtype = Literal["float32", "bfloat16", "float16"]
+Size = Annotated[int, at_least(1, LARGEST_NUMBER)]
+Measured = Annotated[float, at_least(1e-12, LARGEST_NUMBER)]
+Numbers = dict[str, Annotated[float, at_least(0, LARGEST_NUMBER)]]
 
 NEEDED = ("device", "devices", "model", "links")
 """Keys that a profile must have."""
@@ -42,11 +43,11 @@ KINDS = {"all_gather": "gather", "reduce_scatter": "gather"}
 class Product:
     """A matmul [m, k] x [k, n] of numbers of a type, on one device."""
 
-    m: int
-    n: int
-    k: int
+    m: Size
+    n: Size
+    k: Size
     dtype: Dtype
-    seconds: float
+    seconds: Measured
     adds: bool = False
     """Whether the result is added to an accumulator in float32, as gradients of weights are."""
 
@@ -57,33 +58,16 @@ class Attended:
 
     backend: str
     dtype: Dtype
-    length: int
-    heads: int
-    kv_heads: int
-    width: int
+    length: Size
+    heads: Size
+    kv_heads: Size
+    width: Size
     """Mean width of a query and a value."""
-    keys: float
+    keys: Measured
     """Tokens that a query sees, on average: fewer than half of the row where there is a window."""
-    forward: float
+    forward: Measured
     """Seconds."""
-    backward: float
-
-
-@dataclass(frozen=True)
-class Moved:
-    """Bytes that were read or written in a device's memory by one kernel."""
-
-    bytes: int
-    seconds: float
-
-
-@dataclass(frozen=True)
-class Copied:
-    """Bytes that were copied between a device and its host's memory; `both` copies as many each way at once."""
-
-    direction: Direction
-    bytes: int
-    seconds: float
+    backward: Measured
 
 
 @dataclass(frozen=True)
@@ -91,12 +75,12 @@ class Sent:
     """A collective of so many ranks on so many hosts, all such groups at the same time."""
 
     collective: Collective
-    ranks: int
-    hosts: int
-    bytes: int
+    ranks: Size
+    hosts: Size
+    bytes: Size
     """For a gather what a rank has in the end, of a reduce-scatter, all-reduce or all-to-all what it has at first, of a
     permute what it sends."""
-    seconds: float
+    seconds: Measured
 
 
 @dataclass(frozen=True)
@@ -105,22 +89,20 @@ class Profile:
 
     device: str = ""
     """As JAX names it."""
-    devices: int = 0
-    processes: int = 1
+    devices: Size = 1
+    processes: Size = 1
     date: str = ""
     versions: dict[str, str] = field(default_factory=dict)
     shapes: str = ""
     """The model whose shapes they are."""
     launch_seconds: float = 0.0
     """Seconds of the smallest kernel in a loop on the device."""
-    model: dict[str, float] = field(default_factory=dict)
+    model: Numbers = field(default_factory=dict)
     """In place of what is fitted (`HardwareModel`)."""
-    links: dict[str, float] = field(default_factory=dict)
+    links: Numbers = field(default_factory=dict)
     """In place of the datasheet's."""
     matmuls: tuple[Product, ...] = ()
     attention: tuple[Attended, ...] = ()
-    memory: tuple[Moved, ...] = ()
-    host_copies: tuple[Copied, ...] = ()
     collectives: tuple[Sent, ...] = ()
     refused: tuple[str, ...] = ()
     """Measurements that were not kept, and why."""
@@ -149,29 +131,15 @@ class Profile:
         return Tables(MappingProxyType(dict(rows)))
 
 
-def check_writable(path: Path) -> None:
-    """Raise `UserError` where no profile can be written; an existing file stays as it is."""
-    there = path.exists()
-    try:
-        path.open("a").close()
-    except OSError as error:
-        raise UserError(f"{named(path)}: the profile cannot be written ({error.strerror})") from None
-    if not there:
-        path.unlink()
-
-
 def write_profile(path: Path, profile: Profile) -> None:
     """Write a profile, a row of a table on a line. Raises `UserError` where that cannot be."""
     try:
         plain = _plain(asdict(profile)).items()
-        text = "".join(to_yaml({key: value}, rows=_is_table(value)) for key, value in plain)
+        table = lambda value: isinstance(value, list) and all(isinstance(row, dict) for row in value)
+        text = "".join(to_yaml({key: value}, rows=table(value)) for key, value in plain)
         path.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{named(path)}: the profile cannot be written ({error.strerror})") from None
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, list) and all(isinstance(row, dict) for row in value)
 
 
 def _plain(value: Any) -> Any:
@@ -195,10 +163,9 @@ def read_profile(path: Path, cluster: Cluster) -> tuple[HardwareModel, Cluster, 
         raise UserError(
             f"{named(path)}: not a profile of python -m jaxpar.plan calibrate: {' and '.join(missing)} missing"
         )
-    for key, line in lines.items():
-        for name, value, at_least in _numbers(key, getattr(profile, key)):
-            if not at_least <= value <= LARGEST_NUMBER or (value == 0 and name.rpartition(".")[2] in ABOVE_ZERO):
-                raise UserError(f"{named(path)}:{line}: {name}: expected a number above 0, got {shown(value)}")
+    for key in ("model", "links"):
+        if zeros := [name for name, value in getattr(profile, key).items() if name in ABOVE_ZERO and not value]:
+            raise UserError(f"{named(path)}:{lines[key]}: {key}.{zeros[0]}: must be above 0, got 0")
     if profile.device not in cluster.gpu.device_kinds:
         raise UserError(
             f"--profile {named(path)}: measured on {profile.device}, and the cluster has {cluster.gpu.name}; "
@@ -213,19 +180,6 @@ def read_profile(path: Path, cluster: Cluster) -> tuple[HardwareModel, Cluster, 
     model = {name: value for name, value in profile.model.items() if name in known}
     tables = profile.tables(cluster.gpus_per_host if is_cpu(cluster) else 1)
     return replace(hardware_of(cluster.gpu), **model, measured=tables), _linked(cluster, profile), profile
-
-
-def _numbers(key: str, value: Any) -> Iterator[tuple[str, float, float]]:
-    """The numbers of a key, each with its name and the least that is possible."""
-    if key in ("model", "links"):
-        yield from ((f"{key}.{name}", number, 0.0) for name, number in value.items())
-    elif key in ("devices", "processes"):
-        yield key, value, 1
-    elif isinstance(value, tuple):
-        for place, row in enumerate(value):
-            for name, number in vars(row).items() if not isinstance(row, str) else ():
-                if isinstance(number, int | float) and not isinstance(number, bool):
-                    yield f"{key}[{place}].{name}", number, 1.0 if isinstance(number, int) else 1e-12
 
 
 def _linked(cluster: Cluster, profile: Profile) -> Cluster:

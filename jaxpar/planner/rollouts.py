@@ -177,19 +177,14 @@ def _in_turns(config: Config, search: Search, trained: Planned) -> list[Split]:
     """All devices draw and then learn: in the layout of the step, without its stages; and in the best other one."""
     step, drawer = trained.candidate.layout, _drawer(config, search, trained.cluster)
     zero = step.zero if step.pipe == 1 else 3
-    layout = Layout(
-        fsdp=step.pipe * step.replica * step.fsdp,
-        expert=step.expert,
-        context=step.context,
-        tensor=step.tensor,
-        zero=zero,
-    )
+    shards = step.pipe * step.replica * step.fsdp
+    layout = Layout(fsdp=shards, expert=step.expert, context=step.context, tensor=step.tensor, zero=zero)
     learning = _learning(config, search, trained)
     ways = []
     if config.rl.sampler == SamplerConfig():
         drawing = drawer.drawing(layout)
         stored = trained.cluster.devices // step.tensor if step.zero and zero != 3 else 1
-        update = drawer.gathered_seconds(drawing.bytes.weights, stored)
+        update = drawer.common.ring(stored, 1).gather(drawing.bytes.weights)
         ways.append(Split(0, TURNS, drawing, trained, learning, update, search.usable))
     return ways + _best_drawing(0, LAID_OUT, drawer, trained, learning, search.usable)
 
@@ -204,10 +199,12 @@ def _best_drawing(
     sampler: int, copies: int, drawer: Drawer, trained: Planned, learning: float, usable: int
 ) -> list[Split]:
     """The fastest layout of a sampler that fits, or else the fastest one."""
-    ways: list[Split] = []
-    for drawing in drawer.drawings():
-        update = drawer.sent_seconds(drawing.bytes.weights, trained.cluster.devices + sampler)
-        ways.append(Split(sampler, copies, drawing, trained, learning, update, usable))
+    ring = drawer.common.ring(trained.cluster.devices + sampler, 1)
+    link = min(ring.inside, ring.card)  # each device gets all of its weights over it
+    ways = (
+        Split(sampler, copies, drawing, trained, learning, drawing.bytes.weights / link, usable)
+        for drawing in drawer.drawings()
+    )
     return sorted(ways, key=lambda one: (not one.fits, one.drawing.seconds))[:1]
 
 
@@ -236,9 +233,7 @@ def _drawer(config: Config, search: Search, cluster: Cluster) -> Drawer:
 def _best_of(search: Search, cluster: Cluster) -> Planned | None:
     """The best layout on a part of the devices, if there is any."""
     try:
-        return Search(
-            Space(search.space.config, cluster, search.space.fixed, search.space.avoided), search.hardware
-        ).best(1)[0]
+        return search.on(cluster).best(1)[0]
     except UserError:
         return None
 

@@ -12,7 +12,7 @@ from jaxpar.config.schema import MemoryConfig, ParallelConfig
 from jaxpar.config.schema.layout import kept_by_planner
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.memory.remat import BASE, LAYERS, TREATMENTS, Treatment, layer_runs, nearest_preset
-from jaxpar.planner.layout import Layout, Remat
+from jaxpar.planner.layout import Layout, Remat, RematRuns
 from jaxpar.planner.machine import CPU
 
 ONE_STAGE = "one-stage"
@@ -85,9 +85,7 @@ def of_all_names(own: Mapping[str, str], names: Sequence[str]) -> dict[str, Trea
     return {name: TREATMENTS[own.get(name, "recompute")] for name in names}
 
 
-def as_remat(
-    runs: Sequence[LayerRun], activations: Sequence[str]
-) -> tuple[tuple[int, tuple[tuple[str, str], ...]], ...]:
+def as_remat(runs: Sequence[LayerRun], activations: Sequence[str]) -> RematRuns:
     """Runs in the form of `Layout.remat`, with the activations of the model's layers."""
     return tuple((run.layers, tuple((name, run.activations[name]) for name in activations)) for run in runs)
 

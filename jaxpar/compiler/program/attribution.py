@@ -29,9 +29,8 @@ DUALS = dict(_PAIRS) | {dual: name for name, dual in _PAIRS} | {name: name for n
 PLACELESS = ("jaxpar/mesh/", "jaxpar/layers/block.py", "jaxpar/layers/ops/", "jaxpar/model/loop/stash.py")
 """Parts of file names whose lines implement a transfer and do not show its purpose."""
 
-_GATHERS = ("all-gather",)
-_SCATTERS = ("reduce-scatter", "all-reduce")
-
+_TURNED = {"gather": ("reduce-scatter", "all-reduce"), "scatter": ("all-gather",)}
+"""Collectives that do the work of the dual of a gather or a scatter."""
 
 OF_TOKENS = ("exchange_tokens", "gather_tokens", "scatter_tokens")
 """Collectives that send tokens to their experts."""
@@ -204,7 +203,7 @@ def collective_of(op_name: str, opcode: str) -> str | None:
     if opcode == "all-to-all":  # a quantised reduction is asked for by a derivative itself
         turned = transposed and name != "scatter_gradient"
     else:
-        turned = opcode in {"gather": _SCATTERS, "scatter": _GATHERS}.get(name.partition("_")[0], ())
+        turned = opcode in _TURNED.get(name.partition("_")[0], ())
     return DUALS[name] if turned else name
 
 

@@ -12,8 +12,7 @@ from jaxpar.compiler.program.from_program import Schedule, schedule
 from jaxpar.compiler.program.hlo.parser import parse
 from jaxpar.compiler.program.hlo.records import Module
 from jaxpar.compiler.program.loops import Executions, executions
-from jaxpar.compiler.program.memory.buffers import Buffers, parse_buffers
-from jaxpar.compiler.program.memory.timeline import peak
+from jaxpar.compiler.program.memory.buffers import Buffers, parse_buffers, peak
 from jaxpar.compiler.report.memory_classes import MemoryClasses
 from jaxpar.compiler.report.step_timer import StepTimer
 from jaxpar.compiler.stand_in import counts_one_backward

@@ -10,7 +10,7 @@ from jaxpar.compiler.program.attribution import place
 from jaxpar.compiler.program.costs.ops import KINDS, float8_flops, flops_by_kind, recomputed_flops
 from jaxpar.compiler.program.from_program import Overlap
 from jaxpar.compiler.program.hlo.records import Frame
-from jaxpar.compiler.program.memory.timeline import Occupant, occupants
+from jaxpar.compiler.program.memory.buffers import Occupant, occupants
 from jaxpar.compiler.report.analysis import Analysis
 from jaxpar.compiler.report.record import Collective, Exposure, LiveBuffer, Report
 from jaxpar.config import Config

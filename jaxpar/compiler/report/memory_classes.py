@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 
 from jaxpar.compiler.program.hlo.records import Module, Op
-from jaxpar.compiler.program.memory.buffers import Allocation, Buffers, Value
+from jaxpar.compiler.program.memory.buffers import Allocation, Buffers, Occupant, Value, occupants
 from jaxpar.compiler.program.memory.provenance import Provenance
-from jaxpar.compiler.program.memory.timeline import Occupant, occupants
 
 CLASSES: tuple[str, ...] = ("weights", "optimizer", "gradients", "saved_activations", "temporaries", "host")
 """`optimizer` is the state kept between steps: float32 master weights and moments.
@@ -71,7 +70,10 @@ class MemoryClasses:
         if key not in self._found:
             self._found[key] = self._of_ops(self.provenance.trail(*key))
             if self._found[key] == "temporaries":
-                successor = next(self._successors(value, allocation), None)
+                place = self._by_slot.get((allocation.number, value.offset, value.size), ())
+                later = (one for one in place if value.first_live < one.first_live <= value.last_live + 1)
+                # A stack of zeros becomes a loop's.
+                successor = next((one for one in later if self._derives(one, value)), None)
                 self._found[key] = self._of_value(successor, allocation) if successor else self._of_copies(value)
         return self._found[key]
 
@@ -87,12 +89,6 @@ class MemoryClasses:
             if other.first_live > value.first_live and self._derives(other, value)
         )
         return next((name for name in copies if name != "temporaries"), "temporaries")
-
-    def _successors(self, value: Value, allocation: Allocation) -> Iterator[Value]:
-        """Values born in the place and lifetime of `value` that derive from it: a stack of zeros becomes a loop's."""
-        for other in self._by_slot.get((allocation.number, value.offset, value.size), ()):
-            if value.first_live < other.first_live <= value.last_live + 1 and self._derives(other, value):
-                yield other
 
     def _derives(self, other: Value, value: Value) -> bool:
         return any(op.name == value.op for op in self.provenance.trail(other.op, other.path))

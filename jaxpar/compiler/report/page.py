@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from jaxpar.compiler.report.analysis import Analysis
-from jaxpar.compiler.report.layer_picture import STYLE, TEMPLATE, picture_of
-from jaxpar.compiler.report.layer_schedule import layer_schedules, turn_words
+from jaxpar.compiler.report.layer_schedule import STYLE, TEMPLATE, layer_schedules, picture_of, turn_words
 from jaxpar.compiler.report.memory_picture import memory_picture, memory_timeline, pointer_data
 from jaxpar.compiler.report.record import Report
 from jaxpar.compiler.report.tables import PEAKS, mesh_words, tables, verdict

@@ -1,8 +1,13 @@
-"""The tables of a report, for the screen and for the page."""
+"""A report in words and tables, for the page and on a terminal."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+
+from rich import box
+from rich import table as rich
+from rich.console import Console
+from rich.text import Text
 
 from jaxpar.compiler.report.record import Collective, Report
 from jaxpar.config.spelling import spaced
@@ -99,3 +104,34 @@ def _work(report: Report) -> list[Row]:
         ("longer beside transfers", "", seconds(report.slowed_seconds)),
     ]
     return rows + ([("of it in FP8, at its own rate", share(report.float8_flops), "")] if report.float8_flops else [])
+
+
+def print_report(report: Report, console: Console) -> None:
+    """Print whether it fits, then memory, traffic, work, and the largest buffers."""
+    where = f" on {report.cluster}: {report.devices} x {report.gpu}, mesh {mesh_words(report.axes)}"
+    console.print(Text.assemble((report.config, "bold"), where), soft_wrap=True)
+    console.print(Text(verdict(report), "bold green" if report.fits else "bold red"), soft_wrap=True)
+    for title, table in tables(report).items():
+        _print_table(title, table, console)
+    console.print()
+    console.print(Text(waiting(report), "bold"), soft_wrap=True)
+    for note in report.notes:
+        console.print(Text(f"Note: {note}", "yellow"), soft_wrap=True)
+    last = f"Compiled in {seconds(report.compile_seconds)}. Read from the program, not measured."
+    console.print(Text(last, "dim"), soft_wrap=True)
+
+
+def _print_table(title: str, shown: Table, console: Console) -> None:
+    """A table; one without rows is the word none."""
+    console.print()
+    if not shown.rows:
+        console.print(Text(f"{title}: none"))
+        return
+    table = rich.Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1)
+    )
+    for place, head in enumerate(shown.heads):
+        table.add_column(head, justify="right" if place in shown.numbers else "left", overflow="fold")
+    for row in shown.rows:
+        table.add_row(*(Text(cell, "red" if isinstance(cell, Cell) and cell.hot else "") for cell in row))
+    console.print(table)

@@ -19,19 +19,19 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from jaxpar.compiler.inspection import check_writable
 from jaxpar.config import Config, DataConfig, ModelConfig, PrecisionConfig, RunConfig, UserError, load_config
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.distributed.devices import devices_per_node, find_devices, prepare_devices
 from jaxpar.hardware.catalogue import GPU, gpu_of
+from jaxpar.planner.calibration import compute
 from jaxpar.planner.calibration.collectives import measured_collectives
-from jaxpar.planner.calibration.compute import matmuls_of, measured_attention, measured_products
-from jaxpar.planner.calibration.memory import measured_copies, measured_memory, slowest_copy, why_no_copies
 from jaxpar.planner.calibration.stopwatch import Stopwatch
 from jaxpar.planner.machine import cluster_at_hand
 from jaxpar.planner.planning import planned_config
-from jaxpar.planner.profile import Profile, Sent, check_writable, write_profile
+from jaxpar.planner.profile import Profile, Sent, write_profile
 from jaxpar.units import KIB, MIB, operations, rate, seconds
 
 CONSOLE = Console(width=120, markup=False, highlight=False, soft_wrap=True)
@@ -49,7 +49,7 @@ class Sizes:
     """Sequence lengths of attention."""
     memory: int
     """Elements of each array in the test of memory bandwidth."""
-    copies: tuple[int, ...]
+    copies: int
     """Bytes of copies to the host and back."""
     messages: tuple[int, ...]
     """Bytes of collectives, ascending."""
@@ -59,11 +59,11 @@ class Sizes:
 
 ON_GPU = Sizes(
     sequences=(0.25, 1, 4), tensor=(1, 2, 4, 8), lengths=(4096, 8192, 16384, 32768), memory=2**28,
-    copies=(16 * MIB, 256 * MIB), messages=tuple(16 * KIB * 4**step for step in range(9)), loop_s=0.05,
+    copies=256 * MIB, messages=tuple(16 * KIB * 4**step for step in range(9)), loop_s=0.05,
 )  # fmt: skip
 ON_GPU_QUICK = replace(ON_GPU, sequences=(1,), lengths=(4096, 16384), messages=ON_GPU.messages[2::3], loop_s=0.02)
 ON_CPU = Sizes(
-    sequences=(0.5, 1, 2), tensor=(1, 2, 4, 8), lengths=(128, 256, 512), memory=2**24, copies=(4 * MIB,),
+    sequences=(0.5, 1, 2), tensor=(1, 2, 4, 8), lengths=(128, 256, 512), memory=2**24, copies=4 * MIB,
     messages=(16 * KIB, 256 * KIB, 4 * MIB), loop_s=0.02,
 )  # fmt: skip
 ON_CPU_QUICK = replace(ON_CPU, sequences=(1,), tensor=(1,), lengths=(128,), messages=ON_CPU.messages[:2], loop_s=0.01)
@@ -138,7 +138,7 @@ class Calibration:
         sizes, device = self._sizes(gpu), jax.local_devices()[0]
         watch = Stopwatch(sizes.loop_s)
         watch.measure_launch()
-        shapes = matmuls_of(config, cluster_at_hand(devices), sizes.sequences, sizes.tensor)
+        shapes = compute.matmuls_of(config, cluster_at_hand(devices), sizes.sequences, sizes.tensor)
         unmeasurable_here = unmeasurable(config, devices, device)
         if jax.process_index() == 0:
             lengths, messages = ", ".join(map(str, sizes.lengths)), len(sizes.messages)
@@ -159,16 +159,18 @@ class Calibration:
             },
             shapes=f"{config.run.name}, rows of {config.data.sequence_length:,} tokens",
             launch_seconds=watch.launch_s,
-            matmuls=tuple(measured_products(watch, shapes, config.precision.compute)),
-            attention=tuple(measured_attention(watch, config, sizes.lengths)),
-            memory=tuple(measured_memory(watch, sizes.memory)),
-            host_copies=() if why_no_copies(device) else tuple(measured_copies(watch, device, sizes.copies)),
+            matmuls=tuple(compute.measured_products(watch, shapes, config.precision.compute)),
+            attention=tuple(compute.measured_attention(watch, config, sizes.lengths)),
             collectives=tuple(measured_collectives(watch, devices, sizes.messages)),
             could_not_measure=tuple(unmeasurable_here),
         )
+        moved, copied = compute.memory_rate(watch, sizes.memory), compute.copy_rate(watch, device, sizes.copies)
         measured = replace(measured, refused=tuple(watch.refused))
-        model, links = _of_gpu(measured, gpu) if gpu is not None else _of_cpu(measured)
-        if (copied := slowest_copy(measured.host_copies)) is not None:
+        if gpu is None:
+            model, links = _of_cpu(measured, moved)
+        else:
+            model, links = {} if moved is None else {"memory_share": moved / gpu.hbm_bandwidth}, {}
+        if copied is not None:
             links["host_bandwidth"] = copied / (1 if gpu is not None else len(devices))
         return replace(measured, model=model, links=links)
 
@@ -180,7 +182,7 @@ def unmeasurable(config: Config, devices: list[Any], device: Any) -> list[str]:
         found.append("messages between devices: there is one device")
     elif devices_per_node(devices) == len(devices):
         found.append("messages between hosts: all devices are in one host; start a process on each of several hosts")
-    if (why := why_no_copies(device)) is not None:
+    if (why := compute.why_no_copies(device)) is not None:
         found.append(f"host copies: {why}")
     if config.precision.matmul is not None:
         found.append(f"matmuls in FP8 ({config.precision.matmul}): the planner uses its default efficiency")
@@ -189,20 +191,14 @@ def unmeasurable(config: Config, devices: list[Any], device: Any) -> list[str]:
     return found
 
 
-def _of_gpu(measured: Profile, gpu: GPU) -> tuple[dict[str, float], dict[str, float]]:
-    """`Profile.model` and `links`, in place of fitted efficiencies and of datasheets."""
-    moved = [one.bytes / one.seconds for one in measured.memory]
-    return {"memory_share": max(moved) / gpu.hbm_bandwidth} if moved else {}, {}
-
-
-def _of_cpu(measured: Profile) -> tuple[dict[str, float], dict[str, float]]:
-    """The same where no datasheet has peaks and links. Rates are divided by the number of virtual devices,
-    which share one CPU. Raises `UserError` if nothing was measured."""
+def _of_cpu(measured: Profile, moved: float | None) -> tuple[dict[str, float], dict[str, float]]:
+    """`Profile.model` and `links` where no datasheet has peaks and links, and memory moves so many bytes a second.
+    Rates are divided by the number of virtual devices, which share one CPU. Raises `UserError` if nothing was
+    measured."""
     rates = [2.0 * one.m * one.n * one.k / one.seconds for one in measured.matmuls]
-    moved = [one.bytes / one.seconds for one in measured.memory]
-    if not rates or not moved:
+    if not rates or moved is None:
         raise UserError(f"calibrate: nothing could be measured on this machine ({measured.refused[0]})")
-    devices, peak, bandwidth = measured.devices, max(rates), max(moved)
+    devices, peak = measured.devices, max(rates)
     attended = [4.0 * one.width * one.heads * one.length * one.keys / one.forward for one in measured.attention]
     latency, sent = _gathers([one for one in measured.collectives if one.ranks == devices])
     model = {
@@ -216,8 +212,8 @@ def _of_cpu(measured: Profile) -> tuple[dict[str, float], dict[str, float]]:
         model["attention_share"] = max(attended) / peak
     return model, {
         "peak_flops": peak / devices,
-        "memory_bandwidth": bandwidth / devices,
-        "node_bandwidth": sent or bandwidth / devices,
+        "memory_bandwidth": moved / devices,
+        "node_bandwidth": sent or moved / devices,
         "node_latency": 0.0,  # `message_seconds` is the time of the smallest gather, hops included
     }
 
@@ -236,13 +232,13 @@ def _gathers(messages: Sequence[Sent]) -> tuple[float, float]:
 def _print(profile: Profile, output: Path) -> None:
     rates = [2.0 * one.m * one.n * one.k / one.seconds for one in profile.matmuls]
     fastest = f", up to {operations(max(rates))}/s" if rates else ""
-    moved = [f"memory at {rate(one.bytes / one.seconds)}" for one in profile.memory]
     backends = sorted({one.backend for one in profile.attention})
     attended = [f"attention by {' and '.join(backends)} at {len(profile.attention)} lengths"] if backends else []
-    copied = slowest_copy(profile.host_copies)
+    copied = profile.links.get("host_bandwidth")
     parts = [
-        f"{len(profile.matmuls)} matmuls of {profile.shapes}{fastest}", *attended, *moved,
-        *([f"host copies at {rate(copied)}"] if copied else []), f"{len(profile.collectives)} collectives",
+        f"{len(profile.matmuls)} matmuls of {profile.shapes}{fastest}", *attended,
+        *([f"host copies at {rate(copied)} for a device"] if copied else []),
+        f"{len(profile.collectives)} collectives",
     ]  # fmt: skip
     CONSOLE.print(f"{profile.title}: {'; '.join(parts)}; the smallest kernel takes {seconds(profile.launch_seconds)}")
     if profile.refused:

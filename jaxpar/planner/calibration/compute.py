@@ -1,14 +1,17 @@
-"""Products and attention of one device, as its training step would run them, for several tokens and tensor ranks."""
+"""Products and attention of one device, as its training step would run them, for several tokens and tensor ranks; its
+memory, and the copies between it and its host's."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
+from jax.sharding import SingleDeviceSharding
 
 from jaxpar.attention.backends import attend_alone, choose_backend
 from jaxpar.config import Config
@@ -22,13 +25,16 @@ from jaxpar.cost.layer_case import layer_case
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.tables import NOTHING, Asked
+from jaxpar.distributed.devices import Device
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.hardware.host import PINNED
 from jaxpar.layout.choices.attention import attention_requests, score_blocks
 from jaxpar.layout.stages import attention_settings
 from jaxpar.memory.layer_shape import mean_keys
 from jaxpar.planner.calibration.stopwatch import Stopwatch
 from jaxpar.planner.profile import Attended, Dtype, Product
 from jaxpar.planner.search.space import broken_by_tensor
+from jaxpar.units import size
 from pallas_kernels.attention import MaskInputs
 from pallas_kernels.attention.registry import REGISTRY
 
@@ -156,6 +162,45 @@ def _attention(config: Config, model: ModelConfig, backend: str) -> tuple[Callab
         return attend_alone(REGISTRY[backend], settings, q, k, v, tokens, sinks)
 
     return attend, inputs
+
+
+def memory_rate(watch: Stopwatch, numbers: int) -> float | None:
+    """Bytes a second of the mean of two arrays of so many float32 numbers over one of them: two are read and one is
+    written."""
+    arrays = jnp.zeros(numbers), jnp.ones(numbers)
+    moved = 12 * numbers
+    seconds = watch.kept(f"memory, {size(moved)} by one kernel", lambda: watch.loop(mean, *arrays))
+    return None if seconds is None else moved / seconds
+
+
+def mean(a: jax.Array, b: jax.Array) -> jax.Array:
+    """The step of a loop whose numbers stay finite."""
+    return 0.5 * (a + b)
+
+
+def why_no_copies(device: Device) -> str | None:
+    """Why nothing can be copied to pinned memory of the host; None where it can."""
+    kinds = [memory.kind for memory in device.addressable_memories()]
+    return None if PINNED in kinds else f"the device has no memory of the kind {PINNED}, only {', '.join(kinds)}"
+
+
+def copy_rate(watch: Stopwatch, device: Device, moved: int) -> float | None:
+    """Bytes a second of copies of so many to pinned memory of the host, from it, and both ways at once: the least of
+    these, since a step has all three. None where the host has no such memory, or nothing could be measured."""
+    if why_no_copies(device) is not None:
+        return None
+    here, there = SingleDeviceSharding(device), SingleDeviceSharding(device, memory_kind=PINNED)
+    out = jax.jit(lambda x: jax.device_put(x, there), out_shardings=there)
+    back = jax.jit(lambda x: jax.device_put(x, here), out_shardings=here)
+    both = jax.jit(lambda x, y: (jax.device_put(x, there), jax.device_put(y, here)), out_shardings=(there, here))
+    array = jax.device_put(jnp.ones(moved // 4), here)
+    pinned = jax.device_put(array, there)
+    runs = (("to the host", out, (array,)), ("from it", back, (pinned,)), ("both ways", both, (array, pinned)))
+    spans = [
+        watch.kept(f"copy of {size(moved)} {way}", partial(watch.calls, function, *arrays))
+        for way, function, arrays in runs
+    ]
+    return min((moved / span for span in spans if span is not None), default=None)
 
 
 def _randoms(dtype: str, *shapes: tuple[int, ...]) -> Arrays:

@@ -13,10 +13,8 @@ from jaxpar.config.spelling import named
 from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.planner.failures import HOUR
-from jaxpar.planner.jobs.curve import Curve, planned_curve
-from jaxpar.planner.jobs.job import Job, WrittenJob, read_jobs
-from jaxpar.planner.jobs.policies import outcomes
-from jaxpar.planner.jobs.simulation import Outcome
+from jaxpar.planner.jobs.job import Curve, Job, WrittenJob, planned_curve, read_jobs
+from jaxpar.planner.jobs.policies import Outcome, outcomes
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.planning import hosts_of_one_kind, planned_config
 from jaxpar.planner.report.screen import print_lines, screen, table
@@ -64,7 +62,7 @@ class ClusterJobs:
                 if not self.as_json:
                     print_lines(screen(), f"{name}: planning on up to {cluster.devices:,} GPUs", style="dim")
                 try:
-                    curve, _ = planned_curve(configs[name], cluster)
+                    curve = planned_curve(configs[name], cluster)
                 except UserError as error:
                     raise self._error(name, error) from None
                 curves.append((configs[name], curve))

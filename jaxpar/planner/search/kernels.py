@@ -159,10 +159,11 @@ class Kernels:
     @property
     def _expert_loop(self) -> bool:
         """Whether a run multiplies experts in a loop."""
-        group = self.group
-        axes = AxisSizes(expert=group.expert, context=group.context, tensor=group.tensor)
-        make = lambda: loops_on(self.model.config, axes, self.cluster.gpu, group.microbatch)
-        return self._on_gpus(("expert loop", group.microbatch, axes), make, False)
+        group, config = self.group, self.model.config
+        axes = lambda: AxisSizes(expert=group.expert, context=group.context, tensor=group.tensor)
+        make = lambda: loops_on(config, axes(), self.cluster.gpu, group.microbatch)
+        key = "expert loop", group.microbatch, group.expert, group.context, group.tensor
+        return self._on_gpus(key, make, False)
 
     @property
     def matmul_codes(self) -> MatmulCodes | None:

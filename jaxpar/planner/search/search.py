@@ -35,13 +35,12 @@ from jaxpar.layout.auto_remat import ESTIMATED
 from jaxpar.layout.choices.matmul import check_matmul_units
 from jaxpar.layout.memory.estimate import MemoryModel, estimate_memory
 from jaxpar.planner.machine import is_cpu
-from jaxpar.planner.memo import Memo
+from jaxpar.planner.memo import Memo, no_collection
 from jaxpar.planner.search.activation_planner import ActivationPlanner
 from jaxpar.planner.search.avoid import ACTIVATIONS
 from jaxpar.planner.search.bounds import Bounds
 from jaxpar.planner.search.candidate import Candidate, Effort, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
-from jaxpar.planner.search.no_gc import no_collection
 from jaxpar.planner.search.nothing_fits import why_none
 from jaxpar.planner.search.space import Choice, Group, Space
 from jaxpar.planner.settings import config_of, plan_on
@@ -237,10 +236,11 @@ class Search:
             yield self.bounds.of_schedule(group, own, floor, layers), node
 
     def _simulated(self, activations: ActivationPlanner) -> Iterator[tuple[float, Any]]:
+        if not self._can_fit(activations):
+            self.effort.too_large += 1
+            return
         self.effort.simulated += 1
         layout = activations.layout("none")
-        if self.timer.kinds(layout) and not self._can_fit(activations):  # else its stages are balanced in vain
-            return
         yield self.timer.step(layout).seconds, lambda: self._layouts(activations)
         uneven = None if layout.stage_layers else self.timer.lengths(layout)
         if uneven is not None:
@@ -249,9 +249,6 @@ class Search:
             )
 
     def _layouts(self, activations: ActivationPlanner) -> Iterator[tuple[float, Candidate]]:
-        if not self._can_fit(activations):
-            self.effort.too_large += 1
-            return
         for kept in activations.options():
             if kept.memory.host > self.host_limit:
                 continue

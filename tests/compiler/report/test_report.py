@@ -4,27 +4,30 @@ import io
 import json
 import re
 from dataclasses import replace
+from pathlib import Path
 from xml.etree import ElementTree
 
 import pytest
 from rich.console import Console
 
-from jaxpar.compiler.program.memory.timeline import occupants
+from jaxpar.compiler.program.memory.buffers import occupants
 from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.compiler.report.build import with_utilisation
-from jaxpar.compiler.report.layer_picture import LEFT, layers_picture
-from jaxpar.compiler.report.layer_schedule import layer_schedules
+from jaxpar.compiler.report.layer_schedule import LEFT, layer_schedules, layers_picture
 from jaxpar.compiler.report.memory_classes import CLASSES
 from jaxpar.compiler.report.memory_picture import memory_timeline
 from jaxpar.compiler.report.page import html_page
-from jaxpar.compiler.report.text import print_report
+from jaxpar.compiler.report.tables import print_report
 from jaxpar.config import load_config
 from jaxpar.config.strict_json import json_text
 from jaxpar.cost.hardware_model import HOPPER
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.memory import pool_bytes
+from jaxpar.hardware.xla_flags import OVERLAP_LIMIT
 from jaxpar.model.flops import flops_per_step
+from tests.browser import browser
 from tests.compiler.inspected import CACHE, hsdp
+from tests.compiler.program.programs import module_text
 
 LAYERS, MICROBATCHES, FSDP = 4, 2, 4
 SVG = "{http://www.w3.org/2000/svg}"
@@ -195,3 +198,52 @@ def test_what_is_waited_for_longest_is_listed_with_the_line_that_asked_for_it():
     for row in report.exposures:
         assert row.source.startswith("jaxpar/") and ":" in row.source
         assert row.enclosed_s == 0 or not row.synchronous
+
+
+@pytest.mark.long
+def test_the_page_states_what_is_under_the_pointer_and_asks_for_nothing(tmp_path: Path) -> None:
+    page = tmp_path / "page.html"
+    page.write_text(html_page(*hsdp()), encoding="utf-8")
+    with browser() as shown:
+        for dark in (False, True):
+            shown.dark(dark)
+            shown.open(page)
+            assert shown.text("#readout") == ""
+            shown.hover("svg.memory", part=0.5)
+            printed = shown.text("#readout")
+            assert re.search(r": [1-9]\d*\.\d\d MiB = optimizer [1-9]\.\d\d MiB \+ weights ", printed), printed
+            assert shown.read("document.getElementById('cursor').style.visibility") == "visible"
+            shown.screenshot(tmp_path / f"{'dark' if dark else 'light'}.png", whole=True)
+        shown.resize(390, 844, phone=True)
+        assert shown.read("document.documentElement.scrollWidth") == 390
+        assert shown.console == []
+        assert shown.requests == []
+
+
+INSIDE, ACROSS = "{{0,1,2,3},{4,5,6,7}}", "{{0,4},{1,5},{2,6},{3,7}}"
+PROGRAM = module_text(
+    f"""%start = f32[1048576] parameter(0)
+    %a = ((f32[1048576]), f32[1048576]) all-reduce-start(%start), replica_groups={INSIDE}
+    %b = ((f32[1048576]), f32[1048576]) all-reduce-start(%start), replica_groups={ACROSS}
+    %ad = f32[1048576] all-reduce-done(%a)
+    %bd = f32[1048576] all-reduce-done(%b)""",
+    partitions=8,
+)
+
+
+@pytest.mark.parametrize(
+    ("limit", "planned", "apart"), [(None, 1, False), (1, 1, False), (2, 1, True), (None, 2, True), (1, 2, False)]
+)
+def test_links_are_apart_where_a_program_may_have_several_collectives_in_flight(
+    limit: int | None, planned: int, apart: bool
+):
+    """By its flags, or by its plan."""
+    compilation, cluster = hsdp()[0].compilation, hsdp()[0].cluster
+    own = () if limit is None else (f"--{OVERLAP_LIMIT}={limit}",)
+    plan, flags = replace(compilation.plan, collectives_at_once=planned), (*compilation.xla_flags, *own)
+    changed = replace(compilation, program=PROGRAM, plan=plan, xla_flags=flags)
+    analysis = Analysis(changed, cluster, strict=True)
+    inside, across = (analysis.timer.transfer(movement) for movement in analysis.movements)
+    wanted = max(inside, across) if apart else inside + across
+    assert inside > 0 < across and analysis.schedule.exposed_seconds == pytest.approx(wanted)
+    assert analysis.schedule.step.seconds == pytest.approx(wanted)

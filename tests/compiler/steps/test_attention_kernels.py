@@ -1,11 +1,15 @@
 """Programs whose attention is our kernels: the report knows their work."""
 
+import re
+from collections import Counter
 from typing import Any
 
 import pytest
 
 from jaxpar.compiler.program.costs.ops import Cost, costs
 from jaxpar.compiler.program.loops import executions
+from jaxpar.config.mappings.linear_attention import LinearAttentionConfig
+from pallas_kernels.linear_attention import CHUNK
 from tests.compiler.inspected import inspected, wide
 from tests.compiler.program.programs import module
 
@@ -77,3 +81,28 @@ def test_the_work_of_attention_kernels_is_known(
     assert flops == pytest.approx(products * PRODUCT, rel=0.01)
     assert again == pytest.approx(repeated * PRODUCT, rel=0.01)
     assert report.flops_by_kind["attention"] == flops
+
+
+MIXERS, STATES, STATE_WIDTH, STATE_ROWS, STATE_TOKENS = 2, 2, 64, 2, 160
+CHUNKS = -(-STATE_TOKENS // CHUNK)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("mixer", "products"), [("gated_deltanet", 3), ("gla", 2)])
+def test_the_kernels_are_in_the_step_and_their_products_are_counted(mixer: str, products: int):
+    """A chunk has so many products with a state and one of its tokens with each other, and as many in the backward,
+    before which the forward runs once more for the states."""
+    linear = LinearAttentionConfig(heads=STATES, key_dim=STATE_WIDTH, value_dim=STATE_WIDTH)
+    config = wide(
+        model={"layers": MIXERS, "mixer": mixer, "linear_attention": linear},
+        attention={"linear_backend": "mosaic"},
+        data={"sequence_length": STATE_TOKENS, "batch_size": STATE_ROWS},
+        memory={"remat": "none"},
+    )
+    analysis, _ = inspected(config, "h100:1x1")
+    each = 2 * STATE_ROWS * STATES * CHUNKS * CHUNK * (products * STATE_WIDTH * STATE_WIDTH + CHUNK * STATE_WIDTH)
+    runs: Counter[tuple[str, float]] = Counter()
+    for cost in analysis.costs:
+        if cost.flops and (name := re.search(r"linear_attention_(\w+)", cost.op.op_name)):
+            runs[name[1], cost.flops / each] += int(cost.executions)
+    assert runs == {("forward", 1): 2 * MIXERS, ("backward", 1): MIXERS}

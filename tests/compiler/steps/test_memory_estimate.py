@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from jaxpar.compiler.compile import plan_for
-from jaxpar.compiler.program.memory.timeline import occupants
+from jaxpar.compiler.program.memory.buffers import occupants
 from jaxpar.config import Config, load_config
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern

@@ -7,7 +7,7 @@ import pytest
 from jaxpar.compiler.compile import plan_for
 from jaxpar.compiler.program.costs.ops import Cost
 from jaxpar.compiler.program.loops import runs_again
-from jaxpar.compiler.program.memory.timeline import occupants, timeline
+from jaxpar.compiler.program.memory.buffers import occupants, timeline
 from jaxpar.compiler.report import Analysis, Report
 from jaxpar.config import load_config
 from jaxpar.config.plan import Plan

@@ -80,7 +80,7 @@ ISLANDS = (
         old="    if wire is None:",
         new="    if True:",
         caught_by=(
-            "tests/compiler/steps/test_islands.py::test_the_outer_message_runs_beside_the_step_that_carries_it[int4-all-gather]",
+            "tests/compiler/steps/test_between_nodes.py::test_the_outer_message_runs_beside_the_step_that_carries_it[int4-all-gather]",
         ),
     ),
     Fault(

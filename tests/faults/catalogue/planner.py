@@ -82,7 +82,7 @@ PLANNER = (
         old="return named or fraction * kept_bytes(case, remat)",
         new="return fraction * kept_bytes(case, remat)",
         caught_by=(
-            "tests/planner/step_time/test_copies.py::test_activations_that_a_map_offloads_are_copied_as_those_of_a_share",
+            "tests/planner/step_time/test_compiled_rows.py::test_activations_that_a_map_offloads_are_copied_as_those_of_a_share",
         ),
     ),
     Fault(
@@ -91,6 +91,6 @@ PLANNER = (
         file="jaxpar/cost/layer.py",
         old="HEAD_NORMS = (2.0, 6.0)",
         new="HEAD_NORMS = (0.0, 3.0)",
-        caught_by=("tests/cost/test_rotation.py::test_norms_of_queries_move_what_their_passes_do",),
+        caught_by=("tests/cost/test_recomputation.py::test_norms_of_queries_move_what_their_passes_do",),
     ),
 )

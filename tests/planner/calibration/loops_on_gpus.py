@@ -14,8 +14,7 @@ def bodies() -> dict[str, str]:
     from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 
     from jaxpar.planner.calibration.collectives import EVERYWHERE, arrays, on_mesh, steps
-    from jaxpar.planner.calibration.compute import added, multiplied
-    from jaxpar.planner.calibration.memory import mean
+    from jaxpar.planner.calibration.compute import added, mean, multiplied
     from jaxpar.planner.calibration.stopwatch import repeated
 
     one = SingleDeviceSharding(h100s("1x1x1")[0])

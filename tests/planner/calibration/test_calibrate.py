@@ -1,9 +1,11 @@
 """`calibrate`: a model's shapes, attention, copies and collectives are measured and written, with what could not be."""
 
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import jax
 import pytest
@@ -14,6 +16,7 @@ from jaxpar.cost.hardware_model import HOPPER
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.tables import Row, Table, Tables
 from jaxpar.plan import main
+from jaxpar.planner.calibration import calibrate
 from jaxpar.planner.calibration.calibrate import DEFAULT_ON_CPU, Calibration, Sizes
 from jaxpar.planner.calibration.collectives import groups
 from jaxpar.planner.calibration.compute import matmuls_of
@@ -31,7 +34,7 @@ from tests.small_run import small
 
 ALIKE = small(model={"mlp": 32, "vocab": 32, "activation": "gelu"})
 """A decoder with few different products."""
-TINY = Sizes(sequences=(1,), tensor=(1,), lengths=(32,), memory=2**12, copies=(2**12,), messages=(), loop_s=1e-6)
+TINY = Sizes(sequences=(1,), tensor=(1,), lengths=(32,), memory=2**12, copies=2**12, messages=(), loop_s=1e-6)
 
 
 @pytest.fixture(scope="module")
@@ -56,7 +59,7 @@ def test_what_is_measured_is_written_and_read_back(measured: tuple[Path, Profile
     assert kept == len(matmuls_of(ALIKE, cluster, (1,), (1,)))
     for one in profile.attention:
         assert (one.backend, one.length, one.heads, one.width, one.keys) == ("xla", 32, 8, 4, 16.5)
-    assert {one.direction for one in profile.host_copies} <= {"to_host", "from_host", "both"}
+    assert profile.links["memory_bandwidth"] > 0
     assert read.date and read.versions["jax"] == jax.__version__
     assert read.could_not_measure == profile.could_not_measure
     assert profile.could_not_measure[0].startswith("messages between hosts: all devices are in one host")
@@ -103,9 +106,10 @@ def test_a_plan_names_what_was_measured_and_what_was_not(
     words = ["--config", str(file.parent / "small.yaml"), "--cluster", "cpu:1x8", "--top", "1"]
     assert main([*words, "--out", str(tmp_path / "plan.json"), "--profile", str(file)]) == 0
     out = capsys.readouterr().out
-    assert f"Measured ({file}: 8 x cpu, " in out
-    assert "By fitted shares, since nothing near was measured: " in out
-    assert " ranks on 1 host" in out.partition("nothing near was measured")[2].partition("\n")[0]
+    assert f"Measured, and by fitted shares where nothing near was ({file}: 8 x cpu, " in out
+    counts = out.partition("where nothing near was")[2].partition("\n")[0]
+    assert all(re.search(rf"\d+ of [1-9]\d* {kind}", counts) for kind in ("matmul shapes", "attention kernels"))
+    assert "0 of " in counts, "messages"
 
 
 def test_twice_as_slow_a_table_is_twice_the_compute_and_no_table_changes_nothing():
@@ -135,7 +139,7 @@ def test_twice_as_slow_a_table_is_twice_the_compute_and_no_table_changes_nothing
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        (["--out", "nowhere/x.yaml"], "the profile cannot be written"),
+        (["--out", "nowhere/x.yaml"], "the folder nowhere does not exist"),
         (["--devices", "0"], "expected a whole number from 1 up"),
     ],
 )
@@ -174,3 +178,62 @@ def test_groups_are_of_neighbours_and_across_hosts_one_of_each_kind():
     assert groups(6, 6) == [(2, 1, 1), (3, 2, 1), (6, 1, 1)]
     found = {(one.ranks, one.hosts): one.stride for one in groups(16, 8)}
     assert found == {(2, 1): 1, (4, 1): 1, (8, 1): 1, (16, 2): 1, (8, 2): 2, (4, 2): 4, (2, 2): 8}
+
+
+H100 = "NVIDIA H100 80GB HBM3"
+IN_BFLOAT16 = replace(ALIKE, precision=replace(ALIKE.precision, compute="bfloat16"))
+ON_GPU = replace(TINY, lengths=(32, 64), copies=2**14, messages=(2**12,), loop_s=1e-5)
+
+
+class Gpu:
+    """A device of another name."""
+
+    platform, device_kind = "gpu", H100
+
+    def __init__(self, own: Any):
+        self.own = own
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.own, name)
+
+
+def calibrated(folder: Path, patched: pytest.MonkeyPatch, launch_s: float, sizes: Sizes) -> tuple[Path, Profile]:
+    """The file and the profile of one GPU, a CPU that goes by the name of an H100, whose smallest kernel takes
+    `launch_s`."""
+    gpu, copies, file = Gpu(jax.devices()[0]), calibrate.compute.copy_rate, folder / "hardware.yaml"
+    (folder / "small.yaml").write_text(config_to_yaml(IN_BFLOAT16))
+    patched.setattr(calibrate, "find_devices", lambda: [gpu])
+    patched.setattr(calibrate.jax, "local_devices", lambda: [gpu])
+    patched.setattr(calibrate.compute, "copy_rate", lambda watch, device, sizes: copies(watch, device.own, sizes))
+    patched.setattr(Stopwatch, "measure_launch", lambda watch: setattr(watch, "launch_s", launch_s))
+    return file, Calibration(file, folder / "small.yaml", sizes=sizes).run()
+
+
+@pytest.fixture(scope="module")
+def on_a_gpu(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Profile]:
+    with pytest.MonkeyPatch.context() as patched:
+        return calibrated(tmp_path_factory.mktemp("gpu"), patched, 1e-9, ON_GPU)
+
+
+def test_plans_for_such_gpus_read_its_tables_and_keep_the_shares_of_the_rest(on_a_gpu: tuple[Path, Profile]):
+    file, profile = on_a_gpu
+    assert (profile.device, profile.devices, profile.processes) == (H100, 1, 1)
+    assert {one.dtype for one in profile.matmuls} == {"bfloat16"} and not profile.collectives
+    cluster = named_cluster("h100:2x8")
+    model, linked, _ = read_profile(file, cluster)
+    assert set(profile.model) == {"memory_share"} and set(profile.links) == {"host_bandwidth"}
+    assert model.memory_share == pytest.approx(profile.model["memory_share"], rel=1e-4) != HOPPER.memory_share
+    assert (model.matmul_share, model.node_share) == (HOPPER.matmul_share, HOPPER.node_share)
+    assert linked.host_bandwidth == pytest.approx(profile.links["host_bandwidth"], rel=1e-4)
+    one = profile.matmuls[0]
+    rows = model.measured.rows[Table("matmul", (2, one.adds))]
+    assert rows[0].seconds == pytest.approx(one.seconds, rel=1e-4), "a GPU shares its own with none"
+    assert not any(table.what in ("gather", "all_reduce", "permute") for table in model.measured.rows)
+
+
+def test_results_that_are_bound_by_launches_are_in_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    file, profile = calibrated(tmp_path, monkeypatch, 3600.0, TINY)
+    assert profile.matmuls == profile.attention == ()
+    assert profile.refused and profile.model == profile.links == {}
+    model, _, _ = read_profile(file, named_cluster("h100:1x8"))
+    assert replace(model, measured=HOPPER.measured) == HOPPER

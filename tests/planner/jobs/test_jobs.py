@@ -12,11 +12,17 @@ from rich.console import Console
 
 from jaxpar.config.reading.loading import config_to_yaml
 from jaxpar.plan import main
-from jaxpar.planner.jobs.curve import Curve, Point, curve_of
-from jaxpar.planner.jobs.job import Job
-from jaxpar.planner.jobs.policies import POLICIES, by_curves, first_in_first_out, outcomes, shortest_first
+from jaxpar.planner.jobs.job import Curve, Job, Point, curve_of
+from jaxpar.planner.jobs.policies import (
+    POLICIES,
+    Outcome,
+    by_curves,
+    first_in_first_out,
+    outcomes,
+    shortest_first,
+    simulate,
+)  # fmt: skip
 from jaxpar.planner.jobs.share import print_outcomes
-from jaxpar.planner.jobs.simulation import Outcome, simulate
 from jaxpar.planner.machine import named_cluster
 from tests.planner.spaces import model_of
 from tests.sentences import refused_by_command
@@ -130,7 +136,7 @@ def test_the_command_shares_a_cluster(model: Path, capsys: pytest.CaptureFixture
     [
         ({"jobs": {"a": {"config": "m", "token": 1}}}, ("jobs.a", "token", "did you mean tokens?")),
         ({"jobs": {"a": {"config": "model.yaml"}}}, ("jobs.a", "tokens")),
-        ({"jobs": {"a": USUAL | {"tokens": -1}}}, ("jobs.a.tokens", "from 1")),
+        ({"jobs": {"a": USUAL | {"tokens": -1}}}, ("jobs.a.tokens", "at least 1")),
         ({"jobs": {"a": USUAL | {"priority": 0}}}, ("jobs.a.priority",)),
         ({"jobs": {"a": USUAL | {"arrives": 5, "deadline": 4}}}, ("jobs.a.deadline", "5", "4")),
         ({"jobs": {}}, ("jobs", "mapping")),

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from jaxpar.planner.report import words
 from jaxpar.planner.report.page import html_page, scatter, write_page
+from jaxpar.planner.report.screen import print_lines, screen
 from jaxpar.planner.report.words import INTERVAL
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
@@ -91,3 +93,9 @@ def test_axes_have_round_ticks_and_the_frontier_goes_along_the_best(plans: list[
     assert all(re.fullmatch(r"[\d.,]+ (s|ms|us)", text) for _, text in shown["x_ticks"])
     assert len(shown["x_ticks"]) >= 3
     assert all(re.fullmatch(r"\d+(\.\d)?", text) for _, text in shown["y_ticks"])
+
+
+def test_names_of_a_file_are_printed_as_they_are(capsys: pytest.CaptureFixture[str]):
+    print_lines(screen(), *words.parts({"[/x]": 2.0, "[red]a\x1b[2J": 1.0}, 3.0))
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.split()[0] == "[/x]" and second.split()[0] == r"[red]a\x1b[2J"

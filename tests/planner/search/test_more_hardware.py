@@ -12,10 +12,11 @@ import pytest
 from benchmarks.planner.compiled import CONFIGS
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.mappings.experts import ExpertsConfig
-from jaxpar.hardware.cluster import Cluster, parse_cluster
+from jaxpar.hardware.cluster import Cluster, Pods, parse_cluster
 from jaxpar.hardware.xla_flags import SLOW_NETWORK
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.planning import best_with_idle_hosts, planned_config
+from jaxpar.planner.search.candidate import Candidate
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from tests.planner.spaces import model_of
@@ -126,3 +127,23 @@ def test_more_bandwidth_never_makes_experts_slower(level: str):
     plan = lambda factor: Search(Space(EXPERTS, with_links(cluster, **{level: factor}), fixed)).best(1)[0]
     times = [plan(factor).candidate.seconds for factor in (0.25, 1.0, 4.0)]
     assert times[0] * (1 + 1e-9) >= times[1] and times[1] * (1 + 1e-9) >= times[2]
+
+
+def best_with(pods: Pods | None) -> Candidate:
+    cluster = replace(parse_cluster("h800:4x4"), pods=pods)
+    held = {"tensor": "1", "context": "1"}
+    return Search(Space(model_of(data={"batch_size": 64}), cluster, held)).best(1)[0].candidate
+
+
+def test_heavy_traffic_stays_inside_a_pod():
+    """Weights go over the GPUs of a pod, and between pods pass activations of stages, or gradients of replicas, once a
+    step and beside the backward."""
+    open_network, alike = best_with(None), best_with(Pods(1, 1.0))
+    assert alike == open_network
+    assert open_network.layout.pipe == 1
+    times = [open_network.seconds]
+    for ratio in (3.0, 8.0):
+        found = best_with(Pods(1, ratio))
+        assert found.layout.fsdp == 4 and {found.layout.pipe, found.layout.replica} == {1, 4}
+        times.append(found.seconds)
+    assert times == sorted(times) and times[0] < times[-1]

@@ -1,15 +1,25 @@
-"""The search finds what timing every layout finds, and its bounds are below what they bound."""
+"""The search finds what timing every layout finds; what it may leave out, and what it says where nothing is left."""
 
-from itertools import islice
+from collections.abc import Sequence
+from dataclasses import replace
+from itertools import islice, product
+from pathlib import Path
 
 import pytest
 
 from jaxpar.config import UserError
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
+from jaxpar.pipeline.schedules import make_schedule
+from jaxpar.pipeline.timing.durations import Durations
+from jaxpar.pipeline.timing.simulate import Mode, simulate
 from jaxpar.planner.planning import planned_config
+from jaxpar.planner.report import words
+from jaxpar.planner.report.text import host_words
+from jaxpar.planner.search.avoid import AVOIDABLE, NEVER_MEASURED, OPTIMIZER, never_measured, parse_avoided
 from jaxpar.planner.search.candidate import Candidate
 from jaxpar.planner.search.fixed import parse_fixed
+from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Group, divisors, splits
 from jaxpar.planner.settings import plan_on
@@ -63,6 +73,15 @@ def test_best_first_finds_what_timing_every_layout_finds(name: str):
     found = list(islice(search.by_time(), 20))
     assert [one.seconds for one in found] == pytest.approx(wanted, rel=1e-9)
     assert all(one.memory.device <= search.usable for one in found)
+
+
+def test_a_choice_of_which_nothing_fits_is_not_timed(monkeypatch: pytest.MonkeyPatch):
+    search = search_of(model_of(**FEW), "h100:1x4", limit=int(1.4 * GIB), offload="none", context=1)
+    timed, step = set(), StepTimer.step
+    bare = lambda layout: replace(layout, remat="none")
+    monkeypatch.setattr(StepTimer, "step", lambda self, layout: timed.add(bare(layout)) or step(self, layout))
+    assert list(search.by_time()) and search.effort.too_large
+    assert timed == {bare(one.layout) for one in search.evaluated}
 
 
 def test_the_winner_is_a_layout_that_the_trainer_would_make_itself():
@@ -150,3 +169,92 @@ def test_groups_are_the_splits_that_break_no_rule(experts: bool, fixed: dict[str
             groups = [Group(**named, microbatch=n) for n in divisors(rows)]
             found += [one for one in groups if not any(space._microbatch_broken(one, rows // one.microbatch))]
     assert space.groups() == found and found
+
+
+@pytest.mark.parametrize(("layers", "virtual"), [(126, {2, 4}), (128, {2, 4, 8}), (96, {2, 3, 6}), (100, set())])
+def test_virtual_stages_may_add_a_twentieth_of_the_layers(layers: int, virtual: set[int]):
+    """Llama 3 405B has 126 layers on 16 ranks: 32 or 64 chunks add two."""
+    space = search_of(model_of(model={"layers": layers}, data={"batch_size": 64}), "h100:2x8").space
+    found = {stages for name, stages in space.schedules(16, 32) if name == "interleaved"}
+    assert found == virtual
+
+
+LENGTHS = [own for own in product(range(1, 10), repeat=4) if sum(own) == 12]
+"""Of four stages of a model of twelve layers."""
+UNIFORM = ("1f1b", "zb-uniform", "gpipe")
+
+
+def seconds_of(name: str, lengths: Sequence[int], head: float, mode: Mode) -> float:
+    """Of a pipeline whose layers take 1 s forward and 2 s backward, half of it for weights, by the simulator."""
+    forward = tuple(map(float, lengths))
+    durations = Durations(forward, tuple(2 * one for one in forward), forward, head, 0.1)
+    schedule = make_schedule(name, ranks=len(lengths), microbatches=8)
+    return float(simulate(schedule, durations, mode=mode).makespan)
+
+
+@pytest.mark.parametrize("head", [0.0, 4.0, 20.0])
+@pytest.mark.parametrize("name", UNIFORM)
+def test_no_lengths_are_faster_than_equal_ones_in_uniform_ticks(name: str, head: float):
+    """Which is why they are not searched on GPUs of one kind: not even where the loss takes longer than a stage."""
+    equal = seconds_of(name, (3, 3, 3, 3), head, "lockstep")
+    assert min(seconds_of(name, own, head, "lockstep") for own in LENGTHS) == pytest.approx(equal)
+    assert seconds_of(name, (4, 3, 3, 2), head, "lockstep") > 1.05 * equal
+
+
+def test_a_plan_with_uneven_virtual_stages_is_one_that_the_trainer_makes():
+    config = model_of(model={"layers": 31}, data={"batch_size": 32})
+    fixed = {"pipe": 4, "schedule": "interleaved", "virtual_stages": 2, "microbatch": 1}
+    plan = search_of(config, "h100:1x4", **fixed).best(1)[0].plan
+    assert plan.virtual_stages == 2 and sorted(plan.stage_layers) == [3, *[4] * 7]
+
+
+NEEDS_HOST = int(1.6 * GIB)
+"""Bytes of a device into which the model goes with its optimizer's state on the host, 1.3 GiB, and not without."""
+GELU = {"activation": "gelu"}
+
+
+def with_host_memory(folder: Path, host_memory: float) -> str:
+    file = folder / "mine.yaml"
+    file.write_text(f"gpu: h100\nhosts: 1\ngpus_per_host: 1\nhost_memory: {host_memory}\n")
+    return str(file)
+
+
+def test_a_layout_that_needs_the_host_states_how_much_and_of_what(tmp_path: Path):
+    best = search_of(model_of(model=GELU), with_host_memory(tmp_path, 1.5), NEEDS_HOST).best(1)[0]
+    assert best.candidate.layout.optimizer_offload
+    assert all(part in host_words(best) for part in ("1.3 GiB", "1.5 GiB", "host_memory"))
+    asked = model_of(model=GELU, memory={"host_limit": 2 * GIB})
+    best = search_of(asked, with_host_memory(tmp_path, 1.0), NEEDS_HOST).best(1)[0]
+    assert all(part in host_words(best) for part in ("1.3 GiB", "2.0 GiB", "memory.host_limit"))
+
+
+def test_hosts_that_are_too_small_are_named_with_what_is_needed(tmp_path: Path):
+    """Besides the state that stays on the GPU, in what the other parts of a step leave of it."""
+    with refused("at least 1.3 GiB", "512.0 MiB", "memory.host_limit", "fit 2 GPUs"):
+        search_of(model_of(model=GELU), with_host_memory(tmp_path, 0.5), NEEDS_HOST).best(1)
+
+
+def test_what_is_avoided_is_in_no_layout():
+    every = search_of(model_of(data={"batch_size": 64}), "h100:1x4", pipe=2)
+    search = Search(replace(every.space, avoided=parse_avoided(["unmeasured"])))
+    plans = search.best(5)
+    assert {one.layout.schedule for one in search.evaluated} <= {"1f1b", "interleaved"}
+    assert not any(never_measured(one.layout) for one in search.evaluated)
+    assert words.without_evidence(plans) is None
+    assert every.best(1)[0].candidate.seconds <= plans[0].candidate.seconds
+
+
+def test_a_layout_without_evidence_is_marked_on_the_screen_and_in_the_file():
+    config = model_of(data={"batch_size": 64})
+    planned = search_of(config, "h100:1x4", pipe=2, schedule="zb-h1", pipe_ends="last").best(1)[0]
+    assert planned.file("h100:1x4").predicted["never_measured"] == ["zb-h1"]
+    text = words.without_evidence([planned])
+    assert text is not None and "zb-h1" in text and "--avoid zb-h1" in text
+
+
+def test_names_stand_for_what_they_exclude():
+    assert parse_avoided(["offload,ring"]) == {"activation_offload", OPTIMIZER, "ring"}
+    assert parse_avoided(["unmeasured"]) == NEVER_MEASURED
+    assert set(AVOIDABLE) > NEVER_MEASURED
+    with refused("--avoid", "ulyses", "ulysses"):
+        parse_avoided(["ulyses"])

@@ -178,3 +178,12 @@ def test_muon_pays_for_its_matmuls():
 
 def optimizer_seconds(layout: Layout, update: Update) -> float:
     return step_time(MODEL, 8192, 64, layout, CLUSTER, None, update).breakdown["optimizer"]
+
+
+@pytest.mark.parametrize(("width", "slower"), [(14336 + 64, 1.02), (14336 + 8, 1.1), (14336 + 1, 3.0)])
+def test_widths_that_are_no_multiple_of_a_tile_cost_more(width: int, slower: float):
+    """One column more than a multiple of 64 makes matmuls a third as fast; 8 more, a twentieth slower."""
+    of_width = lambda mlp: step_time(replace(MODEL, mlp=mlp, vocab=32000), 8192, 64, BASE, CLUSTER)
+    matmuls = lambda mlp: of_width(mlp).breakdown["matmuls"]
+    assert 1.0 < matmuls(width) / matmuls(14336) <= slower
+    assert slower < 1.5 or matmuls(width) > 2 * matmuls(14336)

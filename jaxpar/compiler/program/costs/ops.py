@@ -8,9 +8,8 @@ from dataclasses import dataclass
 from jaxpar.compiler.program.costs.matmuls import QUIET_TARGETS, Product, products
 from jaxpar.compiler.program.costs.slices import Slices
 from jaxpar.compiler.program.hlo.opcodes import CONTROL, ELEMENTWISE, FREE, REDUCTIONS, wrapped_opcode
-from jaxpar.compiler.program.hlo.records import Frame, Module, Op, leaves
+from jaxpar.compiler.program.hlo.records import Module, Op, leaves
 from jaxpar.compiler.program.loops import Executions
-from jaxpar.compiler.program.scopes import recomputed
 from jaxpar.compiler.program.transfers import inner_op, pairs, transfers
 
 ATTENTION_SOURCES = ("pallas_kernels/attention/", "jaxpar/attention/")
@@ -38,8 +37,6 @@ class Cost:
     """Other operations on floating-point or integer elements."""
     read_bytes: int
     written_bytes: int
-    recomputed: bool
-    """Whether the op as a whole belongs to a recomputation."""
     executions: float
     """How often it runs in a step."""
     pairs: float = 0.0
@@ -51,11 +48,6 @@ class Cost:
     def computes(self) -> bool:
         """Whether it keeps the device's units busy, unlike a transfer."""
         return self.kind not in ("collective", "offload")
-
-    @property
-    def source(self) -> Frame | None:
-        """The line of Python that the op came from; None where XLA recorded none."""
-        return self.op.source
 
 
 def costs(module: Module, counts: Executions, *, one_backward: bool = False) -> list[Cost]:
@@ -107,7 +99,6 @@ def _cost(module: Module, op: Op, worked: Sequence[Product], slices: Slices, cha
         vector_flops=vector,
         read_bytes=sum(slices.reads(op)),
         written_bytes=slices.writes(op),
-        recomputed=repeated == 1.0 or recomputed(op.op_name),
         executions=counts.of(op),
         pairs=sum(product.pairs for product in worked),
         backward=any(product.backward for product in worked),

@@ -7,7 +7,6 @@ from jaxpar.compiler.program.hlo.records import (
     Computation,
     Module,
     Op,
-    Operand,
     ProgramError,
     Shape,
     leaves,
@@ -86,11 +85,8 @@ def moved_bytes(module: Module, op: Op) -> int:
     slices = Slices(module)
     if to_host(op):
         return slices.writes(op)
-    return sum(read for read, operand in zip(slices.reads(op), op.operands, strict=True) if _on_host(operand))
-
-
-def _on_host(operand: Operand) -> bool:
-    return any(leaf.memory_space == HOST_MEMORY for leaf in leaves(operand.shape))
+    on_host = lambda operand: any(leaf.memory_space == HOST_MEMORY for leaf in leaves(operand.shape))
+    return sum(read for read, operand in zip(slices.reads(op), op.operands, strict=True) if on_host(operand))
 
 
 def _updates(op: Op) -> int:

@@ -199,13 +199,6 @@ class Module:
         """The computation with which the program begins."""
         return self.computations[self.entry]
 
-    def op(self, name: str) -> Op:
-        """The op of that name anywhere in the module."""
-        for computation in self.computations.values():
-            if name in computation.by_name:
-                return computation.by_name[name]
-        raise ProgramError(f"module {self.name} has no op {name}")
-
     def body(self, op: Op) -> Computation:
         """The computation that a fusion, an asynchronous start or a call runs."""
         name = op.computation_of("to_apply" if op.opcode == "call" and "calls" not in op.attributes else "calls")

@@ -93,7 +93,7 @@ def test_an_operation_that_is_not_known_is_a_note_outside_tests(call: str):
 
 def test_attributes_types_and_layouts_that_are_not_known_hide_nothing_beside_them():
     line = "%x = f7[16]{0:T(8)S(5)} negate(%a), metadata={flavour={3} stack_frame_id=3}, colour=blue"
-    op = strictly(module_text(f"%a = f32[] parameter(0)\n{line}", tables=TABLES)).op("x")
+    op = only(strictly(module_text(f"%a = f32[] parameter(0)\n{line}", tables=TABLES)), "negate")
     assert (shape_bytes(op.shape), next(leaves(op.shape)).memory_space) == (16 * 7 // 8, HOST_MEMORY)
     assert op.operands[0].name == "a"
     assert op.source == Frame("Layer.__call__", "jaxpar/layers/layer.py", 41)
