@@ -14,6 +14,7 @@ from pathlib import Path
 from rich.console import Console
 
 from jaxpar.config import UserError, load_config
+from jaxpar.config.checks.islands import check_one_island
 from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.power import capped, power_of
@@ -61,8 +62,10 @@ class Budget:
             raise UserError(f"--stragglers {self.stragglers:g}: {what}")
         cluster = self._capped(hosts_of_one_kind(self.cluster))
         numbers = self._numbers(cluster.gpus_per_host)
+        config = load_config(self.config, self.overrides)
+        check_one_island(config, "jaxpar.plan budget")
         run = Run(
-            planned_config(load_config(self.config, self.overrides)), cluster, self.tokens, self.price, self.days,
+            planned_config(config), cluster, self.tokens, self.price, self.days,
             self.mtbf, self.restart, self.stragglers, self.power_cap,
         )  # fmt: skip
         costs, without = self._costs(run, numbers)
