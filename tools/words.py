@@ -23,7 +23,7 @@ LIMITS = {
     "ends": 239,
     "codes": 232,
     "unseen": 0,
-    "held": 71,
+    "held": 69,
     "place": 231,
     "number": 615,
     FIRST_WORDS: 0,

@@ -19,7 +19,7 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.layout import plan_file
 from jaxpar.layout.checks.validate import validate
 from jaxpar.planner.anchors import read_anchors
-from jaxpar.planner.islands import has_slow_link, of_plan, offers, print_offers
+from jaxpar.planner.islands import Offers, has_slow_link, of_plan, offers, print_offers
 from jaxpar.planner.machine import is_cpu, named_cluster
 from jaxpar.planner.placement.measured import PLACED, measured
 from jaxpar.planner.profile import Profile, read_profile
@@ -28,7 +28,7 @@ from jaxpar.planner.report.measured import asked_of, measured_words
 from jaxpar.planner.report.page import write_page
 from jaxpar.planner.report.screen import print_lines, screen
 from jaxpar.planner.report.text import print_plans
-from jaxpar.planner.rollouts import draws_here, print_splits, splits
+from jaxpar.planner.rollouts import Split, draws_here, print_splits, splits
 from jaxpar.planner.search.avoid import parse_avoided
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.fixed import parse_fixed
@@ -87,16 +87,9 @@ class Planning:
         if self.page is not None:
             write_page(self.page, plans, [one.slower(factor) for one in search.evaluated])
         shared = splits(config, cluster, search, plans[0]) if draws_here(config) else []
-        islands = offers(config, where, fixed, avoided, hardware) if has_slow_link(config, cluster) else None
+        islands = offers(asked, factor) if has_slow_link(asked) else None
         if self.as_json:
-            files = [one.file(self.cluster).to_dict() for one in plans]
-            for file, one in zip(files, verified, strict=False):
-                file["predicted"]["verified"] = one.to_dict()
-            if shared:
-                files[0]["predicted"]["answers"] = [one.to_dict() for one in shared]
-            if islands is not None:
-                files[0]["predicted"]["islands"] = islands.to_dict()
-            print(json_text(files, indent=2))
+            self._print_json(plans, verified, shared, islands)
             return
         print_plans(plans, search.effort, screen())
         if shared:
@@ -107,6 +100,18 @@ class Planning:
         of_nodes = [] if nodes is None else nodes.words(plans[0], placed)
         self._print_details(plans[0], search, notes, of_nodes, profile)
         self._print_written(cluster)
+
+    def _print_json(
+        self, plans: list[Planned], verified: list[Verified], shared: list[Split], islands: Offers | None
+    ) -> None:
+        files = [one.file(self.cluster).to_dict() for one in plans]
+        for file, one in zip(files, verified, strict=False):
+            file["predicted"]["verified"] = one.to_dict()
+        if shared:
+            files[0]["predicted"]["answers"] = [one.to_dict() for one in shared]
+        if islands is not None:
+            files[0]["predicted"]["islands"] = islands.to_dict()
+        print(json_text(files, indent=2))
 
     def _verified(self, plans: list[Planned], search: Search) -> tuple[list[Planned], list[Verified]]:
         """The plans in the order of their programs, and what these take; as they are where nothing is compiled."""

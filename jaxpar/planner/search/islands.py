@@ -113,7 +113,7 @@ class IslandSearch(Search):
     """The search of the layouts of one island, which all islands have."""
 
     run: Config = field(kw_only=True)
-    """Of all islands."""
+    """The configuration of all islands."""
     everywhere: Cluster = field(kw_only=True)
     """All islands."""
 
@@ -129,9 +129,9 @@ class IslandSearch(Search):
             exchange=exchange,
         )  # fmt: skip
 
-    def best(self, number: int) -> list[Planned]:
+    def best(self, most: int) -> list[Planned]:
         """Like `Search.best`, as layouts of all islands."""
-        plans = super().best(number)
+        plans = super().best(most)
         self.evaluated = list(map(self._of_all, self.evaluated))
         return plans
 
