@@ -143,8 +143,8 @@ def of_plan(planned: Planned, search: Search) -> list[str]:
     lines = [f"{plural(exchange.islands, 'island')} of {plural(layout.devices, 'GPU')}, alike; the step is a mean"]
     if exchange.islands > 1:
         lines += [
-            f"a GPU sends {size(exchange.sent_bytes(weights))} to other islands in a step on average: {often} a message "
-            f"of {seconds(message)}, {way}",
+            f"a GPU sends {size(exchange.sent_bytes(weights))} to other islands in a step on average: {often} a "
+            f"message of {seconds(message)}, {way}",
             f"exposed: {percent(exposed, total.seconds)} of the step; exchanges take "
             f"{percent(1 - alone.seconds / total.seconds)} of it",
         ]

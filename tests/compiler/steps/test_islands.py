@@ -11,6 +11,8 @@ from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.optim.outer import wire_bytes
+from jaxpar.planner.search.islands import IslandSearch, search_of
+from jaxpar.planner.stage_work import layout_of
 from tests.compiler.inspected import inspected, wide
 
 CLUSTER = "h100:2x8"
@@ -37,6 +39,15 @@ def between(report: Report) -> Any:
     return row
 
 
+def predicted_bytes(config: Any) -> float:
+    """Bytes between islands in a step, on average, as the planner counts them."""
+    cluster = parse_cluster(CLUSTER)
+    filled, plan = plan_for(config, cluster)
+    search = search_of(filled, cluster)
+    assert isinstance(search, IslandSearch)
+    return search.timer.exchange.sent_bytes(search.timer.weights(layout_of(filled, plan, search)))
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("wire", "kind"), [(None, "all-reduce"), ("int4", "all-gather")])
 def test_the_outer_message_runs_beside_the_step_that_carries_it(wire, kind):
@@ -45,6 +56,7 @@ def test_the_outer_message_runs_beside_the_step_that_carries_it(wire, kind):
     config, report = compiled(wire)
     row = between(report)
     weights = parameter_count(config.model, padded=True) / SHARDS
+    assert row.bytes == pytest.approx(predicted_bytes(config), rel=5e-3), "as in a plan, which leaves out norms"
     assert row.kind == kind
     assert row.bytes == pytest.approx(wire_bytes(round(weights), wire) / EVERY, rel=0.02)
     assert row.exposed_s <= 0.02 * report.step_seconds
@@ -58,3 +70,17 @@ def test_a_step_that_sends_a_fragment_now_and_then_has_the_same_message_in_a_bra
     weights = parameter_count(config.model, padded=True) / SHARDS
     assert row.bytes == pytest.approx(4 * weights / 2, rel=0.02)
     assert row.exposed_s <= 0.02 * report.step_seconds
+
+
+@pytest.mark.long
+def test_without_a_delay_the_step_waits_for_a_message_in_a_branch():
+    """All weights in one of four steps, which the report counts each time. Beside a delayed message, memory holds it
+    and another copy of the gradients."""
+    config, report = compiled(None, fragments=1, delay=0)
+    row = between(report)
+    assert row.bytes / EVERY == pytest.approx(predicted_bytes(config), rel=5e-3)
+    assert row.exposed_s == pytest.approx(report.by_kind["islands"]) == pytest.approx(row.seconds)
+    delayed, beside = compiled(None)
+    more = beside.classes["temporaries"] - report.classes["temporaries"]
+    one, other = (estimate_memory(*plan_for(own, parse_cluster(CLUSTER))) for own in (config, delayed))
+    assert more == pytest.approx(other.temporaries - one.temporaries, rel=0.05)
