@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from itertools import product
 from typing import Any
 
 from rich.console import Console
 
-from jaxpar.config import Config, UserError
+from jaxpar.config import UserError
 from jaxpar.config.schema.islands import IslandsConfig
 from jaxpar.layout.checks.validate import validate
+from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.planner.report import words
 from jaxpar.planner.report.screen import print_lines, table
 from jaxpar.planner.search.candidate import Candidate, Planned
@@ -32,12 +32,24 @@ MOST_WASTED = 0.05
 class Offer:
     """The fewest steps between exchanges that take at most `MOST_WASTED` of the step, with one delay and one wire."""
 
+    candidate: Candidate
     exchange: IslandsConfig
-    time: StepTime
     wasted: float
     """Share of the step."""
     sent_bytes: float
     """Bytes that a GPU sends to other islands in a step, on average."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        asked = {name: getattr(self.exchange, name) for name in ("every", "fragments", "delay", "wire")}
+        return {
+            "mesh": words.axes(self.candidate.layout),
+            **asked,
+            "step_time_s": self.candidate.seconds,
+            "peak_bytes": self.candidate.memory.device,
+            "wasted": self.wasted,
+            "sent_bytes": self.sent_bytes,
+        }
 
 
 @dataclass(frozen=True)
@@ -46,25 +58,15 @@ class Offers:
 
     across: Candidate | None
     """The best layout without islands and without a pipeline; None where there is none."""
-    island: Candidate | None
-    """The layout of each island; None where there is none."""
-    rows: tuple[Offer, ...] = ()
-    refused: str = ""
+    rows: tuple[Offer, ...]
+    refused: str
     """Why there are no rows."""
 
     def to_dict(self) -> dict[str, Any]:
         """For JSON, beside the plan."""
-        rows = [
-            {name: getattr(row.exchange, name) for name in ("every", "fragments", "delay", "wire")}
-            | {"step_time_s": row.time.seconds, "wasted": row.wasted, "sent_bytes": row.sent_bytes}
-            for row in self.rows
-        ]
-        return {
-            "data_parallel_step_time_s": None if self.across is None else self.across.seconds,
-            "mesh": None if self.island is None else words.axes(self.island.layout),
-            "rows": rows,
-            "refused": self.refused or None,
-        }
+        across = None if self.across is None else self.across.seconds
+        rows = [row.to_dict() for row in self.rows]
+        return {"data_parallel_step_time_s": across, "rows": rows, "refused": self.refused or None}
 
 
 def has_slow_link(search: Search) -> bool:
@@ -81,24 +83,17 @@ def offers(without: Search, factor: float = 1.0) -> Offers:
         without: the search of the run without islands.
         factor: measured over predicted seconds.
     """
-    space, across = without.space, None
-    config, groups = space.config, len(space.cluster.groups)
+    space, across, rows, reasons = without.space, None, list[Offer](), list[str]()
     if space.fixed.get("pipe", "1") == "1":
         across = _best(Search(replace(space, fixed={**space.fixed, "pipe": "1"}), without.hardware))
-    last = max(every for every in EVERY if every <= config.run.steps)
-    parallel, islands = replace(config.parallel, islands=groups), replace(config.islands, every=last)
-    asked = replace(config, parallel=parallel, islands=islands)
-    try:
-        validate(asked)
-        search = search_of(asked, space.cluster, space.fixed, space.avoided, without.hardware)
-        island = search.best(1)[0].candidate
-    except UserError as error:
-        return Offers(across and across.slower(factor), None, refused=str(error))
-    assert isinstance(search, IslandSearch), "it is of islands"
-    each = (_least(search, island, factor, *one) for one in product(DELAYS, WIRES))
-    rows, most = tuple(filter(None, each)), percent(MOST_WASTED, digits=0)
-    why = "" if rows else f"with islands.every of up to {last}, exchanges take more than {most} of the step"
-    return Offers(across and across.slower(factor), island.slower(factor), rows, why)
+    for delay in DELAYS:
+        try:
+            rows += _with_delay(without, delay, factor)
+        except UserError as error:
+            reasons.append(str(error))
+    most = f"exchanges take more than {percent(MOST_WASTED, digits=0)} of the step, however rare"
+    refused = "" if rows else [*reasons, most][0]
+    return Offers(across and across.slower(factor), tuple(rows), refused)
 
 
 def print_offers(islands: Offers, console: Console) -> None:
@@ -109,12 +104,11 @@ def print_offers(islands: Offers, console: Console) -> None:
         cells = words.axes(one.layout), *"----", *_speed(one.time), "-", size(one.memory.device)
         made.add_row("data parallelism", *cells)
     for row in islands.rows:
-        assert islands.island is not None, "rows are of its layout"
-        layout, asked = islands.island.layout, row.exchange
+        one, asked = row.candidate, row.exchange
         made.add_row(
-            plural(layout.islands, "island"), words.axes(replace(layout, islands=1)),
-            *map(str, (asked.every, asked.fragments, asked.delay)), asked.wire or "-", *_speed(row.time, row.wasted),
-            size(row.sent_bytes), size(islands.island.memory.device),
+            plural(one.layout.islands, "island"), words.axes(replace(one.layout, islands=1)),
+            *map(str, (asked.every, asked.fragments, asked.delay)), asked.wire or "-", *_speed(one.time, row.wasted),
+            size(row.sent_bytes), size(one.memory.device),
         )  # fmt: skip
     if made.row_count:
         console.print(made)
@@ -162,22 +156,36 @@ def _best(search: Search) -> Candidate | None:
         return None
 
 
-def _least(search: IslandSearch, island: Candidate, factor: float, delay: int, wire: str | None) -> Offer | None:
+def _with_delay(without: Search, delay: int, factor: float) -> list[Offer]:
+    """Those with one delay, of a layout that fits with any number of fragments. Raises `UserError`."""
+    config, groups = without.space.config, len(without.space.cluster.groups)
+    usable = [every for every in EVERY if delay < every and every + delay <= config.run.steps]
+    if not usable:
+        return []
+    parallel = replace(config.parallel, islands=groups)
+    asked = replace(config, parallel=parallel, islands=replace(config.islands, every=usable[-1], delay=delay))
+    validate(asked)
+    space = without.space
+    search = search_of(asked, space.cluster, space.fixed, space.avoided, without.hardware)
+    assert isinstance(search, IslandSearch), "it is of islands"
+    island = search.best(1)[0]
+    rows = (_least(search, island, usable, wire) for wire in WIRES)
+    return [replace(row, candidate=row.candidate.slower(factor)) for row in rows if row is not None]
+
+
+def _least(search: IslandSearch, island: Planned, periods: Sequence[int], wire: str | None) -> Offer | None:
     """The fewest steps between exchanges that waste little enough; None if all waste more."""
-    layout, exchange = replace(island.layout, islands=1), search.timer.exchange
+    layout, exchange = replace(island.candidate.layout, islands=1), search.timer.exchange
     weights, alone = search.timer.weights(layout), search.timer.alone(layout)
-    for every in _periods(search.run, delay):
-        fragments = max(n for n in divisors(every) if n <= search.run.model.layers) if delay else 1
-        tried = {"every": every, "fragments": fragments, "delay": delay, "wire": wire}
-        settings = replace(exchange.config, **tried)
-        other = replace(exchange, config=settings)
+    layers = search.run.model.layers
+    for every in periods:
+        fragments = max(n for n in divisors(every) if n <= layers) if exchange.config.delay else 1
+        tried = {"every": every, "fragments": fragments, "wire": wire}
+        other = replace(exchange, config=replace(exchange.config, **tried))
         time = other.joined(alone, weights)
         wasted = 1 - alone.seconds / time.seconds
         if wasted <= MOST_WASTED:
-            return Offer(settings, time.times(factor), wasted, other.sent_bytes(weights))
+            memory = estimate_memory(replace(island.config, islands=other.config), island.plan)
+            candidate = replace(island.candidate, time=time, memory=memory)
+            return Offer(candidate, other.config, wasted, other.sent_bytes(weights))
     return None
-
-
-def _periods(config: Config, delay: int) -> Iterator[int]:
-    """Numbers of steps between exchanges that the run could have."""
-    return (every for every in EVERY if delay < every and every + delay <= config.run.steps)
