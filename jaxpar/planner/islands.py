@@ -157,7 +157,7 @@ def _best(search: Search) -> Candidate | None:
 
 
 def _with_delay(without: Search, delay: int, factor: float) -> list[Offer]:
-    """Those with one delay, of a layout that fits with any number of fragments. Raises `UserError`."""
+    """The rows of one delay, of a layout that fits with any number of fragments. Raises `UserError`."""
     config, groups = without.space.config, len(without.space.cluster.groups)
     usable = [every for every in EVERY if delay < every and every + delay <= config.run.steps]
     if not usable:
