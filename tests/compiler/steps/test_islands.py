@@ -1,12 +1,13 @@
 """The message between islands in programs compiled for two nodes of H100s, an island on each."""
 
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
 import pytest
 
 from jaxpar.compiler.compile import plan_for
-from jaxpar.compiler.report import Report
+from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.memory.estimate import estimate_memory
@@ -60,6 +61,24 @@ def test_the_outer_message_runs_beside_the_step_that_carries_it(wire, kind):
     assert row.kind == kind
     assert row.bytes == pytest.approx(wire_bytes(round(weights), wire) / EVERY, rel=0.02)
     assert row.exposed_s <= 0.02 * report.step_seconds
+
+
+@pytest.mark.long
+def test_most_of_a_message_over_a_slow_link_is_waited_for():
+    """The same program, which starts the message as late as a fast network allows; a plan says so too."""
+    config, report = compiled(None)
+    fast = between(report)
+    cluster = parse_cluster("h100:1x8")
+    group = cluster.groups[0]
+    slow = replace(group.network, bandwidth=group.network.bandwidth / 20)
+    halves = replace(cluster, groups=(group, replace(group, name="other")), written_between=slow)
+    analysis, _ = inspected(config, CLUSTER)
+    row = between(make_report(Analysis(analysis.compilation, halves, strict=True), "slow"))
+    assert row.exposed_s == pytest.approx(row.seconds - fast.seconds, rel=0.1)
+    filled, plan = plan_for(config, halves)
+    search = search_of(filled, halves)
+    waits = search.timer.step(layout_of(filled, plan, search)).breakdown["islands"]
+    assert waits == pytest.approx(row.exposed_s, rel=0.1)
 
 
 @pytest.mark.long
