@@ -21,7 +21,7 @@ from jaxpar.planner.search.islands import IslandSearch, island_of, search_of
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.settings import plan_on
-from jaxpar.planner.stage_work import stage_work
+from jaxpar.planner.stage_work import layout_of, stage_work
 from jaxpar.planner.verified import check_verifiable, on_average
 from jaxpar.units import GIGA
 from tests.planner.spaces import model_of
@@ -122,6 +122,8 @@ def test_plans_are_those_of_an_island_and_can_be_run():
     weights = parameter_count(best.config.model, padded=True) / 8
     assert best.candidate.memory.optimizer - without == pytest.approx(8 * weights, rel=0.01)
     assert best.file("two").predicted["stages"] == []
+    written = layout_of(best.config, best.plan, search)  # as of a run that is compared with its prediction
+    assert search_of(best.config, cluster).timer.step(written).seconds == pytest.approx(best.candidate.seconds)
 
 
 def test_a_layout_that_islands_exclude_is_no_plan():
