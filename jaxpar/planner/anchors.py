@@ -19,8 +19,7 @@ from jaxpar.layout import plan_file
 from jaxpar.observe.environment import ENVIRONMENT_FILE
 from jaxpar.observe.writers.summary import SUMMARY_FILE, read_summary
 from jaxpar.planner.machine import CPU, is_cpu
-from jaxpar.planner.search.search import Search
-from jaxpar.planner.search.space import Space
+from jaxpar.planner.search.islands import search_of
 from jaxpar.planner.stage_work import layout_of
 from jaxpar.planner.step_time.interval import NOMINAL, PUBLISHED, Spread
 from jaxpar.units import plural
@@ -62,7 +61,7 @@ def _error(folder: Path, cluster: Cluster, hardware: HardwareModel | None) -> fl
         raise UserError(f"{place}: expected the folder of a run, as in runs/a")
     seconds, on = _steady_step(folder, place), _cluster(folder, cluster, place)
     file = plan_file.read(folder / "plan.json")
-    search = Search(Space(file.config, on), hardware=hardware)
+    search = search_of(file.config, on, hardware=hardware)
     return log(seconds / search.timer.step(layout_of(file.config, file.plan, search)).seconds)
 
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from rich.console import Console
 
 from jaxpar.config import Config, UserError, load_config
+from jaxpar.config.checks.islands import check_one_island
 from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.power import capped, power_of
@@ -102,7 +103,9 @@ class Budget:
             raise UserError(f"--stragglers {self.stragglers:g}: {what}")
         cluster = self._capped(hosts_of_one_kind(self.cluster))
         numbers = self._numbers(cluster.gpus_per_host)
-        config = planned_config(load_config(self.config, self.overrides))
+        config = load_config(self.config, self.overrides)
+        check_one_island(config, "jaxpar.plan budget")
+        config = planned_config(config)
         costs, without = self._costs(config, cluster, numbers)
         best = optimal(FLOPS * parameter_count(config.model, padded=False) * self.tokens)
         if self.json:

@@ -81,10 +81,12 @@ class Layout:
     """Layers of each chunk, in the order of the model; None makes them as equal as can be."""
     shared_ends: bool = False
     """Whether pipeline ranks share embedding and head: `parallel.pipe_ends` is `shared`."""
+    islands: int = 1
+    """Parts of the run that are laid out so, each with its part of the batch."""
 
     @property
     def devices(self) -> int:
-        """Devices that the layout takes."""
+        """Devices that an island takes."""
         return self.pipe * self.data * self.context * self.tensor
 
     @property
@@ -109,5 +111,6 @@ class Layout:
         return self if tuple(kept) == self.remat else replace(self, remat=tuple(kept))
 
     def microbatches(self, global_batch: int) -> int:
-        """Microbatches of a step; `global_batch` in sequences, a multiple of what all data ranks take at once."""
-        return global_batch // (self.data * self.microbatch)
+        """Microbatches of a step; `global_batch` in sequences, a multiple of what all data ranks of all islands take
+        at once."""
+        return global_batch // (self.islands * self.data * self.microbatch)

@@ -10,7 +10,6 @@ from shlex import quote
 
 from jaxpar.compiler.compile import DEFAULT_CACHE, part_of, training_part, with_known_vocab
 from jaxpar.config import Config, UserError, load_config
-from jaxpar.config.checks.islands import check_timed
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.schema.layout import kept_by_planner
 from jaxpar.config.spelling import quoted
@@ -20,6 +19,7 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.layout import plan_file
 from jaxpar.layout.checks.validate import validate
 from jaxpar.planner.anchors import read_anchors
+from jaxpar.planner.islands import Offers, has_slow_link, of_plan, offers, print_offers
 from jaxpar.planner.machine import is_cpu, named_cluster
 from jaxpar.planner.memo import no_collection
 from jaxpar.planner.placement.measured import PLACED, measured
@@ -29,11 +29,12 @@ from jaxpar.planner.report.measured import asked_of, measured_words
 from jaxpar.planner.report.page import write_page
 from jaxpar.planner.report.screen import print_lines, screen
 from jaxpar.planner.report.text import print_plans
-from jaxpar.planner.rollouts import draws_here, print_splits, splits
+from jaxpar.planner.rollouts import Split, draws_here, print_splits, splits
 from jaxpar.planner.search.avoid import parse_avoided
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.fixed import parse_fixed
 from jaxpar.planner.search.idle import on_fewer_hosts
+from jaxpar.planner.search.islands import search_of
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.search.stage_groups import check_stages
@@ -63,19 +64,20 @@ class Planning:
     def run(self) -> None:
         """Search, print, and write. Raises `UserError` with one sentence."""
         cluster = named_cluster(self.cluster)
-        if self.verify:
-            check_verifiable(cluster)
         config = planned_config(load_config(self.config, self.overrides))
+        if self.verify:
+            check_verifiable(cluster, config.islands)
         hardware = profile = None
         if self.profile is not None:
             hardware, cluster, profile = read_profile(self.profile, cluster)
         anchors = read_anchors(self.measured, cluster, hardware) if self.measured else None
         fixed, avoided = parse_fixed(list(self.fixed)), parse_avoided(self.avoided)
-        check_stages(cluster, fixed)
         nodes = measured(cluster, hardware)
-        space = Space(config, training_part(config, cluster if nodes is None else nodes.cluster), fixed, avoided)
+        where = training_part(config, cluster if nodes is None else nodes.cluster)
+        asked = search_of(config, where, fixed, avoided, hardware)
+        check_stages(asked.cluster, fixed)
         most = self.top if nodes is None else max(self.top, PLACED)
-        search, plans, idle = best_with_idle_hosts(Search(space, hardware=hardware), most)
+        search, plans, idle = best_with_idle_hosts(asked, most)
         factor, placed = 1.0 if anchors is None else anchors.spread.factor, len(plans)
         if nodes is not None:
             plans = nodes.ranked(plans, search.timer)[: self.top]
@@ -86,21 +88,31 @@ class Planning:
         if self.page is not None:
             write_page(self.page, plans, [one.slower(factor) for one in search.evaluated])
         shared = splits(config, cluster, search, plans[0]) if draws_here(config) else []
+        islands = offers(asked, factor) if has_slow_link(asked) else None
         if self.as_json:
-            files = [one.file(self.cluster).to_dict() for one in plans]
-            for file, one in zip(files, verified, strict=False):
-                file["predicted"]["verified"] = one.to_dict()
-            if shared:
-                files[0]["predicted"]["answers"] = [one.to_dict() for one in shared]
-            print(json_text(files, indent=2))
+            self._print_json(plans, verified, shared, islands)
             return
         print_plans(plans, search.effort, screen())
         if shared:
             print_splits(shared, config.rl.mode, screen())
+        if islands is not None:
+            print_offers(islands, screen())
         notes = [*filter(None, [idle]), *([] if anchors is None else [anchors.line])]
         of_nodes = [] if nodes is None else nodes.words(plans[0], placed)
         self._print_details(plans[0], search, notes, of_nodes, profile)
         self._print_written(cluster)
+
+    def _print_json(
+        self, plans: list[Planned], verified: list[Verified], shared: list[Split], islands: Offers | None
+    ) -> None:
+        files = [one.file(self.cluster).to_dict() for one in plans]
+        for file, one in zip(files, verified, strict=False):
+            file["predicted"]["verified"] = one.to_dict()
+        if shared:
+            files[0]["predicted"]["answers"] = [one.to_dict() for one in shared]
+        if islands is not None:
+            files[0]["predicted"]["islands"] = islands.to_dict()
+        print(json_text(files, indent=2))
 
     def _verified(self, plans: list[Planned], search: Search) -> tuple[list[Planned], list[Verified]]:
         """The plans in the order of their programs, and what these take; as they are where nothing is compiled."""
@@ -119,7 +131,9 @@ class Planning:
         if self.profile is not None and profile is not None:
             notes = [*notes, measured_words(self.profile, profile, asked_of(search.timer, best.candidate.layout))]
         print_lines(screen(), *notes)
-        for title, lines in (("Stages", words.stages(best, search.timer)), ("Nodes", of_nodes)):
+        for title, lines in (
+            ("Stages", words.stages(best, search.timer)), ("Nodes", of_nodes), ("Islands", of_plan(best, search))
+        ):  # fmt: skip
             if lines:
                 print_lines(screen(), *lines, title=title)
         if self.show_model:
@@ -159,7 +173,9 @@ def best_with_idle_hosts(search: Search, number: int) -> tuple[Search, list[Plan
     except UserError as error:
         plans, why = [], error
     best = plans[0].candidate.seconds if plans else float("inf")
-    other = None if len(cluster.groups) > 1 or cluster.bandwidth_file else on_fewer_hosts(search, best)
+    islands = search.space.config.islands.of_one_job  # they have all hosts
+    fixed = len(cluster.groups) > 1 or cluster.bandwidth_file or islands
+    other = None if fixed else on_fewer_hosts(search, best)
     if other is None:
         if why is not None:
             raise why
@@ -172,7 +188,6 @@ def best_with_idle_hosts(search: Search, number: int) -> tuple[Search, list[Plan
 
 def planned_config(config: Config) -> Config:
     """`config` as the planner takes it: its own layout left out, and the vocabulary set. Raises `UserError`."""
-    check_timed(config)
     config = without_layout(config)
     overlap = replace(config.parallel.overlap, shard_state_over_replicas=False)  # it has no replicas
     validate(replace(config, parallel=replace(config.parallel, overlap=overlap)))
@@ -190,7 +205,7 @@ def without_layout(config: Config) -> Config:
 
 def best_plan(config: Config, cluster: Cluster) -> Planned:
     """The best layout on `cluster`: what `parallel: auto` stands for. Raises `UserError`."""
-    return Search(Space(planned_config(config), cluster)).best(1)[0]
+    return search_of(planned_config(config), cluster).best(1)[0]
 
 
 def search_on(config: Config, cluster: Cluster, gpus: int) -> Search:

@@ -9,7 +9,6 @@ from pathlib import Path
 from statistics import fmean
 
 from jaxpar.config import Config, UserError, load_config
-from jaxpar.config.checks.islands import check_timed
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
 from jaxpar.layers.declared import activation_names
@@ -18,8 +17,9 @@ from jaxpar.layout.memory.estimate import chunk_bytes, kept_for_weights
 from jaxpar.layout.resident_state import resident_share
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import named_cluster
+from jaxpar.planner.search.islands import search_of
 from jaxpar.planner.search.search import Search
-from jaxpar.planner.search.space import Choice, Group, Space
+from jaxpar.planner.search.space import Choice, Group
 from jaxpar.planner.search.stage_groups import ranks_of
 from jaxpar.planner.settings import as_remat, plan_on
 
@@ -47,9 +47,7 @@ def stage_work(file: Path, overrides: Sequence[str], cluster: str) -> StageWork:
         UserError: jaxpar would not run it on that cluster, or its schedule is a table.
     """
     where = named_cluster(cluster)
-    asked = load_config(file, overrides)
-    check_timed(asked)
-    config, plan = plan_on(asked, where)
+    config, plan = plan_on(load_config(file, overrides), where)
     if plan.axes.pipe == 1:
         raise UserError(
             "parallel.pipe: 1 is no pipeline; expected at least 2 stages with --config, as in --set parallel.pipe=4"
@@ -59,7 +57,7 @@ def stage_work(file: Path, overrides: Sequence[str], cluster: str) -> StageWork:
             f"parallel.schedule: {plan.schedule} is a table; expected a published schedule with --config, as in "
             "--set parallel.schedule=1f1b"
         )
-    search = Search(Space(config, where))
+    search = search_of(config, where)
     layout = layout_of(config, plan, search)
     chunks, head, transfer = search.timer.chunk_times(layout)
     forward, backward, weight = (

@@ -17,12 +17,14 @@ from rich.console import Console
 from jaxpar.compiler.compile import compile_step
 from jaxpar.compiler.report import Analysis, make_report
 from jaxpar.config import UserError
+from jaxpar.config.schema.islands import IslandsConfig
 from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.report import words
 from jaxpar.planner.report.screen import print_lines, table
 from jaxpar.planner.search.candidate import Planned
+from jaxpar.planner.search.islands import ISLANDS
 from jaxpar.planner.step_time.step import AGAIN
 from jaxpar.trace.parts import Run
 from jaxpar.units import percent, plural, seconds, size
@@ -37,6 +39,7 @@ CLASSES = {
     "data": ("data",),
     "scales": ("scales",),
     "host": ("offload", "host"),
+    "islands": (ISLANDS,),
     "pipe": ("bubble", "pipe"),
 }
 """Classes of time: kinds of the predicted and of the compiled trace. The first is a part of a predicted step."""
@@ -101,8 +104,14 @@ class Verified:
         }
 
 
-def check_verifiable(cluster: Cluster) -> None:
+def check_verifiable(cluster: Cluster, islands: IslandsConfig) -> None:
     """Raise `UserError` where `--verify` is impossible, before a search rather than after it."""
+    if islands.of_one_job and islands.delay and islands.every != islands.fragments:
+        raise UserError(
+            f"--verify: with islands.delay: {islands.delay} the step that carries a message is compiled beside the "
+            "plain one, and the program's time is that of both; expected islands.delay: 0, or islands.fragments: "
+            f"{islands.every} (islands.every), which sends in each step"
+        )
     if is_cpu(cluster):
         raise UserError("--verify: compiles for GPUs, and this cluster is of CPUs; leave it out")
 
@@ -131,8 +140,16 @@ def verify(
         report_progress(f"Compiling {place} of {len(plans)}: {words.axes(planned.candidate.layout)}")
         compilation = compile_step(planned.config, planned.cluster, timeout_s=timeout_s, cache=cache)
         report = make_report(Analysis(compilation, planned.cluster, hardware=hardware), planned.config.run.name)
-        results.append(judged(planned, report.allocated_bytes, report.fits, report.by_kind, report.notes))
+        kinds = on_average(report.by_kind, planned.config.islands)
+        results.append(judged(planned, report.allocated_bytes, report.fits, kinds, report.notes))
     return ranked(results)
+
+
+def on_average(kinds: Mapping[str, float], islands: IslandsConfig) -> dict[str, float]:
+    """Seconds of a program by kind, with the message between islands, which it has in a branch, in its share of the
+    steps."""
+    share = islands.fragments / islands.every if islands.of_one_job and islands.every else 1.0
+    return {kind: share * spent if kind == ISLANDS else spent for kind, spent in kinds.items()}
 
 
 def judged(

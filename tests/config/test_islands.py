@@ -4,6 +4,7 @@ import pytest
 
 from jaxpar.config import Config
 from jaxpar.config.axes import resolve_axes
+from jaxpar.config.checks.islands import check_one_island
 from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.config.validate import validate
 from jaxpar.planner.planning import planned_config
@@ -20,8 +21,6 @@ CASES = {
         ["islands.every=10", "islands.delay=1"],
         ("islands.every", "10", "islands.delay: 1", "step 11", "run.steps (10)"),
     ),
-    "planned": (["parallel.auto=true", "parallel.islands=2", "islands.every=5"], ("parallel.islands: 2", "planner")),
-    "planned look-ahead": (["parallel.auto=true", "islands.every=5"], ("islands.every: 5", "planner")),
     "fragments": (["islands.every=10", "islands.fragments=5"], ("islands.fragments", "5", "layers of the model (4)")),
     "uneven": (["islands.every=10", "islands.fragments=4"], ("islands.every", "10", "islands.fragments (4)")),
     "delay of a period": (
@@ -57,9 +56,16 @@ ISLANDS = ["model.vocab=256", "parallel.islands=2", "islands.every=10"]
 
 
 @pytest.mark.parametrize("overrides", [ISLANDS, ISLANDS[:2], [ISLANDS[0], ISLANDS[2]]], ids=["both", "axis", "period"])
-def test_no_layout_is_planned_for_islands_of_one_job(overrides):
-    with refused("islands", "the planner does not time islands"):
-        planned_config(with_overrides(Config(), overrides))
+def test_commands_that_vary_the_number_of_devices_plan_no_islands(overrides):
+    with refused("islands", "jaxpar.plan budget does not plan islands", "parallel.islands: 1"):
+        check_one_island(with_overrides(Config(), overrides), "jaxpar.plan budget")
+
+
+def test_a_planner_takes_islands_as_they_are():
+    config = with_overrides(Config(), [*ISLANDS, "parallel.auto=true", "run.steps=10"])
+    validate(config)
+    planned = planned_config(config)
+    assert (planned.parallel.islands, planned.islands) == (2, config.islands)
 
 
 def test_the_layout_of_an_island_that_is_a_job_is_planned():

@@ -41,7 +41,7 @@ OF_WEIGHTS = ("gather_weight", "scatter_gradient", "gather_rows", "scatter_rows"
 def part_of(axis: str, collective: str | None) -> str:
     """The part of a step's time that waits for a collective over axes joined by `+`: `host`, or as in a prediction."""
     axes = set(axis.split("+"))
-    if apart := axes & {"host", "pipe"}:
+    if apart := axes & {"host", "islands", "pipe"}:
         return min(apart)
     if collective in OF_TOKENS:
         return "exchange"

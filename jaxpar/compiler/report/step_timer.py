@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from bisect import bisect
 from collections import Counter
-from dataclasses import dataclass
-from itertools import pairwise
+from dataclasses import dataclass, replace
+from itertools import accumulate, pairwise
 
 from jaxpar.compiler.program.attribution import Movement
 from jaxpar.compiler.program.costs.ops import Cost
@@ -62,12 +63,14 @@ class StepTimer:
     def transfer(self, movement: Movement) -> float:
         """A transfer: a copy at the bandwidth of the host's link, a collective by the rings of the cost model.
 
-        Of a group that is on several hosts, those in one host share its network cards.
+        Of a group that is on several hosts, those in one host share its network cards. The link between groups of hosts
+        is taken by messages that cross it alone.
         """
         size = movement.operand_bytes
         if movement.transfer.channel == "host":
             return size / self.cluster.host_bandwidth
-        network, groups = network_of(self.cluster, self.model), groups_of(movement.transfer.inner, self.cluster.devices)
+        groups = groups_of(movement.transfer.inner, self.cluster.devices)
+        network = network_of(self._links(groups), self.model)
         each = self.cluster.gpus_per_host
         in_one_host = min(min(Counter(device // each for device in row).values()) for row in groups.rows)
         leaving = None if network.per_pod is None else self._leaving(groups, network.per_pod)
@@ -84,6 +87,13 @@ class StepTimer:
             case "collective-permute" | "collective-broadcast" | "send" | "recv":
                 return ring.shift(size)
         raise ProgramError(f"no formula for the seconds of {movement.kind}")
+
+    def _links(self, groups: Groups) -> Cluster:
+        """The cluster, with the link between its groups of hosts where a message crosses it."""
+        cluster, each = self.cluster, self.cluster.gpus_per_host
+        first = list(accumulate((group.hosts * each for group in cluster.groups), initial=0))
+        crosses = any(bisect(first, min(row)) != bisect(first, max(row)) for row in groups.rows)
+        return cluster if crosses else replace(cluster, written_between=None)
 
     def _leaving(self, groups: Groups, per_pod: int) -> Leaving | None:
         """The share that groups have of the uplinks of pods of so many GPUs; None if no group is in two pods."""

@@ -6,7 +6,6 @@ from dataclasses import asdict
 
 from jaxpar.config.axes import BATCH_AXES, DATA_AXES, MESH_AXES, check_axes
 from jaxpar.config.bounds import RANKS, spell_limit
-from jaxpar.config.checks.islands import check_timed
 from jaxpar.config.checks.sizes import divides, known
 from jaxpar.config.counting import kv_heads, padded_vocab
 from jaxpar.config.errors import UserError
@@ -32,9 +31,8 @@ def check_mesh(config: Config) -> None:
 
 
 def check_auto(config: Config) -> None:
-    """Refuse islands beside `parallel: auto`, and keys of the layout, which would not be used."""
+    """Refuse keys of the layout beside `parallel: auto`, which would not be used."""
     if config.parallel.auto:
-        check_timed(config)
         planned = ParallelConfig(**kept_by_planner(config.parallel), auto=True)
         usual = by_key("parallel", asdict(planned))
         for key, asked in by_key("parallel", asdict(config.parallel)).items():

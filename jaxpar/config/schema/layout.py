@@ -89,7 +89,10 @@ def kept_by_planner(parallel: ParallelConfig) -> dict[str, Any]:
     taken = ("collectives_at_once", "shard_state_over_replicas")
     options: dict[str, Any] = {name: getattr(asked, name) for name in taken}
     options |= {name: value for name in ON_ANY_LAYOUT if getattr(asked, name) == (value := getattr(OFF, name))}
-    return {"experts": parallel.experts, "quantized": parallel.quantized, "overlap": OverlapConfig(**options)}
+    return {
+        "islands": parallel.islands, "experts": parallel.experts, "quantized": parallel.quantized,
+        "overlap": OverlapConfig(**options),
+    }  # fmt: skip
 
 
 @dataclass(frozen=True)

@@ -255,7 +255,11 @@ class MemoryModel:
             weights=work.weights + fixed.chunk * slots.weights,
             gradients=work.gradients + held,
             saved_activations=slots.stash * units.saved + int(waiting * fixed.for_weights),
-            temporaries=slots.sent * fixed.between + work.temporaries + fixed.batch + IN_TRANSIT * units.transit,
+            temporaries=slots.sent * fixed.between
+            + work.temporaries
+            + fixed.batch
+            + fixed.beside
+            + IN_TRANSIT * units.transit,
             host=fixed.host + slots.stash * units.offloaded,
         )
         if not case.layers_on_host:

@@ -57,6 +57,12 @@ class StateBytes:
         return stays, min(total - stays, PIECES * self.passing_piece), total - stays
 
     @property
+    def trained(self) -> int:
+        """Weights that a device updates."""
+        local = lambda weight: weight.updated if self.sharded else weight.compute
+        return sum(local(state.weight) * state.rows for state in self._weights)
+
+    @property
     def passing_piece(self) -> int:
         """Bytes of a piece of state that passes through the device: a row may be larger than a piece should be."""
         return max(PIECE_BYTES, self._largest_piece)

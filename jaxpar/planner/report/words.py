@@ -7,7 +7,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from jaxpar.config.axes import AXES
+from jaxpar.config.axes import MESH_AXES
 from jaxpar.config.kinds import of_kind
 from jaxpar.config.plan import Plan
 from jaxpar.config.schema import ParallelConfig
@@ -18,7 +18,6 @@ from jaxpar.planner.layout import Layout
 from jaxpar.planner.search.avoid import never_measured
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
-from jaxpar.planner.search.stage_groups import ranks_of, stages_by_group
 from jaxpar.planner.step_time.chunks import why_padded
 from jaxpar.planner.step_time.interval import Spread
 from jaxpar.units import percent, plural, seconds, size
@@ -72,6 +71,10 @@ PARTS = {
     ),
     "slices": ("copies of a pipeline's weights and gradients from and into their stacks", "ZeRO-3, or fewer ticks"),
     "stragglers": ("waiting for the slowest host", "the number of hosts"),
+    "islands": (
+        "waiting for outer gradients of other islands",
+        "the link between islands: a larger islands.every, islands.wire, or islands.delay with fragments",
+    ),
     "optimizer": ("updating weights", "the bandwidth of the memory that holds the optimizer's state"),
 }  # fmt: skip
 """Each part of a step's time: what it is; and what causes it, or would reduce it."""
@@ -120,7 +123,7 @@ def between(spread: Spread, step: float) -> str:
 
 def axes(layout: Layout) -> str:
     """`pipe 8 x tensor 8`."""
-    named = ((axis, getattr(layout, axis)) for axis in AXES)
+    named = ((axis, getattr(layout, axis)) for axis in MESH_AXES)
     return " x ".join(f"{axis} {number}" for axis, number in named if number > 1) or "one device"
 
 
@@ -239,11 +242,11 @@ def exchanges(plan: Plan, parallel: ParallelConfig) -> list[str]:
 def stages(planned: Planned, timer: StepTimer) -> list[str]:
     """On heterogeneous clusters: which hosts hold which stages, and why they are as long as they are."""
     cluster, layout = planned.cluster, planned.candidate.layout
-    if not cluster.is_heterogeneous:
+    if not cluster.is_heterogeneous or layout.islands > 1:
         return []
     if layout.pipe == 1:
         return [f"no pipeline: all GPUs wait for the slowest ones ({cluster.gpu.name}) and the slowest network"]
-    lines = [str(one) for one in stages_by_group(cluster, layout.pipe, ranks_of(layout), planned.plan.stage_layers)]
+    lines = list(map(str, planned.stages))
     if layout.stage_layers is not None:  # predicted alike, without the changes by `--verify` and by placement
         own, equal = (timer.step(one).seconds for one in (layout, replace(layout, stage_layers=None)))
         longer = percent(equal / own - 1)

@@ -12,7 +12,7 @@ from jaxpar.layout.memory.estimate import MemoryEstimate
 from jaxpar.layout.plan_file import PlanFile
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.search.avoid import never_measured
-from jaxpar.planner.search.stage_groups import ranks_of, stages_by_group
+from jaxpar.planner.search.stage_groups import StagesOfGroup, ranks_of, stages_by_group
 from jaxpar.planner.step_time.interval import PUBLISHED, Spread
 from jaxpar.planner.step_time.model import StepTime
 
@@ -68,10 +68,17 @@ class Planned:
         """The least and the greatest step in four of five cases; None where that is not known."""
         return None if self.spread is None else list(self.spread.interval(self.candidate.seconds))
 
+    @property
+    def stages(self) -> list[StagesOfGroup]:
+        """The hosts of each stage, where hosts differ; all of an island are alike."""
+        if self.candidate.layout.islands > 1:
+            return []
+        ranks = ranks_of(self.candidate.layout)
+        return stages_by_group(self.cluster, self.plan.axes.pipe, ranks, self.plan.stage_layers)
+
     def file(self, cluster: str) -> PlanFile:
         """The plan as `plan.json` holds it, with what is predicted; `cluster` is where it is for, as the user wrote."""
         time, memory, layout = self.candidate.time, self.candidate.memory, self.candidate.layout
-        stages = stages_by_group(self.cluster, self.plan.axes.pipe, ranks_of(layout), self.plan.stage_layers)
         predicted = {
             "step_time_s": time.seconds,
             "interval_s": self.interval,
@@ -87,7 +94,7 @@ class Planned:
             "hosts": self.cluster.hosts,
             "stages": [
                 {"group": one.group.name, "gpu": one.group.gpu.name, "first": one.first, "layers": one.layers}
-                for one in stages
+                for one in self.stages
             ],
         }
         return PlanFile(self.config, self.plan, cluster, predicted)

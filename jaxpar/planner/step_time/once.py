@@ -38,6 +38,8 @@ class Once:
         dense, self.experts = self.own_layers()
         self.own = dense + self.trained * self.table
         self.coded, self.coded_experts = self._own_codes()
+        self.updated = (self.own / self.sharded + self.experts / self.sharded_experts) / self.replicas
+        """Weights that a device updates."""
 
     def data(self) -> float:
         """Seconds of messages of weights and gradients that are not hidden."""
@@ -72,10 +74,9 @@ class Once:
 
     def optimizer(self) -> float:
         """Seconds of the update."""
-        held = self.own / self.sharded + self.experts / self.sharded_experts
         # The largest magnitude of a matrix that becomes codes is found from its master weights.
         coded = self.coded / self.sharded + self.coded_experts / self.sharded_experts
-        held, coded = held / self.replicas, coded / self.replicas
+        held, coded = self.updated, coded / self.replicas
         update = self.where.device.bytes_seconds(self.update.moved * held + MASTER * coded)
         if self.layout.optimizer_offload:
             ends = self.trained * self.table / (self.sharded * self.replicas)

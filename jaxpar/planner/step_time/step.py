@@ -48,6 +48,7 @@ class Step:
         once = Once(where, layout, self.layers, self.slots, self.messages)
         self.once = {"data": once.data(), "optimizer": once.optimizer()}
         """Seconds by part that come once a step, after the pipeline."""
+        self.updated = once.updated
         self._microbatches()
 
     def _layers(self) -> None:

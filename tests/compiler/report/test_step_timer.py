@@ -15,6 +15,7 @@ from jaxpar.cost.operations import device_of
 from jaxpar.hardware.cluster import Pods, parse_cluster
 from pallas_kernels import bounds
 from pallas_kernels.expected import B200
+from jaxpar.units import GIGA
 from tests.compiler.program.programs import module
 
 CLUSTER = parse_cluster("h100:2x4")
@@ -100,3 +101,24 @@ def test_permutes_between_pods_have_their_share_of_the_uplinks(pairs: str, slowe
     extra = (slower - 1) * SIZE / (CLUSTER.bandwidth(True) * HOPPER.network_share)
     timer = StepTimer(cluster.gpu, cluster, HOPPER)
     assert timer.transfer(permute) == pytest.approx(CLOCK.transfer(permute) + extra)
+
+
+def test_the_link_between_groups_of_hosts_is_taken_by_what_crosses_it():
+    """Devices 0 to 7 are in one group of two hosts, and 8 to 15 in the other."""
+    group = replace(CLUSTER.groups[0], hosts=2)
+    slow = replace(group.network, bandwidth=GIGA)
+    cluster = replace(CLUSTER, groups=(group, replace(group, name="other")), written_between=slow)
+    timer = StepTimer(cluster.gpu, cluster, HOPPER)
+
+    def seconds(rows: str, axis: str) -> float:
+        reduced = f"f32[1048576]{{0}} all-reduce(%a), dimensions={{0}}, replica_groups={{{rows}}}"
+        made = module(f"%a = f32[1048576]{{0}} parameter(0)\n%x = {reduced}", partitions=16)
+        (found,) = movements(made, executions(made), {"islands": 2, "replica": 2, "fsdp": 4}, 4)
+        assert found.axis == axis
+        return timer.transfer(found)
+
+    inside = ",".join(f"{{{low},{low + 4}}}" for low in (0, 1, 2, 3, 8, 9, 10, 11))
+    across = ",".join(f"{{{low},{low + 8}}}" for low in range(8))
+    network = network_of(replace(CLUSTER, groups=(replace(group, hosts=4),)), HOPPER)
+    assert seconds(inside, "replica") == pytest.approx(network.ring(2, 4).reduce(SIZE))
+    assert seconds(across, "islands") == pytest.approx(SIZE / (GIGA * network.share(2)), rel=0.1)

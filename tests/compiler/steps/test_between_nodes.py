@@ -1,6 +1,5 @@
-"""Messages between two nodes of H100s in compiled programs: of ZeRO++, of state over replicas, and of islands."""
+"""Messages between two nodes of H100s in compiled programs: of ZeRO++, and of state over replicas."""
 
-from functools import cache
 from typing import Any
 
 import pytest
@@ -10,8 +9,6 @@ from jaxpar.compiler.report import Analysis, Report
 from jaxpar.config import Config
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.counting import parameter_count
-from jaxpar.layout.memory.estimate import estimate_memory
-from jaxpar.optim.outer import wire_bytes
 from tests.compiler.inspected import asked, assert_planned, inspected, sent, wide
 
 CLUSTER, GPUS = "h100:2x4", 4
@@ -85,49 +82,3 @@ def test_the_state_takes_a_replicas_share():
     (_, _, whole), (config, analysis, shared) = (shared_or_not(own) for own in (False, True))
     assert_planned(config, CLUSTER, analysis, shared)
     assert shared.classes["optimizer"] == pytest.approx(whole.classes["optimizer"] / REPLICAS, rel=0.02)
-
-
-TWO_ISLANDS = "h100:2x8"
-EVERY = FRAGMENTS = 4
-ISLAND = 8
-DATA = {"sequence_length": 512, "batch_size": 64}
-
-
-@cache
-def of_islands(wire: str | None, fragments: int = FRAGMENTS, delay: int = 1) -> tuple[Any, Report]:
-    islands = {"every": EVERY, "fragments": fragments, "delay": delay, "wire": wire}
-    config = wide(model=MODEL, data=DATA, parallel={"islands": 2, "fsdp": ISLAND, "zero": 3}, islands=islands)
-    analysis, report = inspected(config, TWO_ISLANDS)
-    planned = estimate_memory(plan_for(config, parse_cluster(TWO_ISLANDS))[0], analysis.compilation.plan)
-    assert report.classes["optimizer"] == planned.optimizer, "with the global weights and their momentum"
-    return config, report
-
-
-def over_the_border(report: Report) -> Any:
-    """The one message that crosses the border of nodes."""
-    (row,) = [row for row in report.collectives if row.crosses_nodes]
-    assert (row.axis, row.count) == ("islands", 1)
-    return row
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("wire", "kind"), [(None, "all-reduce"), ("int4", "all-gather")])
-def test_the_outer_message_runs_beside_the_step_that_carries_it(wire, kind):
-    """The message has the size of the weights / H, in 4 bits an eighth of it; the step waits for it at most 2% of the
-    time."""
-    config, report = of_islands(wire)
-    row = over_the_border(report)
-    weights = parameter_count(config.model, padded=True) / ISLAND
-    assert row.kind == kind
-    assert row.bytes == pytest.approx(wire_bytes(round(weights), wire) / EVERY, rel=0.02)
-    assert row.exposed_s <= 0.02 * report.step_seconds
-
-
-@pytest.mark.long
-def test_a_step_that_sends_a_fragment_now_and_then_has_the_same_message_in_a_branch():
-    """Half of the weights, every second step."""
-    config, report = of_islands(None, fragments=2)
-    row = over_the_border(report)
-    weights = parameter_count(config.model, padded=True) / ISLAND
-    assert row.bytes == pytest.approx(4 * weights / 2, rel=0.02)
-    assert row.exposed_s <= 0.02 * report.step_seconds

@@ -4,6 +4,7 @@ from tests.faults.fault import Fault
 
 STEPS = "tests/training/islands/test_steps.py"
 ROUNDS = "tests/training/island_jobs/test_rounds.py"
+PLANNED = "tests/planner/search/test_islands.py"
 ISLANDS = (
     Fault(
         name="outer_momentum_without_look_ahead",
@@ -80,7 +81,7 @@ ISLANDS = (
         old="    if wire is None:",
         new="    if True:",
         caught_by=(
-            "tests/compiler/steps/test_between_nodes.py::test_the_outer_message_runs_beside_the_step_that_carries_it[int4-all-gather]",
+            "tests/compiler/steps/test_islands.py::test_the_outer_message_runs_beside_the_step_that_carries_it[int4-all-gather]",
         ),
     ),
     Fault(
@@ -160,5 +161,29 @@ ISLANDS = (
         old="*(() if before is None else before.counted)",
         new="*(() if before is None else [*before.counted, *before.absent])",
         caught_by=(f"{ROUNDS}::test_a_slow_island_is_refused_by_its_round_and_goes_on_from_the_newest_state",),
+    ),
+    Fault(
+        name="every_step_pays_for_an_exchange",
+        description="A predicted step of islands has the message of a fragment, though it is sent in one of several.",
+        file="jaxpar/planner/search/islands.py",
+        old="return self.config.fragments / self.config.every",
+        new="return 1.0",
+        caught_by=(f"{PLANNED}::test_a_device_sends_its_weights_once_in_a_period[None-2]",),
+    ),
+    Fault(
+        name="a_slow_message_hidden_by_a_whole_step",
+        description="A delayed message is taken to start with the step, and XLA starts it late.",
+        file="jaxpar/planner/search/islands.py",
+        old="min(step.seconds - apart, self._over(self.assumed, weights))",
+        new="(step.seconds - apart)",
+        caught_by=(f"{PLANNED}::test_a_delayed_message_is_hidden_as_long_as_xla_takes_it_to_be[5.0]",),
+    ),
+    Fault(
+        name="islands_are_planned_on_all_hosts",
+        description="The layout of an island is searched on the hosts of all islands.",
+        file="jaxpar/planner/search/islands.py",
+        old="hosts=each // part",
+        new="hosts=cluster.hosts",
+        caught_by=(f"{PLANNED}::test_islands_have_whole_hosts_or_even_parts_of_one",),
     ),
 )

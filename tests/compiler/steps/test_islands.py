@@ -1,0 +1,104 @@
+"""The message between islands in programs compiled for two nodes of H100s, an island on each."""
+
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+import pytest
+
+from jaxpar.compiler.compile import plan_for
+from jaxpar.compiler.report import Analysis, Report, make_report
+from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.layers.counting import parameter_count
+from jaxpar.layout.memory.estimate import estimate_memory
+from jaxpar.optim.outer import wire_bytes
+from jaxpar.planner.search.islands import IslandSearch, search_of
+from jaxpar.planner.stage_work import layout_of
+from tests.compiler.inspected import inspected, wide
+
+CLUSTER = "h100:2x8"
+EVERY = LAYERS = 4
+SHARDS = 8
+CONFIG = {"layers": LAYERS, "embed": 512, "heads": 8, "mlp": 1536, "vocab": 1024}
+DATA = {"sequence_length": 512, "batch_size": 64}
+
+
+@cache
+def compiled(wire: str | None, fragments: int = LAYERS, delay: int = 1) -> tuple[Any, Report]:
+    islands = {"every": EVERY, "fragments": fragments, "delay": delay, "wire": wire}
+    config = wide(model=CONFIG, data=DATA, parallel={"islands": 2, "fsdp": SHARDS, "zero": 3}, islands=islands)
+    analysis, report = inspected(config, CLUSTER)
+    planned = estimate_memory(plan_for(config, parse_cluster(CLUSTER))[0], analysis.compilation.plan)
+    assert report.classes["optimizer"] == planned.optimizer, "with the global weights and their momentum"
+    return config, report
+
+
+def between(report: Report) -> Any:
+    """The one message that crosses the border of nodes."""
+    (row,) = [row for row in report.collectives if row.crosses_nodes]
+    assert (row.axis, row.count) == ("islands", 1)
+    return row
+
+
+def predicted_bytes(config: Any) -> float:
+    """Bytes between islands in a step, on average, as the planner counts them."""
+    cluster = parse_cluster(CLUSTER)
+    filled, plan = plan_for(config, cluster)
+    search = search_of(filled, cluster)
+    assert isinstance(search, IslandSearch)
+    return search.timer.exchange.sent_bytes(search.timer.weights(layout_of(filled, plan, search)))
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(("wire", "kind"), [(None, "all-reduce"), ("int4", "all-gather")])
+def test_the_outer_message_runs_beside_the_step_that_carries_it(wire, kind):
+    """The message has the size of the weights / H, in 4 bits an eighth of it; the step waits for it at most 2% of the
+    time."""
+    config, report = compiled(wire)
+    row = between(report)
+    weights = parameter_count(config.model, padded=True) / SHARDS
+    assert row.bytes == pytest.approx(predicted_bytes(config), rel=5e-3), "as in a plan, which leaves out norms"
+    assert row.kind == kind
+    assert row.bytes == pytest.approx(wire_bytes(round(weights), wire) / EVERY, rel=0.02)
+    assert row.exposed_s <= 0.02 * report.step_seconds
+
+
+@pytest.mark.long
+def test_most_of_a_message_over_a_slow_link_is_waited_for():
+    """The same program, which starts the message about as late as a fast network allows; a plan counts with no less."""
+    config, _ = compiled(None)
+    cluster = parse_cluster("h100:1x8")
+    group = cluster.groups[0]
+    slow = replace(group.network, bandwidth=group.network.bandwidth / 20)
+    halves = replace(cluster, groups=(group, replace(group, name="other")), written_between=slow)
+    analysis, _ = inspected(config, CLUSTER)
+    row = between(make_report(Analysis(analysis.compilation, halves, strict=True), "slow"))
+    assert row.exposed_s > 0.5 * row.seconds
+    filled, plan = plan_for(config, halves)
+    search = search_of(filled, halves)
+    waits = search.timer.step(layout_of(filled, plan, search)).breakdown["islands"]
+    assert row.exposed_s <= waits <= row.seconds
+
+
+@pytest.mark.long
+def test_a_step_that_sends_a_fragment_now_and_then_has_the_same_message_in_a_branch():
+    """Half of the weights, every second step."""
+    config, report = compiled(None, fragments=2)
+    row = between(report)
+    weights = parameter_count(config.model, padded=True) / SHARDS
+    assert row.bytes == pytest.approx(4 * weights / 2, rel=0.02)
+    assert row.exposed_s <= 0.02 * report.step_seconds
+
+
+@pytest.mark.long
+def test_without_a_delay_the_step_waits_for_a_message_in_a_branch():
+    """All weights in one of four steps, which the report counts each time. Beside a delayed message, memory holds it
+    and another copy of the gradients."""
+    config, report = compiled(None, fragments=1, delay=0)
+    row = between(report)
+    assert row.bytes / EVERY == pytest.approx(predicted_bytes(config), rel=5e-3)
+    assert row.exposed_s == pytest.approx(report.by_kind["islands"]) == pytest.approx(row.seconds)
+    delayed, beside = compiled(None)
+    more = beside.classes["temporaries"] - report.classes["temporaries"]
+    one, other = (estimate_memory(*plan_for(own, parse_cluster(CLUSTER))) for own in (config, delayed))
+    assert more == pytest.approx(other.temporaries - one.temporaries, rel=0.05)
