@@ -23,7 +23,7 @@ LIMITS = {
     "ends": 239,
     "codes": 230,
     "unseen": 0,
-    "held": 69,
+    "held": 68,
     "place": 231,
     "number": 609,
     FIRST_WORDS: 0,

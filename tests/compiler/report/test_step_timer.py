@@ -13,9 +13,9 @@ from jaxpar.cost.hardware_model import BLACKWELL, HOPPER
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.hardware.cluster import Pods, parse_cluster
+from jaxpar.units import GIGA
 from pallas_kernels import bounds
 from pallas_kernels.expected import B200
-from jaxpar.units import GIGA
 from tests.compiler.program.programs import module
 
 CLUSTER = parse_cluster("h100:2x4")
