@@ -62,11 +62,10 @@ def backtracking(path: Path) -> Path:
     return path
 
 
-@pytest.mark.parametrize("processes", [1, 2])
-def test_a_tokenizer_that_gives_up_on_a_text_is_one_sentence(tmp_path: Path, processes: int):
+def test_a_tokenizer_that_gives_up_on_a_text_is_one_sentence(tmp_path: Path):
     file, source = backtracking(tmp_path / "t.json"), write_jsonl(tmp_path / "a.jsonl", ["a" * 60 + "c"])
     with refused("the tokenizer gives up on a text", "retry-limit"):
-        prepare(options(tmp_path / "out", source, tokenizer=file, processes=processes), quiet())
+        prepare(options(tmp_path / "out", source, tokenizer=file), quiet())
     with refused(str(file), "gives up on a text"):
         TextCodec(file).encode("a" * 60 + "c")
 
