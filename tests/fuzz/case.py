@@ -1,14 +1,12 @@
 """One combination of features on one mesh: drawn, compared with one device, and made smaller where it differs."""
 
-import tempfile
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
-import jax
 import numpy as np
 
 from jaxpar.config import Config
@@ -25,14 +23,10 @@ from tests.short_documents import into_documents
 from tests.small_run import SmallRun, layout_of, small
 from tests.training.parity.test_dpo import LENGTH, batch_of
 
-STEPS = 3
+STEPS, DEVICES = 3, 8
 AXES = ("pipe", "replica", "fsdp", "expert", "context", "tensor")
-DEVICES = 8
-TOLERANCE, ROUNDED_LOSS, ROUNDED_NORM = 1e-5, 1e-3, 5e-2
-"""Largest relative differences: those of `training/parity/one_device.py`, and of `test_bfloat16.py` beside it."""
-OF_LAYOUTS = (RANK_LOAD, OVERFLOWS)
-"""What experts report of the ranks that share them."""
-
+TOLERANCE, OF_ROUNDED = 1e-5, {"loss": 1e-3, "norm": 5e-2}
+"""Largest relative differences, as in `training/parity`: of `one_device.py`, and of `test_bfloat16.py`."""
 SIZES = ((fraction, "STAYS_BELOW", 1), (recurrence, "CHUNK", 4), (recurrence, "BLOCK", 2))
 """Small arrays are to be offloaded, and states cut into small chunks, as large models do with large ones."""
 
@@ -49,13 +43,13 @@ class Case:
 
     def config(self, *, alone: bool = False) -> Config:
         """The configuration; `alone` is that of the same numbers on one device."""
-        sections: Sections = {"model": {"layers": 4}, "data": {"batch_size": 16}, "parallel": {"zero": 0} if alone else dict(self.parallel)}
-        for feature in map(FEATURES.__getitem__, self.features):
+        features = [FEATURES[name] for name in self.features]
+        routed = any(feature.group == "experts" for feature in features)
+        same = ("islands", "microbatches") if routed else ("islands",)  # balance is that of a microbatch
+        parallel = {key: value for key, value in self.parallel if key in same or not alone}
+        sections: Sections = {"model": {"layers": 4}, "data": {"batch_size": 16}, "parallel": parallel}
+        for feature in features:
             sections = _merged(sections, {} if alone and feature.layout else feature.sections)
-        if alone:
-            routed = any(FEATURES[name].group == "experts" for name in self.features)
-            same = ("islands", "microbatches") if routed else ("islands",)  # balance is that of a microbatch
-            sections["parallel"] |= {key: value for key, value in self.parallel if key in same}
         if (name := sections.get("loss", {}).get("name")) is not None:
             sections["data"] |= {"source": "tokens", "path": _answers(name), "sequence_length": LENGTH}
             sections["model"] |= {"vocab": VOCAB}
@@ -63,27 +57,39 @@ class Case:
         return small(**sections)
 
     def differences(self) -> list[str]:
-        """What differs from one device, as sentences.
-
-        Raises:
-            UserError: a configuration is refused.
-        """
+        """What differs from one device, as sentences. Raises `UserError` if a configuration is refused."""
         wanted, found = _numbers(self.config(alone=True)), _numbers(self.config())
         rounded = any(FEATURES[name].group == ROUNDED for name in self.features)
-        bounds = {"loss": ROUNDED_LOSS, "norm": ROUNDED_NORM} if rounded else dict.fromkeys(wanted[0], TOLERANCE)
         return [
             f"{name} of step {step}: {same[name]} is not {of_step[name]}"
             for step, (of_step, same) in enumerate(zip(wanted, found, strict=True))
-            for name, bound in bounds.items()
+            for name, bound in (OF_ROUNDED if rounded else dict.fromkeys(of_step, TOLERANCE)).items()
             if not np.isclose(same[name], of_step[name], rtol=bound, atol=1e-7, equal_nan=True)
         ]
 
-    def smaller(self) -> Iterator["Case"]:
-        """The same without one feature or one axis."""
-        for name in self.features:
-            yield replace(self, features=tuple(other for other in self.features if other != name))
-        for key, _ in self.parallel:
-            yield replace(self, parallel=tuple(item for item in self.parallel if item[0] != key))
+    def refused(self) -> str:
+        """The sentence with which a check of the configuration refuses it; nothing if it is accepted."""
+        try:
+            for config in (self.config(alone=True), self.config()):
+                resolve_config(config, layout_of(config.parallel))
+        except UserError as error:
+            return str(error)
+        return ""
+
+    def failure(self) -> str:
+        """What differs from one device, or how it stopped; nothing if it is equal, or refused."""
+        try:
+            return "; ".join(self.differences())
+        except UserError:
+            return ""
+        except Exception as error:  # whatever it is, it is no sentence to a user
+            return f"{type(error).__name__}: {error}"
+
+    def smallest(self) -> "Case":
+        """The same without any feature or axis that its failure does not need."""
+        parts = [replace(self, features=tuple(one for one in self.features if one != name)) for name in self.features]
+        parts += [replace(self, parallel=tuple(one for one in self.parallel if one != item)) for item in self.parallel]
+        return next((part.smallest() for part in parts if part.failure()), self)
 
 
 def parse(text: str) -> Case:
@@ -96,75 +102,48 @@ def parse(text: str) -> Case:
 def draw(seed: int) -> Case:
     """Two features or three, of groups that go together, on a mesh that they are for."""
     rng = np.random.default_rng(seed)
-    chosen: list[str] = []
-    groups: set[str] = set()
+    chosen: dict[str, str] = {}
     axes: dict[str, int] = {}
     count = int(rng.integers(2, 4))
     devices = lambda: prod(size for axis, size in axes.items() if axis != "microbatches")
     for name in map(str, rng.permutation(list(FEATURES))):
-        feature = FEATURES[name]
-        lone = feature.group in groups or (feature.group in OF_EXPERTS and "experts" not in groups)
-        lone |= {feature.group, *groups} >= {ROUNDED, "experts"}
-        clash = any(axes.get(axis, sizes[0]) not in sizes for axis, sizes in feature.axes.items())
-        least = prod(sizes[0] for axis, sizes in feature.axes.items() if axis not in ("microbatches", *axes))
-        if len(chosen) < count and not lone and not clash and devices() * least <= DEVICES:
-            chosen.append(name)
-            groups.add(feature.group)
-            for axis, sizes in feature.axes.items():
+        group, needed = FEATURES[name].group, FEATURES[name].axes
+        alone = group in chosen or (group in OF_EXPERTS and "experts" not in chosen)
+        alone |= {group, *chosen} >= {ROUNDED, "experts"} or len(chosen) == count
+        alone |= any(axes.get(axis, sizes[0]) not in sizes for axis, sizes in needed.items())
+        least = prod(sizes[0] for axis, sizes in needed.items() if axis not in ("microbatches", *axes))
+        if not alone and devices() * least <= DEVICES:
+            chosen[group] = name
+            for axis, sizes in needed.items():
                 fitting = [size for size in sizes if devices() * size <= DEVICES] or sizes[:1]
                 axes.setdefault(axis, int(rng.choice(fitting)))
     for axis in map(str, rng.permutation(AXES)):
         axes.setdefault(axis, min(int(rng.choice((1, 1, 2, 2, 4))), DEVICES // devices()))
     axes.setdefault("microbatches", int(rng.choice((2, 4) if axes["pipe"] > 1 else (1, 2, 4))))
     layout = {axis: size for axis, size in axes.items() if size > 1} | {"zero": int(rng.integers(4))}
-    return Case(tuple(chosen), tuple(layout.items()))
-
-
-def smallest(case: Case) -> Case:
-    """`case` without what its failure does not need."""
-    return next((smallest(part) for part in case.smaller() if failure(part)), case)
-
-
-def refused(case: Case) -> str:
-    """The sentence with which a check of the configuration refuses `case`; nothing if it accepts it."""
-    try:
-        for config in (case.config(alone=True), case.config()):
-            resolve_config(config, layout_of(config.parallel))
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-def failure(case: Case) -> str:
-    """Why `case` fails: what differs, or how it stopped; nothing if it is equal, or refused."""
-    try:
-        return "; ".join(case.differences())
-    except UserError:
-        return ""
-    except Exception as error:  # whatever it is, it is no sentence to a user
-        return f"{type(error).__name__}: {error}"
+    return Case(tuple(chosen.values()), tuple(layout.items()))
 
 
 def _merged(first: Sections, second: Sections) -> Any:
-    both = {key: _merged(first[key], second[key]) for key in first.keys() & second.keys() if isinstance(first[key], dict)}
-    return first | second | both
+    deeper = [key for key in first.keys() & second.keys() if isinstance(first[key], dict)]
+    return first | second | {key: _merged(first[key], second[key]) for key in deeper}
+
+
+@cache
+def _folder() -> TemporaryDirectory[str]:
+    """It is deleted when the process ends."""
+    return TemporaryDirectory(prefix="fuzz-")
 
 
 @cache
 def _answers(loss: str) -> str:
-    folder = tempfile.TemporaryDirectory(prefix="fuzz-")
-    _FOLDERS.append(folder)
     prepared = prepared_marked if loss == "kto" else prepared_pairs
-    return str(prepared(Path(folder.name) / "answers").path)
-
-
-_FOLDERS: list[tempfile.TemporaryDirectory[str]] = []
-"""They are deleted when the process ends."""
+    return str(prepared(Path(_folder().name) / loss).path)
 
 
 def _numbers(config: Config) -> list[dict[str, float]]:
-    """Loss, norm of the gradient and reports of each step."""
-    with tempfile.TemporaryDirectory() as folder:
+    """Loss, norm of the gradient and reports of each step, but for those of the ranks that share experts."""
+    with TemporaryDirectory() as folder:
         run = SmallRun(replace(config, run=replace(config.run, dir=folder)))
         state, found = run.step.residency.initial_state(), []
         if not config.model.causal:
@@ -173,7 +152,7 @@ def _numbers(config: Config) -> list[dict[str, float]]:
             batch = run.place(_batch(run, step))
             state, metrics = run.step.residency.advance(run.step.train, state, batch, run.step.arguments)
             numbers = {"loss": metrics.loss, "norm": metrics.grad_norm, "tokens": metrics.tokens, **metrics.report}
-            found.append({name: float(value) for name, value in jax.device_get(numbers).items() if name not in OF_LAYOUTS})
+            found.append({key: float(value) for key, value in numbers.items() if key not in (RANK_LOAD, OVERFLOWS)})
     return found
 
 
@@ -182,5 +161,5 @@ def _batch(run: SmallRun, step: int) -> dict[str, np.ndarray]:
     if run.config.loss.name != "cross_entropy":
         return batch_of(run) if run.config.loss.name in ("dpo", "kto") else run.rows(step)
     rows = run.rows(step)
-    kept = {} if run.config.data.packed else {name: rows[name] for name in ("segments", "positions")}
-    return into_documents(rows, seed=step) | kept
+    unchanged = {} if run.config.data.packed else {name: rows[name] for name in ("segments", "positions")}
+    return into_documents(rows, seed=step) | unchanged

@@ -1,5 +1,5 @@
-"""Faults of features that are right alone and wrong together, as they were reported of other systems: Megatron-LM #7452,
-#5916 and #7165."""
+"""Faults of features that are right alone and wrong together, as they were reported of another system: Megatron-LM
+#7452, #5916 and #7165."""
 
 from tests.faults.catalogue.experts import FLOAT64
 from tests.faults.fault import Fault, parity
@@ -9,7 +9,7 @@ COMBINED = "tests/fuzz/test_fuzz.py::test_a_combination_has_the_numbers_of_one_d
 COMPOSED = (
     Fault(
         name="full_logits_taken_for_a_part_of_them",
-        description="Every rank has the logits of the whole vocabulary, and they are summed over as if they were parts.",
+        description="Every rank has the logits of the whole vocabulary, and sums over them as if they were its part.",
         file="jaxpar/model/loss.py",
         old="    total = reduce_sum(jnp.exp(logits - top[..., None]).sum(axis=-1), axes)",
         new="    full = vary(gather_weight(vary(logits, axes), axes, logits.ndim - 1), axes)\n"
@@ -38,7 +38,8 @@ COMPOSED = (
         "once for each rank.",
         file="jaxpar/layers/experts/feed_forward.py",
         old="        packed, unpack = ravel_pytree(own)\n"
-        "        whole, ranks = unpack(reduce_sum(lax.stop_gradient(packed), STREAM_AXES)), lax.axis_size(STREAM_AXES)\n",
+        "        whole, ranks = unpack(reduce_sum(lax.stop_gradient(packed), STREAM_AXES)), "
+        "lax.axis_size(STREAM_AXES)\n",
         new="        own = jax.tree.map(lambda leaf: reduce_sum(leaf, STREAM_AXES), own)\n"
         "        whole, ranks = lax.stop_gradient(own), lax.axis_size(STREAM_AXES)\n",
         caught_by=(f"{FLOAT64}[top_k_softmax]",),
