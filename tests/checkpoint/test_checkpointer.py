@@ -240,3 +240,20 @@ def test_a_checkpoint_that_cannot_be_deleted_does_not_keep_the_others(checkpoint
         assert sorted(os.listdir(tmp_path / "checkpoints")) == ["00000001.removing", "00000004"]
         assert len(reports) == 3 and all("could not be deleted" in sentence for sentence in reports)
     (tmp_path / "checkpoints/00000001.removing/state").chmod(0o755)
+
+
+def test_while_the_folder_of_a_run_is_gone_nothing_is_saved_elsewhere(checkpointer, tmp_path):
+    """As when a file system is not mounted for a minute."""
+    run, state = tmp_path / "run", {"x": jnp.ones(3)}
+    run.mkdir()
+    checkpoints = checkpointer(run / "checkpoints")
+    checkpoints.save(1, state, {})
+    checkpoints.wait()
+    run.rename(tmp_path / "away")
+    with refused("/00000002", "could not be written", "No such file", error=CheckpointError):
+        checkpoints.save(2, state, {})
+    assert not run.exists()
+    (tmp_path / "away").rename(run)
+    checkpoints.save(3, state, {})
+    assert checkpoints.latest() == 3
+    assert sorted(os.listdir(run / "checkpoints")) == ["00000001", "00000003"]

@@ -4,7 +4,7 @@
 from tests.faults.catalogue.experts import FLOAT64
 from tests.faults.fault import Fault, parity
 
-COMBINED = "tests/fuzz/test_fuzz.py::test_a_combination_has_the_numbers_of_one_device"
+NORM = "tests/optim/test_norm.py"
 
 COMPOSED = (
     Fault(
@@ -52,7 +52,7 @@ COMPOSED = (
         new="        value = value if weight.balance_rate is None else jnp.zeros_like(value)\n"
         '        if "tensor" in mesh_axes_of(spec) and leaf.ndim == 1 + is_stacked(weight):\n'
         '            value = jnp.where(jax.lax.axis_index("tensor") == 0, value, 0.0)\n',
-        caught_by=(f"{COMBINED}[sinks, tensor=2, zero=1]",),
+        caught_by=(f"{NORM}::test_squares_of_a_weight_are_summed_over_what_splits_it[stack_tensor]",),
     ),
     Fault(
         name="norm_without_experts_of_other_ranks",
@@ -61,8 +61,8 @@ COMPOSED = (
         old="        value = value if weight.balance_rate is None else jnp.zeros_like(value)\n",
         new="        value = value if weight.balance_rate is None else jnp.zeros_like(value)\n"
         '        if "experts" in weight.axes:\n'
-        '            value = jnp.where(jax.lax.axis_index("expert") == 0, value, 0.0)\n',
-        caught_by=(f"{COMBINED}[top_k_softmax, expert=2, tensor=2, zero=3]",),
+        "            value = jnp.where(jax.lax.axis_index(sorted(mesh_axes_of(spec))) == 0, value, 0.0)\n",
+        caught_by=(f"{NORM}::test_squares_of_a_weight_are_summed_over_what_splits_it[experts]",),
     ),
     Fault(
         name="norm_of_a_mixers_output_not_summed_over_its_heads",
