@@ -17,14 +17,6 @@ COMPOSED = (
         caught_by=(parity(tensor=2, fsdp=4),),
     ),
     Fault(
-        name="router_losses_over_a_ranks_tokens",
-        description="Losses of routers are divided by the tokens of a rank, times the ranks.",
-        file="jaxpar/training/step/forward_backward.py",
-        old="AUXILIARY_LOSS: scale / jnp.maximum(unpadded, 1.0)",
-        new="AUXILIARY_LOSS: scale / ((batch['segments'] > 0).sum() * 8)",
-        caught_by=(f"{FLOAT64}[top_k_softmax]",),
-    ),
-    Fault(
         name="padding_of_another_ranks_tokens",
         description="Routers take the padding of the first tensor rank's part of the sequence for that of every part.",
         file="jaxpar/layers/experts/feed_forward.py",
@@ -43,6 +35,7 @@ COMPOSED = (
         new="        own = jax.tree.map(lambda leaf: reduce_sum(leaf, STREAM_AXES), own)\n"
         "        whole, ranks = lax.stop_gradient(own), lax.axis_size(STREAM_AXES)\n",
         caught_by=(f"{FLOAT64}[top_k_softmax]",),
+        found="trace",
     ),
     Fault(
         name="norm_without_sinks_of_other_ranks",
