@@ -1,6 +1,6 @@
 # `make train` and `make test` do all their own set-up. `make` alone lists the targets.
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test train test test-ci test-all test-faults goldens-check audit lint format types imports site dist
+.PHONY: help setup setup-test train test test-ci test-all test-faults goldens-check fuzz audit lint format types imports site dist
 
 CONFIG ?= configs/quickstart.yaml
 ARGS ?=
@@ -9,6 +9,7 @@ QUICKSTART := configs/quickstart.yaml
 LAYOUT = $(if $(filter $(QUICKSTART),$(CONFIG)),$(shell nvidia-smi >/dev/null 2>&1 && \
     echo --set parallel.fsdp=-1 --set parallel.tensor=1 --set parallel.context=1))
 JOBS ?= 2
+SECONDS ?= 600
 # A Python that imports torch and transformers, which the tests do without.
 TRANSFORMERS ?= python3
 
@@ -26,6 +27,7 @@ help:
 	@echo "make test-all                      every test: hours, before a release"
 	@echo "make test-faults                   every seeded fault turns its tests red: hours"
 	@echo "make goldens-check TRANSFORMERS=PYTHON [ARGS='--count 10 llama']   families against transformers, as drawn"
+	@echo "make fuzz [SECONDS=600] [ARGS='--seed 0']   features combined at random, against one device"
 	@echo "make lint format types imports     ruff, ruff format, pyright, the import layers"
 	@echo "make site                           the pages as a site, in build/site/index.html; every link is checked"
 	@echo "make dist                           a wheel and an sdist, in dist/"
@@ -55,6 +57,10 @@ test-faults: setup-test
 
 goldens-check: setup-test
 	@$(TEST_ENV) $(TEST_BIN)/python -m tests.goldens.check --transformers '$(TRANSFORMERS)' $(ARGS)
+
+# What it compiles is compiled once: the cache of the tests does not store it.
+fuzz: setup-test
+	@$(TEST_ENV) JAX_ENABLE_COMPILATION_CACHE=0 $(TEST_BIN)/python -m tests.fuzz --seconds $(SECONDS) $(ARGS)
 
 lint: setup-test
 	@$(TEST_BIN)/ruff check .

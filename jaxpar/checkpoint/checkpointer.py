@@ -34,7 +34,7 @@ class Checkpointer:
     does not count where the newest healthy ones are kept.
 
     Args:
-        folder: where the checkpoints of this run are; made when the first one is saved.
+        folder: where the checkpoints of this run are; made, in a folder that exists, when the first one is saved.
         keep_last: how many of the newest checkpoints to keep, and of the newest healthy ones, at least 1.
         keep_every: keep every checkpoint whose step is a multiple of this permanently; None keeps none permanently.
         report: takes one sentence for the user, such as why a checkpoint is skipped.
@@ -282,7 +282,11 @@ class Checkpointer:
         """Make the folder of a new checkpoint, with the files of its facts."""
         path, made = self._path(step), False
         try:
-            path.mkdir(parents=True)
+            try:
+                path.mkdir()
+            except FileNotFoundError:  # The first one. A folder above it that is gone is not made anew on another disk.
+                self.folder.mkdir()
+                path.mkdir()
             made = True
             for name, contents in files.items():
                 (path / name).write_bytes(contents)

@@ -10,6 +10,7 @@ import errno
 import os
 import shutil
 from collections.abc import Mapping
+from contextlib import ExitStack
 from pathlib import Path
 
 CHECKPOINTS = "checkpoints"
@@ -85,6 +86,7 @@ def remove(path: Path) -> None:
 
 
 def remove_leftovers(folder: Path) -> None:
-    """Finish deletions that a crash interrupted."""
-    for path in folder.glob(f"*{REMOVING}"):
-        shutil.rmtree(path)
+    """Finish deletions that a crash interrupted, all that can be."""
+    with ExitStack() as deletions:
+        for path in folder.glob(f"*{REMOVING}"):
+            deletions.callback(shutil.rmtree, path)

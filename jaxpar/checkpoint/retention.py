@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import ExitStack
 from pathlib import Path
 
 from jaxpar.checkpoint import folders, manifest
@@ -36,9 +37,9 @@ def prune(folder: Path, step: int, keep_last: int, keep_every: int | None) -> No
     checkpoint was skipped, the steps being saved are older than it.
 
     Raises:
-        OSError: something could not be deleted.
+        OSError: something could not be deleted; everything else is.
     """
-    retained = complete(folder, step)
-    folders.remove_leftovers(folder)
-    for old in folders.surplus(retained, keep_last, keep_every):
-        folders.remove(folders.step_folder(folder, old))
+    with ExitStack() as deletions:  # It calls all of them: one that fails, as on NFS, must not fill the disk.
+        for old in folders.surplus(complete(folder, step), keep_last, keep_every):
+            deletions.callback(folders.remove, folders.step_folder(folder, old))
+        deletions.callback(folders.remove_leftovers, folder)

@@ -11,6 +11,7 @@ from jaxpar.checkpoint import Checkpointer, CheckpointError
 from tests.checkpoint.states import host_state, like, mesh_of, put
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
+from tests.training.run_folder.test_read_only import without_privileges
 
 MESHES = [{"fsdp": 8}, {"fsdp": 2, "tensor": 4}, {"tensor": 2, "context": 2, "replica": 2}, {"fsdp": 3}, {"fsdp": 1}]
 
@@ -220,3 +221,35 @@ def test_an_optional_part_is_read_where_it_is_what_was_saved_and_left_out_where_
         assert not jax.tree.leaves(found["master"])
         rest = {name: part for name, part in host_state().items() if name != "master"}
         assert_same_bits({name: part for name, part in found.items() if name != "master"}, rest)
+
+
+def test_a_checkpoint_that_cannot_be_deleted_does_not_keep_the_others(checkpointer, reports, tmp_path):
+    """As on NFS, where a file that somebody reads stays in its folder."""
+    checkpoints, state = checkpointer(keep_last=1), {"x": jnp.ones(3)}
+    checkpoints.save(1, state, {})
+    checkpoints.wait()
+    (tmp_path / "checkpoints/00000001/state").chmod(0o555)
+    with without_privileges():
+        for step in (2, 3, 4):
+            checkpoints.save(step, state, {})
+            checkpoints.wait()
+        assert sorted(os.listdir(tmp_path / "checkpoints")) == ["00000001.removing", "00000004"]
+        assert len(reports) == 3 and all("could not be deleted" in sentence for sentence in reports)
+    (tmp_path / "checkpoints/00000001.removing/state").chmod(0o755)
+
+
+def test_while_the_folder_of_a_run_is_gone_nothing_is_saved_elsewhere(checkpointer, tmp_path):
+    """As when a file system is not mounted for a minute."""
+    run, state = tmp_path / "run", {"x": jnp.ones(3)}
+    run.mkdir()
+    checkpoints = checkpointer(run / "checkpoints")
+    checkpoints.save(1, state, {})
+    checkpoints.wait()
+    run.rename(tmp_path / "away")
+    with refused("/00000002", "could not be written", "No such file", error=CheckpointError):
+        checkpoints.save(2, state, {})
+    assert not run.exists()
+    (tmp_path / "away").rename(run)
+    checkpoints.save(3, state, {})
+    assert checkpoints.latest() == 3
+    assert sorted(os.listdir(run / "checkpoints")) == ["00000001", "00000003"]

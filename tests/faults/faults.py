@@ -1,6 +1,7 @@
 """Faults that somebody could make, each one replacement in the code, and the tests that must notice it."""
 
 from tests.faults.catalogue.communication import COMMUNICATION
+from tests.faults.catalogue.composed import COMPOSED
 from tests.faults.catalogue.experts import EXPERTS
 from tests.faults.catalogue.generation import GENERATION
 from tests.faults.catalogue.hybrids import HYBRIDS
@@ -31,6 +32,7 @@ FAULTS = (
     *ISLANDS,
     *KINDS,
     *EXPERTS,
+    *COMPOSED,
     *PLANNER,
     *PLAN,
     *PRECISION,

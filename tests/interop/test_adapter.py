@@ -45,6 +45,7 @@ def save_factors(base: Path, to: Path, lora: LoraConfig = LORA) -> Any:
     specs = decoder_specs(config, LayerOrder.of_kinds([0], [layer_kinds(source.model)]))
     factors = select(specs, map_specs(lambda spec: spec.trained, specs), True)
     factors = map_specs(lambda spec: jnp.asarray(0.1 * draws.standard_normal(spec.shape), jnp.float32), factors)
+    to.mkdir(parents=True, exist_ok=True)
     checkpointer = Checkpointer(to / "checkpoints", keep_last=1, keep_every=None, report=print)
     try:
         state = {"master": factors, "step": jnp.int32(1)}

@@ -127,6 +127,8 @@ def test_keys_that_change_nothing_are_read_over(exported: Path, tmp_path: Path):
         ({"lora_alpha": "much"}, ("lora_alpha is 'much'", "a number")),
         ({"alpha_pattern": {"q_proj": None}}, ("alpha_pattern", "numbers")),
         ({"alpha_pattern": {"q_(proj": 3.0}}, ("alpha_pattern", "'q_(proj'", "no regular expression")),
+        ({"alpha_pattern": {"(.+)+!": 3.0}}, ("alpha_pattern", "'(.+)+!'", "may not end")),
+        ({"alpha_pattern": {".*.*.*.*!": 3.0}}, ("alpha_pattern", "more than 3", "may not end")),
         ({"init_lora_weights": "pissa_niter_16"}, ("init_lora_weights is 'pissa_niter_16'", "expected True", "'eva'")),
         ({"init_lora_weights": 1}, ("init_lora_weights is 1", "expected True")),
         ({"use_rslora": "yes"}, ("use_rslora is 'yes'", "expected False, True")),

@@ -22,6 +22,7 @@ CASES = {
     "stage": (STACK, P("pipe")),
     "stage_fsdp": (STACK, P("pipe", "fsdp")),
     "stack_tensor": (STACK, P(None, ("tensor", "fsdp"))),
+    "experts": (ParamSpec((4, 8), ("experts", "embed")), P("fsdp", "tensor")),
 }
 SPECS = {name: spec for name, (spec, _) in CASES.items()}
 LAYOUT = {name: layout for name, (_, layout) in CASES.items()}

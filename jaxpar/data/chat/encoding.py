@@ -19,7 +19,7 @@ from jaxpar.data.chat.messages import ASSISTANT, USER, Message, Unusable
 from jaxpar.data.chat.renderer import PREPARED_ON, Rendered, Renderer
 from jaxpar.data.chat.sandbox import turn_of
 from jaxpar.data.chat.template import ChatTemplate
-from jaxpar.data.tokens.tokenizer_file import Tokenizer
+from jaxpar.data.tokens.tokenizer_file import Tokenizer, without_panics
 
 _PROBE = "zebra"
 TOOLS = ("tool", "observation")
@@ -137,7 +137,8 @@ class ChatEncoder:
 
     def encoded(self, texts: Sequence[Rendered]) -> list[tuple[Int[np.ndarray, " n"], Bool[np.ndarray, " n"]]]:
         """Tokens of each text, and whether each is, at least in part, of what the assistant says."""
-        encodings = self._tokenizer.encode_batch([each.text for each in texts], add_special_tokens=False)
+        with without_panics():
+            encodings = self._tokenizer.encode_batch([each.text for each in texts], add_special_tokens=False)
         return [
             (np.array(one.ids, np.int64), _within(np.array(one.offsets, np.int64).reshape(-1, 2), each.ranges))
             for one, each in zip(encodings, texts, strict=True)
@@ -145,7 +146,9 @@ class ChatEncoder:
 
     def prompt(self, messages: Sequence[Message]) -> list[int]:
         """Tokens of the messages and of the beginning of the assistant's turn. Raises `Unusable`."""
-        return self._tokenizer.encode(self._renderer.prompt(messages), add_special_tokens=False).ids
+        text = self._renderer.prompt(messages)
+        with without_panics():
+            return self._tokenizer.encode(text, add_special_tokens=False).ids
 
     def end_of_turn(self) -> EndOfTurn:
         """The text that the template writes after an answer. Raises `Unusable` if it refuses an example."""

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxpar.data.tokens.tokenizer_file import Tokenizer, load_tokenizer
+from jaxpar.data.tokens.tokenizer_file import Tokenizer, load_tokenizer, without_panics
 
 
 def tokens_before(tokenizer: Tokenizer) -> list[int]:
@@ -56,7 +56,8 @@ class TextCodec:
         With `special_tokens`, names of special tokens in it become those tokens; otherwise they are plain text.
         """
         self.tokenizer.encode_special_tokens = not special_tokens
-        return self.tokenizer.encode(text, add_special_tokens=False).ids
+        with without_panics(self._label):
+            return self.tokenizer.encode(text, add_special_tokens=False).ids
 
     def encode_start(self, text: str, *, special_tokens: bool = False) -> list[int]:
         """The tokens of a text that begins a document: `encode` after the tokens of `before`, which are not repeated

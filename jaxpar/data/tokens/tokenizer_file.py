@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -9,7 +11,7 @@ from typing import TYPE_CHECKING
 from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
-from jaxpar.config.spelling import quoted
+from jaxpar.config.spelling import cut, quoted
 
 if TYPE_CHECKING:
     import tokenizers
@@ -58,6 +60,18 @@ def load_tokenizer(path: Path, label: str) -> Tokenizer:
         raise UserError(
             f"{label} is no tokenizer file of Hugging Face's tokenizers ({str(error).splitlines()[0][:120]})"
         ) from error
+
+
+@contextmanager
+def without_panics(label: str = "the tokenizer") -> Iterator[None]:
+    """A text that `tokenizers` gives up on, such as one on which a regular expression of the file backtracks for too
+    long, is a mistake of the file. Raises `UserError`."""
+    try:
+        yield
+    except BaseException as error:  # A panic of Rust is no `Exception`, and its class cannot be imported.
+        if type(error).__name__ != "PanicException":
+            raise
+        raise UserError(f"{label} gives up on a text ({cut(str(error), 120)}); expected another tokenizer") from None
 
 
 def prepared_for_text(tokenizer: Tokenizer) -> Tokenizer:

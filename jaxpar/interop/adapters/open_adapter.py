@@ -32,6 +32,9 @@ CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """PEFT's prefix of the names of the model's modules."""
 LARGEST_RANK = 512
+MOST_REPETITIONS = 3
+"""Repetitions in a regular expression: matching takes the length of a name to the power of one more, in the worst
+case."""
 FREE = frozenset((
     "auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version", "revision", "task_type",
     "exclude_modules", "layers_pattern", "layers_to_transform", "target_modules",
@@ -238,6 +241,12 @@ def _check_patterns(patterns: Iterable[str], where: str) -> None:
                 f"{where}: alpha_pattern has {quoted(pattern, 60)}, which is no regular expression ({error}); expected "
                 "one of the ends of names"
             ) from None
+        repetitions = re.findall(r"(?<!\()[*+?{]", pattern)  # a question mark behind a parenthesis is none
+        if re.search(r"\)[*+{]", pattern) or len(repetitions) > MOST_REPETITIONS:
+            raise UserError(
+                f"{where}: alpha_pattern has {quoted(pattern, 60)}, and matching what repeats groups, or repeats more "
+                f"than {MOST_REPETITIONS} times, may not end; expected a simpler one, or names"
+            )
 
 
 def _has_end(module: str, pattern: str) -> bool:

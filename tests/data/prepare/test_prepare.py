@@ -20,6 +20,7 @@ from jaxpar.data.prepare.job import WORK
 from jaxpar.data.prepare.output import pieces, tokenize
 from jaxpar.data.prepare.run import TOKENIZER
 from jaxpar.data.prepare.workers import Report, do_tasks
+from jaxpar.data.tokens.text_codec import TextCodec
 from jaxpar.data.tokens.token_folder import open_token_folder
 from tests.data.folders import END, contents, decoded, options, prepared, quiet, texts, write_jsonl, write_tokenizer
 from tests.full_disk import full_disk
@@ -46,6 +47,24 @@ def test_tokens_are_those_of_the_library(tmp_path):
     assert folder.index.text_bytes_in("train") == sum(len(text.encode()) for text in documents)
     assert folder.index.vocab == 300 and folder.index.dtype == "uint16"
     assert folder.codec.decode(folder.codec.encode(documents[-4])) == documents[-4]
+
+
+def backtracking(path: Path) -> Path:
+    """A tokenizer whose regular expression gives up on letters that repeat."""
+    made = json.loads(write_tokenizer(path).read_text())
+    made["pre_tokenizer"] = {
+        "type": "Split", "pattern": {"Regex": r"(?=(a|aa)+$)x|(a*)*b\1"}, "behavior": "Isolated", "invert": False
+    }  # fmt: skip
+    path.write_text(json.dumps(made))
+    return path
+
+
+def test_a_tokenizer_that_gives_up_on_a_text_is_one_sentence(tmp_path: Path):
+    file, source = backtracking(tmp_path / "t.json"), write_jsonl(tmp_path / "a.jsonl", ["a" * 60 + "c"])
+    with refused("the tokenizer gives up on a text", "retry-limit"):
+        prepare(options(tmp_path / "out", source, tokenizer=file), quiet())
+    with refused(str(file), "gives up on a text"):
+        TextCodec(file).encode("a" * 60 + "c")
 
 
 def test_documents_begin_with_what_the_tokenizer_puts_before_a_text(tmp_path):

@@ -19,7 +19,7 @@ from jaxpar.data.prepare.input.documents import NoObject, object_of
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.pieces import LARGEST_PIECE, Cuts, find_cuts
 from jaxpar.data.tokens.text_codec import tokens_before
-from jaxpar.data.tokens.tokenizer_file import Tokenizer
+from jaxpar.data.tokens.tokenizer_file import Tokenizer, without_panics
 
 BATCH_LETTERS = 2**18
 """Characters that are encoded at once, unless a piece has more."""
@@ -80,7 +80,8 @@ class PlainText:
         """Encode each text as tokens."""
         tokens: list[np.ndarray] = []
         for group in _groups(texts):
-            encodings = self._tokenizer.encode_batch_fast([piece for piece, _ in group], add_special_tokens=False)
+            with without_panics():
+                encodings = self._tokenizer.encode_batch_fast([piece for piece, _ in group], add_special_tokens=False)
             for (_, last), one in zip(group, encodings, strict=True):
                 tokens.append(as_tokens(one.ids, self._job))
                 if last:

@@ -1,0 +1,83 @@
+"""Faults of features that are right alone and wrong together, as they were reported of another system: Megatron-LM
+#7452, #5916 and #7165."""
+
+from tests.faults.catalogue.experts import FLOAT64
+from tests.faults.fault import Fault, parity
+
+NORM = "tests/optim/test_norm.py"
+
+COMPOSED = (
+    Fault(
+        name="full_logits_taken_for_a_part_of_them",
+        description="Every rank has the logits of the whole vocabulary, and sums over them as if they were its part.",
+        file="jaxpar/model/loss.py",
+        old="    total = reduce_sum(jnp.exp(logits - top[..., None]).sum(axis=-1), axes)",
+        new="    full = vary(gather_weight(vary(logits, axes), axes, logits.ndim - 1), axes)\n"
+        "    total = reduce_sum(jnp.exp(full - top[..., None]).sum(axis=-1), axes)",
+        caught_by=(parity(tensor=2, fsdp=4),),
+    ),
+    Fault(
+        name="padding_of_another_ranks_tokens",
+        description="Routers take the padding of the first tensor rank's part of the sequence for that of every part.",
+        file="jaxpar/layers/experts/feed_forward.py",
+        old="valid = x.reshape(-1, x.shape[-1]), sequence_part(tokens.segments).ravel() > 0",
+        new="valid = x.reshape(-1, x.shape[-1]), tokens.segments[:, : x.shape[1]].ravel() > 0",
+        caught_by=(f"{FLOAT64}[top_k_softmax]",),
+    ),
+    Fault(
+        name="a_ranks_sums_overwritten_by_those_of_all",
+        description="The sums of a rank's tokens are those of all ranks, and the losses of routers have their gradient "
+        "once for each rank.",
+        file="jaxpar/layers/experts/feed_forward.py",
+        old="        packed, unpack = ravel_pytree(own)\n"
+        "        whole, ranks = unpack(reduce_sum(lax.stop_gradient(packed), STREAM_AXES)), "
+        "lax.axis_size(STREAM_AXES)\n",
+        new="        own = jax.tree.map(lambda leaf: reduce_sum(leaf, STREAM_AXES), own)\n"
+        "        whole, ranks = lax.stop_gradient(own), lax.axis_size(STREAM_AXES)\n",
+        caught_by=(f"{FLOAT64}[top_k_softmax]",),
+        found="trace",
+    ),
+    Fault(
+        name="norm_without_sinks_of_other_ranks",
+        description="Vectors that tensor ranks split are in the norm of the gradient with the first rank's part alone.",
+        file="jaxpar/optim/norm.py",
+        old="        value = value if weight.balance_rate is None else jnp.zeros_like(value)\n",
+        new="        value = value if weight.balance_rate is None else jnp.zeros_like(value)\n"
+        '        if "tensor" in mesh_axes_of(spec) and leaf.ndim == 1 + is_stacked(weight):\n'
+        '            value = jnp.where(jax.lax.axis_index("tensor") == 0, value, 0.0)\n',
+        caught_by=(f"{NORM}::test_squares_of_a_weight_are_summed_over_what_splits_it[stack_tensor]",),
+    ),
+    Fault(
+        name="norm_without_experts_of_other_ranks",
+        description="The norm of the gradient has the experts of the first expert rank alone.",
+        file="jaxpar/optim/norm.py",
+        old="        value = value if weight.balance_rate is None else jnp.zeros_like(value)\n",
+        new="        value = value if weight.balance_rate is None else jnp.zeros_like(value)\n"
+        '        if "experts" in weight.axes:\n'
+        "            value = jnp.where(jax.lax.axis_index(sorted(mesh_axes_of(spec))) == 0, value, 0.0)\n",
+        caught_by=(f"{NORM}::test_squares_of_a_weight_are_summed_over_what_splits_it[experts]",),
+    ),
+    Fault(
+        name="norm_of_a_mixers_output_not_summed_over_its_heads",
+        description="The gradient of the norm that all heads of a mixer share is that of a tensor rank's heads.",
+        file="jaxpar/mesh/materialize.py",
+        old="rest = tuple(axis for axis in unreduced_axes(compute) if axis not in done)",
+        new="rest = tuple(axis for axis in unreduced_axes(compute) "
+        'if axis not in done and not (axis == "tensor" and grad.ndim == 2))',
+        caught_by=(
+            "tests/layers/linear_attention/test_mixers.py::test_loss_and_gradients_equal_a_recurrence_in_float64"
+            "[gated_deltanet-context and tensor]",
+        ),
+        found="trace",
+    ),
+    Fault(
+        name="expert_gradients_scaled_by_the_ranks_of_experts",
+        description="The gradients of experts are divided by the expert ranks, like a mean over data ranks.",
+        file="jaxpar/mesh/materialize.py",
+        old="    dim, axes = added_dim(placed.gradient, placed.optimizer) or (0, ())\n    for message",
+        new='    if any("expert" in (axes if isinstance(axes, tuple) else (axes,)) for axes in compute):\n'
+        '        grad = grad / lax.axis_size("expert")\n'
+        "    dim, axes = added_dim(placed.gradient, placed.optimizer) or (0, ())\n    for message",
+        caught_by=(f"{FLOAT64}[top_k_softmax]",),
+    ),
+)

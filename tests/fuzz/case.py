@@ -1,0 +1,165 @@
+"""One combination of features on one mesh: drawn, compared with one device, and made smaller where it differs."""
+
+from dataclasses import dataclass, replace
+from functools import cache
+from math import prod
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+
+from jaxpar.config import Config
+from jaxpar.config.errors import UserError
+from jaxpar.data.masked import masked_data
+from jaxpar.layers.experts.feed_forward import OVERFLOWS, RANK_LOAD
+from jaxpar.layers.linear_attention import recurrence
+from jaxpar.layout.make_plan import resolve_config
+from jaxpar.memory import fraction
+from tests.data.chat_files import VOCAB
+from tests.data.preference_files import prepared_marked, prepared_pairs
+from tests.fuzz.features import FEATURES, OF_EXPERTS, ROUNDED, Sections
+from tests.short_documents import into_documents
+from tests.small_run import SmallRun, layout_of, small
+from tests.training.parity.test_dpo import LENGTH, batch_of
+
+STEPS, DEVICES = 3, 8
+AXES = ("pipe", "replica", "fsdp", "expert", "context", "tensor")
+TOLERANCE, OF_ROUNDED = 1e-5, {"loss": 1e-3, "norm": 5e-2}
+"""Largest relative differences, as in `training/parity`: of `one_device.py`, and of `test_bfloat16.py`."""
+SIZES = ((fraction, "STAYS_BELOW", 1), (recurrence, "CHUNK", 4), (recurrence, "BLOCK", 2))
+"""Small arrays are to be offloaded, and states cut into small chunks, as large models do with large ones."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """Features, by name, and keys of `parallel`."""
+
+    features: tuple[str, ...]
+    parallel: tuple[tuple[str, int], ...]
+
+    def __str__(self) -> str:
+        return ", ".join((*self.features, *(f"{key}={value}" for key, value in self.parallel)))
+
+    def config(self, *, alone: bool = False) -> Config:
+        """The configuration; `alone` is that of the same numbers on one device."""
+        features = [FEATURES[name] for name in self.features]
+        routed = any(feature.group == "experts" for feature in features)
+        same = ("islands", "microbatches") if routed else ("islands",)  # balance is that of a microbatch
+        parallel = {key: value for key, value in self.parallel if key in same or not alone}
+        sections: Sections = {"model": {"layers": 4}, "data": {"batch_size": 16}, "parallel": parallel}
+        for feature in features:
+            sections = _merged(sections, {} if alone and feature.layout else feature.sections)
+        if (name := sections.get("loss", {}).get("name")) is not None:
+            sections["data"] |= {"source": "tokens", "path": _answers(name), "sequence_length": LENGTH}
+            sections["model"] |= {"vocab": VOCAB}
+            sections["run"] = {"init_from": "not opened"} if name in ("dpo", "kto") else {}
+        return small(**sections)
+
+    def differences(self) -> list[str]:
+        """What differs from one device, as sentences. Raises `UserError` if a configuration is refused."""
+        wanted, found = _numbers(self.config(alone=True)), _numbers(self.config())
+        rounded = any(FEATURES[name].group == ROUNDED for name in self.features)
+        return [
+            f"{name} of step {step}: {same[name]} is not {of_step[name]}"
+            for step, (of_step, same) in enumerate(zip(wanted, found, strict=True))
+            for name, bound in (OF_ROUNDED if rounded else dict.fromkeys(of_step, TOLERANCE)).items()
+            if not np.isclose(same[name], of_step[name], rtol=bound, atol=1e-7, equal_nan=True)
+        ]
+
+    def refused(self) -> str:
+        """The sentence with which a check of the configuration refuses it; nothing if it is accepted."""
+        try:
+            for config in (self.config(alone=True), self.config()):
+                resolve_config(config, layout_of(config.parallel))
+        except UserError as error:
+            return str(error)
+        return ""
+
+    def failure(self) -> str:
+        """What differs from one device, or how it stopped; nothing if it is equal, or refused."""
+        try:
+            return "; ".join(self.differences())
+        except UserError:
+            return ""
+        except Exception as error:  # whatever it is, it is no sentence to a user
+            return f"{type(error).__name__}: {error}"
+
+    def smallest(self) -> "Case":
+        """The same without any feature or axis that its failure does not need."""
+        parts = [replace(self, features=tuple(one for one in self.features if one != name)) for name in self.features]
+        parts += [replace(self, parallel=tuple(one for one in self.parallel if one != item)) for item in self.parallel]
+        return next((part.smallest() for part in parts if part.failure()), self)
+
+
+def parse(text: str) -> Case:
+    """The case that `str` wrote."""
+    words = [word.strip() for word in text.split(",")]
+    pairs = [word.split("=") for word in words if "=" in word]
+    return Case(tuple(word for word in words if "=" not in word), tuple((key, int(value)) for key, value in pairs))
+
+
+def draw(seed: int) -> Case:
+    """Two features or three, of groups that go together, on a mesh that they are for."""
+    rng = np.random.default_rng(seed)
+    chosen: dict[str, str] = {}
+    axes: dict[str, int] = {}
+    count = int(rng.integers(2, 4))
+    devices = lambda: prod(size for axis, size in axes.items() if axis != "microbatches")
+    for name in map(str, rng.permutation(list(FEATURES))):
+        group, needed = FEATURES[name].group, FEATURES[name].axes
+        alone = group in chosen or (group in OF_EXPERTS and "experts" not in chosen)
+        alone |= {group, *chosen} >= {ROUNDED, "experts"} or len(chosen) == count
+        alone |= any(axes.get(axis, sizes[0]) not in sizes for axis, sizes in needed.items())
+        least = prod(sizes[0] for axis, sizes in needed.items() if axis not in ("microbatches", *axes))
+        if not alone and devices() * least <= DEVICES:
+            chosen[group] = name
+            for axis, sizes in needed.items():
+                fitting = [size for size in sizes if devices() * size <= DEVICES] or sizes[:1]
+                axes.setdefault(axis, int(rng.choice(fitting)))
+    for axis in map(str, rng.permutation(AXES)):
+        axes.setdefault(axis, min(int(rng.choice((1, 1, 2, 2, 4))), DEVICES // devices()))
+    axes.setdefault("microbatches", int(rng.choice((2, 4) if axes["pipe"] > 1 else (1, 2, 4))))
+    layout = {axis: size for axis, size in axes.items() if size > 1} | {"zero": int(rng.integers(4))}
+    return Case(tuple(chosen.values()), tuple(layout.items()))
+
+
+def _merged(first: Sections, second: Sections) -> Any:
+    deeper = [key for key in first.keys() & second.keys() if isinstance(first[key], dict)]
+    return first | second | {key: _merged(first[key], second[key]) for key in deeper}
+
+
+@cache
+def _folder() -> TemporaryDirectory[str]:
+    """It is deleted when the process ends."""
+    return TemporaryDirectory(prefix="fuzz-")
+
+
+@cache
+def _answers(loss: str) -> str:
+    prepared = prepared_marked if loss == "kto" else prepared_pairs
+    return str(prepared(Path(_folder().name) / loss).path)
+
+
+def _numbers(config: Config) -> list[dict[str, float]]:
+    """Loss, norm of the gradient and reports of each step, but for those of the ranks that share experts."""
+    with TemporaryDirectory() as folder:
+        run = SmallRun(replace(config, run=replace(config.run, dir=folder)))
+        state, found = run.step.residency.initial_state(), []
+        if not config.model.causal:
+            run.data = masked_data(run.config, run.data)
+        for step in range(STEPS):
+            batch = run.place(_batch(run, step))
+            state, metrics = run.step.residency.advance(run.step.train, state, batch, run.step.arguments)
+            numbers = {"loss": metrics.loss, "norm": metrics.grad_norm, "tokens": metrics.tokens, **metrics.report}
+            found.append({key: float(value) for key, value in numbers.items() if key not in (RANK_LOAD, OVERFLOWS)})
+    return found
+
+
+def _batch(run: SmallRun, step: int) -> dict[str, np.ndarray]:
+    """The rows of a step, in short documents with padding where they are plain tokens."""
+    if run.config.loss.name != "cross_entropy":
+        return batch_of(run) if run.config.loss.name in ("dpo", "kto") else run.rows(step)
+    rows = run.rows(step)
+    unchanged = {} if run.config.data.packed else {name: rows[name] for name in ("segments", "positions")}
+    return into_documents(rows, seed=step) | unchanged
