@@ -123,7 +123,7 @@ class StepLayout:
         """Partitions of the state."""
         frozen = only(self.placements.storage.layout, self.frozen)
         state = state_layout(self.master, frozen, self.optimizer, self.carried)
-        return state_layout_of_islands(state) if self.islands else state
+        return state_layout_of_islands(state, self.config.islands.eager) if self.islands else state
 
     @property
     def islands(self) -> bool:
@@ -214,7 +214,9 @@ class StepLayout:
         master, frozen = (initial_weights(specs, arguments.seed, self.order) for specs in (self.trained, self.frozen))
         frozen = jax.tree.map(lambda weight: weight.astype(self.plan.dtypes.storage), frozen)
         state = initial_state(master, frozen, self.optimizer, self.carried)
-        return initial_state_of_islands(state, self.plan.axes.islands) if self.islands else state
+        if not self.islands:
+            return state
+        return initial_state_of_islands(state, self.plan.axes.islands, self.config.islands.eager)
 
     @cached_property
     def state_shapes(self) -> TrainState:

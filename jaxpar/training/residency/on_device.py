@@ -11,7 +11,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxpar.interop.mapping.form import ReadPart
-from jaxpar.layout.islands import ISLAND_WEIGHTS, of_islands, on_each_island
+from jaxpar.layout.islands import ISLAND_WEIGHTS, ROUND_START, of_islands, on_each_island
 from jaxpar.layout.state import TrainState, join_weights, weight_states, without_frozen
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout, shardings
@@ -140,7 +140,9 @@ class OnDevice:
         if average is not None:
             state = state._replace(optimizer={**state.optimizer, AVERAGE: jax.tree.map(copied, master)})
         if self.layout.islands:
-            state = state._replace(optimizer={**state.optimizer, ISLAND_WEIGHTS: self._of_each_island(master)})
+            optimizer = state.optimizer
+            each = {name: self._of_each_island(master) for name in (ISLAND_WEIGHTS, ROUND_START) if name in optimizer}
+            state = state._replace(optimizer={**optimizer, **each})
         return state._replace(master=master)
 
     def _of_each_island(self, master: Weights) -> Weights:
