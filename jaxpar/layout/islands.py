@@ -6,6 +6,7 @@ momentum of the outer optimizer are parts of the optimizer state.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -98,6 +99,13 @@ def without_eager(island: TrainState) -> tuple[TrainState, EagerState]:
 def with_eager(island: TrainState, eager: EagerState) -> TrainState:
     """The inverse of `without_eager`."""
     return island._replace(optimizer={**island.optimizer, ROUND_START: eager.start, EAGER_MOMENTUM: eager.momentum})
+
+
+def with_outer_state(state: TrainState, change: Callable[[Any], Any]) -> TrainState:
+    """`state`, or its shardings, with `change` of each array that islands share: global weights and outer momentum."""
+    momentum = jax.tree.map(change, state.optimizer[OUTER_MOMENTUM])
+    master = jax.tree.map(change, state.master)
+    return state._replace(master=master, optimizer={**state.optimizer, OUTER_MOMENTUM: momentum})
 
 
 def stacked[Tree](tree: Tree) -> Tree:

@@ -52,25 +52,25 @@ def outer_update(
     return shared - arguments.rate * direction, momentum
 
 
-def eager_update(
-    shared: Values, momentum: Values, gradient: Values, arguments: OuterArguments, nesterov: bool, islands: int
+def eager_move(
+    momentum: Values, gradient: Values, arguments: OuterArguments, nesterov: bool, islands: int
 ) -> tuple[Values, Values]:
-    """(weights of an island, momentum of its outer gradients) at the start of a round (arXiv:2502.12996, algorithm 3).
+    """(an island's weights at the start of a round minus the global ones, momentum of its outer gradients), as in eager
+    updates (arXiv:2502.12996, algorithm 3).
 
     In the paper an island of M takes an outer step from its last start of a round along `(g_t + others) / M`: its
     outer gradient of the round that ended, and those of the others of the round before. SGD with momentum is linear in
-    its gradients, so the outcome is the global weights, updated with all outer gradients of the round before, minus
+    its gradients, so the outcome is the global weights, updated with all outer gradients of the round before, plus
     1 / M of the step along the island's outer gradients alone: what it applied early cancels when the mean arrives.
 
     Args:
-        shared: global weights, to which the mean of this round is still to come.
         momentum: of the island's outer gradients.
         gradient: the island's weights at the start of the round that ended, minus those at its end.
         arguments: of outer updates.
         nesterov: whether the momentum is Nesterov's.
         islands: M.
     """
-    return outer_update(shared, momentum, gradient, arguments._replace(rate=arguments.rate / islands), nesterov)
+    return outer_update(0.0, momentum, gradient, arguments._replace(rate=arguments.rate / islands), nesterov)
 
 
 def mixed(local: Values, shared: Values, mix: Float[Array, ""] | float) -> Any:

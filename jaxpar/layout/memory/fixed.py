@@ -104,7 +104,7 @@ class _Counted:
         head, head_gradient, zeros = self._in_head(weights, gradients)
         return Fixed(
             optimizer=device + passing + stored.arriving,
-            host=host + stored.gradients.layers - gradients.layers,
+            host=host + state.outer + stored.gradients.layers - gradients.layers,
             passing=passing,
             update=gradients.all + PIECES * (state.passing_piece + self._largest_gradient)
             if case.layers_on_host

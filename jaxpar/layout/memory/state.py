@@ -9,6 +9,7 @@ from typing import NamedTuple
 from jaxpar.config import Config
 from jaxpar.config.parts import OPTIMIZERS
 from jaxpar.layout.memory.weights import Parts, Weight
+from jaxpar.memory.layer_shape import FLOAT32_BYTES
 from jaxpar.memory.streaming import PIECE_BYTES, PIECES, piece_rows
 from jaxpar.mesh.layer_order import LAYERS
 
@@ -55,6 +56,16 @@ class StateBytes:
             return total, 0, 0
         stays = int(sum(state.bytes for state in self._weights if state.weight.name in resident))
         return stays, min(total - stays, PIECES * self.passing_piece), total - stays
+
+    @property
+    def outer(self) -> int:
+        """Bytes of the state that islands share, where it is in the host's memory (`islands.offload`)."""
+        islands = self.config.islands
+        if not islands.of_one_job or islands.offload == "none":
+            return 0
+        elements = lambda own: own.updated if self.sharded else own.trained.compute
+        layers = sum(elements(own) * self.rows[kind] for kind, own in self.parts.layers.items())
+        return 2 * FLOAT32_BYTES * (layers + sum(map(elements, self.parts.ends.values())))
 
     @property
     def passing_piece(self) -> int:

@@ -223,7 +223,7 @@ class Weights:
         sizes = [local.get(axis, 1) for axis in spec.axes]  # one layer
         kept = sum(array.local_bytes(spec, sizes) for array in self._rule(spec).state.values())
         average, islands = self.config.optimizer.ema is not None, self.config.islands
-        more = 2 * (islands.of_one_job + islands.eager)
+        more = 2 * (islands.of_one_job and islands.offload == "none") + 2 * islands.eager
         return kept + FLOAT32_BYTES * (1 + average + more) * prod(sizes)
 
     def _rule(self, spec: ParamSpec) -> Rule:

@@ -17,6 +17,7 @@ from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.layout.step_options import cpu_options, step_options
 from jaxpar.memory.disk_array import copied
+from jaxpar.memory.streaming import DEVICE
 from jaxpar.mesh.build import mapped
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
@@ -148,7 +149,8 @@ class OnDevice:
     def _of_each_island(self, master: Weights) -> Weights:
         """Copies of the weights, one of each island."""
         where = self.layout.state_shardings(self.mesh).optimizer[ISLAND_WEIGHTS]
-        return jax.jit(partial(on_each_island, islands=self.layout.plan.axes.islands), out_shardings=where)(master)
+        copies = partial(on_each_island, islands=self.layout.plan.axes.islands)
+        return jax.jit(lambda master: copies(jax.device_put(master, DEVICE)), out_shardings=where)(master)
 
     def train(self, measure: Measure, metrics: Any) -> Any:
         """The jitted step, of `abstract_input`, a batch and arguments; `metrics` has the partition of each metric."""

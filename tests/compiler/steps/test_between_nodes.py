@@ -94,12 +94,13 @@ DATA = {"sequence_length": 512, "batch_size": 64}
 
 
 @cache
-def of_islands(wire: str | None, fragments: int = FRAGMENTS, delay: int = 1) -> tuple[Any, Report]:
-    islands = {"every": EVERY, "fragments": fragments, "delay": delay, "wire": wire}
+def of_islands(wire: str | None = None, fragments: int = FRAGMENTS, **more: Any) -> tuple[Any, Report]:
+    islands = {"every": EVERY, "fragments": fragments, "wire": wire} | (more or {"delay": 1})
     config = wide(model=MODEL, data=DATA, parallel={"islands": 2, "fsdp": ISLAND, "zero": 3}, islands=islands)
     analysis, report = inspected(config, TWO_ISLANDS)
     planned = estimate_memory(plan_for(config, parse_cluster(TWO_ISLANDS))[0], analysis.compilation.plan)
     assert report.classes["optimizer"] == planned.optimizer, "with the global weights and their momentum"
+    assert analysis.compilation.memory.host_argument == planned.host
     return config, report
 
 
@@ -130,4 +131,28 @@ def test_a_step_that_sends_a_fragment_now_and_then_has_the_same_message_in_a_bra
     row = over_the_border(report)
     weights = parameter_count(config.model, padded=True) / ISLAND
     assert row.bytes == pytest.approx(4 * weights / 2, rel=0.02)
+    assert row.exposed_s <= 0.02 * report.step_seconds
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fragments", [FRAGMENTS, 1])
+def test_the_message_of_an_eager_update_runs_beside_the_step_after_it(fragments):
+    """It is of the outer gradient that the island applied before the step."""
+    config, report = of_islands(fragments=fragments, eager=True)
+    row = over_the_border(report)
+    weights = parameter_count(config.model, padded=True) / ISLAND
+    assert row.bytes == pytest.approx(4 * weights / fragments, rel=0.02)
+    assert row.exposed_s <= 0.02 * report.step_seconds
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fragments", [2, 1])
+def test_outer_state_in_host_memory_leaves_the_device_and_the_message_beside_the_step(fragments):
+    """No copy of it stays on the device."""
+    config, report = of_islands(fragments=fragments, delay=1, offload="host")
+    _, resident = of_islands(fragments=fragments, delay=1)
+    weights = parameter_count(config.model, padded=True) / ISLAND
+    assert resident.allocated_bytes - report.allocated_bytes == pytest.approx(8 * weights, rel=0.1)
+    row = over_the_border(report)
+    assert row.bytes == pytest.approx(4 * weights / fragments, rel=0.02)
     assert row.exposed_s <= 0.02 * report.step_seconds
