@@ -31,8 +31,8 @@ RUNS: dict[str, dict[str, Any]] = {REFERENCE: {}} | {
 def trained(
     settings: Mapping[str, Any], seeds: Sequence[int], steps: int, starts: Mapping[int, Any], first: int = 0
 ) -> Iterator[tuple[int, float, Any]]:
-    """(seed, held-out loss in nats a byte, global weights) after the last step, with each seed of weights and rows; they
-    share a compiled step.
+    """(seed, held-out loss in nats a byte, global weights) after the last step, for each seed of weights and rows; the
+    runs share a compiled step.
 
     Args:
         settings: of the run.

@@ -129,11 +129,11 @@ def replaced_rows[State, Along](
     """
     last = jax.tree.leaves(state)[0].shape[0] - 1
 
-    def turn(number: Index, state: State) -> State:
-        row = jnp.minimum(rows[number], last)
+    def turn(index: Index, state: State) -> State:
+        row = jnp.minimum(rows[index], last)
         old = _fetch(state, row, 1)
-        new = function(old, _slice(along, number, 1))
-        new = jax.tree.map(lambda new, old: jnp.where(rows[number] <= last, new, old), new, old)
+        new = function(old, _slice(along, index, 1))
+        new = jax.tree.map(lambda new, old: jnp.where(rows[index] <= last, new, old), new, old)
         return write_rows(state, new, row)
 
     return lax.fori_loop(0, rows.shape[0], turn, state)

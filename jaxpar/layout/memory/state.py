@@ -63,9 +63,8 @@ class StateBytes:
         islands = self.config.islands
         if not islands.of_one_job or islands.offload == "none":
             return 0
-        elements = lambda own: own.updated if self.sharded else own.trained.compute
-        layers = sum(elements(own) * self.rows[kind] for kind, own in self.parts.layers.items())
-        return 2 * FLOAT32_BYTES * (layers + sum(map(elements, self.parts.ends.values())))
+        elements = lambda weight: weight.updated if self.sharded else weight.compute
+        return 2 * FLOAT32_BYTES * sum(state.rows * elements(state.weight) for state in self._weights)
 
     @property
     def passing_piece(self) -> int:

@@ -43,23 +43,23 @@ class Fragments:
         return self.layout.config.islands.every
 
     @property
-    def _number(self) -> int:
+    def _fragments(self) -> int:
         return self.layout.config.islands.fragments
 
     @property
     def in_each_step(self) -> bool:
         """Whether a fragment is sent after each step."""
-        return self._every == self._number
+        return self._every == self._fragments
 
     def sent(self, step: Steps) -> Bool[Array, ""]:
         """Whether a fragment is sent after `step` steps."""
-        return jnp.asarray(is_sent(step, self._every, self._number))
+        return jnp.asarray(is_sent(step, self._every, self._fragments))
 
     def taken(self, weights: Weights, step: Steps) -> list[Rows]:
         """The rows of each weight (on the device) in the fragment of `step`, and zeros in place of those that a device
         lacks."""
         leaves = jax.tree.leaves(weights)
-        if self._number == 1:
+        if self._fragments == 1:
             return leaves
         return [_rows_of(*each) for each in zip(leaves, self._rows(leaves, step), strict=True)]
 
@@ -72,8 +72,8 @@ class Fragments:
 
     def _of(self, function: Callable[..., Rows], leaf: Rows, along: Rows, rows: Indices, stack: bool) -> Rows:
         if not on_host(leaf):
-            return function(leaf if self._number == 1 else _rows_of(leaf, rows), along)
-        if self._number == 1:
+            return function(leaf if self._fragments == 1 else _rows_of(leaf, rows), along)
+        if self._fragments == 1:
             return by_rows(function, leaf, rows_of_piece(leaf), along=(along,))
         if stack:
             return of_taken_rows(function, leaf, rows, along)
@@ -84,16 +84,16 @@ class Fragments:
         leaves = jax.tree.leaves(weights)
 
         def zeros(leaf: Rows, rows: Indices) -> Rows:
-            number = leaf.shape[0] if self._number == 1 else rows.shape[0]
+            length = leaf.shape[0] if self._fragments == 1 else rows.shape[0]
             varying = tuple(jax.typeof(leaf).manual_axis_type.varying)  # with islands, where they differ
-            return lax.pcast(jnp.zeros((number, *leaf.shape[1:]), leaf.dtype), varying, to="varying")
+            return lax.pcast(jnp.zeros((length, *leaf.shape[1:]), leaf.dtype), varying, to="varying")
 
         return [zeros(*each) for each in zip(leaves, self._rows(leaves, step), strict=True)]
 
     def put(self, weights: Weights, new: Sequence[Rows], step: Steps) -> Weights:
         """`weights` (on the device) with other rows in the fragment of `step`."""
         leaves, structure = jax.tree.flatten(weights)
-        if self._number == 1:
+        if self._fragments == 1:
             return structure.unflatten(new)
         each = zip(leaves, self._rows(leaves, step), new, strict=True)
         return structure.unflatten([_with_rows(*one) for one in each])
@@ -114,7 +114,7 @@ class Fragments:
         self, function: Callable[..., tuple[Rows, ...]], old: tuple[Rows, ...], along: Rows, rows: Indices, stack: bool
     ) -> tuple[Rows, ...]:
         every = lambda piece, along: function(*piece, along)
-        if self._number == 1:
+        if self._fragments == 1:
             return streamed(every, old, along, rows_of_piece(old)) if on_host(old[0]) else every(old, along)
         if on_host(old[0]) and stack:
             return replaced_rows(every, old, along, rows)
@@ -127,14 +127,14 @@ class Fragments:
 
     def _rows(self, leaves: list[Rows], step: Steps) -> list[Indices]:
         """Indices of this device's rows of each weight in the fragment of `step`; beyond the last one for none."""
-        fragment = jnp.asarray(fragment_sent(step, self._every, self._number))
+        fragment = jnp.asarray(fragment_sent(step, self._every, self._fragments))
 
         def rows(leaf: Rows, where: PartitionSpec, table: np.ndarray | None) -> Indices:
             if table is not None:
                 return jnp.asarray(table)[lax.axis_index("pipe"), fragment]
             first = lax.axis_index(axes_of_dim(where, 0)) * leaf.shape[0] if axes_of_dim(where, 0) else 0
-            most = -(-leaf.shape[0] // self._number)
-            return (fragment - first) % self._number + self._number * jnp.arange(most)
+            most = -(-leaf.shape[0] // self._fragments)
+            return (fragment - first) % self._fragments + self._fragments * jnp.arange(most)
 
         return [rows(*each) for each in zip(leaves, *self._tables, strict=True)]
 
@@ -153,7 +153,7 @@ class Fragments:
 
     def _table(self, path: KeyPath) -> np.ndarray:
         numbers = self.layout.order.stack_at(path).numbers.reshape(self.layout.plan.axes.pipe, -1)
-        each = [[np.flatnonzero(row % self._number == f) for f in range(self._number)] for row in numbers]
+        each = [[np.flatnonzero(row % self._fragments == f) for f in range(self._fragments)] for row in numbers]
         most = max(len(rows) for rank in each for rows in rank)
         pad = lambda rows: np.pad(rows, (0, most - len(rows)), constant_values=numbers.shape[1])
         return np.array([[pad(rows) for rows in rank] for rank in each], np.int32)

@@ -14,7 +14,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import lax
-from jaxtyping import Array, Int
 
 from jaxpar.config.axes import ISLANDS
 from jaxpar.layout.islands import EagerState, OuterState, entered, left, stacked, with_eager, without_eager

@@ -1,4 +1,4 @@
-"""The state that islands share in pinned host memory: rows of it pass through the device where islands exchange them."""
+"""The state that islands share in pinned host memory: rows pass through the device where islands exchange them."""
 
 from __future__ import annotations
 

@@ -3,6 +3,7 @@
 from tests.faults.fault import Fault
 
 STEPS = "tests/training/islands/test_steps.py"
+ON_HOST = "tests/training/islands/test_outer_on_host.py"
 ROUNDS = "tests/training/island_jobs/test_rounds.py"
 ISLANDS = (
     Fault(
@@ -42,7 +43,7 @@ ISLANDS = (
     ),
     Fault(
         name="eager_outer_gradients_from_the_global_weights",
-        description="An eager island's outer gradient is from the global weights, not from those it began its round with.",
+        description="An eager island's outer gradient is from the global weights, not from those of its round's start.",
         file="jaxpar/training/residency/islands.py",
         old="self._gradient(eager.start, master, step)",
         new="self._gradient(outer.weights, master, step)",
@@ -54,11 +55,9 @@ ISLANDS = (
         name="rows_beyond_the_last_written",
         description="Of outer state in host memory, the last row is written where a rank lacks rows of a fragment.",
         file="jaxpar/memory/streaming.py",
-        old="jnp.where(rows[number] <= last, new, old)",
-        new="jnp.where(rows[number] <= last + 1, new, old)",
-        caught_by=(
-            "tests/training/islands/test_outer_on_host.py::test_a_run_has_the_same_bits_with_the_outer_state_on_the_host[eager fragments, pipe]",
-        ),
+        old="jnp.where(rows[index] <= last, new, old)",
+        new="jnp.where(rows[index] <= last + 1, new, old)",
+        caught_by=(f"{ON_HOST}::test_a_run_has_the_same_bits_with_the_outer_state_on_the_host[eager fragments, pipe]",),
     ),
     Fault(
         name="outer_gradients_are_summed",

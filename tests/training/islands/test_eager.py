@@ -1,5 +1,6 @@
 """Eager updates: an island applies its outer gradient at once, and those of the others a round later."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -98,12 +99,12 @@ def test_each_fragment_has_rounds_of_its_own():
         fragment = (taken // 2 - 1) % 2
         starts, ends = before.optimizer[ROUND_START], before.optimizer[ISLAND_WEIGHTS]
         shared, momentum = outer64(before, ends, starts)
-        put = lambda new, old, f=fragment: put_rows(lambda leaf: rows_of(leaf, f, 2), new, old)
+        rows = partial(rows_of, fragment=fragment, fragments=2)
+        put, others = partial(put_rows, rows), lambda new, old, rows=rows: put_rows(rows, old, new)
         assert_close(after.master, jax.tree.map(put, shared, before.master))
         assert_close(after.optimizer[OUTER_MOMENTUM], jax.tree.map(put, momentum, before.optimizer[OUTER_MOMENTUM]))
         for island in range(2):
             was, now = (of_island(state.optimizer[ROUND_START], island) for state in (before, after))
-            same = lambda new, old, f=fragment: put_rows(lambda leaf: rows_of(leaf, f, 2), old, new)
-            assert_same_bits(jax.tree.map(same, now, was), was)  # rows of the other fragment
+            assert_same_bits(jax.tree.map(others, now, was), was)
             for leaf, old in zip(jax.tree.leaves(now), jax.tree.leaves(was), strict=True):
-                assert not (leaf[rows_of(leaf, fragment, 2)] == old[rows_of(leaf, fragment, 2)]).all()
+                assert not (leaf[rows(leaf)] == old[rows(leaf)]).all()
