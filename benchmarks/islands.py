@@ -8,7 +8,7 @@ run of data parallelism is on one device, which has its numbers but for the orde
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -28,9 +28,19 @@ RUNS: dict[str, dict[str, Any]] = {REFERENCE: {}} | {
 }
 
 
-def held_out(settings: Mapping[str, Any], seeds: Sequence[int], steps: int) -> list[float]:
-    """The held-out loss of the global weights after the last step, in nats a byte, with each seed of weights and rows;
-    they share a compiled step."""
+def trained(
+    settings: Mapping[str, Any], seeds: Sequence[int], steps: int, starts: Mapping[int, Any], first: int = 0
+) -> Iterator[tuple[int, float, Any]]:
+    """(seed, held-out loss in nats a byte, global weights) after the last step, for each seed of weights and rows; the
+    runs share a compiled step.
+
+    Args:
+        settings: of the run.
+        seeds: whose weights and rows they are.
+        steps: of the run.
+        starts: weights to begin with, by seed; others begin with initial ones.
+        first: number of the first batch.
+    """
     import jax
 
     from jaxpar.data import batch_rows, open_data
@@ -41,15 +51,17 @@ def held_out(settings: Mapping[str, Any], seeds: Sequence[int], steps: int) -> l
     run = Run(CONFIG, overrides=overrides, devices=jax.devices()[: settings.get("parallel.islands", 1)])
     layout, functions, config = run.layout, run.functions, run.config
     made = jax.jit(layout.initial_state, out_shardings=layout.state_shardings(run.mesh))
-    losses = []
     for seed in seeds:
         arguments = functions.placed(layout.arguments._replace(seed=np.uint32(seed)))
         state, data = made(arguments), open_data(config.data, vocab=config.model.vocab, seed=seed)
-        for step in range(steps):
+        if seed in starts:
+            readers = jax.tree.map(lambda weight: lambda part: weight[part], starts[seed])
+            state = functions.residency.with_weights(state, readers)
+        for step in range(first, first + steps):
             batch = run.placer(batch_rows(data.train, step, config.data.batch_size, run.placer.rows))
             state, _ = functions.residency.advance(run.compiled, state, batch, arguments)
-        losses.append(heldout_metrics(config, functions, state.master, data, run.placer)["loss"])
-    return losses
+        loss = heldout_metrics(config, functions, state.master, data, run.placer)["loss"]
+        yield seed, loss, jax.device_get(state.master)
 
 
 @command()
@@ -61,14 +73,20 @@ def main(arguments: Sequence[str]) -> None:
     parser = Parser("benchmarks.islands", __doc__)
     parser.add_argument("--seeds", type=positive, default=3)
     parser.add_argument("--steps", type=positive, default=120)
+    parser.add_argument("--warm", type=positive, help="steps of data parallelism whose weights all runs begin with")
+    parser.add_argument("--runs", nargs="*", default=list(RUNS), choices=list(RUNS), metavar="RUN", help="some of them")
     parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="other settings of the island runs")
     add_json_file(parser)
     options = parser.parse_args(arguments)
     prepare_devices(max(COUNTS), DistributedConfig())
     more = dict(pair.split("=", 1) for pair in options.set)
     losses: dict[str, list[float]] = {}
-    for name, settings in RUNS.items():
-        losses[name] = held_out(settings | (more if settings else {}), range(options.seeds), options.steps)
+    warm, seeds, starts = options.warm or 0, range(options.seeds), {}
+    if warm:
+        starts = {seed: weights for seed, _, weights in trained({}, seeds, warm, {})}
+    for name in options.runs:
+        settings = RUNS[name] | (more if RUNS[name] else {})
+        losses[name] = [loss for _, loss, _ in trained(settings, seeds, options.steps, starts, warm)]
         print(f"{name}: {', '.join(f'{loss:.4f}' for loss in losses[name])}", flush=True)
         write_json(options.json, losses)
     print(table(losses, REFERENCE, "run"))

@@ -52,9 +52,8 @@ def compile_request(request: dict[str, Any], folder: Path) -> dict[str, Any]:
     with _described(step.mesh, topology.devices[0], request["target"]):
         inputs = step.residency.abstract_input(), layout.abstract_batch(step.mesh), layout.abstract_arguments(step.mesh)
         lowered = step.train.trace(*inputs).lower(lowering_platforms=("cuda",))
-    if plan.optimizer_offload == "host":
-        places = layout.state_shardings()
-        offloaded = [leaf.memory_kind == PINNED for leaf in jax.tree.leaves((places.master, places.optimizer))]
+    if plan.optimizer_offload == "host" or layout.outer_on_host:
+        offloaded = [leaf.memory_kind == PINNED for leaf in jax.tree.leaves(layout.state_shardings())]
         _put_on_host(lowered, {number for number, there in enumerate(offloaded) if there})
     options = step_options(plan, step.mesh) | options_without_machine_code(toolkit(cuda_release()), folder / "toolkit")
     compiled = lowered.compile(compiler_options=options)

@@ -6,6 +6,7 @@ momentum of the outer optimizer are parts of the optimizer state.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -21,11 +22,25 @@ ISLAND_WEIGHTS, OUTER_MOMENTUM = "island", "outer_momentum"
 """Names in the optimizer state of the weights of each island, and of the momentum of the outer optimizer."""
 
 
+ROUND_START, EAGER_MOMENTUM = "round_start", "eager_momentum"
+"""Names in the optimizer state, with `islands.eager`, of each island's weights at the start of a round, and of the
+momentum of its outer gradients alone."""
+
+
 class OuterState(NamedTuple):
     """The weights that all islands share, and the momentum of their optimizer; float32, in optimizer placement."""
 
     weights: Weights
     momentum: Weights
+
+
+class EagerState(NamedTuple):
+    """An island's state with `islands.eager`; float32, in optimizer placement."""
+
+    start: Weights
+    """Its weights at the start of the round."""
+    momentum: Weights
+    """The momentum of its outer gradients alone."""
 
 
 def of_islands[Layout](layout: Layout) -> Layout:
@@ -34,16 +49,19 @@ def of_islands[Layout](layout: Layout) -> Layout:
     return jax.tree.map(lambda spec: PartitionSpec(ISLANDS, *spec), layout, is_leaf=is_leaf)
 
 
-def state_layout_of_islands(layout: TrainState) -> TrainState:
+def state_layout_of_islands(layout: TrainState, eager: bool) -> TrainState:
     """The partitions of the state, from those of one island's state."""
-    each = of_islands((layout.master, layout.optimizer, layout.applied, layout.skipped_in_row, layout.carried))
-    return _joined(layout, layout.master, each)
+    island = with_eager(layout, EagerState(layout.master, layout.master)) if eager else layout
+    each = of_islands((island.master, island.optimizer, island.applied, island.skipped_in_row, island.carried))
+    return _joined(island, island.master, each)
 
 
-def initial_state_of_islands(state: TrainState, islands: int) -> TrainState:
+def initial_state_of_islands(state: TrainState, islands: int, eager: bool) -> TrainState:
     """The state before the first step, from that of one island: all begin alike. To be traced."""
+    zeros = jax.tree.map(jnp.zeros_like, state.master)
+    state = with_eager(state, EagerState(state.master, zeros)) if eager else state
     each = on_each_island((state.master, state.optimizer, state.applied, state.skipped_in_row, state.carried), islands)
-    return _joined(state, jax.tree.map(jnp.zeros_like, state.master), each)
+    return _joined(state, zeros, each)
 
 
 def on_each_island[Tree](tree: Tree, islands: int) -> Tree:
@@ -69,6 +87,25 @@ def left(island: TrainState, outer: OuterState) -> TrainState:
     """The inverse of `entered`."""
     each = stacked((island.master, island.optimizer, island.applied, island.skipped_in_row, island.carried))
     return _joined(island._replace(master=outer.weights), outer.momentum, each)
+
+
+def without_eager(island: TrainState) -> tuple[TrainState, EagerState]:
+    """The island as steps know it, and its state of eager updates."""
+    optimizer = dict(island.optimizer)
+    eager = EagerState(optimizer.pop(ROUND_START), optimizer.pop(EAGER_MOMENTUM))
+    return island._replace(optimizer=optimizer), eager
+
+
+def with_eager(island: TrainState, eager: EagerState) -> TrainState:
+    """The inverse of `without_eager`."""
+    return island._replace(optimizer={**island.optimizer, ROUND_START: eager.start, EAGER_MOMENTUM: eager.momentum})
+
+
+def with_outer_state(state: TrainState, change: Callable[[Any], Any]) -> TrainState:
+    """`state`, or its shardings, with `change` of each array that islands share: global weights and outer momentum."""
+    momentum = jax.tree.map(change, state.optimizer[OUTER_MOMENTUM])
+    master = jax.tree.map(change, state.master)
+    return state._replace(master=master, optimizer={**state.optimizer, OUTER_MOMENTUM: momentum})
 
 
 def stacked[Tree](tree: Tree) -> Tree:

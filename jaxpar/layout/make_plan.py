@@ -150,7 +150,7 @@ def _settled(
         loss_tiles=loss_tiles(config),
         dtypes=_dtypes(config, device),
         secondary_shard=parallel.secondary_shard or 1,
-        collectives_at_once=max(parallel.overlap.collectives_at_once, 2 if config.islands.delay else 1),
+        collectives_at_once=max(parallel.overlap.collectives_at_once, 2 if config.islands.beside_a_step else 1),
         node_devices=check_transport(config, axes, node_devices),
         embedding_messages=embedding_messages(config, axes, device, rows, cluster),
         state_messages=state_messages(config, axes, device, rows, cluster),

@@ -18,7 +18,7 @@ from jaxpar.hardware.host import PINNED
 from jaxpar.layers.inputs.input import input_class
 from jaxpar.layout.choices.pipeline import layer_order, pipeline_program, schedule_of
 from jaxpar.layout.choices.transport import transport_of
-from jaxpar.layout.islands import initial_state_of_islands, state_layout_of_islands
+from jaxpar.layout.islands import initial_state_of_islands, state_layout_of_islands, with_outer_state
 from jaxpar.layout.state import (
     CarriedRequest,
     TrainState,
@@ -123,12 +123,17 @@ class StepLayout:
         """Partitions of the state."""
         frozen = only(self.placements.storage.layout, self.frozen)
         state = state_layout(self.master, frozen, self.optimizer, self.carried)
-        return state_layout_of_islands(state) if self.islands else state
+        return state_layout_of_islands(state, self.config.islands.eager) if self.islands else state
 
     @property
     def islands(self) -> bool:
         """Whether the weights that are trained are those of islands, which an outer optimizer joins."""
         return self.config.islands.of_one_job
+
+    @property
+    def outer_on_host(self) -> bool:
+        """Whether the state that islands share is in pinned host memory."""
+        return self.islands and self.config.islands.offload == "host"
 
     @cached_property
     def carried(self) -> dict[str, Carried[Any]]:
@@ -202,9 +207,12 @@ class StepLayout:
     def state_shardings(self, mesh: AnyMesh | None = None) -> TrainState:
         """The shardings of the state between steps; what is offloaded, or on disk, has those of pinned host memory."""
         everywhere = shardings(self.mesh if mesh is None else mesh, self.state)
+        pinned = lambda sharding: sharding.with_memory_kind(PINNED)
+        if self.outer_on_host:
+            return with_outer_state(everywhere, pinned)
         if self.plan.optimizer_offload == "none":
             return everywhere
-        offloaded = lambda state: jax.tree.map(lambda sharding: sharding.with_memory_kind(PINNED), state)
+        offloaded = lambda state: jax.tree.map(pinned, state)
         each = zip(self.weight_names, weight_states(everywhere.master, everywhere.optimizer), strict=True)
         states = [state if name in self.plan.resident_weights else offloaded(state) for name, state in each]
         return join_weights(states, everywhere)
@@ -214,7 +222,9 @@ class StepLayout:
         master, frozen = (initial_weights(specs, arguments.seed, self.order) for specs in (self.trained, self.frozen))
         frozen = jax.tree.map(lambda weight: weight.astype(self.plan.dtypes.storage), frozen)
         state = initial_state(master, frozen, self.optimizer, self.carried)
-        return initial_state_of_islands(state, self.plan.axes.islands) if self.islands else state
+        if not self.islands:
+            return state
+        return initial_state_of_islands(state, self.plan.axes.islands, self.config.islands.eager)
 
     @cached_property
     def state_shapes(self) -> TrainState:

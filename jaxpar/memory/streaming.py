@@ -14,7 +14,7 @@ import jax.numpy as jnp
 from jax import lax
 from jax.experimental.layout import Layout, with_layout_constraint
 from jax.typing import DTypeLike
-from jaxtyping import Array, Num, PyTree
+from jaxtyping import Array, Int, Num, PyTree
 
 from jaxpar.mesh.layer_order import Index
 from pallas_kernels.varying import vary_over
@@ -104,6 +104,39 @@ def streamed[State, Along](
     if following is not None:
         state = write_rows(state, apply(following, pieces * rows, rest), first + rows)
     return state
+
+
+def of_taken_rows(
+    function: Callable[[Array, Array], Array], a: Num[Array, "..."], rows: Int[Array, " taken"], along: Array
+) -> Num[Array, "..."]:
+    """`function` of some rows of `a`, which is in host memory, and of the rows `along` them, one after the other; zeros
+    in place of rows of `a` beyond the last."""
+    last = a.shape[0] - 1
+    fetch = lambda row: jnp.where(row <= last, _fetch(a, jnp.minimum(row, last), 1)[0], 0)
+    return lax.map(lambda each: function(fetch(each[0]), each[1]), (rows, along))
+
+
+def replaced_rows[State, Along](
+    function: Callable[[State, Along], State], state: State, along: Along, rows: Int[Array, " replaced"]
+) -> State:
+    """`state` (a tree of arrays in host memory) with some of its rows replaced, one after the other.
+
+    Args:
+        function: a row of `state` and one of `along`, on the device, to the new row.
+        state: arrays with the same first dim.
+        along: arrays on the device with a row for each of `rows`.
+        rows: their indices; those beyond the last row are none.
+    """
+    last = jax.tree.leaves(state)[0].shape[0] - 1
+
+    def turn(index: Index, state: State) -> State:
+        row = jnp.minimum(rows[index], last)
+        old = _fetch(state, row, 1)
+        new = function(old, _slice(along, index, 1))
+        new = jax.tree.map(lambda new, old: jnp.where(rows[index] <= last, new, old), new, old)
+        return write_rows(state, new, row)
+
+    return lax.fori_loop(0, rows.shape[0], turn, state)
 
 
 def fetched_rows(a: Num[Array, "..."], dtype: DTypeLike, rows: int) -> Num[Array, "..."]:

@@ -1,4 +1,5 @@
-"""The outer optimizer of islands (DiLoCo, arXiv:2311.08105; Streaming DiLoCo, arXiv:2501.18512).
+"""The outer optimizer of islands (DiLoCo, arXiv:2311.08105; Streaming DiLoCo, arXiv:2501.18512; eager updates,
+arXiv:2502.12996).
 
 Each island takes `every` steps of its optimizer from the global weights. The mean over the islands of the global
 weights minus an island's is the outer gradient, with which SGD with momentum updates the global weights; islands
@@ -49,6 +50,27 @@ def outer_update(
     momentum = arguments.momentum * momentum + gradient
     direction = gradient + arguments.momentum * momentum if nesterov else momentum
     return shared - arguments.rate * direction, momentum
+
+
+def eager_move(
+    momentum: Values, gradient: Values, arguments: OuterArguments, nesterov: bool, islands: int
+) -> tuple[Values, Values]:
+    """(an island's weights at the start of a round minus the global ones, momentum of its outer gradients), as in eager
+    updates (arXiv:2502.12996, algorithm 3).
+
+    In the paper an island of M takes an outer step from its last start of a round along `(g_t + others) / M`: its
+    outer gradient of the round that ended, and those of the others of the round before. SGD with momentum is linear in
+    its gradients, so the outcome is the global weights, updated with all outer gradients of the round before, plus
+    1 / M of the step along the island's outer gradients alone: what it applied early cancels when the mean arrives.
+
+    Args:
+        momentum: of the island's outer gradients.
+        gradient: the island's weights at the start of the round that ended, minus those at its end.
+        arguments: of outer updates.
+        nesterov: whether the momentum is Nesterov's.
+        islands: M.
+    """
+    return outer_update(0.0, momentum, gradient, arguments._replace(rate=arguments.rate / islands), nesterov)
 
 
 def mixed(local: Values, shared: Values, mix: Float[Array, ""] | float) -> Any:

@@ -28,6 +28,27 @@ CASES = {
         ("islands.delay", "10", "at most 9"),
     ),
     "delay": (["islands.every=8", "islands.fragments=4", "islands.delay=3"], ("islands.delay", "3", "at most 2")),
+    "eager with a delay": (
+        ["run.steps=11", "islands.every=10", "islands.eager=true", "islands.delay=1"],
+        ("islands.delay: 1", "not be used", "islands.eager: true"),
+    ),
+    "eager with a share": (
+        ["run.steps=11", "islands.every=10", "islands.eager=true", "islands.mix=0.5"],
+        ("islands.mix: 0.5", "not be used", "islands.eager: true"),
+    ),
+    "no eager exchange": (
+        ["islands.every=10", "islands.eager=true"],
+        ("islands.every", "10", "islands.eager: true", "step 11", "run.steps (10)"),
+    ),
+    "eager jobs": (
+        ["islands.every=5", "islands.folder=a", "islands.eager=true"],
+        ("islands.eager: true", "not be used", "islands.folder"),
+    ),
+    "jobs with host state": (
+        ["islands.every=5", "islands.folder=a", "islands.offload=host"],
+        ("islands.offload: host", "not be used", "islands.folder"),
+    ),
+    "unused host state": (["islands.offload=host"], ("islands.offload", "not be used", "islands.every is null")),
     "average": (["islands.every=8", "optimizer.ema=0.9"], ("islands.every", "optimizer.ema: 0.9")),
     "host": (["islands.every=8", "memory.optimizer_offload=host"], ("islands.every", "memory.optimizer_offload: host")),
     "mix of 1": (["islands.every=8", "islands.mix=1"], ("islands.mix", "below 1")),

@@ -5,6 +5,7 @@ import pytest
 
 from jaxpar.optim.outer import (
     OuterArguments,
+    eager_move,
     fragment_sent,
     from_wire,
     is_sent,
@@ -37,6 +38,35 @@ def test_updates_are_those_of_sgd_with_momentum(nesterov):
         velocity = sum(mu ** (step - past) * gradients[past] for past in range(step + 1))
         expected -= rate * (gradient + mu * velocity if nesterov else velocity)
     assert weights == pytest.approx(expected, rel=1e-12)
+
+
+def drifted(start: np.ndarray, island: int, alike: bool) -> np.ndarray:
+    """Weights at the end of a round: steps towards the optimum of an island, or of all."""
+    return start + 0.3 * (np.linspace(-1.0, 1.0, 4) * (1 if alike else island + 1) - start)
+
+
+@pytest.mark.parametrize("nesterov", [False, True])
+@pytest.mark.parametrize(("islands", "alike"), [(1, False), (2, True), (3, False)])
+def test_eager_updates_are_those_of_the_papers_algorithm(islands, alike, nesterov):
+    """Algorithm 3 of arXiv:2502.12996 written out: an outer step of each island along the mean of its outer gradient
+    and those of the others of the round before. With one island no round is late."""
+    arguments, first = OuterArguments(0.7, 0.9, 0.0), np.array([0.5, -1.0, 2.0, 0.1])
+    starts, momenta, before = [first] * islands, [np.zeros(4)] * islands, [np.zeros(4)] * islands
+    shared, outer = first, np.zeros(4)
+    mine, alone, look_ahead = [first] * islands, [np.zeros(4)] * islands, (first, np.zeros(4))
+    for _ in range(6):
+        now = [start - drifted(start, i, alike) for i, start in enumerate(starts)]
+        mixtures = [(now[i] + sum(before) - before[i]) / islands for i in range(islands)]
+        paper = [outer_update(starts[i], momenta[i], mixtures[i], arguments, nesterov) for i in range(islands)]
+        starts, momenta, before = [weights for weights, _ in paper], [momentum for _, momentum in paper], now
+        gradients = [outer_gradient(start, drifted(start, i, alike)) for i, start in enumerate(mine)]
+        moves = [eager_move(alone[i], gradients[i], arguments, nesterov, islands) for i in range(islands)]
+        mine, alone = [shared + move for move, _ in moves], [momentum for _, momentum in moves]
+        np.testing.assert_allclose(mine, starts, rtol=1e-12, atol=1e-14)
+        shared, outer = outer_update(shared, outer, np.mean(gradients, axis=0), arguments, nesterov)
+        weights, momentum = look_ahead
+        look_ahead = outer_update(weights, momentum, weights - drifted(weights, 0, alike), arguments, nesterov)
+        assert islands > 1 or np.allclose(mine[0], look_ahead[0], rtol=1e-12, atol=1e-14)
 
 
 def test_an_island_goes_on_with_its_share_of_both_weights():

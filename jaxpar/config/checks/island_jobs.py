@@ -10,7 +10,7 @@ from jaxpar.config.spelling import quoted
 
 ALONE = ("quorum", "wait_s", "keep_rounds")
 """Keys of `islands` that only jobs read."""
-TOGETHER = ("fragments", "delay", "mix")
+TOGETHER = ("fragments", "delay", "mix", "eager", "offload")
 """Keys of `islands` that only islands of one job read."""
 
 

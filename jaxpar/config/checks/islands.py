@@ -27,6 +27,7 @@ def check_islands(config: Config) -> None:
             if asked != usual[key]:
                 raise UserError(f"islands.{key}: {spell(asked)} would not be used, because islands.every is null")
         return
+    _check_eager(islands)
     _check_period(config, islands.every)
     _check_excluded(config)
 
@@ -44,10 +45,11 @@ def check_one_island(config: Config, command: str) -> None:
 
 def _check_period(config: Config, every: int) -> None:
     islands = config.islands
-    first = every + (islands.delay > 0)
+    first = every + islands.beside_a_step
     if first > config.run.steps:
+        how = "eager: true" if islands.eager else f"delay: {islands.delay}"
         raise UserError(
-            f"islands.every: {every} with islands.delay: {islands.delay} updates all global weights in step {first} at "
+            f"islands.every: {every} with islands.{how} updates all global weights in step {first} at "
             f"the earliest, which is more than run.steps ({config.run.steps})"
         )
     if islands.fragments > config.model.layers:
@@ -62,6 +64,15 @@ def _check_period(config: Config, every: int) -> None:
             f"islands.delay: {islands.delay} steps, and the next exchange begins after {interval} (islands.every / "
             f"fragments); expected at most {min(interval, every - 1)}"
         )
+
+
+def _check_eager(islands: IslandsConfig) -> None:
+    for key in ("delay", "mix"):
+        if islands.eager and (asked := getattr(islands, key)):
+            raise UserError(
+                f"islands.{key}: {spell(asked)} would not be used with islands.eager: true, which takes the outer "
+                "gradients of the other islands a period later; expected 0"
+            )
 
 
 def _check_excluded(config: Config) -> None:

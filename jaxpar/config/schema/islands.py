@@ -27,9 +27,15 @@ class IslandsConfig:
     first of them. With 0 the step waits for the message."""
     mix: Annotated[float, BELOW_ONE] = 0.0
     """Share of an island's weights in its weights after an exchange; the rest is of the global ones."""
+    eager: bool = False
+    """Whether an island applies its outer gradient at once and those of the others a period later (arXiv:2502.12996);
+    messages run beside a step."""
     wire: Literal["int8", "int4"] | None = None
     """Outer gradients while they travel: codes of 8 or 4 bits with a scale for each 256 of them, summed in float32;
     null is float32."""
+    offload: Literal["none", "host"] = "none"
+    """Where the global weights and their momentum are between exchanges: on the device, or in pinned host memory, from
+    which the rows of a fragment are fetched in the steps that read or change them."""
     folder: str | None = None
     """A folder that all islands see, where each is a separate job with a local mesh: they exchange outer gradients
     through it (`docs/island-jobs.md`), and `run.name` is the name of an island. Null is for islands of one job."""
@@ -41,6 +47,11 @@ class IslandsConfig:
     keep_rounds: Annotated[int, at_least(1)] = 4
     """Rounds before the newest outer state whose arrays stay in `folder`, so that they can be reproduced; records of
     older ones stay."""
+
+    @property
+    def beside_a_step(self) -> bool:
+        """Whether the message of an outer gradient runs beside the step after it."""
+        return self.eager or self.delay > 0
 
     @property
     def of_one_job(self) -> bool:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 from jaxpar.config import Config
 from jaxpar.config.parts import OPTIMIZERS
 from jaxpar.layout.memory.weights import Parts, Weight
+from jaxpar.memory.layer_shape import FLOAT32_BYTES
 from jaxpar.memory.streaming import PIECE_BYTES, PIECES, piece_rows
 from jaxpar.mesh.layer_order import LAYERS
 
@@ -61,6 +62,14 @@ class StateBytes:
         """Weights that a device updates."""
         local = lambda weight: weight.updated if self.sharded else weight.compute
         return sum(local(state.weight) * state.rows for state in self._weights)
+
+    @property
+    def outer(self) -> int:
+        """Bytes of the state that islands share, where it is in the host's memory (`islands.offload`)."""
+        islands = self.config.islands
+        if not islands.of_one_job or islands.offload == "none":
+            return 0
+        return 2 * FLOAT32_BYTES * self.trained
 
     @property
     def passing_piece(self) -> int:

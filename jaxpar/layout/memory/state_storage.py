@@ -73,8 +73,7 @@ def check_offloaded_state(layout: StepLayout, mesh: Mesh, limit: int | None = No
         limit: bytes of host memory, or free on the disk; by default, those available. Other processes on the machine
             are not counted.
     """
-    kind = layout.plan.optimizer_offload
-    if kind == "none":
+    if layout.plan.optimizer_offload == "none" and not layout.outer_on_host:
         return
     local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
     needed = (offloaded_state_bytes(layout) + host_gradient_bytes(layout)) * len(local)
@@ -88,7 +87,8 @@ def check_offloaded_state(layout: StepLayout, mesh: Mesh, limit: int | None = No
                 f"{folder} has {size(free, 2)} free; expected memory.offload_dir on a larger disk, or a smaller model"
             )
         return
-    require_pinned(local[0], "memory.optimizer_offload: host", "none or file")
+    setting = "islands.offload: host" if layout.outer_on_host else "memory.optimizer_offload: host"
+    require_pinned(local[0], setting, "none" if layout.outer_on_host else "none or file")
     limit = host_limit(layout.config, len(local)) if limit is None else limit
     activations = offloaded_bytes(layout.config, layout.plan) * len(local)
     if needed + activations > limit:
@@ -97,18 +97,23 @@ def check_offloaded_state(layout: StepLayout, mesh: Mesh, limit: int | None = No
         beside = f" with gradients of {plural(layers, 'layer')}" if layers else ""
         beside += f", and offloaded activations {size(activations, 2)}" if activations else ""
         raise UserError(
-            f"memory.optimizer_offload: host takes {size(needed, 2)} of host memory for {devices}{beside}, and "
+            f"{setting} takes {size(needed, 2)} of host memory for {devices}{beside}, and "
             f"{limit_words(layout.config)} {size(limit, 2)}; expected {less_on_the_host(layout)}, or more machines"
         )
 
 
 def less_on_the_host(layout: StepLayout) -> str:
     """Settings that free host memory from the state, as far as they are compatible with the others of `layout`."""
+    if layout.outer_on_host:
+        return "islands.offload: none"
     return "memory.weights_offload: none" if host_layers(layout) else "memory.optimizer_offload: file"
 
 
 def offload_rows(layout: StepLayout, device_kind: str) -> list[tuple[str, str, str]]:
     """Row of the plan's table: where the state is stored and what that costs; nothing if it is on the device."""
+    if layout.outer_on_host:
+        what = "global weights and their momentum, per device, in pinned host memory; fetched in exchanges"
+        return [("outer state offload", size(offloaded_state_bytes(layout)), what)]
     if layout.plan.optimizer_offload == "none":
         return []
     there, back = streamed_bytes(layout)

@@ -222,8 +222,9 @@ class Weights:
             return 0.0
         sizes = [local.get(axis, 1) for axis in spec.axes]  # one layer
         kept = sum(array.local_bytes(spec, sizes) for array in self._rule(spec).state.values())
-        average, islands = self.config.optimizer.ema is not None, self.config.islands.of_one_job
-        return kept + FLOAT32_BYTES * (1 + average + 2 * islands) * prod(sizes)
+        average, islands = self.config.optimizer.ema is not None, self.config.islands
+        more = 2 * (islands.of_one_job and islands.offload == "none") + 2 * islands.eager
+        return kept + FLOAT32_BYTES * (1 + average + more) * prod(sizes)
 
     def _rule(self, spec: ParamSpec) -> Rule:
         """The rule of a weight."""

@@ -2,7 +2,7 @@
 
 An island has its part of the hosts and of the batch, and sends nothing in its step. Each `islands.every` steps its
 devices send outer gradients of the weights that they update, over the slowest link between islands, and update the
-global weights: a step takes its share of both, on average. With `islands.delay` a message runs beside the forward and
+global weights: a step takes its share of both, on average. With `islands.delay` or `eager` a message runs beside the forward and
 backward of the one step that it is sent in, whatever the delay; and XLA starts it as late as it takes it to last over
 the GPU's usual network, so that most of a message over a slower link is waited for.
 """
@@ -40,6 +40,9 @@ MOVED = 44.0
 (12), the global weight, momentum and mean read and the first two written (20), both weights read again and the
 island's written (12)."""
 
+COPIED = 16.0
+"""Bytes between device and host for a weight in an exchange: the global weight and the momentum, read and written."""
+
 
 @dataclass(frozen=True)
 class Exchange:
@@ -53,6 +56,8 @@ class Exchange:
     device: Device
     slowdown: float
     """Seconds that compute loses for each second of a message beside it."""
+    host_bandwidth: float
+    """Bytes a second between a device and its host's memory, each way."""
 
     @property
     def share(self) -> float:
@@ -75,6 +80,8 @@ class Exchange:
         waits = self.share * added(self.message(weights), self.hidden_by(step, weights), self.slowdown)
         assert self.config.every is not None, "islands exchange weights"
         update = self.device.bytes_seconds(MOVED * weights) / self.config.every
+        if self.config.offload == "host":
+            update += COPIED * weights / self.host_bandwidth / self.config.every
         spent = {**step.breakdown, "optimizer": step.breakdown["optimizer"] + update, ISLANDS: waits}
         more = {ISLANDS: waits, "optimizer": update}
         program = Run(step.program.seconds + waits + update, step.program.compute + update, more)
@@ -84,7 +91,7 @@ class Exchange:
     def hidden_by(self, step: StepTime, weights: float) -> float:
         """Seconds of an island's step that a message runs beside: at most forward and backward."""
         apart = step.breakdown["optimizer"] + step.breakdown["stragglers"]
-        return min(step.seconds - apart, self._over(self.assumed, weights)) if self.config.delay else 0.0
+        return min(step.seconds - apart, self._over(self.assumed, weights)) if self.config.beside_a_step else 0.0
 
     def _over(self, ring: Ring, weights: float) -> float:
         size = self._bytes(weights)
@@ -134,7 +141,10 @@ class IslandSearch(Search):
             for cluster in (self.everywhere, usual)
         )
         device = device_of(self.cluster.gpu, self.reached)
-        exchange = Exchange(islands, self.run.islands, ring, assumed, device, self.reached.overlap_slowdown)
+        exchange = Exchange(
+            islands, self.run.islands, ring, assumed, device, self.reached.overlap_slowdown,
+            self.cluster.host_bandwidth,
+        )  # fmt: skip
         return IslandTimer(
             self.space.config.model, data.sequence_length, data.batch_size, self.cluster, self.reached, self.update,
             exchange=exchange,

@@ -6,42 +6,35 @@ the step that it is sent in, so that it runs beside the step's forward and backw
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
-from jax.sharding import PartitionSpec
-from jax.tree_util import KeyPath
-from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.config.axes import ISLANDS
-from jaxpar.layout.islands import OuterState, entered, left, stacked
+from jaxpar.layout.islands import EagerState, OuterState, entered, left, stacked, with_eager, without_eager
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.collectives import gather_from_islands, sum_over_islands
-from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.parameters import Weights
-from jaxpar.mesh.rules import axes_of_dim
 from jaxpar.model.decoder import Batch
 from jaxpar.optim.outer import (
     OuterArguments,
-    fragment_sent,
+    eager_move,
     from_wire,
-    is_sent,
     mixed,
     outer_gradient,
     outer_update,
     to_wire,
 )
-from jaxpar.training.residency.weight_update import Measure, UpdateFacts
+from jaxpar.training.residency.fragments import Fragments, Rows, Steps, apart
+from jaxpar.training.residency.weight_update import Measure, Measured, UpdateFacts
 
-type Rows = Float[Array, "rows ..."]
 type Update = Callable[[TrainState, Weights, UpdateFacts], TrainState]
 
 
@@ -56,127 +49,113 @@ class IslandStep:
     def __call__(self, state: TrainState, batch: Batch, arguments: StepArguments) -> tuple[TrainState, Any]:
         """The state of all islands after a step, and the metrics of each."""
         island, outer = entered(state)
+        if self.layout.config.islands.eager:
+            return self._eager_step(island, outer, batch, arguments)
         delay, done = self.layout.config.islands.delay, state.step + 1
         measure = lambda: self.measure(island, batch, arguments)
         if delay:
-            measured, message = self._beside(measure, island.master, outer, state.step)
-            # XLA starts a message as late as what reads it allows: nothing does before the backward is done.
-            message, gradients = lax.optimization_barrier((message, measured.gradients))
-            measured = measured._replace(gradients=gradients)
+            gradient = lambda: self._gradient(outer.weights, island.master, state.step)
+            measured, message = self._beside(measure, gradient, outer, state.step)
+            new = self._after(island, measured)
+            outer = self._outer(outer, lambda: message, state.step, arguments.outer)
         else:
-            measured, message = measure(), None
-        new = self.updated(island, measured.gradients, measured.facts)
-        island = measured.following._replace(master=new.master, optimizer=new.optimizer)
-        if message is not None:
-            outer = self._if_sent(state.step, lambda outer: self._outer(outer, message, state.step, arguments), outer)
-        else:
-            send = lambda outer: self._outer(outer, self._message(island.master, outer, done), done, arguments)
-            outer = self._if_sent(done, send, outer)
+            measured = measure()
+            new = self._after(island, measured)
+            message = lambda: self._message(self._gradient(outer.weights, new.master, done))
+            outer = self._outer(outer, message, done, arguments.outer)
         mix = lambda master: self._mixed(master, outer, done - delay, arguments.outer)
-        island = island._replace(master=self._if_sent(done - delay, mix, island.master))
-        return left(island, outer), stacked(measured.metrics)
+        new = new._replace(master=self._if_sent(done - delay, mix, new.master))
+        return left(new, outer), stacked(measured.metrics)
+
+    def _eager_step(
+        self, island: TrainState, outer: OuterState, batch: Batch, arguments: StepArguments
+    ) -> tuple[TrainState, Any]:
+        """With `islands.eager`: the island takes its outer gradient before a step, which runs beside its message."""
+        island, eager = without_eager(island)
+        master, eager, gradient = self._started(island.master, eager, outer, island.step, arguments.outer)
+        island = island._replace(master=master)
+        measure = lambda: self.measure(island, batch, arguments)
+        measured, message = self._beside(measure, lambda: gradient, outer, island.step)
+        new = with_eager(self._after(island, measured), eager)
+        return left(new, self._outer(outer, lambda: message, island.step, arguments.outer)), stacked(measured.metrics)
+
+    def _after(self, island: TrainState, measured: Measured) -> TrainState:
+        """The island after the update of its optimizer."""
+        new = self.updated(island, measured.gradients, measured.facts)
+        return measured.following._replace(master=new.master, optimizer=new.optimizer)
 
     # ---- when
 
-    @property
-    def _every(self) -> int:
-        assert self.layout.config.islands.every is not None, "islands exchange weights"
-        return self.layout.config.islands.every
+    @cached_property
+    def _fragments(self) -> Fragments:
+        return Fragments(self.layout)
 
-    @property
-    def _fragments(self) -> int:
-        return self.layout.config.islands.fragments
-
-    def _sent(self, step: Int[Array, ""]) -> Bool[Array, ""]:
-        return jnp.asarray(is_sent(step, self._every, self._fragments))
-
-    def _if_sent[Tree](self, step: Int[Array, ""], change: Callable[[Tree], Tree], tree: Tree) -> Tree:
+    def _if_sent[Tree](self, step: Steps, change: Callable[[Tree], Tree], tree: Tree) -> Tree:
         """`change(tree)` where a fragment is sent after `step` steps, else the tree; the same on all devices."""
         alike = lambda old: jax.tree.map(lambda new, old: new.astype(old.dtype), change(old), old)
-        return lax.cond(self._sent(step), alike, lambda tree: tree, tree)
+        return lax.cond(self._fragments.sent(step), alike, lambda tree: tree, tree)
 
-    def _beside[Measured](
-        self, measure: Callable[[], Measured], master: Weights, outer: OuterState, step: Int[Array, ""]
+    def _beside(
+        self, measure: Callable[[], Measured], gradient: Callable[[], list[Rows]], outer: OuterState, step: Steps
     ) -> tuple[Measured, list[Rows]]:
         """Forward and backward with the message of the fragment that was taken before them, if one was.
 
         A collective in a separate branch would not run beside what is outside of it, so the branches have both; there
         is one where each step sends.
         """
-        send = lambda: (measure(), self._message(master, outer, step))
-        if self._every == self._fragments:
-            return send()
-        nothing = lambda: (measure(), jax.tree.map(jnp.zeros_like, self._taken(outer.weights, step)))
-        return lax.cond(self._sent(step), send, nothing)
+        send = lambda: (measure(), self._message(gradient()))
+        nothing = lambda: (measure(), self._fragments.zeros(outer.weights, step))
+        always = self._fragments.in_each_step
+        measured, message = send() if always else lax.cond(self._fragments.sent(step), send, nothing)
+        # XLA starts a message as late as what reads it allows: nothing does before the backward is done.
+        message, gradients = lax.optimization_barrier((message, measured.gradients))
+        return measured._replace(gradients=gradients), message
 
     # ---- what
 
-    def _message(self, master: Weights, outer: OuterState, step: Int[Array, ""]) -> list[Rows]:
-        """The mean over islands of the outer gradients of the fragment that is taken after `step` steps."""
+    def _gradient(self, start: Weights, end: Weights, step: Steps) -> list[Rows]:
+        """This island's outer gradient of the fragment that is taken after `step` steps."""
         with jax.named_scope("outer_gradient"):
-            each = zip(self._taken(outer.weights, step), self._taken(master, step), strict=True)
-            wire = self.layout.config.islands.wire
-            return [_mean(outer_gradient(shared, local), wire) for shared, local in each]
+            return self._fragments.of(outer_gradient, start, self._fragments.taken(end, step), step)
+
+    def _message(self, gradient: list[Rows]) -> list[Rows]:
+        """The mean over islands of outer gradients."""
+        with jax.named_scope("outer_gradient"):
+            return [_mean(rows, self.layout.config.islands.wire) for rows in gradient]
+
+    def _started(
+        self, master: Weights, eager: EagerState, outer: OuterState, step: Steps, arguments: OuterArguments
+    ) -> tuple[Weights, EagerState, list[Rows]]:
+        """An island's weights at the start of a round of the fragment that was taken before this step, if one was, and
+        its outer gradient."""
+        nesterov, islands = self.layout.config.islands.outer.nesterov, self.layout.plan.axes.islands
+
+        def started(master: Weights, eager: EagerState) -> tuple[Weights, EagerState, list[Rows]]:
+            gradient = self._gradient(eager.start, master, step)
+            move = apart(lambda momentum, gradient: eager_move(momentum, gradient, arguments, nesterov, islands))
+            each = zip(self._fragments.taken(eager.momentum, step), gradient, strict=True)
+            moves, momentum = zip(*(move(*one) for one in each), strict=True)
+            weights = self._fragments.of(jnp.add, outer.weights, moves, step)
+            put = lambda old, rows: self._fragments.put(old, rows, step)
+            return put(master, weights), EagerState(put(eager.start, weights), put(eager.momentum, momentum)), gradient
+
+        nothing = lambda master, eager: (master, eager, self._fragments.zeros(master, step))
+        return lax.cond(self._fragments.sent(step), started, nothing, master, eager)
 
     def _outer(
-        self, outer: OuterState, message: list[Rows], step: Int[Array, ""], arguments: StepArguments
+        self, outer: OuterState, message: Callable[[], list[Rows]], step: Steps, arguments: OuterArguments
     ) -> OuterState:
-        each = zip(self._taken(outer.weights, step), self._taken(outer.momentum, step), message, strict=True)
+        """The outer state after the mean outer gradient of the fragment that is taken after `step` steps, if one is."""
         nesterov = self.layout.config.islands.outer.nesterov
-        new = [outer_update(*one, arguments.outer, nesterov) for one in each]
-        return OuterState(
-            *(self._put(old, rows, step) for old, rows in zip(outer, zip(*new, strict=True), strict=True))
-        )
 
-    def _mixed(self, master: Weights, outer: OuterState, step: Int[Array, ""], arguments: OuterArguments) -> Weights:
-        each = zip(self._taken(master, step), self._taken(outer.weights, step), strict=True)
-        return self._put(master, [mixed(local, shared, arguments.mix) for local, shared in each], step)
+        update = lambda weights, momentum, gradient: outer_update(weights, momentum, gradient, arguments, nesterov)
+        change = lambda outer: OuterState(*self._fragments.changed(outer, apart(update), message(), step))
+        return self._if_sent(step, change, outer)
 
-    # ---- fragments
-
-    def _taken(self, weights: Weights, step: Int[Array, ""]) -> list[Rows]:
-        """The rows of each weight in the fragment of `step`, and zeros in place of those that a device lacks."""
-        leaves = jax.tree.leaves(weights)
-        if self._fragments == 1:
-            return leaves
-        take = lambda leaf, rows: jnp.take(leaf, rows, axis=0, mode="fill", fill_value=0)
-        return [take(leaf, rows) for leaf, rows in zip(leaves, self._rows(leaves, step), strict=True)]
-
-    def _put(self, weights: Weights, new: Sequence[Rows], step: Int[Array, ""]) -> Weights:
-        """`weights` with other rows in the fragment of `step`."""
-        leaves, structure = jax.tree.flatten(weights)
-        if self._fragments == 1:
-            return structure.unflatten(new)
-        each = zip(leaves, self._rows(leaves, step), new, strict=True)
-        return structure.unflatten([leaf.at[rows].set(part, mode="drop") for leaf, rows, part in each])
-
-    def _rows(self, leaves: list[Rows], step: Int[Array, ""]) -> list[Int[Array, " rows"]]:
-        """Indices of this device's rows of each weight in the fragment of `step`; beyond the last one for none."""
-        fragment = jnp.asarray(fragment_sent(step, self._every, self._fragments))
-
-        def rows(leaf: Rows, where: PartitionSpec, table: np.ndarray | None) -> Int[Array, " rows"]:
-            if table is not None:
-                return jnp.asarray(table)[lax.axis_index("pipe"), fragment]
-            first = lax.axis_index(axes_of_dim(where, 0)) * leaf.shape[0] if axes_of_dim(where, 0) else 0
-            most = -(-leaf.shape[0] // self._fragments)
-            return (fragment - first) % self._fragments + self._fragments * jnp.arange(most)
-
-        return [rows(*each) for each in zip(leaves, *self._tables, strict=True)]
-
-    @cached_property
-    def _tables(self) -> tuple[list[PartitionSpec], list[np.ndarray | None]]:
-        """The partition of each weight, and the rows [pipeline rank, fragment, row] of those that are stacked."""
-        leaves, structure = jax.tree_util.tree_flatten_with_path(self.layout.trained)
-        stacks = [getattr(path[0], "key", None) == LAYERS for path, _ in leaves]
-        tables = [self._table(path) if stack else None for stack, (path, _) in zip(stacks, leaves, strict=True)]
-        return structure.flatten_up_to(self.layout.master), tables
-
-    def _table(self, path: KeyPath) -> np.ndarray:
-        numbers = self.layout.order.stack_at(path).numbers.reshape(self.layout.plan.axes.pipe, -1)
-        each = [[np.flatnonzero(row % self._fragments == f) for f in range(self._fragments)] for row in numbers]
-        most = max(len(rows) for rank in each for rows in rank)
-        pad = lambda rows: np.pad(rows, (0, most - len(rows)), constant_values=numbers.shape[1])
-        return np.array([[pad(rows) for rows in rank] for rank in each], np.int32)
+    def _mixed(self, master: Weights, outer: OuterState, step: Steps, arguments: OuterArguments) -> Weights:
+        mix = apart(lambda shared, local: mixed(local, shared, arguments.mix))
+        local = self._fragments.taken(master, step)
+        return self._fragments.put(master, self._fragments.of(mix, outer.weights, local, step), step)
 
 
 def _mean(gradient: Rows, wire: str | None) -> Rows:

@@ -11,12 +11,13 @@ from jax.sharding import Mesh, PartitionSpec
 from jaxtyping import Array, Float
 
 from jaxpar.interop.mapping.form import ReadPart
-from jaxpar.layout.islands import ISLAND_WEIGHTS, of_islands, on_each_island
+from jaxpar.layout.islands import ISLAND_WEIGHTS, ROUND_START, of_islands, on_each_island
 from jaxpar.layout.state import TrainState, join_weights, weight_states, without_frozen
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.layout.step_options import cpu_options, step_options
 from jaxpar.memory.disk_array import copied
+from jaxpar.memory.streaming import DEVICE
 from jaxpar.mesh.build import mapped
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.materialize import to_optimizer, to_storage, zero_accumulators
@@ -140,13 +141,16 @@ class OnDevice:
         if average is not None:
             state = state._replace(optimizer={**state.optimizer, AVERAGE: jax.tree.map(copied, master)})
         if self.layout.islands:
-            state = state._replace(optimizer={**state.optimizer, ISLAND_WEIGHTS: self._of_each_island(master)})
+            optimizer = state.optimizer
+            each = {name: self._of_each_island(master) for name in (ISLAND_WEIGHTS, ROUND_START) if name in optimizer}
+            state = state._replace(optimizer={**optimizer, **each})
         return state._replace(master=master)
 
     def _of_each_island(self, master: Weights) -> Weights:
         """Copies of the weights, one of each island."""
         where = self.layout.state_shardings(self.mesh).optimizer[ISLAND_WEIGHTS]
-        return jax.jit(partial(on_each_island, islands=self.layout.plan.axes.islands), out_shardings=where)(master)
+        copies = partial(on_each_island, islands=self.layout.plan.axes.islands)
+        return jax.jit(lambda master: copies(jax.device_put(master, DEVICE)), out_shardings=where)(master)
 
     def train(self, measure: Measure, metrics: Any) -> Any:
         """The jitted step, of `abstract_input`, a batch and arguments; `metrics` has the partition of each metric."""

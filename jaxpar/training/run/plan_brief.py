@@ -21,7 +21,7 @@ from jaxpar.units import count, plural, size
 
 UNUSUAL = (
     "adapters", "experts", "matmuls", "messages", "collectives at once", "pipeline", "bubble", "offload",
-    "optimizer offload", "weights offload", "objective",
+    "optimizer offload", "weights offload", "outer state offload", "objective",
 )  # fmt: skip
 """Rows of the plan's table that only some runs have and that change what a run is."""
 

@@ -26,10 +26,17 @@ from jaxpar.runtime.carried import REPLICATED
 from jaxpar.training.residency.on_device import OnDevice
 from jaxpar.training.residency.on_disk import OnDisk
 from jaxpar.training.residency.on_host import OnHost
+from jaxpar.training.residency.outer_on_host import OuterOnHost
 from jaxpar.training.step.forward_backward import StepFunctions, StepMetrics
 
 RESIDENCIES: dict[str, type[OnDevice]] = {"none": OnDevice, "host": OnHost, "file": OnDisk}
 """The residency for each value of `memory.optimizer_offload`."""
+
+
+def residency_of(layout: StepLayout, mesh: Mesh) -> OnDevice:
+    """Where the state of a layout is between steps."""
+    kind = OuterOnHost if layout.outer_on_host else RESIDENCIES[layout.plan.optimizer_offload]
+    return kind(layout, mesh)
 
 
 class TrainStep:
@@ -37,7 +44,7 @@ class TrainStep:
 
     def __init__(self, layout: StepLayout, mesh: Mesh):
         self.layout, self.mesh = layout, mesh
-        self.residency = RESIDENCIES[layout.plan.optimizer_offload](layout, mesh)
+        self.residency = residency_of(layout, mesh)
         self._functions = StepFunctions(layout, self.residency)
 
     @cached_property
@@ -67,7 +74,7 @@ class TrainStep:
         Messages are exact, since the loss is to be that of the weights that are saved.
         """
         exact = replace(self.layout, plan=self.layout.plan.with_exact_messages())
-        functions = StepFunctions(exact, RESIDENCIES[exact.plan.optimizer_offload](exact, self.mesh))
+        functions = StepFunctions(exact, residency_of(exact, self.mesh))
 
         def of_islands(weights: Weights, batch: Batch) -> PyTree[Array]:
             return jax.tree.map(sum_over_islands, functions.evaluate(vary(weights, ()), batch))

@@ -24,12 +24,13 @@ DATA = {"sequence_length": 512, "batch_size": 64}
 
 
 @cache
-def compiled(wire: str | None, fragments: int = LAYERS, delay: int = 1) -> tuple[Any, Report]:
-    islands = {"every": EVERY, "fragments": fragments, "delay": delay, "wire": wire}
+def compiled(wire: str | None = None, fragments: int = LAYERS, **more: Any) -> tuple[Any, Report]:
+    islands = {"every": EVERY, "fragments": fragments, "wire": wire} | (more or {"delay": 1})
     config = wide(model=CONFIG, data=DATA, parallel={"islands": 2, "fsdp": SHARDS, "zero": 3}, islands=islands)
     analysis, report = inspected(config, CLUSTER)
     planned = estimate_memory(plan_for(config, parse_cluster(CLUSTER))[0], analysis.compilation.plan)
     assert report.classes["optimizer"] == planned.optimizer, "with the global weights and their momentum"
+    assert analysis.compilation.memory.host_argument == planned.host
     return config, report
 
 
@@ -102,3 +103,27 @@ def test_without_a_delay_the_step_waits_for_a_message_in_a_branch():
     more = beside.classes["temporaries"] - report.classes["temporaries"]
     one, other = (estimate_memory(*plan_for(own, parse_cluster(CLUSTER))) for own in (config, delayed))
     assert more == pytest.approx(other.temporaries - one.temporaries, rel=0.05)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fragments", [LAYERS, 1])
+def test_the_message_of_an_eager_update_runs_beside_the_step_after_it(fragments):
+    """It is of the outer gradient that the island applied before the step."""
+    config, report = compiled(fragments=fragments, eager=True)
+    row = between(report)
+    weights = parameter_count(config.model, padded=True) / SHARDS
+    assert row.bytes == pytest.approx(4 * weights / fragments, rel=0.02)
+    assert row.exposed_s <= 0.02 * report.step_seconds
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("fragments", [2, 1])
+def test_outer_state_in_host_memory_leaves_the_device_and_the_message_beside_the_step(fragments):
+    """No copy of it stays on the device."""
+    config, report = compiled(fragments=fragments, delay=1, offload="host")
+    _, resident = compiled(fragments=fragments, delay=1)
+    weights = parameter_count(config.model, padded=True) / SHARDS
+    assert resident.allocated_bytes - report.allocated_bytes == pytest.approx(8 * weights, rel=0.1)
+    row = between(report)
+    assert row.bytes == pytest.approx(4 * weights / fragments, rel=0.02)
+    assert row.exposed_s <= 0.02 * report.step_seconds

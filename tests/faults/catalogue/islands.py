@@ -3,6 +3,7 @@
 from tests.faults.fault import Fault
 
 STEPS = "tests/training/islands/test_steps.py"
+ON_HOST = "tests/training/islands/test_outer_on_host.py"
 ROUNDS = "tests/training/island_jobs/test_rounds.py"
 PLANNED = "tests/planner/search/test_islands.py"
 ISLANDS = (
@@ -29,6 +30,35 @@ ISLANDS = (
         old="shared + mix * (local - shared)",
         new="shared + 0 * mix * (local - shared)",
         caught_by=("tests/optim/test_outer.py::test_an_island_goes_on_with_its_share_of_both_weights",),
+    ),
+    Fault(
+        name="an_eager_island_applies_all_of_its_outer_gradient",
+        description="The local share of an eager update is the outer gradient, not its share of the mean.",
+        file="jaxpar/optim/outer.py",
+        old="rate=arguments.rate / islands",
+        new="rate=arguments.rate",
+        caught_by=(
+            "tests/optim/test_outer.py::test_eager_updates_are_those_of_the_papers_algorithm[3-False-True]",
+            "tests/optim/test_outer.py::test_eager_updates_are_those_of_the_papers_algorithm[2-True-False]",
+        ),
+    ),
+    Fault(
+        name="eager_outer_gradients_from_the_global_weights",
+        description="An eager island's outer gradient is from the global weights, not from those of its round's start.",
+        file="jaxpar/training/residency/islands.py",
+        old="self._gradient(eager.start, master, step)",
+        new="self._gradient(outer.weights, master, step)",
+        caught_by=(
+            "tests/training/islands/test_eager.py::test_an_island_starts_a_round_where_the_papers_algorithm_does[one]",
+        ),
+    ),
+    Fault(
+        name="rows_beyond_the_last_written",
+        description="Of outer state in host memory, the last row is written where a rank lacks rows of a fragment.",
+        file="jaxpar/memory/streaming.py",
+        old="jnp.where(rows[index] <= last, new, old)",
+        new="jnp.where(rows[index] <= last + 1, new, old)",
+        caught_by=(f"{ON_HOST}::test_a_run_has_the_same_bits_with_the_outer_state_on_the_host[eager fragments, pipe]",),
     ),
     Fault(
         name="outer_gradients_are_summed",
@@ -68,8 +98,8 @@ ISLANDS = (
         name="islands_wait_longer_for_the_global_weights",
         description="Islands take the global weights a step after islands.delay.",
         file="jaxpar/training/residency/islands.py",
-        old="island._replace(master=self._if_sent(done - delay,",
-        new="island._replace(master=self._if_sent(done - delay - 1,",
+        old="new._replace(master=self._if_sent(done - delay,",
+        new="new._replace(master=self._if_sent(done - delay - 1,",
         caught_by=(
             f"{STEPS}::test_a_fragment_is_sent_beside_a_step_and_reaches_the_islands_after_the_delay[4-1-3-0.0]",
         ),

@@ -79,10 +79,12 @@ def test_islands_with_the_same_rows_are_one_run():
 OUTER = {"rate": 0.7, "momentum": 0.9, "nesterov": True}
 
 
-def outer64(state: Any, weights: Any) -> tuple[Any, Any]:
-    """(global weights, momentum) after the islands exchanged `weights`, in float64."""
+def outer64(state: Any, weights: Any, starts: Any = None) -> tuple[Any, Any]:
+    """(global weights, momentum) after the islands exchanged `weights`, in float64; they began their round with the
+    global ones, unless `starts` has others."""
     shared, momentum = (jax.tree.map(np.float64, tree) for tree in (state.master, state.optimizer["outer_momentum"]))
-    gradient = jax.tree.map(lambda w, own: w - np.float64(own).mean(axis=0), shared, weights)
+    starts = jax.tree.map(lambda w: w[None], shared) if starts is None else starts
+    gradient = jax.tree.map(lambda w, own: (np.float64(w) - np.float64(own)).mean(axis=0), starts, weights)
     momentum = jax.tree.map(lambda m, g: 0.9 * m + g, momentum, gradient)
     return jax.tree.map(lambda w, m, g: w - 0.7 * (g + 0.9 * m), shared, momentum, gradient), momentum
 
