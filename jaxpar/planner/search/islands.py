@@ -2,9 +2,9 @@
 
 An island has its part of the hosts and of the batch, and sends nothing in its step. Each `islands.every` steps its
 devices send outer gradients of the weights that they update, over the slowest link between islands, and update the
-global weights: a step takes its share of both, on average. With `islands.delay` or `eager` a message runs beside the forward and
-backward of the one step that it is sent in, whatever the delay; and XLA starts it as late as it takes it to last over
-the GPU's usual network, so that most of a message over a slower link is waited for.
+global weights: a step takes its share of both, on average. With `islands.delay` or `eager` a message runs beside the
+forward and backward of the one step that it is sent in, whatever the delay; and XLA starts it as late as it takes it to
+last over the GPU's usual network, so that most of a message over a slower link is waited for.
 """
 
 from __future__ import annotations
