@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from itertools import chain
+from pathlib import Path
 
 import numpy as np
 import pytest
