@@ -69,7 +69,7 @@ def main() -> None:
     parser.add_argument("--set", dest="overrides", metavar="KEY=VALUE", action="append", default=[], help=words)
     add_json_file(parser)
     options = parser.parse_args()
-    _run(options.folder, "fine_tuned", CONFIGS / "grpo_json_sft.yaml", 250, FINE_TUNED)
+    fine_tuned(options)
     results: dict[str, dict[str, list[Mapping[str, float]]]] = {}
     for seed in range(options.first_seed, options.first_seed + options.seeds):
         for lag in options.lags:
@@ -87,6 +87,11 @@ def main() -> None:
         cells = [f"{mean(lag, 'success'):8.1%} {mean(lag, 'reward'):7.3f}" for lag in options.lags]
         print(f"{name:10}" + "".join(f"{cell:>16}" for cell in cells))
     write_json(options.json, results)
+
+
+def fine_tuned(options: Namespace) -> None:
+    """Train the model that all runs with rewards begin with."""
+    _run(options.folder, "fine_tuned", CONFIGS / "grpo_json_sft.yaml", 250, FINE_TUNED)
 
 
 def rewarded(options: Namespace, name: str, lag: int, seed: int) -> dict[str, float]:

@@ -44,8 +44,8 @@ def main(arguments: Sequence[str]) -> int:
     key = None if options.api_key_file is None else read_key(options.api_key_file, "--api-key-file")
     if key is None and not is_local(options.host):
         raise UserError(f"--host {options.host}: other machines reach it; expected --api-key-file FILE with it")
-    for name, given in (("updates", options.updates), ("adapters", options.adapters)):
-        if given and key is None:
+    for name, folder in (("updates", options.updates), ("adapters", options.adapters)):
+        if folder and key is None:
             raise UserError(
                 f"--{name}: who reaches the server can change its weights; expected --api-key-file FILE with it"
             )

@@ -24,7 +24,7 @@ class ServedWeights:
     base: Model
     """Whose tensors other weights have."""
     weights: ReadWeights
-    """Of the model, without adapters."""
+    """The weights of the model, without adapters."""
     adapters: list[Adapter | None]
     """By their indices; None leaves room."""
 

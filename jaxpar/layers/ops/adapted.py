@@ -90,11 +90,11 @@ class AdaptedGrouped(Grouped):
     ) -> Float[Array, "rows outputs"]:
         """Implements that of `Grouped`, for factors [expert, adapter, inputs, outputs]."""
         # Rows without an adapter are multiplied with those of the last one, and then left out.
-        ends, each = jnp.cumsum(sizes), sizes.reshape(-1, self.kinds)
+        behind, each = jnp.cumsum(sizes), sizes.reshape(-1, self.kinds)
         merged = each[:, :-1].at[:, -1].add(each[:, -1]).ravel()
         flat = [factor.reshape(-1, *factor.shape[2:]) for factor in factors]
         y = super().term(x, (flat[0], flat[1]), scale, merged, expected)
-        kind = jnp.searchsorted(ends, jnp.arange(len(x)), side="right") % self.kinds
+        kind = jnp.searchsorted(behind, jnp.arange(len(x)), side="right") % self.kinds
         return jnp.where((kind < self.kinds - 1)[:, None], y, 0)
 
 
