@@ -14,7 +14,6 @@ from starlette.requests import Request as HttpRequest
 from starlette.responses import PlainTextResponse
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.paths import is_name
 from jaxpar.config.spelling import quoted
 from jaxpar.serving.fields import LOAD_ADAPTER, UNLOAD_ADAPTER, checked, fields_of
 from jaxpar.serving.refusals import Refusal, wrong
@@ -80,8 +79,8 @@ class Adapters:
 
     def _check_name(self, name: str, again: bool) -> None:
         adapters = self.model.adapters
-        if name == self.model.name or not is_name(name):
-            raise wrong("lora_name", name, "a name other than that of the model")
+        if name == self.model.name or not name.isprintable():
+            raise wrong("lora_name", name, "a name of letters that can be printed, other than that of the model")
         if name in adapters and not again:
             raise Refusal(
                 400, f"lora_name: {quoted(name, 60)} is loaded; expected load_inplace: true to replace it", "lora_name"

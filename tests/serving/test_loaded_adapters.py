@@ -130,7 +130,7 @@ def test_only_adapters_in_the_operators_folders_are_read(server: Server, folders
         wrong: list[tuple[str, dict[str, Any], int, tuple[str, ...]]] = [
             ("load", {"lora_path": str(allowed / "run")}, 400, ("lora_name: got None",)),
             ("load", load(lora_name="base"), 400, ("lora_name: got 'base'", "other than that of the model")),
-            ("load", load(lora_name="a\nb"), 400, ("lora_name",)),
+            ("load", load(lora_name="a\nb"), 400, ("lora_name: got 'a\\nb'", "printed")),
             ("load", load(load_inplace=3), 400, ("load_inplace: got 3", "true or false")),
             ("load", load(is_3d_lora_weight=True), 400, ("is_3d_lora_weight", "nothing else")),
             ("load", load(rank=3), 400, ("rank: this endpoint has no such field",)),
