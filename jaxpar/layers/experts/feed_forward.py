@@ -238,12 +238,7 @@ class Experts(Block):
         return {IN: [name for name in ("up", "gate") if name in self.part.weights], OUT: ["down"]}
 
     def _products(
-        self,
-        grouped: Grouped,
-        operands: Operands,
-        rows: jax.Array,
-        gates: jax.Array,
-        sizes: jax.Array,
+        self, grouped: Grouped, operands: Operands, rows: jax.Array, gates: jax.Array, sizes: jax.Array
     ) -> jax.Array:
         """The experts of this rank for the rows of each, times the routers' weights."""
         w = operands.weights
@@ -251,7 +246,7 @@ class Experts(Block):
             rows, gates = (rows.astype(jnp.float32) * gates[:, None]).astype(rows.dtype), jnp.ones_like(gates)
         biased = "down_bias" in w
         even = 1 / min(self.layout.capacity, lax.axis_size("expert"))  # the share of the room that is used
-        of_kinds, sizes = sizes, sizes.reshape(-1, grouped.kinds).sum(axis=1)
+        of_kinds, sizes = sizes, grouped.rows_of_groups(sizes)
         expected = round(len(rows) * even)
         options = {"expected": expected, "group_sizes": sizes, "implementation": self.layout.products.name}
 

@@ -103,6 +103,10 @@ class Grouped:
         del group, given, options["inward"]
         return [grouped_matmul(x, w, **options) for w in weights]
 
+    def rows_of_groups(self, sizes: Int[Array, " kinds_of_groups"]) -> Int[Array, " groups"]:
+        """The rows of each group, from those of each of its kinds."""
+        return sizes if self.kinds == 1 else sizes.reshape(-1, self.kinds).sum(axis=1)
+
     def term(
         self,
         x: Float[Array, "rows inputs"],
