@@ -127,7 +127,7 @@ def _run(
         "evaluation.every": steps,
         "checkpoint.every": steps,
     }
-    every = [*(f"{key}={value}" for key, value in (MODEL | ends | settings).items()), *(overrides or ())]
+    every = [*(f"{key}={value}" for key, value in {**MODEL, **ends, **settings}.items()), *(overrides or ())]
     words = [word for one in every for word in ("--set", one)]
     command = [sys.executable, "-m", "jaxpar.train", "--config", str(config), *words]
     subprocess.run(command, check=True, stdout=subprocess.DEVNULL)
