@@ -6,7 +6,7 @@ import argparse
 import signal
 import socket
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -20,11 +20,9 @@ from jaxpar.config.spelling import named, quoted
 from jaxpar.serving.hosts import is_local
 
 if TYPE_CHECKING:
-    from jaxpar.config import Config
     from jaxpar.generation.engine import Engine
-    from jaxpar.generation.generator import Generator
-    from jaxpar.interop.sources.source import ReadWeights
     from jaxpar.serving.served_model import ServedModel
+    from jaxpar.serving.weights import ServedWeights
 
 LONGEST = 4096
 """Tokens of a row that a model which reads more has unless the user says otherwise."""
@@ -46,10 +44,11 @@ def main(arguments: Sequence[str]) -> int:
     key = None if options.api_key_file is None else read_key(options.api_key_file, "--api-key-file")
     if key is None and not is_local(options.host):
         raise UserError(f"--host {options.host}: other machines reach it; expected --api-key-file FILE with it")
-    if options.updates is not None and key is None:
-        raise UserError(
-            "--updates: who reaches the server can change its weights; expected --api-key-file FILE with it"
-        )
+    for name, folder in (("updates", options.updates), ("adapters", options.adapters)):
+        if folder and key is None:
+            raise UserError(
+                f"--{name}: who reaches the server can change its weights; expected --api-key-file FILE with it"
+            )
     with _bound(options.host, options.port) as listening:
         return _serve(options, key, listening)
 
@@ -63,6 +62,12 @@ def _parser() -> Parser:
     parser.add_argument("--name", metavar="NAME", help="of the model, for clients (default: the name of its folder)")
     words = "low-rank adapter of the model that clients may name; may be repeated (docs/serving.md)"
     parser.add_argument("--adapter", metavar="NAME=FOLDER", action="append", default=[], help=words)
+    words = "folder of adapters that clients may load, replace and unload; may be repeated; needs a key"
+    parser.add_argument("--adapters", metavar="FOLDER", type=Path, action="append", default=[], help=words)
+    words = "with --adapters, adapters that have room at once (default: 4)"
+    parser.add_argument("--max-adapters", metavar="N", type=positive, default=4, help=words)
+    words = "with --adapters, the largest rank of one (default: 16)"
+    parser.add_argument("--adapter-rank", metavar="N", type=positive, default=16, help=words)
     where = parser.add_argument_group("where")
     where.add_argument("--host", metavar="HOST", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
     where.add_argument("--port", metavar="N", type=int, default=8000, help="0 takes a free one (default: 8000)")
@@ -88,11 +93,12 @@ def _parser() -> Parser:
 def _serve(options: argparse.Namespace, key: str | None, listening: socket.socket) -> int:
     import uvicorn
 
+    from jaxpar.serving.adapters import Adapters
     from jaxpar.serving.app import Server
     from jaxpar.serving.updates import Updates
     from jaxpar.serving.worker import Worker
 
-    model, generator, engine, reader = _open(options)
+    model, engine, weights = _open(options)
     failed: list[bool] = []
     server: uvicorn.Server
 
@@ -101,8 +107,13 @@ def _serve(options: argparse.Namespace, key: str | None, listening: socket.socke
         server.should_exit = True
 
     worker = Worker(engine, engine.slots + options.queue, on_failure)
-    updates = None if options.updates is None else Updates(_shared(options.updates), worker, reader)
-    app = Server(model, worker, key, options.timeout, options.body, generator.scored, updates).app()
+    updates = None if options.updates is None else Updates(_shared(options.updates), worker, weights.replace)
+    adapters = None
+    if options.adapters:
+        folders = [user_path(one, "--adapters").resolve() for one in options.adapters]
+        adapters = Adapters(folders, options.max_adapters, weights, model, worker, options.timeout)
+    score = weights.generator.scored
+    app = Server(model, worker, key, options.timeout, options.body, score, updates, adapters).app()
     settings = uvicorn.Config(
         app, log_level="warning", access_log=False, lifespan="off", timeout_graceful_shutdown=GRACE, ws="none"
     )
@@ -126,19 +137,17 @@ def _serve(options: argparse.Namespace, key: str | None, listening: socket.socke
     return 1 if failed else 0
 
 
-def _open(options: argparse.Namespace) -> tuple[ServedModel, Generator, Engine, Callable[[Path], None]]:
-    """The model on the devices, and slots for it, whose programs for short prompts are compiled; and the function that
-    replaces its weights by those in a folder."""
+def _open(options: argparse.Namespace) -> tuple[ServedModel, Engine, ServedWeights]:
+    """The model on the devices, and slots for it, whose programs for short prompts are compiled."""
     import jax
 
     from jaxpar.evaluation.context_length import context_length
     from jaxpar.generation.placed_model import open_model
     from jaxpar.generation.requests import Request
-    from jaxpar.interop.adapters.adapter import AdapterSource
-    from jaxpar.interop.adapters.open_adapter import open_adapter
-    from jaxpar.interop.sources.open_source import check_one_model, replaced_weights
+    from jaxpar.interop.sources.open_source import check_one_model
     from jaxpar.interop.sources.tokenizer import chat_encoder_of, text_of
     from jaxpar.serving.served_model import ServedModel
+    from jaxpar.serving.weights import open_weights
 
     config, source = open_model(options.model, options.overrides, options.prefill_devices)
     if options.updates is not None:
@@ -158,9 +167,9 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Generator, Engine, 
         why = str(error)
     name = options.name or Path(options.model).resolve().name
     folders = _adapters(options.adapter, name)
-    adapters = [open_adapter(folder, source, f"--adapter {one}") for one, folder in folders.items()]
-    weights = AdapterSource(source, adapters) if adapters else source
-    generator, replace_weights = _generator(config, weights, options.prefill_devices)
+    room = (options.max_adapters, options.adapter_rank) if options.adapters else None
+    weights = open_weights(config, source, folders, options.prefill_devices, room)
+    generator = weights.generator
     if options.cache is not None and options.cache < generator.least_cache(length):
         raise UserError(
             f"--cache {options.cache}: a row of --length {length} does not fit; expected at least "
@@ -170,25 +179,8 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Generator, Engine, 
     engine.add(Request([0], 2))
     while engine.busy:
         engine.step()
-    model = ServedModel(name, generator.config.model, text, length, chat, why, tuple(folders))
-
-    def read(folder: Path) -> None:
-        other = replaced_weights(source, folder)
-        other = AdapterSource(other, adapters) if adapters else other
-        replace_weights(other)
-
-    return model, generator, engine, read
-
-
-def _generator(config: Config, weights: ReadWeights, prefill: int) -> tuple[Generator, Callable[[ReadWeights], None]]:
-    """A generator of a model, which has the only copy of its weights, and the function that replaces them."""
-    from jaxpar.generation.generator import Generator
-    from jaxpar.generation.placed_model import place_model, read_weights
-
-    placed = place_model(config, weights, prefill)
-    generator = Generator(placed.config, placed.mesh, placed.weights, prefill=placed.prefill, mixing=placed.mixing)
-    config, mesh = placed.config, placed.mesh
-    return generator, lambda other: generator.update(read_weights(config, mesh, other))
+    indices = {name: index for index, name in enumerate(folders)}
+    return ServedModel(name, generator.config.model, text, length, chat, why, indices), engine, weights
 
 
 def _shared(folder: Path) -> Path:

@@ -14,12 +14,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import httpx
 import jax
 import openai
 import pytest
 
 from jaxpar.generation.placed_model import PlacedModel, open_model, place_model
-from jaxpar.serve import _generator, main
+from jaxpar.serve import main
+from jaxpar.serving.weights import open_weights
 from tests.goldens.chat.generate import FOLDER
 from tests.interop.folders import copy_of
 from tests.interop.test_adapter import save_factors
@@ -39,7 +41,7 @@ def served(model: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str],
     (tmp_path / "key").write_text("sk-local\n")
     command = [sys.executable, "-m", "jaxpar.serve", "--model", model, "--port", "0", "--length", "512", "--slots", "4"]
     save_factors(model, tmp_path / "adapter")
-    command += ["--adapter", f"adapted={tmp_path / 'adapter'}"]
+    command += ["--adapter", f"adapted={tmp_path / 'adapter'}", "--adapters", tmp_path]
     process = subprocess.Popen(
         [*map(str, command), "--api-key-file", str(tmp_path / "key")], stdout=subprocess.PIPE, text=True,
         env=os.environ | {"XLA_FLAGS": ""},
@@ -54,7 +56,9 @@ def served(model: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str],
 
 
 @pytest.mark.long
-def test_the_client_of_openai_is_answered_and_sigterm_ends_the_server(served: tuple[subprocess.Popen[str], str]):
+def test_the_client_of_openai_is_answered_and_sigterm_ends_the_server(
+    served: tuple[subprocess.Popen[str], str], model: Path
+):
     """Completions and chat, at once and as streams; an answer under way is finished before the end."""
     process, address = served
     with openai.OpenAI(base_url=address, api_key="sk-local", max_retries=0) as client:
@@ -73,6 +77,15 @@ def test_the_client_of_openai_is_answered_and_sigterm_ends_the_server(served: tu
         assert last.usage is not None and said.usage is not None
         assert last.usage.completion_tokens == said.usage.completion_tokens
         assert "".join(one.choices[0].delta.content or "" for one in pieces) == said.choices[0].message.content
+        with httpx.Client(base_url=address, headers={"Authorization": "Bearer sk-local"}, timeout=300) as other:
+            load = {"lora_name": "second", "lora_path": str(model.parent / "adapter")}
+            assert other.post("/load_lora_adapter", json=load).text == (
+                "Success: LoRA adapter 'second' added successfully."
+            )
+            again = client.completions.create(model="second", prompt="ab", max_tokens=8, temperature=0, logprobs=0)
+            assert again.choices[0].logprobs == adapted.choices[0].logprobs
+            assert other.post("/unload_lora_adapter", json={"lora_name": "second"}).status_code == 200
+        assert [one.id for one in client.models.list()] == ["model", "adapted"]
         with pytest.raises(openai.BadRequestError, match="max_tokens: got 0"):
             client.completions.create(model="model", prompt="ab", max_tokens=0)
         with pytest.raises(openai.NotFoundError, match="expected 'model'"):
@@ -96,12 +109,13 @@ def test_the_weights_are_on_the_devices_once(model: Path, monkeypatch: pytest.Mo
         read.extend(map(weakref.ref, jax.tree.leaves(placed.weights)))
         return placed
 
-    monkeypatch.setattr("jaxpar.generation.placed_model.place_model", place)
-    generator, replace_weights = _generator(*open_model(str(model), ()), 0)
+    monkeypatch.setattr("jaxpar.serving.weights.place_model", place)
+    weights = open_weights(*open_model(str(model), ()), {})
+    generator = weights.generator
     gc.collect()
     used = {id(leaf) for leaf in jax.tree.leaves(generator._weights)}
     assert read and {id(leaf) for each in read if (leaf := each()) is not None} <= used
-    replace_weights(open_model(str(model), ())[1])
+    weights.replace(model)
     assert used.isdisjoint(map(id, jax.tree.leaves(generator._weights)))
 
 
@@ -119,6 +133,7 @@ def test_what_cannot_be_served_is_one_sentence(tmp_path: Path, capsys: pytest.Ca
             (["--port", port], (port, "cannot listen")),
             (["--port", "70000"], ("--port 70000", "65535")),
             (["--length", "64", "--cache", "63"], ("--cache 63", "--length 64", "at least 256")),
+            (["--adapters", str(tmp_path)], ("--adapters", "--api-key-file")),
             (["--adapter", "name"], ("--adapter 'name'", "expected NAME=FOLDER")),
             (["--adapter", "model=a"], ("--adapter 'model=a'", "another model with the name")),
             (["--adapter", "a=x", "--adapter", "a=y"], ("--adapter 'a=y'", "another model with the name")),

@@ -235,7 +235,7 @@ class GenerationFunctions:
         """`batch` with its tokens by adapter, where the weights have several; `adapter` may have one column of all."""
         if self._stack is None:
             return batch
-        of_tokens = jnp.broadcast_to(adapter, batch["tokens"].shape).ravel()
+        of_tokens = jnp.broadcast_to(adapter, batch["tokens"].shape)
         return batch | {CARRIED: {BY_ADAPTER: by_adapter(of_tokens, self._stack.size)}}
 
     @property

@@ -81,8 +81,13 @@ def _names(matrix: str) -> tuple[str, str]:
 
 
 def _side_by_side(spec: ParamSpec, adapters: int) -> ParamSpec:
-    """The factor of several adapters in one array."""
-    return replace(spec, shape=(adapters, *spec.shape), axes=(ADAPTERS, *spec.axes))
+    """The factor of several adapters in one array; those of a routed expert are beside each other."""
+    stack = spec.stack
+    shape, axes = (
+        (*spec.shape[:stack], adapters, *spec.shape[stack:]),
+        (*spec.axes[:stack], ADAPTERS, *spec.axes[stack:]),
+    )
+    return replace(spec, shape=shape, axes=axes)
 
 
 def _factors(name: str, spec: ParamSpec, rank: int) -> dict[str, ParamSpec]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from contextlib import suppress
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,26 +16,24 @@ from starlette.applications import Starlette
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 from starlette.requests import Request as HttpRequest
-from starlette.responses import JSONResponse, Response, StreamingResponse
+from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
 from jaxpar.config.errors import UserError
 from jaxpar.generation.requests import Request
 from jaxpar.generation.text import Stop
+from jaxpar.serving.adapters import Adapters
 from jaxpar.serving.fields import CHAT, COMPLETION, Setting, fields_of
 from jaxpar.serving.hosts import is_local
 from jaxpar.serving.refusals import Refusal
-from jaxpar.serving.replies import ChatReply, Reply, Usage, event
+from jaxpar.serving.replies import ChatReply, Reply, Usage
 from jaxpar.serving.served_model import ServedModel
+from jaxpar.serving.streams import Gone, Stream, events
 from jaxpar.serving.updates import Updates
 from jaxpar.serving.worker import Job, Piece, Worker
 
 type Score = Callable[[Sequence[int], int], Float[np.ndarray, " tokens"]]
 type Prompts = list[tuple[Request, list[Stop]]]
-
-
-class _Gone(Exception):
-    """The client is gone."""
 
 
 @dataclass
@@ -54,6 +52,8 @@ class Server:
     """The log-probabilities of a row's tokens but the first, with an adapter, in the worker's thread."""
     updates: Updates | None = None
     """New weights of a trainer, if it may bring some."""
+    adapters: Adapters | None = None
+    """Adapters that clients bring, if they may."""
 
     def app(self) -> Starlette:
         """The application."""
@@ -63,22 +63,24 @@ class Server:
             Route("/v1/completions", self._guarded(self._completions), methods=["POST"]),
             Route("/v1/chat/completions", self._guarded(self._chat), methods=["POST"]),
         ]
+        answers: dict[str, Callable[[HttpRequest, bytes], Awaitable[Any]]] = {}
         if self.updates is not None:
-            answers = {
-                "/pause": self.updates.pause,
-                "/collective_rpc": self.updates.load,
-                "/resume": self.updates.resume,
-            }
-            routes += [
-                Route(path, self._guarded(self._control(one)), methods=["POST"]) for path, one in answers.items()
-            ]
+            answers |= {
+                "/pause": self.updates.pause, "/collective_rpc": self.updates.load, "/resume": self.updates.resume,
+            }  # fmt: skip
+        if self.adapters is not None:
+            answers |= {
+                "/v1/load_lora_adapter": self.adapters.load, "/v1/unload_lora_adapter": self.adapters.unload,
+            }  # fmt: skip
+        routes += [Route(path, self._guarded(self._control(one)), methods=["POST"]) for path, one in answers.items()]
         return Starlette(routes=routes, exception_handlers={HTTPException: _no_route})
 
     def _control(self, act: Callable[[HttpRequest, bytes], Awaitable[Any]]) -> Callable[[HttpRequest], Any]:
-        """An endpoint of `updates`."""
+        """An endpoint of `updates` or of `adapters`."""
 
         async def answer(http: HttpRequest) -> Response:
-            return JSONResponse(await act(http, await self._body(http)))
+            made = await act(http, await self._body(http))
+            return made if isinstance(made, Response) else JSONResponse(made)
 
         return answer
 
@@ -93,7 +95,7 @@ class Server:
                 return _refused(refusal)
             except UserError as error:  # as where the process that renders a chat template ended
                 return _refused(Refusal(500, str(error)))
-            except (_Gone, ClientDisconnect):
+            except (Gone, ClientDisconnect):
                 return Response(status_code=499)  # nobody reads it
 
         return endpoint
@@ -152,19 +154,27 @@ class Server:
             with suppress(RuntimeError):  # the loop has ended, and nobody reads
                 loop.call_soon_threadsafe(pieces.put_nowait, piece)
 
-        for request, stops in prompts:
-            jobs.append(Job(request, stops, sum(len(job.stops) for job in jobs), send))
-        self.worker.submit(jobs)
-        coming = self._coming(http, pieces, jobs, answers, until)
-        if values["stream"]:
-            return _Stream(_events(reply, coming), lambda: self.worker.drop(jobs))
-        async for piece in coming:
-            reply.add(piece)
+        # Adapters change in this thread, and not between here and the use of one.
+        with ExitStack() as use:
+            adapter = self.model.adapter(values["model"])
+            if self.adapters is not None:
+                use.enter_context(self.adapters.used(adapter))
+            for request, stops in prompts:
+                request.adapter = adapter
+                jobs.append(Job(request, stops, sum(len(job.stops) for job in jobs), send))
+            self.worker.submit(jobs)
+            coming = self._coming(http, pieces, jobs, answers, until)
+            if values["stream"]:
+                use = use.pop_all()
+                use.callback(self.worker.drop, jobs)
+                return Stream(events(reply, coming), use.close)
+            async for piece in coming:
+                reply.add(piece)
+            scores = await self._scored(jobs, until) if "prompt_logprobs" in more else []
         body = reply.body() | ({} if self.updates is None else {"system_fingerprint": jobs[0].version})
-        if "prompt_logprobs" in more:
-            choices: Any = body["choices"]
-            for choice, scores in zip(choices, await self._scored(jobs, until), strict=True):
-                choice["prompt_logprobs"] = scores
+        choices: Any = body["choices"]
+        for choice, of_prompt in zip(choices, scores, strict=False):
+            choice["prompt_logprobs"] = of_prompt
         return JSONResponse(body)
 
     async def _scored(self, jobs: Sequence[Job], until: float) -> list[list[dict[str, Any] | None]]:
@@ -215,7 +225,7 @@ class Server:
     async def _coming(
         self, http: HttpRequest, pieces: asyncio.Queue[Piece], jobs: Sequence[Job], answers: int, until: float
     ) -> AsyncIterator[Piece]:
-        """The pieces of all answers. Raises `Refusal` when time is up or an answer fails, `_Gone` without a client."""
+        """The pieces of all answers. Raises `Refusal` when time is up or an answer fails, `Gone` without a client."""
         gone = asyncio.ensure_future(_disconnected(http))
         try:
             while answers:
@@ -225,7 +235,7 @@ class Server:
                 if not piece.done():
                     piece.cancel()
                     if gone.done():
-                        raise _Gone
+                        raise Gone
                     raise self._late()
                 made = piece.result()
                 if made.error is not None:
@@ -235,40 +245,6 @@ class Server:
         finally:
             gone.cancel()
             self.worker.drop(jobs)
-
-
-class _Stream(StreamingResponse):
-    """Events; `ended` is called also where the client was gone before the first."""
-
-    def __init__(self, events: AsyncIterator[bytes], ended: Callable[[], None]):
-        super().__init__(events, media_type="text/event-stream")
-        self._ended = ended
-
-    async def __call__(self, *arguments: Any) -> None:
-        try:
-            await super().__call__(*arguments)
-        finally:
-            self._ended()
-
-
-async def _events(reply: Reply, coming: AsyncIterator[Piece]) -> AsyncIterator[bytes]:
-    """The events of a stream."""
-    try:
-        for one in reply.first_events():
-            yield one
-        async for piece in coming:
-            if piece.text or piece.finish or reply.decode is not None:
-                yield reply.event(piece)
-            else:
-                reply.usage.new += len(piece.tokens)
-        for one in reply.last_events():
-            yield one
-    except Refusal as refusal:
-        yield event(refusal.body())
-    except _Gone:
-        return
-    finally:
-        await coming.aclose()  # pyright: ignore[reportAttributeAccessIssue]
 
 
 async def _disconnected(http: HttpRequest) -> None:

@@ -140,6 +140,13 @@ RELOAD = {
     ),
     "timeout": _only(None),
 }
+LOAD_ADAPTER = {
+    "lora_name": Setting("a name for the adapter", is_text),
+    "lora_path": Setting("a folder in that of --adapters", is_text),
+    "load_inplace": FLAG,
+    "is_3d_lora_weight": _only(False),
+}
+UNLOAD_ADAPTER = {"lora_name": LOAD_ADAPTER["lora_name"], "lora_int_id": _only(None)}
 PAUSE = {
     "mode": Setting("wait, for nothing else is supported", lambda value: value == "wait"),
     "clear_cache": Setting("true, for nothing else is supported", lambda value: value.lower() == "true"),

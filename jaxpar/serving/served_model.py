@@ -33,8 +33,8 @@ class ServedModel:
     """Tokens that a row may get to, its prompt included."""
     chat: ChatEncoder | None
     why_no_chat: str = ""
-    adapters: Sequence[str] = ()
-    """Names of the adapters, in the order of their indices; each is a model for clients."""
+    adapters: dict[str, int] = field(default_factory=dict)
+    """The indices of adapters by their names; each is a model for clients."""
     seed: int = field(default_factory=lambda: secrets.randbits(32))
     """For requests without one."""
     _lock: threading.Lock = field(default_factory=threading.Lock)
@@ -52,7 +52,7 @@ class ServedModel:
             expected = f"expected {one_of([repr(one) for one in self.names])}"
             status, what = (400, "it is missing") if name is None else (404, f"there is no {quoted(name, 60)} here")
             raise Refusal(status, f"model: {what}; {expected}", "model")
-        return self.names.index(name) - 1
+        return self.adapters.get(name, -1)
 
     def completions(self, values: Mapping[str, Any]) -> list[tuple[Request, list[Stop]]]:
         """The prompts of a request for completions. Raises `Refusal`."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any
 
 import jax
@@ -35,6 +35,8 @@ TARGETS = (
     (2, ("attention.query", "attention.key")),
 )
 """Rank and matrices of each adapter; the second has none in the first layer."""
+ROUTED = ("layers.mlp.up", "layers.mlp.gate", "layers.mlp.down")
+"""Those of experts have three dims in models with experts, and two in others."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -53,7 +55,8 @@ class Merged:
         for index, layer in enumerate(layers or ()):
             if (weight, layer) in self.adapter.factors:
                 a, b = self.adapter.factors[weight, layer]
-                values[index] += np.tensordot(a.astype(np.float64), b.astype(np.float64), 1)[region]
+                full = np.matmul if a.ndim == b.ndim == 3 and weight in ROUTED else partial(np.tensordot, axes=1)
+                values[index] += full(a.astype(np.float64), b.astype(np.float64))[region]
         return values.astype(np.float32)
 
 
@@ -70,7 +73,8 @@ def adapter_of(name: str, number: int, seed: int = 0) -> Adapter:
         specs = weight_specs(model, layer_kinds(model)[layer])
         for target in targets:
             if (spec := specs.get(f"layers.{target}")) is not None:
-                a, b = (*spec.shape[: spec.inputs], rank), (rank, *spec.shape[spec.inputs :])
+                stack, end = spec.stack, spec.stack + spec.inputs
+                a, b = (*spec.shape[:end], rank), (*spec.shape[:stack], rank, *spec.shape[end:])
                 pair = (0.3 * rng.standard_normal(shape).astype(np.float32) for shape in (a, b))
                 factors[f"layers.{target}", layer] = tuple(pair)
     return Adapter(factors)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,7 @@ from tests.sentences import refused
 
 
 def products(adapter: Adapter) -> dict[tuple[str, int], np.ndarray]:
-    return {key: np.tensordot(a, b, 1) for key, (a, b) in adapter.factors.items()}
+    return {key: a @ b if a.ndim == b.ndim == 3 else np.tensordot(a, b, 1) for key, (a, b) in adapter.factors.items()}
 
 
 def assert_products(one: Adapter, other: Adapter) -> None:
@@ -37,7 +38,7 @@ def assert_products(one: Adapter, other: Adapter) -> None:
 
 
 @pytest.mark.matrix(quick=("llama",), ci=2)
-@pytest.mark.parametrize("name", [*WITH_PEFT, "qwen3_5"])
+@pytest.mark.parametrize("name", [*WITH_PEFT, "qwen3_5", "mixtral", "qwen3_moe"])
 def test_a_folder_in_pefts_format_has_the_factors_of_the_run_that_was_exported(name: str, tmp_path: Path):
     """Whatever tensor the matrices are in; merged, they are the weights of the run."""
     base, lora = HFFolder(FOLDER / name), replace(LORA, targets=TARGETS.get(name, LORA.targets))
@@ -55,6 +56,54 @@ def test_a_folder_in_pefts_format_has_the_factors_of_the_run_that_was_exported(n
                 region = tuple(slice(size // 3, size) for size in spec.shape)
                 values = (one.read(weight, [layer], region) for one in (merged, run))
                 np.testing.assert_allclose(*values, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe", "gpt_oss"])
+def test_factors_of_arrays_of_experts_add_what_peft_adds(name: str):
+    """`target_parameters`: both arrays of a module, with a pattern of scales, and where gate and up take turns."""
+    folder = FOLDER / "peft_experts" / name
+    adapter = open_adapter(folder, HFFolder(FOLDER / name), "--adapter")
+    assert adapter.rank == 2 and any(weight == "layers.attention.query" for weight, _ in adapter.factors)
+    made = products(adapter)
+    with np.load(folder / "deltas.npz") as deltas:
+        assert len(deltas.files) == 4
+        for key, delta in deltas.items():
+            layer = int(key.split(".")[2])
+            delta = delta if name == "gpt_oss" else delta.swapaxes(1, 2)
+            if key.endswith("down_proj"):
+                parts = {"down": delta}
+            elif name == "gpt_oss":
+                parts = {"gate": delta[..., ::2], "up": delta[..., 1::2]}
+            else:
+                parts = dict(zip(("gate", "up"), np.split(delta, 2, axis=2), strict=True))
+            for weight, part in parts.items():
+                np.testing.assert_allclose(made[f"layers.mlp.{weight}", layer], part, atol=1e-5)
+
+
+def test_arrays_of_experts_whose_factors_are_of_others_are_refused(tmp_path: Path):
+    exported, base = tmp_path / "from", HFFolder(FOLDER / "qwen2_moe")
+    shutil.copytree(FOLDER / "peft_experts/qwen3_moe", exported / "peft")
+    only = lambda all: {name: value for name, value in all.items() if ".experts." in name}
+    with refused("--adapter", "experts.gate_up_proj", "[6 x rank, 32]", "as PEFT 0.19"):
+        open_adapter(with_tensors(exported, tmp_path / "narrow", only), base, "--adapter")
+    targets = {"target_parameters": ["mlp.router"]}
+    with refused("target_parameters is ['mlp.router']", "gate_up_proj"):
+        open_adapter(changed(exported, tmp_path / "other", **targets), HFFolder(FOLDER / "qwen3_moe"), "--adapter")
+    with refused("--adapter", "experts.base_layer", "no matrix for it"):
+        targets = {"target_parameters": ["experts.down_proj"]}
+        open_adapter(changed(exported, tmp_path / "one", **targets), HFFolder(FOLDER / "qwen3_moe"), "--adapter")
+    square = {
+        f"base_model.model.model.layers.0.mlp.experts.lora_{which}.weight": np.ones(shape, np.float32)
+        for which, shape in (("A", (12, 32)), ("B", (32, 12)))
+    }
+    for number, (version, known) in enumerate({"0.18.1": False, None: False, "0.19.0": True}.items()):
+        keys = {"target_parameters": ["experts.gate_up_proj"], "peft_version": version}
+        folder = with_tensors(exported, tmp_path / f"square{number}", lambda all: square, **keys)
+        if known:
+            assert open_adapter(folder, base, "--adapter").rank == 2
+            continue
+        with refused("as many inputs as outputs", "peft_version 0.19"):
+            open_adapter(folder, base, "--adapter")
 
 
 @pytest.fixture(scope="module")
@@ -144,9 +193,11 @@ def test_an_adapter_that_is_more_than_factors_is_refused(
         open_adapter(folder, HFFolder(FOLDER / "llama"), "--adapter")
 
 
-def with_tensors(exported: Path, to: Path, change: Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]]) -> Path:
+def with_tensors(
+    exported: Path, to: Path, change: Callable[[dict[str, np.ndarray]], Mapping[str, np.ndarray]], **keys: Any
+) -> Path:
     """The adapter with other tensors."""
-    changed(exported, to)
+    changed(exported, to, **keys)
     file = to / "adapter_model.safetensors"
     values = change(load_file(file))
     file.unlink()
@@ -191,7 +242,7 @@ def test_an_adapter_of_another_model_is_refused(exported: Path, tmp_path: Path):
         open_adapter(exported / "run", HFFolder(copy), "--adapter")
 
 
-@pytest.mark.parametrize(("name", "parts"), [("mixtral", ("mlp.down", "routed experts")), ("deepseek_v3", ("latent",))])
+@pytest.mark.parametrize(("name", "parts"), [("deepseek_v3", ("latent",))])
 def test_matrices_that_have_no_factors_beside_others_are_refused(name: str, parts: tuple[str, ...], tmp_path: Path):
     if name == "mixtral":
         save_factors(FOLDER / name, tmp_path / "run")

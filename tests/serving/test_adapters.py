@@ -23,7 +23,7 @@ def test_a_request_names_its_adapter_as_the_model():
     generator = generator_of(AdapterSource(base_of("llama"), [adapter_of("llama", number) for number in range(2)]), {})
     wanted = drawn_by(generator, [Request(PROMPT, 6, adapter=number) for number in (-1, 0, 1)])
     text = ModelText(lambda tokens: " ".join(map(str, tokens)), [], 0, list, list, {}, "numbers")  # pyright: ignore
-    model = ServedModel("base", generator.config.model, text, CAPACITY, None, adapters=("first", "second"))
+    model = ServedModel("base", generator.config.model, text, CAPACITY, None, adapters={"first": 0, "second": 1})
     worker = Worker(generator.engine(SLOTS, CAPACITY), 2 * SLOTS)
     worker.start()
 

@@ -9,9 +9,10 @@ from functools import cached_property
 import numpy as np
 
 from jaxpar.config.errors import UserError
+from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.mapping.form import Region
-from jaxpar.interop.mapping.weight_names import LAYER_PREFIX
+from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
 from jaxpar.interop.sources.source import ReadWeights
 from jaxpar.layers.adapters import FACTORS
 from jaxpar.layers.declaration.adaptation import AdapterStack
@@ -22,12 +23,13 @@ class Adapter:
     """Factors for matrices of a model."""
 
     factors: Mapping[tuple[str, int], tuple[np.ndarray, np.ndarray]]
-    """By name and layer of a matrix, A [*inputs, rank] and B [rank, *outputs], which has the scale in it; float32."""
+    """By name and layer of a matrix, A [*inputs, rank] and B [rank, *outputs], which has the scale in it; float32.
+    Those of routed experts have the expert as their first dim."""
 
     @property
     def rank(self) -> int:
         """The largest rank."""
-        return max((len(b) for _, b in self.factors.values()), default=1)
+        return max((a.shape[-1] for a, _ in self.factors.values()), default=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -63,16 +65,17 @@ class AdapterSource:
         return self.base.model
 
     def read(self, weight: str, layers: Sequence[int] | None, region: Region) -> np.ndarray:
-        """See `WeightSource`; factors are [layer, adapter, ...]."""
+        """See `WeightSource`; factors are [layer, adapter, ...], or [layer, expert, adapter, ...] of routed experts."""
         if layers is None or not weight.endswith(FACTORS):
             return self.base.read(weight, layers, region)
         matrix, second = (
             weight.removesuffix(f"_{FACTORS[0]}").removesuffix(f"_{FACTORS[1]}"),
             weight.endswith(FACTORS[1]),
         )
-        chosen = self.adapters[region[0]]
+        axis = stack_of(self.model, matrix, layers[0])
+        chosen, region = self.adapters[region[axis]], (*region[:axis], *region[axis + 1 :])
         return np.stack(
-            [np.stack([self._part(one, (matrix, at), second, region[1:]) for one in chosen]) for at in layers]
+            [np.stack([self._part(one, (matrix, at), second, region) for one in chosen], axis) for at in layers]
         )
 
     def _part(self, adapter: Adapter | None, key: tuple[str, int], second: bool, region: Region) -> np.ndarray:
@@ -81,7 +84,7 @@ class AdapterSource:
             return np.zeros([part.stop - part.start for part in region], np.float32)
         values, padding = pair[second], [(0, 0)] * len(region)
         assert self.stack.rank is not None, "a stack has a rank"
-        padding[0 if second else -1] = 0, self.stack.rank - len(pair[1])
+        padding[stack_of(self.model, *key) if second else -1] = 0, self.stack.rank - pair[0].shape[-1]
         return np.pad(values, padding)[region]
 
 
@@ -105,9 +108,19 @@ class MergedAdapter:
         values = values.astype(np.float32)
         for index, pair in enumerate(pairs):
             if pair is not None:
-                a, b = pair
-                values[index] += np.tensordot(a[region[: a.ndim - 1]], b[:, *region[a.ndim - 1 :]], 1)
+                values[index] += product(*pair, stack_of(self.model, weight, (layers or ())[index]), region)
         return values
+
+
+def stack_of(model: ModelConfig, weight: str, layer: int) -> int:
+    """Leading dims of a weight that number matrices of one layer: that of routed experts, or none."""
+    return weight_specs(model, layer_kinds(model)[layer])[weight].stack
+
+
+def product(a: np.ndarray, b: np.ndarray, stack: int, region: Region) -> np.ndarray:
+    """A region of the product of two factors, which have `stack` leading dims in common."""
+    first, second = a[region[: a.ndim - 1]], b[*region[:stack], :, *region[a.ndim - 1 :]]
+    return first @ second if stack else np.tensordot(first, second, 1)
 
 
 def check_room(adapter: Adapter, stack: AdapterStack) -> None:

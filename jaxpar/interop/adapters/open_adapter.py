@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -18,7 +19,8 @@ from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import cut, named, one_of, printable, quoted
-from jaxpar.interop.adapters.adapter import Adapter, MergedAdapter
+from jaxpar.interop.adapters.adapter import Adapter, MergedAdapter, stack_of
+from jaxpar.interop.adapters.expert_factors import Pair, array_of, check_targets, factors_of_array, joined
 from jaxpar.interop.mapping.family import StoredTensor, tensors_of
 from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
@@ -37,7 +39,7 @@ MOST_REPETITIONS = 3
 case."""
 FREE = frozenset((
     "auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version", "revision", "task_type",
-    "exclude_modules", "layers_pattern", "layers_to_transform", "target_modules",
+    "exclude_modules", "layers_pattern", "layers_to_transform", "target_modules", "target_parameters",
     "alpha_pattern", "lora_alpha", "r", "rank_pattern",
     "corda_config", "eva_config", "loftq_config", "lora_ga_config",
     "ensure_weight_tying", "ephemeral_gpu_offload", "fan_in_fan_out", "lora_dropout", "megatron_config",
@@ -88,9 +90,10 @@ def open_adapter(path: str | Path, base: Model, key: str) -> Adapter:
         if weight not in _adaptable(base.model):
             raise UserError(
                 f"{key}: {named(folder)} has factors for {weight.removeprefix(LAYER_PREFIX)}, which takes none here "
-                "(routed experts, routers); expected factors of other matrices, or a model with them merged"
+                "(a router); expected factors of other matrices, or a model with them merged"
             )
-    used = {name: pair for name, (a, b) in factors.items() if (pair := _without_zeros(a, b)) is not None}
+    stack = lambda name: stack_of(base.model, *name)
+    used = {name: pair for name, (a, b) in factors.items() if (pair := _without_zeros(a, b, stack(name))) is not None}
     adapter = Adapter(used)
     if adapter.rank > LARGEST_RANK:
         raise UserError(f"{key}: {named(folder)} has rank {adapter.rank}; expected at most {LARGEST_RANK}")
@@ -103,24 +106,26 @@ def _check_model(model: ModelConfig, key: str) -> None:
         raise UserError(f"{key}: a model with {what} takes no adapters; expected one without")
 
 
+def adaptable_of(base: Model, key: str) -> tuple[str, ...]:
+    """Names of the matrices that adapters of a model may have factors for. Raises `UserError` where it takes none."""
+    check_one_model(base, key)
+    _check_model(base.model, key)
+    return tuple(sorted({weight.rpartition(".")[2] for weight in _adaptable(base.model)}))
+
+
 def _adaptable(model: ModelConfig) -> set[str]:
     """Names of the matrices of layers that may have factors beside other adapters."""
     parts = [part for one in kind_models(model).values() for part in declare_layer(one).parts]
-    return {
-        f"{LAYER_PREFIX}{part.name}.{name}"
-        for part in parts
-        for name in adaptable(part)
-        if not part.weights[name].stack
-    }
+    return {f"{LAYER_PREFIX}{part.name}.{name}" for part in parts for name in adaptable(part)}
 
 
-def _without_zeros(a: np.ndarray, b: np.ndarray) -> tuple[np.ndarray, np.ndarray] | None:
+def _without_zeros(a: np.ndarray, b: np.ndarray, stack: int) -> Pair | None:
     """The factors without the ranks that add nothing; None where all do."""
-    used = b.reshape(len(b), -1).any(axis=1)
-    return (a[..., used], b[used]) if used.any() else None
+    used = np.moveaxis(b, stack, 0).reshape(a.shape[-1], -1).any(axis=1)
+    return (a[..., used], np.compress(used, b, axis=stack)) if used.any() else None
 
 
-def _of_run(source: AdaptedWeights) -> Iterator[tuple[tuple[str, int], tuple[np.ndarray, np.ndarray]]]:
+def _of_run(source: AdaptedWeights) -> Iterator[tuple[tuple[str, int], Pair]]:
     """The factors of a run."""
     for layer, kind in enumerate(layer_kinds(source.model)):
         for weight, spec in weight_specs(source.model, kind).items():
@@ -140,9 +145,10 @@ class _Files(TensorFiles):
         self.tensors = dict(self._tensors_of(folder / WEIGHTS, None))
 
 
-def _of_files(folder: Path, base: Model, key: str) -> Iterator[tuple[tuple[str, int], tuple[np.ndarray, np.ndarray]]]:
+def _of_files(folder: Path, base: Model, key: str) -> Iterator[tuple[tuple[str, int], Pair]]:
     """The factors of a folder in PEFT's format."""
-    config = _config_of(folder, key)
+    config, of_experts = _config_of(folder, key), defaultdict[tuple[str, int], dict[int, Pair]](dict)
+    specs = [weight_specs(base.model, kind) for kind in layer_kinds(base.model)]
     if not (folder / WEIGHTS).exists():
         raise UserError(f"{key}: {named(folder)} has no {WEIGHTS}; expected it beside {CONFIG}")
     files = _Files(folder)
@@ -152,7 +158,9 @@ def _of_files(folder: Path, base: Model, key: str) -> Iterator[tuple[tuple[str, 
         name = next(iter(left))
         module = name.removeprefix(PREFIX).rpartition(".lora_")[0]
         names = [f"{PREFIX}{module}.lora_{which}.weight" for which in "AB"]
-        if module not in modules or name not in names or not all(one in files.tensors for one in names):
+        array = array_of(module, config)
+        there = module in modules or (array is not None and array.layer < len(specs))
+        if not there or name not in names or not all(one in files.tensors for one in names):
             raise UserError(
                 f"{key}: {named(folder)} has the tensor {quoted(name, 120)}, and {named(base.path)} has no matrix for "
                 "it; expected an adapter of this model, with two factors of each matrix"
@@ -166,7 +174,21 @@ def _of_files(folder: Path, base: Model, key: str) -> Iterator[tuple[tuple[str, 
         a, b = (files.read(one, tuple(slice(0, size) for size in files.tensors[one].shape)) for one in names)
         for one in names:
             del left[one]
-        yield from _factors(modules[module], a.astype(np.float32), _scale(config, module, len(a)) * b, key, folder)
+        a = a.astype(np.float32)
+        if array is not None:
+            experts = specs[array.layer][array.weights[0]].routed or 1
+            pair = a, _scale(config, array.name, max(1, len(a) // experts)) * b
+            where = f"{key}: {named(folder)}"
+            yield from factors_of_array(array, pair, specs[array.layer], base, config, where)
+            continue
+        tensor = modules[module]
+        for weight, pair in _factors(tensor, a, _scale(config, module, len(a)) * b, key, folder):
+            if tensor.member is None:
+                yield weight, pair
+            else:
+                of_experts[weight][tensor.member] = pair
+    for (weight, layer), pairs in of_experts.items():
+        yield (weight, layer), joined(pairs, specs[layer][weight].shape[0])
 
 
 def _modules(base: Model) -> dict[str, StoredTensor]:
@@ -179,7 +201,7 @@ def _modules(base: Model) -> dict[str, StoredTensor]:
 
 def _factors(
     tensor: StoredTensor, a: np.ndarray, b: np.ndarray, key: str, folder: Path
-) -> Iterator[tuple[tuple[str, int], tuple[np.ndarray, np.ndarray]]]:
+) -> Iterator[tuple[tuple[str, int], Pair]]:
     """The factors of each matrix in a tensor, from those of its module."""
     assert tensor.layer is not None, "the matrices of layers have factors"
     rank, specs = len(a), tensor.laid.specs
@@ -223,6 +245,7 @@ def _config_of(folder: Path, key: str) -> Mapping[str, object]:
             what = "a number" if name == "lora_alpha" else "numbers by the ends of names"
             raise UserError(f"{key}: {named(file)}: {name} is {quoted(config.get(name), 60)}; expected {what}")
     _check_patterns(_alphas(config), f"{key}: {named(file)}")
+    check_targets(config.get("target_parameters") or (), f"{key}: {named(file)}")
     return config
 
 

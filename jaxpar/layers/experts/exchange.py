@@ -44,6 +44,8 @@ class Exchange(ABC):
     """Assignments of a list in the first round."""
     rows: int
     """Rows of a list in any round, and assignments in later ones."""
+    experts: int
+    """Experts of a rank, or the kinds of rows of these."""
     copies: int = 1
     """Ranks that handle the rows of a token alike."""
 

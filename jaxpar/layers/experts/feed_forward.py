@@ -42,10 +42,8 @@ from jaxpar.layers.experts.rows import expert_of_row, rows_of_experts
 from jaxpar.layers.feed_forward.base import FeedForward
 from jaxpar.layers.ops.plain import Grouped, Ops
 from jaxpar.mesh.collectives import gather_sequence, reduce_sum
-from jaxpar.mesh.parameters import Arrays
 from jaxpar.runtime.batch import TOKENS, UPDATES, Field
 from jaxpar.runtime.passes import AUXILIARY_LOSS, Output
-from pallas_kernels.grouped_matmul import grouped_matmul
 from pallas_kernels.varying import vary_alike
 
 ROUTED_TOKENS, LOAD, RANK_LOAD, ENTROPY, DROPPED, OVERFLOWS = (
@@ -220,9 +218,13 @@ class Experts(Block):
         layout = self.layout
         slices = layout.slices.name
         exchange = EXCHANGES[layout.exchange.name](experts, len(x) // slices, layout)
-        lists = lists_of(exchange, slices, routing.indices, valid)
         weights = {name: self.weight(name) for name, spec in self.part.weights.items() if spec.routed}
         grouped = ops.grouped({group: [weights[name] for name in names] for group, names in self._matrices.items()})
+        indices = routing.indices
+        if grouped.kind is not None:  # rows of each kind are sent as those of experts beside each other
+            indices = jnp.where(indices == NO_EXPERT, NO_EXPERT, indices * grouped.kinds + grouped.kind.reshape(-1, 1))
+            exchange.experts *= grouped.kinds
+        lists = lists_of(exchange, slices, indices, valid)
         weights |= grouped.constants
         x, gates = vary_alike((x, routing.weights))  # those of a hash are constants
         products = partial(self._products, grouped)
@@ -236,12 +238,7 @@ class Experts(Block):
         return {IN: [name for name in ("up", "gate") if name in self.part.weights], OUT: ["down"]}
 
     def _products(
-        self,
-        grouped: Grouped,
-        operands: Operands,
-        rows: jax.Array,
-        gates: jax.Array,
-        sizes: jax.Array,
+        self, grouped: Grouped, operands: Operands, rows: jax.Array, gates: jax.Array, sizes: jax.Array
     ) -> jax.Array:
         """The experts of this rank for the rows of each, times the routers' weights."""
         w = operands.weights
@@ -249,14 +246,20 @@ class Experts(Block):
             rows, gates = (rows.astype(jnp.float32) * gates[:, None]).astype(rows.dtype), jnp.ones_like(gates)
         biased = "down_bias" in w
         even = 1 / min(self.layout.capacity, lax.axis_size("expert"))  # the share of the room that is used
-        options = {"expected": round(len(rows) * even), "group_sizes": sizes}
-        narrow = partial(grouped_matmul, implementation="xla", **options)  # kernels are for wider matrices than factors
-        options |= {"implementation": self.layout.products.name}
+        of_kinds, sizes = sizes, grouped.rows_of_groups(sizes)
+        expected = round(len(rows) * even)
+        options = {"expected": expected, "group_sizes": sizes, "implementation": self.layout.products.name}
+
+        def with_term(x: jax.Array, name: str, y: jax.Array) -> jax.Array:
+            term = self.part.term(name)
+            if term is None:
+                return y
+            return y + grouped.term(x, (w[term.first], w[term.second]), term.scale, of_kinds, expected)
 
         def times(group: str, x: jax.Array) -> list[jax.Array]:
             names = self._matrices[group]
             ys = grouped.products(group, x, [w[name] for name in names], operands, inward=group == IN, **options)
-            return [self._with_term(narrow, x, name, w, y) for name, y in zip(names, ys, strict=True)]
+            return [with_term(x, name, y) for name, y in zip(names, ys, strict=True)]
 
         made = dict(zip(self._matrices[IN], times(IN, rows), strict=True))
         of_row = expert_of_row(sizes, len(rows)) if biased else None
@@ -287,11 +290,6 @@ class Experts(Block):
         if "shared_down_bias" not in self.part.weights:
             return y
         return y + (weight * self.weight("shared_down_bias")).astype(y.dtype)  # once, and not on each tensor rank
-
-    def _with_term(self, narrow: Any, x: jax.Array, name: str, w: Arrays, y: jax.Array) -> jax.Array:
-        """`y`, which is `x` times a matrix, and `x` times the term that is added to the matrix, if there is one."""
-        term = self.part.term(name)
-        return y if term is None else y + narrow(narrow(x, w[term.first]) * term.scale, w[term.second])
 
     def _activated(self, of: str, made: dict[str, jax.Array]) -> jax.Array:
         """The hidden activation, of the feed-forward's non-linearity."""

@@ -3,11 +3,14 @@ arXiv:2310.18547).
 
 The tokens of a batch are sorted by adapter once, and the products of each matrix's factors are grouped ones, as those
 of experts are. Tokens without an adapter are behind the last group, whose products are 0.
+
+Rows of routed experts are sorted by expert and then by adapter, as if each expert were one for each adapter and one
+without: so an exchange of tokens carries their adapters.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, Self
 
@@ -15,8 +18,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
-from jaxpar.layers.context import TokenContext
-from jaxpar.layers.ops.plain import Matmul, Matrix, Ops, full_of
+from jaxpar.layers.context import TokenContext, sequence_part
+from jaxpar.layers.ops.plain import Grouped, Matmul, Matrix, Ops, full_of
 from jaxpar.mesh.collective_matmul import PLAIN, product
 from jaxpar.mesh.collectives import gather_sequence, scatter_sequence
 from jaxpar.runtime.taps import Tap
@@ -34,13 +37,16 @@ class ByAdapter(NamedTuple):
     """The index of each token in `order`."""
     sizes: Int[Array, " adapters"]
     """Tokens of each adapter."""
+    kind: Int[Array, "batch seq"]
+    """The adapter of each token; the number of adapters stands for none."""
 
 
-def by_adapter(adapter: Int[Array, " tokens"], adapters: int) -> ByAdapter:
+def by_adapter(adapter: Int[Array, "batch seq"], adapters: int) -> ByAdapter:
     """Tokens sorted by their adapter, which is negative for those without one."""
-    key = jnp.where(adapter < 0, adapters, adapter)
-    order = jnp.argsort(key, stable=True)
-    return ByAdapter(order, jnp.argsort(order), jnp.sum(key[:, None] == jnp.arange(adapters), axis=0))
+    kind = jnp.where(adapter < 0, adapters, adapter)
+    order = jnp.argsort(kind.ravel(), stable=True)
+    sizes = jnp.sum(kind.reshape(-1, 1) == jnp.arange(adapters), axis=0)
+    return ByAdapter(order, jnp.argsort(order), sizes, kind)
 
 
 @dataclass(frozen=True)
@@ -71,6 +77,28 @@ class AdaptedMatmul(Matmul):
 
 
 @dataclass(frozen=True)
+class AdaptedGrouped(Grouped):
+    """Rows of each expert have the factors of their adapters; those without one are the last."""
+
+    def term(
+        self,
+        x: Float[Array, "rows inputs"],
+        factors: tuple[jax.Array, jax.Array],
+        scale: float,
+        sizes: Int[Array, " kinds_of_groups"],
+        expected: int,
+    ) -> Float[Array, "rows outputs"]:
+        """Implements that of `Grouped`, for factors [expert, adapter, inputs, outputs]."""
+        # Rows without an adapter are multiplied with those of the last one, and then left out.
+        behind, each = jnp.cumsum(sizes), sizes.reshape(-1, self.kinds)
+        merged = each[:, :-1].at[:, -1].add(each[:, -1]).ravel()
+        flat = [factor.reshape(-1, *factor.shape[2:]) for factor in factors]
+        y = super().term(x, (flat[0], flat[1]), scale, merged, expected)
+        kind = jnp.searchsorted(behind, jnp.arange(len(x)), side="right") % self.kinds
+        return jnp.where((kind < self.kinds - 1)[:, None], y, 0)
+
+
+@dataclass(frozen=True)
 class AdaptedOps(Ops):
     """The ops of layers whose factors are a stack of adapters."""
 
@@ -88,3 +116,9 @@ class AdaptedOps(Ops):
         """Implements that of `Ops`."""
         assert self.tokens is not None, "a layer has tokens"
         return AdaptedMatmul(self.overlap.get(group, PLAIN), tokens=self.tokens)
+
+    def grouped(self, matrices: Mapping[str, Sequence[jax.Array]]) -> Grouped:
+        """Implements that of `Ops`."""
+        del matrices
+        assert self.tokens is not None, "a layer has tokens"
+        return AdaptedGrouped(kinds=len(self.tokens.sizes) + 1, kind=sequence_part(self.tokens.kind))

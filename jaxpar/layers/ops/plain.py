@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any, ClassVar, NamedTuple, Protocol, Self
 
 import jax
@@ -77,6 +77,10 @@ class Grouped:
     """Numbers that all products of a layer take, besides the matrices."""
     observed: Mapping[str, Maxima] = field(default_factory=dict)
     """By group, zeros whose cotangents are statistics of its tensors."""
+    kinds: int = 1
+    """Kinds of rows, which have different terms beside the matrices. The rows of each kind of a group are together."""
+    kind: Int[Array, "batch part"] | None = None
+    """The kind of each token; None where there is one."""
 
     def products(
         self,
@@ -98,6 +102,23 @@ class Grouped:
         """
         del group, given, options["inward"]
         return [grouped_matmul(x, w, **options) for w in weights]
+
+    def rows_of_groups(self, sizes: Int[Array, " kinds_of_groups"]) -> Int[Array, " groups"]:
+        """The rows of each group, from those of each of its kinds."""
+        return sizes if self.kinds == 1 else sizes.reshape(-1, self.kinds).sum(axis=1)
+
+    def term(
+        self,
+        x: Float[Array, "rows inputs"],
+        factors: tuple[jax.Array, jax.Array],
+        scale: float,
+        sizes: Int[Array, " kinds_of_groups"],
+        expected: int,
+    ) -> Float[Array, "rows outputs"]:
+        """`x` times the product of two factors of each group, and `scale`."""
+        # Kernels are for wider matrices than factors.
+        narrow = partial(grouped_matmul, group_sizes=sizes, implementation="xla", expected=expected)
+        return narrow(narrow(x, factors[0]) * scale, factors[1])
 
 
 class Projects(Protocol):

@@ -4,15 +4,26 @@ from tests.faults.fault import Fault
 
 ADAPTERS = "tests/generation/test_adapters.py::"
 TOGETHER = f"{ADAPTERS}test_rows_of_several_adapters_are_those_of_each_alone[llama-one_device]"
+EXPERTS = (
+    "tests/generation/test_expert_adapters.py::test_experts_have_the_factors_of_each_rows_adapter[mixtral-experts]"
+)
 
 GENERATION = (
     Fault(
         name="a_row_with_its_neighbours_adapter",
         description="A row is multiplied with the adapter of the row beside it.",
         file="jaxpar/layers/ops/adapted.py",
-        old="key = jnp.where(adapter < 0, adapters, adapter)",
-        new="key = jnp.roll(jnp.where(adapter < 0, adapters, adapter), 1)",
+        old="kind = jnp.where(adapter < 0, adapters, adapter)",
+        new="kind = jnp.roll(jnp.where(adapter < 0, adapters, adapter), 1)",
         caught_by=(TOGETHER,),
+    ),
+    Fault(
+        name="experts_with_the_last_adapter_for_rows_without_one",
+        description="Rows of experts without an adapter are multiplied with the factors of the last one.",
+        file="jaxpar/layers/ops/adapted.py",
+        old="return jnp.where((kind < self.kinds - 1)[:, None], y, 0)",
+        new="return y",
+        caught_by=(EXPERTS,),
     ),
     Fault(
         name="a_page_that_two_adapters_share",
