@@ -139,6 +139,6 @@ def _draw(value: str, random: np.random.Generator) -> str:
     bounds = _range(value)
     if bounds is None:
         return value
-    drawn_value = math.exp(random.uniform(*map(math.log, bounds)))
+    drawn_value = math.exp(random.uniform(math.log(bounds[0]), math.log(bounds[1])))
     integral = all(re.fullmatch(r"\d+", bound.strip()) for bound in value.split(".."))
     return str(round(drawn_value)) if integral else f"{drawn_value:.3g}"
