@@ -1,6 +1,7 @@
 """A job of thousands of processes on one machine: they meet, report to process 0, lose some, and get a verdict.
 
     python -m benchmarks.watching --processes 2000 --lost 0.01
+    python -m benchmarks.watching --table 8 1024 16384 100000
 
 Process 0 is the real one, its meeting and its watch. The others meet it as real ones do; then a loop in each of a few
 operating-system processes sends their reports. There is no JAX. All share the cores of this machine, so seconds are
@@ -33,6 +34,8 @@ from jaxpar.units import size
 MOST_GROUPS = 6
 """Operating-system processes of the simulated ones; with process 0 and the command there are eight."""
 MEET_S = 300.0
+MESSAGE_S = 0.20 / 12_000
+"""Seconds of a processor that process 0 takes for a message, as 2,000 simulated processes took."""
 MARK = Mark(1, "in step 1", 3600.0, "distributed.step_timeout_s", 3600.0)
 
 type Loss = Literal["dead", "stopped"]
@@ -208,13 +211,30 @@ def simulate(
     return met, told
 
 
+def print_table(counts: Sequence[int], timeout_s: float) -> None:
+    """Print messages and bytes of the watch in a second, by the number of processes."""
+    at_s = time.time() % 1000
+    report = len(encode({"at": Report(MARK, at_s, at_s).message()}))
+    print("| processes | a beat every | messages, bytes in a second: process 0 | another | of a core of process 0 |")
+    print("|---|---|---|---|---|")
+    for processes in counts:
+        every_s = beat_s(processes, timeout_s)
+        rows = [2 * (processes - 1) / every_s, 2 / every_s]
+        cells = [f"{messages:,.3g}, {size(messages * report)}" for messages in rows]
+        print(f"| {processes:,} | {every_s:.3g} s | {' | '.join(cells)} | {rows[0] * MESSAGE_S:.2%} |")
+
+
 def main(arguments: Sequence[str]) -> None:
     """Print what a job of thousands of processes took."""
     parser = argparse.ArgumentParser(prog="benchmarks.watching", description=__doc__)
     parser.add_argument("--processes", type=int, default=2000)
     parser.add_argument("--lost", type=float, default=0.01, help="share of the processes that is lost")
     parser.add_argument("--timeout", type=float, default=DistributedConfig().heartbeat_timeout_s, help="in seconds")
+    parser.add_argument("--table", type=int, nargs="+", help="print traffic for these numbers of processes instead")
     options = parser.parse_args(arguments)
+    if options.table:
+        print_table(options.table, options.timeout)
+        return
     for loss in ("dead", "stopped"):
         met, told = simulate(options.processes, options.lost, loss, options.timeout)
         beating = met.beating

@@ -139,6 +139,10 @@ def test_a_budget_counts_failures_and_energy_and_a_power_cap_saves_energy(
     assert one["days_interval"][0] < one["total"]["days"] < one["days_interval"][1]
     assert one["kwh"] == pytest.approx(0.7 * 8 * 24 * one["total"]["days"])
     assert found["frail"]["failures"]["mtbf_hours"] == 1 and found["frail"]["failures"]["training_share"] < 0.9
+    assert one["spares"] == {"hosts": 0, "price": 0} and found["frail"]["spares"]["hosts"] > 0
+    spares = found["frail"]["spares"]
+    assert spares["price"] == pytest.approx(found["frail"]["total"]["price"] * spares["hosts"])
+    assert one["failures"]["stall_seconds"] < one["failures"]["save_seconds"]
     assert found["capped"]["days"] >= one["days"] and found["capped"]["kwh"] < one["kwh"]
 
 

@@ -9,6 +9,7 @@ The manifest's version covers its fields and how digests are computed (`digests.
 from __future__ import annotations
 
 import hashlib
+import heapq
 import json
 import os
 import stat
@@ -132,11 +133,11 @@ def verify_sizes(folder: Path) -> None:
 def divided(files: Mapping[str, Entry], count: int) -> list[list[str]]:
     """The names divided into `count` lists of about the same number of bytes; a function of the entries."""
     lists: list[list[str]] = [[] for _ in range(count)]
-    sizes = [0] * count
+    sizes = [(0, index) for index in range(count)]
     for name in sorted(files, key=lambda name: (-files[name].size, name)):
-        least = sizes.index(min(sizes))
+        size, least = sizes[0]
         lists[least].append(name)
-        sizes[least] += files[name].size + 1  # Empty files are divided, too.
+        heapq.heapreplace(sizes, (size + files[name].size + 1, least))  # Empty files are divided, too.
     return lists
 
 

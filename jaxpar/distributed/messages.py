@@ -30,6 +30,8 @@ class Malformed(ValueError):
 
 def clean(text: str, length: int) -> str:
     """`text` without control characters (`?` stands for each) and of at most `length` characters."""
+    if len(text) <= length and text.isprintable():  # as nearly always
+        return text
     shown = "".join(letter if letter.isprintable() else "?" for letter in text[: length + 1])
     return shown if len(shown) <= length else f"{shown[: length - 3]}..."
 

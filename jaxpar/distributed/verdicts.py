@@ -83,7 +83,7 @@ def silent(signs: Sequence[Sign], timeout_s: float) -> str | None:
 
 def waits_for_pause(signs: Sequence[Sign]) -> bool:
     """Whether a process that is behind is outside a step, for example saving."""
-    return any(sign.mark.waiting_limit_s is None for sign in _behind(signs))
+    return any(sign.mark.waiting_limit_s is None for sign in laggards(signs))
 
 
 def stalled(signs: Sequence[Sign], since_pause_s: float = math.inf) -> str | None:
@@ -94,7 +94,7 @@ def stalled(signs: Sequence[Sign], since_pause_s: float = math.inf) -> str | Non
         since_pause_s: seconds since `waits_for_pause` last held. While it does, those in a step can only wait: their
             time counts from its end.
     """
-    behind, pausing = _behind(signs), waits_for_pause(signs)
+    behind, pausing = laggards(signs), waits_for_pause(signs)
     late = [sign for sign in signs if _counted_s(sign, pausing, since_pause_s) > _limit_s(sign.mark, pausing)]
     if not late:
         return _idle(behind) if len(behind) < len(signs) else None
@@ -115,7 +115,7 @@ def _idle(behind: Sequence[Sign]) -> str | None:
     return f"{_named(idle)} did nothing for {IDLE_S:g} s, and the others wait for it ({_was(idle)}); {CONTINUES}"
 
 
-def _behind(signs: Sequence[Sign]) -> list[Sign]:
+def laggards(signs: Sequence[Sign]) -> list[Sign]:
     """The processes for which the others wait: all if none is behind."""
     first = min(sign.mark.count for sign in signs)
     return [sign for sign in signs if sign.mark.count == first]

@@ -5,7 +5,8 @@ alive and what their main thread is at; process 0 reports to them that it is ali
 
 - a process that dies is noticed at once (its connection ends), by process 0, or by all when it is process 0;
 - a process that is stopped, or whose host or network is down, is noticed after `heartbeat_timeout_s`;
-- a process whose main thread makes no progress is noticed by process 0, which knows who is behind the others.
+- a process whose main thread makes no progress is noticed by process 0, which knows who is behind the others; before
+  its verdict it asks these for their stacks, and NCCL for what each rank has launched (`evidence.py`).
 
 Process 0 sends the verdict to all, and `end` is called with it in every process. This must happen in a thread: the main
 thread waits inside a collective that Python cannot interrupt.
@@ -13,18 +14,17 @@ thread waits inside a collective that Python cannot interrupt.
 
 from __future__ import annotations
 
-import contextlib
 import selectors
 import socket
 import threading
 import time
-from collections.abc import Callable
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 
 from jaxpar.distributed import verdicts
 from jaxpar.distributed.activity import Activity
+from jaxpar.distributed.evidence.evidence import Evidence, stack_of_main_thread
+from jaxpar.distributed.links import WAKE_S, Known, Outbox, drain, flush, linger, send_all
 from jaxpar.distributed.messages import SENTENCE_LENGTH, Malformed, Report, clean, decode, encode, text
-from jaxpar.distributed.outbox import Outbox
 from jaxpar.distributed.peer import Peer
 from jaxpar.distributed.verdicts import Mark, Sign
 
@@ -37,7 +37,6 @@ GRACE_S = 2.0
 """Seconds for a process to exit by itself after another one failed: often all fail for one reason."""
 LINGER_S = 3.0
 """Seconds that process 0 waits for the others to read its last message: its exit would disconnect them."""
-WAKE_S = 0.125
 LINE_BYTES = 65536
 """The longest line that is read."""
 VERDICT_LENGTH = 2 * SENTENCE_LENGTH
@@ -47,21 +46,6 @@ VERDICT_LENGTH = 2 * SENTENCE_LENGTH
 def beat_s(processes: int, timeout_s: float) -> float:
     """Seconds between two heartbeats of a process."""
     return min(timeout_s / FEWEST_BEATS, max(timeout_s / BEATS, processes / BEATS_PER_S))
-
-
-@dataclass
-class _Known:
-    """The state of a peer."""
-
-    peer: Peer
-    outbox: Outbox
-    mark: Mark
-    set_at: float
-    """Time at which it set its mark, on the clock of this process."""
-    received_at: float
-    idle_s: float = 0.0
-    left: bool = False
-    unread: bytes = field(default=b"", repr=False)
 
 
 class Watch:
@@ -94,9 +78,11 @@ class Watch:
         self._paused_at = now
         """Time at which all last waited for a process that was outside a step."""
         self._activity = Activity()
-        self._known = {index: _Known(peer, Outbox(peer.connection), mark, now, now) for index, peer in peers.items()}
+        self._known = {index: Known(peer, Outbox(peer.connection), mark, now, now) for index, peer in peers.items()}
         self._leaving, self._over, self._failing = threading.Event(), threading.Event(), threading.Event()
         self._reported_leaving = False
+        self._evidence: Evidence | None = None
+        """On process 0, while the job stands still."""
         self._selector = selectors.DefaultSelector()
         for known in self._known.values():
             known.peer.connection.setblocking(False)
@@ -122,11 +108,11 @@ class Watch:
         self._failing.set()
         why = clean(why, SENTENCE_LENGTH)
         if self._process == 0:
-            self._send_all({"end": verdicts.failed(self._local_sign(), why), "may_end_itself": True})
+            send_all(self._known.values(), {"end": verdicts.failed(self._local_sign(), why), "may_end_itself": True})
             self._over.wait(GRACE_S + LINGER_S)
         else:
-            self._send_all({"failed": why, "at": self._report()})
-            self._drain()
+            send_all(self._known.values(), {"failed": why, "at": self._report()})
+            drain(self._known.values(), LINGER_S)
 
     def leave(self) -> None:
         """Wait until all processes have ended; one that dies meanwhile is still named."""
@@ -158,7 +144,7 @@ class Watch:
             if now - woke > self._every_s + 1:  # This process was stopped: that time does not count.
                 self._leave_out_pause(now - woke)
             woke = now
-            self._flush()
+            flush(self._known.values())
             for key, _ in events:
                 if not self._over.is_set():  # The end of the watch has let go of the other connections.
                     self._receive(key.data, now)
@@ -168,7 +154,7 @@ class Watch:
                 continue
             if now >= beat_at and not (self._leaving.is_set() and self._process != 0):
                 beat_at = now + self._every_s
-                self._send_all({"at": self._report()})
+                send_all(self._known.values(), {"at": self._report()})
             if now >= judge_at or self._leaving.is_set():
                 judge_at = now + self._every_s / 2
                 self._judge(now)
@@ -181,7 +167,7 @@ class Watch:
             known.received_at += seconds
             known.set_at += seconds
 
-    def _receive(self, known: _Known, now: float) -> None:
+    def _receive(self, known: Known, now: float) -> None:
         try:
             received = known.peer.connection.recv(65536)
         except BlockingIOError:
@@ -191,7 +177,7 @@ class Watch:
         if not received:
             self._selector.unregister(known.peer.connection)
             if not known.left and not self._failing.is_set():
-                self._conclude(verdicts.died(self._sign_of(known, now)))
+                self._conclude(verdicts.died(known.sign(now)))
             return
         known.received_at = now
         *lines, known.unread = (known.unread + received).split(b"\n")
@@ -202,19 +188,23 @@ class Watch:
                 raise Malformed(f"a line has more than {LINE_BYTES} bytes")
         except Malformed as error:
             self._selector.unregister(known.peer.connection)
-            self._conclude(verdicts.garbled(self._sign_of(known, now), str(error)))
+            self._conclude(verdicts.garbled(known.sign(now), str(error)))
 
-    def _handle(self, known: _Known, message: dict[str, object], now: float) -> None:
+    def _handle(self, known: Known, message: dict[str, object], now: float) -> None:
         if "at" in message:
             report = Report.read(message["at"])
             known.mark, known.set_at, known.idle_s = report.mark, now - report.age_s, report.idle_s
+        if "where" in message:
+            known.outbox.send(encode({"stack": stack_of_main_thread()}))
+        if "stack" in message and self._evidence is not None:
+            self._evidence.add_stack(known.peer.process, text(message["stack"], SENTENCE_LENGTH))
         if "left" in message:
             known.left = True
         if "over" in message:
             known.left = True
             self._over.set()
         if "failed" in message:
-            sentence = verdicts.failed(self._sign_of(known, now), text(message["failed"], SENTENCE_LENGTH))
+            sentence = verdicts.failed(known.sign(now), text(message["failed"], SENTENCE_LENGTH))
             known.left = True
             self._conclude(sentence, may_end_itself=True)
         if "end" in message:
@@ -223,15 +213,31 @@ class Watch:
             self._conclude(sentence, may_end_itself=message.get("may_end_itself") is True, by_process_0=True)
 
     def _judge(self, now: float) -> None:
-        watched = [self._sign_of(known, now) for known in self._known.values() if not known.left]
+        watched = [known.sign(now) for known in self._known.values() if not known.left]
         sentence = verdicts.silent(watched, self._timeout_s)
         if sentence is None and self._process == 0:
             everyone = [self._local_sign(), *watched]
             if verdicts.waits_for_pause(everyone):
                 self._paused_at = now
-            sentence = verdicts.stalled(everyone, now - self._paused_at)
+            sentence = self._with_evidence(verdicts.stalled(everyone, now - self._paused_at), everyone)
         if sentence is not None:
             self._conclude(sentence)
+
+    def _with_evidence(self, sentence: str | None, signs: Sequence[Sign]) -> str | None:
+        """The verdict on a job that stands still, once the evidence is there; None before, and where it goes on."""
+        if sentence is None:
+            self._evidence = None
+        elif self._evidence is None:
+            asked = [sign.process for sign in verdicts.laggards(signs)[: verdicts.MOST_NAMED]]
+            self._evidence = Evidence(asked)
+            for process in asked:
+                if process == self._process:
+                    self._evidence.add_stack(process, stack_of_main_thread())
+                else:
+                    self._known[process].outbox.send(encode({"where": True}))
+        elif self._evidence.complete:
+            return self._evidence.added_to(sentence)
+        return None
 
     def _finish_leaving(self) -> None:
         """Once this process leaves: report it to process 0; process 0 ends the watch when all others have left."""
@@ -240,10 +246,10 @@ class Watch:
         if self._process != 0:
             if not self._reported_leaving:
                 self._reported_leaving = True
-                self._send_all({"left": True})
+                send_all(self._known.values(), {"left": True})
         elif all(known.left for known in self._known.values()):
-            self._send_all({"over": True})
-            self._drain()
+            send_all(self._known.values(), {"over": True})
+            drain(self._known.values(), LINGER_S)
             self._over.set()
 
     def _conclude(self, sentence: str, *, may_end_itself: bool = False, by_process_0: bool = False) -> None:
@@ -251,30 +257,16 @@ class Watch:
         if self._over.is_set():
             return
         if self._process == 0:
-            self._send_all({"end": sentence, "may_end_itself": may_end_itself})
+            send_all(self._known.values(), {"end": sentence, "may_end_itself": may_end_itself})
         elif not by_process_0:
-            self._send_all({"failed": sentence, "at": self._report()})
+            send_all(self._known.values(), {"failed": sentence, "at": self._report()})
         if may_end_itself and self._failing.wait(GRACE_S):
             return
-        self._drain()
+        drain(self._known.values(), LINGER_S)
         if self._process == 0:
-            self._linger()
+            linger(self._known.values(), self._selector, self._timeout_s, LINGER_S)
         self._over.set()
         self._end(sentence)
-
-    def _linger(self) -> None:
-        """Wait for the others to hang up, except silent ones."""
-        now = time.monotonic()
-        for known in self._known.values():
-            if now - known.received_at > self._timeout_s and known.peer.connection in self._selector.get_map():
-                self._selector.unregister(known.peer.connection)
-        until = now + LINGER_S
-        while self._selector.get_map() and time.monotonic() < until:
-            for key, _ in self._selector.select(timeout=WAKE_S):
-                with contextlib.suppress(OSError):
-                    if key.data.peer.connection.recv(65536):
-                        continue
-                self._selector.unregister(key.fileobj)
 
     def _report(self) -> dict[str, object]:
         return Report(self._mark, time.monotonic() - self._marked_at, self._activity.idle_s()).message()
@@ -283,24 +275,3 @@ class Watch:
         # As old as the state of the others: otherwise this process would be late before they are.
         age = max(0.0, time.monotonic() - self._marked_at - self._every_s)
         return Sign(self._process, self._host, self._mark, age, 0.0, self._activity.idle_s())
-
-    def _sign_of(self, known: _Known, now: float) -> Sign:
-        age = known.received_at - known.set_at
-        return Sign(known.peer.process, known.peer.host, known.mark, age, now - known.received_at, known.idle_s)
-
-    def _send_all(self, message: dict[str, object]) -> None:
-        """Send to all peers, without waiting for them. A report is only sent to those that have taken the last one."""
-        line, is_report = encode(message), message.keys() == {"at"}
-        for known in self._known.values():
-            known.outbox.send(line, if_empty=is_report)
-
-    def _flush(self) -> bool:
-        """Send on what connections did not take before; whether they have taken everything."""
-        taken = [known.outbox.flush() for known in self._known.values()]
-        return all(taken)
-
-    def _drain(self) -> None:
-        """Wait until all connections have taken what was sent, but no longer than `LINGER_S`."""
-        until = time.monotonic() + LINGER_S
-        while not self._flush() and time.monotonic() < until:
-            time.sleep(0.01)

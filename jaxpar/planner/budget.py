@@ -21,11 +21,25 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.power import capped, power_of
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.plan_file import LARGEST_NUMBER
-from jaxpar.planner.failures import GPU_HOURS, HOUR, RESTART_MINUTES, START_UP, STRAGGLERS, reliability, straggling
+from jaxpar.planner.failures import (
+    ENOUGH,
+    GPU_HOURS,
+    HARDWARE,
+    HOST_COPY,
+    HOUR,
+    MEETING,
+    REPAIR_HOURS,
+    RESTART_MINUTES,
+    START_UP,
+    STRAGGLERS,
+    reliability,
+    spare_hosts,
+    straggling,
+)
 from jaxpar.planner.planning import gpu_numbers, hosts_of_one_kind, planned_config, search_on
 from jaxpar.planner.report import words
 from jaxpar.planner.report.screen import print_lines, screen, table
-from jaxpar.units import count, percent
+from jaxpar.units import count, percent, seconds
 
 MOST_STRAGGLERS = 0.9
 """Largest share of the time that may be given as lost to stragglers; ByteDance's worst hundredth of jobs lost 45%."""
@@ -51,10 +65,12 @@ class Cost:
     """`share` of the time that is lost to stragglers in all, the share that is `counted` in the predicted step, and the
     `days` and `price` that the rest adds."""
     failures: dict[str, float]
-    """`mtbf_hours`, `save_seconds`, `start_seconds`, `checkpoint_minutes`, `training_share`, and `days` and `price`
-    with failures alone."""
+    """`mtbf_hours`, `stall_seconds` and `save_seconds` of a checkpoint, `start_seconds`, `checkpoint_minutes`,
+    `training_share`, and `days` and `price` with failures alone."""
     total: dict[str, float]
     """`days` and `price` with stragglers and failures."""
+    spares: dict[str, float]
+    """Spare `hosts` that wait for failures, and the `price` that they add to the total."""
     optimal: dict[str, float] | None
     """Compute-optimal parameters and tokens for these GPUs in the given days at this speed."""
     days_interval: tuple[float, float] | None
@@ -151,6 +167,7 @@ class Budget:
         planned = search_on(config, cluster, gpus).best(1)[0]
         time, spread = planned.candidate.time, planned.spread
         lost = reliability(gpus, parameter_count(planned.config.model, padded=False), self.mtbf, self.restart)
+        spares = spare_hosts(gpus, self.mtbf)
         waiting = time.breakdown["stragglers"] / time.seconds
         slower = straggling(self.stragglers, waiting)
         days = self.tokens / (time.tokens_per_s_per_gpu * gpus) / DAY
@@ -163,10 +180,11 @@ class Budget:
             tokens_per_s=time.tokens_per_s_per_gpu * gpus, mfu=time.mfu,
             stragglers={"share": max(self.stragglers, waiting), "counted": waiting} | priced(days * (slower - 1)),
             failures={
-                "mtbf_hours": lost.between / HOUR, "save_seconds": lost.save, "start_seconds": lost.start,
-                "checkpoint_minutes": lost.every / 60, "training_share": lost.share,
+                "mtbf_hours": lost.between / HOUR, "stall_seconds": lost.stall, "save_seconds": lost.save,
+                "start_seconds": lost.start, "checkpoint_minutes": lost.every / 60, "training_share": lost.share,
             } | priced(days / lost.share),
             total=priced(in_all),
+            spares={"hosts": spares, "price": price_of(in_all) * spares * cluster.gpus_per_host / gpus},
             optimal=None
             if self.days is None
             else optimal(time.mfu * cluster.gpu.training_peak * gpus * self.days * DAY),
@@ -185,8 +203,8 @@ class Budget:
             f"{name}: {count(self.tokens)} tokens, {self.price:g} a GPU-hour",
         )  # fmt: skip
         in_all = table(
-            ("GPUs", "stragglers", "interrupted every", "starts in", "save every", "trains", "days", words.INTERVAL,
-             "cost", "per million tokens", "kWh"), (), "With stragglers and failures",
+            ("GPUs", "stragglers", "interrupted every", "starts in", "save every", "stall", "trains", "days",
+             words.INTERVAL, "cost", "per million tokens", "kWh", "spare hosts"), (), "With stragglers and failures",
         )  # fmt: skip
         between = lambda days: "-" if days is None else "{:,.1f} to {:,.1f}".format(*days)
         for one in costs:
@@ -198,10 +216,11 @@ class Budget:
             lost = one.failures
             in_all.add_row(
                 f"{one.gpus:,}", f"+{one.stragglers['days']:,.1f} days", f"{lost['mtbf_hours']:,.1f} h",
-                f"{lost['start_seconds'] / 60:,.0f} min", f"{lost['checkpoint_minutes']:,.0f} min",
-                percent(lost["training_share"]), f"{one.total['days']:,.1f}", between(one.days_interval),
-                f"{one.total['price']:,.0f}", f"{one.price_per_million_tokens:.3g}",
+                f"{lost['start_seconds'] / 60:,.0f} min", f"{lost['checkpoint_minutes']:,.1f} min",
+                seconds(lost["stall_seconds"]), percent(lost["training_share"]), f"{one.total['days']:,.1f}",
+                between(one.days_interval), f"{one.total['price']:,.0f}", f"{one.price_per_million_tokens:.3g}",
                 "-" if one.kwh is None else f"{one.kwh:,.0f}",
+                f"{one.spares['hosts']:,} (+{one.spares['price']:,.0f})",
             )  # fmt: skip
         console.print(steps)
         console.print(in_all)
@@ -222,9 +241,13 @@ class Budget:
             f"Stragglers take {percent(self.stragglers)} of the time in all ({source}); steps have a part of it, "
             "waiting for the slowest host, and the rest is added.",
             f"A GPU is interrupted every {self.mtbf:,.0f} hours (Llama 3's by default: 419 in 54 days on 16,384), "
-            f"starts again in {self.restart:g} minutes (assumed) and {START_UP * 1e4:.0f} s for every 10,000 GPUs "
-            "(NCCL in arXiv:2510.20171), and saves 0.12 GB/s (2 TB/s for 16,384); checkpoints are at the interval that "
-            "loses least (Young, Daly). Energy is of the GPUs alone, at their largest power.",
+            f"starts again in {self.restart:g} minutes (assumed), {START_UP * 1e4:.0f} s for every 10,000 GPUs (NCCL "
+            f"in arXiv:2510.20171), {MEETING * 1e4:.1f} s for every 10,000 processes to meet, and reading the "
+            "checkpoint twice. A GPU reads and writes 0.12 GB/s (2 TB/s for 16,384). Training stalls for a copy to the "
+            f"host ({HOST_COPY / 1e9:.0f} GB/s, assumed), and goes on while a checkpoint is written. Checkpoints are "
+            f"at the interval that loses least (Young, Daly). Spare hosts are enough in {percent(ENOUGH)} of the time, "
+            f"where {percent(HARDWARE)} of interruptions take a host away for {REPAIR_HOURS:g} hours (assumed); the "
+            "cost does not have them. Energy is of the GPUs alone, at their largest power.",
         ]  # fmt: skip
 
 

@@ -1,10 +1,10 @@
-"""The losses of a long run on many GPUs to failures (the time between them, checkpoints, lost work, starts) and to
-stragglers."""
+"""The losses of a long run on many GPUs to failures (the time between them, checkpoints, lost work, starts), to
+stragglers, and the hosts that wait as spares."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import sqrt
+from math import exp, lgamma, log, sqrt
 
 from jaxpar.units import TERA
 
@@ -16,12 +16,27 @@ STORAGE = 2 * TERA / 16_384
 """Bytes per second that a GPU can save: the storage sustains 2 TB/s (the same paper, section 3.3.1). That a run of
 16,384 GPUs has all of it, and another one its share of that by GPUs, is assumed."""
 STATE = 12.0
-"""Bytes of a checkpoint per parameter: master weights and two moments in float32."""
+"""Bytes of a checkpoint per parameter: master weights and two moments in float32. Each is written once, and read from
+storage `READS` times in a restart."""
+READS = 2
+"""A restart reads each byte to verify it, and again to restore it (`tests/checkpoint/test_bytes.py`). What a save reads
+back for its digests is taken to be in memory still."""
+HOST_COPY = 0.01 * TERA
+"""Bytes per second at which a GPU's state is copied to its host while training waits; it is written while training goes
+on. Assumed: a PCIe 4.0 x16 link has three times as much."""
+MEETING = 1.3 / 2000
+"""Seconds per process until all have met: 2,000 take 1.3 s (`python -m benchmarks.watching`). One process per GPU."""
 START_UP = 265.0 / 98_304
 """Seconds per GPU until communicators are ready: NCCL takes 265 s at 96k GPUs (NCCLX, arXiv:2510.20171); taken as
 proportional, although it grows faster than that; their own library is up to 11 times as fast."""
 RESTART_MINUTES = 10.0
-"""Minutes from a failure to the first step besides: noticing it, new hosts, loading, compiling. Assumed."""
+"""Minutes from a failure to the first step besides: noticing it, new hosts, compiling. Assumed."""
+HARDWARE = 0.78
+"""Share of interruptions that a faulty host causes (Llama 3, as above)."""
+REPAIR_HOURS = 24.0
+"""Hours until a faulty host is back. Assumed."""
+ENOUGH = 0.99
+"""Share of the time in which there are enough spare hosts."""
 STRAGGLERS = 0.104
 """Share of its GPU-hours that a run loses to stragglers, as 3,079 jobs of 128 GPUs and more did at ByteDance in five
 months; a tenth of them lost 21.3% and more (arXiv:2505.05713, sections 3.1 and 4.1). Taken as the same for any number
@@ -34,8 +49,10 @@ class Reliability:
 
     between: float
     """From one interruption to the next."""
+    stall: float
+    """For which training waits at a checkpoint."""
     save: float
-    """To write a checkpoint, in which training is taken to wait."""
+    """To write a checkpoint, and to read it once."""
     every: float
     """From one checkpoint to the next."""
     start: float
@@ -43,9 +60,9 @@ class Reliability:
 
     @property
     def overhead(self) -> float:
-        """Seconds lost per second of training: checkpoints, and for each interruption a start and half of what is
-        between two checkpoints, which has to be trained again."""
-        return self.save / self.every + (self.every / 2 + self.start) / self.between
+        """Seconds lost per second of training: stalls of checkpoints, and for each interruption a start and the steps
+        since the last checkpoint that was complete."""
+        return self.stall / self.every + (self.every / 2 + self.save + self.start) / self.between
 
     @property
     def share(self) -> float:
@@ -56,12 +73,25 @@ class Reliability:
 def reliability(
     gpus: int, parameters: float, gpu_hours: float = GPU_HOURS, restart_minutes: float = RESTART_MINUTES
 ) -> Reliability:
-    """A run of a model on so many GPUs, with the checkpoint interval sqrt(2 save between) that loses least (Young 1974;
-    Daly 2006, to first order)."""
+    """A run of a model on so many GPUs, with the checkpoint interval sqrt(2 stall between) that loses least (Young
+    1974; Daly 2006, to first order), but no shorter than a save."""
     between = gpu_hours * HOUR / gpus
-    save = STATE * parameters / (STORAGE * gpus)
-    every = max(save, sqrt(2 * save * between))
-    return Reliability(between, save, every, 60 * restart_minutes + START_UP * gpus)
+    state = STATE * parameters / gpus
+    stall, save = state / HOST_COPY, state / STORAGE
+    every = max(save, sqrt(2 * stall * between))
+    start = 60 * restart_minutes + (START_UP + MEETING) * gpus + READS * save
+    return Reliability(between, stall, save, every, start)
+
+
+def spare_hosts(gpus: int, gpu_hours: float = GPU_HOURS) -> int:
+    """The fewest spare hosts that are enough in `ENOUGH` of the time, where failures of hosts are a Poisson process."""
+    away = gpus / gpu_hours * HARDWARE * REPAIR_HOURS
+    enough = 0.0
+    for spares in range(gpus):
+        enough += exp(spares * log(away) - away - lgamma(spares + 1))
+        if enough >= ENOUGH:
+            return spares
+    return gpus
 
 
 def straggling(share: float, counted: float) -> float:

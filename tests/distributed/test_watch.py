@@ -12,6 +12,7 @@ import pytest
 from jaxpar.distributed import verdicts
 from jaxpar.distributed import watch as watching
 from jaxpar.distributed.activity import Activity
+from jaxpar.distributed.evidence import evidence, ras
 from jaxpar.distributed.peer import Peer
 from jaxpar.distributed.verdicts import Mark
 from jaxpar.distributed.watch import Watch
@@ -156,6 +157,40 @@ def test_one_that_does_not_get_on_is_named_to_everybody(stage: Callable[..., Sta
             member.watch.mark("waiting for step 1", 0.5, "distributed.step_timeout_s")
     [message] = job.verdicts()
     assert message.startswith("process 1 on node-1 made no progress for 0.5 s (distributed.step_timeout_s), and the ")
+    assert "; stack of process 1: " in message and " < " in message, "where its main thread is"
+
+
+def test_a_verdict_on_a_hang_has_the_collectives_of_nccl(stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(ras, "explain", lambda _: "rank 1 launched 3 of AllReduce")
+    job = stage(3)
+    for member in job.members.values():
+        member.watch.mark("in step 1", 0.5, "distributed.step_timeout_s")
+    [message] = job.verdicts()
+    assert message.startswith("no process made progress for 0.5 s")
+    assert "; rank 1 launched 3 of AllReduce; stack of process 0: " in message and "; stack of process 2: " in message
+
+
+def test_one_that_goes_on_while_the_evidence_is_collected_is_let_go(
+    stage: Callable[..., Stage], monkeypatch: pytest.MonkeyPatch
+):
+    asked, answered = threading.Event(), threading.Event()
+
+    def explain(_: object) -> None:
+        asked.set()
+        answered.wait(seconds(20))
+
+    monkeypatch.setattr(ras, "explain", explain)
+    monkeypatch.setattr(evidence, "WAIT_S", seconds(20))
+    job = stage(2)
+    for member in job.members.values():
+        member.watch.mark("in step 1", 0.5, "distributed.step_timeout_s")
+    assert asked.wait(seconds(20))
+    for member in job.members.values():
+        member.watch.mark("evaluating", 60, "distributed.pause_timeout_s")
+    time.sleep(1.0)
+    answered.set()
+    time.sleep(1.0)
+    assert job.quiet()
 
 
 def test_one_that_gets_on_is_never_late(stage: Callable[..., Stage]):

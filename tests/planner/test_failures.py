@@ -6,7 +6,7 @@ import pytest
 
 from jaxpar.hardware.catalogue import GPUS, gpu_named
 from jaxpar.hardware.power import capped, power_of, speed_at
-from jaxpar.planner.failures import HOUR, STRAGGLERS, reliability, straggling
+from jaxpar.planner.failures import HOUR, STRAGGLERS, reliability, spare_hosts, straggling
 
 
 def test_llama_3_405b_is_interrupted_every_three_hours_and_trains_more_than_90_percent():
@@ -26,6 +26,31 @@ def test_more_gpus_fail_more_often_and_start_later():
     few, many = reliability(1024, 405e9), reliability(100_000, 405e9)
     assert many.between < few.between / 90 and many.start > few.start and many.share < few.share
     assert reliability(1024, 405e9, gpu_hours=1e9).share > 0.99
+
+
+def test_training_stalls_for_the_copy_alone_and_no_save_begins_before_the_one_before_has_ended():
+    run = reliability(16_384, 405e9)
+    assert 0 < run.stall < run.save < run.every
+    frail = reliability(1024, 405e9, gpu_hours=1.0)
+    assert frail.every == frail.save, "saves follow one another"
+
+
+def test_a_failure_while_a_checkpoint_is_written_goes_back_to_the_one_before():
+    run = reliability(1024, 405e9)
+    times = [run.every * (index + 0.5) / 10_000 for index in range(10_000)]
+    lost = sum(time if time > run.save else time + run.every for time in times) / len(times)
+    assert run.overhead == pytest.approx(run.stall / run.every + (lost + run.start) / run.between, rel=1e-4)
+
+
+def test_a_restart_reads_the_checkpoint_twice():
+    small, large = reliability(1024, 1e9), reliability(1024, 405e9)
+    assert large.start - small.start == pytest.approx(2 * (large.save - small.save))
+
+
+def test_spare_hosts_are_enough_for_the_failures_of_a_repair():
+    """16,384 GPUs lose 6.05 hosts a day: 12 are enough in 99% of the time (a table of the Poisson distribution)."""
+    assert spare_hosts(16_384) == 12
+    assert spare_hosts(8) == 0 and spare_hosts(8, gpu_hours=0.001) == 8, "no more than there are GPUs"
 
 
 def test_stragglers_take_what_they_took_at_bytedance_less_what_steps_have():
