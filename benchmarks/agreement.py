@@ -16,7 +16,7 @@ from unittest import mock
 
 from jaxpar.checkpoint import processes
 from jaxpar.checkpoint.sealing import _judge
-from jaxpar.units import size
+from jaxpar.pages.units import size
 
 FILES_OF_A_PROCESS = 4
 """Files of a checkpoint that a process writes (Orbax's OCDBT), whose names, sizes and digests it sends."""

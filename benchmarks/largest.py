@@ -26,7 +26,7 @@ from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.memory.state_storage import streamed_bytes
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.units import GIB, GIGA, seconds, size
+from jaxpar.pages.units import GIB, GIGA, seconds, size
 
 TIERS = {
     "none": ("memory.optimizer_offload=none",),

@@ -24,7 +24,7 @@ from typing import Any
 from benchmarks.results import add_json_file, write_json
 from jaxpar.cli import Parser, command
 from jaxpar.config import UserError, config_to_dict, load_config
-from jaxpar.units import MILLI, percent, size
+from jaxpar.pages.units import MILLI, percent, size
 
 ROOT = Path(__file__).parent.parent
 

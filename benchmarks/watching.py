@@ -29,7 +29,7 @@ from jaxpar.distributed.peer import Peer
 from jaxpar.distributed.rendezvous.meeting import meet
 from jaxpar.distributed.verdicts import Mark
 from jaxpar.distributed.watch import Watch, beat_s
-from jaxpar.units import size
+from jaxpar.pages.units import size
 
 MOST_GROUPS = 6
 """Operating-system processes of the simulated ones; with process 0 and the command there are eight."""

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 from jaxpar.cli import Parser, command, positive, without_gpus
 from jaxpar.config import UserError
 from jaxpar.config.spelling import named, quoted
-from jaxpar.units import parse_file_size, plural
+from jaxpar.pages.units import parse_file_size, plural
 
 if TYPE_CHECKING:
     from jaxpar.interop.sources.open_source import Model

@@ -14,7 +14,7 @@ from jaxpar.cli import Parser, command, positive, report, without_gpus
 from jaxpar.config import UserError
 from jaxpar.config.spelling import named, one_of, quoted
 from jaxpar.config.strict_json import json_text, strict_json
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 if TYPE_CHECKING:
     from jaxpar.evaluation.harness import HarnessTasks

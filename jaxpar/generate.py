@@ -15,7 +15,7 @@ from jaxpar.config.paths import is_name
 from jaxpar.config.spelling import named
 from jaxpar.config.strict_json import json_text
 from jaxpar.generation.text import Screen, Stop
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 if TYPE_CHECKING:
     from jaxpar.generation.generator import Generator

@@ -27,7 +27,7 @@ from benchmarks.cpu_devices import one_thread_devices
 from benchmarks.results import add_json_file, write_json
 from jaxpar.attention.balance import ORDERS
 from jaxpar.cli import Parser, command
-from jaxpar.units import MIB, seconds
+from jaxpar.pages.units import MIB, seconds
 
 LENGTHS = (2048, 4096, 8192, 16384)
 GPU_LENGTHS = (32768, 65536, 131072)

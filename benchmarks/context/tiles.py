@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpar.units import GIB, percent
+from jaxpar.pages.units import GIB, percent
 
 ROOT = Path(__file__).parents[2]
 

@@ -8,7 +8,7 @@ from typing import Any
 from benchmarks.generate.turns import table as generated
 from benchmarks.gpu import jax_attention
 from benchmarks.gpu.targets import DENSE_MASK, JUDGED, OURS
-from jaxpar.units import GIGA, MILLI, percent, seconds, size
+from jaxpar.pages.units import GIGA, MILLI, percent, seconds, size
 from pallas_kernels import bounds
 from pallas_kernels.expected import B200, H100
 

@@ -21,7 +21,7 @@ from jaxpar.compiler.compile import compile_step
 from jaxpar.compiler.report import Analysis, make_report
 from jaxpar.config import load_config
 from jaxpar.hardware.cluster import Cluster, parse_cluster
-from jaxpar.units import GIB, seconds
+from jaxpar.pages.units import GIB, seconds
 
 CONFIG = Path(__file__).with_name("lengths.yaml")
 STACKS = {

@@ -25,7 +25,7 @@ from jaxpar.compiler.compile import compile_step, plan_for
 from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.hardware.cluster import Cluster, parse_cluster
-from jaxpar.units import GIB, seconds, size
+from jaxpar.pages.units import GIB, seconds, size
 
 CLUSTERS = ("h100:1x1", "h100:1x8", "h100:4x8")
 SHARDS = ((1, 1), (1, 4), (2, 1))

@@ -24,8 +24,8 @@ from typing import Any
 from benchmarks.cpu_devices import one_thread_devices
 from benchmarks.results import add_json_file, write_json
 from jaxpar.cli import Parser, command
+from jaxpar.pages.units import MILLI, seconds
 from jaxpar.pipeline.schedules import SCHEDULES
-from jaxpar.units import MILLI, seconds
 
 NAMES = [name for name, family in SCHEDULES.items() if not family.one_rank]
 

@@ -17,12 +17,12 @@ from collections.abc import Sequence
 
 from jaxpar.cli import Parser, command, positive
 from jaxpar.config import load_config
+from jaxpar.pages.units import percent
 from jaxpar.planner.failures import HOUR
 from jaxpar.planner.jobs.job import Curve, Job, planned_curve
 from jaxpar.planner.jobs.policies import outcomes
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.planning import planned_config
-from jaxpar.units import percent
 
 CONFIGS = ("configs/llama3_8b.yaml", "configs/llama3_70b.yaml")
 EASE = (1.5, 4.0)

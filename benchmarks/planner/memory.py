@@ -20,7 +20,7 @@ from jaxpar.compiler.report import Analysis, make_report
 from jaxpar.config import load_config
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.memory.estimate import estimate_memory
-from jaxpar.units import GIB, percent
+from jaxpar.pages.units import GIB, percent
 
 ROOT = Path(__file__).parents[2]
 

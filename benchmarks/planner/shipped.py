@@ -27,6 +27,7 @@ from jaxpar.config.axes import AXES
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layout.make_plan import resolve_config
 from jaxpar.layout.memory.estimate import estimate_memory
+from jaxpar.pages.units import seconds, size
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.planning import best_with_idle_hosts, planned_config
 from jaxpar.planner.report import words
@@ -36,7 +37,6 @@ from jaxpar.planner.search.fixed import parse_fixed
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.verified import Verified, verify
-from jaxpar.units import seconds, size
 
 CONFIGS = Path(__file__).parents[2] / "configs"
 COMMAND = "python -m jaxpar.plan "

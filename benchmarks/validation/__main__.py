@@ -18,7 +18,7 @@ from benchmarks.validation.published import read_runs
 from jaxpar.cli import Parser, command
 from jaxpar.config import UserError
 from jaxpar.config.spelling import named
-from jaxpar.units import seconds
+from jaxpar.pages.units import seconds
 
 
 @command()

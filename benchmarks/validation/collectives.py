@@ -19,7 +19,7 @@ from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.messages import Ring, network_of
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.units import GIB, GIGA, MIB, MICRO, percent
+from jaxpar.pages.units import GIB, GIGA, MIB, MICRO, percent
 
 MEASURED = Path(__file__).parent / "data" / "collectives.csv"
 LARGE = 8.0 * GIB

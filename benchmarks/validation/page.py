@@ -15,8 +15,8 @@ from benchmarks.validation.mechanisms import EAGER, FLASH1, STATED, SYSTEMS
 from benchmarks.validation.published import FILES, Refused, Run, read_runs
 from jaxpar.config import UserError
 from jaxpar.cost.hardware_model import AMPERE, HOPPER
+from jaxpar.pages.units import percent
 from jaxpar.planner.step_time.interval import RESIDUALS, Spread
-from jaxpar.units import percent
 
 PAGE = Path(__file__).parents[2] / "docs" / "prediction-errors.md"
 MARKS = "<!-- benchmarks.validation: begin -->", "<!-- benchmarks.validation: end -->"

@@ -17,7 +17,7 @@ from jaxpar.attention.ring import ring, ring_steps
 from jaxpar.attention.row import ContextLayout, Order
 from jaxpar.attention.ulysses import exchanges, repeats, usp
 from jaxpar.config.plan import Choice
-from jaxpar.units import GIB, size
+from jaxpar.pages.units import GIB, size
 from pallas_kernels.masks import Mask
 
 GATHERED_AT_MOST = GIB

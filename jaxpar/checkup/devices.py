@@ -19,7 +19,7 @@ from jaxpar.config.axes import axis_sizes
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.hardware.nccl import faults, loaded_version
-from jaxpar.units import plural, rate, seconds, size
+from jaxpar.pages.units import plural, rate, seconds, size
 
 ELEMENTS = {"cpu": 2**16, "gpu": 2**24}
 """Float32 values per device in the timed sum: 64 MiB on a GPU."""

@@ -19,7 +19,7 @@ from jaxpar.checkpoint.processes import from_first, gather
 from jaxpar.checkup.finding import Finding
 from jaxpar.config import Config
 from jaxpar.layers.counting import parameter_count
-from jaxpar.units import MEGA, MIB, rate, size
+from jaxpar.pages.units import MEGA, MIB, rate, size
 
 TRIED_BYTES = 64 * MIB
 BYTES_PER_WEIGHT = 12

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxpar.checkup.finding import Finding
-from jaxpar.units import GIB, size
+from jaxpar.pages.units import GIB, size
 
 LEAST_DRIVER = {12: 525, 13: 580}
 """The first branch of the driver that runs programs of a CUDA release: NVIDIA's table of CUDA compatibility."""

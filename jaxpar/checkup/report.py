@@ -13,7 +13,7 @@ from rich.text import Text
 
 from jaxpar.checkup.finding import Finding, worst
 from jaxpar.config.strict_json import json_text
-from jaxpar.units import plural, seconds
+from jaxpar.pages.units import plural, seconds
 
 WORDS = {"ok": ("ok", "green"), "warn": ("warn", "yellow"), "fail": ("WRONG", "bold red")}
 PLAIN_WIDTH = 110

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Sequence
 from jaxpar.checkup.finding import Finding
 from jaxpar.config import Config, DataConfig, ModelConfig, OptimizerConfig, ParallelConfig, RunConfig
 from jaxpar.distributed.devices import Device
+from jaxpar.pages.units import seconds
 from jaxpar.training.run.run import Run
-from jaxpar.units import seconds
 
 VOCAB = 64
 STEPS = 4

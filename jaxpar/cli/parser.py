@@ -14,7 +14,7 @@ from jaxpar.config.bounds import SECONDS
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.overrides import USED_BY_MODELS
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
-from jaxpar.units import parse_size
+from jaxpar.pages.units import parse_size
 
 DEFAULTS = "YAML file; without one, every key has its default"
 CLUSTER = "gpu:hosts x gpus, as in h100:1x8, or a .yaml file (docs/cluster-files.md)"

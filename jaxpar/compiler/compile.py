@@ -28,7 +28,7 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.hardware.xla_flags import check_flags, run_flags
 from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 DEFAULT_CACHE = Path("~/.cache/jaxpar/compiled").expanduser()
 

@@ -7,7 +7,7 @@ from math import prod
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ParallelConfig
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 ISLANDS = "islands"
 """The axis of parts that train apart: no message of a step crosses it but those of outer updates."""

@@ -16,7 +16,7 @@ from jaxpar.data.packing import NoRow, Row
 from jaxpar.data.randomness import KeyedPermutation, permutation
 from jaxpar.data.shuffle import STREAM_SHUFFLE
 from jaxpar.data.stream import Tokens, TokenStream
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 DROP, TRUNCATE_START, TRUNCATE_END = "drop", "truncate_start", "truncate_end"
 """Values of `data.long_conversations`."""

@@ -19,7 +19,7 @@ from jaxpar.data.shuffle import FIRST_SHUFFLE, ORDERS, SHUFFLE
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.text import Encode
 from jaxpar.data.tokens.token_folder import TokenFolder
-from jaxpar.units import plain, plural
+from jaxpar.pages.units import plain, plural
 
 HELDOUT_SEED = 0
 """Held-out rows come in the same order in every run, so that their losses compare."""

@@ -15,7 +15,7 @@ from jaxtyping import Int, UInt
 from jaxpar.config.errors import UserError
 from jaxpar.data.shuffle import ORDERS, SHUFFLE
 from jaxpar.data.stream import TokenStream
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 type Row = dict[str, np.ndarray]
 """`tokens`, `labels`, `segments`, `positions`, `indices` (int32) and `mask` (float32), each [sequence_length]."""

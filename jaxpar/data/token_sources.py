@@ -30,7 +30,7 @@ from jaxpar.data.tokens.token_file import read_token_file
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
 from jaxpar.data.tokens.token_index import HELDOUT, TRAIN, Index
 from jaxpar.data.tokens.tokenizer_file import tokenizers_installed
-from jaxpar.units import percent
+from jaxpar.pages.units import percent
 
 ROOM = 0.05
 """Share by which a model's vocabulary may exceed the tokenizer's: published models reserve further tokens."""

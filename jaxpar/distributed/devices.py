@@ -29,7 +29,7 @@ from jaxpar.hardware.host import raise_pinned_limit
 from jaxpar.hardware.memory import POOL_FRACTION, POOL_VARIABLES
 from jaxpar.hardware.virtual_devices import COLLECTIVE_TIMEOUTS, THREADS_VARIABLE, threads_for
 from jaxpar.hardware.xla_flags import check_flags, merged, options, xla_flags
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 type Device = Any
 """A `jax.Device`, which type checkers take for a variable."""

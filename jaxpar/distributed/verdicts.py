@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxpar.units import seconds
+from jaxpar.pages.units import seconds
 
 MOST_NAMED = 4
 """The most processes that a sentence names one by one."""

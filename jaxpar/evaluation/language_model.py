@@ -18,7 +18,7 @@ from jaxpar.generation.sampling import LIKELIEST, NotFinite, Sampling
 from jaxpar.generation.scorer import Scorer
 from jaxpar.generation.text import Stop
 from jaxpar.interop.sources.model_text import ModelText
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 
 class Likelihood(NamedTuple):

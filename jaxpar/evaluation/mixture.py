@@ -23,7 +23,7 @@ from jaxpar.generation.placed_model import place_model
 from jaxpar.generation.sampling import NotFinite
 from jaxpar.generation.scorer import Scorer
 from jaxpar.interop.sources.saved_weights import SavedWeights
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 MOST_TOKENS = 2**16
 """Most held-out tokens that the router is fitted on, and as many that it is measured on."""

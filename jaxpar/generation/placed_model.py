@@ -32,7 +32,7 @@ from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.mesh.axes import AXES
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.parameters import ParamSpec, Weights
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 
 @dataclass(frozen=True)

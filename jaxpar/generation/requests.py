@@ -11,7 +11,7 @@ from jaxtyping import Int
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import ModelConfig
 from jaxpar.generation.sampling import LIKELIEST, Sampling
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 type Records = Mapping[str, np.ndarray]
 """By the name of a field, [token, layer, ...]."""

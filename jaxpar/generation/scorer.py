@@ -31,9 +31,9 @@ from jaxpar.mesh.collectives import reduce_max
 from jaxpar.mesh.layer_order import LAYERS, Chunk
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
+from jaxpar.pages.units import plural
 from jaxpar.runtime.batch import BatchLayout, one_document_rows
 from jaxpar.runtime.records import Records
-from jaxpar.units import plural
 
 BATCH_TOKENS = 8192
 """Most tokens of a batch on the devices that share a row, unless one row has more."""

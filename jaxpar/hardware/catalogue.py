@@ -19,7 +19,7 @@ from typing import Literal
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
 from jaxpar.hardware.links import Link, network, nvlink, nvlink_c2c, pcie
-from jaxpar.units import GIB, TERA
+from jaxpar.pages.units import GIB, TERA
 
 Arithmetic = Literal["float32", "tensorfloat32", "bfloat16", "float16", "float8"]
 """Type in which a matmul multiplies; `tensorfloat32` is float32 data on the tensor cores."""

@@ -14,7 +14,7 @@ from jaxpar.config.reading.yaml_file import read_record
 from jaxpar.config.spelling import named, quoted
 from jaxpar.hardware.catalogue import GPU, gpu_named
 from jaxpar.hardware.links import HOST_SHARE, MEASURED, Link
-from jaxpar.units import GIB, TIB, rate
+from jaxpar.pages.units import GIB, TIB, rate
 
 HOST_MEMORY = TIB
 """Default bytes of a host's memory for its GPUs, where it is not on their module (`GPU.host_bytes`)."""

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.config.errors import UserError
-from jaxpar.units import GIB
+from jaxpar.pages.units import GIB
 
 PINNED = "pinned_host"
 """JAX's name of the host memory that devices copy to and from directly, as in shardings."""

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jaxpar.units import GIGA, MEGA, MICRO
+from jaxpar.pages.units import GIGA, MEGA, MICRO
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from jaxpar.config.errors import UserError
 from jaxpar.hardware.catalogue import GPU, GPUS, gpu_named
 from jaxpar.hardware.power import capped
-from jaxpar.units import GIB, TERA
+from jaxpar.pages.units import GIB, TERA
 
 
 @dataclass(frozen=True)

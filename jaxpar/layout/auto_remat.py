@@ -23,7 +23,7 @@ from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.layer_shape import layer_shapes
 from jaxpar.memory.pareto import NothingFits, cheapest_of_kinds, layer_frontier, point_of
 from jaxpar.memory.remat import Treatment, joined
-from jaxpar.units import size
+from jaxpar.pages.units import size
 
 ESTIMATED = 0.92
 """Share of the memory that may be planned for: XLA begins to recompute by itself at 0.95 of what it may use, and the

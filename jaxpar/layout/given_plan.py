@@ -26,7 +26,7 @@ from jaxpar.layout.choices.transport import check_transport
 from jaxpar.layout.layer_unroll import check_layer_unroll
 from jaxpar.layout.resident_state import check_resident_state
 from jaxpar.layout.weight_prefetch import check_weight_prefetch
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 PLANNED = (
     "model.", "lora.", "parallel.", "precision.", "attention.", "memory.",

@@ -37,7 +37,7 @@ from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.fraction import STAYS_BELOW, kept_bytes, offload_share
 from jaxpar.memory.pipeline_offload import check_hidden
 from jaxpar.memory.remat import AUTO, layer_runs, offloaded, remat_name
-from jaxpar.units import size
+from jaxpar.pages.units import size
 
 
 def resolve_config(config: Config, devices: int, *, validated: bool = False) -> Config:

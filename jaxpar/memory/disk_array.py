@@ -24,7 +24,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.schema import Config
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.host import PINNED
-from jaxpar.units import size
+from jaxpar.pages.units import size
 
 SCRATCH = ".offloaded-state-"
 """How the name of a file begins, until it is unlinked."""

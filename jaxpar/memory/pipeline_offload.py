@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from jaxpar.config.errors import UserError
-from jaxpar.units import rate, seconds, size
+from jaxpar.pages.units import rate, seconds, size
 
 SLOWER = 1.5
 """Layers may take this many times the predicted time: the largest error in predictions of published runs."""

@@ -16,7 +16,7 @@ from jaxpar.config.plan import AxisSizes
 from jaxpar.distributed.devices import Device
 from jaxpar.mesh.axes import ISLANDS, MESH_AXES
 from jaxpar.mesh.rules import mesh_axes_of
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 from pallas_kernels.varying import varying_everywhere
 
 type Layouts = PyTree[PartitionSpec]

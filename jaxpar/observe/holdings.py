@@ -15,7 +15,7 @@ from jaxtyping import PyTree
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.host import PINNED, host_memory
 from jaxpar.observe.memory import host_peak, resident_bytes, statistic
-from jaxpar.units import size
+from jaxpar.pages.units import size
 
 OTHER = "other arrays"
 

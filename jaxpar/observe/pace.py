@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxpar.observe.timer import Turn
-from jaxpar.units import seconds
+from jaxpar.pages.units import seconds
 
 LAST = 100
 """Steps that a new one is compared with."""

@@ -1,1 +1,1 @@
-"""HTML pages and SVG pictures, of one file each that needs no network: templates, frame, colors, axes and labels."""
+"""Pages and pictures of one file each that needs no network (templates, frame, colors, axes), and units of numbers."""

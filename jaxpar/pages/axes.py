@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import ceil, floor, log10
 
-from jaxpar.units import KIB
+from jaxpar.pages.units import KIB
 
 NEARLY = 1e-9
 """Share of a step by which a tick may lie outside, to absorb rounding."""

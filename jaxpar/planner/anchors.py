@@ -18,11 +18,11 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.layout import plan_file
 from jaxpar.observe.environment import ENVIRONMENT_FILE
 from jaxpar.observe.writers.summary import SUMMARY_FILE, read_summary
+from jaxpar.pages.units import plural
 from jaxpar.planner.machine import CPU, is_cpu
 from jaxpar.planner.search.islands import search_of
 from jaxpar.planner.stage_work import layout_of
 from jaxpar.planner.step_time.interval import NOMINAL, PUBLISHED, Spread
-from jaxpar.units import plural
 
 
 @dataclass(frozen=True)

@@ -21,6 +21,7 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.power import capped, power_of
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.plan_file import LARGEST_NUMBER
+from jaxpar.pages.units import count, percent, seconds
 from jaxpar.planner.failures import (
     ENOUGH,
     GPU_HOURS,
@@ -39,7 +40,6 @@ from jaxpar.planner.failures import (
 from jaxpar.planner.planning import gpu_numbers, hosts_of_one_kind, planned_config, search_on
 from jaxpar.planner.report import words
 from jaxpar.planner.report.screen import print_lines, screen, table
-from jaxpar.units import count, percent, seconds
 
 MOST_STRAGGLERS = 0.9
 """Largest share of the time that may be given as lost to stragglers; ByteDance's worst hundredth of jobs lost 45%."""

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp, lgamma, log, sqrt
 
-from jaxpar.units import TERA
+from jaxpar.pages.units import TERA
 
 HOUR = 3600.0
 GPU_HOURS = 16_384 * 54 * 24 / 419

@@ -12,6 +12,7 @@ from jaxpar.config import UserError
 from jaxpar.config.schema.islands import IslandsConfig
 from jaxpar.layout.checks.validate import validate
 from jaxpar.layout.memory.estimate import estimate_memory
+from jaxpar.pages.units import percent, plural, seconds, size
 from jaxpar.planner.report import words
 from jaxpar.planner.report.screen import print_lines, table
 from jaxpar.planner.search.candidate import Candidate, Planned
@@ -19,7 +20,6 @@ from jaxpar.planner.search.islands import IslandSearch, search_of
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import divisors
 from jaxpar.planner.step_time.model import StepTime
-from jaxpar.units import percent, plural, seconds, size
 
 EVERY = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000)
 """Steps between two exchanges that are tried."""

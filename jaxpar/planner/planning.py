@@ -18,6 +18,7 @@ from jaxpar.cost.hardware_model import HardwareModel, borrowed, described
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layout import plan_file
 from jaxpar.layout.checks.validate import validate
+from jaxpar.pages.units import count, plain, seconds
 from jaxpar.planner.anchors import read_anchors
 from jaxpar.planner.islands import Offers, has_slow_link, of_plan, offers, print_offers
 from jaxpar.planner.machine import is_cpu, named_cluster
@@ -39,7 +40,6 @@ from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.search.stage_groups import check_stages
 from jaxpar.planner.verified import Verified, check_verifiable, print_verified, verify
-from jaxpar.units import count, plain, seconds
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ from jaxpar.config.mappings.policy import policy_of
 from jaxpar.config.mappings.sampler import SamplerConfig
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layout.memory.estimate import estimate_memory
+from jaxpar.pages.units import plural, seconds, size
 from jaxpar.planner.drawing import Drawer, Drawing
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.report import words
@@ -23,7 +24,6 @@ from jaxpar.planner.search.space import Space
 from jaxpar.planner.settings import plan_on
 from jaxpar.planner.stage_work import layout_of
 from jaxpar.planner.step_time.common import Common
-from jaxpar.units import plural, seconds, size
 
 TURNS, LAID_OUT, APART = 1, 2, 3
 """Copies of the weights on a device that draws, while it does: in the layout of the step; in another one; on devices

@@ -20,6 +20,7 @@ from jaxpar.config import UserError
 from jaxpar.config.schema.islands import IslandsConfig
 from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.pages.units import percent, plural, seconds, size
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.report import words
 from jaxpar.planner.report.screen import print_lines, table
@@ -27,7 +28,6 @@ from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.islands import ISLANDS
 from jaxpar.planner.step_time.step import AGAIN
 from jaxpar.trace.parts import Run
-from jaxpar.units import percent, plural, seconds, size
 
 CLASSES = {
     "matrix products": ("matmuls", f"{AGAIN}matmuls", "matmul"),

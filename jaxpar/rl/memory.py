@@ -15,13 +15,13 @@ from jaxpar.generation.placed_model import mesh_of
 from jaxpar.layout.memory.device import memory_limit
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.layout.step_layout import StepLayout
+from jaxpar.pages.units import plural, size
 from jaxpar.rl.answer_scores import reference_config
 from jaxpar.rl.prompts import PromptRows
 from jaxpar.rl.room import longest_prompt, positions_needed
 from jaxpar.rl.sampling.sampler import Sampler
 from jaxpar.training.run.continuing import config_of_generator
 from jaxpar.training.run.run import Run
-from jaxpar.units import plural, size
 
 
 @dataclass(frozen=True)

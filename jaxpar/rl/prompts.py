@@ -22,9 +22,9 @@ from jaxpar.data.stdlib import END_OF_DOCUMENT, VOCAB, decode, encode
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens.text_codec import TextCodec
 from jaxpar.data.tokens.tokenizer_file import END_NAMES, tokenizer_path, vocabulary_size
+from jaxpar.pages.units import plural
 from jaxpar.rl.records import Record, read_records
 from jaxpar.rl.tasks import TASKS
-from jaxpar.units import plural
 
 UNKNOWN = "\ufffd"
 """Text of a token that stands for nothing: a model's vocabulary may be larger than an alphabet."""

@@ -17,9 +17,9 @@ from jaxpar.generation.requests import Request
 from jaxpar.generation.sampling import Sampling
 from jaxpar.generation.text import Stop
 from jaxpar.interop.sources.model_text import ModelText
+from jaxpar.pages.units import plural
 from jaxpar.serving.fields import messages_of
 from jaxpar.serving.refusals import Refusal
-from jaxpar.units import plural
 
 
 @dataclass

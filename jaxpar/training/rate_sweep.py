@@ -14,8 +14,8 @@ from jaxpar.config.bounds import COUNT
 from jaxpar.config.parts import OBJECTIVES, OPTIMIZERS
 from jaxpar.config.schema import OptimizerConfig
 from jaxpar.layout.step_arguments import StepArguments
+from jaxpar.pages.units import plural
 from jaxpar.training.run.run import Run
-from jaxpar.units import plural
 
 FEWEST_STEPS = 20
 FIRST = 5

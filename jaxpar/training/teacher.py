@@ -26,7 +26,7 @@ from jaxpar.generation.scorer import Scorer
 from jaxpar.interop.sources.open_source import Model
 from jaxpar.observe.events import Listener
 from jaxpar.observe.files import write_atomically
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 FOLDER = ".teacher"
 """Hidden, since a folder with other files and no configuration is not that of a run."""

@@ -14,7 +14,7 @@ from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.layer_shape import LayerShape, activation_bytes
-from jaxpar.units import MIB
+from jaxpar.pages.units import MIB
 from tests.memory.shapes import changed, shape_of
 
 SHAPE = shape_of(rows=2, sequence=1024, embed=512, heads=8, kv_heads=2, head_dim=64, mlp=1536, context=2, tensor=2)

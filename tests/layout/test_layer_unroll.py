@@ -13,8 +13,8 @@ from jaxpar.layout.choices.reasons import choice_rows
 from jaxpar.layout.layer_unroll import check_layer_unroll
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.memory.estimate import estimate_memory
+from jaxpar.pages.units import GIB
 from jaxpar.training.run.plan_table import _limits_rows
-from jaxpar.units import GIB
 from tests.nonzero_gradients import gemma
 from tests.sentences import refused
 from tests.small_run import small

@@ -19,7 +19,7 @@ from jaxpar.hardware.catalogue import GPU, gpu_named
 from jaxpar.hardware.memory import pool_bytes
 from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.model.flops import causal_pairs, flops_per_step, mfu
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 LARGEST = 10
 _OUTSIDE = re.compile(r"^.*/site-packages/|^.*/(?=(?:jaxpar|pallas_kernels)/)")

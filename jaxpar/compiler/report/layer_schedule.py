@@ -15,8 +15,8 @@ from jaxpar.config.spelling import spaced
 from jaxpar.pages.axes import ticks
 from jaxpar.pages.palette import SERIES, THEME, Color, series
 from jaxpar.pages.render import render
+from jaxpar.pages.units import percent, seconds
 from jaxpar.trace.parts import Op, Repeat, Span, Trace
-from jaxpar.units import percent, seconds
 
 LOOP_SOURCE = "jaxpar/model/loop/"
 """Part of the names of the files that loop over layers."""

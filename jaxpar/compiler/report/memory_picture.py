@@ -11,7 +11,7 @@ from jaxpar.compiler.report.analysis import Analysis
 from jaxpar.compiler.report.layer_schedule import layer_loops
 from jaxpar.config.spelling import spaced
 from jaxpar.pages.axes import byte_ticks
-from jaxpar.units import size
+from jaxpar.pages.units import size
 
 WIDTH, HEIGHT, LEFT, RIGHT = 1100, 320, 70, 16
 CLASS_COLORS = {

@@ -8,7 +8,7 @@ from jaxpar.compiler.report.memory_picture import memory_picture, memory_timelin
 from jaxpar.compiler.report.record import Report
 from jaxpar.compiler.report.tables import PEAKS, mesh_words, tables, verdict
 from jaxpar.pages.render import page, render
-from jaxpar.units import operations, percent, seconds, size
+from jaxpar.pages.units import operations, percent, seconds, size
 
 
 def html_page(analysis: Analysis, report: Report) -> str:

@@ -12,7 +12,7 @@ from rich.text import Text
 from jaxpar.compiler.report.record import Collective, Report
 from jaxpar.config.spelling import spaced
 from jaxpar.pages.render import Cell, Table
-from jaxpar.units import operations, percent, seconds, size
+from jaxpar.pages.units import operations, percent, seconds, size
 
 BAR = 36
 """Characters of a bar of the length of the peak."""

@@ -13,7 +13,7 @@ from jaxpar.config.kinds import key_of, kind_models
 from jaxpar.config.reading.sections import by_key
 from jaxpar.config.schema import Config, ParallelConfig
 from jaxpar.config.schema.layout import kept_by_planner
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 
 def check_mesh_axes(config: Config) -> None:

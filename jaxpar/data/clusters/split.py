@@ -28,7 +28,7 @@ from jaxpar.data.tokens.digests import digest
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
 from jaxpar.data.tokens.token_index import HELDOUT, INDEX, TRAIN, Index, encode
 from jaxpar.data.tokens.tokenizer_file import TOKENIZER
-from jaxpar.units import percent, plural
+from jaxpar.pages.units import percent, plural
 
 RECORD = "clusters.json"
 SAMPLE = 16_384

@@ -15,7 +15,7 @@ from jaxpar.config.spelling import printable, quoted
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
 from jaxpar.data.tokens.token_index import SPLITS
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 _BAR = 40
 _LETTERS = 300

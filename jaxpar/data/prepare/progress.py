@@ -9,7 +9,7 @@ from contextlib import contextmanager
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 
-from jaxpar.units import percent
+from jaxpar.pages.units import percent
 
 SECONDS_BETWEEN_LINES = 15.0
 

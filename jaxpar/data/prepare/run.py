@@ -51,7 +51,7 @@ from jaxpar.data.tokens.token_index import (
     encode,
 )
 from jaxpar.data.tokens.tokenizer_file import TOKENIZER, end_of_document, load_tokenizer, vocabulary_size
-from jaxpar.units import plural, rate, seconds, size
+from jaxpar.pages.units import plural, rate, seconds, size
 
 _SHOWN_PLACES = 3
 """Most broken documents that a message names."""

@@ -18,7 +18,7 @@ from jaxpar.config.spelling import named
 from jaxpar.data.prepare.marks import Marks, TextTokens
 from jaxpar.data.prepare.output.atomic_files import write_file
 from jaxpar.data.tokens.span_file import Spans, encode_spans, span_file
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 type Marked = list[tuple[int, int, str]]
 """First token, the one behind the last, and kind of each span of a document, in order."""

@@ -18,7 +18,7 @@ from jaxpar.config.spelling import named
 from jaxpar.data.prepare.marks import Marks, TextTokens
 from jaxpar.data.prepare.output.atomic_files import write_file
 from jaxpar.data.tokens.triple_file import Triples, encode_triples, triple_file
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 type Triple = tuple[int, int, str, int, int, int]
 """Head and stop, relation, tail and stop, hop."""

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from jaxpar.config.spelling import named
 from jaxpar.data.tokens.token_folder import open_token_folder
-from jaxpar.units import plural, seconds
+from jaxpar.pages.units import plural, seconds
 
 
 def verify_folder(folder: Path, console: Console) -> None:

@@ -21,7 +21,7 @@ from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.config.spelling import quoted
 from jaxpar.data.tokens.digests import DIGEST_BYTES, SUM_BYTES, blocks_in, digest
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 INDEX = "index.json"
 FORMAT = "jaxpar-tokens"

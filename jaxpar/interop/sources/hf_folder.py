@@ -25,7 +25,7 @@ from jaxpar.interop.sources.mxfp4 import Mxfp4Files
 from jaxpar.interop.sources.packed_integers import AwqFiles, GptqFiles
 from jaxpar.interop.sources.source import Origin
 from jaxpar.interop.sources.tensor_files import RenamedFiles, Stored, TensorFiles, TensorWeights
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 CONFIG = "config.json"
 MOST_MISSING = 10_000

@@ -30,7 +30,7 @@ from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layers.declared import attends, mixer_classes
 from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.memory.remat import recomputed
-from jaxpar.units import size
+from jaxpar.pages.units import size
 from pallas_kernels.attention import CHECKPOINT_NAMES
 
 CPU_BLOCK = 64

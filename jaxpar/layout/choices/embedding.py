@@ -23,7 +23,7 @@ from jaxpar.distributed.devices import Device
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.layers.declaration.columns import beside_of
-from jaxpar.units import seconds
+from jaxpar.pages.units import seconds
 
 
 def embedding_messages(

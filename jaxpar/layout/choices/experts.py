@@ -29,7 +29,7 @@ from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.matmul import grouped_codes
 from jaxpar.memory.layer_shape import ITEM_BYTES, LayerShape, layer_shapes
 from jaxpar.mesh.quantized.transport import split_by_nodes
-from jaxpar.units import count, seconds, size
+from jaxpar.pages.units import count, seconds, size
 from pallas_kernels.grouped_matmul.registry import REGISTRY, Request
 
 

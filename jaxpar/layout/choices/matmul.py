@@ -27,10 +27,10 @@ from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.layout.choices.pipeline import holds_chunks
 from jaxpar.layout.choices.reasons import why as why_of
 from jaxpar.memory.layer_shape import ExpertCodes, layer_shapes
+from jaxpar.pages.units import operations
 from jaxpar.precision.grouped import TILE
 from jaxpar.precision.history import is_gradient
 from jaxpar.precision.recipe import E4M3, E5M2, TILES, Recipe, recipe_of
-from jaxpar.units import operations
 from pallas_kernels.grouped_tiled_matmul import registry as grouped
 from pallas_kernels.tiled_matmul import registry as tiled
 from pallas_kernels.unsupported import Unsupported

@@ -21,8 +21,8 @@ from jaxpar.layers.matmul_formats import quantised
 from jaxpar.layout.checks.matmul import MULTIPLE
 from jaxpar.layout.choices.tiles import head_tokens
 from jaxpar.memory.layer_shape import LayerShape, layer_shapes
+from jaxpar.pages.units import plural, seconds
 from jaxpar.precision.recipe import TILES
-from jaxpar.units import plural, seconds
 
 
 class _Group(NamedTuple):

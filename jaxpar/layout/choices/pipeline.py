@@ -17,13 +17,13 @@ from jaxpar.config.spelling import quoted
 from jaxpar.layers.declaration.adaptation import adaptation_of
 from jaxpar.layers.declared import declare_layer
 from jaxpar.mesh.layer_order import LayerOrder
+from jaxpar.pages.units import plural
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.execution.make_program import make_program
 from jaxpar.pipeline.execution.program import PipelineProgram
 from jaxpar.pipeline.lockstep import lockstep_ticks
 from jaxpar.pipeline.schedules import Action, Kind, Order, Schedule, make_schedule, schedule_name
 from jaxpar.pipeline.tables import parse_schedule
-from jaxpar.units import plural
 
 
 def choose_schedule(config: Config) -> Schedule:

@@ -15,7 +15,7 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.declaration.part import Recurrence
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layers.linear_attention.transports import TRANSPORTS
-from jaxpar.units import seconds
+from jaxpar.pages.units import seconds
 
 
 def state_messages(config: Config, axes: AxisSizes, device: Device, rows: int, cluster: Cluster | None) -> Choice[Any]:

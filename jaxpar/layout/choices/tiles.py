@@ -13,7 +13,7 @@ from jaxpar.config.plan import Choice, LayerRun
 from jaxpar.layers.declared import declare_layer, hidden_names
 from jaxpar.memory.layer_shape import ITEM_BYTES, LayerShape, inside_numbers
 from jaxpar.memory.remat import Treatment, joined
-from jaxpar.units import GIB, size
+from jaxpar.pages.units import GIB, size
 
 
 def without_hidden(runs: Sequence[LayerRun], mlp_tiles: int) -> tuple[LayerRun, ...]:

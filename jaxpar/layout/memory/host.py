@@ -11,7 +11,7 @@ from jaxpar.layout.memory.device import host_limit, limit_words
 from jaxpar.layout.memory.estimate import offloaded_bytes
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.remat import offloaded
-from jaxpar.units import plural, size
+from jaxpar.pages.units import plural, size
 
 
 def check_offload(layout: StepLayout, mesh: Mesh, limit: int | None = None) -> None:

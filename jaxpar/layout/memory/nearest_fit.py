@@ -12,7 +12,7 @@ from jaxpar.config.parts import OPTIMIZERS
 from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.layout.memory.estimate import estimated_bytes
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.units import size
+from jaxpar.pages.units import size
 
 MORE_DEVICES = "shard over more devices (parallel.fsdp with parallel.zero: 3), or choose a smaller model"
 

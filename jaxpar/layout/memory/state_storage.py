@@ -25,7 +25,7 @@ from jaxpar.layout.memory.state_bytes import (
 )
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory.disk_array import offload_folder
-from jaxpar.units import plural, seconds, size
+from jaxpar.pages.units import plural, seconds, size
 
 
 def streamed_bytes(layout: StepLayout) -> tuple[int, int]:

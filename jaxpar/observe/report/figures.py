@@ -8,7 +8,7 @@ from statistics import median
 
 from jaxpar.observe.report.curves import points
 from jaxpar.observe.report.run_record import RunRecord, number
-from jaxpar.units import count, percent, plain, seconds, size
+from jaxpar.pages.units import count, percent, plain, seconds, size
 
 
 @dataclass(frozen=True)

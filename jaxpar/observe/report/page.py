@@ -13,7 +13,7 @@ from jaxpar.observe.report.sweep import sweep_table
 from jaxpar.observe.report.tasks import tasks
 from jaxpar.pages.palette import series
 from jaxpar.pages.render import Table, page
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 _CARDS = {
     "training loss, last": "training loss",

@@ -11,7 +11,7 @@ from jaxpar.observe.report.curves import points
 from jaxpar.observe.report.figures import host_share, memory_words
 from jaxpar.observe.report.run_record import RunRecord, moment, number
 from jaxpar.pages.render import Cell, Table
-from jaxpar.units import percent, seconds, size
+from jaxpar.pages.units import percent, seconds, size
 
 MOST_EVENTS = 500
 """Most events of a run on the page; of more the first and the last are shown."""

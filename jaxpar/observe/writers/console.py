@@ -16,7 +16,7 @@ from rich.text import Text
 from jaxpar.config.paths import RUN_CONFIG
 from jaxpar.observe.events import Anomaly, Listener, RunInfo, StepRecord, Summary
 from jaxpar.observe.metrics import metric_of
-from jaxpar.units import GIB, clock, count, percent, plain, seconds, size, three_digits
+from jaxpar.pages.units import GIB, clock, count, percent, plain, seconds, size, three_digits
 
 FILES = (
     (RUN_CONFIG, "the configuration, every field resolved"),

@@ -10,13 +10,13 @@ from markupsafe import Markup
 
 from jaxpar.pages.axes import ticks
 from jaxpar.pages.render import render
+from jaxpar.pages.units import percent
 from jaxpar.pipeline.actions import Kind
 from jaxpar.pipeline.drawing.colors import color, hexadecimal, ink
 from jaxpar.pipeline.drawing.words import kind_name, number, title
 from jaxpar.pipeline.timing.per_chunk import Number
 from jaxpar.pipeline.timing.simulate import Simulation
 from jaxpar.pipeline.timing.timelines import Event
-from jaxpar.units import percent
 
 LEFT, RIGHT, TOP, BOTTOM = 72, 92, 82, 84
 """Pixels around the boxes: names of ranks, chunks in flight, title, and axis with legend."""

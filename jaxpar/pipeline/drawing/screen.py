@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from jaxpar.pages.units import percent, plural, size
 from jaxpar.pipeline.drawing.summary import Refused, Summary
 from jaxpar.pipeline.drawing.terminal_grid import print_grid
 from jaxpar.pipeline.drawing.words import number, title
@@ -16,7 +17,6 @@ from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.pipeline.timing.formulas import published_bubble
 from jaxpar.pipeline.timing.simulate import TIMELINES, Mode
 from jaxpar.pipeline.timing.workload import Workload
-from jaxpar.units import percent, plural, size
 
 PLAIN_WIDTH = 110
 """Width where there is no terminal."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+from jaxpar.pages.units import plural
 from jaxpar.pipeline.actions import Kind
 from jaxpar.pipeline.table import Schedule
 from jaxpar.pipeline.timing.per_chunk import Number
-from jaxpar.units import plural
 
 
 def title(schedule: Schedule) -> str:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from fractions import Fraction
 
+from jaxpar.pages.units import plural
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.table import Schedule
-from jaxpar.units import plural
 
 type Number = float | Fraction
 """Whole numbers and fractions stay exact."""

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from fractions import Fraction
 
+from jaxpar.pages.units import plural
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.table import Schedule
 from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.in_flight import ChunkBytes
 from jaxpar.pipeline.timing.per_chunk import Number, PerChunk
-from jaxpar.units import plural
 
 
 @dataclass(frozen=True)

@@ -26,13 +26,13 @@ from jaxpar.config.presets import PRESETS
 from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.distributed.devices import devices_per_node, find_devices, prepare_devices
 from jaxpar.hardware.catalogue import GPU, gpu_of
+from jaxpar.pages.units import KIB, MIB, operations, rate, seconds
 from jaxpar.planner.calibration import compute
 from jaxpar.planner.calibration.collectives import measured_collectives
 from jaxpar.planner.calibration.stopwatch import Stopwatch
 from jaxpar.planner.machine import cluster_at_hand
 from jaxpar.planner.planning import planned_config
 from jaxpar.planner.profile import Profile, Sent, write_profile
-from jaxpar.units import KIB, MIB, operations, rate, seconds
 
 CONSOLE = Console(width=120, markup=False, highlight=False, soft_wrap=True)
 

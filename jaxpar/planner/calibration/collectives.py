@@ -14,9 +14,9 @@ from jax.experimental.multihost_utils import broadcast_one_to_all
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxpar.distributed.devices import devices_per_node
+from jaxpar.pages.units import plural, size
 from jaxpar.planner.calibration.stopwatch import Stopwatch
 from jaxpar.planner.profile import Collective, Sent
-from jaxpar.units import plural, size
 
 RANKS = "ranks"
 EVERYWHERE = PartitionSpec(("outer", RANKS, "inner"))

@@ -31,10 +31,10 @@ from jaxpar.hardware.host import PINNED
 from jaxpar.layout.choices.attention import attention_requests, score_blocks
 from jaxpar.layout.stages import attention_settings
 from jaxpar.memory.layer_shape import mean_keys
+from jaxpar.pages.units import size
 from jaxpar.planner.calibration.stopwatch import Stopwatch
 from jaxpar.planner.profile import Attended, Dtype, Product
 from jaxpar.planner.search.space import broken_by_tensor
-from jaxpar.units import size
 from pallas_kernels.attention import MaskInputs
 from pallas_kernels.attention.registry import REGISTRY
 

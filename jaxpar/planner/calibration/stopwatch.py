@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpar.units import seconds as in_words
+from jaxpar.pages.units import seconds as in_words
 
 REPEATS = 5
 """Times that each loop is timed; the least counts."""

@@ -13,6 +13,7 @@ from jaxpar.config.checks.islands import check_one_island
 from jaxpar.config.spelling import named
 from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.pages.units import percent
 from jaxpar.planner.failures import HOUR
 from jaxpar.planner.jobs.job import Curve, Job, WrittenJob, planned_curve, read_jobs
 from jaxpar.planner.jobs.policies import Outcome, outcomes
@@ -21,7 +22,6 @@ from jaxpar.planner.planning import hosts_of_one_kind, planned_config
 from jaxpar.planner.report.screen import print_lines, screen, table
 from jaxpar.planner.report.words import INTERVAL
 from jaxpar.planner.step_time.interval import PUBLISHED
-from jaxpar.units import percent
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from jaxpar.cost.messages import Network, Ring, network_of
 from jaxpar.cost.tables import NOTHING
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.links import Link
+from jaxpar.pages.units import percent, seconds
 from jaxpar.planner.placement.placement import groups_of, place, read_bandwidth, sends_round, traffic_of
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
-from jaxpar.units import percent, seconds
 
 PLACED = 12
 """The least number of layouts that are placed."""

@@ -32,9 +32,9 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.experts.messages import row_bytes_of_ways, rows_sent
 from jaxpar.layout import plan_file
 from jaxpar.memory.layer_shape import ITEM_BYTES, LayerShape, between_bytes, layer_shapes, matrix_numbers
+from jaxpar.pages.units import MEGA, percent, seconds
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.planner.machine import named_cluster
-from jaxpar.units import MEGA, percent, seconds
 
 SWAPS = 20_000
 """Swaps that are tried."""

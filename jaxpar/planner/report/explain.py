@@ -10,9 +10,9 @@ from rich.console import Console
 from jaxpar.config.kinds import of_kind
 from jaxpar.layout.choices.reasons import why
 from jaxpar.layout.plan_file import PlanFile, read
+from jaxpar.pages.units import percent, plural, seconds, size
 from jaxpar.planner.report import words
 from jaxpar.planner.report.screen import print_lines
-from jaxpar.units import percent, plural, seconds, size
 
 
 def print_explanation(path: Path, console: Console) -> None:

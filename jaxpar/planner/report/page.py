@@ -11,9 +11,9 @@ from jaxpar.config.spelling import spaced
 from jaxpar.pages.axes import ticks
 from jaxpar.pages.palette import SERIES
 from jaxpar.pages.render import Table, page
+from jaxpar.pages.units import GIB, percent, plural, seconds, size
 from jaxpar.planner.report import words
 from jaxpar.planner.search.candidate import Candidate, Planned
-from jaxpar.units import GIB, percent, plural, seconds, size
 
 FIRST = ("", "mesh", "step", words.INTERVAL, "tokens/s/GPU", "MFU", "memory")
 """The first columns of the table."""

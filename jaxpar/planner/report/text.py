@@ -10,11 +10,11 @@ from rich.console import Console
 from jaxpar.config.spelling import spaced
 from jaxpar.hardware.cluster import HOST_MEMORY
 from jaxpar.layout.choices.pipeline import schedule_of
+from jaxpar.pages.units import plural, size
 from jaxpar.pipeline.timing.in_flight import lockstep_peaks
 from jaxpar.planner.report import words
 from jaxpar.planner.report.screen import print_lines, table
 from jaxpar.planner.search.candidate import Effort, Planned
-from jaxpar.units import plural, size
 
 
 def print_plans(plans: Sequence[Planned], effort: Effort, console: Console) -> None:

@@ -14,13 +14,13 @@ from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.spelling import one_of, printable
 from jaxpar.memory.remat import nearest_preset
 from jaxpar.pages.render import Cell
+from jaxpar.pages.units import percent, plural, seconds, size
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.search.avoid import never_measured
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.step_time.chunks import why_padded
 from jaxpar.planner.step_time.interval import Spread
-from jaxpar.units import percent, plural, seconds, size
 
 REMAT = {
     "none": "every activation stays in memory from forward to backward, and nothing is computed twice",

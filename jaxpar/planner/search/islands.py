@@ -21,6 +21,7 @@ from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.optim.outer import wire_bytes
+from jaxpar.pages.units import plural
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.search.avoid import OPTIMIZER
 from jaxpar.planner.search.candidate import Candidate, Planned
@@ -31,7 +32,6 @@ from jaxpar.planner.settings import plan_on
 from jaxpar.planner.step_time.model import StepTime
 from jaxpar.trace.clock import added
 from jaxpar.trace.parts import Run
-from jaxpar.units import plural
 
 ISLANDS = "islands"
 """The part of a step's time that waits for outer gradients."""

@@ -8,9 +8,9 @@ from itertools import product
 from typing import Protocol
 
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.pages.units import size
 from jaxpar.planner.search.activation_planner import ActivationPlanner
 from jaxpar.planner.search.space import Choice, Group, Space
-from jaxpar.units import size
 
 MOST = 65536
 """The largest number of GPUs tried when looking for a cluster that is large enough."""

@@ -24,6 +24,7 @@ from jaxpar.generation.scorer import Scorer
 from jaxpar.layout.make_plan import resolve_config
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.parameters import Weights
+from jaxpar.pages.units import plural
 from jaxpar.rl.answer_scores import answer_scores
 from jaxpar.rl.answers import Answer
 from jaxpar.rl.environments.conversation import Conversations
@@ -32,7 +33,6 @@ from jaxpar.rl.sampling.served import ServedGenerator
 from jaxpar.rl.sampling.transfer import WeightTransfer
 from jaxpar.training.run.continuing import config_of_generator, generated_with, generator_of, without_stages
 from jaxpar.training.run.run import Run
-from jaxpar.units import plural
 
 
 def split_devices(config: Config, devices: Sequence[Device]) -> tuple[list[Device], list[Device]]:

@@ -24,13 +24,13 @@ from jaxpar.config.spelling import named
 from jaxpar.config.strict_json import json_text
 from jaxpar.distributed import liveness
 from jaxpar.optim.outer import OuterArguments, outer_gradient, outer_update
+from jaxpar.pages.units import plural
 from jaxpar.training.island_jobs import array_files
 from jaxpar.training.island_jobs.contributions import Contributions
 from jaxpar.training.island_jobs.exchange import Exchange
 from jaxpar.training.island_jobs.local_weights import Parts
 from jaxpar.training.island_jobs.records import Closed, Contribution, Stored, digest_of
 from jaxpar.training.island_jobs.tensor_parts import Part
-from jaxpar.units import plural
 
 LONGEST_PAUSE_S = 2.0
 """Between two looks into the folder."""

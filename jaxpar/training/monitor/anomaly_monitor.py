@@ -27,11 +27,11 @@ from jaxpar.observe.pace import LAST, SECONDS, WARMING_UP, Losses, Pace, SlowSte
 from jaxpar.observe.spikes import LossWindow, Spike
 from jaxpar.observe.stragglers import ProcessPace, find_straggler
 from jaxpar.observe.timer import Turn
+from jaxpar.pages.units import percent, plain, plural, seconds
 from jaxpar.runtime.carried import Limit
 from jaxpar.training.errors import TrainingError
 from jaxpar.training.monitor.diagnosis import broken_gradients, broken_weights, describe
 from jaxpar.training.step.forward_backward import StepMetrics
-from jaxpar.units import percent, plain, plural, seconds
 
 PACE = "pace"
 """Topic of the notes in which the processes of a job report their pace."""

@@ -23,6 +23,7 @@ from jaxpar.observe.events import Listener, Listeners, RunInfo, Summary
 from jaxpar.observe.memory import memory_kind, peak_bytes
 from jaxpar.observe.profile import ProfileWindow, step_annotation
 from jaxpar.observe.spikes import Spike
+from jaxpar.pages.units import plural, seconds, size
 from jaxpar.training.errors import TrainingError
 from jaxpar.training.monitor.anomaly_monitor import AnomalyMonitor
 from jaxpar.training.run.out_of_memory import explained
@@ -36,7 +37,6 @@ from jaxpar.training.run.termination import Termination, termination
 from jaxpar.training.run_folder.folder import RunFolder
 from jaxpar.training.run_folder.saves import Saves
 from jaxpar.training.step.forward_backward import StepMetrics
-from jaxpar.units import plural, seconds, size
 
 
 def fit(trainer: Run, listeners: Iterable[Listener], progress: Progress | None = None) -> Summary:

@@ -27,7 +27,7 @@ from jaxpar.layout.memory.state_bytes import (
 )
 from jaxpar.layout.memory.state_storage import check_offloaded_state, less_on_the_host
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.units import plural, size
+from jaxpar.pages.units import plural, size
 
 EXHAUSTED = "RESOURCE_EXHAUSTED"
 """How XLA's out-of-memory message begins."""

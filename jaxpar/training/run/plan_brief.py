@@ -15,9 +15,9 @@ from jaxpar.layout.given_plan import PLANNED
 from jaxpar.layout.memory.device import own_memory
 from jaxpar.layout.memory.estimate import estimate_memory, estimated_bytes
 from jaxpar.layout.step_layout import StepLayout
+from jaxpar.pages.units import count, plural, size
 from jaxpar.training.run.plan_table import crossings, mesh_words, plan_rows
 from jaxpar.training.run.run import Run
-from jaxpar.units import count, plural, size
 
 UNUSUAL = (
     "adapters", "experts", "matmuls", "messages", "collectives at once", "pipeline", "bubble", "offload",

@@ -30,9 +30,9 @@ from jaxpar.mesh.parameters import ParamSpec, Specs, map_specs, only
 from jaxpar.mesh.placements import REPLICAS, Placement, bytes_per_device, local_shape
 from jaxpar.mesh.quantized.transport import secondary_ranks
 from jaxpar.mesh.rules import mesh_axes_of
+from jaxpar.pages.units import count, plural, size
 from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.simulate import simulate
-from jaxpar.units import count, plural, size
 from pallas_kernels.masks import Mask
 
 ZERO_WORDS = (

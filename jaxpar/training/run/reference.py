@@ -41,8 +41,8 @@ from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.mesh.parameters import ModelTree, ParamSpec, Specs, Weights
 from jaxpar.observe.events import Listener
 from jaxpar.observe.files import write_atomically
+from jaxpar.pages.units import plural
 from jaxpar.training.residency.on_device import OnDevice
-from jaxpar.units import plural
 
 KEY = "loss.reference"
 INIT_FROM = "run.init_from"

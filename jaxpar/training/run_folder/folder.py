@@ -17,10 +17,10 @@ from jaxpar.layout.plan_file import PlanFile, read
 from jaxpar.observe.files import remove_leftovers, write_atomically
 from jaxpar.observe.writers.jsonl import METRICS_FILE, read_metrics
 from jaxpar.observe.writers.summary import SUMMARY_FILE, read_summary
+from jaxpar.pages.units import plural
 from jaxpar.training.run_folder.checkpoint_ownership import check_checkpoints
 from jaxpar.training.run_folder.lock import RunLock
 from jaxpar.training.run_folder.same_run import forbidden_changes
-from jaxpar.units import plural
 
 PLAN = "plan.json"
 

@@ -17,8 +17,8 @@ from jaxpar.layout.state import TrainState
 from jaxpar.memory.disk_array import copied
 from jaxpar.observe.events import Listener
 from jaxpar.optim.optimizer import AVERAGE
+from jaxpar.pages.units import plural
 from jaxpar.runtime.carried import Carried
-from jaxpar.units import plural
 
 
 class Saves:

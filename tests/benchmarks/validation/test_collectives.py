@@ -13,7 +13,7 @@ from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.messages import network_of
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.units import MIB
+from jaxpar.pages.units import MIB
 from tests.sentences import refused
 
 ROWS = read_collectives()

@@ -13,7 +13,7 @@ from jaxpar.cost.hardware_model import BLACKWELL, HOPPER
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.hardware.cluster import Pods, parse_cluster
-from jaxpar.units import GIGA
+from jaxpar.pages.units import GIGA
 from pallas_kernels import bounds
 from pallas_kernels.expected import B200
 from tests.compiler.program.programs import module

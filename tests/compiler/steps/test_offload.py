@@ -9,8 +9,8 @@ from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.config import Config
 from jaxpar.layout.memory.host import offloaded_bytes
 from jaxpar.layout.step_layout import StepLayout
+from jaxpar.pages.units import GIB
 from jaxpar.pipeline.actions import Kind
-from jaxpar.units import GIB
 from tests.compiler.inspected import assert_planned, inspected, wide
 from tests.memory.published_offload import memory_bytes
 

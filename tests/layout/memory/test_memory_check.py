@@ -15,6 +15,7 @@ from jaxpar.layout.memory.estimate import MemoryEstimate, estimate_memory
 from jaxpar.layout.memory.state_bytes import offloaded_state_bytes, state_bytes
 from jaxpar.memory.streaming import PIECE_BYTES, PIECES
 from jaxpar.observe import memory_report
+from jaxpar.pages.units import size
 from jaxpar.training.run import out_of_memory
 from jaxpar.training.run.out_of_memory import (
     ESTIMATE_TOO_HIGH,
@@ -27,7 +28,6 @@ from jaxpar.training.run.out_of_memory import (
 from jaxpar.training.run.run import Run
 from jaxpar.training.run.trainer import Trainer
 from jaxpar.training.step.train_step import TrainStep
-from jaxpar.units import size
 from tests.sentences import refused
 from tests.small_run import SmallRun, small
 

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxpar.pages.units import seconds
 from jaxpar.planner.report import words
 from jaxpar.planner.report.page import html_page, scatter, write_page
 from jaxpar.planner.report.screen import print_lines, screen
@@ -14,7 +15,6 @@ from jaxpar.planner.report.words import INTERVAL
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.step_time.interval import PUBLISHED
-from jaxpar.units import seconds
 from tests.browser import browser
 from tests.planner.spaces import model_of, search_of
 

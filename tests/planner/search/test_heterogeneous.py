@@ -12,6 +12,7 @@ from jaxpar.cost.hardware_model import HOPPER
 from jaxpar.distributed import devices
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.layout import plan_file
+from jaxpar.pages.units import GIGA
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import cluster_at_hand
 from jaxpar.planner.report.explain import print_explanation
@@ -23,7 +24,6 @@ from jaxpar.planner.search.stage_groups import check_stages
 from jaxpar.planner.step_time.model import StepTime
 from jaxpar.planner.step_time.update import ADAMW
 from jaxpar.train import main as train
-from jaxpar.units import GIGA
 from tests.planner.spaces import choices, model_of
 from tests.sentences import refused
 

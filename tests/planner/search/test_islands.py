@@ -11,6 +11,7 @@ from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.optim.outer import wire_bytes
+from jaxpar.pages.units import GIGA
 from jaxpar.plan import main as plan
 from jaxpar.planner.islands import EVERY, MOST_WASTED, has_slow_link, offers, print_offers
 from jaxpar.planner.layout import Layout
@@ -23,7 +24,6 @@ from jaxpar.planner.search.space import Space
 from jaxpar.planner.settings import plan_on
 from jaxpar.planner.stage_work import layout_of, stage_work
 from jaxpar.planner.verified import check_verifiable, on_average
-from jaxpar.units import GIGA
 from tests.planner.spaces import model_of
 from tests.sentences import refused
 

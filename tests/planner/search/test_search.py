@@ -10,6 +10,7 @@ import pytest
 from jaxpar.config import UserError
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
+from jaxpar.pages.units import GIB, size
 from jaxpar.pipeline.schedules import make_schedule
 from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.simulate import Mode, simulate
@@ -24,7 +25,6 @@ from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Group, divisors, splits
 from jaxpar.planner.settings import plan_on
 from jaxpar.planner.stage_work import layout_of
-from jaxpar.units import GIB, size
 from tests.planner.spaces import choices, model_of, search_of
 from tests.sentences import refused
 

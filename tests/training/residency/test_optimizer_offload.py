@@ -15,10 +15,10 @@ from jaxpar.layout.state import weight_states
 from jaxpar.memory import streaming
 from jaxpar.memory.disk_array import DiskArray, in_memory
 from jaxpar.optim.rule import is_stacked
+from jaxpar.pages.units import size
 from jaxpar.training.residency.initial import InitialWeight
 from jaxpar.training.residency.weight_update import weight_updates
 from jaxpar.training.step.train_step import TrainStep
-from jaxpar.units import size
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.small_run import SmallRun, small

@@ -16,9 +16,9 @@ from jaxpar.layout.state import weight_states
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory import streaming
 from jaxpar.observe.events import Summary
+from jaxpar.pages.units import size
 from jaxpar.training.run.trainer import Trainer
 from jaxpar.training.step.train_step import TrainStep
-from jaxpar.units import size
 from tests.same_bits import assert_same_bits
 from tests.small_run import SmallRun, small
 from tests.traced import operations

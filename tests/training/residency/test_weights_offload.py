@@ -10,8 +10,8 @@ from jaxpar.config.validate import validate
 from jaxpar.layout.memory.state_bytes import host_gradient_bytes, layer_bytes, offloaded_state_bytes
 from jaxpar.layout.memory.state_storage import check_offloaded_state, offload_rows, streamed_bytes
 from jaxpar.memory import streaming
+from jaxpar.pages.units import size
 from jaxpar.training.run.out_of_memory import explained
-from jaxpar.units import size
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.small_run import SmallRun, small

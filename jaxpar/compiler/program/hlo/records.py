@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
-from jaxpar.units import plural
+from jaxpar.pages.units import plural
 
 HOST_MEMORY = 5
 """XLA's memory space of pinned host memory, written S(5) in a layout."""

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxpar.units import (
+from jaxpar.pages.units import (
     GIB,
     MIB,
     clock,
