@@ -26,8 +26,8 @@ ROUNDING = 3e-6
 """The largest difference that float32 makes there, with the last bit of rotary frequencies, which transformers rounds
 in float64 too; weights are made smaller until it is not exceeded, since a model that amplifies rounding says nothing
 about what is computed."""
-OF_SCORES = ("q_norm.weight", "k_norm.weight")
-"""Ends of names of norms whose weights scale the scores, however small the projections are."""
+OF_SCORES = ("q_norm", "k_norm")
+"""Ends of names of norms that scale the scores, however small the projections are."""
 SMALLER = 8
 """How often at most."""
 
@@ -41,6 +41,19 @@ def rounding(folder: Path, row: np.ndarray) -> float:
             if name.endswith("inv_freq"):
                 setattr(module, name, frequencies * (1 + 2**-23))
     return float(np.abs(logits_of(model.float(), row) - wanted).max() / np.abs(wanted).max())
+
+
+@torch.no_grad()
+def make_smaller(model: transformers.PreTrainedModel) -> None:
+    """Multiply matrices, and what norms of scores multiply by: their weight, or in some classes 1 and that."""
+    for weight in model.parameters():
+        weight *= 0.7 if weight.ndim > 1 else 1.0
+    for path, norm in model.named_modules():
+        if path.endswith(OF_SCORES) and getattr(norm, "weight", None) is not None:
+            stored = norm.weight.clone()
+            norm.weight.zero_()
+            added = float(norm(torch.ones_like(stored)).abs().max() > 0)
+            norm.weight.copy_(0.7 * (stored + added) - added)
 
 
 def make(folder: Path) -> None:
@@ -58,9 +71,7 @@ def make(folder: Path) -> None:
         as_published(folder)
         if rounding(folder, row) <= ROUNDING:
             break
-        with torch.no_grad():
-            for path, weight in model.named_parameters():
-                weight *= 0.7 if weight.ndim > 1 or path.endswith(OF_SCORES) else 1.0
+        make_smaller(model)
     else:
         raise ValueError(f"rounding to float32 changes logits by more than {ROUNDING} of the largest")
     exact = loaded(folder)

@@ -85,7 +85,9 @@ def loaded(folder: Path, dtype: torch.dtype = torch.float64) -> transformers.Pre
     load = class_of(folder).from_pretrained
     # Grouped products of experts are not implemented in float64.
     options = {"experts_implementation": "eager"} if "expert" in (folder / "config.json").read_text() else {}
-    return load(folder, dtype=dtype, attn_implementation="eager", **options).eval()
+    model = load(folder, dtype=dtype, attn_implementation="eager", **options).eval()
+    model.config.use_cache = False  # a cache refuses models without attention
+    return model
 
 
 def logits_of(model: transformers.PreTrainedModel, tokens: np.ndarray) -> np.ndarray:
