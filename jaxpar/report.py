@@ -27,12 +27,12 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _report(folders: list[Path], out: Path | None) -> Path:
-    from jaxpar.observe.report.page import html_page
+    from jaxpar.observe.report.page import check_page, html_page
     from jaxpar.observe.report.run_record import read_runs
 
     runs = read_runs(folders)
     page = folders[0] / "report.html" if out is None else out
-    _check_is_ours(page)
+    check_page(page)
     from jaxpar.observe.files import write_atomically
 
     try:
@@ -41,31 +41,6 @@ def _report(folders: list[Path], out: Path | None) -> Path:
     except OSError as error:
         raise UserError(f"--out {named(page)}: cannot be written ({error.strerror})") from error
     return page
-
-
-def _beginning(page: Path) -> bytes:
-    from jaxpar.config.reading.text_file import check_regular
-
-    check_regular(page, f"--out {named(page)}")
-    with page.open("rb") as file:
-        return file.read(1000)
-
-
-def _check_is_ours(page: Path) -> None:
-    """Raises `UserError` where `page` is something that must not be overwritten."""
-    from jaxpar.pages.render import GENERATOR
-
-    try:
-        if page.is_dir():
-            raise UserError(f"--out {named(page)}: a folder, expected the name of a file")
-        if page.exists() and GENERATOR.encode() not in _beginning(page):
-            raise UserError(f"--out {named(page)}: the file is there and is no page of jaxpar; choose another name")
-        if not page.parent.is_dir():
-            raise UserError(f"--out {named(page)}: the folder {page.parent} does not exist")
-    except (OSError, ValueError) as error:
-        if isinstance(error, UserError):
-            raise
-        raise UserError(f"--out {named(page)}: cannot be read ({getattr(error, 'strerror', error)})") from error
 
 
 if __name__ == "__main__":

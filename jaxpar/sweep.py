@@ -69,7 +69,13 @@ def main(arguments: Sequence[str]) -> int:
         return 0
     if ARRAY_INDEX in os.environ:
         _become(runs)
-    return _train(runs, options.out)
+    page = runs[0].folder.parent / f"{runs[0].sweep}-sweep.html"
+    if options.out is not None:
+        from jaxpar.observe.report.page import check_page
+
+        page = options.out
+        check_page(page)
+    return _train(runs, page)
 
 
 def _runs(options: argparse.Namespace) -> list[Run]:
@@ -102,34 +108,46 @@ def _become(runs: Sequence[Run]) -> None:
     os.execv(sys.executable, [sys.executable, "-m", *runs[int(index)].words])
 
 
-def _train(runs: Sequence[Run], out: Path | None) -> int:
+def _train(runs: Sequence[Run], page: Path) -> int:
     """Train what is not done, and write the report."""
     failed = list[str]()
     for index, run in enumerate(runs, 1):
         name = run.config.run.name
-        if (record := _record(run)) is not None and record.complete:
+        if _is_done(run):
             print(f"{index} of {len(runs)}: {name} is done", flush=True)
             continue
         print(f"{index} of {len(runs)}: python -m {shlex.join(run.words)}", flush=True)
         if code := run_command(run.words):
             failed.append(f"{name} (exit status {code})")
-        elif (record := _record(run)) is None or not record.complete:
+        elif not _is_done(run):
             raise KeyboardInterrupt  # the run was told to stop, and saved
-    _report(runs, out)
+    code = _report(runs, page)
     if failed:
         print(f"{len(failed)} of {len(runs)} points failed: {', '.join(failed)}")
-    return 1 if failed else 0
+    return 1 if failed else code
 
 
 def _record(run: Run) -> RunRecord | None:
-    """The record of the run's folder, if there is one."""
+    """The record of the run's folder, if it has one, of this configuration: a null in it may be resolved there."""
+    from jaxpar.config.paths import RUN_CONFIG
     from jaxpar.observe.report.run_record import read_runs
+    from jaxpar.training.run_folder.same_run import forbidden_changes
 
-    return read_runs([run.folder])[0] if run.folder.is_dir() else None
+    if not (run.folder / RUN_CONFIG).is_file():
+        return None
+    record = read_runs([run.folder])[0]
+    changes = [] if record.config is None else forbidden_changes(record.config, run.config)
+    return record if all(line.endswith(" -> null") for line in changes) else None
 
 
-def _report(runs: Sequence[Run], out: Path | None) -> None:
-    """Print the held-out losses, the least first, and write the page."""
+def _is_done(run: Run) -> bool:
+    """Whether the run has all of its steps."""
+    record = _record(run)
+    return record is not None and record.complete and record.last_step >= run.config.run.steps
+
+
+def _report(runs: Sequence[Run], page: Path) -> int:
+    """Print the held-out losses, the least first, and write the page; the exit code of that."""
     from jaxpar.observe.report.figures import last
 
     records = [record for run in runs if (record := _record(run)) is not None]
@@ -139,9 +157,8 @@ def _report(runs: Sequence[Run], out: Path | None) -> None:
     for value, label in ordered:
         print(f"{value:>10.4f}  {label}", flush=True)
     if not records:
-        return
-    page = runs[0].folder.parent / f"{runs[0].sweep}-sweep.html" if out is None else out
-    run_command(["jaxpar.report", *(str(record.folder) for record in records), "--out", str(page)])
+        return 0
+    return run_command(["jaxpar.report", *(str(record.folder) for record in records), "--out", str(page)])
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """`python -m jaxpar.sweep`: points, names and refusals; signals reach a run; a sweep that is trained, and continued."""
 
+import json
 import os
 import signal
 import sys
@@ -12,6 +13,7 @@ import yaml
 
 from jaxpar import sweep
 from jaxpar.cli import run_command
+from jaxpar.config import config_to_yaml, load_config
 from jaxpar.config.reading.sweep_points import drawn, grid, suffixes, varied
 from tests.sentences import refused_by_command
 
@@ -37,6 +39,8 @@ def test_random_points_are_in_their_ranges_evenly_by_logarithm_and_more_begin_wi
     assert all(1e-4 <= rate <= 1e-2 for rate in rates) and 70 < sum(rate < 1e-3 for rate in rates) < 130
     assert layers == set(range(2, 10)) and {one["a.kind"] for one in points} == {"x", "y"}
     assert len({tuple(one.values()) for one in points}) == 200
+    narrow = [float(one["a.rate"]) for one in drawn({"a.rate": ["1.0001e-3..1.001e-3"]}, 3, seed=0)]
+    assert len(set(narrow)) == 3 and all(1.0001e-3 <= rate <= 1.001e-3 for rate in narrow)
 
 
 @pytest.mark.parametrize(
@@ -95,6 +99,60 @@ def test_a_run_that_is_told_to_stop_saves_before_its_command_ends(tmp_path: Path
         run_command(["saves"])
     thread.join()
     assert (tmp_path / "saved").exists() and run_command(["no_such_module"]) == 1
+
+
+class Trained:
+    """A stand-in for training: which runs were started, and what each leaves in its folder."""
+
+    def __init__(self, *codes: int):
+        self.started = list[list[str]]()
+        self.codes = list(codes)
+
+    def __call__(self, words: list[str]) -> int:
+        self.started.append(words)
+        if words[0] == "jaxpar.report":
+            return 0
+        config = load_config(None, words[2::2])
+        (folder := Path(config.run.dir) / config.run.name).mkdir(parents=True, exist_ok=True)
+        if code := self.codes.pop(0) if self.codes else 0:
+            return code
+        (folder / "config.yaml").write_text(config_to_yaml(config))
+        (folder / "metrics.jsonl").write_text(json.dumps({"step": config.run.steps, "eval_loss": 2.5}) + "\n")
+        (folder / "events.jsonl").write_text('{"event": "start"}\n{"event": "end"}\n')
+        return 0
+
+
+def test_a_point_that_fails_does_not_stop_the_others_and_is_trained_by_the_next_sweep(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+):
+    """Also where it failed before anything was in its folder."""
+    command, page = ["--set", f"run.dir={tmp_path}", "--set", RATES], str(tmp_path / "run-sweep.html")
+    monkeypatch.setattr(sweep, "run_command", trained := Trained(1, 0))
+    assert sweep.main(command) == 1
+    assert "1 of 2 points failed: run-learning_rate=1e-3 (exit status 1)" in capsys.readouterr().out
+    assert trained.started[-1] == ["jaxpar.report", str(tmp_path / "run-learning_rate=3e-3"), "--out", page]
+    monkeypatch.setattr(sweep, "run_command", trained := Trained())
+    assert sweep.main(command) == 0
+    assert [words[0] for words in trained.started] == ["jaxpar.train", "jaxpar.report"]
+
+
+def test_a_run_of_another_configuration_or_of_fewer_steps_is_not_done_and_not_compared(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    command = ["--set", f"run.dir={tmp_path}", "--set", RATES]
+    monkeypatch.setattr(sweep, "run_command", Trained())
+    assert sweep.main(command) == 0
+    monkeypatch.setattr(sweep, "run_command", longer := Trained())
+    assert sweep.main([*command, "--set", "run.steps=2000"]) == 0
+    assert [words[0] for words in longer.started] == ["jaxpar.train", "jaxpar.train", "jaxpar.report"]
+    monkeypatch.setattr(sweep, "run_command", other := Trained(2, 2))
+    assert sweep.main([*command, "--set", "data.batch_size=64", "--set", "run.steps=2000"]) == 1
+    assert [words[0] for words in other.started] == ["jaxpar.train", "jaxpar.train"]
+
+
+def test_a_page_that_cannot_be_written_is_refused_before_a_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    (file := tmp_path / "mine.html").write_text("mine")
+    refused_by_command(sweep.main(["--set", RATES, "--out", str(file)]), *capsys.readouterr(), "--out", "mine.html")
 
 
 @pytest.mark.long

@@ -106,11 +106,10 @@ class Verified:
 
 def check_verifiable(cluster: Cluster, islands: IslandsConfig) -> None:
     """Raise `UserError` where `--verify` is impossible, before a search rather than after it."""
-    if islands.of_one_job and islands.delay and islands.every != islands.fragments:
+    if islands.of_one_job and islands.every != islands.fragments:
         raise UserError(
-            f"--verify: with islands.delay: {islands.delay} the step that carries a message is compiled beside the "
-            "plain one, and the program's time is that of both; expected islands.delay: 0, or islands.fragments: "
-            f"{islands.every} (islands.every), which sends in each step"
+            f"--verify: islands.every: {islands.every}: a program that exchanges weights in some steps alone is "
+            f"counted as if it did in each; expected islands.fragments: {islands.every}, or no --verify"
         )
     if is_cpu(cluster):
         raise UserError("--verify: compiles for GPUs, and this cluster is of CPUs; leave it out")
@@ -140,16 +139,8 @@ def verify(
         report_progress(f"Compiling {place} of {len(plans)}: {words.axes(planned.candidate.layout)}")
         compilation = compile_step(planned.config, planned.cluster, timeout_s=timeout_s, cache=cache)
         report = make_report(Analysis(compilation, planned.cluster, hardware=hardware), planned.config.run.name)
-        kinds = on_average(report.by_kind, planned.config.islands)
-        results.append(judged(planned, report.allocated_bytes, report.fits, kinds, report.notes))
+        results.append(judged(planned, report.allocated_bytes, report.fits, report.by_kind, report.notes))
     return ranked(results)
-
-
-def on_average(kinds: Mapping[str, float], islands: IslandsConfig) -> dict[str, float]:
-    """Seconds of a program by kind, with the message between islands, which it has in a branch, in its share of the
-    steps."""
-    share = islands.fragments / islands.every if islands.of_one_job and islands.every else 1.0
-    return {kind: share * spent if kind == ISLANDS else spent for kind, spent in kinds.items()}
 
 
 def judged(

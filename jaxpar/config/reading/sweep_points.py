@@ -141,4 +141,6 @@ def _draw(value: str, random: np.random.Generator) -> str:
         return value
     drawn_value = math.exp(random.uniform(math.log(bounds[0]), math.log(bounds[1])))
     integral = all(re.fullmatch(r"\d+", bound.strip()) for bound in value.split(".."))
-    return str(round(drawn_value)) if integral else f"{drawn_value:.3g}"
+    return (
+        str(round(drawn_value)) if integral else f"{min(max(float(f'{drawn_value:.6g}'), bounds[0]), bounds[1]):.10g}"
+    )

@@ -3,7 +3,11 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime
+from pathlib import Path
 
+from jaxpar.config.errors import UserError
+from jaxpar.config.reading.text_file import check_regular
+from jaxpar.config.spelling import named
 from jaxpar.observe.report import sections
 from jaxpar.observe.report.curves import MOST_POINTS, is_thinned, page_data
 from jaxpar.observe.report.figures import FIGURES, figure_rows, gain, last_evaluation
@@ -12,7 +16,7 @@ from jaxpar.observe.report.run_record import RunRecord
 from jaxpar.observe.report.sweep import sweep_table
 from jaxpar.observe.report.tasks import tasks
 from jaxpar.pages.palette import series
-from jaxpar.pages.render import Table, page
+from jaxpar.pages.render import GENERATOR, Table, page
 from jaxpar.pages.units import plural
 
 _CARDS = {
@@ -110,3 +114,24 @@ def _card_figures(run: RunRecord) -> list[tuple[str, str]]:
 def _numbers(runs: list[RunRecord]) -> Table:
     heads = ("", *(run.label for run in runs), *(["difference"] if len(runs) == PAIR else [])) if runs[1:] else ("", "")
     return Table(heads, figure_rows(runs), numbers=range(1, len(heads)))
+
+
+def check_page(file: Path) -> None:
+    """Raises `UserError` where `page` is something that must not be overwritten."""
+    try:
+        if file.is_dir():
+            raise UserError(f"--out {named(file)}: a folder, expected the name of a file")
+        if file.exists() and GENERATOR.encode() not in _beginning(file):
+            raise UserError(f"--out {named(file)}: the file is there and is no page of jaxpar; choose another name")
+        if not file.parent.is_dir():
+            raise UserError(f"--out {named(file)}: the folder {file.parent} does not exist")
+    except (OSError, ValueError) as error:
+        if isinstance(error, UserError):
+            raise
+        raise UserError(f"--out {named(file)}: cannot be read ({getattr(error, 'strerror', error)})") from error
+
+
+def _beginning(file: Path) -> bytes:
+    check_regular(file, f"--out {named(file)}")
+    with file.open("rb") as opened:
+        return opened.read(1000)

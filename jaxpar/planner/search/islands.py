@@ -40,8 +40,12 @@ MOVED = 44.0
 (12), the global weight, momentum and mean read and the first two written (20), both weights read again and the
 island's written (12)."""
 
-COPIED = 16.0
-"""Bytes between device and host for a weight in an exchange: the global weight and the momentum, read and written."""
+EAGER = 24.0
+"""More of them with eager updates: the moves, their momentum and the weights at the round's beginning, each read and
+written; on the host the global weight is read once more."""
+COPIED = 24.0
+"""Bytes between device and host for a weight in an exchange: the global weight read three times, the momentum once, and
+both written."""
 
 
 @dataclass(frozen=True)
@@ -79,9 +83,10 @@ class Exchange:
         """A step of an island with its share of the exchanges."""
         waits = self.share * added(self.message(weights), self.hidden_by(step, weights), self.slowdown)
         assert self.config.every is not None, "islands exchange weights"
-        update = self.device.bytes_seconds(MOVED * weights) / self.config.every
+        eager = float(self.config.eager)
+        update = self.device.bytes_seconds((MOVED + EAGER * eager) * weights) / self.config.every
         if self.config.offload == "host":
-            update += COPIED * weights / self.host_bandwidth / self.config.every
+            update += (COPIED + 4 * eager) * weights / self.host_bandwidth / self.config.every
         spent = {**step.breakdown, "optimizer": step.breakdown["optimizer"] + update, ISLANDS: waits}
         more = {ISLANDS: waits, "optimizer": update}
         program = Run(step.program.seconds + waits + update, step.program.compute + update, more)

@@ -18,9 +18,9 @@ from jaxpar.data.tokens.tokenizer_file import load_tokenizer
 from jaxpar.hardware.cluster import read_cluster
 from jaxpar.layout import plan_file
 from jaxpar.layout.choices.pipeline import table_text
+from jaxpar.observe.report.page import check_page
 from jaxpar.observe.writers.jsonl import read_metrics
 from jaxpar.planner.placement.placement import read_bandwidth
-from jaxpar.report import _check_is_ours
 from jaxpar.runtime.batch import Field
 from jaxpar.training.field_folder import FieldFolder
 from tests.sentences import refused
@@ -48,7 +48,7 @@ READERS: dict[str, Callable[[Path], object]] = {
     "table": lambda path: table_text(str(path)),
     "tokenizer": lambda path: load_tokenizer(path, "--tokenizer x"),
     "metrics": read_metrics,
-    "page": _check_is_ours,
+    "page": check_page,
     "input": lambda path: find_inputs([str(path)], "text", path.parent / "out"),
     "reference": read_reference,
     "routing": read_routing,

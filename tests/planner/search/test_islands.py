@@ -23,7 +23,7 @@ from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.settings import plan_on
 from jaxpar.planner.stage_work import layout_of, stage_work
-from jaxpar.planner.verified import check_verifiable, on_average
+from jaxpar.planner.verified import check_verifiable
 from tests.planner.spaces import model_of
 from tests.sentences import refused
 
@@ -212,16 +212,22 @@ def test_the_schedule_of_islands_is_that_of_one(tmp_path: Path):
     assert stage_work(files[0], [], "h100:2x4") == stage_work(files[1], [], "h100:1x4")
 
 
-def test_programs_that_are_counted_twice_are_not_verified(tmp_path: Path):
-    """With a delay, the step with a message is a branch beside the plain one; else the message alone is in one."""
-    cluster, islands = parse_cluster("h100:2x8"), islands_of(delay=1).islands
-    with refused("--verify", "islands.delay: 1", "islands.fragments: 10"):
+@pytest.mark.parametrize("keys", [{"delay": 1}, {"eager": True}, {}])
+def test_programs_that_exchange_in_some_steps_alone_are_not_verified(keys: dict[str, Any]):
+    """What a branch of the program does is counted in each step."""
+    cluster, islands = parse_cluster("h100:2x8"), islands_of(**keys).islands
+    with refused("--verify", "islands.every: 10", "islands.fragments: 10"):
         check_verifiable(cluster, islands)
     check_verifiable(cluster, replace(islands, fragments=10))
-    check_verifiable(cluster, replace(islands, delay=0))
-    kinds = {"islands": 1.0, "data": 2.0}
-    assert on_average(kinds, replace(islands, fragments=5)) == {"islands": 0.5, "data": 2.0}
-    assert on_average(kinds, Config().islands) == kinds
+    check_verifiable(cluster, Config().islands)
+
+
+def test_eager_updates_and_state_on_the_host_take_longer_to_update():
+    times = []
+    for keys in ({}, {"eager": True}, {"offload": "host"}, {"eager": True, "offload": "host"}):
+        config = islands_of(**keys)
+        times.append(searched(config, parse_cluster("h100:2x8")).timer.step(SHARDED).breakdown["optimizer"])
+    assert times == sorted(times) and len(set(times)) == 4
 
 
 def test_plan_prints_the_exchanges_of_stated_islands(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
