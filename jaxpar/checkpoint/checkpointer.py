@@ -52,6 +52,7 @@ class Checkpointer:
         self._keep_last = keep_last
         self._keep_every = keep_every
         self._report = report
+        self._existed = os.path.isdir(self.folder)
         self._arrays = ArrayFolder()
         self._thread: threading.Thread | None = None
         self._saving = 0
@@ -284,10 +285,12 @@ class Checkpointer:
         try:
             try:
                 path.mkdir()
-            except FileNotFoundError:  # The first one. A folder above it that is gone is not made anew on another disk.
+            except FileNotFoundError:
+                if self._existed:  # It is gone, or its disk is: a folder is not made anew on another disk.
+                    raise
                 self.folder.mkdir()
                 path.mkdir()
-            made = True
+            made = self._existed = True
             for name, contents in files.items():
                 (path / name).write_bytes(contents)
         except OSError as error:

@@ -238,18 +238,24 @@ def test_a_checkpoint_that_cannot_be_deleted_does_not_keep_the_others(checkpoint
     (tmp_path / "checkpoints/00000001.removing/state").chmod(0o755)
 
 
-def test_while_the_folder_of_a_run_is_gone_nothing_is_saved_elsewhere(checkpointer, tmp_path):
-    """As when a file system is not mounted for a minute."""
-    run, state = tmp_path / "run", {"x": jnp.ones(3)}
-    run.mkdir()
+@pytest.mark.parametrize("again", [False, True], ids=["first start", "later start"])
+@pytest.mark.parametrize("mount", [".", "run", "run/checkpoints"])
+def test_while_a_folder_of_a_run_is_gone_nothing_is_saved_elsewhere(checkpointer, tmp_path, mount, again):
+    """As when a file system is not mounted for a minute, which leaves the empty folder that it is mounted on."""
+    run, state = tmp_path / "disk" / "run", {"x": jnp.ones(3)}
+    run.mkdir(parents=True)
     checkpoints = checkpointer(run / "checkpoints")
     checkpoints.save(1, state, {})
     checkpoints.wait()
-    run.rename(tmp_path / "away")
+    checkpoints = checkpointer(run / "checkpoints") if again else checkpoints
+    mounted = tmp_path / "disk" / mount
+    mounted.rename(tmp_path / "away")
+    if mount != "run/checkpoints":  # that one is removed alone
+        mounted.mkdir()
     with refused("/00000002", "could not be written", "No such file", error=CheckpointError):
         checkpoints.save(2, state, {})
-    assert not run.exists()
-    (tmp_path / "away").rename(run)
+    assert not mounted.exists() or not os.listdir(mounted)
+    (tmp_path / "away").rename(mounted)
     checkpoints.save(3, state, {})
     assert checkpoints.latest() == 3
     assert sorted(os.listdir(run / "checkpoints")) == ["00000001", "00000003"]

@@ -4,8 +4,9 @@
     python -m tests.fuzz --case "ring, gpt2, context=2, zero=3"
 
 A seed is a combination, and the next one is the seed after it. What the checks of the configuration refuse, with a
-sentence, is passed over. Everything else that has not the numbers of one device is printed, at the end with the
-smallest combination that still fails: a line for `tests/fuzz/rows.txt`, whose lines are tested.
+sentence, is passed over; a refusal that comes only after them is counted apart. Everything else that has not the finite
+numbers of one device is printed, at the end with the smallest combination that still fails: a line for
+`tests/fuzz/rows.txt`, whose lines are tested.
 """
 
 import argparse
@@ -21,7 +22,7 @@ def main(arguments: list[str]) -> int:
     """Run combinations; the exit code is 1 if any fails."""
     import jax
 
-    from tests.fuzz.case import SIZES, Case, draw, parse
+    from tests.fuzz.case import OUTCOMES, SIZES, WRONG, Case, draw, parse
 
     parser = argparse.ArgumentParser("tests.fuzz")
     parser.add_argument("--seconds", type=float, default=0.0, help="how long to go on (default: one combination)")
@@ -34,14 +35,13 @@ def main(arguments: list[str]) -> int:
     while not outcomes or (time.monotonic() < end and not options.case):
         case, begun = options.case or draw(seed), time.monotonic()
         print(f"{seed}: {case}", end="", flush=True)  # before it runs, should it end the process
-        refused = case.refused()
-        why = refused or case.failure()
-        outcomes.append("refused" if refused else "wrong" if why else "equal")
-        wrong += [case] if why and not refused else []
-        print(f" - {outcomes[-1]} {why} ({time.monotonic() - begun:.0f} s)", flush=True)
+        outcome, why = case.outcome()
+        outcomes.append(outcome)
+        wrong += [case] if outcome == WRONG else []
+        print(f" - {outcome} {why} ({time.monotonic() - begun:.0f} s)", flush=True)
         seed += 1
         jax.clear_caches()
-    print(", ".join(f"{outcomes.count(each)} {each}" for each in ("equal", "refused", "wrong")), flush=True)
+    print(", ".join(f"{outcomes.count(each)} {each}" for each in OUTCOMES), flush=True)
     for case in wrong if not options.case else ():
         print(f'python -m tests.fuzz --case "{case.smallest()}"', flush=True)
     return int(bool(wrong))

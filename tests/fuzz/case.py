@@ -27,6 +27,8 @@ STEPS, DEVICES = 3, 8
 AXES = ("pipe", "replica", "fsdp", "expert", "context", "tensor")
 TOLERANCE, OF_ROUNDED = 1e-5, {"loss": 1e-3, "norm": 5e-2}
 """Largest relative differences, as in `training/parity`: of `one_device.py`, and of `test_bfloat16.py`."""
+OUTCOMES = EQUAL, REFUSED, REFUSED_LATE, WRONG = "equal", "refused", "refused (late)", "wrong"
+"""A late refusal is one that the checks of the configuration have not made: its step was about to be built, or was."""
 SIZES = ((fraction, "STAYS_BELOW", 1), (recurrence, "CHUNK", 4), (recurrence, "BLOCK", 2))
 """Small arrays are to be offloaded, and states cut into small chunks, as large models do with large ones."""
 
@@ -57,14 +59,14 @@ class Case:
         return small(**sections)
 
     def differences(self) -> list[str]:
-        """What differs from one device, as sentences. Raises `UserError` if a configuration is refused."""
+        """What differs from one device, or is not finite there, as sentences. Raises `UserError` if it is refused."""
         wanted, found = _numbers(self.config(alone=True)), _numbers(self.config())
         rounded = any(FEATURES[name].group == ROUNDED for name in self.features)
         return [
             f"{name} of step {step}: {same[name]} is not {of_step[name]}"
             for step, (of_step, same) in enumerate(zip(wanted, found, strict=True))
             for name, bound in (OF_ROUNDED if rounded else dict.fromkeys(of_step, TOLERANCE)).items()
-            if not np.isclose(same[name], of_step[name], rtol=bound, atol=1e-7, equal_nan=True)
+            if not (np.isfinite(of_step[name]) and np.isclose(same[name], of_step[name], rtol=bound, atol=1e-7))
         ]
 
     def refused(self) -> str:
@@ -76,20 +78,23 @@ class Case:
             return str(error)
         return ""
 
-    def failure(self) -> str:
-        """What differs from one device, or how it stopped; nothing if it is equal, or refused."""
+    def outcome(self) -> tuple[str, str]:
+        """One of `OUTCOMES`, and why: the sentence of a refusal, what differs from one device, or how it stopped."""
         try:
-            return "; ".join(self.differences())
-        except UserError:
-            return ""
+            if sentence := self.refused():
+                return REFUSED, sentence
+            why = "; ".join(self.differences())
+        except UserError as error:
+            return REFUSED_LATE, str(error)
         except Exception as error:  # whatever it is, it is no sentence to a user
-            return f"{type(error).__name__}: {error}"
+            return WRONG, f"{type(error).__name__}: {error}"
+        return (WRONG, why) if why else (EQUAL, "")
 
     def smallest(self) -> "Case":
         """The same without any feature or axis that its failure does not need."""
         parts = [replace(self, features=tuple(one for one in self.features if one != name)) for name in self.features]
         parts += [replace(self, parallel=tuple(one for one in self.parallel if one != item)) for item in self.parallel]
-        return next((part.smallest() for part in parts if part.failure()), self)
+        return next((part.smallest() for part in parts if part.outcome()[0] == WRONG), self)
 
 
 def parse(text: str) -> Case:

@@ -4,7 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.fuzz.case import SIZES, draw, parse
+from jaxpar.config.errors import UserError
+from tests.fuzz import case
+from tests.fuzz.case import EQUAL, REFUSED_LATE, SIZES, WRONG, draw, parse
 
 ROWS = [line for line in Path(__file__).with_name("rows.txt").read_text().splitlines() if line and line[0] != "#"]
 
@@ -21,3 +23,27 @@ def test_a_seed_is_a_combination_that_can_be_written_and_most_are_configurations
     cases = [draw(seed) for seed in range(20)]
     assert cases == [parse(str(draw(seed))) for seed in range(20)]
     assert sum(not case.refused() for case in cases) >= 10
+
+
+def raises(error: Exception):
+    def function(*_arguments: object):
+        raise error
+
+    return function
+
+
+@pytest.mark.parametrize(
+    ("name", "function", "outcome"),
+    [
+        ("_numbers", lambda _config: [{"loss": 1.0}], (EQUAL, "")),
+        ("_numbers", raises(UserError("a sentence")), (REFUSED_LATE, "a sentence")),
+        ("_numbers", lambda _config: [{"loss": float("nan")}], (WRONG, "loss of step 0: nan is not nan")),
+        ("_numbers", lambda _config: [{"loss": float("inf")}], (WRONG, "loss of step 0: inf is not inf")),
+        ("resolve_config", raises(KeyError("key")), (WRONG, "KeyError: 'key'")),
+    ],
+)
+def test_late_refusals_crashes_and_numbers_that_are_not_finite_are_not_equal(
+    name: str, function: object, outcome: tuple[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(case, name, function)
+    assert parse("fsdp=2").outcome() == outcome

@@ -3,16 +3,19 @@
 import json
 from dataclasses import replace
 
+import jax.numpy as jnp
 import pytest
 
-from jaxpar.checkpoint import manifest
+from jaxpar.checkpoint import Checkpointer, manifest
 from jaxpar.checkpoint.digests import file_entries
 from jaxpar.checkpoint.facts import FACTS
 from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.observe.writers.jsonl import read_metrics
+from jaxpar.training.run.progress import Progress
+from jaxpar.training.run.saving import checkpoint_facts
 from tests.data.folders import prepared, texts
 from tests.sentences import refused
-from tests.training.runs import MESH, fit, folder_of, losses, make_trainer, run_config
+from tests.training.runs import MESH, fit, folder_of, losses, make_run, make_trainer, run_config
 
 
 @pytest.fixture(scope="module")
@@ -69,6 +72,16 @@ def test_sources_go_on_where_they_were_when_their_weights_change(tmp_path, folde
     assert not [message for message in recorded.messages if message.startswith("The mixture")]
     after = losses(again)
     assert {step: after[step] for step in before} == before
+
+
+def test_the_mixture_is_part_of_a_checkpoint(tmp_path, folders):
+    a, b = folders
+    run = make_run(config_of(tmp_path, 2, {a: 3.0, b: 1.0}))
+    checkpointer = Checkpointer(tmp_path / "checkpoints", keep_last=1, keep_every=None, report=print)
+    checkpointer.save(2, {"x": jnp.ones(3)}, checkpoint_facts(run, Progress(), 0))
+    checkpointer.close()
+    mixture = json.loads((tmp_path / "checkpoints" / "00000002" / FACTS).read_text())["mixture"]
+    assert mixture["first"] == 0 and sorted(mixture["weights"].values()) == [1.0, 3.0]
 
 
 @pytest.mark.long

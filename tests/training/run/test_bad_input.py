@@ -47,6 +47,12 @@ def test_a_token_file_that_cannot_be_used(capsys: pytest.CaptureFixture[str], tm
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_token_file_shorter_than_a_row(capsys: pytest.CaptureFixture[str], tmp_path: Path, file: Path):
+    np.save(tmp_path / "short.npy", np.arange(20, dtype=np.uint16))
+    refused(capsys, file, "data.source=tokens", f"data.path={tmp_path / 'short.npy'}", parts=("20 tokens",))
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_configuration_file_that_cannot_be_used_is_named(capsys: pytest.CaptureFixture[str], file: Path):
     file.write_text("model:\n  layerz: 5\n")
     refused(capsys, file, parts=("run.yaml:2: model.layerz:",))
@@ -59,6 +65,15 @@ def test_a_folder_of_another_configuration(capsys: pytest.CaptureFixture[str], t
     parts = ("another configuration", "run.seed: 0 -> 7", "model.layers: 3 -> 2")
     refused(capsys, file, "model.layers=2", "run.seed=7", parts=parts)
     assert before == {path: path.read_bytes() for path in sorted(folder_of(config).rglob("*")) if path.is_file()}
+
+
+def test_a_configuration_in_the_folder_that_cannot_be_read(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, file: Path
+):
+    (saved := tmp_path / "runs" / "run" / "config.yaml").parent.mkdir(parents=True)
+    saved.write_text("run: [")
+    refused(capsys, file, parts=(f"{saved}:",))
+    assert saved.read_text() == "run: ["
 
 
 def test_the_command_itself_prints_one_sentence_and_ends_with_two(tmp_path: Path, file: Path):
