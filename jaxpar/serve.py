@@ -8,6 +8,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from importlib.util import find_spec
+from os.path import isdir
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,6 +29,8 @@ LONGEST = 4096
 """Tokens of a row that a model which reads more has unless the user says otherwise."""
 GRACE = 30
 """Seconds that answers may take once the server is to end."""
+ROOM, RANK = 4, 16
+"""Adapters that clients may load, and the largest rank of one, unless the user says otherwise."""
 EPILOG = """\
 Any client of OpenAI's interface can use it, with http://HOST:PORT/v1 as its address. docs/serving.md has more.
 """
@@ -49,6 +52,7 @@ def main(arguments: Sequence[str]) -> int:
             raise UserError(
                 f"--{name}: who reaches the server can change its weights; expected --api-key-file FILE with it"
             )
+    _check_room(options)
     with _bound(options.host, options.port) as listening:
         return _serve(options, key, listening)
 
@@ -64,10 +68,10 @@ def _parser() -> Parser:
     parser.add_argument("--adapter", metavar="NAME=FOLDER", action="append", default=[], help=words)
     words = "folder of adapters that clients may load, replace and unload; may be repeated; needs a key"
     parser.add_argument("--adapters", metavar="FOLDER", type=Path, action="append", default=[], help=words)
-    words = "with --adapters, adapters that have room at once (default: 4)"
-    parser.add_argument("--max-adapters", metavar="N", type=positive, default=4, help=words)
-    words = "with --adapters, the largest rank of one (default: 16)"
-    parser.add_argument("--adapter-rank", metavar="N", type=positive, default=16, help=words)
+    words = f"with --adapters, adapters that have room at once (default: {ROOM})"
+    parser.add_argument("--max-adapters", metavar="N", type=positive, help=words)
+    words = f"with --adapters, the largest rank of one (default: {RANK})"
+    parser.add_argument("--adapter-rank", metavar="N", type=positive, help=words)
     where = parser.add_argument_group("where")
     where.add_argument("--host", metavar="HOST", default="127.0.0.1", help="address to listen at (default: 127.0.0.1)")
     where.add_argument("--port", metavar="N", type=int, default=8000, help="0 takes a free one (default: 8000)")
@@ -111,7 +115,8 @@ def _serve(options: argparse.Namespace, key: str | None, listening: socket.socke
     adapters = None
     if options.adapters:
         folders = [user_path(one, "--adapters").resolve() for one in options.adapters]
-        adapters = Adapters(folders, options.max_adapters, weights, model, worker, options.timeout)
+        most = max(options.max_adapters or ROOM, len(model.adapters))
+        adapters = Adapters(folders, most, weights, model, worker, options.timeout)
     score = weights.generator.scored
     app = Server(model, worker, key, options.timeout, options.body, score, updates, adapters).app()
     settings = uvicorn.Config(
@@ -167,7 +172,7 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Engine, ServedWeigh
         why = str(error)
     name = options.name or Path(options.model).resolve().name
     folders = _adapters(options.adapter, name)
-    room = (options.max_adapters, options.adapter_rank) if options.adapters else None
+    room = (options.max_adapters or ROOM, options.adapter_rank or RANK) if options.adapters else None
     weights = open_weights(config, source, folders, options.prefill_devices, room)
     generator = weights.generator
     if options.cache is not None and options.cache < generator.least_cache(length):
@@ -181,6 +186,22 @@ def _open(options: argparse.Namespace) -> tuple[ServedModel, Engine, ServedWeigh
         engine.step()
     indices = {name: index for index, name in enumerate(folders)}
     return ServedModel(name, generator.config.model, text, length, chat, why, indices), engine, weights
+
+
+def _check_room(options: argparse.Namespace) -> None:
+    """Raise `UserError` where clients can load no adapters as the flags ask."""
+    if not options.adapters:
+        for name, value in (("max-adapters", options.max_adapters), ("adapter-rank", options.adapter_rank)):
+            if value is not None:
+                raise UserError(f"--{name} {value}: clients can load no adapters; expected --adapters FOLDER with it")
+        return
+    from jaxpar.interop.adapters.open_adapter import LARGEST_RANK
+
+    if (options.adapter_rank or RANK) > LARGEST_RANK:
+        raise UserError(f"--adapter-rank {options.adapter_rank}: expected at most {LARGEST_RANK}")
+    for folder in options.adapters:
+        if not isdir(user_path(folder, "--adapters")):
+            raise UserError(f"--adapters {named(folder)}: expected a folder that is there")
 
 
 def _shared(folder: Path) -> Path:

@@ -41,7 +41,9 @@ def served(model: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str],
     (tmp_path / "key").write_text("sk-local\n")
     command = [sys.executable, "-m", "jaxpar.serve", "--model", model, "--port", "0", "--length", "512", "--slots", "4"]
     save_factors(model, tmp_path / "adapter")
-    command += ["--adapter", f"adapted={tmp_path / 'adapter'}", "--adapters", tmp_path]
+    for name in ("adapted", "twin"):
+        command += ["--adapter", f"{name}={tmp_path / 'adapter'}"]
+    command += ["--adapters", tmp_path, "--max-adapters", "1"]
     process = subprocess.Popen(
         [*map(str, command), "--api-key-file", str(tmp_path / "key")], stdout=subprocess.PIPE, text=True,
         env=os.environ | {"XLA_FLAGS": ""},
@@ -62,7 +64,7 @@ def test_the_client_of_openai_is_answered_and_sigterm_ends_the_server(
     """Completions and chat, at once and as streams; an answer under way is finished before the end."""
     process, address = served
     with openai.OpenAI(base_url=address, api_key="sk-local", max_retries=0) as client:
-        assert [one.id for one in client.models.list()] == ["model", "adapted"]
+        assert [one.id for one in client.models.list()] == ["model", "adapted", "twin"]
         whole = client.completions.create(model="model", prompt="ab", max_tokens=8, temperature=0, logprobs=0)
         parts = client.completions.create(model="model", prompt="ab", max_tokens=8, temperature=0, stream=True)
         assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text != ""
@@ -79,6 +81,9 @@ def test_the_client_of_openai_is_answered_and_sigterm_ends_the_server(
         assert "".join(one.choices[0].delta.content or "" for one in pieces) == said.choices[0].message.content
         with httpx.Client(base_url=address, headers={"Authorization": "Bearer sk-local"}, timeout=300) as other:
             load = {"lora_name": "second", "lora_path": str(model.parent / "adapter")}
+            full = other.post("/load_lora_adapter", json=load)
+            assert full.status_code == 409 and "room for 2" in full.text, "those of --adapter have room in any case"
+            assert other.post("/unload_lora_adapter", json={"lora_name": "twin"}).status_code == 200
             assert other.post("/load_lora_adapter", json=load).text == (
                 "Success: LoRA adapter 'second' added successfully."
             )
@@ -124,6 +129,7 @@ def test_what_cannot_be_served_is_one_sentence(tmp_path: Path, capsys: pytest.Ca
     empty = tmp_path / "empty"
     empty.write_text("\n")
     (tmp_path / "key").write_text("sk-local\n")
+    keyed = ["--api-key-file", str(tmp_path / "key")]
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = str(taken.getsockname()[1])
         cases: list[tuple[list[str], tuple[str, ...]]] = [
@@ -134,12 +140,16 @@ def test_what_cannot_be_served_is_one_sentence(tmp_path: Path, capsys: pytest.Ca
             (["--port", "70000"], ("--port 70000", "65535")),
             (["--length", "64", "--cache", "63"], ("--cache 63", "--length 64", "at least 256")),
             (["--adapters", str(tmp_path)], ("--adapters", "--api-key-file")),
+            ([*keyed, "--adapters", str(tmp_path / "none")], ("--adapters", "none", "expected a folder")),
+            (["--max-adapters", "3"], ("--max-adapters 3", "--adapters FOLDER")),
+            (["--adapter-rank", "3"], ("--adapter-rank 3", "--adapters FOLDER")),
+            ([*keyed, "--adapters", str(tmp_path), "--adapter-rank", "513"], ("--adapter-rank 513", "at most 512")),
             (["--adapter", "name"], ("--adapter 'name'", "expected NAME=FOLDER")),
             (["--adapter", "model=a"], ("--adapter 'model=a'", "another model with the name")),
             (["--adapter", "a=x", "--adapter", "a=y"], ("--adapter 'a=y'", "another model with the name")),
             (["--adapter", f"a={model}"], ("--adapter a", "expected an adapter")),
             (["--prefill-devices", "8"], ("--prefill-devices 8", "8 devices", "fewer")),
-            (["--host", "a..b", "--api-key-file", str(tmp_path / "key")], ("--host", "a..b", "address")),
+            ([*keyed, "--host", "a..b"], ("--host", "a..b", "address")),
         ]
         for more, parts in cases:
             refused_by_command(main([*arguments, *more]), *capsys.readouterr(), *parts)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +24,7 @@ from jaxpar.serving.app import Server
 from jaxpar.serving.served_model import ServedModel
 from jaxpar.serving.weights import ServedWeights
 from jaxpar.serving.worker import Worker
-from tests.generation.test_adapters import CAPACITY, SLOTS, Request, base_of, drawn_by, generator_of
+from tests.generation.test_adapters import CAPACITY, SLOTS, Request, base_of, drawn_by, generator_of, placed
 from tests.goldens.loading import FOLDER
 from tests.interop.test_adapter import LORA, save_factors
 
@@ -52,12 +54,14 @@ def server(weights: ServedWeights, folders: Path) -> Iterator[Server]:
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two adapters: of a run, and in PEFT's format with other scales."""
+    """Three adapters: of a run, and in PEFT's format with other scales."""
     folder = tmp_path_factory.mktemp("adapters")
     save_factors(FOLDER / "llama", folder / "allowed/run")
     assert main(["jaxpar-to-hf", str(folder / "allowed/run"), str(folder / "allowed/peft"), "--adapter"]) == 0
-    config = folder / "allowed/peft/adapter_config.json"
-    config.write_text(config.read_text().replace(f'"lora_alpha": {LORA.alpha}', '"lora_alpha": -20.0'))
+    shutil.copytree(folder / "allowed/peft", folder / "allowed/third")
+    for name, alpha in (("peft", -20.0), ("third", 20.0)):
+        config = folder / f"allowed/{name}/adapter_config.json"
+        config.write_text(config.read_text().replace(f'"lora_alpha": {LORA.alpha}', f'"lora_alpha": {alpha}'))
     (folder / "allowed/link").symlink_to(folder / "elsewhere")
     save_factors(FOLDER / "llama", folder / "elsewhere")
     return folder
@@ -78,21 +82,27 @@ def test_a_replaced_adapter_serves_what_has_begun_and_nothing_compiles(
     server: Server, weights: ServedWeights, folders: Path, monkeypatch: pytest.MonkeyPatch
 ):
     base, generator = base_of("llama"), weights.generator
-    wanted = {}
-    for name in ("run", "peft"):
+    wanted, alone = {}, generator_of(base, {})
+    for name in ("run", "peft", "third"):
         merged = MergedAdapter(base, open_adapter(folders / "allowed" / name, base, "--adapter"))
-        alone = generator_of(merged, {})
-        ((row,),) = drawn_by(alone, [Request(PROMPT, 40, stop=[7])])
+        alone.update(placed(merged, {}).weights)
+        ((row,),) = drawn_by(alone, [Request(PROMPT, 55, stop=[7])])
         wanted[name] = row.log_probabilities.tolist()
-    assert abs(wanted["run"][0] - wanted["peft"][0]) > 1e-3
+    assert len(wanted["run"]) == 55
+    assert all(abs(one[0] - other[0]) > 1e-3 for one, other in combinations(wanted.values(), 2))
+    adapters = server.adapters
+    assert adapters is not None
     slowly, step = threading.Event(), server.worker._engine.step
     monkeypatch.setattr(server.worker._engine, "step", lambda: (time.sleep(0.2 * slowly.is_set()), step())[1])
-    body = lambda name, **more: {"lora_name": "tuned", "lora_path": str(folders / "allowed" / name)} | more
+    body = lambda path, name="tuned", **more: {"lora_name": name, "lora_path": f"{folders}/allowed/{path}"} | more
 
     async def ask(client: httpx.AsyncClient) -> None:
-        async def completion(tokens: int) -> list[float]:
+        waits, free = asyncio.Event(), adapters._free
+        monkeypatch.setattr(adapters, "_free", lambda: (waits.set(), free())[1])
+
+        async def completion(tokens: int, name: str = "tuned") -> list[float]:
             fields: dict[str, Any] = {"prompt": PROMPT, "max_tokens": tokens, "temperature": 0, "logprobs": 0}
-            answer = await client.post("/completions", json=fields | {"model": "tuned"})
+            answer = await client.post("/completions", json=fields | {"model": name})
             assert answer.status_code == 200, answer.text
             return answer.json()["choices"][0]["logprobs"]["token_logprobs"]
 
@@ -102,24 +112,32 @@ def test_a_replaced_adapter_serves_what_has_begun_and_nothing_compiles(
         assert await completion(6) == pytest.approx(wanted["run"][:6], abs=1e-5)
         compiled = [one._cache_size() for one in generator.programs._compiled.values()]
         slowly.set()
-        running = asyncio.create_task(completion(40))
+        running = asyncio.create_task(completion(55))
         while not server.worker._engine.busy:
             await asyncio.sleep(0.001)
         assert (await client.post("/load_lora_adapter", json=body("peft", load_inplace=True))).status_code == 200
         assert not running.done(), "a replacement does not wait where there is room"
+        assert await completion(3) == pytest.approx(wanted["peft"][:3], abs=1e-5)
+        assert (await client.post("/unload_lora_adapter", json={"lora_name": "tuned"})).status_code == 200
+        assert (await client.post("/load_lora_adapter", json=body("third", "other"))).status_code == 200
+        assert not running.done(), "another name does not wait where there is room"
+        assert await completion(3, "other") == pytest.approx(wanted["third"][:3], abs=1e-5)
+        waits.clear()
+        again = asyncio.create_task(client.post("/load_lora_adapter", json=body("peft", "other", load_inplace=True)))
+        await waits.wait()
+        await asyncio.wait([again], timeout=0.5)
+        assert not running.done() and not again.done(), "a replacement waits for an answer where there is no room"
         slowly.clear()
-        assert await completion(6) == pytest.approx(wanted["peft"][:6], abs=1e-5)
-        again = asyncio.create_task(client.post("/load_lora_adapter", json=body("run", load_inplace=True)))
         assert await running == pytest.approx(wanted["run"], abs=1e-5)
         assert (await again).status_code == 200
-        assert await completion(6) == pytest.approx(wanted["run"][:6], abs=1e-5)
+        assert await completion(6, "other") == pytest.approx(wanted["peft"][:6], abs=1e-5)
         assert [one._cache_size() for one in generator.programs._compiled.values()] == compiled
-        gone = await client.post("/unload_lora_adapter", json={"lora_name": "tuned"})
-        assert (gone.status_code, gone.text) == (200, "Success: LoRA adapter 'tuned' removed successfully.")
-        assert (await client.post("/completions", json={"model": "tuned", "prompt": PROMPT})).status_code == 404
+        gone = await client.post("/unload_lora_adapter", json={"lora_name": "other"})
+        assert (gone.status_code, gone.text) == (200, "Success: LoRA adapter 'other' removed successfully.")
+        assert (await client.post("/completions", json={"model": "other", "prompt": PROMPT})).status_code == 404
 
     asked(server, ask)
-    assert not +server.adapters._uses, "every answer has ended"  # pyright: ignore[reportOptionalMemberAccess]
+    assert dict(adapters._uses) == {0: 0, 1: 0}, "every answer has ended"
 
 
 def test_only_adapters_in_the_operators_folders_are_read(server: Server, folders: Path):

@@ -7,6 +7,7 @@ TOGETHER = f"{ADAPTERS}test_rows_of_several_adapters_are_those_of_each_alone[lla
 EXPERTS = (
     "tests/generation/test_expert_adapters.py::test_experts_have_the_factors_of_each_rows_adapter[mixtral-experts]"
 )
+LOADED = "tests/serving/test_loaded_adapters.py::test_a_replaced_adapter_serves_what_has_begun_and_nothing_compiles"
 
 GENERATION = (
     Fault(
@@ -36,5 +37,16 @@ GENERATION = (
             " if made.rows and list(one.prompt) == list(request.prompt)), None)"
         ),
         caught_by=(TOGETHER, f"{ADAPTERS}test_rows_of_different_adapters_share_no_page"),
+    ),
+    Fault(
+        name="answers_whose_adapter_is_free",
+        description="An adapter that is loaded takes the index of one that an answer goes on with.",
+        file="jaxpar/serving/adapters.py",
+        old=(
+            "        self._uses[index] += 1\n        try:\n            yield\n        finally:\n"
+            "            self._uses[index] -= 1\n"
+        ),
+        new="        yield\n",
+        caught_by=(LOADED,),
     ),
 )
