@@ -25,9 +25,10 @@ def test_a_run_of_other_settings_is_not_used_again(tmp_path: Path, monkeypatch: 
     fine_tuned(options)
     fine_tuned(options)
     assert trained == [tmp_path / "fine_tuned"]
-    with monkeypatch.context() as other, pytest.raises(SystemExit, match="fine_tuned is a run of other settings"):
+    with monkeypatch.context() as other:
         other.setattr("benchmarks.lag.FINE_TUNED", {"data.batch_size": 64})
-        fine_tuned(options)
+        with pytest.raises(SystemExit, match="fine_tuned is a run of other settings"):
+            fine_tuned(options)
     (tmp_path / "fine_tuned.yaml").unlink()
     with pytest.raises(SystemExit, match="expected another --folder"):
         fine_tuned(options)
