@@ -102,6 +102,13 @@ def test_arrays_of_experts_whose_factors_are_of_others_are_refused(tmp_path: Pat
         open_adapter(tmp_path / "lacks", HFFolder(FOLDER / "nemotron_h"), "--adapter")
     with refused("--adapter", "mixer.experts", "no matrix for it"):
         open_adapter(tmp_path / "lacks", HFFolder(FOLDER / "starcoder2"), "--adapter")
+    of_array = {
+        f"{LAYER}.mlp.experts.down_proj.lora_{which}.weight": np.ones(shape, np.float32)
+        for which, shape in (("A", (2, 20)), ("B", (32, 2)))
+    }
+    with refused("--adapter", "experts.down_proj.lora_A", "no matrix for it"):
+        folder = with_tensors(exported, tmp_path / "array", lambda all: of_array)
+        open_adapter(folder, HFFolder(FOLDER / "gpt_oss"), "--adapter")
     square = {
         f"base_model.model.model.layers.0.mlp.experts.lora_{which}.weight": np.ones(shape, np.float32)
         for which, shape in (("A", (12, 32)), ("B", (32, 12)))

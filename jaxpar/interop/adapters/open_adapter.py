@@ -161,6 +161,7 @@ def _of_files(folder: Path, base: Model, key: str) -> Iterator[tuple[tuple[str, 
     files = _Files(folder)
     modules, where = _modules(base), f"{key}: {named(folder)}"
     of_all_experts = expert_modules(modules)
+    modules = {name: one for name, one in modules.items() if not one.laid.specs[0].routed}  # an array is no module
     left = dict.fromkeys(files.tensors)
     while left:
         name = next(iter(left))
