@@ -92,6 +92,23 @@ def test_arrays_of_experts_whose_factors_are_of_others_are_refused(tmp_path: Pat
     with refused("--adapter", "experts.base_layer", "no matrix for it"):
         targets = {"target_parameters": ["experts.down_proj"]}
         open_adapter(changed(exported, tmp_path / "one", **targets), HFFolder(FOLDER / "qwen3_moe"), "--adapter")
+    (tmp_path / "lacks").mkdir()
+    config = {"peft_type": "LORA", "lora_alpha": 1, "target_parameters": ["experts.gate_up_proj"]}
+    (tmp_path / "lacks/adapter_config.json").write_text(json.dumps(config))
+    module = "base_model.model.backbone.layers.1.mixer.experts"
+    factors = {f"{module}.lora_{which}.weight": np.ones((6, 6), np.float32) for which in "AB"}
+    save_file(factors, tmp_path / "lacks/adapter_model.safetensors")
+    with refused("--adapter", "mixer.experts.gate_up_proj", "which this model lacks"):
+        open_adapter(tmp_path / "lacks", HFFolder(FOLDER / "nemotron_h"), "--adapter")
+    with refused("--adapter", "mixer.experts", "no matrix for it"):
+        open_adapter(tmp_path / "lacks", HFFolder(FOLDER / "starcoder2"), "--adapter")
+    of_array = {
+        f"{LAYER}.mlp.experts.down_proj.lora_{which}.weight": np.ones(shape, np.float32)
+        for which, shape in (("A", (2, 20)), ("B", (32, 2)))
+    }
+    with refused("--adapter", "experts.down_proj.lora_A", "no matrix for it"):
+        folder = with_tensors(exported, tmp_path / "array", lambda all: of_array)
+        open_adapter(folder, HFFolder(FOLDER / "gpt_oss"), "--adapter")
     square = {
         f"base_model.model.model.layers.0.mlp.experts.lora_{which}.weight": np.ones(shape, np.float32)
         for which, shape in (("A", (12, 32)), ("B", (32, 12)))
@@ -104,6 +121,40 @@ def test_arrays_of_experts_whose_factors_are_of_others_are_refused(tmp_path: Pat
             continue
         with refused("as many inputs as outputs", "peft_version 0.19"):
             open_adapter(folder, base, "--adapter")
+
+
+def renamed(old: str, new: str) -> Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]]:
+    """The tensors of a module under the name of another one."""
+    return lambda all: {name.replace(old, new): value for name, value in all.items() if old in name}
+
+
+LAYER = "base_model.model.model.layers.1"
+
+
+@pytest.mark.parametrize(
+    ("change", "parts"),
+    [
+        (renamed("model.layers.1.mlp.", "mtp.layers.1.mlp."), ("mtp.layers.1.mlp.experts", "no matrix for it")),
+        (renamed("model.layers.1.mlp.", "model.layers.1.foo."), ("layers.1.foo.experts", "no matrix for it")),
+        (renamed("model.layers.1.mlp.", f"{'b' * 3000}.layers.1.mlp."), ("bbb", "no matrix for it")),
+        (
+            lambda all: {
+                f"{LAYER}.mlp.experts.1.gate_proj.lora_{which}.weight": np.ones(shape, np.float32)
+                for which, shape in (("A", (2, 16)), ("B", (20, 2)))
+            },
+            ("mlp.gate of layer 1 twice", "expected"),
+        ),
+    ],
+)  # fmt: skip
+def test_experts_have_factors_of_one_module_with_the_name_that_they_have(
+    change: Callable[[dict[str, np.ndarray]], dict[str, np.ndarray]], parts: tuple[str, ...], tmp_path: Path
+):
+    """Others are refused before the patterns of scales, whose time grows with the length of a name."""
+    shutil.copytree(FOLDER / "peft_experts/qwen3_moe", tmp_path / "from/peft")
+    patterns = {".*.*.*!": 4.0}
+    folder = with_tensors(tmp_path / "from", tmp_path / "to", lambda all: all | change(all), alpha_pattern=patterns)
+    with refused("--adapter", *parts):
+        open_adapter(folder, HFFolder(FOLDER / "qwen3_moe"), "--adapter")
 
 
 @pytest.fixture(scope="module")
@@ -222,6 +273,8 @@ def test_an_adapter_of_another_model_is_refused(exported: Path, tmp_path: Path):
         }),
         ("a rank of at least 1", lambda all: all | {f"{q}.lora_A.weight": np.zeros((), np.float32)}),
         ("a rank of at least 1", lambda all: all | {f"{q}.lora_B.weight": np.zeros((8, 3, 1), np.float32)}),
+        ("layer 0 that are infinite", lambda all: all | {f"{q}.lora_A.weight": np.nan * all[f"{q}.lora_A.weight"]}),
+        ("layer 0 that are infinite", lambda all: all | {f"{q}.lora_B.weight": np.inf + all[f"{q}.lora_B.weight"]}),
         ("rank 600", lambda all: all | {
             f"{q}.lora_A.weight": np.ones((600, all[f"{q}.lora_A.weight"].shape[1]), np.float32),
             f"{q}.lora_B.weight": np.ones((len(all[f"{q}.lora_B.weight"]), 600), np.float32),

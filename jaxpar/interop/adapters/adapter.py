@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -17,12 +17,14 @@ from jaxpar.interop.sources.source import ReadWeights
 from jaxpar.layers.adapters import FACTORS
 from jaxpar.layers.declaration.adaptation import AdapterStack
 
+type Pair = tuple[np.ndarray, np.ndarray]
+
 
 @dataclass(frozen=True, eq=False)
 class Adapter:
     """Factors for matrices of a model."""
 
-    factors: Mapping[tuple[str, int], tuple[np.ndarray, np.ndarray]]
+    factors: Mapping[tuple[str, int], Pair]
     """By name and layer of a matrix, A [*inputs, rank] and B [rank, *outputs], which has the scale in it; float32.
     Those of routed experts have the expert as their first dim."""
 
@@ -30,6 +32,32 @@ class Adapter:
     def rank(self) -> int:
         """The largest rank."""
         return max((a.shape[-1] for a, _ in self.factors.values()), default=1)
+
+
+def by_matrix(factors: Iterable[tuple[tuple[str, int], Pair]], where: str) -> dict[tuple[str, int], Pair]:
+    """Factors by the names and layers of their matrices.
+
+    Args:
+        factors: with the name and layer of each.
+        where: names the adapter, for messages.
+
+    Raises:
+        UserError: a matrix has several, or their numbers are not finite.
+    """
+    pairs: dict[tuple[str, int], Pair] = {}
+    for (weight, layer), pair in factors:
+        matrix = f"{weight.removeprefix(LAYER_PREFIX)} of layer {layer}"
+        if (weight, layer) in pairs:
+            raise UserError(
+                f"{where} has factors for {matrix} twice; expected those of one module, or of an array of experts or "
+                "of modules of each"
+            )
+        if not all(np.isfinite(one).all() for one in pair):
+            raise UserError(
+                f"{where} has factors for {matrix} that are infinite or not a number; expected finite numbers"
+            )
+        pairs[weight, layer] = pair
+    return pairs
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,14 +10,13 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxpar.config.errors import UserError
-from jaxpar.interop.mapping.family import tensors_of
+from jaxpar.interop.adapters.adapter import Pair
+from jaxpar.interop.mapping.family import StoredTensor, tensors_of
 from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.sources.open_source import Model, family_of
 from jaxpar.mesh.parameters import ParamSpec
 
-type Pair = tuple[np.ndarray, np.ndarray]
-
-_MODULE = re.compile(r"(?:.*\.)?layers\.(\d{1,6})\.(?:\w+\.)?experts((?:\.base_layer)*)")
+_WRAPPED = ".base_layer"
 ARRAYS = {"gate_up_proj": ("layers.mlp.gate", "layers.mlp.up"), "down_proj": ("layers.mlp.down",)}
 """By the name of an array in transformers, our weights in it, in the order in which PEFT wraps their module: the
 factors of the last array have the module's name, those of others `base_layer` behind it."""
@@ -40,16 +39,40 @@ class ExpertArray:
         return ARRAYS[self.name.rpartition(".")[2]]
 
 
-def array_of(module: str, config: Mapping[str, object]) -> ExpertArray | None:
-    """The array that the factors of a module are for, by `adapter_config.json`; None if it is no module of experts."""
-    match, targets = _MODULE.fullmatch(module), config.get("target_parameters") or ()
-    if match is None or not isinstance(targets, (list, tuple)):
+def expert_modules(modules: Mapping[str, StoredTensor]) -> dict[str, int]:
+    """The layers of the modules of all experts, by their names in files and in transformers."""
+    layers: dict[str, int] = {}
+    for name, tensor in modules.items():
+        path, experts, _ = name.partition(".experts.")
+        if experts and tensor.layer is not None:
+            for one in (path, path.replace(".block_sparse_moe", ".mlp")):
+                layers[f"{one}.experts"] = tensor.layer
+    return layers
+
+
+def array_of(module: str, config: Mapping[str, object], layers: Mapping[str, int]) -> ExpertArray | None:
+    """The array that the factors of a module are for, by `adapter_config.json`; None if it is no module of experts.
+
+    Args:
+        module: its name.
+        config: `adapter_config.json`.
+        layers: see `expert_modules`.
+    """
+    path, depth, targets = module.partition(_WRAPPED)[0], module.count(_WRAPPED), config.get("target_parameters") or ()
+    if path not in layers or module != path + depth * _WRAPPED or not isinstance(targets, (list, tuple)):
         return None
-    path = module.removesuffix(match[2])
     names = [f"{path}.{array}" for array in ARRAYS]
     targeted = [name for name in names if any(f".{name}".endswith(f".{target}") for target in targets)]
-    depth = match[2].count(".")
-    return ExpertArray(int(match[1]), targeted[-1 - depth]) if depth < len(targeted) else None
+    return ExpertArray(layers[path], targeted[-1 - depth]) if depth < len(targeted) else None
+
+
+def experts_of(array: ExpertArray, specs: Mapping[str, ParamSpec], where: str) -> int:
+    """The number of experts in an array, by the specs of its layer. Raises `UserError` where the model lacks it."""
+    if not all(weight in specs and specs[weight].routed for weight in array.weights):
+        raise UserError(
+            f"{where} has factors for {array.name}, which this model lacks; expected an adapter of this model"
+        )
+    return specs[array.weights[0]].shape[0]
 
 
 def factors_of_array(
@@ -63,7 +86,7 @@ def factors_of_array(
     """The factors of each weight in an array, [expert, inputs, rank] and [expert, rank, outputs].
 
     Args:
-        array: with factors.
+        array: with factors, which the model has.
         pair: A [rank x experts, inputs], an expert after another, and B [outputs, rank x experts], which take turns.
         specs: of the layer's weights.
         base: the model.
@@ -73,10 +96,6 @@ def factors_of_array(
     Raises:
         UserError: they are for another model, or the file does not say which factor has the inputs.
     """
-    if not all(weight in specs and specs[weight].routed for weight in array.weights):
-        raise UserError(
-            f"{where} has factors for {array.name}, which this model lacks; expected an adapter of this model"
-        )
     (experts, inputs, width), (a, b) = specs[array.weights[0]].shape, pair
     outputs, rank = width * len(array.weights), len(a) // experts
     if not rank or (a.shape, b.shape) != ((rank * experts, inputs), (outputs, rank * experts)):

@@ -19,8 +19,15 @@ from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import cut, named, one_of, printable, quoted
-from jaxpar.interop.adapters.adapter import Adapter, MergedAdapter, stack_of
-from jaxpar.interop.adapters.expert_factors import Pair, array_of, check_targets, factors_of_array, joined
+from jaxpar.interop.adapters.adapter import Adapter, MergedAdapter, Pair, by_matrix, stack_of
+from jaxpar.interop.adapters.expert_factors import (
+    array_of,
+    check_targets,
+    expert_modules,
+    experts_of,
+    factors_of_array,
+    joined,
+)
 from jaxpar.interop.mapping.family import StoredTensor, tensors_of
 from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
@@ -76,7 +83,7 @@ def open_adapter(path: str | Path, base: Model, key: str) -> Adapter:
     folder = user_path(path, key)
     _check_model(base.model, key)
     if (folder / CONFIG).exists():
-        factors = dict(_of_files(folder, base, key))
+        factors = by_matrix(_of_files(folder, base, key), f"{key}: {named(folder)}")
     else:
         source = open_source(path, key)
         if not isinstance(source, AdaptedWeights):
@@ -85,7 +92,7 @@ def open_adapter(path: str | Path, base: Model, key: str) -> Adapter:
                 "run with lora.rank"
             )
         check_base(base, source.factors.facts, f"{key}: {named(folder)}")
-        factors = dict(_of_run(source))
+        factors = by_matrix(_of_run(source), f"{key}: {named(folder)}")
     for weight, _ in factors:
         if weight not in _adaptable(base.model):
             raise UserError(
@@ -152,17 +159,19 @@ def _of_files(folder: Path, base: Model, key: str) -> Iterator[tuple[tuple[str, 
     if not (folder / WEIGHTS).exists():
         raise UserError(f"{key}: {named(folder)} has no {WEIGHTS}; expected it beside {CONFIG}")
     files = _Files(folder)
-    modules = _modules(base)
+    modules, where = _modules(base), f"{key}: {named(folder)}"
+    of_all_experts = expert_modules(modules)
+    modules = {name: one for name, one in modules.items() if not one.laid.specs[0].routed}  # an array is no module
     left = dict.fromkeys(files.tensors)
     while left:
         name = next(iter(left))
         module = name.removeprefix(PREFIX).rpartition(".lora_")[0]
         names = [f"{PREFIX}{module}.lora_{which}.weight" for which in "AB"]
-        array = array_of(module, config)
-        there = module in modules or (array is not None and array.layer < len(specs))
+        array = array_of(module, config, of_all_experts)
+        there = module in modules or array is not None
         if not there or name not in names or not all(one in files.tensors for one in names):
             raise UserError(
-                f"{key}: {named(folder)} has the tensor {quoted(name, 120)}, and {named(base.path)} has no matrix for "
+                f"{where} has the tensor {quoted(name, 120)}, and {named(base.path)} has no matrix for "
                 "it; expected an adapter of this model, with two factors of each matrix"
             )
         shapes = [list(files.tensors[one].shape) for one in names]
@@ -176,9 +185,8 @@ def _of_files(folder: Path, base: Model, key: str) -> Iterator[tuple[tuple[str, 
             del left[one]
         a = a.astype(np.float32)
         if array is not None:
-            experts = specs[array.layer][array.weights[0]].routed or 1
+            experts = experts_of(array, specs[array.layer], where)
             pair = a, _scale(config, array.name, max(1, len(a) // experts)) * b
-            where = f"{key}: {named(folder)}"
             yield from factors_of_array(array, pair, specs[array.layer], base, config, where)
             continue
         tensor = modules[module]
