@@ -76,7 +76,10 @@ class Result:
 
 def accepted(keys: Keys) -> bool:
     """Whether a configuration can be read, and its model be trained, and transformers computes it: some classes take a
-    `hidden_size` only as a multiple of the heads, and Gemma 4's tokens only with rows of the inputs of layers."""
+    `hidden_size` only as a multiple of the heads, and Gemma 4's tokens only with rows of the inputs of layers. Kimi
+    Linear has a layer of latent attention, without which no export has its ranks."""
+    if keys["model_type"] == "kimi_linear" and "full_attention" not in keys["layer_types"]:
+        return False
     rows = keys["vocab_size_per_layer_input"] if keys["model_type"] == "gemma4_text" else keys["vocab_size"]
     if keys.get("hidden_size", 0) % keys.get("num_attention_heads", 1) or rows < keys["vocab_size"]:
         return False

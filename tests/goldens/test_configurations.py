@@ -39,6 +39,12 @@ def test_transformers_computes_drawn_configurations_of_gemma_4(name: str):
     assert len(numbers) > 2
 
 
+def test_drawn_configurations_of_kimi_linear_have_latent_attention():
+    keys = json.loads((FOLDER / "kimi_linear" / "config.json").read_text())
+    types = [drawn(keys, np.random.default_rng(seed), accepted)["layer_types"] for seed in range(12)]
+    assert all("full_attention" in one for one in types) and any(one[0] == "linear_attention" for one in types)
+
+
 @pytest.mark.parametrize(
     ("name", "sentence"), [("kimi_k2", "transformers has no class for kimi_k2"), ("lama", "there is no golden lama")]
 )
