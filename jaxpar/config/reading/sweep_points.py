@@ -6,8 +6,7 @@ import itertools
 import math
 import re
 from collections.abc import Mapping, Sequence
-
-import numpy as np
+from random import Random
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import quoted
@@ -67,10 +66,10 @@ def drawn(keys: Mapping[str, Sequence[str]], count: int, seed: int) -> list[Poin
     Raises:
         UserError: there are not so many different points.
     """
-    random = np.random.default_rng(seed)
+    random = Random(seed)
     points, repeated = list[Point](), 0
     while len(points) < count:
-        point = {key: _draw(values[int(random.integers(len(values)))], random) for key, values in keys.items()}
+        point = {key: _draw(random.choice(values), random) for key, values in keys.items()}
         repeated = repeated + 1 if point in points else 0
         if repeated == DRAWS:
             raise UserError(f"--random {count}: only {len(points)} different points were drawn; expected fewer")
@@ -135,7 +134,7 @@ def _range(value: str) -> tuple[float, float] | None:
     return bounds
 
 
-def _draw(value: str, random: np.random.Generator) -> str:
+def _draw(value: str, random: Random) -> str:
     bounds = _range(value)
     if bounds is None:
         return value

@@ -51,6 +51,7 @@ def write_weights(
         is_leaf=lambda leaf: isinstance(leaf, ParamSpec),
     )
     facts = {"config": config_to_dict(config), **facts}
+    folder.mkdir(parents=True, exist_ok=True)
     checkpointer = Checkpointer(folder / CHECKPOINTS, keep_last=1, keep_every=None, report=report)
     try:
         checkpointer.save(0, {"master": master, "step": jnp.int32(0)}, facts)
