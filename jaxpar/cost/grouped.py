@@ -15,7 +15,7 @@ from __future__ import annotations
 from math import log2
 from typing import NamedTuple
 
-from jaxpar.cost.machine import grouped_limit
+from jaxpar.cost.hardware_model import grouped_limit
 from jaxpar.cost.operations import TILES, Device, aligned
 
 FORWARD_ROWS = 68

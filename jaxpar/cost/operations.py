@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache, partial
 
-from jaxpar.cost.hardware_model import HardwareModel
-from jaxpar.cost.machine import attention_limits, machine_of
+from jaxpar.cost.hardware_model import HardwareModel, attention_limits, machine_of
 from jaxpar.cost.tables import Table
 from jaxpar.hardware.catalogue import GPU
 from pallas_kernels.expected import Machine

@@ -45,10 +45,10 @@ class Outbox:
                 while self._unsent:
                     del self._unsent[: self._connection.send(self._unsent)]
             except BlockingIOError:
-                pass
+                return False
             except OSError:  # The end of the connection is noticed when it is read.
                 self._unsent.clear()
-            return not self._unsent
+            return True
 
 
 @dataclass

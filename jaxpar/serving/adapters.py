@@ -15,6 +15,7 @@ from starlette.responses import PlainTextResponse
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import quoted
+from jaxpar.serving.client_folders import folder_within
 from jaxpar.serving.fields import LOAD_ADAPTER, UNLOAD_ADAPTER, checked, fields_of
 from jaxpar.serving.refusals import Refusal, wrong
 from jaxpar.serving.served_model import ServedModel
@@ -55,7 +56,8 @@ class Adapters:
         """Load an adapter, or put another one in its place."""
         checked(http.query_params, {})
         fields = fields_of(body, LOAD_ADAPTER)
-        name, path = _name_of(fields["lora_name"]), self._checked(fields["lora_path"])
+        name = _name_of(fields["lora_name"])
+        path = folder_within(fields["lora_path"], self.folders, "lora_path", "--adapters")
         async with self._loading:
             self._check_name(name, fields["load_inplace"])
             try:
@@ -101,21 +103,6 @@ class Adapters:
             if asyncio.get_running_loop().time() > until:
                 raise Refusal(503, f"answers with replaced adapters took longer than {self.seconds:g} s")
             await asyncio.sleep(0.05)
-
-    def _checked(self, path: object) -> Path:
-        """The folder at a path. Raises `Refusal`."""
-        refusal = Refusal(
-            400, f"lora_path: got {quoted(path, 120)}; expected a folder in that of --adapters", "lora_path"
-        )
-        if not isinstance(path, str):
-            raise refusal
-        try:
-            folder = Path(path).resolve()
-            if not folder.is_dir() or not any(parent in folder.parents for parent in self.folders):
-                raise refusal
-        except (OSError, ValueError) as error:
-            raise refusal from error
-        return folder
 
 
 def _name_of(value: object) -> str:

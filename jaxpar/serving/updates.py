@@ -12,7 +12,7 @@ from typing import Any
 from starlette.requests import Request as HttpRequest
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.spelling import quoted
+from jaxpar.serving.client_folders import folder_within
 from jaxpar.serving.fields import PAUSE, RELOAD, checked, fields_of
 from jaxpar.serving.refusals import Refusal, wrong
 from jaxpar.serving.worker import Worker
@@ -49,7 +49,8 @@ class Updates:
         fields = fields_of(body, RELOAD)
         if fields["method"] is None:
             raise wrong("method", None, RELOAD["method"].expected)
-        folder = self._checked(fields["kwargs"].get("weights_path"))
+        path = fields["kwargs"].get("weights_path")
+        folder = folder_within(path, [self.folder], "weights_path", "--updates", directly=True)
         if not self.worker.paused:
             raise Refusal(409, "the server draws answers; expected POST /pause?mode=wait first")
 
@@ -62,18 +63,3 @@ class Updates:
         except UserError as error:
             raise Refusal(400, f"weights_path: {error}", "weights_path") from None
         return {"results": [None]}
-
-    def _checked(self, path: object) -> Path:
-        """The folder at a path. Raises `Refusal`."""
-        refusal = Refusal(
-            400, f"weights_path: got {quoted(path, 120)}; expected a folder in that of --updates", "weights_path"
-        )
-        if not isinstance(path, str):
-            raise refusal
-        try:
-            folder = Path(path).resolve()
-            if folder.parent != self.folder or not folder.is_dir():
-                raise refusal
-        except (OSError, ValueError) as error:
-            raise refusal from error
-        return folder

@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from jaxpar.cost.grouped import Products
-from jaxpar.cost.hardware_model import hardware_of
-from jaxpar.cost.machine import machine_of
+from jaxpar.cost.hardware_model import hardware_of, machine_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.catalogue import gpu_named
 from pallas_kernels import bounds

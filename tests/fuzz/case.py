@@ -59,7 +59,7 @@ class Case:
         return small(**sections)
 
     def differences(self) -> list[str]:
-        """What differs from one device, or is not finite there, as sentences. Raises `UserError` if it is refused."""
+        """Sentences on what differs from one device, or is not finite there. Raises `UserError` if it is refused."""
         wanted, found = _numbers(self.config(alone=True)), _numbers(self.config())
         rounded = any(FEATURES[name].group == ROUNDED for name in self.features)
         return [

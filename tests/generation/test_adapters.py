@@ -36,7 +36,7 @@ TARGETS = (
 )
 """Rank and matrices of each adapter; the second has none in the first layer."""
 ROUTED = ("layers.mlp.up", "layers.mlp.gate", "layers.mlp.down")
-"""Those of experts have three dims in models with experts, and two in others."""
+"""Matrices of experts have three dims in models with experts, and two in others."""
 
 
 @dataclass(frozen=True, eq=False)

@@ -35,8 +35,8 @@ def routed(name: str, number: int, seed: int = 0) -> Adapter:
 @pytest.mark.matrix(quick=(), ci=1)
 @pytest.mark.parametrize(("name", "layout"), [("mixtral", "experts"), ("mixtral", "sent"), ("gpt_oss", "experts")])
 def test_experts_have_the_factors_of_each_rows_adapter(name: str, layout: str):
-    """Those of a model with them merged in float64, on one device; and another adapter in place of one compiles
-    nothing."""
+    """Log-probabilities of a model with them merged in float64, on one device; and another adapter in place of one
+    compiles nothing."""
     base = base_of(name)
     adapters = [adapter_of(name, 0), adapter_of(name, 1), routed(name, 0, seed=4)]
     another = routed(name, 1, seed=9)

@@ -1,4 +1,4 @@
-"""What Mosaic GPU kernels become for GPUs that are not here; child only (see `tests.gpu_compile.in_child`)."""
+"""Programs that Mosaic GPU kernels become for GPUs that are not here; child only (see `tests.gpu_compile.in_child`)."""
 
 import os
 import re

@@ -11,8 +11,7 @@ from jaxpar.compiler.program.attribution import Movement
 from jaxpar.compiler.program.costs.ops import Cost
 from jaxpar.compiler.program.hlo.groups import Groups, groups_of
 from jaxpar.compiler.program.hlo.records import ProgramError, leaves
-from jaxpar.cost.hardware_model import HardwareModel
-from jaxpar.cost.machine import grouped_limit
+from jaxpar.cost.hardware_model import HardwareModel, grouped_limit
 from jaxpar.cost.messages import Leaving, network_of
 from jaxpar.cost.operations import USUAL_ATTENTION, Device, device_of
 from jaxpar.hardware.catalogue import GPU

@@ -104,7 +104,7 @@ def test_the_layers_of_the_page_are_not_the_rounds_that_a_balanced_step_never_ru
 EMBED, WIDTH, EXPERTS, PER_TOKEN = 256, 512, 16, 2
 """Experts are split over four ranks, and their width over two."""
 TOKENS = 16 * 256 // 4
-"""Of a microbatch on one device, those of its tensor ranks joined."""
+"""Tokens of a microbatch on one device, those of its tensor ranks joined."""
 DENSE = TOKENS * PER_TOKEN * 4 * (EXPERTS // 4) * min(EMBED, WIDTH // 2)
 """Numbers of a row for each expert."""
 

@@ -89,7 +89,7 @@ def test_tensor_ranks_send_tiles_of_inputs_as_codes_and_gradients_in_the_compute
 
 CONFIG = Path(__file__).parents[3] / "configs" / "llama3_8b.yaml"
 QUANTISED, MICROBATCHES = 2, 8
-"""Of the 4 layers, the first and the last are exceptions."""
+"""The first and the last of the 4 layers are exceptions."""
 MIB = 2.0**20
 TOKENS, WIDTH = 8192, 14336
 

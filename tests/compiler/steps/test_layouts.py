@@ -62,7 +62,7 @@ TOKENS, EMBED, VOCAB, RANKS, MICROBATCHES = 64, 128, 512, 4, 2
 
 
 def of_messages(messages: str) -> Report:
-    """Of ZeRO-3, with a row of 64 tokens in a microbatch."""
+    """A step of ZeRO-3, with a row of 64 tokens in a microbatch."""
     parallel = {"fsdp": RANKS, "zero": 3, "microbatches": MICROBATCHES, "overlap": {"embedding_messages": messages}}
     config = wide(parallel=parallel, data={"batch_size": RANKS * MICROBATCHES})
     analysis, report = inspected(config, HOST)

@@ -66,7 +66,7 @@ def test_a_device_sends_its_weights_once_in_a_period(wire: str | None, number: i
 
 
 def test_a_step_takes_its_share_of_a_message_that_is_waited_for():
-    """Of a period's bytes over the link between the groups; and of what the update moves in memory."""
+    """The message is a period's bytes over the link between the groups; the update is what it moves in memory."""
     timer = searched(islands_of(), halves(0.5)).timer
     weights, alone, step = timer.weights(SHARDED), timer.alone(SHARDED), timer.step(SHARDED)
     link = 0.5 * GIGA * timer.reached(timer.cluster).network_share
@@ -214,7 +214,7 @@ def test_the_schedule_of_islands_is_that_of_one(tmp_path: Path):
 
 @pytest.mark.parametrize("keys", [{"delay": 1}, {"eager": True}, {}])
 def test_programs_that_exchange_in_some_steps_alone_are_not_verified(keys: dict[str, Any]):
-    """What a branch of the program does is counted in each step."""
+    """The work of a branch of the program is counted in each step."""
     cluster, islands = parse_cluster("h100:2x8"), islands_of(**keys).islands
     with refused("--verify", "islands.every: 10", "islands.fragments: 10"):
         check_verifiable(cluster, islands)

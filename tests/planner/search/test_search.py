@@ -180,12 +180,12 @@ def test_virtual_stages_may_add_a_twentieth_of_the_layers(layers: int, virtual: 
 
 
 LENGTHS = [own for own in product(range(1, 10), repeat=4) if sum(own) == 12]
-"""Of four stages of a model of twelve layers."""
+"""Four stages of a model of twelve layers."""
 UNIFORM = ("1f1b", "zb-uniform", "gpipe")
 
 
 def seconds_of(name: str, lengths: Sequence[int], head: float, mode: Mode) -> float:
-    """Of a pipeline whose layers take 1 s forward and 2 s backward, half of it for weights, by the simulator."""
+    """A pipeline whose layers take 1 s forward and 2 s backward, half of it for weights, by the simulator."""
     forward = tuple(map(float, lengths))
     durations = Durations(forward, tuple(2 * one for one in forward), forward, head, 0.1)
     schedule = make_schedule(name, ranks=len(lengths), microbatches=8)
@@ -195,7 +195,8 @@ def seconds_of(name: str, lengths: Sequence[int], head: float, mode: Mode) -> fl
 @pytest.mark.parametrize("head", [0.0, 4.0, 20.0])
 @pytest.mark.parametrize("name", UNIFORM)
 def test_no_lengths_are_faster_than_equal_ones_in_uniform_ticks(name: str, head: float):
-    """Which is why they are not searched on GPUs of one kind: not even where the loss takes longer than a stage."""
+    """They are not searched on GPUs of one kind, for they are no faster there: not even where the loss takes longer
+    than a stage."""
     equal = seconds_of(name, (3, 3, 3, 3), head, "lockstep")
     assert min(seconds_of(name, own, head, "lockstep") for own in LENGTHS) == pytest.approx(equal)
     assert seconds_of(name, (4, 3, 3, 2), head, "lockstep") > 1.05 * equal

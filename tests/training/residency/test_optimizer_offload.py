@@ -229,8 +229,8 @@ def test_a_state_on_the_host_begins_as_on_the_device_and_is_made_in_pieces(name:
 
 
 def device_bytes(function: Any, *arguments: Any) -> int:
-    """Of the largest array that `function` makes in device memory, all devices' parts of it together. XLA allocates a
-    filled array where it goes, so one that is only moved to the host is not made on the device."""
+    """Bytes of the largest array that `function` makes in device memory, all devices' parts of it together. XLA
+    allocates a filled array where it goes, so one that is only moved to the host is not made on the device."""
     equations = [equation for equation, _ in operations(function, *arguments)]
     moved = {id(v) for one in equations if one.primitive.name == "device_put" for v in one.invars}
     filled = lambda one: one.primitive.name == "broadcast_in_dim" and {id(v) for v in one.outvars} <= moved
