@@ -59,7 +59,7 @@ def test_peaks_are_the_datasheets() -> None:
 
 
 def test_the_page_has_the_table_that_is_computed() -> None:
-    page = Path(__file__).parents[2] / "docs" / "kernels.md"
+    page = Path(__file__).parents[2] / "docs" / "kernel-speeds.md"
     assert bounds.table() in page.read_text()
     at_pcie = [PCIE_L2 * tiled_step(128 * pieces, pieces=pieces).flops_per_byte / 1e12 for pieces in (2, 1)]
     assert [round(speed) for speed in at_pcie] == [910, 683]
