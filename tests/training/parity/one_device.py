@@ -25,10 +25,8 @@ def assert_equals_one_device(run: SmallRun, loss: float, gradients: Any, weights
     assert_close(found_loss, loss, found, gradients)
 
 
-def assert_close(
-    found_loss: SupportsFloat, loss: float, found: Any, gradients: Any, tolerance: float = TOLERANCE
-) -> None:
-    """A loss and gradients, by layer, are the wanted ones within `tolerance`."""
+def assert_close(found_loss: SupportsFloat, loss: float, found: Any, gradients: Any) -> None:
+    """A loss and gradients, by layer, are the wanted ones within `TOLERANCE`."""
     assert abs(float(found_loss) - loss) <= TOLERANCE * abs(loss)
     worst, leaf = worst_difference(found, gradients)
     assert worst <= TOLERANCE, f"gradient of {leaf} differs by {worst:.1e}"
