@@ -7,7 +7,6 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from jaxpar.serving.worker import Piece
 
@@ -38,7 +37,7 @@ class Reply:
     with_ids: bool = False
     """Whether the tokens of answers are named, with the stop tokens that end them."""
     kind, chunk, prefix = "text_completion", "text_completion", "cmpl-"
-    began: dict[str, Any] = field(init=False)
+    began: dict[str, object] = field(init=False)
     pieces: list[list[Piece]] = field(init=False)
 
     def __post_init__(self) -> None:
@@ -53,7 +52,7 @@ class Reply:
         self.pieces[piece.answer].append(piece)
         self.usage.new += len(piece.tokens)
 
-    def body(self) -> dict[str, Any]:
+    def body(self) -> dict[str, object]:
         """All answers."""
         choices = [self._choice(index, pieces) for index, pieces in enumerate(self.pieces)]
         return self.began | {"object": self.kind, "choices": choices, "usage": self.usage.body()}
@@ -74,21 +73,21 @@ class Reply:
             yield self._event([], usage=self.usage.body())
         yield b"data: [DONE]\n\n"
 
-    def _event(self, choices: list[dict[str, Any]], **more: Any) -> bytes:
+    def _event(self, choices: list[dict[str, object]], **more: object) -> bytes:
         return event(self.began | {"object": self.chunk, "choices": choices, **more})
 
-    def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
-        ids = {"token_ids": [token for piece in pieces for token, _ in piece.tokens]} if self.with_ids else {}
+    def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, object]:
+        ids: dict[str, object] = {"token_ids": [token for piece in pieces for token, _ in piece.tokens]}
         return {
             "index": index, "text": "".join(piece.text for piece in pieces), "logprobs": self._likely(pieces, 0),
             "finish_reason": pieces[-1].finish,
-        } | ids  # fmt: skip
+        } | (ids if self.with_ids else {})  # fmt: skip
 
-    def _part(self, piece: Piece, offset: int) -> dict[str, Any]:
+    def _part(self, piece: Piece, offset: int) -> dict[str, object]:
         likely = self._likely([piece], offset)
         return {"index": piece.answer, "text": piece.text, "logprobs": likely, "finish_reason": piece.finish}
 
-    def _likely(self, pieces: Sequence[Piece], offset: int) -> dict[str, Any] | None:
+    def _likely(self, pieces: Sequence[Piece], offset: int) -> dict[str, object] | None:
         """Log-probabilities of tokens, whose text begins at `offset`."""
         if self.decode is None:
             return None
@@ -114,19 +113,19 @@ class ChatReply(Reply):
             delta = {"role": "assistant", "content": ""}
             yield self._event([{"index": index, "delta": delta, "logprobs": None, "finish_reason": None}])
 
-    def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, Any]:
+    def _choice(self, index: int, pieces: Sequence[Piece]) -> dict[str, object]:
         content = "".join(piece.text for piece in pieces)
         return {
             "index": index, "message": {"role": "assistant", "content": content, "refusal": None},
             "logprobs": self._likely(pieces, 0), "finish_reason": pieces[-1].finish,
         }  # fmt: skip
 
-    def _part(self, piece: Piece, offset: int) -> dict[str, Any]:
+    def _part(self, piece: Piece, offset: int) -> dict[str, object]:
         delta = {"content": piece.text} if piece.text or piece.finish is None else {}
         likely = self._likely([piece], offset) if piece.tokens else None
         return {"index": piece.answer, "delta": delta, "logprobs": likely, "finish_reason": piece.finish}
 
-    def _likely(self, pieces: Sequence[Piece], offset: int) -> dict[str, Any] | None:
+    def _likely(self, pieces: Sequence[Piece], offset: int) -> dict[str, object] | None:
         if self.decode is None:
             return None
         texts = [(self.decode([token]), likely) for piece in pieces for token, likely in piece.tokens]
@@ -139,6 +138,6 @@ class ChatReply(Reply):
         }
 
 
-def event(body: dict[str, Any]) -> bytes:
+def event(body: dict[str, object]) -> bytes:
     """An event of a stream."""
     return f"data: {json.dumps(body, allow_nan=False)}\n\n".encode()

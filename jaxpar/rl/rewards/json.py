@@ -28,12 +28,16 @@ _ANSWER = re.compile(rf"<answer>({_INSIDE})</answer>", re.DOTALL)
 _STRICT = re.compile(rf"\s*<think>{_INSIDE}</think>\s*<answer>{_INSIDE}</answer>\s*", re.DOTALL)
 
 
-def json_fields(prompts: Sequence[str], completions: Sequence[str], answer: Sequence[Any], **_: object) -> list[float]:
+def json_fields(
+    prompts: Sequence[str], completions: Sequence[str], answer: Sequence[object], **_: object
+) -> list[float]:
     """The share of the fields of `answer`, at any depth, that the JSON has with the same value."""
     return [_share(parsed(text), wanted) for text, wanted in zip(completions, answer, strict=True)]
 
 
-def json_length(prompts: Sequence[str], completions: Sequence[str], answer: Sequence[Any], **_: object) -> list[float]:
+def json_length(
+    prompts: Sequence[str], completions: Sequence[str], answer: Sequence[object], **_: object
+) -> list[float]:
     """The length of the JSON or of `answer`, whichever is shorter, over the other, without spaces; 0 without JSON."""
     return [_alike(parsed(text), wanted) for text, wanted in zip(completions, answer, strict=True)]
 
@@ -48,7 +52,7 @@ def think(prompts: Sequence[str], completions: Sequence[str], **_: object) -> li
     return [float(_STRICT.fullmatch(text) is not None) for text in completions]
 
 
-def schema(prompts: Sequence[str], completions: Sequence[str], schema: Sequence[Any], **_: object) -> list[float]:
+def schema(prompts: Sequence[str], completions: Sequence[str], schema: Sequence[object], **_: object) -> list[float]:
     """1 where the JSON fits the JSON Schema of the column `schema`, else 0."""
     checks = [_validator(json.dumps(one, allow_nan=True), "the column schema") for one in schema]
     return [float(check(parsed(text))) for check, text in zip(checks, completions, strict=True)]
@@ -76,7 +80,7 @@ def schema_reward(path: str) -> Callable[..., list[float]]:
     return reward
 
 
-def parsed(text: str) -> Any:
+def parsed(text: str) -> object:
     """The JSON of an answer, or `NO_JSON`: constants that JSON has not, a key that comes twice, and more than `DEEPEST`
     objects and lists around a value are none."""
     inside = _ANSWER.search(text)
@@ -87,7 +91,7 @@ def parsed(text: str) -> Any:
     return NO_JSON if _is_deep(value) else value
 
 
-def same_json(one: Any, other: Any) -> bool:
+def same_json(one: object, other: object) -> bool:
     """Whether two values are the same JSON: 1 and 1.0 are, 1 and true are not."""
     if isinstance(one, Mapping) and isinstance(other, Mapping):
         return one.keys() == other.keys() and all(same_json(value, other[key]) for key, value in one.items())
@@ -96,27 +100,27 @@ def same_json(one: Any, other: Any) -> bool:
     return isinstance(one, bool) == isinstance(other, bool) and one == other
 
 
-def _share(value: Any, wanted: Any) -> float:
+def _share(value: object, wanted: object) -> float:
     if value is NO_JSON:
         return 0.0
     fields, others = dict(_fields(wanted)), dict(_fields(value))
     return sum(key in others and same_json(others[key], one) for key, one in fields.items()) / len(fields)
 
 
-def _fields(value: Any, path: tuple[str | int, ...] = ()) -> list[tuple[tuple[str | int, ...], Any]]:
+def _fields(value: object, path: tuple[str | int, ...] = ()) -> list[tuple[tuple[str | int, ...], object]]:
     """The values that hold no others, each with its keys; an empty object or list is one."""
     members = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list) else ()
     return [one for key, member in members for one in _fields(member, (*path, key))] or [(path, value)]
 
 
-def _alike(value: Any, wanted: Any) -> float:
+def _alike(value: object, wanted: object) -> float:
     if value is NO_JSON:
         return 0.0
     shorter, longer = sorted(len(json.dumps(one, separators=(",", ":"), allow_nan=True)) for one in (value, wanted))
     return shorter / longer
 
 
-def _is_deep(value: Any) -> bool:
+def _is_deep(value: object) -> bool:
     """Whether more than `DEEPEST` objects and lists are around a value."""
     level = [value]
     for _ in range(DEEPEST + 1):
@@ -127,11 +131,11 @@ def _is_deep(value: Any) -> bool:
     return True
 
 
-def _refused(constant: str) -> Any:
+def _refused(constant: str) -> object:
     raise ValueError(f"{constant} is no JSON")
 
 
-def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _object(pairs: list[tuple[str, object]]) -> dict[str, object]:
     made = dict(pairs)
     if len(made) < len(pairs):
         raise ValueError("a key comes twice")
@@ -139,7 +143,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=256)
-def _validator(text: str, where: str) -> Callable[[Any], bool]:
+def _validator(text: str, where: str) -> Callable[[object], bool]:
     """The check of a schema, from its text. References lead to its parts alone: nothing is fetched."""
     try:
         from jsonschema.exceptions import SchemaError
@@ -161,7 +165,7 @@ def _validator(text: str, where: str) -> Callable[[Any], bool]:
             f"{where}: it is nested too deeply, or refers to itself without end; expected a JSON Schema that ends"
         ) from None
 
-    def fits(value: Any) -> bool:
+    def fits(value: object) -> bool:
         try:
             return value is not NO_JSON and validator.is_valid(value)
         except RecursionError:
@@ -170,7 +174,7 @@ def _validator(text: str, where: str) -> Callable[[Any], bool]:
     return fits
 
 
-def _written(text: str, where: str) -> dict[str, Any] | bool:
+def _written(text: str, where: str) -> dict[str, object] | bool:
     try:
         written = json.loads(text)
     except ValueError as error:
@@ -180,7 +184,7 @@ def _written(text: str, where: str) -> dict[str, Any] | bool:
     return written
 
 
-def _kind(written: dict[str, Any] | bool, where: str) -> Any:
+def _kind(written: dict[str, object] | bool, where: str) -> Any:
     """The validators of the version of JSON Schema that a schema is written in."""
     from jsonschema.validators import validator_for
 
@@ -196,7 +200,7 @@ def _kind(written: dict[str, Any] | bool, where: str) -> Any:
     return kind
 
 
-def _check_references(written: dict[str, Any] | bool, kind: Any, where: str) -> None:
+def _check_references(written: dict[str, object] | bool, kind: Any, where: str) -> None:
     """Raise `UserError` for a reference of a schema, or of what it refers to, that leads to no schema."""
     from jsonschema_specifications import REGISTRY
     from referencing.jsonschema import specification_with
@@ -214,7 +218,7 @@ def _check_references(written: dict[str, Any] | bool, kind: Any, where: str) -> 
             left.append((inner.contents, resolver.in_subresource(inner)))
 
 
-def _followed(reference: str, resolver: Any, where: str) -> tuple[Any, Any]:
+def _followed(reference: Any, resolver: Any, where: str) -> tuple[object, Any]:
     """The part of a schema that a reference leads to, with what resolves references of the part."""
     from referencing.exceptions import Unresolvable
 
