@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from typing import Any, cast
 
 from jaxpar.observe.report.curves import page_data
 from jaxpar.observe.report.figures import last, tokens
@@ -30,12 +31,18 @@ def write_card(run: Run, price: float) -> int:
             if code := run(["jaxpar.plan", *words, "--out", str(FOLDER / f"plan-{name}.json")], out):
                 return code
     records = [known for name in RUNS if (known := record(name)) is not None]
+    curves = page_data(records)
+    for one in cast("list[dict[str, Any]]", curves["runs"]):
+        if "metrics.reward" in one["series"]:  # its loss says nothing beside the others'
+            one["series"] = {
+                name: points for name, points in one["series"].items() if name not in ("loss", "eval_loss")
+            }
     text = page(
         template((HERE / "card.html").read_text()),
         "Report card",
         styles=["observe/report/page.css"],
         scripts=["pages/table.js", "observe/report/page.js"],
-        data={"report": page_data(records)},
+        data={"report": curves},
         colors=series(len(records)),
         stages=_stages({one.label: one for one in records}),
         scores=tasks(records),
@@ -63,7 +70,10 @@ def _stages(records: Mapping[str, RunRecord]) -> Table:
     rows = []
     for stage in STAGES:
         known = records.get(stage.name)
-        values = (None, None, None) if known is None else (known.last_step, tokens(known), last("eval_loss")(known))
+        values = (None, None, None)
+        if known is not None:
+            loss = None if last("metrics.reward")(known) is not None else last("eval_loss")(known)
+            values = known.last_step, tokens(known), loss
         formats = ("{:,}".format, count, "{:.3f}".format)
         texts = ["" if value is None else words(value) for words, value in zip(formats, values, strict=True)]
         rows.append([stage.name, stage.title, *texts, clock(spent().get(stage.name, 0))])
