@@ -94,7 +94,7 @@ def _cluster(price: float) -> Table:
         predicted, steps = best["predicted"], best["config"]["run"]["steps"]
         drawn = predicted.get("answers")
         step = drawn[0]["seconds"] if drawn else number(predicted, "step_time_s")
-        memory = max([predicted["peak_bytes"], *([drawn[0]["drawing_bytes"]] if drawn else [])])
+        memory = max(float(predicted["peak_bytes"]), float(drawn[0]["drawing_bytes"]) if drawn else 0.0)
         assert step is not None
         total += steps * step
         cost = f"${GPUS * steps * step / 3600 * price:,.0f}"
