@@ -9,7 +9,9 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from functools import wraps
+from pathlib import Path
 from typing import Protocol
 
 from jaxpar.compiler.quiet import quiet_imports
@@ -56,15 +58,17 @@ def command(interrupted: str = "interrupted") -> Callable[[Callable[[Sequence[st
     return decorate
 
 
-def run_command(words: Sequence[str]) -> int:
+def run_command(words: Sequence[str], out: Path | None = None) -> int:
     """Run `python -m WORDS` in a separate process; returns its exit code.
 
-    Ctrl-C reaches it from the terminal and SIGTERM from here, so that a run saves before this returns.
+    `out` is a file for what it prints, which is there only where it succeeded. Ctrl-C reaches it from the terminal and
+    SIGTERM from here, so that a run saves before this returns.
 
     Raises:
         KeyboardInterrupt: one of the signals came, and the process has ended.
     """
     came, process = list[int](), list[subprocess.Popen[bytes]]()
+    part = None if out is None else out.with_name(f"{out.name}.part")
 
     def forward(received: int, _frame: object) -> None:
         came.append(received)
@@ -73,13 +77,16 @@ def run_command(words: Sequence[str]) -> int:
 
     before = {one: signal.signal(one, forward) for one in (signal.SIGINT, signal.SIGTERM)}
     try:
-        process.append(subprocess.Popen([sys.executable, "-m", *words]))
-        code = process[0].wait()
+        with nullcontext() if part is None else part.open("wb") as file:
+            process.append(subprocess.Popen([sys.executable, "-m", *words], stdout=file))
+            code = process[0].wait()
     finally:
         for one, handler in before.items():
             signal.signal(one, handler)
     if came:
         raise KeyboardInterrupt
+    if out is not None and part is not None and code == 0:
+        part.replace(out)
     return code
 
 

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from typing import NamedTuple
 
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
 from markupsafe import Markup
 
 from jaxpar.pages.palette import THEME
@@ -46,13 +46,18 @@ class Table(NamedTuple):
         return _environment().get_template("pages/parts.html").module.table(self)  # pyright: ignore
 
 
-def render(template: str, **values: object) -> Markup:
-    """A template of the package, named by its path in it, as markup that is not escaped again."""
+def template(text: str) -> Template:
+    """A template from outside the package, which may extend those of it."""
+    return _environment().from_string(text)
+
+
+def render(template: str | Template, **values: object) -> Markup:
+    """A template, one of the package by its path in it, as markup that is not escaped again."""
     return Markup(_environment().get_template(template).render(values))
 
 
 def page(
-    template: str,
+    template: str | Template,
     title: str,
     *,
     styles: Sequence[str] = (),

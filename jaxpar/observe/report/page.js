@@ -150,7 +150,7 @@ class Chart {
     this.height = this.wide ? 280 : 200;
     this.lines = report.runs.flatMap((run, index) => [
       ...chart.series.filter(name => run.series[name]).map(name => new Line(chart, run, index, name)),
-      ...(this.wide && ownBaseline(run, index) ? [new Line(chart, run, index, "baseline")] : []),
+      ...(chart.series.includes("eval_loss") && ownBaseline(run, index) ? [new Line(chart, run, index, "baseline")] : []),
     ]);
     this.svg = element("svg", { role: "img", tabindex: "0", "aria-label": chart.title });
     this.button = html("button", { type: "button", "aria-pressed": "false", class: "log" }, "log");

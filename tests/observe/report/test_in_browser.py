@@ -172,6 +172,15 @@ def test_parts_are_opened_and_folded(page: Browser, pages: Path) -> None:
     assert "not cudnn" not in page.text("body")
 
 
+def test_a_chart_of_rewards_has_no_baseline_of_losses(page: Browser, tmp_path: Path) -> None:
+    rewarded = write_run(tmp_path / "rewarded", metrics={"reward": 0.5, "eval_reward": 0.75})
+    assert main([str(rewarded), "--out", str(tmp_path / "page.html")]) == 0
+    page.open(tmp_path / "page.html")
+    rewards = "#charts figure:nth-child(2)"
+    assert page.text(f"{rewards} h3") == "Reward" and drawn(page, rewards) == 2
+    assert drawn(page, LOSS) == 3, "training, held-out, baseline"
+
+
 def test_two_runs_lie_over_each_other(page: Browser, pages: Path, tmp_path: Path) -> None:
     page.open(pages / "two.html")
     assert drawn(page, LOSS) == 5, "two of each run, and their one baseline"

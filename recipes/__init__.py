@@ -1,0 +1,1 @@
+"""Recipes: commands of jaxpar, one after the other, for a whole task."""

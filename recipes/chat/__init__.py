@@ -1,0 +1,1 @@
+"""From nothing to a chat model, in stages: `python -m recipes.chat`."""
