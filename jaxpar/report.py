@@ -8,7 +8,9 @@ from pathlib import Path
 
 from jaxpar.cli import Parser, command
 from jaxpar.config import UserError
+from jaxpar.config.paths import user_location, user_path
 from jaxpar.config.spelling import named
+from jaxpar.remote.cache import local_path
 
 
 @command()
@@ -26,12 +28,15 @@ def main(arguments: Sequence[str]) -> None:
     print(f"Page: {_report(options.runs, options.out)}")
 
 
-def _report(folders: list[Path], out: Path | None) -> Path:
+def _report(asked: list[Path], out: Path | None) -> Path:
     from jaxpar.observe.report.page import check_page, html_page
     from jaxpar.observe.report.run_record import read_runs
 
+    folders = [local_path(one, "RUN", lambda names: [name for name in names if _is_record(name)]) for one in asked]
     runs = read_runs(folders)
-    page = folders[0] / "report.html" if out is None else out
+    if out is None and isinstance(user_location(asked[0], "RUN"), str):
+        raise UserError(f"--out: expected the page to write, since {named(folders[0].name)} is in a store")
+    page = folders[0] / "report.html" if out is None else user_path(out, "--out")
     check_page(page)
     from jaxpar.observe.files import write_atomically
 
@@ -41,6 +46,11 @@ def _report(folders: list[Path], out: Path | None) -> Path:
     except OSError as error:
         raise UserError(f"--out {named(page)}: cannot be written ({error.strerror})") from error
     return page
+
+
+def _is_record(name: str) -> bool:
+    """Whether a file of a run's folder may be read for a report."""
+    return "/" not in name
 
 
 if __name__ == "__main__":
