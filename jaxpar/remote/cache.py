@@ -1,8 +1,8 @@
 """Local copies of files in object stores, in a cache of limited size: the least recently used copies go first.
 
 `<cache>/<digest>/<name>` is a copy of what a URL had; the digest is of its listing, so a copy never changes. The
-variable `JAXPAR_CACHE` names the cache, and `JAXPAR_CACHE_SIZE` limits it. Beside each copy are two files that processes of
-this host lock: `.fetch` by the one that copies, `.use` by all that read, until they end.
+variable `JAXPAR_CACHE` names the cache, and `JAXPAR_CACHE_SIZE` limits it. Beside each copy are two files that
+processes of this host lock: `.fetch` by the one that copies, `.use` by all that read, until they end.
 """
 
 from __future__ import annotations

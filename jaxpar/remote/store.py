@@ -32,12 +32,14 @@ _LIBRARIES = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "hf": ("huggingface_
 """Scheme to the module that fsspec needs for it, and the extra that installs it."""
 _VERSIONS = ("ETag", "etag", "generation", "blob_id", "created")
 """Entries of a listing that change with the contents of a file; the first that a store has."""
-_REFUSED = (
+_REFUSED = {
     "NoCredentialsError", "PartialCredentialsError", "ProfileNotFound", "TokenRetrievalError",
     "UnauthorizedSSOTokenError",
     "DefaultCredentialsError", "RefreshError", "GatedRepoError", "NoAuthTokenError", "LocalTokenNotFoundError",
-)  # fmt: skip
+}  # fmt: skip
 """Names of errors about credentials, in libraries that may not be installed."""
+_CUT = {"JSONDecodeError", "UnicodeDecodeError"}
+"""Names of errors about an answer that was cut."""
 _REFUSED_WORDS = (
     "InvalidAccessKeyId",
     "SignatureDoesNotMatch",
@@ -50,7 +52,7 @@ _REFUSED_WORDS = (
 
 
 class StoreError(UserError):
-    """What a store refused, or could not do after all tries; one sentence with the URL and the reason."""
+    """A store refused something, or failed at every try; one sentence with the URL and the reason."""
 
 
 class StoredFile(NamedTuple):
@@ -129,13 +131,12 @@ def _final(error: Exception) -> str | None:
     text = str(error)
     if isinstance(error, StoreError):
         return text
-    if isinstance(error, PermissionError) or names & set(_REFUSED) or any(word in text for word in _REFUSED_WORDS):
+    if isinstance(error, PermissionError) or names & _REFUSED or any(word in text for word in _REFUSED_WORDS):
         return "the store refused it: credentials are missing or wrong, or do not allow it (docs/object-stores.md)"
-    if (isinstance(error, FileNotFoundError) and error.errno is None) or "NoSuchBucket" in text:
+    if isinstance(error, FileNotFoundError) or "NoSuchBucket" in text:
         return "there is no such bucket, folder or file"
-    if isinstance(error, FileNotFoundError):
-        what = f"{error.filename} " if error.filename else ""
-        return f"{what}does not exist" if error.filename else "there is no such bucket, folder or file"
+    if isinstance(error, ValueError) and not names & _CUT:
+        return f"it is not accepted ({_words(error)})"
     if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
         return f"its copy cannot be written ({error.strerror})"
     return None

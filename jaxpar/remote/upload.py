@@ -97,7 +97,10 @@ def folder_to_write(out: str | Path, key: str, last: Sequence[str], report: Call
     if isinstance(where, Path):
         yield where
         return
-    files = listed(where)
+    try:
+        files = listed(where)
+    except StoreError as error:
+        raise StoreError(f"{key}: {error}") from error
     if files and MARKER not in files:
         raise UserError(f"{key}: {quoted(where)} exists; expected a new name")
     folder = cache_folder() / "out" / hashlib.blake2b(where.encode(), digest_size=12).hexdigest()
@@ -108,7 +111,9 @@ def folder_to_write(out: str | Path, key: str, last: Sequence[str], report: Call
     try:
         count, total = _upload(path, where, last)
     except StoreError as error:
-        raise StoreError(f"{error}; the same command continues the upload, and the files are in {path}") from error
+        raise StoreError(
+            f"{key}: {error}; the same command continues the upload, and the files are in {path}"
+        ) from error
     shutil.rmtree(folder)
     retries = traffic.retries - before
     report(f"Uploaded {plural(count, 'file')} ({size(total)}) to {where}, with {plural(retries, 'retry', 'retries')}.")

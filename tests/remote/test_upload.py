@@ -48,9 +48,7 @@ def test_a_folder_is_uploaded_with_the_file_that_makes_it_whole_last(
     assert names() == {"a.safetensors", "config.json", "hf/b.safetensors"}
 
 
-def test_an_interrupted_upload_sends_only_what_is_missing(
-    system: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_an_interrupted_upload_sends_only_what_is_missing(system: Any, folder: Path, monkeypatch: pytest.MonkeyPatch):
     def broken(file: Path, url: str) -> None:
         if file.name == "b.safetensors":
             raise KeyboardInterrupt

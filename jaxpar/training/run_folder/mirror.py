@@ -36,7 +36,7 @@ PATIENCE_S = 60.0
 
 
 class Share(NamedTuple):
-    """Which of the processes of a job this is."""
+    """The index of this process in its job, and how many there are."""
 
     index: int
     count: int
@@ -61,11 +61,11 @@ class Mirror:
     _waiting: set[int] = field(default_factory=set)
     """Steps of complete checkpoints that are not uploaded."""
     _notes: list[str] = field(default_factory=list)
-    _ends: bool = False
+    _closing: bool = False
     _thread: threading.Thread | None = None
     _uploaded: int = 0
     _tried: set[int] = field(default_factory=set)
-    """Those of them that failed since the last success."""
+    """The steps of them that failed since the last success."""
     _failures: int = 0
     _failure: str | None = None
     """Why the last try failed, if it did."""
@@ -98,7 +98,7 @@ class Mirror:
         """Upload what is left, and end; returns why something could not be uploaded, if so. Every process calls it, the
         others once process 0 has."""
         with self._wake:
-            self._ends = True
+            self._closing = True
             self._tried.clear()
             self._wake.notify()
         if self._thread is not None:
@@ -137,7 +137,7 @@ class Mirror:
                     f"The checkpoint of step {step} is not uploaded yet: {self._failure} (failure {self._failures}); "
                     "training goes on, and it is tried again with the next one and at the end."
                 )
-                if self._ends:
+                if self._closing:
                     return
             else:
                 with self._wake:
@@ -148,7 +148,7 @@ class Mirror:
     def _next(self) -> int | None:
         """Wait for a checkpoint to upload; None at the end."""
         with self._wake:
-            while not self._ends and not self._waiting - self._tried:
+            while not self._closing and not self._waiting - self._tried:
                 self._wake.wait()
             step = max(self._waiting - self._tried, default=None)
             if step is not None:
@@ -162,7 +162,7 @@ class Mirror:
     def _follow(self) -> None:
         """On the other processes: upload this process's share of the checkpoint whose turn it is."""
         done = ""
-        while not self._ends:
+        while not self._closing:
             time.sleep(LOOK_S)
             try:
                 turn = (self.folder / TURN).read_text()
@@ -193,7 +193,7 @@ class Mirror:
         self._prune(step)
 
     def _when_others_are_done(self, url: str, names: list[str], local: int) -> Mapping[str, StoredFile]:
-        """What the store has, once that is everything, or nothing more has come for `PATIENCE_S`."""
+        """The files in the store, once all are there or nothing more has come for `PATIENCE_S`."""
         files, came = listed(url), time.monotonic()
         while self.share.count > 1 and not files.keys() >= set(names):
             time.sleep(LOOK_S)
@@ -206,17 +206,19 @@ class Mirror:
 
     def _prune(self, step: int) -> None:
         files = listed(f"{self.url}/{CHECKPOINTS}")
-        whole = manifest.complete_steps(f"{CHECKPOINTS}/{name}" for name in files)
-        for one in whole:
+        complete = manifest.complete_steps(f"{CHECKPOINTS}/{name}" for name in files)
+        for one in complete:
             if one not in self._skipped:
                 self._skipped[one] = skipped_in_row(json.loads(read(f"{self._checkpoint(one)}/{FACTS}") or b"{}"))
-        skipped = {one: self._skipped[one] for one in whole if one <= step}
+        skipped = {one: self._skipped[one] for one in complete if one <= step}
         config = self.config.checkpoint
         doomed = {step_name(one) for one in surplus(skipped, config.keep_last, config.keep_every)}
         names: dict[str, list[str]] = {}
         for name in files:
             first, _, rest = name.partition("/")
-            partial = first.isdigit() and int(first) < step and int(first) not in whole and not self._waits(int(first))
+            partial = (
+                first.isdigit() and int(first) < step and int(first) not in complete and not self._waits(int(first))
+            )
             if first in doomed or partial:
                 names.setdefault(first, []).append(rest)
         for first, rest in names.items():

@@ -1,4 +1,4 @@
-"""What a run's folder lacks, fetched from the run's mirror."""
+"""Checkpoints and other files that a run's folder lacks, fetched from the run's mirror."""
 
 from __future__ import annotations
 
