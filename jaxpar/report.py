@@ -8,9 +8,10 @@ from pathlib import Path
 
 from jaxpar.cli import Parser, command
 from jaxpar.config import UserError
-from jaxpar.config.paths import user_location, user_path
+from jaxpar.config.paths import user_location
 from jaxpar.config.spelling import named
 from jaxpar.remote.cache import local_path
+from jaxpar.remote.store import write
 
 
 @command()
@@ -28,7 +29,7 @@ def main(arguments: Sequence[str]) -> None:
     print(f"Page: {_report(options.runs, options.out)}")
 
 
-def _report(asked: list[Path], out: Path | None) -> Path:
+def _report(asked: list[Path], out: Path | None) -> Path | str:
     from jaxpar.observe.report.page import check_page, html_page
     from jaxpar.observe.report.run_record import read_runs
 
@@ -36,8 +37,11 @@ def _report(asked: list[Path], out: Path | None) -> Path:
     runs = read_runs(folders)
     if out is None and isinstance(user_location(asked[0], "RUN"), str):
         raise UserError(f"--out: expected the page to write, since {named(folders[0].name)} is in a store")
-    page = folders[0] / "report.html" if out is None else user_path(out, "--out")
-    check_page(page)
+    where = folders[0] / "report.html" if out is None else user_location(out, "--out", written=True)
+    if isinstance(where, str):
+        write(where, html_page(runs).encode(errors="replace"))
+        return where
+    check_page(page := where)
     from jaxpar.observe.files import write_atomically
 
     try:

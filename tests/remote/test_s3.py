@@ -22,6 +22,7 @@ from jaxpar.remote import store
 from jaxpar.remote.cache import local_path, written_as
 from jaxpar.remote.upload import MARKER
 from jaxpar.training.errors import TrainingError
+from jaxpar.training.run.trainer import Trainer
 from tests.data.folders import contents, prepared, texts, write_jsonl
 from tests.patience import seconds
 from tests.remote.s3_server import BUCKET, Server, environment
@@ -217,6 +218,12 @@ def test_a_run_whose_folder_is_gone_continues_from_its_mirror_as_if_nothing_had_
     # The run at its URL is a model, and its record a report.
     assert convert.main(("jaxpar-to-hf", f"{URL}/runs/moved", "--check")) == 0
     assert report.main([f"{URL}/runs/moved", "--out", str(tmp_path / "page.html")]) == 0
+    assert report.main([f"{URL}/runs/moved", "--out", f"{URL}/page.html"]) == 0
+    assert (store.read(f"{URL}/page.html") or b"").startswith(b"<!")
+    with refused("run.mirror", "a stored configuration does not get to write"):
+        Trainer.from_checkpoint(f"{URL}/runs/moved")
+    trainer = Trainer.from_checkpoint(f"{URL}/runs/moved", overrides=["run.mirror=null"])
+    assert (trainer.steps_done, trainer.config.run.dir) == (6, str(tmp_path))
     begun = config("begun", 1, mirror=None, init_from=f"{URL}/runs/moved")
     _, recorded = fit(begun)
     (path,) = (folder_of(begun) / "checkpoints").glob("*/facts.json")

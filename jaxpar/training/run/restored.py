@@ -12,7 +12,7 @@ from jaxpar.checkpoint.manifest import MANIFEST, newest_files
 from jaxpar.config import Config, UserError
 from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.config.spelling import named
-from jaxpar.remote.cache import local_path
+from jaxpar.remote.cache import local_path, written_as
 from jaxpar.training.run.run import Run
 from jaxpar.training.run_folder.same_run import forbidden_changes
 from jaxpar.training.run_folder.saves import read_state
@@ -81,4 +81,6 @@ def restore(run: Run, checkpoints: Path, step: int) -> dict[str, object]:
 def folder_of_run(checkpoints: Path, config: Config) -> dict[str, object]:
     """Where the run's folder is now, as keys of `run`; nothing if it was renamed."""
     folder = checkpoints.absolute().parent
+    if written_as(folder) != str(folder):  # a copy from a store: nothing is written there
+        return {}
     return {"dir": str(folder.parent)} if folder.name == config.run.name else {}
