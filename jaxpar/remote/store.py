@@ -38,6 +38,7 @@ _REFUSED = {
     "DefaultCredentialsError", "RefreshError", "GatedRepoError", "NoAuthTokenError", "LocalTokenNotFoundError",
 }  # fmt: skip
 """Names of errors about credentials, in libraries that may not be installed."""
+_MISSING = {"RepositoryNotFoundError", "RevisionNotFoundError", "EntryNotFoundError"}
 _CUT = {"JSONDecodeError", "UnicodeDecodeError"}
 """Names of errors about an answer that was cut."""
 _REFUSED_WORDS = (
@@ -133,7 +134,7 @@ def _final(error: Exception) -> str | None:
         return text
     if isinstance(error, PermissionError) or names & _REFUSED or any(word in text for word in _REFUSED_WORDS):
         return "the store refused it: credentials are missing or wrong, or do not allow it (docs/object-stores.md)"
-    if isinstance(error, FileNotFoundError) or "NoSuchBucket" in text:
+    if isinstance(error, FileNotFoundError) or names & _MISSING or "NoSuchBucket" in text:
         return "there is no such bucket, folder or file"
     if isinstance(error, ValueError) and not names & _CUT:
         return f"it is not accepted ({_words(error)})"
@@ -162,7 +163,9 @@ def listed(url: str) -> dict[str, StoredFile]:
             if "ucket" in str(error):
                 raise
             return {}
-        root = system._strip_protocol(path).rstrip("/")
+        # The Hub's file system lists names in a form of its own.
+        resolved = system.resolve_path(path).unresolve() if hasattr(system, "resolve_path") else path
+        root = system._strip_protocol(resolved).rstrip("/")
         return {
             name[len(root) :].lstrip("/") or root.rsplit("/", 1)[-1]: _stored(info)
             for name, info in entries.items()

@@ -58,7 +58,9 @@ def open_source(path: str | Path, key: str) -> Model:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{key}: {quoted(str(path))} cannot be read ({getattr(error, 'strerror', error)})") from None
-    raise UserError(f"{key}: {quoted(str(path))} does not exist; {EXPECTED}; hf://NAME copies a model of the Hugging Face Hub")
+    raise UserError(
+        f"{key}: {quoted(str(path))} does not exist; {EXPECTED}; hf://NAME copies a model of the Hugging Face Hub"
+    )
 
 
 def local_model(path: str | Path, key: str) -> Path:
