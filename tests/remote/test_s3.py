@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
@@ -223,7 +224,7 @@ def test_a_run_whose_folder_is_gone_continues_from_its_mirror_as_if_nothing_had_
     assert (store.read(f"{URL}/page.html") or b"").startswith(b"<!")
     with refused("run.mirror", "a stored configuration does not get to write"):
         Trainer.from_checkpoint(f"{URL}/runs/moved")
-    trainer = Trainer.from_checkpoint(f"{URL}/runs/moved", overrides=["run.mirror=null"])
+    trainer = Trainer.from_checkpoint(f"{URL}/runs/moved", overrides=["run.mirror=null"], devices=jax.devices()[:1])
     assert (trainer.steps_done, trainer.config.run.dir) == (6, str(tmp_path))
     begun = config("begun", 1, mirror=None, init_from=f"{URL}/runs/moved")
     _, recorded = fit(begun)

@@ -116,7 +116,7 @@ class Mirror:
             f"{plural(self._uploaded, 'checkpoint')} of this run went to {self.url}; {size(traffic.bytes)} were copied "
             f"from and to stores in all, with {plural(traffic.retries, 'retry', 'retries')}."
         )
-        if self._failure is None:
+        if self._failure is None and not left:
             return None
         what = f"the checkpoint of step {left[-1]} is" if left else "the newest files of the run are"
         return f"{what} not in {self.url} ({self._failure}); all is in {self.folder}, and the same command uploads it"
@@ -127,7 +127,7 @@ class Mirror:
             try:
                 self._upload_files()
                 self._upload(step)
-            except (StoreError, OSError) as error:
+            except Exception as error:  # of any kind: a thread that ends in silence would lose what follows
                 if not is_sealed(self.folder, step):  # retention has removed it meanwhile
                     self._waiting.discard(step)
                     continue
@@ -249,4 +249,4 @@ class Mirror:
 
 
 def _why(error: Exception) -> str:
-    return reason(error) if isinstance(error, OSError) else str(error)
+    return str(error) if isinstance(error, StoreError) else reason(error)
