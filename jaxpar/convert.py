@@ -5,6 +5,7 @@ MODEL OUT`: attention as gated linear attention and windows."""
 from __future__ import annotations
 
 import argparse
+import shutil
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -26,6 +27,8 @@ OPTIONS = {
     "window": (LINEARIZE,),
 }  # fmt: skip
 """The directions that take each option."""
+LAST = ("checkpoints/*/manifest.json", "config.json", "adapter_config.json")
+"""The files without which a folder is no model: uploaded last."""
 
 
 @command()
@@ -46,7 +49,16 @@ def main(arguments: Sequence[str]) -> None:
     directions = {
         INTO: _into_jaxpar, BACK: _into_hf, FACTORIZE: _factorize, UPCYCLE: _upcycle, LINEARIZE: _linearize
     }  # fmt: skip
-    directions[options.direction](options)
+    if options.out is None:
+        directions[options.direction](options)
+        return
+    from jaxpar.remote.upload import folder_to_write
+
+    with folder_to_write(options.out, "OUT", LAST, print) as out:
+        if out != options.out:  # what an interrupted upload left is made again
+            shutil.rmtree(out, ignore_errors=True)
+        options.out = out
+        directions[options.direction](options)
 
 
 def _parser() -> Parser:

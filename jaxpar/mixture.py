@@ -54,7 +54,7 @@ def _parser() -> Parser:
 
 
 def _make(options: argparse.Namespace, top: int) -> int:
-    tokens, out = user_path(options.tokens, "--tokens"), user_path(options.out, "--out", written=True)
+    tokens, out = user_path(options.tokens, "--tokens"), user_path(options.out, "--out")
     clusters = [tokens / f"cluster-{one}" for one in range(options.clusters)]
     names = [f"expert-{one}" for one in range(options.clusters)]
     runs = [_training(options, out, name, cluster) for name, cluster in zip(names, clusters, strict=True)]

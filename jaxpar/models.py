@@ -34,17 +34,16 @@ def _families() -> str:
 def _begin(path: str) -> str:
     """The sections of a configuration that begins with the weights of a model."""
     from jaxpar.config import DataConfig
-    from jaxpar.config.paths import user_path
     from jaxpar.config.reading.yaml_text import to_yaml
     from jaxpar.interop.config_json import model_of
     from jaxpar.interop.mapping.multimodal import is_multimodal
     from jaxpar.interop.sources.hf_folder import CONFIG, HFFolder, read_config, read_full_config
-    from jaxpar.interop.sources.open_source import open_source
+    from jaxpar.interop.sources.open_source import local_model, open_source
     from jaxpar.interop.sources.tensor_files import has_tensors
     from jaxpar.layers.counting import parameter_count
 
     without_gpus()
-    folder, about = user_path(path, "MODEL"), ""
+    folder, about = local_model(path, "MODEL"), ""
     if folder.is_dir() and (folder / CONFIG).exists():
         hf_config = read_config(folder)
         family, model = model_of(hf_config)

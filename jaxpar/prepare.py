@@ -11,8 +11,10 @@ from typing import TYPE_CHECKING
 
 from jaxpar.cli import Parser, command
 from jaxpar.config import UserError
-from jaxpar.config.paths import is_name, user_path
+from jaxpar.config.paths import is_name, user_location, user_path
 from jaxpar.config.spelling import quoted
+from jaxpar.remote.cache import local_path
+from jaxpar.remote.upload import folder_to_write
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -173,21 +175,25 @@ def _prepare(options: argparse.Namespace) -> None:
         if not is_name(value):
             raise UserError(f"--{name} {quoted(value)} has a NUL or half of a surrogate pair; expected text in UTF-8")
     for pattern in options.input or ():
-        user_path(pattern, "--input")
+        user_location(pattern, "--input")
     from rich.console import Console
 
     from jaxpar.data.prepare import inspect_folder, verify_folder
+    from jaxpar.data.tokens.token_index import INDEX
 
     # Without a terminal rich assumes 80 columns, too few for the table of counts.
     console = Console(markup=False) if sys.stdout.isatty() else Console(width=120, markup=False)
     if options.inspect is not None:
-        inspect_folder(user_path(options.inspect, "--inspect"), console, options.documents)
+        inspect_folder(local_path(options.inspect, "--inspect"), console, options.documents)
     elif options.verify is not None:
-        verify_folder(user_path(options.verify, "--verify"), console)
+        verify_folder(local_path(options.verify, "--verify"), console)
     elif options.out is None:
         raise UserError("--out is missing: expected the folder to make, or the finished one to add to")
+    elif options.input is None:
+        _write(options, user_path(options.out, "--out"), console)
     else:
-        _write(options, user_path(options.out, "--out", written=True), console)
+        with folder_to_write(options.out, "--out", [INDEX], console.print) as out:
+            _write(options, out, console)
 
 
 def _write(options: argparse.Namespace, out: Path, console: Console) -> None:
@@ -195,9 +201,9 @@ def _write(options: argparse.Namespace, out: Path, console: Console) -> None:
     from jaxpar.data.prepare import mark_spans, mark_triples, prepare
 
     if options.spans is not None:
-        mark_spans(user_path(options.spans, "--spans"), out, console)
+        mark_spans(local_path(options.spans, "--spans"), out, console)
     if options.triples is not None:
-        mark_triples(user_path(options.triples, "--triples"), out, console)
+        mark_triples(local_path(options.triples, "--triples"), out, console)
     if options.input is not None:
         prepare(_options(options, out), console)
     if options.clusters is not None:
@@ -211,7 +217,7 @@ def _options(options: argparse.Namespace, out: Path) -> Options:
     return Options(
         inputs=tuple(options.input),
         out=out,
-        tokenizer=options.tokenizer and tokenizer_path(user_path(options.tokenizer, "--tokenizer")),
+        tokenizer=options.tokenizer and tokenizer_path(local_path(options.tokenizer, "--tokenizer")),
         train_bpe=options.train_bpe,
         special_tokens=tuple(options.special_tokens),
         text_key=options.text_key,

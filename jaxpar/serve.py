@@ -206,7 +206,7 @@ def _check_room(options: argparse.Namespace) -> None:
 
 def _shared(folder: Path) -> Path:
     """The folder of new weights, which is there. Raises `UserError`."""
-    path = user_path(folder, "--updates", written=True)
+    path = user_path(folder, "--updates")
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -14,14 +14,14 @@ import json
 import os
 import stat
 import tempfile
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import NamedTuple
 
 from jaxpar.checkpoint.digests import Entry, file_entries
 from jaxpar.checkpoint.errors import Damage, reason
-from jaxpar.checkpoint.folders import step_name
+from jaxpar.checkpoint.folders import CHECKPOINTS, step_name
 from jaxpar.config.errors import UserError
 from jaxpar.config.paths import flush_folder
 from jaxpar.config.reading.text_file import read_file
@@ -97,6 +97,18 @@ def read(folder: Path) -> Manifest:
         if not name.isprintable():  # NUL and lone surrogates, which no system call accepts
             raise Damage(f"its {MANIFEST} names a file that cannot be ({quoted(name)})")
     return content
+
+
+def complete_steps(names: Iterable[str]) -> list[int]:
+    """Steps of the complete checkpoints among the names of files of a run's folder, ascending."""
+    parts = [name.split("/") for name in names if name.startswith(f"{CHECKPOINTS}/") and name.endswith(f"/{MANIFEST}")]
+    return sorted(int(one[1]) for one in parts if len(one) == 3 and one[1].isascii() and one[1].isdigit())
+
+
+def newest_files(names: Sequence[str]) -> list[str]:
+    """The names of files of a run's folder without those of checkpoints, but for the newest complete one."""
+    newest = f"{CHECKPOINTS}/{step_name(max(complete_steps(names), default=0))}/"
+    return [name for name in names if name.startswith(newest) or not name.startswith(f"{CHECKPOINTS}/")]
 
 
 def verify(folder: Path, only: Iterable[str] | None = None) -> None:

@@ -1,7 +1,7 @@
-"""URLs where paths are expected: files are read and written by path, on disks and mounted file systems alone.
+"""URLs where paths are expected: `file://` is a path, and `s3://`, `gs://` and `hf://` are of object stores.
 
-Tokens are read a row at a time, and a save renames folders and waits until they are on the disk: object stores are slow
-at the one and lack the other. A URL taken for a path would make a folder called `gs:` here.
+Settings and arguments that take a URL of a store say so (`jaxpar/remote/` reads and writes there); the others are read
+and written by path, and a URL taken for a path would make a folder called `gs:` here.
 """
 
 from __future__ import annotations
@@ -9,46 +9,58 @@ from __future__ import annotations
 import re
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.spelling import quoted
+from jaxpar.config.spelling import one_of, quoted
 
 _URL = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):/+(.*)", re.DOTALL)
 """Scheme and rest. `pathlib` makes one slash of two."""
 
-_AZURE = "blobfuse2"
-_MOUNTED_BY = {
-    "gs": "gcsfuse",
-    "s3": "mount-s3, which is Mountpoint for Amazon S3",
-    **dict.fromkeys(("az", "abfs", "abfss", "wasb", "wasbs"), _AZURE),
-}
+STORES = ("s3", "gs", "hf")
+"""Schemes of the stores that are read."""
+WRITABLE = ("s3", "gs")
+"""Schemes of the stores that are written to."""
 
 
-def refuse_url(key: str, path: str, *, written: bool) -> None:
-    """Refuse a URL, with how to mount a bucket that is read. Mounted buckets lack what saves need.
+def store_url(key: str, path: str, *, written: bool = False) -> str | None:
+    """The URL of an object store that a user wrote, in full and without a slash at its end; None for a path.
+
+    Args:
+        key: the configuration key or flag, for messages.
+        path: what the user wrote.
+        written: whether it is written to, and not only read.
 
     Raises:
-        UserError: `path` is a URL.
+        UserError: it is the URL of something else, names no bucket, or has credentials, which are not repeated.
     """
-    if (found := _url(key, path)) is None:
-        return
-    text, scheme, rest = found
-    if written:
+    match = _URL.fullmatch(path)
+    if match is None or match[1].lower() == "file":
+        return None
+    scheme, rest = match[1].lower(), match[2].rstrip("/")
+    if "@" in rest.split("/")[0]:
         raise UserError(
-            f"{text}; expected a folder of a file system that all hosts share (NFS, Lustre), from where it can be "
-            "copied to a bucket"
+            f"{key}: the {scheme}:// URL has a user or password in it; expected them where the store's library looks "
+            "(docs/object-stores.md)"
         )
-    if scheme not in _MOUNTED_BY:
-        raise UserError(f"{text}; expected a path, after a download or a mount")
-    raise UserError(f"{text}; mount the bucket ({_MOUNTED_BY[scheme]}) and write its path, as in /mnt/{rest}")
+    url = f"{scheme}://{rest}"
+    schemes = WRITABLE if written else STORES
+    if scheme not in schemes:
+        expected = one_of([f"{one}://" for one in schemes])
+        raise UserError(f"{key}: {quoted(url)} is a URL; expected a path, or a URL that begins with {expected}")
+    if not rest:
+        raise UserError(f"{key}: {quoted(url)} names no bucket; expected one, as in {scheme}://bucket/folder")
+    return url
 
 
-def _url(key: str, path: str) -> tuple[str, str, str] | None:
-    """The beginning of a message, the scheme and the rest, where `path` is a URL of another machine."""
+def path_of(key: str, path: str) -> str:
+    """A path as it is, or that of a `file://` URL.
+
+    Raises:
+        UserError: it is the URL of something else.
+    """
     match = _URL.fullmatch(path)
     if match is None:
-        return None
+        return path
     scheme, rest = match[1].lower(), match[2]
     if scheme == "file":
-        inside = rest.removeprefix("localhost/")
-        raise UserError(f"{key}: {quoted(f'file:///{inside}')} is a URL; expected the path {quoted(f'/{inside}')}")
-    text = f"{key}: {quoted(f'{match[1]}://{rest}')} is a URL"
-    return text, scheme, rest
+        return "/" + rest.removeprefix("localhost/")
+    url = store_url(key, path)
+    raise UserError(f"{key}: {quoted(url)} is a URL; expected a path here (docs/object-stores.md lists what takes one)")

@@ -39,6 +39,11 @@ def refuse_stored_code(config: Config, overrides: Sequence[str], where: str) -> 
                 f"{key}: {quoted(code[0])} in {where} is code, which a stored configuration does not get to run; "
                 f"expected --set {key}=... that names it again, if you trust it"
             )
+    if config.run.mirror is not None and "run.mirror" not in again:
+        raise UserError(
+            f"run.mirror: {quoted(config.run.mirror)} in {where} is a store, to which a stored configuration does not "
+            "get to write; expected --set run.mirror=... that names it again, if you trust it, or null"
+        )
     asked = {
         "url": "a server, to which a stored configuration does not get to send prompts",
         "key_file": "a file, whose contents a stored configuration does not get to send",

@@ -13,7 +13,6 @@ from pathlib import Path
 import numpy as np
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.paths import user_path
 from jaxpar.config.schema import Config
 from jaxpar.config.spelling import did_you_mean, named, one_of, quoted
 from jaxpar.data.opened import HELDOUT_SEED, Data
@@ -22,6 +21,7 @@ from jaxpar.data.randomness import uniforms
 from jaxpar.data.tokens.span_file import Spans, read_spans, span_file
 from jaxpar.data.tokens.token_index import HELDOUT, TRAIN, read_index
 from jaxpar.data.tokens.triple_file import Triples, read_triples, triple_file
+from jaxpar.remote.cache import local_path
 
 MASKED, RANDOM = 0.8, 0.1
 """Shares of the drawn tokens."""
@@ -167,7 +167,7 @@ def _marked_folder(config: Config, rows: Rows, key: str, flag: str) -> Path:
             f"{key}: data.source is {data.source}; expected data.path with one folder of text, without "
             f"data.heldout_path, which python -m jaxpar.prepare {flag} marks"
         )
-    return user_path(data.path, "data.path")
+    return local_path(data.path, "data.path")
 
 
 def _check_names(asked: Iterable[str], names: Sequence[str], words: str) -> None:

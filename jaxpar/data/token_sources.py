@@ -31,6 +31,7 @@ from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
 from jaxpar.data.tokens.token_index import HELDOUT, TRAIN, Index
 from jaxpar.data.tokens.tokenizer_file import tokenizers_installed
 from jaxpar.pages.units import percent
+from jaxpar.remote.cache import local_path
 
 ROOM = 0.05
 """Share by which a model's vocabulary may exceed the tokenizer's: published models reserve further tokens."""
@@ -42,7 +43,7 @@ def open_tokens(config: DataConfig, vocab: int | None, seed: int) -> Data:
         return _open_folders(config, dict(config.sources), vocab, seed)
     if config.path is None:
         raise UserError("data.path is not set; data.source=tokens expects the path of a token folder or a .npy file")
-    if Path(config.path).expanduser().is_dir():
+    if local_path(config.path, "data.path").is_dir():
         return _open_folders(config, {config.path: 1.0}, vocab, seed)
     return _open_file(config, config.path, vocab, seed)
 
@@ -141,7 +142,7 @@ def _open_pairs(config: DataConfig, folders: dict[str, TokenFolder], key: str, v
 
 
 def _open_folder(path: str, key: str) -> TokenFolder:
-    folder = Path(path).expanduser()
+    folder = local_path(path, key)
     if not folder.is_dir():
         what = "is not a folder" if folder.exists() else "does not exist"
         raise UserError(f"{key}: {quoted(path)} {what}; expected a token folder (python -m jaxpar.prepare makes one)")
@@ -211,7 +212,7 @@ def _heldout_size(rows: PackedRows | DocumentRows) -> str:
 
 def _heldout_folder(path: str, folders: dict[str, TokenFolder], key: str) -> TokenFolder:
     """`data.heldout_path`. Raises `UserError` where it is no folder of tokens like those to train on."""
-    if not Path(path).expanduser().is_dir():
+    if not local_path(path, "data.heldout_path").is_dir():
         raise UserError(
             f"data.heldout_path={quoted(path)} is not a token folder, and {key} names token folders; expected one that "
             "was prepared with the same tokenizer file"
@@ -263,7 +264,7 @@ def _open_file(config: DataConfig, path: str, vocab: int | None, seed: int) -> D
         )
     heldout = None
     if config.heldout_path is not None:
-        if Path(config.heldout_path).expanduser().is_dir():
+        if local_path(config.heldout_path, "data.heldout_path").is_dir():
             raise UserError(
                 f"data.heldout_path={quoted(config.heldout_path)} is a folder, and data.path is a file of tokens, "
                 "whose "

@@ -14,7 +14,6 @@ from jax.tree_util import KeyPath
 
 from jaxpar.config import Config, UserError, load_config, virtual_devices_needed
 from jaxpar.config.axes import axis_sizes
-from jaxpar.config.paths import user_path
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.reading.overrides import check_used_by_models
 from jaxpar.distributed.devices import Device, find_devices, prepare_devices
@@ -24,7 +23,7 @@ from jaxpar.generation.mixture.router import LAYOUT as ROUTER_LAYOUT
 from jaxpar.generation.mixture.router import Mixing
 from jaxpar.generation.mixture.source import MixedWeights, is_mixture
 from jaxpar.interop.adapters.adapter import AdapterSource
-from jaxpar.interop.sources.open_source import Model, open_source
+from jaxpar.interop.sources.open_source import Model, local_model, open_source
 from jaxpar.interop.sources.source import ReadWeights, read_part
 from jaxpar.layers.inputs.input import refuse_without_batches
 from jaxpar.layout.make_plan import resolve_config
@@ -68,7 +67,7 @@ def open_model(path: str, overrides: Sequence[str], prefill: int = 0) -> tuple[C
     config = load_config(None, overrides)
     # Before anything else uses JAX: opening a checkpoint does.
     prepare_devices(virtual_devices_needed(config.parallel) + prefill, config.distributed)
-    source = MixedWeights(user_path(path, "--model")) if is_mixture(path) else open_source(path, "--model")
+    source = MixedWeights(local_model(path, "--model")) if is_mixture(path) else open_source(path, "--model")
     return replace(config, model=source.model), source
 
 

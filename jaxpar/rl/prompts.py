@@ -10,7 +10,6 @@ import numpy as np
 from jaxtyping import Int
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.paths import user_path
 from jaxpar.config.schema import DataConfig
 from jaxpar.config.spelling import did_you_mean, quoted
 from jaxpar.data.chat.encoding import ChatEncoder
@@ -23,6 +22,7 @@ from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens.text_codec import TextCodec
 from jaxpar.data.tokens.tokenizer_file import END_NAMES, tokenizer_path, vocabulary_size
 from jaxpar.pages.units import plural
+from jaxpar.remote.cache import local_path
 from jaxpar.rl.records import Record, read_records
 from jaxpar.rl.tasks import TASKS
 
@@ -123,7 +123,7 @@ class Tokenizer:
 
     def __init__(self, path: str, end_token: str | None):
         label = f"data.tokenizer: {quoted(path)}"
-        file = tokenizer_path(user_path(path, "data.tokenizer"))
+        file = tokenizer_path(local_path(path, "data.tokenizer"))
         codec, self._folder = TextCodec(file, label), file.parent
         self.encode_start = partial(codec.encode_start, special_tokens=True)  # a prompt may spell out a chat's template
         self.encode = codec.encode

@@ -14,6 +14,7 @@ BETWEEN_PROCESSES = {
     "checkpoint", "data", "distributed", "checkup/checkup.py", "compiler/child.py", "compiler/compilation.py",
     "compiler/compile.py", "evaluation/first_match.py", "precision/history.py", "training/monitor/anomaly_monitor.py",
     "generation/mixture/source.py", "training/island_jobs", "training/run/agreed.py", "training/run_folder/lock.py",
+    "remote",
 }  # fmt: skip
 """Files and folders whose JSON jaxpar alone reads, or that has neither measured nor computed numbers."""
 

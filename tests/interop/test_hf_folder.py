@@ -192,7 +192,7 @@ def test_gpt2_as_it_was_released(tmp_path: Path):
 
 
 def test_what_is_no_model_is_refused(tmp_path: Path):
-    with refused("run.init_from", "meta-llama/Llama-3.2-1B", "does not exist", "nothing is downloaded"):
+    with refused("run.init_from", "meta-llama/Llama-3.2-1B", "does not exist", "hf://NAME"):
         open_source("meta-llama/Llama-3.2-1B", "run.init_from")
     with refused("run.init_from", str(tmp_path), "holds no model"):
         open_source(tmp_path, "run.init_from")

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from jaxpar.config.errors import UserError
-from jaxpar.config.paths import user_path
+from jaxpar.config.paths import user_location, user_path
 from jaxpar.config.schema import Config
 from jaxpar.config.spelling import quoted
+from jaxpar.config.urls import path_of
+
+STORED = (
+    "run.init_from", "run.mirror", "loss.reference", "data.path", "data.heldout_path", "data.tokenizer", "data.sources",
+)  # fmt: skip
+"""Keys that take the URL of an object store too."""
 
 
 def check_paths(config: Config) -> None:
     """Every path that a configuration names can be one. JAX itself reads `run.compile_cache`, also at a URL."""
-    read = {
+    paths = {
         "run.init_from": config.run.init_from,
         "loss.reference": config.loss.reference,
         "data.path": config.data.path,
@@ -19,18 +27,24 @@ def check_paths(config: Config) -> None:
         "data.routing": config.data.routing,
         "distributed.secret_file": config.distributed.secret_file,
         "parallel.schedule": config.parallel.schedule,
-    }
-    written = {
         "run.dir": config.run.dir,
+        "run.mirror": config.run.mirror,
         "islands.folder": config.islands.folder,
         "memory.offload_dir": config.memory.offload_dir,
         "rl.sampler.folder": config.rl.sampler.folder,
+        "run.compile_cache": config.run.compile_cache,
     }
     sources = (("data.sources", path) for path in config.data.sources or ())
-    for key, path in (*read.items(), *sources, *written.items(), ("run.compile_cache", config.run.compile_cache)):
+    for key, path in (*paths.items(), *sources):
         if path is None:
             continue
         if not path.isprintable():  # The console prints it.
             raise UserError(f"{key}: {quoted(path)} has control characters; expected a path without")
-        if key != "run.compile_cache" or "://" not in path:
-            user_path(path, key, written=key not in read and key != "data.sources")
+        if key in STORED:
+            location = user_location(path, key, written=key == "run.mirror")
+            if key == "run.mirror" and isinstance(location, Path):
+                raise UserError(f"run.mirror: {quoted(path)} is a path; expected a URL, as in s3://bucket/runs")
+        elif key != "run.compile_cache" or "://" not in path:
+            user_path(path, key)
+            if (plain := path_of(key, path)) != path:
+                raise UserError(f"{key}: {quoted(path)} is a URL; expected the path {quoted(plain)}")

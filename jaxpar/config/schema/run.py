@@ -17,6 +17,10 @@ class RunConfig:
     """Name of the run: the folder `<run.dir>/<run.name>` holds everything it writes."""
     dir: str = "runs"
     """Parent folder of the run's own folder."""
+    mirror: str | None = None
+    """URL of a folder in an object store, such as `s3://bucket/runs`: `<run.mirror>/<run.name>` gets what the run's
+    folder has, each checkpoint once it is complete, and a run whose folder is gone continues from there
+    (`docs/object-stores.md`)."""
     steps: Annotated[int, at_least(1)] = 1000
     """Optimizer steps to train for."""
     seed: Annotated[int, SEED] = 0

@@ -13,6 +13,7 @@ from jaxpar.config.reading.text_file import LONGEST_POINTER, check_pointer
 from jaxpar.config.spelling import quoted
 from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens.file_array import FileArray
+from jaxpar.remote.cache import local_path
 
 HEADER_ERRORS = (
     ValueError, TypeError, OverflowError, SyntaxError, tokenize.TokenError, RecursionError, MemoryError, EOFError,
@@ -35,7 +36,7 @@ def read_token_file(path: str, *, key: str, separator: int | None, vocab: int | 
         UserError: missing, unreadable, empty, truncated, of another shape or type, or with too large a token id.
     """
     try:
-        tokens = _open(Path(path).expanduser(), f"{key}={quoted(path)}")
+        tokens = _open(local_path(path, key), f"{key}={quoted(path)}")
     except OSError as error:
         raise UserError(f"{key}={quoted(path)} cannot be read ({error.strerror}); {_EXPECTED}") from error
     next_starts, largest = [], 0

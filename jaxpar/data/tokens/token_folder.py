@@ -17,7 +17,6 @@ from pathlib import Path
 import numpy as np
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.paths import user_path
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.spelling import quoted
 from jaxpar.data.stream import TokenStream
@@ -28,6 +27,7 @@ from jaxpar.data.tokens.sharded_tokens import CheckedTokens, ShardedTokens
 from jaxpar.data.tokens.text_codec import TextCodec
 from jaxpar.data.tokens.token_index import HELDOUT, INDEX, SPLITS, SUMS, TRAIN, File, Index, Shard, read_index
 from jaxpar.hardware.open_files import allow_more_files
+from jaxpar.remote.cache import local_path
 
 CHECKED_AT_OPEN = 2**30
 """Bytes up to which opening a folder checks all of it, at about 1 GB/s."""
@@ -75,7 +75,7 @@ def open_token_folder(path: str | Path, *, key: str) -> TokenFolder:
     Raises:
         UserError: a file of the folder is missing, damaged, of another size, or outside it; the sentence names it.
     """
-    folder = user_path(path, key)
+    folder = local_path(path, key)
     try:
         return _open(folder)
     except UserError as error:

@@ -14,13 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.paths import user_path
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.config.spelling import named
 from jaxpar.data.tokens.digests import digest
 from jaxpar.generation.mixture.router import Mixing, RouterWeights
-from jaxpar.interop.sources.open_source import open_source
+from jaxpar.interop.sources.open_source import local_model, open_source
 from jaxpar.interop.sources.saved_weights import SavedWeights
 from jaxpar.interop.sources.source import check_fits
 from jaxpar.observe.files import write_atomically
@@ -84,7 +83,7 @@ class MixedWeights(SavedWeights):
 
 def is_mixture(path: str) -> bool:
     """Whether a MODEL is a mixture."""
-    return (user_path(path, "--model") / RECORD).is_file()
+    return (local_model(path, "--model") / RECORD).is_file()
 
 
 def open_models(paths: Sequence[Path]) -> list[SavedWeights]:

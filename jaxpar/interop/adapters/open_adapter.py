@@ -14,7 +14,6 @@ import numpy as np
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models, layer_kinds
-from jaxpar.config.paths import user_path
 from jaxpar.config.reading.json_text import parse_json
 from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.schema import ModelConfig
@@ -32,7 +31,7 @@ from jaxpar.interop.mapping.family import StoredTensor, tensors_of
 from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
 from jaxpar.interop.sources.adapted import AdaptedWeights, check_base
-from jaxpar.interop.sources.open_source import Model, check_one_model, family_of, open_source
+from jaxpar.interop.sources.open_source import Model, check_one_model, family_of, local_model, open_source
 from jaxpar.interop.sources.tensor_files import TensorFiles
 from jaxpar.layers.adapters import adaptable
 from jaxpar.layers.declared import declare_layer
@@ -80,7 +79,7 @@ def open_adapter(path: str | Path, base: Model, key: str) -> Adapter:
         UserError: there are none, they are for another model or a mixture, or they do more than factors do.
     """
     check_one_model(base, key)
-    folder = user_path(path, key)
+    folder = local_model(path, key)
     _check_model(base.model, key)
     if (folder / CONFIG).exists():
         factors = by_matrix(_of_files(folder, base, key), f"{key}: {named(folder)}")

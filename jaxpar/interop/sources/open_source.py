@@ -7,9 +7,8 @@ from pathlib import Path
 
 from jaxpar.checkpoint.facts import BASE, require
 from jaxpar.checkpoint.folders import CHECKPOINTS
-from jaxpar.checkpoint.manifest import MANIFEST
+from jaxpar.checkpoint.manifest import MANIFEST, newest_files
 from jaxpar.config.errors import UserError
-from jaxpar.config.paths import user_path
 from jaxpar.config.spelling import named, quoted
 from jaxpar.interop.config_json import family_for
 from jaxpar.interop.mapping.family import Family, tensors_of
@@ -19,6 +18,7 @@ from jaxpar.interop.sources.saved_weights import SavedWeights
 from jaxpar.interop.sources.source import Origin
 from jaxpar.interop.sources.tensor_files import TensorFiles, TensorWeights, has_tensors
 from jaxpar.layers.declaration.adaptation import adaptation_of
+from jaxpar.remote.cache import local_path
 
 EXPECTED = (
     "expected a folder in Hugging Face's format (config.json and .safetensors files), of a run, of a checkpoint, or "
@@ -43,7 +43,7 @@ def open_source(path: str | Path, key: str) -> Model:
     Raises:
         UserError: there is no model, or it is damaged or not supported.
     """
-    folder = user_path(path, key)
+    folder = local_model(path, key)
     try:
         if (folder / MANIFEST).exists() or (folder / CHECKPOINTS).is_dir():
             return _with_base(SavedWeights(folder))
@@ -58,7 +58,19 @@ def open_source(path: str | Path, key: str) -> Model:
         if isinstance(error, UserError):
             raise
         raise UserError(f"{key}: {quoted(str(path))} cannot be read ({getattr(error, 'strerror', error)})") from None
-    raise UserError(f"{key}: {quoted(str(path))} does not exist; nothing is downloaded; {EXPECTED}")
+    raise UserError(
+        f"{key}: {quoted(str(path))} does not exist; {EXPECTED}; hf://NAME copies a model of the Hugging Face Hub"
+    )
+
+
+def local_model(path: str | Path, key: str) -> Path:
+    """The path of a MODEL, or of a local copy of one at a URL, without weights in formats that are not read.
+
+    Raises:
+        UserError: as `local_path`.
+    """
+    others = (".bin", ".pth", ".pt", ".gguf", ".onnx", ".msgpack", ".h5", ".ckpt")
+    return local_path(path, key, lambda names: newest_files([name for name in names if not name.endswith(others)]))
 
 
 def _with_base(saved: SavedWeights) -> SavedWeights | AdaptedWeights:

@@ -27,6 +27,7 @@ from jaxpar.interop.families.registry import FAMILIES
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX
 from jaxpar.interop.sources.source import Origin
+from jaxpar.remote.cache import written_as
 
 if TYPE_CHECKING:
     import tensorstore
@@ -98,7 +99,10 @@ class SavedWeights:
     @property
     def lineage(self) -> tuple[str, ...]:
         step = "" if self.step is None else f" (step {self.step})"
-        return (f"{self.path}{step}", *self.facts.get(CAME_FROM, ()))
+        return (
+            f"{written_as(self.path)}{step}",
+            *self.facts.get(CAME_FROM, ()),
+        )
 
     @property
     def origin(self) -> Origin | None:

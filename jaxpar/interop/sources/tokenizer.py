@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from datetime import date
 from functools import partial
@@ -10,7 +10,6 @@ from pathlib import Path
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.parts import DATA_SOURCES, implementation
-from jaxpar.config.paths import user_path
 from jaxpar.config.schema import DataConfig
 from jaxpar.config.spelling import named
 from jaxpar.data.chat.encoding import ChatEncoder
@@ -21,6 +20,7 @@ from jaxpar.interop.sources.adapted import AdaptedWeights
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.model_text import ModelText, read_model_text
 from jaxpar.interop.sources.open_source import Model, origin_of
+from jaxpar.remote.cache import local_path
 
 type Report = Callable[[str], None]
 
@@ -39,7 +39,7 @@ def text_of(source: Model, tokenizer: Path | None, report: Report, *, special_to
     """
     origin = origin_of(source, report)
     if tokenizer is not None:
-        file = tokenizer_path(user_path(tokenizer, "--tokenizer"))
+        file = tokenizer_path(local_path(tokenizer, "--tokenizer"))
         return read_model_text(file, None if origin is None else origin.folder, special_tokens=special_tokens)
     if origin is not None and (origin.folder / TOKENIZER).exists():
         return read_model_text(origin.folder / TOKENIZER, origin.folder, special_tokens=special_tokens)
@@ -65,7 +65,7 @@ def _text_of_codec(data: DataConfig, codec: str, special_tokens: bool) -> ModelT
     """The text of a source of data, from its `codec`."""
     made = implementation(codec)(data)
     if data.tokenizer is not None:
-        folder = user_path(data.tokenizer, "data.tokenizer")
+        folder = local_path(data.tokenizer, "data.tokenizer")
         text = read_model_text(tokenizer_path(folder), folder, special_tokens=special_tokens)
         return replace(text, stops=[*dict.fromkeys((made.end, *text.stops))])
     return ModelText(made.decode, [made.end], made.end, made.encode, made.encode, {}, f"data.source={data.source}")
@@ -91,7 +91,7 @@ def chat_encoder_of(
     if tokenizer is None:
         files = [folder / TOKENIZER for folder in tokenizer_folders(source, report) if (folder / TOKENIZER).exists()]
     else:
-        files = [tokenizer_path(user_path(tokenizer, "--tokenizer"))]
+        files = [tokenizer_path(local_path(tokenizer, "--tokenizer"))]
     if not files:
         raise _unknown(source)
     if template is not None:
@@ -112,6 +112,11 @@ def chat_encoder_of(
     return encoder, text
 
 
+def _texts(names: Iterable[str]) -> list[str]:
+    """The files of a token folder that are not tokens."""
+    return [name for name in names if name.endswith((".json", ".jinja"))]
+
+
 def trained_on(source: Model, report: Report) -> list[Path]:
     """The token folders that a model's own run was trained on; none for a model that is no run's."""
     folders = []
@@ -119,9 +124,9 @@ def trained_on(source: Model, report: Report) -> list[Path]:
     if tuned and not isinstance(source, HFFolder):
         data = source.config.data  # A source that reads no folders has neither key.
         if DATA_SOURCES[data.source].codec is not None:
-            return [] if data.tokenizer is None else [user_path(data.tokenizer, "data.tokenizer")]
+            return [] if data.tokenizer is None else [local_path(data.tokenizer, "data.tokenizer")]
         paths = [*(data.sources or {}), *([] if data.path is None else [data.path])]
-        folders = [user_path(path, "data.path") for path in paths]
+        folders = [local_path(path, "data.path", _texts) for path in paths]
         for folder in folders:
             if not folder.exists():
                 report(f"The data of the run is not at {named(folder)}, so its tokenizer and template are not used.")

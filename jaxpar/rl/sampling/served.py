@@ -88,7 +88,7 @@ class ServedGenerator:
         self._run, self._score, self._seed, self._vocab = run, score, run.config.run.seed, vocab
         key = None if asked.key_file is None else read_key(asked.key_file, "rl.sampler.key_file")
         self._server, self._seconds = VLLMServer(asked.url, key), asked.seconds
-        self._folder = user_path(asked.folder, "rl.sampler.folder", written=True).absolute()
+        self._folder = user_path(asked.folder, "rl.sampler.folder").absolute()
         self._current: Version | None = None
         self._lock, self._starts = threading.Lock(), 0
         """How often the server came back with other weights."""

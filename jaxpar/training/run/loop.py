@@ -35,6 +35,7 @@ from jaxpar.training.run.sampling import sample_heldout
 from jaxpar.training.run.saving import SaveClock, checkpoint_facts
 from jaxpar.training.run.termination import Termination, termination
 from jaxpar.training.run_folder.folder import RunFolder
+from jaxpar.training.run_folder.mirroring import mirror_of, mirrored
 from jaxpar.training.run_folder.saves import Saves
 from jaxpar.training.step.forward_backward import StepMetrics
 
@@ -72,7 +73,8 @@ class _Loop:
         self.trainer, self.listeners = trainer, listeners
         self.config, self.timer = trainer.config, trainer.timer
         self.folder = RunFolder(self.config)
-        self.saves = Saves(self.folder.checkpoints, self.config.checkpoint, listeners)
+        self.mirror = mirror_of(self.config, self.folder.path)
+        self.saves = Saves(self.folder.checkpoints, self.config.checkpoint, listeners, self.mirror)
         self.progress = progress
         limits = {key: one for kind in trainer.layout.carried.values() for key, one in kind.limits.items()}
         self.monitor = AnomalyMonitor(self.config, trainer.layout.order, listeners, limits)
@@ -87,7 +89,10 @@ class _Loop:
         with ExitStack() as last:  # each is called whatever the ones before it do
             for close in (self.folder.release, self.saves.close, self.trainer.close):
                 last.callback(close)
-            return self._run()
+            if self.mirror is None:
+                return self._run()
+            with mirrored(self.mirror, self.listeners):
+                return self._run()
 
     def _run(self) -> Summary:
         if self.config.run.init_from is not None and from_first(self.folder.starts_over):

@@ -8,11 +8,11 @@ from pathlib import Path
 from jaxpar.checkpoint import Checkpointer
 from jaxpar.checkpoint.facts import check_run_facts, read_facts, saved_config
 from jaxpar.checkpoint.folders import CHECKPOINTS, listed_steps, step_folder, step_name
-from jaxpar.checkpoint.manifest import MANIFEST
+from jaxpar.checkpoint.manifest import MANIFEST, newest_files
 from jaxpar.config import Config, UserError
-from jaxpar.config.paths import user_path
 from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.config.spelling import named
+from jaxpar.remote.cache import local_path, written_as
 from jaxpar.training.run.run import Run
 from jaxpar.training.run_folder.same_run import forbidden_changes
 from jaxpar.training.run_folder.saves import read_state
@@ -24,7 +24,7 @@ def find_checkpoint(path: str | Path) -> tuple[Path, int]:
     Raises:
         UserError: there is none.
     """
-    folder = user_path(path, "path")
+    folder = local_path(path, "path", newest_files)
     if (folder / MANIFEST).exists():
         if not folder.name.isdigit() or folder.name != step_name(int(folder.name)):
             raise UserError(f"path: {named(folder)} is no name of a checkpoint; expected its step, as {step_name(100)}")
@@ -81,4 +81,6 @@ def restore(run: Run, checkpoints: Path, step: int) -> dict[str, object]:
 def folder_of_run(checkpoints: Path, config: Config) -> dict[str, object]:
     """Where the run's folder is now, as keys of `run`; nothing if it was renamed."""
     folder = checkpoints.absolute().parent
+    if written_as(folder) != str(folder):  # a copy from a store: nothing is written there
+        return {}
     return {"dir": str(folder.parent)} if folder.name == config.run.name else {}

@@ -23,6 +23,7 @@ STAYS = ("parallel.islands",)
 MAY_CHANGE_KEYS = (
     "run.steps",
     "run.dir",
+    "run.mirror",
     "run.log_every",
     "run.profile",
     "run.compile_cache",

@@ -19,6 +19,7 @@ from jaxpar.observe.events import Listener
 from jaxpar.optim.optimizer import AVERAGE
 from jaxpar.pages.units import plural
 from jaxpar.runtime.carried import Carried
+from jaxpar.training.run_folder.mirror import Mirror
 
 
 class Saves:
@@ -27,8 +28,8 @@ class Saves:
     All calls but `report_complete` are collective over the processes of a job.
     """
 
-    def __init__(self, folder: Path, config: CheckpointConfig, listeners: Listener):
-        self._folder, self._listeners = folder, listeners
+    def __init__(self, folder: Path, config: CheckpointConfig, listeners: Listener, mirror: Mirror | None = None):
+        self._folder, self._listeners, self._mirror = folder, listeners, mirror
         self._checkpointer = Checkpointer(
             folder,
             keep_last=config.keep_last,
@@ -91,6 +92,8 @@ class Saves:
 
     def report_complete(self) -> None:
         """Report the checkpoint being written if it is complete. The call that waits for it reports a failure."""
+        for note in self._mirror.notes() if self._mirror is not None else ():
+            self._listeners.message(note)
         if self._coming not in (0, self._newest) and self._checkpointer.complete:
             self._report(self._coming)
 
@@ -127,6 +130,8 @@ class Saves:
 
     def _report(self, step: int) -> None:
         self._newest = step
+        if self._mirror is not None:
+            self._mirror.saved(step)
         self._listeners.saved(step, str(step_folder(self._folder, step)))
         if skipped := self._skipped[step]:
             text = f"{self._name(step)} was saved after {_steps(skipped)}; {self._last_healthy()}"

@@ -5,14 +5,16 @@ from __future__ import annotations
 import glob
 from collections.abc import Iterable
 from dataclasses import dataclass
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.parts import ANSWERS_FORMATS, CHAT_FORMAT, LABELS_FORMAT, PAIRS_FORMAT
-from jaxpar.config.paths import is_name, user_path
+from jaxpar.config.paths import is_name, user_location
 from jaxpar.config.reading.text_file import LONGEST_POINTER, check_pointer, check_regular
 from jaxpar.config.spelling import did_you_mean, named, quoted
 from jaxpar.data.prepare.input.matching import matches
+from jaxpar.remote.cache import local_path
 
 FORMATS = {
     "text": "a file is a document",
@@ -75,7 +77,7 @@ def find_inputs(patterns: Iterable[str], format: str | None, out: Path) -> list[
 
 
 def _matches(pattern: str) -> list[str]:
-    exact = user_path(pattern, "--input")
+    exact = _local(pattern)
     paths = [str(exact)] if exact.exists() else list(matches(exact))
     files = [name for name in paths if Path(name).is_file()]
     if files:
@@ -88,6 +90,21 @@ def _matches(pattern: str) -> list[str]:
     if paths:
         raise UserError(f"--input {quoted(pattern)} is a folder; expected files, such as '{paths[0]}/*.jsonl'")
     raise UserError(f"--input {quoted(pattern)} matches no file{_near(exact)}")
+
+
+def _local(pattern: str) -> Path:
+    """The pattern as one of local files: those that match the pattern of a URL are copied."""
+    where = user_location(pattern, "--input")
+    if isinstance(where, Path):
+        return where
+    parts = where.split("/")
+    depth = next((index for index, part in enumerate(parts) if glob.has_magic(part)), len(parts))
+    folder, rest = "/".join(parts[:depth]), "/".join(parts[depth:])
+    if not rest:
+        return local_path(where, "--input")
+    last, levels = parts[-1], len(parts) - depth
+    may_match = lambda name: fnmatchcase(name.rsplit("/", 1)[-1], last) and ("**" in rest or name.count("/") < levels)
+    return local_path(folder, "--input", lambda names: [name for name in names if may_match(name)]) / rest
 
 
 def _resolved(name: str) -> Path:
