@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+import numpy as np
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.paths import user_path
@@ -17,7 +19,7 @@ from jaxpar.data.streaming.block import KEY_OPTION, Block
 from jaxpar.data.tokens.digests import digest
 
 FORMATS = ("jsonl", *TABLES)
-BLOCK_BYTES, PACKED_BLOCK_BYTES = 2**20, 2**22
+BLOCK_BYTES, PACKED_BLOCK_BYTES = 2**18, 2**21
 """Most bytes of a file in a block, and of compressed lines, which are read from the beginning of the file."""
 BLOCKS_PER_LANE = 4
 """Least number of blocks of a lane in an epoch, of files that are small."""
@@ -69,17 +71,37 @@ def _in_folder(folder: Path, key: str) -> list[str]:
     return [str(name) for name in train or names]
 
 
-def cut_into_blocks(files: Sequence[Input], lanes: int) -> list[Block]:
-    """The blocks of the files, in order; at least two for each lane."""
-    share = max(1, sum(file.bytes for file in files) // (BLOCKS_PER_LANE * lanes))
-    least = -(-2 * lanes // len(files))
-    blocks = []
-    for file in files:
-        packed = file.compression is not None and file.format not in TABLES
-        limit = min(share, PACKED_BLOCK_BYTES if packed else BLOCK_BYTES)
-        shares = max(least, -(-file.bytes // limit))
-        blocks += [Block(file, index, shares) for index in range(shares)]
-    return blocks
+class Blocks:
+    """The blocks of files, in order; at least two for each lane.
+
+    Args:
+        files: at least one.
+        lanes: how many read them.
+    """
+
+    def __init__(self, files: Sequence[Input], lanes: int) -> None:
+        self._files = files
+        share = max(1, sum(file.bytes for file in files) // (BLOCKS_PER_LANE * lanes))
+        least = -(-2 * lanes // len(files))
+        self._shares = [max(least, -(-file.bytes // min(share, _most_bytes(file)))) for file in files]
+        self._stops = np.cumsum(self._shares)
+
+    def __len__(self) -> int:
+        return int(self._stops[-1])
+
+    def __getitem__(self, index: int) -> Block:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        file = int(np.searchsorted(self._stops, index, side="right"))
+        shares = self._shares[file]
+        return Block(self._files[file], index - (int(self._stops[file]) - shares), shares)
+
+    def __iter__(self) -> Iterator[Block]:
+        return map(self.__getitem__, range(len(self)))
+
+
+def _most_bytes(file: Input) -> int:
+    return BLOCK_BYTES if file.compression is None or file.format in TABLES else PACKED_BLOCK_BYTES
 
 
 def identity(files: Sequence[Input]) -> str:

@@ -22,8 +22,8 @@ from jaxtyping import Int64, UInt
 
 from jaxpar.data.prepare.input.files import Input
 from jaxpar.data.randomness import KeyedPermutation
-from jaxpar.data.streaming.block import Block, BlockTask, BlockTokens
-from jaxpar.data.streaming.files import cut_into_blocks
+from jaxpar.data.streaming.block import BlockTask, BlockTokens
+from jaxpar.data.streaming.files import Blocks
 
 _BLOCKS, _DOCUMENTS = 0, 1
 _AHEAD = 1
@@ -57,9 +57,9 @@ class BlockOrder:
     heldout_fraction: float
 
     @cached_property
-    def blocks(self) -> list[Block]:
+    def blocks(self) -> Blocks:
         """The blocks of all files."""
-        return cut_into_blocks(self.files, self.lanes)
+        return Blocks(self.files, self.lanes)
 
     def task(self, lane: int, epoch: int, index: int) -> BlockTask:
         """A block of a lane."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -148,7 +148,7 @@ class StreamRows:
 
 
 def first_documents(
-    workers: Workers, blocks: Sequence[Block], tokens: int, *, heldout_fraction: float, heldout: bool = False
+    workers: Workers, blocks: Iterable[Block], tokens: int, *, heldout_fraction: float, heldout: bool = False
 ) -> TokenStream | None:
     """The documents of the first blocks that have so many tokens together, or of all; None where there are none."""
     left = (BlockTask(block, heldout_fraction, heldout) for block in blocks)

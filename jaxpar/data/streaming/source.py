@@ -16,7 +16,7 @@ from jaxpar.data.packing import NoRow, PackedRows
 from jaxpar.data.prepare.input.files import Input
 from jaxpar.data.prepare.job import TokenForm
 from jaxpar.data.streaming.block import BlockReader, BlockTask
-from jaxpar.data.streaming.files import cut_into_blocks, find_files, identity
+from jaxpar.data.streaming.files import Blocks, find_files, identity
 from jaxpar.data.streaming.lanes import BlockOrder
 from jaxpar.data.streaming.rows import StreamRows, first_documents
 from jaxpar.data.streaming.workers import Workers
@@ -97,7 +97,7 @@ def _heldout(config: DataConfig, files: Sequence[Input], workers: Workers) -> tu
         files, fraction = find_files(config.heldout_path, "data.heldout_path", config.text_key), 0.0
     elif not fraction:
         return None, heldout_size(None)
-    blocks = cut_into_blocks(files, 1)
+    blocks = Blocks(files, 1)
     stream = first_documents(workers, blocks, HELDOUT_TOKENS, heldout_fraction=fraction, heldout=fraction > 0)
     if stream is None:
         return None, heldout_size(None)

@@ -1,0 +1,107 @@
+"""`data.source: stream` beside a prepared folder: tokens per second, and how long a step waits for its batch.
+
+    python -m benchmarks.streaming --seconds 20
+
+The documents are those of `benchmarks.prepare`, as JSON lines, Parquet and Arrow; `prepare` trains the tokenizer and
+makes the folder. Each source is read by the loader as in a run: as fast as it goes, and then by steps that take so long
+that they need half of that (`sleep` stands for the devices), where the waits of all steps but the first are timed.
+"""
+
+from __future__ import annotations
+
+import gzip
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from itertools import islice
+from pathlib import Path
+
+from benchmarks.prepare import write_documents
+from jaxpar.cli import Parser, command
+from jaxpar.config import DataConfig
+from jaxpar.data import Batch, Data, batches, open_data
+
+BATCH, LENGTH = 16, 1024
+
+
+@command()
+def main(arguments: Sequence[str]) -> None:
+    """Command line; the exit code is 2 for a user error."""
+    parser = Parser("benchmarks.streaming", __doc__)
+    parser.add_argument("--seconds", type=float, default=20, help="time of each measurement")
+    parser.add_argument("--workers", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1))
+    parser.add_argument("--megabytes", type=int, default=48, help="text, at most")
+    parser.add_argument("--vocab", type=int, default=16384)
+    options = parser.parse_args(arguments)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        size = write_documents(folder / "a.jsonl", options.megabytes * 10**6)
+        trained = ["--train-bpe", str(options.vocab), "--out", str(folder / "tokens")]
+        prepare = [sys.executable, "-m", "jaxpar.prepare", "--input", str(folder / "a.jsonl"), *trained]
+        subprocess.run(prepare, stdout=subprocess.DEVNULL, check=True)
+        _write_others(folder)
+        print(f"{size / 1e6:.1f} MB of text, {options.workers} processes, batches of {BATCH} x {LENGTH} tokens")
+        print(f"{'':<16}{'first batch s':>14}{'tokens/s':>12}{'step ms':>9}{'median wait ms':>16}{'longest':>9}")
+        for source in ("tokens", "a.jsonl", "a.parquet", "a.arrow", "a.jsonl.gz"):
+            print(_measured(folder, source, options.workers, options.seconds), flush=True)
+
+
+def _write_others(folder: Path) -> None:
+    import pyarrow as arrow
+    from pyarrow import json, parquet
+
+    table = json.read_json(folder / "a.jsonl", json.ReadOptions(block_size=2**26))
+    parquet.write_table(table, folder / "a.parquet", row_group_size=1000, compression="zstd")
+    with arrow.OSFile(str(folder / "a.arrow"), "wb") as file, arrow.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table, max_chunksize=1000)
+    (folder / "a.jsonl.gz").write_bytes(gzip.compress((folder / "a.jsonl").read_bytes()))
+
+
+def _measured(folder: Path, source: str, workers: int, seconds: float) -> str:
+    began = time.perf_counter()
+    fast = _batches(_opened(folder, source, workers))
+    next(fast)
+    first = time.perf_counter() - began
+    began, steps = time.perf_counter(), 0
+    while time.perf_counter() - began < seconds:
+        next(fast)
+        steps += 1
+    step_s = 2 * (time.perf_counter() - began) / steps
+    del fast
+    paced = _batches(_opened(folder, source, workers))
+    waits = []
+    for _ in range(max(3, int(seconds / step_s))):
+        began = time.perf_counter()
+        next(paced)
+        waits.append(1000 * (time.perf_counter() - began))
+        time.sleep(step_s)
+    tokens = 2 * BATCH * LENGTH / step_s
+    median, longest = statistics.median(waits[1:]), max(waits[1:])
+    return f"{source:<16}{first:>14.1f}{tokens:>12,.0f}{1000 * step_s:>9.1f}{median:>16.2f}{longest:>9.1f}"
+
+
+def _opened(folder: Path, source: str, workers: int) -> Data:
+    config = DataConfig(source="tokens", path=str(folder / source), sequence_length=LENGTH, batch_size=BATCH)
+    if source != "tokens":
+        tokenizer = str(folder / "tokens")
+        config = DataConfig(
+            source="stream",
+            path=str(folder / source),
+            tokenizer=tokenizer,
+            workers=workers,
+            sequence_length=LENGTH,
+            batch_size=BATCH,
+        )
+    return open_data(config, vocab=None, seed=0)
+
+
+def _batches(data: Data) -> Iterator[Batch]:
+    return islice(batches(data.train, batch_size=BATCH, rows=range(BATCH)), 10**9)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
