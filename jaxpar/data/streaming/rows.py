@@ -54,20 +54,20 @@ class StreamRows:
         example: int = 0,
     ) -> None:
         self.sequence_length, self.packed, self.name = sequence_length, packed, name
-        self._order, self._workers, self._files = order, workers, files
+        self.order, self.workers, self._files = order, workers, files
         self._first, self._example = positions or [Position(0, 0, 0)] * order.lanes, example
         self._lanes: dict[int, Lane] = {}
         self._lock = threading.Lock()
 
     def row(self, example: int) -> Row:
         """The row of an example."""
-        tokens, documents = self._lane(example).row(example // self._order.lanes)
+        tokens, documents = self._lane(example).row(example // self.order.lanes)
         return assemble(tokens, documents, sequence_length=self.sequence_length, packed=self.packed)
 
     def ask(self, examples: Sequence[int]) -> None:
         """Begin to tokenize for some examples, which are asked for next."""
         for example in examples:
-            self._lane(example).ask(example // self._order.lanes)
+            self._lane(example).ask(example // self.order.lanes)
 
     def shuffled(self, version: int) -> StreamRows:
         """These rows, which have one order."""
@@ -75,14 +75,14 @@ class StreamRows:
 
     def epochs(self, examples: int) -> dict[str, float]:
         """Epochs of the lanes that this process reads."""
-        lanes = self._lanes or {lane: self._made(lane) for lane in range(self._order.lanes)}
+        lanes = self._lanes or {lane: self._made(lane) for lane in range(self.order.lanes)}
         done = [one.epochs(self._rows_before(lane, examples)) for lane, one in lanes.items()]
         return {self.name: float(np.mean(done))}
 
     def positions(self, example: int) -> dict[str, Any]:
         """The facts that continue these rows at an example: of the lanes that this process reads or none has read."""
         lanes: dict[str, Position] = {}
-        for lane in range(self._order.lanes):
+        for lane in range(self.order.lanes):
             row = self._rows_before(lane, example)
             if lane in self._lanes:
                 lanes[str(lane)] = self._lanes[lane].position(row)
@@ -108,8 +108,8 @@ class StreamRows:
             )
         lanes = {int(lane): Position(*position) for lane, position in saved["lanes"].items()}
         return StreamRows(
-            replace(self._order, lanes=len(lanes)),
-            self._workers,
+            replace(self.order, lanes=len(lanes)),
+            self.workers,
             sequence_length=self.sequence_length,
             packed=self.packed,
             name=self.name,
@@ -121,7 +121,7 @@ class StreamRows:
     @cached_property
     def _sample(self) -> TokenStream:
         sample = first_documents(
-            self._workers, self._order.blocks, SAMPLE_TOKENS, heldout_fraction=self._order.heldout_fraction
+            self.workers, self.order.blocks, SAMPLE_TOKENS, heldout_fraction=self.order.heldout_fraction
         )
         assert sample is not None, "there is a document"
         return sample
@@ -132,7 +132,7 @@ class StreamRows:
         return self._sample
 
     def _lane(self, example: int) -> Lane:
-        lane = example % self._order.lanes
+        lane = example % self.order.lanes
         with self._lock:
             if lane not in self._lanes:
                 self._lanes[lane] = self._made(lane)
@@ -140,11 +140,11 @@ class StreamRows:
 
     def _made(self, lane: int) -> Lane:
         row = self._rows_before(lane, self._example)
-        return Lane(lane, self._order, self.sequence_length, self._workers.submit, row, self._first[lane])
+        return Lane(lane, self.order, self.sequence_length, self.workers.submit, row, self._first[lane])
 
     def _rows_before(self, lane: int, example: int) -> int:
         """Rows of a lane in the examples below `example`."""
-        return len(range(lane, example, self._order.lanes))
+        return len(range(lane, example, self.order.lanes))
 
 
 def first_documents(

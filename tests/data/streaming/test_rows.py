@@ -80,7 +80,7 @@ def test_blocks_have_the_tokens_of_a_prepared_folder(tmp_path: Path, name: str):
     folder = prepare(options(tmp_path / "folder", write(tmp_path / name)), quiet())
     workers = InThisProcess(tmp_path)
     rows = rows_of(tmp_path / name)
-    blocks = rows._order.blocks
+    blocks = rows.order.blocks
     assert len(blocks) >= 2 * LANES
     for heldout, wanted in ((False, folder.train), (True, folder.heldout)):
         stream = first_documents(workers, blocks, 10**9, heldout_fraction=FRACTION, heldout=heldout)  # pyright: ignore[reportArgumentType]
@@ -91,9 +91,9 @@ def test_an_epoch_of_the_lanes_has_each_document_once(source: Path):
     rows = rows_of(source)
     every = Counter[tuple[int, ...]]()
     for lane in range(LANES):
-        for index in range(rows._order.blocks_of(lane)):
-            task = rows._order.task(lane, 0, index)
-            tokens = rows._workers.reader.tokens(task)  # pyright: ignore[reportAttributeAccessIssue]
+        for index in range(rows.order.blocks_of(lane)):
+            task = rows.order.task(lane, 0, index)
+            tokens = rows.workers.reader.tokens(task)  # pyright: ignore[reportAttributeAccessIssue]
             bounds = [0, *tokens.stops.tolist()]
             every.update(tuple(tokens.tokens[first:last].tolist()) for first, last in pairwise(bounds))
     assert every == counted(rows.stream)
@@ -104,8 +104,8 @@ def test_rows_of_a_lane_are_its_documents_end_to_end(source: Path):
     lane = 5
     wanted, turn = [], (0, 0)
     while sum(map(len, wanted)) < 40 * LENGTH + 1:
-        wanted.append(rows._workers.submit(rows._order.task(lane, *turn)).result().tokens)
-        turn = rows._order.after(lane, *turn)
+        wanted.append(rows.workers.submit(rows.order.task(lane, *turn)).result().tokens)
+        turn = rows.order.after(lane, *turn)
     wanted = np.concatenate(wanted)
     for number in range(40):
         row, first = rows.row(lane + number * LANES), number * LENGTH
@@ -149,7 +149,7 @@ def test_another_number_of_hosts_continues_in_the_same_order(source: Path):
     assert not saved[0]["lanes"].keys() & saved[1]["lanes"].keys() and len(joined["lanes"]) == LANES
     for host in range(4):
         quarter = rows_of(source).continued(joined)
-        tasks = quarter._workers.tasks  # pyright: ignore[reportAttributeAccessIssue]
+        tasks = quarter.workers.tasks  # pyright: ignore[reportAttributeAccessIssue]
         for step in range(20, 60):
             batch_rows(quarter, step, LANES, [2 * host, 2 * host + 1])
             for example in (step * LANES + 2 * host, step * LANES + 2 * host + 1):

@@ -47,7 +47,7 @@ def test_processes_tokenize_what_a_prepared_folder_has(tmp_path: Path):
     assert (data.vocab, data.separator) == (257, 256)
     assert "1 file" in data.description and f"{len(heldout)} held out" in data.description
     # A process that is killed is a sentence.
-    workers = data.train._workers  # pyright: ignore[reportAttributeAccessIssue]
+    workers = data.train.workers  # pyright: ignore[reportAttributeAccessIssue]
     os.kill(workers.started[0].process.pid, signal.SIGKILL)
     with refused("a process that tokenizes ended by SIGKILL", "fewer data.workers"):
         for example in range(10_000):
