@@ -30,6 +30,7 @@ from jaxpar.data import Batch, Data, batches, open_data
 from jaxpar.data.streaming.rows import StreamRows
 
 BATCH, LENGTH = 16, 1024
+SOURCES = ("tokens", "a.jsonl", "a.parquet", "a.arrow", "a.jsonl.gz")
 SKIPPED = 100
 """Steps that are not timed: the first blocks of all lanes are made at once."""
 
@@ -42,6 +43,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--workers", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1))
     parser.add_argument("--megabytes", type=int, default=48, help="text, at most")
     parser.add_argument("--vocab", type=int, default=16384)
+    parser.add_argument("--sources", nargs="+", choices=SOURCES, default=SOURCES)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
@@ -52,7 +54,7 @@ def main(arguments: Sequence[str]) -> None:
         _write_others(folder)
         print(f"{size / 1e6:.1f} MB of text, {options.workers} processes, batches of {BATCH} x {LENGTH} tokens")
         print(f"{'':<12}{'first batch s':>14}{'tokens/s':>12}{'a processor':>12}{'median wait ms':>16}{'99%':>8}")
-        for source in ("tokens", "a.jsonl", "a.parquet", "a.arrow", "a.jsonl.gz"):
+        for source in options.sources:
             print(_measured(folder, source, options.workers, options.steps), flush=True)
 
 

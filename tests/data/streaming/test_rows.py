@@ -118,7 +118,7 @@ def test_rows_of_a_lane_are_its_documents_end_to_end(source: Path):
 def test_the_seed_and_the_epoch_decide_the_order(source: Path):
     tokens = [rows_of(source, seed).row(0)["tokens"].tolist() for seed in (3, 4)]
     assert tokens[0] != tokens[1] and tokens[0] == rows_of(source, 3).row(0)["tokens"].tolist()
-    order = rows_of(source)._order
+    order = rows_of(source).order
     assert [order.task(0, 0, 0), order.task(0, 1, 0)] != [order.task(0, 0, 0)] * 2
     assert order.task(0, 0, 0).order != order.task(0, 1, 0).order
 
