@@ -26,7 +26,7 @@ from jaxpar.data.streaming.block import BlockTask, BlockTokens
 from jaxpar.data.streaming.files import Blocks
 
 _BLOCKS, _DOCUMENTS = 0, 1
-_AHEAD = 1
+_AHEAD = 2
 """Blocks of a lane that are tokenized before they are needed."""
 _REMEMBERED = 4096
 """Rows before the last one whose positions are remembered: more than batches are prepared ahead."""
