@@ -52,7 +52,7 @@ def main(arguments: Sequence[str]) -> None:
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         source, tokenizer = Path(folder) / "a.jsonl", Path(folder) / "first" / "tokenizer.json"
-        size = _write_documents(source, options.megabytes * 10**6)
+        size = write_documents(source, options.megabytes * 10**6)
         trained = ["--train-bpe", str(options.vocab), "--processes", str(options.processes)]
         _prepare(source, tokenizer.parent, trained)
         sides = {"encode_batch": [], "encode_batch_fast": [], "prepare": []}
@@ -76,7 +76,7 @@ def table(sides: dict[str, list[tuple[float, float]]], size: int, processes: int
     return "\n".join(lines)
 
 
-def _write_documents(path: Path, most: int) -> int:
+def write_documents(path: Path, most: int) -> int:
     """The documents as JSON lines; the bytes of text in them."""
     size = 0
     with path.open("w") as file:

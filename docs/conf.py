@@ -22,7 +22,7 @@ quiet_imports()
 
 NAV = {
     "Get started": (
-        "install", "first-run", "Your text <data>", "Your model <models>", "Your cluster <clusters>",
+        "install", "first-run", "Your text <data>", "streaming", "Your model <models>", "Your cluster <clusters>",
     ),
     "Guides": (
         "planner", "inspect", "cluster-files", "parallelism", "memory", "long-context", "attention", "hybrids",

@@ -73,6 +73,16 @@ class MixtureFact:
     used: dict[str, int]
 
 
+@dataclass(frozen=True)
+class StreamFact:
+    """The form of `stream`, the positions of text that is read while a run trains."""
+
+    order: int
+    files: str
+    example: int
+    lanes: dict[str, tuple[int, ...]]
+
+
 _RUN_TYPES: dict[str, object] = {
     CONFIG: dict[str, object], "data": str, "shuffle": int | None, "mixture": MixtureFact | None,
     "left_out": tuple[int, ...], "tokens": int, "skipped": int, "empty": int, "loss": float | None,
@@ -81,7 +91,7 @@ _RUN_TYPES: dict[str, object] = {
 """The facts that every checkpoint of a run has, with their types."""
 _TYPES: dict[str, object] = _RUN_TYPES | {
     CAME_FROM: tuple[str, ...], HF_FACTS: HuggingFaceFact, BASE: SourceFact, REFERENCE: SourceFact,
-    MONITOR: MonitorFact, CONTENTS: tuple[str, ...],
+    MONITOR: MonitorFact, CONTENTS: tuple[str, ...], "stream": StreamFact,
 }  # fmt: skip
 """The type of each fact that is read again."""
 

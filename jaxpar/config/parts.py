@@ -192,6 +192,11 @@ DATA_SOURCES: dict[str, DataSource] = {
         keys=("path", "sources", "heldout_path", "separator", "long_conversations"),
         pairs=True,
     ),
+    "stream": DataSource(
+        "jaxpar.data.streaming.source:open_stream",
+        keys=("path", "heldout_path", "tokenizer", "end_token", "text_key", "heldout_fraction", "workers"),
+        codec="jaxpar.data.streaming.source:StreamCodec",
+    ),
     "synthetic": DataSource("jaxpar.data.synthetic:open_synthetic"),
     "prompts": DataSource(
         "jaxpar.rl.prompts:open_prompts",

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
-from jaxpar.data.packing import Rows
+from jaxpar.data.packing import PositionedRows, Rows, plain_rows
 
 type Batch = dict[str, np.ndarray]
 """A row's fields stacked to [rows, sequence_length], and `examples` int64 [rows], the examples' numbers."""
@@ -29,6 +29,8 @@ def batch_rows(dataset: Rows, step: int, batch_size: int, rows: Sequence[int] | 
     """
     assert len(rows) and all(0 <= row < batch_size for row in rows), "rows of the global batch"
     examples = [step * batch_size + int(row) for row in rows]
+    if isinstance(plain := plain_rows(dataset), PositionedRows):
+        plain.ask(examples)
     parts = [dataset.row(example) for example in examples]
     batch = {name: np.stack([part[name] for part in parts]) for name in parts[0]}
     return batch | {"examples": np.array(examples, np.int64)}

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.schema import DataConfig
-from jaxpar.config.spelling import one_of
+from jaxpar.config.spelling import one_of, quoted
 from jaxpar.data.document_rows import DocumentRows
 from jaxpar.data.mixture import Mixture
-from jaxpar.data.packing import PackedRows, Row, Rows, RowsWith
+from jaxpar.data.packing import PackedRows, PositionedRows, Row, Rows, RowsWith, plain_rows
 from jaxpar.data.pairs import PairRows
 from jaxpar.data.shuffle import FIRST_SHUFFLE, ORDERS, SHUFFLE
 from jaxpar.data.stream import TokenStream
@@ -21,6 +22,10 @@ from jaxpar.data.text import Encode
 from jaxpar.data.tokens.token_folder import TokenFolder
 from jaxpar.pages.units import plain, plural
 
+ROOM = 0.05
+"""Share by which a model's vocabulary may exceed the tokenizer's: published models reserve further tokens."""
+STREAM = "stream"
+"""Fact of a checkpoint: the positions of `PositionedRows`."""
 HELDOUT_SEED = 0
 """Held-out rows come in the same order in every run, so that their losses compare."""
 
@@ -66,8 +71,13 @@ class Data:
 
         `shuffle` is the version of the order (None where text is generated), and `mixture` the weights, if any.
         """
-        train = self.train.plain if isinstance(self.train, RowsWith) else self.train
+        train = plain_rows(self.train)
         return {"shuffle": train.shuffle, "mixture": train.facts if isinstance(train, Mixture) else None}
+
+    def positions(self, example: int) -> dict[str, Any] | None:
+        """`PositionedRows.positions` of the rows to train on; None where they need none."""
+        train = plain_rows(self.train)
+        return train.positions(example) if isinstance(train, PositionedRows) else None
 
     def continued(self, facts: Mapping[str, Any], example: int) -> Data:
         """This data, continued at `example` from the facts of a checkpoint.
@@ -79,6 +89,8 @@ class Data:
         if isinstance(train, RowsWith):
             plain = replace(self, train=train.plain).continued(facts, example)
             return replace(self, train=train.like(plain.train))
+        if isinstance(train, PositionedRows):
+            return replace(self, train=train.continued(facts[STREAM]))
         version = facts["shuffle"]
         if version is not None:
             if version not in ORDERS:
@@ -131,3 +143,17 @@ def size(stream: TokenStream, document: str) -> str:
 def heldout_size(heldout: TokenStream | None) -> str:
     """Words for how much is held out."""
     return "nothing held out" if heldout is None else f"{len(heldout):,} in {len(heldout.starts):,} held out"
+
+
+def model_vocab(vocab: int | None, tokens: int, key: str, path: Path) -> int:
+    """Size of a model's vocabulary, by default the tokenizer's. Raises `UserError` for one that does not match it."""
+    if vocab is None:
+        return tokens
+    largest = int(tokens * (1 + ROOM))
+    if not tokens <= vocab <= largest:
+        raise UserError(
+            f"model.vocab={vocab} does not match the tokenizer of {key}={quoted(str(path))}, whose vocabulary is "
+            f"{tokens}; "
+            f"expected {tokens} (up to {largest} leaves room), or null"
+        )
+    return vocab

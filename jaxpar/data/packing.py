@@ -6,8 +6,8 @@ Conversations and pairs stay whole (`document_rows.py`).
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any, Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from jaxtyping import Int, UInt
@@ -54,6 +54,28 @@ class Rows(Protocol):
     def epochs(self, examples: int) -> dict[str, float]:
         """Name of each source to its epochs, once the examples below `examples` are used."""
         ...
+
+
+@runtime_checkable
+class PositionedRows(Rows, Protocol):
+    """Rows that are made one after the other, so that a checkpoint has the position of the next ones."""
+
+    def ask(self, examples: Sequence[int]) -> None:
+        """Begin to make the rows of some examples, which are asked for next."""
+        ...
+
+    def positions(self, example: int) -> dict[str, Any]:
+        """The argument of `continued`, as JSON: of all rows from an example on that this process makes."""
+        ...
+
+    def continued(self, saved: Mapping[str, Any]) -> PositionedRows:
+        """These rows, continued from the positions of all processes; their `lanes` are joined."""
+        ...
+
+
+def plain_rows(rows: Rows) -> Rows:
+    """Rows without the fields that `RowsWith` adds."""
+    return rows.plain if isinstance(rows, RowsWith) else rows
 
 
 class RowsWith:

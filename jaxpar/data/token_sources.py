@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from pathlib import Path
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.parts import LABELS_FORMAT
@@ -17,6 +16,7 @@ from jaxpar.data.opened import (
     PairedSplit,
     heldout_rows,
     heldout_size,
+    model_vocab,
     size,
     split_sizes,
     train_rows,
@@ -32,9 +32,6 @@ from jaxpar.data.tokens.token_index import HELDOUT, TRAIN, Index
 from jaxpar.data.tokens.tokenizer_file import tokenizers_installed
 from jaxpar.pages.units import percent
 from jaxpar.remote.cache import local_path
-
-ROOM = 0.05
-"""Share by which a model's vocabulary may exceed the tokenizer's: published models reserve further tokens."""
 
 
 def open_tokens(config: DataConfig, vocab: int | None, seed: int) -> Data:
@@ -80,7 +77,7 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
     return Data(
         train=train,
         heldout=heldout,
-        vocab=_model_vocab(vocab, index.vocab, key, first.path),
+        vocab=model_vocab(vocab, index.vocab, key, first.path),
         separator=index.separator,
         decode=first.codec.decode if known else None,
         encode_start=first.codec.encode_start if known else None,
@@ -132,7 +129,7 @@ def _open_pairs(config: DataConfig, folders: dict[str, TokenFolder], key: str, v
     return Data(
         train=train.rows,
         heldout=None if heldout is None else heldout.rows,
-        vocab=_model_vocab(vocab, index.vocab, key, folder.path),
+        vocab=model_vocab(vocab, index.vocab, key, folder.path),
         separator=index.separator,
         decode=None if codec is None else codec.decode,
         encode_start=None if codec is None else codec.encode_start,
@@ -238,19 +235,6 @@ def _joined(streams: list[TokenStream]) -> TokenStream:
         if isinstance(counted, ShardedTokens) and isinstance(stream.counted, ShardedTokens):
             counted = counted.followed_by(stream.counted)
     return TokenStream(tokens, starts, counted)
-
-
-def _model_vocab(vocab: int | None, tokens: int, key: str, path: Path) -> int:
-    if vocab is None:
-        return tokens
-    largest = int(tokens * (1 + ROOM))
-    if not tokens <= vocab <= largest:
-        raise UserError(
-            f"model.vocab={vocab} does not match the tokenizer of {key}={quoted(str(path))}, whose vocabulary is "
-            f"{tokens}; "
-            f"expected {tokens} (up to {largest} leaves room), or null"
-        )
-    return vocab
 
 
 def _open_file(config: DataConfig, path: str, vocab: int | None, seed: int) -> Data:

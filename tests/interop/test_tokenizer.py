@@ -9,10 +9,10 @@ from typing import Any, cast
 import pytest
 from tokenizers import Tokenizer, processors
 
-from jaxpar.config.schema import DataConfig
+from jaxpar.config.schema import Config, DataConfig
 from jaxpar.evaluation.language_model import LanguageModel
 from jaxpar.interop.sources.hf_folder import HFFolder
-from jaxpar.interop.sources.tokenizer import chat_encoder_of, text_of
+from jaxpar.interop.sources.tokenizer import chat_encoder_of, text_of, tokenizer_folders
 from tests.data.chat_files import prepared_chat, turns
 from tests.goldens.chat.generate import BEGIN_TURN, END
 from tests.goldens.loading import FOLDER
@@ -89,6 +89,17 @@ def test_the_tokenizer_that_a_flag_names_may_be_a_folder(tmp_path: Path):
     with refused("none/tokenizer.json", "does not exist"):
         (tmp_path / "none").mkdir()
         text_of(model, tmp_path / "none", print)
+
+
+def test_the_tokenizer_of_streamed_text_is_that_of_its_run():
+    folder = FOLDER / "evaluation" / "marked"
+    for path in (folder, folder / "tokenizer.json"):
+        data = DataConfig(source="stream", path="web", tokenizer=str(path), end_token="<bos>")
+        run = cast(Any, SimpleNamespace(origin=None, path="run", config=Config(data=data)))
+        text = text_of(run, None, print)
+        assert text.name == str(folder / "tokenizer.json") and text.stops[0] == BOS
+        assert text.decode(text.encode("cat sat")) == "cat sat"
+        assert tokenizer_folders(run, print) == [folder]
 
 
 def test_a_file_that_is_no_mapping_is_refused(tmp_path: Path):

@@ -10,6 +10,12 @@ from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config, DataConfig
 from jaxpar.config.spelling import one_of, quoted
 
+_PATHS = {
+    "prompts": "a task or a file of prompts",
+    "demonstrations": "a task or a file of prompts",
+    "stream": "a file of text, a pattern or a folder of such files",
+}
+"""The meaning of `data.path` for other sources than `tokens`."""
 ROUNDING = 1e-6
 """Steps by which a share of the steps may be rounded."""
 
@@ -62,11 +68,7 @@ def _check_path(data: DataConfig) -> None:
     if data.path is None and data.sources is None:
         raise UserError(
             f"data.path: null, and data.source: {data.source} needs "
-            + (
-                "a task or a file of prompts"
-                if data.source in ("prompts", "demonstrations")
-                else "the path of a token folder or a file of tokens"
-            )
+            + _PATHS.get(data.source, "the path of a token folder or a file of tokens")
         )
     if data.path is not None and data.sources is not None:
         raise UserError(

@@ -102,10 +102,12 @@ class DataConfig:
 
     source: Annotated[str, DATA_SOURCES] = "stdlib"
     """`stdlib`: the sources of Python's standard library as bytes; `tokens`: what `python -m jaxpar.prepare` made, or
-    a file of tokens; `synthetic`: generated; `prompts`: answers of the model to the prompts of `rl`;
-    `demonstrations`: such prompts with the text of their column `completion`, which is what the loss counts."""
+    a file of tokens; `stream`: text that is tokenized while a run reads it; `synthetic`: generated; `prompts`: answers
+    of the model to the prompts of `rl`; `demonstrations`: such prompts with the text of their column `completion`,
+    which is what the loss counts."""
     path: str | None = None
     """Token folder, or a file of tokens (`.npy`, one dimension, unsigned integers), for `source: tokens`. For
+    `source: stream` a file of JSON lines, Parquet or Arrow, a pattern, or a folder of such files. For
     `source: prompts` or `demonstrations`: `digits`, `reverse`, `guess` or `json`, tasks that come with jaxpar; a file
     of JSON lines, each with a `prompt` and columns for rewards; or `FILE.py:NAME`, a function that returns a list of
     such mappings: its code is run."""
@@ -114,12 +116,21 @@ class DataConfig:
     when a run is continued."""
     heldout_path: str | None = None
     """Token folder (or file) to evaluate on; null means the held-out part of the folders, and nothing for a file. For
+    `source: stream` other files of text; null holds documents out by `heldout_fraction`. For
     `source: prompts` or `demonstrations` another file of prompts; null holds one in 16 out."""
     tokenizer: str | None = None
     """Folder of a model, whose `tokenizer.json` reads prompts; null reads the characters of a task, and bytes of a
-    file."""
+    file. For `source: stream` such a folder or a `tokenizer.json`."""
     end_token: str | None = None
-    """Token of `tokenizer` that ends an answer, for example `<|im_end|>`."""
+    """Token of `tokenizer` that ends an answer, for example `<|im_end|>`, or a document of `source: stream`; null takes
+    a common one that it has."""
+    text_key: str = "text"
+    """Key of a JSON line, or column of a table, with the text of a document of `source: stream`."""
+    heldout_fraction: Annotated[float, SHARE] = 0.005
+    """Share of the documents of `source: stream` that is held out, by a hash of their text, as `python -m
+    jaxpar.prepare` does it."""
+    workers: Annotated[int, at_least(1, 1024)] | None = None
+    """Processes on each host that tokenize for `source: stream`; null takes all processors but one, at most 16."""
     separator: Annotated[int, at_least(0)] | None = None
     """Token that ends a document in a file of tokens; null means that the file is one document."""
     sequence_length: Annotated[int, at_least(1, SEQUENCE)] = 1024

@@ -13,31 +13,39 @@ WORK = ".prepare"
 """Folder, within the unfinished token folder, of temporary files."""
 
 
-@dataclass(frozen=True)
-class Job:
+@dataclass(frozen=True, kw_only=True)
+class TokenForm:
+    """The form of the tokens that texts become."""
+
+    tokenizer: Path
+    vocab: int
+    separator: int
+    """The end-of-document token."""
+    text_key: str
+    """Key of a JSON line, or column of a table, that holds the text."""
+
+    @property
+    def dtype(self) -> str:
+        """Type of the tokens."""
+        return "uint16" if self.vocab <= 2**16 else "uint32"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job(TokenForm):
     """A preparation whose tokenizer is fixed."""
 
     out: Path
     """The token folder to make."""
     inputs: list[Input]
     units: list[Unit]
-    text_key: str
     heldout_fraction: float
     max_expansion: int
     """Largest ratio of a file's unpacked size to its compressed size."""
-    tokenizer: Path
-    vocab: int
-    separator: int
     chat: ChatTemplate | None
     """The chat template of conversations; None for text."""
     answers: str | None
     """`PAIRS_FORMAT` where a line of the input is a pair of conversations, one chosen and one rejected; `LABELS_FORMAT`
     where it is one with a mark."""
-
-    @property
-    def dtype(self) -> str:
-        """Type of the tokens."""
-        return "uint16" if self.vocab <= 2**16 else "uint32"
 
     @property
     def token_bytes(self) -> int:

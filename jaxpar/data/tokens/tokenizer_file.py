@@ -92,7 +92,7 @@ def vocabulary(tokenizer: Tokenizer) -> dict[str, int]:
     return tokenizer.get_vocab(with_added_tokens=True)
 
 
-def end_of_document(tokenizer: Tokenizer, wanted: str | None) -> int:
+def end_of_document(tokenizer: Tokenizer, wanted: str | None, option: str = "--separator") -> int:
     """The token that ends a document: the `wanted` one, or the first of `END_NAMES` that exists.
 
     Raises:
@@ -101,7 +101,7 @@ def end_of_document(tokenizer: Tokenizer, wanted: str | None) -> int:
     if wanted is not None:
         token_id = tokenizer.token_to_id(wanted)
         if token_id is None:
-            raise UserError(f"--separator {quoted(wanted)} is no token of the tokenizer; {_special(tokenizer)}")
+            raise UserError(f"{option} {quoted(wanted)} is no token of the tokenizer; {_special(tokenizer)}")
         return token_id
     for name in END_NAMES:
         token_id = tokenizer.token_to_id(name)
@@ -109,7 +109,7 @@ def end_of_document(tokenizer: Tokenizer, wanted: str | None) -> int:
             return token_id
     raise UserError(
         f"the tokenizer lacks an end-of-document token ({', '.join(END_NAMES[:4])}, ...): name one "
-        f"with --separator; {_special(tokenizer)}"
+        f"with {option}; {_special(tokenizer)}"
     )
 
 

@@ -65,7 +65,7 @@ def _text_of_codec(data: DataConfig, codec: str, special_tokens: bool) -> ModelT
     """The text of a source of data, from its `codec`."""
     made = implementation(codec)(data)
     if data.tokenizer is not None:
-        folder = local_path(data.tokenizer, "data.tokenizer")
+        folder = _tokenizer_folder(data.tokenizer)
         text = read_model_text(tokenizer_path(folder), folder, special_tokens=special_tokens)
         return replace(text, stops=[*dict.fromkeys((made.end, *text.stops))])
     return ModelText(made.decode, [made.end], made.end, made.encode, made.encode, {}, f"data.source={data.source}")
@@ -124,13 +124,19 @@ def trained_on(source: Model, report: Report) -> list[Path]:
     if tuned and not isinstance(source, HFFolder):
         data = source.config.data  # A source that reads no folders has neither key.
         if DATA_SOURCES[data.source].codec is not None:
-            return [] if data.tokenizer is None else [local_path(data.tokenizer, "data.tokenizer")]
+            return [] if data.tokenizer is None else [_tokenizer_folder(data.tokenizer)]
         paths = [*(data.sources or {}), *([] if data.path is None else [data.path])]
         folders = [local_path(path, "data.path", _texts) for path in paths]
         for folder in folders:
             if not folder.exists():
                 report(f"The data of the run is not at {named(folder)}, so its tokenizer and template are not used.")
     return folders
+
+
+def _tokenizer_folder(tokenizer: str) -> Path:
+    """The folder of `data.tokenizer`, which names that or a file in it."""
+    path = local_path(tokenizer, "data.tokenizer")
+    return path.parent if path.is_file() else path
 
 
 def tokenizer_folders(source: Model, report: Report) -> list[Path]:

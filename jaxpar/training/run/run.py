@@ -358,7 +358,7 @@ class Run:
         Args:
             facts: those of the checkpoint, with `Data.facts` of the run that made it among them.
         """
-        example = self._first_example(self.steps_done)
+        example = self.next_example
         self.data, self._batches = self.data.continued(facts, example), None
         if facts.get("mixture") in (None, self.data.facts["mixture"]):
             return None
@@ -366,6 +366,11 @@ class Run:
             f"The mixture changes from example {example} on, and each source continues where it was: epochs "
             f"{self.data.epochs_text(example)}."
         )
+
+    @property
+    def next_example(self) -> int:
+        """Number of the first example of the next step's batch."""
+        return self._first_example(self.steps_done)
 
     def _first_example(self, step: int, left_out: Sequence[int] | None = None) -> int:
         """Number of the first example of a step's batch, by default with those that this run leaves out."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 from jaxpar import __version__
 from jaxpar.checkpoint.facts import CAME_FROM, CARRIED, SKIPPED_IN_ROW
 from jaxpar.checkpoint.folders import listed_steps, step_folder
-from jaxpar.checkpoint.processes import from_first
+from jaxpar.checkpoint.processes import from_first, gather
 from jaxpar.config import UserError, config_to_dict
 from jaxpar.config.spelling import quoted
+from jaxpar.data.opened import STREAM
 from jaxpar.layout.state import without_frozen
 from jaxpar.observe.events import Listener
 from jaxpar.training.run.progress import Progress
@@ -32,7 +34,18 @@ def checkpoint_facts(run: Run, progress: Progress, skipped_in_row: int) -> dict[
     facts |= {CARRIED: {name: kind.saved_as for name, kind in run.layout.carried.items()}}
     facts |= run.data.facts | {"data": run.data.description}
     facts |= {"config": config_to_dict(run.config), "jaxpar": __version__} | run.models.facts | run.facts()
+    facts |= _positions(run)
     return facts | ({CAME_FROM: list(run.came_from)} if run.came_from else {})
+
+
+def _positions(run: Run) -> dict[str, object]:
+    """The positions of the data of all processes, where it has some; collective."""
+    positions = run.data.positions(run.next_example)
+    if positions is None:
+        return {}
+    every = map(json.loads, gather(json.dumps(positions["lanes"])) or [])
+    lanes = dict(sorted((int(lane), position) for each in every for lane, position in each.items()))
+    return {STREAM: positions | {"lanes": {str(lane): position for lane, position in lanes.items()}}}
 
 
 def save_now(run: Run, progress: Progress, skipped_in_row: int) -> Path:

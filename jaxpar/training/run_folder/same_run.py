@@ -34,6 +34,7 @@ MAY_CHANGE_KEYS = (
     "islands.keep_rounds",
     "data.prefetch",
     "data.sources",
+    "data.workers",
     "optimizer.learning_rate",
     "optimizer.matrix_learning_rate",
     "optimizer.clip_norm",

@@ -30,6 +30,12 @@ def write(path, texts=TEXTS):
         arrow.parquet.write_table(table, plain, row_group_size=2)
         raw = plain.read_bytes()
         plain.unlink()
+    elif plain.suffix == ".arrow":  # as a stream, or where it is compressed as a file
+        table = arrow.table({"id": range(len(texts)), "text": texts})
+        content = arrow.BufferOutputStream()
+        with (arrow.ipc.new_stream if path == plain else arrow.ipc.new_file)(content, table.schema) as writer:
+            writer.write_table(table, max_chunksize=2)
+        raw = content.getvalue().to_pybytes()
     elif plain.suffix == ".txt":
         raw = texts[0].encode()
     else:
@@ -53,7 +59,7 @@ def read(path, format=None, unit_bytes=10**9, key="text"):
 
 
 @pytest.mark.parametrize("compression", ["", ".gz", ".zst"])
-@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.txt"])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.parquet", "a.arrow", "a.txt"])
 def test_texts_come_back_from_every_format(tmp_path, name, compression):
     path = write(tmp_path / f"{name}{compression}")
     before = sorted(tmp_path.iterdir())

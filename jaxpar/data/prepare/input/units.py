@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from jaxpar.data.prepare.input.documents import open_parquet
 from jaxpar.data.prepare.input.files import Input
+from jaxpar.data.prepare.input.tables import open_parquet
 
 SMALLEST, LARGEST, WANTED = 2**20, 2**26, 1024
 """Limits of the default bytes of a unit, which aims at about 1024 units."""

@@ -16,7 +16,7 @@ from jaxpar.data.chat.renderer import Rendered
 from jaxpar.data.chat.template import ChatTemplate
 from jaxpar.data.pairs import DESIRABLE, UNDESIRABLE
 from jaxpar.data.prepare.input.documents import NoObject, object_of
-from jaxpar.data.prepare.job import Job
+from jaxpar.data.prepare.job import TokenForm
 from jaxpar.data.prepare.output.pieces import LARGEST_PIECE, Cuts, find_cuts
 from jaxpar.data.tokens.text_codec import tokens_before
 from jaxpar.data.tokens.tokenizer_file import Tokenizer, without_panics
@@ -63,9 +63,9 @@ class PlainText:
     """Documents of text: names of special tokens are text; a document begins with the tokens that the tokenizer puts
     before a text, if any, and ends with the end-of-document token."""
 
-    def __init__(self, job: Job, tokenizer: Tokenizer) -> None:
-        self._job, self._tokenizer = job, tokenizer
-        self._before = as_tokens(tokens_before(tokenizer), job)
+    def __init__(self, form: TokenForm, tokenizer: Tokenizer) -> None:
+        self._form, self._tokenizer = form, tokenizer
+        self._before = as_tokens(tokens_before(tokenizer), form)
         self._cuts = find_cuts(tokenizer)
 
     def text(self, document: str) -> Text:
@@ -83,9 +83,9 @@ class PlainText:
             with without_panics():
                 encodings = self._tokenizer.encode_batch_fast([piece for piece, _ in group], add_special_tokens=False)
             for (_, last), one in zip(group, encodings, strict=True):
-                tokens.append(as_tokens(one.ids, self._job))
+                tokens.append(as_tokens(one.ids, self._form))
                 if last:
-                    joined = np.concatenate([self._before, *tokens, as_tokens([self._job.separator], self._job)])
+                    joined = np.concatenate([self._before, *tokens, as_tokens([self._form.separator], self._form)])
                     yield Encoded(joined, None, (len(joined),))
                     tokens = []
 
@@ -93,8 +93,8 @@ class PlainText:
 class Chat:
     """Conversations, one in a line of JSON."""
 
-    def __init__(self, job: Job, template: ChatTemplate, tokenizer: Tokenizer) -> None:
-        self._job, self._encoder = job, ChatEncoder(template, tokenizer)
+    def __init__(self, form: TokenForm, template: ChatTemplate, tokenizer: Tokenizer) -> None:
+        self._form, self._encoder = form, ChatEncoder(template, tokenizer)
 
     def text(self, document: str) -> Text:
         """The conversation to encode. Raises `NotEncodable`, or `UnicodeEncodeError`."""
@@ -118,12 +118,12 @@ class Chat:
             answers = [self._ended(*next(encodings), is_open) for is_open in text.is_open]
             tokens, counted = (np.concatenate(parts) for parts in zip(*answers, strict=True))
             marks = text.mark * counted.astype(np.uint8)
-            yield Encoded(as_tokens(tokens, self._job), marks, tuple(len(ids) for ids, _ in answers))
+            yield Encoded(as_tokens(tokens, self._form), marks, tuple(len(ids) for ids, _ in answers))
 
     def _ended(self, ids: np.ndarray, counted: np.ndarray, is_open: bool) -> tuple[np.ndarray, np.ndarray]:
-        if len(ids) and ids[-1] == self._job.separator:
+        if len(ids) and ids[-1] == self._form.separator:
             return ids, counted
-        return np.append(ids, self._job.separator), np.append(counted, is_open)
+        return np.append(ids, self._form.separator), np.append(counted, is_open)
 
 
 class Pairs(Chat):
@@ -158,12 +158,12 @@ class Labelled(Chat):
         return Text([rendered.text], rendered.text.encode(), [rendered.ranges], [is_open], mark)
 
 
-def as_tokens(ids: Sequence[int] | Int[np.ndarray, " n"], job: Job) -> UInt[np.ndarray, " n"]:
-    """Numbers of tokens in the type of a job. Raises `UserError` where one is beyond the vocabulary."""
+def as_tokens(ids: Sequence[int] | Int[np.ndarray, " n"], form: TokenForm) -> UInt[np.ndarray, " n"]:
+    """Numbers of tokens in the type of `form`. Raises `UserError` where one is beyond the vocabulary."""
     tokens = np.array(ids, np.uint32)
-    if (largest := int(tokens.max(initial=0))) >= job.vocab:
-        raise UserError(f"{job.tokenizer} made token {largest}, beyond its own vocabulary of {job.vocab}")
-    return tokens.astype(np.dtype(job.dtype).newbyteorder("<"))
+    if (largest := int(tokens.max(initial=0))) >= form.vocab:
+        raise UserError(f"{form.tokenizer} made token {largest}, beyond its own vocabulary of {form.vocab}")
+    return tokens.astype(np.dtype(form.dtype).newbyteorder("<"))
 
 
 def _uncut(letters: int, cuts: Cuts) -> str:

@@ -157,7 +157,7 @@ def _make_unit(job: Job, encoder: PlainText | Chat, unit: int, progress: Progres
 
     def texts() -> Iterator[Text]:
         for input, document in unit_documents(job, unit, progress):
-            text = document.broken or _text(encoder, document.text)
+            text = document.broken or text_of(encoder, document.text)
             if isinstance(text, str):
                 skipped["broken"] += 1
                 if len(broken) < _REPORTED:
@@ -169,7 +169,7 @@ def _make_unit(job: Job, encoder: PlainText | Chat, unit: int, progress: Progres
 
     with ExitStack() as stack:
         writers: dict[str, _SplitWriter] = {}
-        for batch in _batches(texts()):
+        for batch in text_batches(texts()):
             for text, encoded in zip(batch, encoder.encoded(batch), strict=True):
                 split = HELDOUT if is_validation(text.raw, job.heldout_fraction) else TRAIN
                 if split not in writers:
@@ -179,7 +179,7 @@ def _make_unit(job: Job, encoder: PlainText | Chat, unit: int, progress: Progres
     return UnitRecord(splits, skipped["empty"], skipped["broken"], broken)
 
 
-def _text(encoder: PlainText | Chat, text: Any) -> Text | str:
+def text_of(encoder: PlainText | Chat, text: Any) -> Text | str:
     """The text of a document, or the reason why it is invalid."""
     try:
         return encoder.text(text)
@@ -229,7 +229,8 @@ class _SplitWriter:
         self._files[kind].write(content)
 
 
-def _batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
+def text_batches(texts: Iterable[Text]) -> Iterator[list[Text]]:
+    """The texts in groups that are encoded at once."""
     batch, letters = [], 0
     for text in texts:
         batch.append(text)

@@ -1,0 +1,111 @@
+"""The files of `data.path`, cut into blocks that are a function of the files and of the number of lanes."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from jaxpar.config.errors import UserError
+from jaxpar.config.spelling import quoted
+from jaxpar.data.prepare.input.documents import check_text_key
+from jaxpar.data.prepare.input.files import Input, find_inputs, form_of
+from jaxpar.data.prepare.input.tables import TABLES
+from jaxpar.data.streaming.block import KEY_OPTION, Block
+from jaxpar.data.tokens.digests import digest
+from jaxpar.remote.cache import local_path
+
+FORMATS = ("jsonl", *TABLES)
+BLOCK_BYTES, PACKED_BLOCK_BYTES = 2**18, 2**21
+"""Most bytes of a file in a block, and of compressed lines, which are read from the beginning of the file."""
+BLOCKS_PER_LANE = 4
+"""Least number of blocks of a lane in an epoch, of files that are small."""
+_DESCRIPTIONS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
+"""Files in which the library `datasets` describes those beside them."""
+_TRAIN = re.compile(r"train(?![a-z])", re.IGNORECASE)
+
+
+def find_files(path: str, key: str, text_key: str) -> list[Input]:
+    """The files of a path, which is a file, a pattern or a folder, sorted.
+
+    A folder has all files below it of known formats, or those alone that are named `train...` or are in a folder of
+    that name, if any are.
+
+    Args:
+        path: the value of `key`.
+        key: `data.path` or `data.heldout_path`.
+        text_key: key, or column, of the text.
+
+    Raises:
+        UserError: there are none, one has another format, or the first of lines lacks the key.
+    """
+    folder = None if glob.has_magic(path) else local_path(path, key)
+    names = _in_folder(folder, key) if folder is not None and folder.is_dir() else [path]
+    files = find_inputs(names, None, None, key)
+    for file in files:
+        if file.format not in FORMATS:
+            raise UserError(
+                f"{key} {quoted(path)}: {file.path} is read as {file.format}, and data.source: stream reads "
+                "JSON lines, Parquet and Arrow; python -m jaxpar.prepare reads it"
+            )
+    check_text_key(files, text_key, KEY_OPTION)
+    return files
+
+
+def _in_folder(folder: Path, key: str) -> list[str]:
+    names = []
+    for parent, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        names += [
+            Path(parent, name)
+            for name in files
+            if form_of(Path(name))[0] in FORMATS and name not in _DESCRIPTIONS and not name.startswith(".")
+        ]
+    train = [name for name in names if any(map(_TRAIN.match, name.relative_to(folder).parts))]
+    if not names:
+        raise UserError(
+            f"{key} {quoted(str(folder))} is a folder without files of JSON lines (.jsonl, .json), Parquet or Arrow"
+        )
+    return [str(name) for name in train or names]
+
+
+class Blocks:
+    """The blocks of files, in order; at least two for each lane.
+
+    Args:
+        files: at least one.
+        lanes: how many read them.
+    """
+
+    def __init__(self, files: Sequence[Input], lanes: int) -> None:
+        self._files = files
+        share = max(1, sum(file.bytes for file in files) // (BLOCKS_PER_LANE * lanes))
+        least = -(-2 * lanes // len(files))
+        self._shares = [max(least, -(-file.bytes // min(share, _most_bytes(file)))) for file in files]
+        self._stops = np.cumsum(self._shares)
+
+    def __len__(self) -> int:
+        return int(self._stops[-1])
+
+    def __getitem__(self, index: int) -> Block:
+        if not 0 <= index < len(self):
+            raise IndexError(index)
+        file = int(np.searchsorted(self._stops, index, side="right"))
+        shares = self._shares[file]
+        return Block(self._files[file], index - (int(self._stops[file]) - shares), shares)
+
+    def __iter__(self) -> Iterator[Block]:
+        return map(self.__getitem__, range(len(self)))
+
+
+def _most_bytes(file: Input) -> int:
+    return BLOCK_BYTES if file.compression is None or file.format in TABLES else PACKED_BLOCK_BYTES
+
+
+def identity(files: Sequence[Input]) -> str:
+    """A digest of the names and sizes of the files, which a moved folder keeps."""
+    return digest(repr([(Path(file.path).name, file.bytes) for file in files]).encode())

@@ -1,0 +1,126 @@
+"""`data.source: stream`: the files of a path, processes that tokenize, and a sentence about what cannot be read."""
+
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+import pyarrow as arrow
+import pyarrow.parquet
+import pytest
+
+from jaxpar.config import DataConfig
+from jaxpar.data import Data, batch_rows, open_data
+from jaxpar.data.prepare import prepare
+from jaxpar.data.streaming.files import find_files
+from tests.data.folders import decoded, options, quiet, texts, write_jsonl, write_tokenizer
+from tests.sentences import refused
+
+DOCUMENTS = texts(200)
+
+
+def opened(path: Path, **changes: Any) -> Data:
+    tokenizer = path.parent / "tokenizer.json"
+    if not tokenizer.exists():
+        write_tokenizer(tokenizer)
+    options: dict[str, Any] = {"tokenizer": str(tokenizer), "sequence_length": 64, "batch_size": 4, "workers": 1}
+    return open_data(
+        DataConfig(source="stream", path=str(path), **(options | {"heldout_fraction": 0.2} | changes)),
+        vocab=None,
+        seed=1,
+    )
+
+
+@pytest.mark.long
+def test_processes_tokenize_what_a_prepared_folder_has(tmp_path: Path):
+    source = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
+    data = opened(source)
+    train, heldout = decoded(prepare(options(tmp_path / "folder", source), quiet()))
+    batch = batch_rows(data.train, 0, 4, range(4))
+    assert batch["tokens"].shape == (4, 64) and data.decode is not None and data.heldout is not None
+    for row, segments in zip(batch["tokens"], batch["segments"], strict=True):
+        for segment in range(1, segments.max() + 1):
+            assert any(data.decode(row[segments == segment]) in one for one in train)
+    rows = data.heldout.stream
+    assert sorted(data.decode(rows.tokens[:]).split("0/")) == sorted("".join(heldout).split("0/"))
+    assert (data.vocab, data.separator) == (257, 256)
+    assert "1 file" in data.description and f"{len(heldout)} held out" in data.description
+    # A process that is killed is a sentence.
+    workers = data.train.workers  # pyright: ignore[reportAttributeAccessIssue]
+    os.kill(workers.started[0].process.pid, signal.SIGKILL)
+    with refused("a process that tokenizes ended by SIGKILL", "fewer data.workers"):
+        for example in range(10_000):
+            data.train.row(example)
+    workers.close()
+
+
+def test_a_folder_in_the_layout_of_datasets_has_its_files_of_training(tmp_path: Path):
+    data = tmp_path / "corpus" / "data"
+    data.mkdir(parents=True)
+    table = arrow.table({"text": DOCUMENTS})
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "validation-00000-of-00001", "trainer-notes"):
+        arrow.parquet.write_table(table, data / f"{name}.parquet")
+    (tmp_path / "corpus" / "dataset_info.json").write_text("{}")
+    (tmp_path / "corpus" / "README.md").write_text("about it")
+    found = find_files(str(tmp_path / "corpus"), "data.path", "text")
+    assert [Path(file.path).name[:11] for file in found] == ["train-00000", "train-00001"]
+    (tmp_path / "saved").mkdir()
+    saved = str(tmp_path / "saved" / "data-00000-of-00001.arrow")
+    with arrow.OSFile(saved, "wb") as file, arrow.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    (tmp_path / "saved" / "state.json").write_text("{}")
+    assert [file.format for file in find_files(str(tmp_path / "saved"), "data.path", "text")] == ["arrow"]
+
+
+@pytest.mark.long
+def test_heldout_files_leave_all_of_the_others_to_train_on(tmp_path: Path):
+    source, other = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), write_jsonl(tmp_path / "b.jsonl", texts(50, seed=1))
+    data = opened(source, heldout_path=str(other))
+    assert data.heldout is not None and len(data.heldout.stream.starts) == 50
+    assert len(data.train.stream.starts) == len(DOCUMENTS)
+    assert opened(source, heldout_fraction=0.0).heldout is None
+
+
+def test_what_cannot_be_read_is_one_sentence(tmp_path: Path):
+    source = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
+    with refused("data.tokenizer: null", "expected a tokenizer.json"):
+        opened(source, tokenizer=None)
+    with refused("data.end_token '<|end|>'", "is no token of the tokenizer"):
+        opened(source, end_token="<|end|>")
+    with refused("data.text_key 'body'", "a.jsonl", "its keys are 'id', 'text'"):
+        opened(source, text_key="body")
+    arrow.parquet.write_table(arrow.table({"text": DOCUMENTS}), tmp_path / "a.parquet")
+    with refused("data.text_key 'body'", "a.parquet", "its columns are 'text'"):
+        opened(tmp_path / "a.parquet", text_key="body")
+    with refused("data.path", "b*.jsonl", "matches no file"):
+        opened(tmp_path / "b*.jsonl")
+    (tmp_path / "a.txt").write_text("text")
+    with refused("a.txt is read as text", "JSON lines, Parquet and Arrow"):
+        opened(tmp_path / "a.txt")
+    (tmp_path / "nothing").mkdir()
+    with refused("nothing' is a folder without files"):
+        opened(tmp_path / "nothing", tokenizer=str(tmp_path / "tokenizer.json"))
+    with refused("a.jsonl'", "1 file without a document to train on"):
+        opened(write_jsonl(tmp_path / "a.jsonl", ["", ""]))
+    with source.open("a") as file:
+        file.write(json.dumps({"text": "fine"}) + "\nbroken\n")
+    with refused("a.jsonl:4: not JSON", "--max-broken"):
+        opened(source, heldout_fraction=0.0).train.row(0)
+
+
+def test_a_run_continues_with_the_same_files_alone(tmp_path: Path):
+    source = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS)
+    data = opened(source, heldout_fraction=0.0)
+    facts = {"stream": json.loads(json.dumps(data.positions(0)))} | data.facts
+    moved = tmp_path / "moved"
+    moved.mkdir()
+    write_tokenizer(moved / "tokenizer.json")
+    again = opened(write_jsonl(moved / "a.jsonl", DOCUMENTS), heldout_fraction=0.0).continued(facts, 0)
+    assert again.positions(0) == data.positions(0)
+    changed = opened(write_jsonl(source, [*DOCUMENTS, "more"]), heldout_fraction=0.0)
+    with refused("data.path: the files of", "their sizes, or the tokenizer", "run.init_from"):
+        changed.continued(facts, 0)
+    later = facts | {"stream": facts["stream"] | {"order": 2}}
+    with refused("the order of version 2", "this release has 1"):
+        data.continued(later, 0)
