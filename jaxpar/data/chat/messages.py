@@ -31,7 +31,7 @@ def checked_message(number: int, value: object, content_key: str = "content") ->
     """A message, or `Unusable`; `number` and `content_key` are for the reason."""
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         raise Unusable(f"message {number} is not an object with a `role`")
-    value = _from_openai(number, value)
+    value = _from_openai(value)
     content = value.get("content")
     if not isinstance(content, str) and (content is not None or not value.get("tool_calls")):
         raise Unusable(f"the `{content_key}` of message {number} is not text")
@@ -39,12 +39,14 @@ def checked_message(number: int, value: object, content_key: str = "content") ->
     return value
 
 
-def _from_openai(number: int, message: Message) -> Message:
+def _from_openai(message: Message) -> Message:
     """A message in OpenAI's format, as templates expect it: parts of text joined, the arguments of calls as objects,
     and the earlier `function_call` and role `function` as calls of tools."""
     message = dict(message)
     if isinstance(parts := message.get("content"), list):
-        message["content"] = "".join(_part(number, part) for part in parts)
+        texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
+        if len(texts) == len(parts) and all(isinstance(text, str) for text in texts):
+            message["content"] = "".join(map(str, texts))
     if call := message.pop("function_call", None):
         message["tool_calls"] = [{"type": "function", "function": call}]
     if message["role"] == "function":
@@ -52,12 +54,6 @@ def _from_openai(number: int, message: Message) -> Message:
     if isinstance(calls := message.get("tool_calls"), list):
         message["tool_calls"] = [_with_arguments(call) for call in calls]
     return message
-
-
-def _part(number: int, part: object) -> str:
-    if isinstance(part, dict) and part.get("type") == "text" and isinstance(part.get("text"), str):
-        return part["text"]
-    raise Unusable(f"the `content` of message {number} has a part that is not text")
 
 
 def _with_arguments(call: object) -> object:

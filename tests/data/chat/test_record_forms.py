@@ -45,7 +45,7 @@ def test_records_of_other_forms_are_conversations(tmp_path, line, messages):
         ({"messages": [*turns("a"), {"role": "assistant", "content": "b", "train": 0}]}, ("`train`", "false or true")),
         (
             {"messages": [turns("a")[0] | {"content": [{"type": "image_url"}]}, *turns("a", "b")[1:]]},
-            ("message 1", "part"),
+            ("`content` of message 1", "not text"),
         ),
         ({"messages": turns("a", "b"), "functions": {}}, ("`functions`", "list")),
         ({"messages": [turns("a")[0] | {"train": True}, *turns("a", "b")[1:]]}, ("message 1", "`train`", "'user'")),
