@@ -75,6 +75,19 @@ def test_what_is_held_out_may_come_from_another_folder(folders):
     assert len(whole.heldout.stream.starts) == 40
 
 
+def test_several_sets_are_evaluated_by_their_names(folders):
+    sets = {"own": str(folders / "a"), "bare": str(folders / "bare")}
+    data = open_data(config(folders / "b", heldout=sets), vocab=None, seed=0)
+    alone = {
+        name: open_data(config(folders / "b", heldout_path=path), vocab=None, seed=0).heldout
+        for name, path in sets.items()
+    }
+    assert list(data.evaluated) == ["own", "bare"] and data.heldout is data.evaluated["own"]
+    for name, rows in data.evaluated.items():
+        np.testing.assert_array_equal(rows.row(3)["tokens"], alone[name].row(3)["tokens"])
+    assert "own: " in data.description and data.description.endswith("in 40 held out")
+
+
 def test_held_out_documents_that_are_less_than_a_row_are_reported(folders):
     data = open_data(config(folders / "b", sequence_length=1000), vocab=None, seed=0)
     assert data.heldout is None
@@ -104,6 +117,8 @@ def test_without_the_package_samples_are_token_numbers(folders, monkeypatch):
         ({"path": "a", "heldout_path": "other"}, None, ("data.heldout_path=", "other'", "another tokenizer")),
         ({"path": "a", "heldout_path": "plain.npy"}, None, ("data.heldout_path=", "plain.npy'", "not a token folder")),
         ({"path": "plain.npy", "heldout_path": "a"}, None, ("heldout_path=", "a' is a folder", "data.path is a file")),
+        ({"path": "a", "heldout": {"x": "other"}}, None, ("data.heldout.x=", "other'", "another tokenizer")),
+        ({"path": "plain.npy", "heldout": {"x": "a"}}, None, ("data.heldout names", "data.path is a file")),
         ({"sources": ["a", "plain.npy"]}, None, ("data.sources: ", "plain.npy'", "not a folder", "a token folder")),
         ({"sources": ["a", "gone"]}, None, ("data.sources: ", "gone'", "does not exist", "expected a token folder")),
         ({"sources": ["a", "copy"]}, None, ("copy'", "a'", "the same tokens")),
@@ -118,6 +133,7 @@ def test_what_does_not_fit_is_one_sentence(folders, keys, vocab, parts):
         (folders / "empty").mkdir()
     named = {
         key: {str(folders / name): 1.0 for name in value} if key == "sources" else
+        {name: str(folders / path) for name, path in value.items()} if key == "heldout" else
         str(folders / value) if isinstance(value, str) else value
         for key, value in keys.items()
     }  # fmt: skip

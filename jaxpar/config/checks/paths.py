@@ -27,10 +27,17 @@ def check_paths(config: Config) -> None:
         "rl.sampler.folder": config.rl.sampler.folder,
     }
     sources = (("data.sources", path) for path in config.data.sources or ())
-    for key, path in (*read.items(), *sources, *written.items(), ("run.compile_cache", config.run.compile_cache)):
+    sets = ((f"data.heldout.{name}", path) for name, path in (config.data.heldout or {}).items())
+    for key, path in (
+        *read.items(),
+        *sources,
+        *sets,
+        *written.items(),
+        ("run.compile_cache", config.run.compile_cache),
+    ):
         if path is None:
             continue
         if not path.isprintable():  # The console prints it.
             raise UserError(f"{key}: {quoted(path)} has control characters; expected a path without")
         if key != "run.compile_cache" or "://" not in path:
-            user_path(path, key, written=key not in read and key != "data.sources")
+            user_path(path, key, written=key in written)

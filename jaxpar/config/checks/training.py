@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from jaxpar.config.bounds import TOKENS, spell_limit
 from jaxpar.config.errors import UserError
 from jaxpar.config.parts import DATA_SOURCES, OPTIMIZERS
@@ -75,6 +77,7 @@ def _check_path(data: DataConfig) -> None:
         )
     if data.path == "":
         raise UserError("data.path: expected the path of a token folder or a file of tokens, got an empty text")
+    _check_heldout(data)
     if data.sources is None:
         return
     for path, weight in data.sources.items():
@@ -82,6 +85,23 @@ def _check_path(data: DataConfig) -> None:
             raise UserError(f"data.sources: expected paths with weights of at least 0, got {quoted(path)}: {weight:g}")
     if sum(data.sources.values()) <= 0:
         raise UserError("data.sources: expected at least one path with a weight above 0")
+
+
+def _check_heldout(data: DataConfig) -> None:
+    if data.heldout is None:
+        return
+    if data.heldout_path is not None:
+        raise UserError(
+            "data.heldout_path: it is set with data.heldout, which names folders too; expected one of the two"
+        )
+    if not data.heldout:
+        raise UserError("data.heldout: expected names with token folders, or null")
+    for name in data.heldout:
+        if not re.fullmatch(r"[A-Za-z0-9_]{1,40}", name):
+            raise UserError(
+                f"data.heldout: {quoted(name)}: expected a name of at most 40 letters, digits and underscores, which "
+                "names its curve"
+            )
 
 
 def check_batches(config: Config) -> None:

@@ -115,6 +115,9 @@ class DataConfig:
     heldout_path: str | None = None
     """Token folder (or file) to evaluate on; null means the held-out part of the folders, and nothing for a file. For
     `source: prompts` or `demonstrations` another file of prompts; null holds one in 16 out."""
+    heldout: dict[str, str] | None = field(default=None, hash=False)
+    """Several sets to evaluate on instead, by name, each a token folder: `{code: a/tokens, web: b/tokens}`. Each has
+    its own curve, `eval_loss_code`, and `eval_loss` is over all. They may change when a run is continued."""
     tokenizer: str | None = None
     """Folder of a model, whose `tokenizer.json` reads prompts; null reads the characters of a task, and bytes of a
     file."""

@@ -63,28 +63,36 @@ def evaluates(config: Config, data: Data) -> bool:
     return data.heldout is not None and config.evaluation.batches > 0
 
 
-def heldout_batches(config: Config, data: Data, rows: Sequence[int] | np.ndarray) -> Iterator[dict[str, np.ndarray]]:
-    """`rows` of each held-out batch; they are always the same batches, and those of pairs need their reference."""
-    assert data.heldout is not None, "there is held-out data"
-    for index in range(config.evaluation.batches):
-        yield batch_rows(data.heldout, index, config.data.batch_size, rows)
+def heldout_batches(
+    config: Config, data: Data, rows: Sequence[int] | np.ndarray
+) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """`rows` of each held-out batch, with the name of its set; they are always the same batches, and those of pairs
+    need their reference."""
+    for name, source in data.evaluated.items():
+        for index in range(config.evaluation.batches):
+            yield name, batch_rows(source, index, config.data.batch_size, rows)
 
 
 def heldout_metrics(
     config: Config, functions: TrainStep, weights: Weights, data: Data, placer: BatchPlacer
 ) -> dict[str, float]:
-    """The loss over the held-out batches, and its metrics: in nats per token, or per pair.
+    """The loss over the held-out batches, and its metrics: in nats per token, or per pair; and that of each set that
+    has a name, as `loss_<name>`.
 
     Raises `UserError` when they have nothing that the loss counts.
     """
     totals, count = Counter[str](), 0.0
-    for rows in heldout_batches(config, data, placer.rows):
+    losses, targets = Counter[str](), Counter[str]()
+    for name, rows in heldout_batches(config, data, placer.rows):
         sums, counted = functions.evaluate(weights, placer(rows, functions.layout.evaluated))
-        totals.update({name: float(total) for name, total in sums.items()})
+        totals.update({metric: float(total) for metric, total in sums.items()})
         count += float(counted)
+        losses[name] += float(sums["loss"])
+        targets[name] += float(counted)
     if not count:
         raise UserError(NO_LOSS_TOKENS)
-    return {name: total / count for name, total in totals.items()}
+    of_sets = {f"loss_{name}": losses[name] / size for name, size in targets.items() if name and size}
+    return {name: total / count for name, total in totals.items()} | of_sets
 
 
 def baseline(config: Config, data: Data) -> float | None:
@@ -92,4 +100,5 @@ def baseline(config: Config, data: Data) -> float | None:
     if not evaluates(config, data) or not OBJECTIVES[config.loss.name].likelihood:
         return None
     rows = range(config.data.batch_size)
-    return bigram_loss(data.train.stream, heldout_batches(config, data, rows), data.vocab)
+    batches = (batch for _, batch in heldout_batches(config, data, rows))
+    return bigram_loss(data.train.stream, batches, data.vocab)

@@ -33,6 +33,7 @@ MAY_CHANGE_KEYS = (
     "islands.keep_rounds",
     "data.prefetch",
     "data.sources",
+    "data.heldout",
     "optimizer.learning_rate",
     "optimizer.matrix_learning_rate",
     "optimizer.clip_norm",
