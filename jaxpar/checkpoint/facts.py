@@ -65,12 +65,19 @@ class MonitorFact:
 
 
 @dataclass(frozen=True)
-class MixtureFact:
-    """The form of `mixture`, the phase of a mixture."""
+class PhaseFact:
+    """The form of a phase of a mixture."""
 
     first: int
     weights: dict[str, float]
     used: dict[str, int]
+
+
+@dataclass(frozen=True)
+class MixtureFact:
+    """The form of `mixture`."""
+
+    phases: tuple[PhaseFact, ...]
 
 
 _RUN_TYPES: dict[str, object] = {

@@ -102,6 +102,12 @@ class Data:
             train = train.continued(facts["mixture"], example)
         return replace(self, train=train)
 
+    @property
+    def examples(self) -> int | None:
+        """Rows to train on, where `data.max_epochs` ends them; None where they begin again."""
+        train = self.train.plain if isinstance(self.train, RowsWith) else self.train
+        return train.examples if isinstance(train, Mixture) else None
+
     def epochs_text(self, examples: int) -> str:
         """`name 1.25, other 0.03`: the epochs of each source after `examples` examples."""
         return ", ".join(f"{name} {plain(epochs, 3)}" for name, epochs in self.train.epochs(examples).items())

@@ -10,7 +10,7 @@ from jaxpar.config.parts import LABELS_FORMAT
 from jaxpar.config.schema import DataConfig
 from jaxpar.config.spelling import quoted
 from jaxpar.data.document_rows import DROP, DocumentRows
-from jaxpar.data.mixture import MixedSource, Mixture
+from jaxpar.data.mixture import MixedSource, Mixture, MixturePlan
 from jaxpar.data.opened import (
     HELDOUT_SEED,
     Data,
@@ -39,7 +39,8 @@ ROOM = 0.05
 def open_tokens(config: DataConfig, vocab: int | None, seed: int) -> Data:
     """The data of `data.path` or `data.sources`; see `open_data`."""
     if config.sources is not None:
-        return _open_folders(config, dict(config.sources), vocab, seed)
+        later = {path: 0.0 for one in config.later_sources for path in one.sources}
+        return _open_folders(config, later | config.sources, vocab, seed)
     if config.path is None:
         raise UserError("data.path is not set; data.source=tokens expects the path of a token folder or a .npy file")
     if Path(config.path).expanduser().is_dir():
@@ -74,10 +75,12 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
         train: Rows = next(iter(rows.values()))
         described = "".join(f"{path}: {_size(rows[path])} to train on, " for path in folders)
     else:
-        train = Mixture(
-            [MixedSource(path, folders[path].identity, rows[path], weights[path]) for path in folders], seed=seed
-        )
+        sources = [MixedSource(path, folders[path].identity, rows[path], weights[path]) for path in folders]
+        train = Mixture(sources, seed=seed, plan=_plan(config, sources))
         described = "".join(f"{percent(weights[path], total)} {path}: {_size(rows[path])}; " for path in folders)
+        for start, later in train.phases[1:]:
+            shares = ", ".join(f"{percent(later[path], sum(later.values()))} {path}" for path in folders if later[path])
+            described += f"from row {start:,} on {shares}; "
     return Data(
         train=train,
         heldout=heldout,
@@ -88,6 +91,20 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
         description=described + words,
         sets=sets,
     )
+
+
+def _plan(config: DataConfig, sources: Sequence[MixedSource]) -> MixturePlan:
+    """How the weights change, and the most rows of each source, by identity."""
+    changes = [(0, {source.identity: source.weight for source in sources})]
+    for later in config.later_sources:
+        weights = {source.identity: later.sources.get(source.name, 0.0) for source in sources}
+        changes.append((later.after * config.batch_size, weights))
+    most = {
+        source.identity: int(config.max_epochs[source.name] * source.rows.rows_per_epoch)
+        for source in sources
+        if config.max_epochs is not None and source.name in config.max_epochs
+    }
+    return MixturePlan(changes, most)
 
 
 def _size(rows: PackedRows | DocumentRows) -> str:

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config.schema import DataConfig
+from jaxpar.config.schema.training import LaterSources
 from jaxpar.data import token_sources
 from jaxpar.data.mixture import Mixture
 from jaxpar.data.packing import PackedRows
@@ -61,6 +62,17 @@ def test_sources_are_mixed_and_all_that_is_held_out_is_evaluated(folders):
     found, row = data.train.source_row(11)
     for name, values in alone[found.name == b].train.row(row).items():
         np.testing.assert_array_equal(data.train.row(11)[name], values)
+
+
+def test_weights_change_and_folders_leave_as_configured(folders):
+    a, b = str(folders / "a"), str(folders / "b")
+    later = (LaterSources(after=10, sources={a: 1, b: 1}),)
+    data = open_data(config(sources={a: 1}, later_sources=later, max_epochs={b: 0.5}), vocab=None, seed=0)
+    assert isinstance(data.train, Mixture)
+    (first, before), (second, both), (last_first, last) = data.train.phases
+    assert (first, second) == (0, 80) and before[b] == last[b] == 0 and both == {a: 1, b: 1}
+    assert f"from row 80 on 50.0% {b}, 50.0% {a}; from row {last_first:,} on 100.0% {a}; " in data.description
+    assert data.train.epochs(10**6)[b] <= 0.5 and data.examples is None
 
 
 def test_what_is_held_out_may_come_from_another_folder(folders):

@@ -26,7 +26,8 @@ def check_paths(config: Config) -> None:
         "memory.offload_dir": config.memory.offload_dir,
         "rl.sampler.folder": config.rl.sampler.folder,
     }
-    sources = (("data.sources", path) for path in config.data.sources or ())
+    later = (path for one in config.data.later_sources for path in one.sources)
+    sources = (("data.sources", path) for path in (*(config.data.sources or ()), *later))
     sets = ((f"data.heldout.{name}", path) for name, path in (config.data.heldout or {}).items())
     for key, path in (
         *read.items(),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Collection, Mapping
 
 from jaxpar.config.bounds import TOKENS, spell_limit
 from jaxpar.config.errors import UserError
@@ -10,7 +11,7 @@ from jaxpar.config.parts import DATA_SOURCES, OPTIMIZERS
 from jaxpar.config.reading.options import options_of
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config, DataConfig
-from jaxpar.config.spelling import one_of, quoted
+from jaxpar.config.spelling import did_you_mean, one_of, quoted
 
 ROUNDING = 1e-6
 """Steps by which a share of the steps may be rounded."""
@@ -79,12 +80,37 @@ def _check_path(data: DataConfig) -> None:
         raise UserError("data.path: expected the path of a token folder or a file of tokens, got an empty text")
     _check_heldout(data)
     if data.sources is None:
+        for key in ("later_sources", "max_epochs"):
+            if getattr(data, key):
+                raise UserError(f"data.{key}: it is for data.sources: expected that too")
         return
-    for path, weight in data.sources.items():
+    _check_weights("data.sources", data.sources)
+    before = 0
+    for index, later in enumerate(data.later_sources):
+        _check_weights(f"data.later_sources[{index}].sources", later.sources)
+        if later.after <= before:
+            raise UserError(
+                f"data.later_sources[{index}].after: {later.after}, and the weights before it are after {before}; "
+                "expected them in order"
+            )
+        before = later.after
+    _check_max_epochs(data, {*data.sources, *(path for later in data.later_sources for path in later.sources)})
+
+
+def _check_weights(key: str, weights: Mapping[str, float]) -> None:
+    for path, weight in weights.items():
         if not path or weight < 0:
-            raise UserError(f"data.sources: expected paths with weights of at least 0, got {quoted(path)}: {weight:g}")
-    if sum(data.sources.values()) <= 0:
-        raise UserError("data.sources: expected at least one path with a weight above 0")
+            raise UserError(f"{key}: expected paths with weights of at least 0, got {quoted(path)}: {weight:g}")
+    if sum(weights.values()) <= 0:
+        raise UserError(f"{key}: expected at least one path with a weight above 0")
+
+
+def _check_max_epochs(data: DataConfig, known: Collection[str]) -> None:
+    for path, most in (data.max_epochs or {}).items():
+        if path not in known:
+            raise UserError(f"data.max_epochs: {quoted(path)} is none of data.sources{did_you_mean(path, known)}")
+        if most <= 0:
+            raise UserError(f"data.max_epochs: {quoted(path)}: {most:g}; expected more than 0")
 
 
 def _check_heldout(data: DataConfig) -> None:

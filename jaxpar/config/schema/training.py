@@ -97,6 +97,16 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
+class LaterSources:
+    """Weights of token folders from a step on."""
+
+    after: Annotated[int, at_least(1)]
+    """Steps before that step."""
+    sources: dict[str, float] = field(hash=False)
+    """Folders with their weights; folders that are not named have none."""
+
+
+@dataclass(frozen=True)
 class DataConfig:
     """Where tokens come from and how they become a batch."""
 
@@ -112,6 +122,11 @@ class DataConfig:
     sources: dict[str, float] | None = field(default=None, hash=False)
     """Several token folders instead of `path`, each with its weight: `{a/tokens: 0.7, b/tokens: 0.3}`. They may change
     when a run is continued."""
+    later_sources: tuple[LaterSources, ...] = ()
+    """Other weights from a step on, in order: `[{after: 9000, sources: {a/tokens: 0.2, c/tokens: 0.8}}]`."""
+    max_epochs: dict[str, float] | None = field(default=None, hash=False)
+    """Most epochs of some of the `sources`: `{a/tokens: 4}`. After them a folder's weight goes to the others, in
+    proportion to theirs; a run for which all folders together have too few rows is refused."""
     heldout_path: str | None = None
     """Token folder (or file) to evaluate on; null means the held-out part of the folders, and nothing for a file. For
     `source: prompts` or `demonstrations` another file of prompts; null holds one in 16 out."""

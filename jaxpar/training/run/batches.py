@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import count
 
 import jax
 import numpy as np
@@ -43,9 +44,10 @@ def placed_batches(
     )
     ready = None
     folders = [FieldFolder(getattr(settings, one.name), one) for one in placer.batch.fields if one.optional]
-    for step, rows in enumerate(source, first_step):
-        if folders and step >= config.run.steps:  # Files end with the run's steps.
+    for step in count(first_step):
+        if (folders or data.examples is not None) and step >= config.run.steps:  # Both may end with the run's steps.
             break
+        rows = next(source)
         for folder in folders:
             read = folder.read(rows["examples"], settings.batch_size, settings.sequence_length)
             rows = rows | {folder.field.name: read}

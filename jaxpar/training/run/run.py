@@ -115,6 +115,9 @@ class Run:
         self.models = SourceModels(self.layout)
         if (rows := OBJECTIVES[self.config.loss.name].rows) != "":
             self.data = implementation(rows)(self.config, self.data, self.models.reference)
+        self.left_out: tuple[int, ...] = ()
+        """Numbers of batches that no step uses, ascending (`watch.on_spike`)."""
+        self.check_epochs()
         self._state: TrainState | None = None
         self._frozen: Weights = {}
         """The frozen weights of a state that was dropped."""
@@ -129,8 +132,6 @@ class Run:
         """Metrics of the last step's batch, where the batch itself has some."""
         self.samples: Sequence[tuple[str, str]] = ()
         """Prompts of the last evaluation with what continues them, where it draws answers."""
-        self.left_out: tuple[int, ...] = ()
-        """Numbers of batches that no step uses, ascending (`watch.on_spike`)."""
         self.stops: Callable[[], bool] = lambda: False
         """Whether to stop after this step, for one that waits: all processes ask equally often."""
         name_arrays(self, Run._arrays)
@@ -323,6 +324,15 @@ class Run:
         """Whether there is held-out data and the configuration asks to use it."""
         return evaluates(self.config, self.data)
 
+    def check_epochs(self) -> None:
+        """Refuse more steps than `data.max_epochs` leaves rows for."""
+        rows, needed = self.data.examples, self._first_example(self.config.run.steps)
+        if rows is not None and needed > rows:
+            raise UserError(
+                f"data.max_epochs: the folders have {rows} rows in all, and run.steps ({self.config.run.steps}) needs "
+                f"{needed}; expected fewer steps, more epochs or more data"
+            )
+
     def epochs(self, steps: int) -> dict[str, float]:
         """Source to its epochs after so many steps; empty where text is generated."""
         return self.data.train.epochs(self._first_example(steps))
@@ -360,6 +370,7 @@ class Run:
         """
         example = self._first_example(self.steps_done)
         self.data, self._batches = self.data.continued(facts, example), None
+        self.check_epochs()
         if facts.get("mixture") in (None, self.data.facts["mixture"]):
             return None
         return (

@@ -33,6 +33,8 @@ MAY_CHANGE_KEYS = (
     "islands.keep_rounds",
     "data.prefetch",
     "data.sources",
+    "data.later_sources",
+    "data.max_epochs",
     "data.heldout",
     "optimizer.learning_rate",
     "optimizer.matrix_learning_rate",
