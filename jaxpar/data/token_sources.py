@@ -7,6 +7,7 @@ from pathlib import Path
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.parts import LABELS_FORMAT
+from jaxpar.config.ramp import examples_before
 from jaxpar.config.schema import DataConfig
 from jaxpar.config.spelling import quoted
 from jaxpar.data.document_rows import DROP, DocumentRows
@@ -98,7 +99,7 @@ def _plan(config: DataConfig, sources: Sequence[MixedSource]) -> MixturePlan:
     changes = [(0, {source.identity: source.weight for source in sources})]
     for later in config.later_sources:
         weights = {source.identity: later.sources.get(source.name, 0.0) for source in sources}
-        changes.append((later.after * config.batch_size, weights))
+        changes.append((examples_before(config, later.after), weights))
     most = {
         source.identity: int(config.max_epochs[source.name] * source.rows.rows_per_epoch)
         for source in sources

@@ -71,7 +71,7 @@ def test_weights_change_and_folders_leave_as_configured(folders):
     assert isinstance(data.train, Mixture)
     (first, before), (second, both), (last_first, last) = data.train.phases
     assert (first, second) == (0, 80) and before[b] == last[b] == 0 and both == {a: 1, b: 1}
-    assert f"from row 80 on 50.0% {b}, 50.0% {a}; from row {last_first:,} on 100.0% {a}; " in data.description
+    assert f"from row 80 on 50.0% {a}, 50.0% {b}; from row {last_first:,} on 100.0% {a}; " in data.description
     assert data.train.epochs(10**6)[b] <= 0.5 and data.examples is None
 
 

@@ -139,3 +139,24 @@ def check_batches(config: Config) -> None:
             f"data.batch_size x sequence_length x (1 + prefetch): {data.batch_size} x {data.sequence_length} x "
             f"{1 + data.prefetch} tokens in memory; expected at most {spell_limit(TOKENS)}"
         )
+    _check_ramp(config)
+
+
+def _check_ramp(config: Config) -> None:
+    data = config.data
+    sizes = [*(part.size for part in data.batch_ramp), data.batch_size]
+    for index, part in enumerate(data.batch_ramp):
+        if (part.steps is None) == (part.tokens is None):
+            raise UserError(f"data.batch_ramp[{index}]: expected either steps or tokens with the size {part.size}")
+        if part.size >= sizes[index + 1]:
+            raise UserError(
+                f"data.batch_ramp[{index}].size: {part.size} is followed by {sizes[index + 1]}; expected sizes that "
+                "grow, the last up to data.batch_size"
+            )
+    others = {
+        f"data.source: {data.source}": "rl" in DATA_SOURCES[data.source].run,
+        "data.routing": data.routing is not None,
+        "islands": config.parallel.islands != 1 or config.islands.folder is not None,
+    }
+    if data.batch_ramp and (other := next((name for name, is_set in others.items() if is_set), None)):
+        raise UserError(f"data.batch_ramp: batches of {other} have one size; expected [] with it")

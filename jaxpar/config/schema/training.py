@@ -107,6 +107,18 @@ class LaterSources:
 
 
 @dataclass(frozen=True)
+class RampPart:
+    """Batches of one size, for some steps or tokens."""
+
+    size: Annotated[int, at_least(1, ROWS)]
+    """Rows."""
+    steps: Annotated[int, at_least(1)] | None = None
+    """Steps with this size."""
+    tokens: Annotated[float, at_least(1.0)] | None = None
+    """Instead, tokens of rows, padding included: as many steps as reach them."""
+
+
+@dataclass(frozen=True)
 class DataConfig:
     """Where tokens come from and how they become a batch."""
 
@@ -147,6 +159,9 @@ class DataConfig:
     end."""
     batch_size: Annotated[int, at_least(1, ROWS)] = 8
     """Rows per optimizer step, over all devices and microbatches."""
+    batch_ramp: tuple[RampPart, ...] = ()
+    """Smaller batches at the beginning, in order: `[{size: 64, tokens: 1e9}, {size: 128, steps: 2000}]`. The learning
+    rate stays a function of the step. Memory and the plan are for `batch_size`."""
     routing: str | None = None
     """Folder with a file for each batch of what routers use in place of their own choices; null lets them choose."""
     packed: bool = True

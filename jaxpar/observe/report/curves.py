@@ -7,6 +7,8 @@ from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
 
+from jaxpar.config.ramp import stretches
+from jaxpar.config.schema import DataConfig
 from jaxpar.observe.events import StepRecord
 from jaxpar.observe.metrics import SET, metric_of
 from jaxpar.observe.report.run_record import LARGEST_STEP, RunRecord, number
@@ -96,13 +98,18 @@ def _run(run: RunRecord, charts: Sequence[Chart]) -> dict[str, Any]:
     return {
         "name": run.label,
         "baseline": run.baseline,
-        "tokens_per_step": max(1, config.data.batch_size * config.data.sequence_length) if config else None,
+        "batches": _batches(config.data) if config else [[0, 0, 1]],
         "clock": _columns(thin(training_clock(run))),
         "restarts": sorted({step for event in run.events if (step := _restart(event))}),
         "skipped": skipped_at(run),
         "anomalies": anomalies(run),
         "series": {name: _columns(thin(series_points)) for name, series_points in series.items() if series_points},
     }
+
+
+def _batches(data: DataConfig) -> list[list[int]]:
+    """For each size of batch, in order: steps and tokens before the first, and its tokens."""
+    return [[one.batch, *(rows * data.sequence_length for rows in (one.example, one.rows))] for one in stretches(data)]
 
 
 def points(run: RunRecord, name: str) -> Points:

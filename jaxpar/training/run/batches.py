@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import count
 
 import jax
@@ -11,7 +11,8 @@ import numpy as np
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.parts import OBJECTIVES
-from jaxpar.data import Data, batch_rows, batches, bigram_loss
+from jaxpar.config.ramp import examples_before, stretch_of
+from jaxpar.data import Data, batch_index, batch_rows, batches, bigram_loss
 from jaxpar.data.baseline import NO_LOSS_TOKENS
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.flops import Pairs, seen_pairs
@@ -21,23 +22,22 @@ from jaxpar.training.step.train_step import TrainStep
 
 
 def placed_batches(
-    config: Config, data: Data, placer: BatchPlacer, first_step: int, left_out: Sequence[int] = ()
+    config: Config, data: Data, placers: Mapping[int, BatchPlacer], first_step: int, left_out: Sequence[int] = ()
 ) -> Iterator[tuple[dict[str, jax.Array], Pairs]]:
     """Batches on the devices, one placed ahead, with the pairs that the mask keeps in them.
 
     Args:
         config: of the run.
         data: its training rows; those of pairs have the values of the reference.
-        placer: places the rows that this process loads.
+        placers: place the rows that this process loads, by the rows of a batch.
         first_step: steps before the first batch.
         left_out: numbers of batches that no step uses, ascending.
     """
     settings = config.data
-    share = settings.batch_size / len(placer.rows)
+    placer = placers[settings.batch_size]
     source = batches(
         data.train,
-        batch_size=settings.batch_size,
-        rows=placer.rows,
+        batch=lambda index: (examples_before(settings, index), placers[stretch_of(settings, index).rows].rows),
         first_step=first_step,
         left_out=left_out,
         prefetch=settings.prefetch,
@@ -51,6 +51,9 @@ def placed_batches(
         for folder in folders:
             read = folder.read(rows["examples"], settings.batch_size, settings.sequence_length)
             rows = rows | {folder.field.name: read}
+        stretch = stretch_of(settings, batch_index(step, left_out))
+        placer = placers[stretch.rows]
+        share = stretch.rows / len(placer.rows)
         pairs = seen_pairs(config.model, rows, packed=settings.packed)
         following = placer(rows), {limit: round(share * one) for limit, one in pairs.items()}
         if ready is not None:

@@ -229,6 +229,7 @@ class _Loop:
             trainer.compile_with_initial()
         else:
             trainer.compiled  # noqa: B018 (compiles now, so that time and memory can be reported)
+        trainer.compile_smaller()
         need = trainer.predicted_bytes
         memory = "" if need is None else f"; the step needs {size(need)} per device"
         self.listeners.message(f"Compiled in {seconds(self.timer.compile_seconds)}{memory}.")

@@ -51,7 +51,7 @@ def test_charts_without_values_are_left_out_and_the_data_is_json(tmp_path: Path)
     assert "Gradient norm" in titles and "Model FLOPs utilisation" not in titles
     [run] = data["runs"]
     assert run["series"]["eval_loss"][0] == [10, 20, 30, 40, 50, 60]
-    assert run["tokens_per_step"] == 4096
+    assert run["batches"] == [[0, 0, 4096]]
     assert json.loads(json.dumps(data, allow_nan=False)) == json.loads(json.dumps(data))
 
 
