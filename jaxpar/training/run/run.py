@@ -53,6 +53,7 @@ from jaxpar.training.run.out_of_memory import (
     explained,
 )
 from jaxpar.training.run.reference import SourceModels, begun_from, check_pairs, provide_reference, scorer_of
+from jaxpar.training.run_folder.other_run import state_of_other_run
 from jaxpar.training.step.forward_backward import StepMetrics
 from jaxpar.training.step.train_step import TrainStep
 from jaxpar.training.teacher import TeacherFiles, TeacherPass
@@ -167,11 +168,19 @@ class Run:
     @property
     def state(self) -> TrainState:
         """The current state; made from `run.init_from` or the seed when nothing was restored."""
+        if self._state is None and self.config.run.init_optimizer:
+            self.take_over(print)
         if self._state is None:
             self._state = self.functions.residency.initial_state()
             if (source := self.models.first) is not None:
                 self._state = begun_from(source, self._state, self.functions.residency)
         return self._state
+
+    def take_over(self, report: Callable[[str], None]) -> None:
+        """Begin with the state of the run at `run.init_from`, as `run.init_optimizer` asks, and report it."""
+        saved, text = state_of_other_run(self.config, self.saved.abstract, self.layout.carried, report)
+        self.state = self.saved.incoming(saved)
+        report(text)
 
     @state.setter
     def state(self, state: TrainState) -> None:
