@@ -62,7 +62,7 @@ class Data:
         """All sets to evaluate on; a single one has no name."""
         return self.sets or ({} if self.heldout is None else {"": self.heldout})
 
-    def with_rows(self, train: Rows, heldout: Callable[[Rows], Rows]) -> Data:
+    def with_rows(self, train: Any, heldout: Callable[[Rows], Any]) -> Data:
         """This data with other rows to train on, and those to evaluate on changed by `heldout`."""
         sets = {name: heldout(rows) for name, rows in self.evaluated.items()}
         return replace(self, train=train, heldout=next(iter(sets.values()), None), sets=sets if self.sets else {})

@@ -32,8 +32,8 @@ def check_run(config: Config) -> None:
         )
     if run.init_optimizer and (run.init_from is None or config.lora.rank):
         raise UserError(
-            "run.init_optimizer: true goes on with all weights of another run; expected run.init_from, its folder, too, "
-            "and no lora"
+            "run.init_optimizer: true goes on with all weights of another run; expected run.init_from, its folder, and "
+            "no lora"
         )
     if run.wandb is not None and not re.fullmatch(r"[^/\\#?%:]{1,128}", run.wandb):
         raise UserError(

@@ -92,8 +92,8 @@ def heldout_metrics(
         sums, counted = functions.evaluate(weights, placer(rows, functions.layout.evaluated))
         totals.update({metric: float(total) for metric, total in sums.items()})
         count += float(counted)
-        losses[name] += float(sums["loss"])
-        targets[name] += float(counted)
+        losses.update({name: float(sums["loss"])})
+        targets.update({name: float(counted)})
     if not count:
         raise UserError(NO_LOSS_TOKENS)
     of_sets = {f"loss_{name}": losses[name] / size for name, size in targets.items() if name and size}
