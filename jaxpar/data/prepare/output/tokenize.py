@@ -116,7 +116,7 @@ def unit_maker(job: Job, report: Report) -> Callable[[int], tuple[int, UnitRecor
     evaluations = NGrams([codec.encode(text) for text in job.choice.decontaminate], job.choice.ngram)
 
     def make(unit: int) -> tuple[int, UnitRecord]:
-        record = _make_unit(job, encoder, evaluations, unit, lambda size: report((unit, size)))
+        record = _make_unit(job, encoder, unit, evaluations, lambda size: report((unit, size)))
         write_file(job.unit_file(unit, "json"), record.to_json(), durable=False)
         return unit, record
 
@@ -141,7 +141,7 @@ def invalid_documents(job: Job, record: UnitRecord) -> list[str]:
     return [f"{location(job.inputs[file], offset)}: {reason}" for (file, offset), reason in sorted(offsets.items())]
 
 
-def _make_unit(job: Job, encoder: PlainText | Chat, evaluations: NGrams, unit: int, progress: Progress) -> UnitRecord:
+def _make_unit(job: Job, encoder: PlainText | Chat, unit: int, evaluations: NGrams, progress: Progress) -> UnitRecord:
     broken: dict[str, str] = {}
     skipped = {"empty": 0, "broken": 0, "contaminated": 0}
 
