@@ -27,10 +27,9 @@ NAV = {
     "Guides": (
         "planner", "inspect", "cluster-files", "parallelism", "memory", "long-context", "attention", "hybrids",
         "spikingbrain", "pipelines", "experts", "fp8", "zeropp", "islands", "island-jobs", "low-rank", "weights",
-        "chat-recipe", "fine-tune", "reinforcement", "asynchronous-rl", "environments", "conversations", "objectives",
-        "paris", "generate", "serving", "evaluation", "python", "checkpoints", "operations", "warnings", "reports",
-        "network",
-        "Extend jaxpar <extending>",
+        "chat-recipe", "fine-tune", "reinforcement", "asynchronous-rl", "environments", "conversations", "mixing",
+        "objectives", "paris", "generate", "serving", "evaluation", "python", "checkpoints", "operations", "warnings",
+        "reports", "network", "Extend jaxpar <extending>",
     ),
     "Reference": ("configuration", "families", "commands", "api", "special-tokens", "glossary"),
     "How it works": (

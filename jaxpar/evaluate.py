@@ -17,9 +17,9 @@ from jaxpar.config.strict_json import json_text, strict_json
 from jaxpar.pages.units import plural
 
 if TYPE_CHECKING:
+    from jaxpar.data.tokens.ngrams import Overlap
     from jaxpar.evaluation.harness import HarnessTasks
     from jaxpar.evaluation.language_model import LanguageModel
-    from jaxpar.evaluation.ngrams import Overlap
     from jaxpar.evaluation.outcome import Outcome
     from jaxpar.evaluation.task import Task
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from jaxpar.cli import Parser, command
+from jaxpar.cli import Parser, command, positive
 from jaxpar.config import UserError
 from jaxpar.config.paths import is_name, user_location, user_path
 from jaxpar.config.spelling import quoted
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from jaxpar.data.prepare import Options
+    from jaxpar.data.prepare.choice import Choice
 
 MOST_DOCUMENTS = 1_000_000
 """Most documents that `--inspect` shows."""
@@ -41,6 +42,7 @@ def _parser() -> Parser:
     parser = Parser("jaxpar.prepare", "Turn text into a folder of tokens to train on, or look at one.", EPILOG)
     _add_tasks(parser.add_argument_group("what to make"))
     _add_settings(parser.add_argument_group("how"))
+    _add_choice(parser.add_argument_group("documents to leave out"))
     _add_inspection(parser.add_argument_group("look at a folder of tokens instead"))
     return parser
 
@@ -128,6 +130,31 @@ def _add_settings(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--shard-tokens", metavar="N", type=int, default=2**29, help="tokens in a shard (default: 2^29)")
 
 
+def _add_choice(group: argparse._ArgumentGroup) -> None:
+    group.add_argument(
+        "--keep", metavar="PATTERN", nargs="+", action="extend", default=[],
+        help="regular expressions: leave out documents without a match of each",
+    )  # fmt: skip
+    group.add_argument(
+        "--drop", metavar="PATTERN", nargs="+", action="extend", default=[],
+        help="regular expressions: leave out documents with a match of one",
+    )  # fmt: skip
+    group.add_argument(
+        "--filter",
+        metavar="FILE.py:NAME",
+        help="a function of a document's text: leave out those for which it is False",
+    )
+    group.add_argument(
+        "--dedup", choices=("exact", "minhash"),
+        help="leave out documents that equal an earlier one, or have about 80%% of its words in common (minhash)",
+    )  # fmt: skip
+    group.add_argument(
+        "--decontaminate", metavar="FILE", nargs="+", action="extend", default=[],
+        help="files of tasks (docs/evaluation.md): leave out documents with an n-gram of one of their texts",
+    )  # fmt: skip
+    group.add_argument("--ngram", metavar="N", type=positive, help="with --decontaminate: tokens of it (default: 13)")
+
+
 def _add_inspection(group: argparse._ArgumentGroup) -> None:
     group.add_argument("--inspect", metavar="FOLDER", type=Path, help="show counts, lengths and decoded documents")
     group.add_argument(
@@ -152,9 +179,9 @@ def _check_asked(options: argparse.Namespace) -> None:
     names = (
         "tokenizer",
         "train_bpe",
-        "special_tokens",
+        "special_tokens", "keep", "drop", "filter", "dedup", "decontaminate",
         *(() if asked[0] in ("spans", "triples", "clusters") else ("out",)),
-    )
+    )  # fmt: skip
     extra = [name for name in names if getattr(options, name)]
     if asked != ["input"] and extra:
         raise UserError(f"--{extra[0].replace('_', '-')} is for --input: expected --{asked[0]} FOLDER alone")
@@ -225,11 +252,29 @@ def _options(options: argparse.Namespace, out: Path) -> Options:
         chat_template=options.chat_template,
         heldout_fraction=options.heldout_fraction,
         separator=options.separator,
+        choice=_choice(options),
         max_broken=options.max_broken,
         max_expansion=options.max_expansion,
         processes=len(os.sched_getaffinity(0)) if options.processes is None else options.processes,
         unit_bytes=options.unit_bytes,
         shard_tokens=options.shard_tokens,
+    )
+
+
+def _choice(options: argparse.Namespace) -> Choice:
+    from jaxpar.data.prepare.choice import NGRAM, Choice
+    from jaxpar.evaluation.task_file import read_tasks
+
+    if options.ngram is not None and not options.decontaminate:
+        raise UserError("--ngram is for --decontaminate FILE: expected it too")
+    texts = [text for task in read_tasks(options.decontaminate, "--decontaminate") for text in task.texts]
+    return Choice(
+        keep=tuple(options.keep),
+        drop=tuple(options.drop),
+        filter=options.filter,
+        dedup=options.dedup,
+        decontaminate=tuple(texts),
+        ngram=options.ngram or NGRAM,
     )
 
 

@@ -65,8 +65,8 @@ class MonitorFact:
 
 
 @dataclass(frozen=True)
-class MixtureFact:
-    """The form of `mixture`, the phase of a mixture."""
+class PhaseFact:
+    """The form of a phase of a mixture."""
 
     first: int
     weights: dict[str, float]
@@ -81,6 +81,13 @@ class StreamFact:
     files: str
     example: int
     lanes: dict[str, tuple[int, ...]]
+
+
+@dataclass(frozen=True)
+class MixtureFact:
+    """The form of `mixture`."""
+
+    phases: tuple[PhaseFact, ...]
 
 
 _RUN_TYPES: dict[str, object] = {

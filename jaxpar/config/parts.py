@@ -189,7 +189,16 @@ DATA_SOURCES: dict[str, DataSource] = {
     "stdlib": DataSource("jaxpar.data.stdlib:open_stdlib"),
     "tokens": DataSource(
         "jaxpar.data.token_sources:open_tokens",
-        keys=("path", "sources", "heldout_path", "separator", "long_conversations"),
+        keys=(
+            "path",
+            "sources",
+            "later_sources",
+            "max_epochs",
+            "heldout_path",
+            "heldout",
+            "separator",
+            "long_conversations",
+        ),
         pairs=True,
     ),
     "stream": DataSource(

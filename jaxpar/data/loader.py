@@ -1,12 +1,13 @@
 """The batch of a step, as a function of the step.
 
-Row `r` of step `k` is example `k * batch_size + r` on every host: each host loads the rows that its devices hold, and a
-run that resumes at step `k`, on any number of hosts, gets the same data as an uninterrupted run.
+Row `r` of step `k` is example `k * batch_size + r` on every host, or in place of the product the rows of all batches
+before, where they differ in size: each host loads the rows that its devices hold, and a run that resumes at step `k`,
+on any number of hosts, gets the same data as an uninterrupted run.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -28,7 +29,12 @@ def batch_rows(dataset: Rows, step: int, batch_size: int, rows: Sequence[int] | 
         rows: numbers of the rows wanted, each below `batch_size`.
     """
     assert len(rows) and all(0 <= row < batch_size for row in rows), "rows of the global batch"
-    examples = [step * batch_size + int(row) for row in rows]
+    return rows_from(dataset, step * batch_size, rows)
+
+
+def rows_from(dataset: Rows, first: int, rows: Sequence[int] | np.ndarray) -> Batch:
+    """The given rows of the batch whose first example is `first`."""
+    examples = [first + int(row) for row in rows]
     if isinstance(plain := plain_rows(dataset), PositionedRows):
         plain.ask(examples)
     parts = [dataset.row(example) for example in examples]
@@ -50,18 +56,16 @@ def batch_index(step: int, left_out: Sequence[int] = ()) -> int:
 def batches(
     dataset: Rows,
     *,
-    batch_size: int,
-    rows: Sequence[int] | np.ndarray,
+    batch: Callable[[int], tuple[int, Sequence[int] | np.ndarray]],
     first_step: int = 0,
     left_out: Sequence[int] = (),
     prefetch: int = 2,
 ) -> Iterator[Batch]:
-    """`batch_rows` for `first_step` and every step after it, prepared ahead by threads; it never ends.
+    """The batches of `first_step` and every step after it, prepared ahead by threads; it never ends.
 
     Args:
         dataset: the source of the rows.
-        batch_size: rows of the whole batch, over all hosts.
-        rows: numbers of the rows wanted of each batch.
+        batch: from the number of a batch to its first example, and the numbers of the rows wanted of it.
         first_step: step of the first batch.
         left_out: numbers of batches that no step uses.
         prefetch: batches prepared ahead; 0 prepares each on demand.
@@ -71,4 +75,4 @@ def batches(
     steps = grain.MapDataset.range(first_step, 2**62)
     options = grain.ReadOptions(num_threads=min(prefetch, _THREADS), prefetch_buffer_size=prefetch)
     numbers = steps.map(lambda step: batch_index(step, left_out))
-    return iter(numbers.map(lambda batch: batch_rows(dataset, batch, batch_size, rows)).to_iter_dataset(options))
+    return iter(numbers.map(lambda index: rows_from(dataset, *batch(index))).to_iter_dataset(options))

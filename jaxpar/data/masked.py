@@ -135,8 +135,7 @@ def masked_data(config: Config, data: Data, reference: object = None) -> Data:
         return MaskedRows(rows, replace(masking, rates=rates), seed, spans, related)
 
     train = masked(data.train, TRAIN, config.run.seed)
-    heldout = None if data.heldout is None else masked(data.heldout, HELDOUT, HELDOUT_SEED)
-    return replace(data, train=train, heldout=heldout)
+    return data.with_rows(train, lambda rows: masked(rows, HELDOUT, HELDOUT_SEED))
 
 
 def _spans(config: Config, rows: Rows, split: str) -> Spans:
@@ -162,10 +161,10 @@ def _related(config: Config, rows: Rows, split: str) -> Related:
 def _marked_folder(config: Config, rows: Rows, key: str, flag: str) -> Path:
     """The folder of the rows. Raises `UserError` where they are not of one folder of text."""
     data = config.data
-    if data.path is None or data.heldout_path is not None or not isinstance(rows, PackedRows):
+    if data.path is None or data.heldout_path or data.heldout or not isinstance(rows, PackedRows):
         raise UserError(
             f"{key}: data.source is {data.source}; expected data.path with one folder of text, without "
-            f"data.heldout_path, which python -m jaxpar.prepare {flag} marks"
+            f"data.heldout_path and data.heldout, which python -m jaxpar.prepare {flag} marks"
         )
     return local_path(data.path, "data.path")
 

@@ -6,13 +6,14 @@ Knuth, The Art of Computer Programming 3, section 6.4), so every stretch of n ex
 a few rows. Rows of a source are taken in their order: the number of a row is how many examples before it went to the
 source, which `_points_below` counts without listing them.
 
-When the weights change during a run, at the example of a checkpoint, each source continues where it was: a
-`MixturePhase` holds the first example of the weights, and how many rows of each source were used before.
+Weights change during a run: as planned, when a source has had its most epochs, or at the example of a checkpoint. Each
+source continues where it was: a `MixturePhase` holds the first example of the weights, and how many rows of each source
+were used before. Phases are planned ahead (`plan_phases`), so that they too are functions of the example's number.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from fractions import Fraction
@@ -22,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpar.config.errors import UserError
 from jaxpar.data.document_rows import DocumentRows
 from jaxpar.data.packing import PackedRows, Row
 from jaxpar.data.randomness import random_bits
@@ -34,6 +36,8 @@ SAMPLE_TOKENS = 2**25
 """Tokens of the sample that `Mixture.stream` is."""
 
 _SHIFT = 2
+_LAST = 2**62
+"""More examples than any run has."""
 
 
 @dataclass(frozen=True)
@@ -60,31 +64,67 @@ class MixturePhase:
     """Identity of each source of any phase to its rows used before `first`."""
 
 
+@dataclass(frozen=True)
+class MixturePlan:
+    """How the weights of a mixture change, but for those of a resumed run."""
+
+    changes: Sequence[tuple[int, Mapping[str, float]]]
+    """The weights of all sources by identity from an example on, in order; the first from example 0."""
+    most: Mapping[str, int]
+    """Most rows that are used of a source, by identity."""
+
+
 class Mixture:
     """Rows of several sources, mixed by weight; see the module's text.
 
     Args:
         sources: at least one; weights are at least 0, and one of them is above.
         seed: with the weights, determines the source of each example.
-        phase: the start of these weights; None means the beginning.
+        plan: later weights, and limits; None means the weights of the sources throughout.
+        phases: those of a run that is continued; None plans them from the first example on.
     """
 
-    def __init__(self, sources: Sequence[MixedSource], *, seed: int, phase: MixturePhase | None = None) -> None:
+    def __init__(
+        self,
+        sources: Sequence[MixedSource],
+        *,
+        seed: int,
+        plan: MixturePlan | None = None,
+        phases: Sequence[MixturePhase] | None = None,
+    ) -> None:
         # In an order that does not depend on how the configuration is written.
         self._sources = sorted(sources, key=lambda source: source.identity)
         self._by_identity = {source.identity: source for source in self._sources}
         assert len(self._by_identity) == len(self._sources), "each source once"
         self._seed = seed
-        self._phase = phase or MixturePhase(0, {source.identity: source.weight for source in self._sources}, {})
-        self._shares = _Shares(self._phase.weights, seed)
-        self._before = self._shares.rows_of_sources(self._phase.first)
+        self._plan = plan or MixturePlan([(0, {source.identity: source.weight for source in self._sources})], {})
+        self._phases = plan_phases(self._plan, seed)[0] if phases is None else list(phases)
+        self.examples = plan_phases(self._plan, seed, self._phases[-1])[1]
+        """How many there are, where each source has a limit; None where there is no end."""
+        self._firsts = [phase.first for phase in self._phases]
+        self._shares = [_Shares(phase.weights, seed) for phase in self._phases]
+        self._before = [
+            shares.rows_of_sources(phase.first) for shares, phase in zip(self._shares, self._phases, strict=True)
+        ]
         self.sequence_length = self._sources[0].rows.sequence_length
 
+    @property
+    def phases(self) -> list[tuple[int, dict[str, float]]]:
+        """The first example of each stretch with the same weights, and the weights by the names of the sources."""
+        names = {source.identity: source.name for source in self._sources}
+        return [
+            (phase.first, {names[identity]: weight for identity, weight in phase.weights.items() if identity in names})
+            for phase in self._phases
+        ]
+
     def source_row(self, example: int) -> tuple[MixedSource, int]:
-        """The source of an example, and the number of its row there."""
-        assert example >= self._phase.first, "an example of this phase"
-        identity, count = self._shares.owner(example)
-        row = self._phase.used.get(identity, 0) + count - self._before[identity]
+        """The source of an example, and the number of its row there. Raises `UserError` where no source has one."""
+        assert example >= self._firsts[0], "an example of these phases"
+        if self.examples is not None and example >= self.examples:
+            raise UserError(f"data.max_epochs: all sources have had their epochs after {self.examples} rows")
+        index = bisect_right(self._firsts, example) - 1
+        identity, count = self._shares[index].owner(example)
+        row = self._phases[index].used.get(identity, 0) + count - self._before[index][identity]
         return self._by_identity[identity], row
 
     @property
@@ -95,7 +135,7 @@ class Mixture:
     def shuffled(self, version: int) -> Mixture:
         """This mixture, with each source's rows in the order of another version."""
         sources = [replace(source, rows=source.rows.shuffled(version)) for source in self._sources]
-        return Mixture(sources, seed=self._seed, phase=self._phase)
+        return Mixture(sources, seed=self._seed, plan=self._plan, phases=self._phases)
 
     def row(self, example: int) -> Row:
         """The row of an example."""
@@ -104,11 +144,8 @@ class Mixture:
 
     def used(self, examples: int) -> dict[str, int]:
         """Identity of each source of any phase to its rows in the examples below `examples`."""
-        rows = self._shares.rows_of_sources(examples)
-        used = dict(self._phase.used)
-        for identity, count in rows.items():
-            used[identity] = used.get(identity, 0) + count - self._before[identity]
-        return used
+        index = max(bisect_right(self._firsts, examples) - 1, 0)
+        return _used(self._phases[index], self._shares[index], examples)
 
     def epochs(self, examples: int) -> dict[str, float]:
         """Name of each source to its epochs, once the examples below `examples` are used."""
@@ -117,26 +154,26 @@ class Mixture:
 
     @property
     def facts(self) -> dict[str, object]:
-        """The phase as JSON, which a checkpoint saves to continue it."""
-        return asdict(self._phase)
+        """The phases as JSON, which a checkpoint saves to continue them."""
+        return {"phases": [asdict(phase) for phase in self._phases]}
 
     def continued(self, facts: Mapping[str, Any], example: int) -> Mixture:
-        """This mixture, continued at `example` after the phase of a checkpoint.
+        """This mixture, continued at `example` after the phases of a checkpoint.
 
-        It is unchanged if the weights are equal; otherwise each source of the new mixture continues at its next row.
+        It is unchanged if the weights are equal from there on; otherwise each source of the new mixture continues at
+        its next row.
         """
-        old = MixturePhase(facts["first"], dict(facts["weights"]), dict(facts["used"]))
-        if (
-            _Shares(old.weights, self._seed).stops == self._shares.stops
-            and old.weights.keys() == self._phase.weights.keys()
-        ):
-            return Mixture(self._sources, seed=self._seed, phase=old)
-        shares = _Shares(old.weights, self._seed)
-        before, now = shares.rows_of_sources(old.first), shares.rows_of_sources(example)
-        used = dict(old.used)
-        for identity in old.weights:
-            used[identity] = used.get(identity, 0) + now[identity] - before[identity]
-        return Mixture(self._sources, seed=self._seed, phase=replace(self._phase, first=example, used=used))
+        old = [MixturePhase(one["first"], dict(one["weights"]), dict(one["used"])) for one in facts["phases"]]
+        index = max(bisect_right([phase.first for phase in old], example) - 1, 0)
+        used = _used(old[index], _Shares(old[index].weights, self._seed), example)
+        following, _ = plan_phases(self._plan, self._seed, MixturePhase(example, {}, used))
+        if not following:
+            raise UserError(f"data.max_epochs: all sources have had their epochs after {example} rows")
+        shares = lambda phases: [_Shares(one.weights, self._seed).divided for one in phases]
+        alike = shares(following) == shares(old[index:]) and (
+            [one.first for one in following[1:]] == [one.first for one in old[index + 1 :]]
+        )
+        return Mixture(self._sources, seed=self._seed, plan=self._plan, phases=old if alike else following)
 
     @property
     def stream(self) -> TokenStream:
@@ -157,6 +194,45 @@ class Mixture:
         return TokenStream(np.concatenate(parts), np.concatenate(starts))
 
 
+def plan_phases(
+    plan: MixturePlan, seed: int, start: MixturePhase | None = None
+) -> tuple[list[MixturePhase], int | None]:
+    """The phases from that of `start` on, and the example at which all sources have had their most rows, if any.
+
+    The weight of a source that has had its most rows goes to the others, in proportion to theirs.
+    """
+    first, used = (0, {}) if start is None else (start.first, dict(start.used))
+    phases: list[MixturePhase] = []
+    while True:
+        planned = [weights for begin, weights in plan.changes if begin <= first][-1]
+        most = {name: plan.most[name] for name in planned if name in plan.most}
+        weights = {
+            name: 0.0 if name in most and used.get(name, 0) >= most[name] else weight
+            for name, weight in planned.items()
+        }
+        if not any(weights.values()):
+            return phases, first
+        phases.append(MixturePhase(first, weights, used))
+        shares = _Shares(weights, seed)
+        before = shares.rows_of_sources(first)
+        stops = [begin for begin, _ in plan.changes if begin > first]
+        for name, limit in most.items():
+            if weights[name]:
+                needed = limit - used.get(name, 0) + before[name]
+                stops.append(bisect_left(range(_LAST), needed, key=lambda one: shares.rows_of_sources(one)[name]))
+        if not stops or (following := min(stops)) >= _LAST:
+            return phases, None
+        used, first = _used(phases[-1], shares, following), following
+
+
+def _used(phase: MixturePhase, shares: _Shares, examples: int) -> dict[str, int]:
+    """Rows of each source of any phase in the examples below `examples`, the last of which are of `phase`."""
+    used, before = dict(phase.used), shares.rows_of_sources(phase.first)
+    for name, rows in shares.rows_of_sources(examples).items():
+        used[name] = used.get(name, 0) + rows - before[name]
+    return used
+
+
 class _Shares:
     """The circle of 2**64 points, divided among the sources by weight.
 
@@ -170,6 +246,11 @@ class _Shares:
         exact = [Fraction(weights[name]) for name in self._names]  # A source without weight gets not a single example.
         self.stops = [int(so_far / sum(exact) * CIRCLE) for so_far in accumulate(exact)]
         self._shift = int(random_bits(1, seed, _SHIFT)[0])
+
+    @property
+    def divided(self) -> list[tuple[str, int]]:
+        """Each source with the end of its part of the circle."""
+        return list(zip(self._names, self.stops, strict=True))
 
     def owner(self, example: int) -> tuple[str, int]:
         """The source of an example, and how many earlier examples that source has."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ class Data:
 
     train: Rows
     heldout: Rows | None
-    """Rows to evaluate on, if there are any."""
+    """Rows to evaluate on, if there are any; of several sets the first."""
     vocab: int
     """Size of the vocabulary: the configured one, or the data's own."""
     separator: int | None
@@ -59,11 +59,22 @@ class Data:
     """A line about the data: its source, and the size of each split."""
     paired: tuple[PairedSplit, ...] = ()
     """The rows of `train` and `heldout`, where documents come in pairs."""
+    sets: Mapping[str, Rows] = field(default_factory=dict)
+    """Sets to evaluate on by their names, where the configuration names some."""
+
+    @property
+    def evaluated(self) -> Mapping[str, Rows]:
+        """All sets to evaluate on; a single one has no name."""
+        return self.sets or ({} if self.heldout is None else {"": self.heldout})
+
+    def with_rows(self, train: Any, heldout: Callable[[Rows], Any]) -> Data:
+        """This data with other rows to train on, and those to evaluate on changed by `heldout`."""
+        sets = {name: heldout(rows) for name, rows in self.evaluated.items()}
+        return replace(self, train=train, heldout=next(iter(sets.values()), None), sets=sets if self.sets else {})
 
     def with_fields(self, more: Callable[[Row], Row]) -> Data:
         """This data with the fields that `more` makes of each row."""
-        heldout = None if self.heldout is None else RowsWith(self.heldout, more)
-        return replace(self, train=RowsWith(self.train, more), heldout=heldout)
+        return self.with_rows(RowsWith(self.train, more), lambda rows: RowsWith(rows, more))
 
     @property
     def facts(self) -> dict[str, object]:
@@ -102,6 +113,12 @@ class Data:
         if facts.get("mixture") is not None and isinstance(train, Mixture):
             train = train.continued(facts["mixture"], example)
         return replace(self, train=train)
+
+    @property
+    def examples(self) -> int | None:
+        """Rows to train on, where `data.max_epochs` ends them; None where they begin again."""
+        train = self.train.plain if isinstance(self.train, RowsWith) else self.train
+        return train.examples if isinstance(train, Mixture) else None
 
     def epochs_text(self, examples: int) -> str:
         """`name 1.25, other 0.03`: the epochs of each source after `examples` examples."""

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.parts import LABELS_FORMAT
+from jaxpar.config.ramp import examples_before
 from jaxpar.config.schema import DataConfig
 from jaxpar.config.spelling import quoted
 from jaxpar.data.document_rows import DROP, DocumentRows
-from jaxpar.data.mixture import MixedSource, Mixture
+from jaxpar.data.mixture import MixedSource, Mixture, MixturePlan
 from jaxpar.data.opened import (
     HELDOUT_SEED,
     Data,
@@ -37,7 +38,8 @@ from jaxpar.remote.cache import local_path
 def open_tokens(config: DataConfig, vocab: int | None, seed: int) -> Data:
     """The data of `data.path` or `data.sources`; see `open_data`."""
     if config.sources is not None:
-        return _open_folders(config, dict(config.sources), vocab, seed)
+        later = {path: 0.0 for one in config.later_sources for path in one.sources}
+        return _open_folders(config, later | config.sources, vocab, seed)
     if config.path is None:
         raise UserError("data.path is not set; data.source=tokens expects the path of a token folder or a .npy file")
     if local_path(config.path, "data.path").is_dir():
@@ -61,7 +63,9 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
     if any(folder.index.answers for folder in folders.values()):
         return _open_pairs(config, folders, key, vocab, seed)
     rows = {path: train_rows(folder.train, config, seed, path) for path, folder in folders.items()}
-    heldout, words = _heldout(config, folders, key)
+    sets = {name: _heldout_set(config, folders, key, name) for name in config.heldout or {}}
+    heldout, words = _heldout(config, folders, key) if config.heldout is None else (next(iter(sets.values())), "")
+    words += ", ".join(f"{name}: {_heldout_size(one)}" for name, one in sets.items())
     known = tokenizers_installed()
     if not known:
         words += "; the package tokenizers is not installed, so samples are shown as token numbers"
@@ -70,10 +74,12 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
         train: Rows = next(iter(rows.values()))
         described = "".join(f"{path}: {_size(rows[path])} to train on, " for path in folders)
     else:
-        train = Mixture(
-            [MixedSource(path, folders[path].identity, rows[path], weights[path]) for path in folders], seed=seed
-        )
+        sources = [MixedSource(path, folders[path].identity, rows[path], weights[path]) for path in folders]
+        train = Mixture(sources, seed=seed, plan=_plan(config, sources))
         described = "".join(f"{percent(weights[path], total)} {path}: {_size(rows[path])}; " for path in folders)
+        for start, later in train.phases[1:]:
+            shares = ", ".join(f"{percent(later[path], sum(later.values()))} {path}" for path in folders if later[path])
+            described += f"from row {start:,} on {shares}; "
     return Data(
         train=train,
         heldout=heldout,
@@ -82,7 +88,22 @@ def _open_folders(config: DataConfig, weights: dict[str, float], vocab: int | No
         decode=first.codec.decode if known else None,
         encode_start=first.codec.encode_start if known else None,
         description=described + words,
+        sets=sets,
     )
+
+
+def _plan(config: DataConfig, sources: Sequence[MixedSource]) -> MixturePlan:
+    """How the weights change, and the most rows of each source, by identity."""
+    changes = [(0, {source.identity: source.weight for source in sources})]
+    for later in config.later_sources:
+        weights = {source.identity: later.sources.get(source.name, 0.0) for source in sources}
+        changes.append((examples_before(config, later.after), weights))
+    most = {
+        source.identity: int(config.max_epochs[source.name] * source.rows.rows_per_epoch)
+        for source in sources
+        if config.max_epochs is not None and source.name in config.max_epochs
+    }
+    return MixturePlan(changes, most)
 
 
 def _size(rows: PackedRows | DocumentRows) -> str:
@@ -107,6 +128,10 @@ def _open_pairs(config: DataConfig, folders: dict[str, TokenFolder], key: str, v
         raise UserError(
             f"{key}: a folder of answers to compare is not mixed with others; expected data.path with one folder: "
             "python -m jaxpar.prepare takes several files"
+        )
+    if config.heldout is not None:
+        raise UserError(
+            f"data.heldout: {key} has answers to compare; expected data.heldout_path with one folder of them"
         )
     length, index = config.sequence_length, folder.index
     of = LabelledRows if index.answers == LABELS_FORMAT else PairRows
@@ -176,13 +201,7 @@ def _heldout(config: DataConfig, folders: dict[str, TokenFolder], key: str) -> t
     comparable between runs with different weights.
     """
     if config.heldout_path is not None:
-        other = _heldout_folder(config.heldout_path, folders, key)
-        if other.index.answers:
-            raise UserError(
-                f"data.heldout_path={quoted(config.heldout_path)} has answers to compare, and {key} has none; expected "
-                "a folder of single documents"
-            )
-        rows = heldout_rows(other.heldout or other.train, config, _HELDOUT_NAME)
+        rows = _rows_of(config, config.heldout_path, "data.heldout_path", folders, key, _HELDOUT_NAME)
         return rows, _heldout_size(rows)
     streams = [folder.heldout for folder in folders.values() if folder.heldout is not None]
     text, chats = ([one for one in streams if (one.counted is not None) == chat] for chat in (False, True))
@@ -203,22 +222,41 @@ def _heldout(config: DataConfig, folders: dict[str, TokenFolder], key: str) -> t
 _HELDOUT_NAME = "the held-out data"
 
 
+def _heldout_set(config: DataConfig, folders: dict[str, TokenFolder], key: str, name: str) -> PackedRows | DocumentRows:
+    return _rows_of(config, (config.heldout or {})[name], f"data.heldout.{name}", folders, key, f"data.heldout.{name}")
+
+
+def _rows_of(
+    config: DataConfig, path: str, setting: str, folders: dict[str, TokenFolder], key: str, name: str
+) -> PackedRows | DocumentRows:
+    """The rows to evaluate on of the folder of a setting: what it holds out, else all of it."""
+    other = _heldout_folder(path, folders, key, setting)
+    if other.index.answers:
+        raise UserError(
+            f"{setting}={quoted(path)} has answers to compare, and {key} has none; "
+            "expected a folder of single documents"
+        )
+    return heldout_rows(other.heldout or other.train, config, name)
+
+
 def _heldout_size(rows: PackedRows | DocumentRows) -> str:
     return f"{rows.description} held out" if isinstance(rows, DocumentRows) else heldout_size(rows.stream)
 
 
-def _heldout_folder(path: str, folders: dict[str, TokenFolder], key: str) -> TokenFolder:
-    """`data.heldout_path`. Raises `UserError` where it is no folder of tokens like those to train on."""
-    if not local_path(path, "data.heldout_path").is_dir():
+def _heldout_folder(
+    path: str, folders: dict[str, TokenFolder], key: str, setting: str = "data.heldout_path"
+) -> TokenFolder:
+    """The folder of a setting. Raises `UserError` where it is no folder of tokens like those to train on."""
+    if not local_path(path, setting).is_dir():
         raise UserError(
-            f"data.heldout_path={quoted(path)} is not a token folder, and {key} names token folders; expected one that "
+            f"{setting}={quoted(path)} is not a token folder, and {key} names token folders; expected one that "
             "was prepared with the same tokenizer file"
         )
-    other = open_token_folder(path, key="data.heldout_path")
+    other = open_token_folder(path, key=setting)
     first_path, first = next(iter(folders.items()))
     if other.index.tokenizer.digest != first.index.tokenizer.digest:
         raise UserError(
-            f"data.heldout_path={quoted(path)} was made with another tokenizer than {key}={quoted(first_path)}; "
+            f"{setting}={quoted(path)} was made with another tokenizer than {key}={quoted(first_path)}; "
             "expected a folder that was prepared with the same tokenizer file"
         )
     return other
@@ -247,6 +285,10 @@ def _open_file(config: DataConfig, path: str, vocab: int | None, seed: int) -> D
             "its documents, or null for a file that is one document"
         )
     heldout = None
+    if config.heldout is not None:
+        raise UserError(
+            "data.heldout names token folders, and data.path is a file of tokens; expected data.heldout_path"
+        )
     if config.heldout_path is not None:
         if local_path(config.heldout_path, "data.heldout_path").is_dir():
             raise UserError(

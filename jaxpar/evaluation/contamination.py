@@ -12,9 +12,9 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxpar.data.tokens.ngrams import NGrams, Overlap
 from jaxpar.data.tokens.token_folder import open_token_folder
 from jaxpar.evaluation.language_model import LanguageModel
-from jaxpar.evaluation.ngrams import NGrams, Overlap
 from jaxpar.evaluation.outcome import Metric, Outcome, mean, ratio
 from jaxpar.evaluation.task import Task
 

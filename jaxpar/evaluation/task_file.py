@@ -26,17 +26,21 @@ def is_task_file(word: str) -> bool:
     return word.lower().endswith(SUFFIXES) or "/" in word
 
 
-def read_tasks(files: Sequence[str]) -> list[Task]:
-    """The tasks of some files.
+def read_tasks(files: Sequence[str], key: str = "--tasks") -> list[Task]:
+    """The tasks of some files, which the option `key` names.
 
     Raises:
         UserError: a file cannot be read or is wrong, or two tasks have one name; the sentence names file and line.
     """
     tasks: dict[str, Task] = {}
     for file in files:
-        task = read_task(user_path(file, "--tasks"))
+        path = user_path(file, key)
+        try:
+            task = read_task(path)
+        except UserError as error:
+            raise UserError(f"{key}: {error}") from None
         if task.name in tasks:
-            raise UserError(f"--tasks: {named(file)} is the second task named {task.name}; give one of them a `name`")
+            raise UserError(f"{key}: {named(file)} is the second task named {task.name}; give one of them a `name`")
         tasks[task.name] = task
     return list(tasks.values())
 
@@ -57,7 +61,7 @@ def read_task(file: Path) -> Task:
         return Task(file.stem, EXAMPLES[kind][0](data=file.name), _examples(file, lines, kind))
     if suffix in TEXT:
         return Task(file.stem, EXAMPLES["perplexity"][0](data=file.name), _document(file))
-    raise UserError(f"--tasks: {named(file)}: expected a file that ends in {one_of(SUFFIXES)}")
+    raise UserError(f"{named(file)}: expected a file that ends in {one_of(SUFFIXES)}")
 
 
 def _from_settings(file: Path) -> Task:
@@ -129,6 +133,6 @@ def _text(file: Path, longest: int) -> str:
         return read_text_file(file, longest, named(file))
     except FileNotFoundError:
         near = [one.name for one in file.parent.iterdir()] if file.parent.is_dir() else []
-        raise UserError(f"--tasks: {named(file)} does not exist{did_you_mean(file.name, near)}") from None
+        raise UserError(f"{named(file)} does not exist{did_you_mean(file.name, near)}") from None
     except (OSError, UnicodeDecodeError) as error:
         raise UserError(f"{named(file)}: cannot be read ({getattr(error, 'strerror', 'it is not UTF-8')})") from None

@@ -14,10 +14,9 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.paths import is_name, user_path
 from jaxpar.config.reading.text_file import read_text_file
 from jaxpar.config.spelling import did_you_mean, quoted
-from jaxpar.config.user_code import is_user_code
+from jaxpar.config.user_code import is_user_code, load_function
 from jaxpar.data.chat.messages import Unusable, checked_messages
 from jaxpar.rl.tasks import TASKS
-from jaxpar.rl.user_code import load_function
 
 LONGEST_FILE = 2**30
 """Bytes of the largest file of prompts."""

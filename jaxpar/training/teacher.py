@@ -7,7 +7,6 @@ temperature), so those of another model or of other data are never taken for the
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ from jaxpar.checkpoint.processes import from_first
 from jaxpar.config import Config, UserError
 from jaxpar.config.spelling import named
 from jaxpar.data import Data
-from jaxpar.data.packing import Row, RowsWith
+from jaxpar.data.packing import Row
 from jaxpar.data.tokens.digests import digest
 from jaxpar.data.tokens.reference_file import ReferenceFile
 from jaxpar.distributed import liveness
@@ -115,8 +114,7 @@ def taught(config: Config, data: Data, teacher: Model | None) -> Data:
             "below its vocabulary"
         )
     files = TeacherFiles(config, teacher)
-    heldout = None if data.heldout is None else RowsWith(data.heldout, files.fields)
-    return replace(data, train=RowsWith(data.train, files.fields), heldout=heldout)
+    return data.with_fields(files.fields)
 
 
 class TeacherPass:
@@ -139,14 +137,17 @@ class TeacherPass:
             data: with `taught` rows.
             left_out: numbers of batches that no step uses, which decide the order of the rows.
             used: the examples that steps use.
-            evaluated: the number of held-out examples that evaluations use.
+            evaluated: the number of examples of each held-out set that evaluations use.
             listeners: receive the progress.
         """
         order = left_out, data.facts
         if self._done is not None and self._done[0] == order and self._done[1] <= used.start:
             return
         liveness.at("computing log-probabilities of the teacher")
-        splits: list[tuple[Any, range]] = [(data.train, used), (data.heldout, range(evaluated))]
+        splits: list[tuple[Any, range]] = [
+            (data.train, used),
+            *((rows, range(evaluated)) for rows in data.evaluated.values()),
+        ]
 
         def missing() -> list[tuple[int, int]]:
             return [

@@ -15,6 +15,11 @@ from tests.processes import run_python
 FIELDS = {"tokens", "labels", "mask", "segments", "positions", "indices", "examples"}
 
 
+def of_size(batch_size, rows):
+    """Batches of one size, of which a host wants some rows."""
+    return lambda index: (batch_size * index, rows)
+
+
 def packed_rows() -> PackedRows:
     """19 rows an epoch, so that a few batches of 8 cross the border of epochs."""
     ends = np.cumsum(np.tile([3, 11, 1, 25], 4))
@@ -50,14 +55,14 @@ def test_hosts_assemble_the_batch_that_one_host_makes(dataset):
 
 @pytest.mark.parametrize("prefetch", [0, 1, 3])
 def test_the_iterator_gives_the_batch_of_every_step(dataset, prefetch):
-    stream = batches(dataset, batch_size=8, rows=[1, 4, 5], prefetch=prefetch)
+    stream = batches(dataset, batch=of_size(8, [1, 4, 5]), prefetch=prefetch)
     for step, batch in enumerate(itertools.islice(stream, 7)):
         assert_same(batch, batch_rows(dataset, step, 8, [1, 4, 5]))
 
 
 def test_starting_at_a_step_is_skipping_the_steps_before_it(dataset):
-    from_start = itertools.islice(batches(dataset, batch_size=8, rows=range(8), prefetch=2), 4, 8)
-    resumed = batches(dataset, batch_size=8, rows=range(8), first_step=4, prefetch=2)
+    from_start = itertools.islice(batches(dataset, batch=of_size(8, range(8)), prefetch=2), 4, 8)
+    resumed = batches(dataset, batch=of_size(8, range(8)), first_step=4, prefetch=2)
     for left, right in zip(from_start, resumed, strict=False):
         assert_same(left, right)
 
@@ -83,7 +88,7 @@ def test_an_error_while_a_batch_is_made_reaches_the_caller():
                 raise OSError("the disk is gone")
             return super().row(example)
 
-    stream = batches(Broken(vocab=9, sequence_length=4, packed=True, seed=0, split=0), batch_size=4, rows=range(4))
+    stream = batches(Broken(vocab=9, sequence_length=4, packed=True, seed=0, split=0), batch=of_size(4, range(4)))
     with pytest.raises(OSError, match="the disk is gone"):
         list(itertools.islice(stream, 3))
 
@@ -102,7 +107,7 @@ def test_everything_but_the_iterator_works_without_grain_and_jax():
 
 def test_batches_that_are_left_out_are_skipped_and_change_nothing_before_them(dataset):
     def numbers(**options):
-        stream = batches(dataset, batch_size=8, rows=[0], prefetch=0, **options)
+        stream = batches(dataset, batch=of_size(8, [0]), prefetch=0, **options)
         return [int(batch["examples"][0]) // 8 for batch in itertools.islice(stream, 6)]
 
     assert numbers(left_out=(2, 3, 5)) == [0, 1, 4, 6, 7, 8]

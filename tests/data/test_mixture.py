@@ -9,9 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpar.data.loader import batch_rows
-from jaxpar.data.mixture import MixedSource, Mixture, points_below
+from jaxpar.data.mixture import MixedSource, Mixture, MixturePlan, points_below
 from jaxpar.data.packing import PackedRows
 from jaxpar.data.stream import TokenStream
+from tests.sentences import refused
 
 LENGTH = 4
 
@@ -101,6 +102,60 @@ def test_when_weights_change_each_source_goes_on_where_it_was():
     counts = Counter(name for name, _ in later)
     assert abs(counts["c"] - 200) <= 3 and abs(counts["a"] - 100) <= 3
     assert fourth.epochs(800)["b"] == pytest.approx((50 + 100 + 50) / 50, abs=0.1)
+
+
+def planned(changes, most=None, **weights: float) -> Mixture:
+    """A mixture whose weights are others from some examples on, with most rows of some sources."""
+    sources = [source(name, weight) for name, weight in weights.items()]
+    identity = {one.name: one.identity for one in sources}
+    every = [(0, weights), *changes]
+    plan = MixturePlan(
+        [(first, {identity[name]: later.get(name, 0.0) for name in weights}) for first, later in every],
+        {identity[name]: limit for name, limit in (most or {}).items()},
+    )
+    return Mixture(sources, seed=5, plan=plan)
+
+
+def test_planned_weights_come_at_their_example_and_rows_go_on():
+    mixed = planned([(200, {"a": 1, "c": 3}), (300, {"b": 1})], a=3, b=1, c=0)
+    found = places(mixed, range(400))
+    assert found[:200] == places(mixture(a=3, b=1), range(200))
+    counts = Counter(name for name, _ in found[200:300])
+    assert abs(counts["c"] - 75) <= 3 and counts["b"] == 0 and {name for name, _ in found[300:]} == {"b"}
+    for name in "abc":
+        rows = [row for owner, row in found if owner == name]
+        assert rows == list(range(len(rows))), name
+    assert mixed.epochs(400)["c"] == pytest.approx(75 / 50, abs=0.06) and mixed.examples is None
+
+
+def test_a_source_that_had_its_epochs_leaves_its_share_to_the_others():
+    mixed = planned([], {"a": 100, "b": 60}, a=6, b=3, c=1)
+    found = places(mixed, range(1000))
+    counts = Counter(name for name, _ in found)
+    assert counts["a"] == 100 and counts["b"] == 60 and mixed.examples is None
+    last = max(example for example, (name, _) in enumerate(found) if name == "a")
+    between = Counter(name for name, _ in found[last + 1 : last + 13])
+    assert abs(between["b"] - 9) <= 1, "three parts of four, where all remain"
+    ended = planned([(40, {"b": 1})], {"a": 100, "b": 60}, a=1, b=1)
+    assert ended.examples == 80, "b has 20 in 40, and 40 more"
+    with refused("data.max_epochs", "80 rows"):
+        ended.source_row(80)
+
+
+@pytest.mark.parametrize("example", [0, 30, 150, 200, 260])
+def test_planned_phases_are_continued_from_any_checkpoint(example):
+    arguments = [(100, {"a": 1, "b": 3}), (200, {"a": 1, "b": 1})], {"b": 90}
+    mixed = planned(*arguments, a=3, b=1)
+    facts = json.loads(json.dumps(mixed.facts))
+    again = planned(*arguments, a=6, b=2).continued(facts, example)
+    assert again.facts == mixed.facts and places(again, range(example, 400)) == places(mixed, range(example, 400))
+    other = planned([], {"b": 110}, a=1, b=1).continued(facts, example)
+    for name in "ab":
+        rows = [
+            row for owner, row in [*places(mixed, range(example)), *places(other, range(example, 400))] if owner == name
+        ]
+        assert rows == list(range(len(rows))), name
+    assert other.facts != facts and other.used(400)["digest of b"] == 110
 
 
 def test_the_same_weights_however_they_are_written_change_nothing():

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config.schema import DataConfig
+from jaxpar.config.schema.training import LaterSources
 from jaxpar.data import token_sources
 from jaxpar.data.mixture import Mixture
 from jaxpar.data.packing import PackedRows
@@ -63,6 +64,17 @@ def test_sources_are_mixed_and_all_that_is_held_out_is_evaluated(folders):
         np.testing.assert_array_equal(data.train.row(11)[name], values)
 
 
+def test_weights_change_and_folders_leave_as_configured(folders):
+    a, b = str(folders / "a"), str(folders / "b")
+    later = (LaterSources(after=10, sources={a: 1, b: 1}),)
+    data = open_data(config(sources={a: 1}, later_sources=later, max_epochs={b: 0.5}), vocab=None, seed=0)
+    assert isinstance(data.train, Mixture)
+    (first, before), (second, both), (last_first, last) = data.train.phases
+    assert (first, second) == (0, 80) and before[b] == last[b] == 0 and both == {a: 1, b: 1}
+    assert f"from row 80 on 50.0% {a}, 50.0% {b}; from row {last_first:,} on 100.0% {a}; " in data.description
+    assert data.train.epochs(10**6)[b] <= 0.5 and data.examples is None
+
+
 def test_what_is_held_out_may_come_from_another_folder(folders):
     data = open_data(config(folders / "bare"), vocab=None, seed=0)
     assert data.heldout is None and data.description.endswith("nothing held out")
@@ -73,6 +85,19 @@ def test_what_is_held_out_may_come_from_another_folder(folders):
     whole = open_data(config(folders / "a", heldout_path=str(folders / "bare")), vocab=None, seed=0)
     assert whole.heldout is not None
     assert len(whole.heldout.stream.starts) == 40
+
+
+def test_several_sets_are_evaluated_by_their_names(folders):
+    sets = {"own": str(folders / "a"), "bare": str(folders / "bare")}
+    data = open_data(config(folders / "b", heldout=sets), vocab=None, seed=0)
+    alone = {
+        name: open_data(config(folders / "b", heldout_path=path), vocab=None, seed=0).heldout
+        for name, path in sets.items()
+    }
+    assert list(data.evaluated) == ["own", "bare"] and data.heldout is data.evaluated["own"]
+    for name, rows in data.evaluated.items():
+        np.testing.assert_array_equal(rows.row(3)["tokens"], alone[name].row(3)["tokens"])
+    assert "own: " in data.description and data.description.endswith("in 40 held out")
 
 
 def test_held_out_documents_that_are_less_than_a_row_are_reported(folders):
@@ -104,6 +129,8 @@ def test_without_the_package_samples_are_token_numbers(folders, monkeypatch):
         ({"path": "a", "heldout_path": "other"}, None, ("data.heldout_path=", "other'", "another tokenizer")),
         ({"path": "a", "heldout_path": "plain.npy"}, None, ("data.heldout_path=", "plain.npy'", "not a token folder")),
         ({"path": "plain.npy", "heldout_path": "a"}, None, ("heldout_path=", "a' is a folder", "data.path is a file")),
+        ({"path": "a", "heldout": {"x": "other"}}, None, ("data.heldout.x=", "other'", "another tokenizer")),
+        ({"path": "plain.npy", "heldout": {"x": "a"}}, None, ("data.heldout names", "data.path is a file")),
         ({"sources": ["a", "plain.npy"]}, None, ("data.sources: ", "plain.npy'", "not a folder", "a token folder")),
         ({"sources": ["a", "gone"]}, None, ("data.sources: ", "gone'", "does not exist", "expected a token folder")),
         ({"sources": ["a", "copy"]}, None, ("copy'", "a'", "the same tokens")),
@@ -118,6 +145,7 @@ def test_what_does_not_fit_is_one_sentence(folders, keys, vocab, parts):
         (folders / "empty").mkdir()
     named = {
         key: {str(folders / name): 1.0 for name in value} if key == "sources" else
+        {name: str(folders / path) for name, path in value.items()} if key == "heldout" else
         str(folders / value) if isinstance(value, str) else value
         for key, value in keys.items()
     }  # fmt: skip

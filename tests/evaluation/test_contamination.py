@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from jaxpar.data.tokens import text_codec
+from jaxpar.data.tokens.ngrams import Overlap
 from jaxpar.evaluation.contamination import Contamination, min_k, overlaps_with, with_contamination
-from jaxpar.evaluation.ngrams import Overlap
 from jaxpar.evaluation.outcome import Outcome, mean
 from jaxpar.evaluation.task import Choice, Document, MultipleChoice, Perplexity, Task
 from tests.data.folders import decoded, prepared

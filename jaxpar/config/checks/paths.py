@@ -34,13 +34,15 @@ def check_paths(config: Config) -> None:
         "rl.sampler.folder": config.rl.sampler.folder,
         "run.compile_cache": config.run.compile_cache,
     }
-    sources = (("data.sources", path) for path in config.data.sources or ())
-    for key, path in (*paths.items(), *sources):
+    later = (path for one in config.data.later_sources for path in one.sources)
+    sources = (("data.sources", path) for path in (*(config.data.sources or ()), *later))
+    sets = ((f"data.heldout.{name}", path) for name, path in (config.data.heldout or {}).items())
+    for key, path in (*paths.items(), *sources, *sets):
         if path is None:
             continue
         if not path.isprintable():  # The console prints it.
             raise UserError(f"{key}: {quoted(path)} has control characters; expected a path without")
-        if key in STORED:
+        if key in STORED or key.startswith("data.heldout."):
             location = user_location(path, key, written=key == "run.mirror")
             if key == "run.mirror" and isinstance(location, Path):
                 raise UserError(f"run.mirror: {quoted(path)} is a path; expected a URL, as in s3://bucket/runs")

@@ -30,6 +30,11 @@ def check_run(config: Config) -> None:
             f"run.name: expected the name of one folder, without control characters, got {quoted(run.name)}; put "
             "parent folders in run.dir"
         )
+    if run.init_optimizer and (run.init_from is None or config.lora.rank):
+        raise UserError(
+            "run.init_optimizer: true goes on with all weights of another run; expected run.init_from, its folder, and "
+            "no lora"
+        )
     if run.wandb is not None and not re.fullmatch(r"[^/\\#?%:]{1,128}", run.wandb):
         raise UserError(
             f"run.wandb: expected the name of a project, at most 128 letters and none of /\\#?%:, got "

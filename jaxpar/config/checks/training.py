@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Collection, Mapping
+
 from jaxpar.config.bounds import TOKENS, spell_limit
 from jaxpar.config.errors import UserError
 from jaxpar.config.parts import DATA_SOURCES, OPTIMIZERS
 from jaxpar.config.reading.options import options_of
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config, DataConfig
-from jaxpar.config.spelling import one_of, quoted
+from jaxpar.config.spelling import did_you_mean, one_of, quoted
 
 _PATHS = {
     "prompts": "a task or a file of prompts",
@@ -77,13 +80,56 @@ def _check_path(data: DataConfig) -> None:
         )
     if data.path == "":
         raise UserError("data.path: expected the path of a token folder or a file of tokens, got an empty text")
+    _check_heldout(data)
     if data.sources is None:
+        for key in ("later_sources", "max_epochs"):
+            if getattr(data, key):
+                raise UserError(f"data.{key}: it is for data.sources: expected that too")
         return
-    for path, weight in data.sources.items():
+    _check_weights("data.sources", data.sources)
+    before = 0
+    for index, later in enumerate(data.later_sources):
+        _check_weights(f"data.later_sources[{index}].sources", later.sources)
+        if later.after <= before:
+            raise UserError(
+                f"data.later_sources[{index}].after: {later.after}, and the weights before it are after {before}; "
+                "expected them in order"
+            )
+        before = later.after
+    _check_max_epochs(data, {*data.sources, *(path for later in data.later_sources for path in later.sources)})
+
+
+def _check_weights(key: str, weights: Mapping[str, float]) -> None:
+    for path, weight in weights.items():
         if not path or weight < 0:
-            raise UserError(f"data.sources: expected paths with weights of at least 0, got {quoted(path)}: {weight:g}")
-    if sum(data.sources.values()) <= 0:
-        raise UserError("data.sources: expected at least one path with a weight above 0")
+            raise UserError(f"{key}: expected paths with weights of at least 0, got {quoted(path)}: {weight:g}")
+    if sum(weights.values()) <= 0:
+        raise UserError(f"{key}: expected at least one path with a weight above 0")
+
+
+def _check_max_epochs(data: DataConfig, known: Collection[str]) -> None:
+    for path, most in (data.max_epochs or {}).items():
+        if path not in known:
+            raise UserError(f"data.max_epochs: {quoted(path)} is none of data.sources{did_you_mean(path, known)}")
+        if most <= 0:
+            raise UserError(f"data.max_epochs: {quoted(path)}: {most:g}; expected more than 0")
+
+
+def _check_heldout(data: DataConfig) -> None:
+    if data.heldout is None:
+        return
+    if data.heldout_path is not None:
+        raise UserError(
+            "data.heldout_path: it is set with data.heldout, which names folders too; expected one of the two"
+        )
+    if not data.heldout:
+        raise UserError("data.heldout: expected names with token folders, or null")
+    for name in data.heldout:
+        if not re.fullmatch(r"[A-Za-z0-9_]{1,40}", name):
+            raise UserError(
+                f"data.heldout: {quoted(name)}: expected a name of at most 40 letters, digits and underscores, which "
+                "names its curve"
+            )
 
 
 def check_batches(config: Config) -> None:
@@ -95,3 +141,24 @@ def check_batches(config: Config) -> None:
             f"data.batch_size x sequence_length x (1 + prefetch): {data.batch_size} x {data.sequence_length} x "
             f"{1 + data.prefetch} tokens in memory; expected at most {spell_limit(TOKENS)}"
         )
+    _check_ramp(config)
+
+
+def _check_ramp(config: Config) -> None:
+    data = config.data
+    sizes = [*(part.size for part in data.batch_ramp), data.batch_size]
+    for index, part in enumerate(data.batch_ramp):
+        if (part.steps is None) == (part.tokens is None):
+            raise UserError(f"data.batch_ramp[{index}]: expected either steps or tokens with the size {part.size}")
+        if part.size >= sizes[index + 1]:
+            raise UserError(
+                f"data.batch_ramp[{index}].size: {part.size} is followed by {sizes[index + 1]}; expected sizes that "
+                "grow, the last up to data.batch_size"
+            )
+    others = {
+        f"data.source: {data.source}": data.source == "stream" or "rl" in DATA_SOURCES[data.source].run,
+        "data.routing": data.routing is not None,
+        "islands": config.parallel.islands != 1 or config.islands.folder is not None,
+    }
+    if data.batch_ramp and (other := next((name for name, is_set in others.items() if is_set), None)):
+        raise UserError(f"data.batch_ramp: batches of {other} have one size; expected [] with it")

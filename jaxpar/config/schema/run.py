@@ -27,8 +27,12 @@ class RunConfig:
     """Seed of the initial weights, the data order and dropout."""
     init_from: str | None = None
     """Where a new run takes its weights from, instead of drawing them: a folder in Hugging Face's format, of another
-    run, of a checkpoint, or one that `python -m jaxpar.convert` wrote. Optimizer, data and step start over, and the
-    model's weights must have the same shapes. A run that has a checkpoint continues from that."""
+    run, of a checkpoint, or one that `python -m jaxpar.convert` wrote. Optimizer, data and step start over, but for
+    `init_optimizer`, and the model's weights must have the same shapes. A run that has a checkpoint continues from
+    that."""
+    init_optimizer: bool = False
+    """Take the optimizer state and the step of the run at `init_from` too, and go on after that step with this
+    configuration, for another batch size, schedule or mixture. Moments of another optimizer do not fit."""
     log_every: Annotated[int, at_least(1)] = 10
     """Steps between two logged lines."""
     profile: str | None = None

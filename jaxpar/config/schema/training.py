@@ -97,6 +97,28 @@ class OptimizerConfig:
 
 
 @dataclass(frozen=True)
+class LaterSources:
+    """Weights of token folders from a step on."""
+
+    after: Annotated[int, at_least(1)]
+    """Steps before that step."""
+    sources: dict[str, float] = field(hash=False)
+    """Folders with their weights; folders that are not named have none."""
+
+
+@dataclass(frozen=True)
+class RampPart:
+    """Batches of one size, for some steps or tokens."""
+
+    size: Annotated[int, at_least(1, ROWS)]
+    """Rows."""
+    steps: Annotated[int, at_least(1)] | None = None
+    """Steps with this size."""
+    tokens: Annotated[float, at_least(1.0)] | None = None
+    """Instead, tokens of rows, padding included: as many steps as reach them."""
+
+
+@dataclass(frozen=True)
 class DataConfig:
     """Where tokens come from and how they become a batch."""
 
@@ -114,10 +136,18 @@ class DataConfig:
     sources: dict[str, float] | None = field(default=None, hash=False)
     """Several token folders instead of `path`, each with its weight: `{a/tokens: 0.7, b/tokens: 0.3}`. They may change
     when a run is continued."""
+    later_sources: tuple[LaterSources, ...] = ()
+    """Other weights from a step on, in order: `[{after: 9000, sources: {a/tokens: 0.2, c/tokens: 0.8}}]`."""
+    max_epochs: dict[str, float] | None = field(default=None, hash=False)
+    """Most epochs of some of the `sources`: `{a/tokens: 4}`. After them a folder's weight goes to the others, in
+    proportion to theirs; a run for which all folders together have too few rows is refused."""
     heldout_path: str | None = None
     """Token folder (or file) to evaluate on; null means the held-out part of the folders, and nothing for a file. For
     `source: stream` other files of text; null holds documents out by `heldout_fraction`. For
     `source: prompts` or `demonstrations` another file of prompts; null holds one in 16 out."""
+    heldout: dict[str, str] | None = field(default=None, hash=False)
+    """Several sets to evaluate on instead, by name, each a token folder: `{code: a/tokens, web: b/tokens}`. Each has
+    its own curve, `eval_loss_code`, and `eval_loss` is over all. They may change when a run is continued."""
     tokenizer: str | None = None
     """Folder of a model, whose `tokenizer.json` reads prompts; null reads the characters of a task, and bytes of a
     file. For `source: stream` such a folder or a `tokenizer.json`."""
@@ -140,6 +170,9 @@ class DataConfig:
     end."""
     batch_size: Annotated[int, at_least(1, ROWS)] = 8
     """Rows per optimizer step, over all devices and microbatches."""
+    batch_ramp: tuple[RampPart, ...] = ()
+    """Smaller batches at the beginning, in order: `[{size: 64, tokens: 1e9}, {size: 128, steps: 2000}]`. The learning
+    rate stays a function of the step. Memory and the plan are for `batch_size`."""
     routing: str | None = None
     """Folder with a file for each batch of what routers use in place of their own choices; null lets them choose."""
     packed: bool = True

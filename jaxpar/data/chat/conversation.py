@@ -64,8 +64,12 @@ def pair_of(value: dict[str, object]) -> Pair:
     """The pair of an object: a `prompt` with two answers, `chosen` and `rejected`, as text or as messages.
 
     Without a `prompt`, the answers are whole conversations, and the prompt is what they have in common; so are those
-    that begin with the message of the user that the `prompt` is. Raises `Unusable`, with the reason.
+    that begin alike with a message of the user that is the `prompt`. OpenAI's records have an `input` with `messages`,
+    a `preferred_output` and a `non_preferred_output`. Raises `Unusable`, with the reason.
     """
+    if isinstance(request := value.get("input"), dict) and PREFERRED in value and "non_preferred_output" in value:
+        answers = {CHOSEN: value[PREFERRED], REJECTED: value["non_preferred_output"]}
+        value = {**request, **answers, "prompt": request.get("messages")}
     for name in (CHOSEN, REJECTED):
         if name not in value:
             raise Unusable(f"no `{name}` (it has {key_names(value)})")
@@ -75,8 +79,8 @@ def pair_of(value: dict[str, object]) -> Pair:
     first = [{"role": USER, "content": prompt}]
     if prompt is None and not as_messages:
         raise Unusable("no `prompt`, and the answers are text")
-    if prompt is None or (as_messages and isinstance(prompt, str) and chosen[:1] == rejected[:1] == first):
-        common = _common(chosen, rejected)
+    common = _common(chosen, rejected)
+    if prompt is None or (as_messages and first[0] in chosen[:common]):
         before, chosen, rejected = chosen[:common], chosen[common:], rejected[common:]
         if not before:
             raise Unusable("`chosen` and `rejected` begin with different messages, and there is no other prompt")
@@ -115,6 +119,7 @@ def labelled_of(value: dict[str, object]) -> Labelled:
 
 
 CHOSEN, REJECTED, COMPLETION = "chosen", "rejected", "completion"
+PREFERRED = "preferred_output"
 
 
 def _check_trained(name: str, answer: list[Message]) -> None:
@@ -133,7 +138,10 @@ def _answer(name: str, value: object) -> list[Message]:
 
 
 def _tools(value: dict[str, object]) -> list[object] | None:
-    tools = value.get("tools")
-    if tools is not None and not isinstance(tools, list):
-        raise Unusable("`tools` is not a list")
-    return tools
+    tools, functions = value.get("tools"), value.get("functions")
+    for name, listed in (("tools", tools), ("functions", functions)):
+        if listed is not None and not isinstance(listed, list):
+            raise Unusable(f"`{name}` is not a list")
+    if tools is None and isinstance(functions, list):
+        return [{"type": "function", "function": function} for function in functions]
+    return tools if isinstance(tools, list) else None

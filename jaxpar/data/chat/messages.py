@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+
 from jaxpar.config.spelling import quoted
 
 type Message = dict[str, object]
@@ -29,11 +31,41 @@ def checked_message(number: int, value: object, content_key: str = "content") ->
     """A message, or `Unusable`; `number` and `content_key` are for the reason."""
     if not isinstance(value, dict) or not isinstance(value.get("role"), str):
         raise Unusable(f"message {number} is not an object with a `role`")
+    value = _from_openai(value)
     content = value.get("content")
     if not isinstance(content, str) and (content is not None or not value.get("tool_calls")):
         raise Unusable(f"the `{content_key}` of message {number} is not text")
     _check_trained(number, value)
     return value
+
+
+def _from_openai(message: Message) -> Message:
+    """A message in OpenAI's format, as templates expect it: parts of text joined, the arguments of calls as objects,
+    and the earlier `function_call` and role `function` as calls of tools."""
+    message = dict(message)
+    if isinstance(parts := message.get("content"), list):
+        texts = [part.get("text") for part in parts if isinstance(part, dict) and part.get("type") == "text"]
+        if len(texts) == len(parts) and all(isinstance(text, str) for text in texts):
+            message["content"] = "".join(map(str, texts))
+    if call := message.pop("function_call", None):
+        message["tool_calls"] = [{"type": "function", "function": call}]
+    if message["role"] == "function":
+        message["role"] = "tool"
+    if isinstance(calls := message.get("tool_calls"), list):
+        message["tool_calls"] = [_with_arguments(call) for call in calls]
+    return message
+
+
+def _with_arguments(call: object) -> object:
+    """A call with its arguments as an object, where they are the JSON text of one."""
+    function = call.get("function") if isinstance(call, dict) else None
+    if not isinstance(call, dict) or not isinstance(function, dict):
+        return call
+    try:
+        arguments = json.loads(function["arguments"])
+    except (KeyError, TypeError, ValueError, RecursionError):
+        return call
+    return {**call, "function": {**function, "arguments": arguments}} if isinstance(arguments, dict) else call
 
 
 def is_trained(message: Message) -> bool:

@@ -2,6 +2,7 @@
 
 ShareGPT: `{"conversations": [{"from": "human", "value": "..."}, {"from": "gpt", "value": "..."}], "system": "..."}`.
 Alpaca: `{"instruction": "...", "input": "...", "output": "...", "system": "..."}`, where `input` may be absent.
+Records of OpenAI's fine-tuning and of Tülu have `messages`.
 """
 
 from __future__ import annotations

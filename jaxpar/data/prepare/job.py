@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from jaxpar.data.chat.template import ChatTemplate
+from jaxpar.data.prepare.choice import Choice
 from jaxpar.data.prepare.input.files import Input
 from jaxpar.data.prepare.input.units import Unit
 
@@ -43,6 +44,8 @@ class Job(TokenForm):
     """Largest ratio of a file's unpacked size to its compressed size."""
     chat: ChatTemplate | None
     """The chat template of conversations; None for text."""
+    choice: Choice
+    """The documents to prepare."""
     answers: str | None
     """`PAIRS_FORMAT` where a line of the input is a pair of conversations, one chosen and one rejected; `LABELS_FORMAT`
     where it is one with a mark."""
@@ -61,6 +64,11 @@ class Job(TokenForm):
     def unit_folder(self) -> Path:
         """Folder of the units' tokens and records."""
         return self.work / "units"
+
+    @property
+    def screened_folder(self) -> Path:
+        """Folder of the units' choices of documents."""
+        return self.work / "screened"
 
     @property
     def shard_folder(self) -> Path:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.parts import ANSWERS_FORMATS, CHAT_FORMAT
 from jaxpar.config.spelling import one_of
+from jaxpar.data.prepare.choice import Choice
 from jaxpar.data.tokens.tokenizer_file import END_NAMES
 
 CHAT_FORMATS = CHAT_FORMAT, *ANSWERS_FORMATS
@@ -44,6 +45,8 @@ class Options:
     """Share of the documents to hold out."""
     separator: str | None = None
     """Token that ends a document, spelled as in the tokenizer; None looks for a common one."""
+    choice: Choice = field(default_factory=Choice)
+    """The documents to prepare."""
     max_broken: int = 0
     """Documents that may be broken before the preparation stops."""
     max_expansion: int = DEFAULT_EXPANSION
@@ -75,6 +78,7 @@ class Options:
             )
         if self.format not in CHAT_FORMATS and self.chat_template is not None:
             raise UserError(f"--chat-template is for conversations: expected --format {one_of(CHAT_FORMATS)} with it")
+        self.choice.check()
         self._check_numbers()
 
     def _check_numbers(self) -> None:
@@ -117,6 +121,7 @@ class Options:
             "chat_template": template_digest,
             "heldout_fraction": self.heldout_fraction,
             "separator": self.separator,
+            **self.choice.decisive(),
             "unit_bytes": self.unit_bytes,
             "shard_tokens": self.shard_tokens,
         }

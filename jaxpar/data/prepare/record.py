@@ -98,8 +98,9 @@ def _compare(options: Options, old: dict[str, Any], new: dict[str, Any]) -> None
             text = f"--{name.replace('_', '-')}"
             if name == "before":
                 detail = f"its documents do not begin with the tokens {value}, as this release writes them"
-            elif name in ("tokenizer", "chat_template"):
-                detail = f"{text} is another {name.replace('_', ' ')} than it {state} with"
+            elif name in ("tokenizer", "chat_template", "filter", "decontaminate"):
+                what = "text" if name == "decontaminate" else name.replace("_", " ")
+                detail = f"{text} is another {what} than it {state} with"
             else:
                 detail = f"{text} is {spell(value)}, and it {state} with {spell(old['options'].get(name))}"
             raise UserError(f"--out {quoted(str(options.out))}: {detail}; use another --out, or remove that folder")

@@ -33,6 +33,7 @@ from jaxpar.data.prepare.output.tokenize import (
 )
 from jaxpar.data.prepare.progress import metering
 from jaxpar.data.prepare.record import begin_or_go_on, check_usable
+from jaxpar.data.prepare.selection.screening import choose_documents
 from jaxpar.data.prepare.train_bpe import chosen_units, train_bpe
 from jaxpar.data.prepare.workers import do_tasks
 from jaxpar.data.tokens.digests import digest, file_digest
@@ -55,6 +56,11 @@ from jaxpar.pages.units import plural, rate, seconds, size
 
 _SHOWN_PLACES = 3
 """Most broken documents that a message names."""
+LEFT_OUT = {
+    "contaminated": "with an n-gram of an evaluation", "drop": "by --drop", "duplicate": "duplicates",
+    "filter": "by --filter", "keep": "without --keep",
+}  # fmt: skip
+"""Words for the reasons why documents are left out."""
 
 
 def prepare(options: Options, console: Console) -> TokenFolder:
@@ -111,6 +117,7 @@ def _prepare(options: Options, console: Console) -> TokenFolder:
                     vocab=0,
                     separator=0,
                     chat=chat,
+                    choice=options.choice,
                     answers=options.format if options.format in ANSWERS_FORMATS else None,
                 )
                 _Preparation(options, job, console).run(tokenizer)
@@ -126,6 +133,8 @@ class _Preparation:
     def __init__(self, options: Options, job: Job, console: Console) -> None:
         self.options, self.job, self.console = options, job, console
         self.began = time.monotonic()
+        self.left_out: dict[str, int] = {}
+        """Documents left out, by the option."""
 
     def run(self, tokenizer: bytes | None) -> None:
         job = self.job
@@ -136,6 +145,7 @@ class _Preparation:
         total = size(sum(file.bytes for file in job.inputs))
         _print(self.console, f"{_count(job.inputs, 'file')}, {total}, in {_count(job.units, 'unit')} of work")
         self._warn_of_idle_processes()
+        self.left_out = choose_documents(job, self.options.processes, self.console)
         self._provide_tokenizer(tokenizer)
         loaded = load_tokenizer(job.tokenizer, str(job.tokenizer))
         self.job = replace(
@@ -211,9 +221,11 @@ class _Preparation:
 
     def _shards(self, records: Sequence[UnitRecord]) -> dict[str, dict[str, Shard]]:
         job = self.job
+        if contaminated := sum(record.contaminated for record in records):
+            self.left_out["contaminated"] = contaminated
         if not any(TRAIN in record.splits for record in records):
             raise UserError(
-                f"{_count(job.inputs, 'file')} with no document to train on: "
+                f"{_count(job.inputs, 'file')} with no document to train on: {self._left_out_text()}"
                 f"{sum(record.empty for record in records)} are empty, {sum(record.broken for record in records)} "
                 f"broken, {sum(part.documents for record in records for part in record.splits.values())} held out"
             )
@@ -240,6 +252,7 @@ class _Preparation:
             skipped={
                 "empty": sum(record.empty for record in records),
                 "broken": sum(record.broken for record in records),
+                **self.left_out,
             },
             chat=self._chat_file(),
             paired=job.answers == PAIRS_FORMAT,
@@ -250,6 +263,9 @@ class _Preparation:
         write_file(job.out / INDEX, encode(index))
         flush_folder(job.out)
         self._report(index, records)
+
+    def _left_out_text(self) -> str:
+        return "".join(f"{count:,} {LEFT_OUT[reason]}, " for reason, count in sorted(self.left_out.items()))
 
     def _chat_file(self) -> File | None:
         """The file of the template of conversations, written; None for text."""
@@ -277,6 +293,8 @@ class _Preparation:
                 f"No document fell into --heldout-fraction {self.options.heldout_fraction:g}, so a run cannot "
                 "evaluate; a larger one for another --out leaves some to evaluate on.",
             )
+        if self.left_out:
+            _print(self.console, f"Left out: {self._left_out_text().removesuffix(', ')}")
         if index.skipped["empty"]:
             _print(
                 self.console,

@@ -10,8 +10,9 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.atomic_files import write_file
+from jaxpar.data.prepare.output.chosen import chosen_documents
 from jaxpar.data.prepare.output.pieces import Cuts
-from jaxpar.data.prepare.output.tokenize import is_validation, unit_documents
+from jaxpar.data.prepare.output.tokenize import is_validation
 from jaxpar.data.prepare.progress import Meter
 from jaxpar.data.tokens.tokenizer_file import END_NAMES, Tokenizer, tokenizers_installed
 
@@ -65,7 +66,7 @@ def chosen_units(job: Job) -> list[int]:
 
 def _texts(job: Job, meter: Meter) -> Iterator[str]:
     for unit in chosen_units(job):
-        for _, document in unit_documents(job, unit, partial(meter.read, unit)):
+        for _, document in chosen_documents(job, unit, partial(meter.read, unit)):
             if document.text and not document.broken:
                 raw = document.text.encode(errors="replace")
                 if not is_validation(raw, job.heldout_fraction):

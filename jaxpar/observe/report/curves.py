@@ -7,8 +7,10 @@ from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from typing import Any
 
+from jaxpar.config.ramp import stretches
+from jaxpar.config.schema import DataConfig
 from jaxpar.observe.events import StepRecord
-from jaxpar.observe.metrics import metric_of
+from jaxpar.observe.metrics import SET, metric_of
 from jaxpar.observe.report.run_record import LARGEST_STEP, RunRecord, number
 
 MOST_POINTS = 2000
@@ -53,10 +55,17 @@ type Points = list[tuple[int, float]]
 
 def page_data(runs: list[RunRecord]) -> dict[str, object]:
     """The script's data: `charts` that are not empty, and `runs` with their series."""
-    charts = [*CHARTS, *_charts_of_blocks(runs)]
+    charts = [CHARTS[0], *_charts_of_sets(runs), *CHARTS[1:], *_charts_of_blocks(runs)]
     drawn = [_run(run, charts) for run in runs]
     there = {name for run in drawn for name in run["series"]}
     return {"charts": [asdict(chart) for chart in charts if there & set(chart.series)], "runs": drawn}
+
+
+def _charts_of_sets(runs: Sequence[RunRecord]) -> list[Chart]:
+    """A chart of the loss on each held-out set that has a name."""
+    metrics = (each for run in runs for line in run.metrics if isinstance(each := line.get("metrics"), Mapping))
+    names = dict.fromkeys(name for one in metrics for name in one if name.startswith(SET) and name.isidentifier())
+    return [Chart(f"Loss on {name.removeprefix(SET)}, held out", "nats", (f"metrics.{name}",)) for name in names]
 
 
 def _charts_of_blocks(runs: Sequence[RunRecord]) -> list[Chart]:
@@ -89,13 +98,18 @@ def _run(run: RunRecord, charts: Sequence[Chart]) -> dict[str, Any]:
     return {
         "name": run.label,
         "baseline": run.baseline,
-        "tokens_per_step": max(1, config.data.batch_size * config.data.sequence_length) if config else None,
+        "batches": _batches(config.data) if config else [[0, 0, 1]],
         "clock": _columns(thin(training_clock(run))),
         "restarts": sorted({step for event in run.events if (step := _restart(event))}),
         "skipped": skipped_at(run),
         "anomalies": anomalies(run),
         "series": {name: _columns(thin(series_points)) for name, series_points in series.items() if series_points},
     }
+
+
+def _batches(data: DataConfig) -> list[list[int]]:
+    """For each size of batch, in order: steps and tokens before the first, and its tokens."""
+    return [[one.batch, *(rows * data.sequence_length for rows in (one.example, one.rows))] for one in stretches(data)]
 
 
 def points(run: RunRecord, name: str) -> Points:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from statistics import median
 
+from jaxpar.config.ramp import examples_before
 from jaxpar.observe.report.curves import points
 from jaxpar.observe.report.run_record import RunRecord, number
 from jaxpar.pages.units import count, percent, plain, seconds, size
@@ -53,7 +54,7 @@ def tokens(run: RunRecord) -> float | None:
     known = number(run.summary, "tokens")
     if known is not None or run.config is None:
         return known
-    return float(run.last_step * run.config.data.batch_size * run.config.data.sequence_length)
+    return float(examples_before(run.config.data, run.last_step) * run.config.data.sequence_length)
 
 
 def last_evaluation(run: RunRecord) -> float | None:

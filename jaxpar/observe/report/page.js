@@ -89,7 +89,10 @@ function padded(low, high) {
 // Where a step lies on the shared x axis
 
 function place(run, step) {
-  if (view.axis === "tokens") return step * (run.tokens_per_step ?? 1);
+  if (view.axis === "tokens") {
+    const [first, before, tokens] = run.batches.findLast(([first]) => first <= step);
+    return before + (step - first) * tokens;
+  }
   if (view.axis !== "time") return step;
   const [steps, seconds] = run.clock;
   const after = steps.findIndex(other => other >= step);

@@ -15,7 +15,7 @@ from rich.text import Text
 
 from jaxpar.config.paths import RUN_CONFIG
 from jaxpar.observe.events import Anomaly, Listener, RunInfo, StepRecord, Summary
-from jaxpar.observe.metrics import metric_of
+from jaxpar.observe.metrics import SET, metric_of
 from jaxpar.pages.units import GIB, clock, count, percent, plain, seconds, size, three_digits
 
 FILES = (
@@ -117,9 +117,9 @@ class ConsoleView(Listener):
                     self._line(f"{'':>16}  {block}: {values}", "dim")
         self._lines_since_header += 1
         metrics = record.metrics or {}
-        if heldout := [
-            f"{words} {shown(metrics[name])}" for name, (words, shown) in HELDOUT.items() if name in metrics
-        ]:
+        heldout = [f"{words} {shown(metrics[name])}" for name, (words, shown) in HELDOUT.items() if name in metrics]
+        heldout += [f"{name.removeprefix(SET)} {value:.4f}" for name, value in metrics.items() if name.startswith(SET)]
+        if heldout:
             self._line(f"{'':>16}  held-out {', '.join(heldout)}", "cyan")
         if self._progress is not None:
             self._progress.update(self._progress.task_ids[0], description="training", completed=record.step)

@@ -13,9 +13,8 @@ from typing import Any, Protocol
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import did_you_mean, quoted
-from jaxpar.config.user_code import is_user_code
+from jaxpar.config.user_code import is_user_code, load_function
 from jaxpar.rl.environments.tools import ToolCalls, tool_of
-from jaxpar.rl.user_code import load_function
 
 type Message = Mapping[str, Any]
 

@@ -13,8 +13,7 @@ from typing import Any
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import did_you_mean, quoted
 from jaxpar.config.strict_json import json_text
-from jaxpar.config.user_code import is_user_code
-from jaxpar.rl.user_code import load_function
+from jaxpar.config.user_code import is_user_code, load_function
 
 _CALL = re.compile(r"<tool_call>(.*?)</tool_call>", re.DOTALL)
 _OPERATIONS: dict[type, Callable[..., Any]] = {

@@ -11,7 +11,7 @@ from typing import Any
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import did_you_mean, quoted
-from jaxpar.config.user_code import is_user_code
+from jaxpar.config.user_code import is_user_code, load_function
 from jaxpar.rl.rewards.json import (
     is_json,
     is_schema_file,
@@ -23,7 +23,6 @@ from jaxpar.rl.rewards.json import (
     schema_reward,
     think,
 )
-from jaxpar.rl.user_code import load_function
 
 type Reward = Callable[..., Sequence[float | None]]
 

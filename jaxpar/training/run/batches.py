@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from itertools import count
 
 import jax
 import numpy as np
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.parts import OBJECTIVES
-from jaxpar.data import Data, batch_rows, batches, bigram_loss
+from jaxpar.config.ramp import examples_before, stretch_of
+from jaxpar.data import Data, batch_index, batch_rows, batches, bigram_loss
 from jaxpar.data.baseline import NO_LOSS_TOKENS
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.flops import Pairs, seen_pairs
@@ -20,35 +22,38 @@ from jaxpar.training.step.train_step import TrainStep
 
 
 def placed_batches(
-    config: Config, data: Data, placer: BatchPlacer, first_step: int, left_out: Sequence[int] = ()
+    config: Config, data: Data, placers: Mapping[int, BatchPlacer], first_step: int, left_out: Sequence[int] = ()
 ) -> Iterator[tuple[dict[str, jax.Array], Pairs]]:
     """Batches on the devices, one placed ahead, with the pairs that the mask keeps in them.
 
     Args:
         config: of the run.
         data: its training rows; those of pairs have the values of the reference.
-        placer: places the rows that this process loads.
+        placers: place the rows that this process loads, by the rows of a batch.
         first_step: steps before the first batch.
         left_out: numbers of batches that no step uses, ascending.
     """
     settings = config.data
-    share = settings.batch_size / len(placer.rows)
+    placer = placers[settings.batch_size]
     source = batches(
         data.train,
-        batch_size=settings.batch_size,
-        rows=placer.rows,
+        batch=lambda index: (examples_before(settings, index), placers[stretch_of(settings, index).rows].rows),
         first_step=first_step,
         left_out=left_out,
         prefetch=settings.prefetch,
     )
     ready = None
     folders = [FieldFolder(getattr(settings, one.name), one) for one in placer.batch.fields if one.optional]
-    for step, rows in enumerate(source, first_step):
-        if folders and step >= config.run.steps:  # Files end with the run's steps.
+    for step in count(first_step):
+        if (folders or data.examples is not None) and step >= config.run.steps:  # Both may end with the run's steps.
             break
+        rows = next(source)
         for folder in folders:
             read = folder.read(rows["examples"], settings.batch_size, settings.sequence_length)
             rows = rows | {folder.field.name: read}
+        stretch = stretch_of(settings, batch_index(step, left_out))
+        placer = placers[stretch.rows]
+        share = stretch.rows / len(placer.rows)
         pairs = seen_pairs(config.model, rows, packed=settings.packed)
         following = placer(rows), {limit: round(share * one) for limit, one in pairs.items()}
         if ready is not None:
@@ -63,28 +68,36 @@ def evaluates(config: Config, data: Data) -> bool:
     return data.heldout is not None and config.evaluation.batches > 0
 
 
-def heldout_batches(config: Config, data: Data, rows: Sequence[int] | np.ndarray) -> Iterator[dict[str, np.ndarray]]:
-    """`rows` of each held-out batch; they are always the same batches, and those of pairs need their reference."""
-    assert data.heldout is not None, "there is held-out data"
-    for index in range(config.evaluation.batches):
-        yield batch_rows(data.heldout, index, config.data.batch_size, rows)
+def heldout_batches(
+    config: Config, data: Data, rows: Sequence[int] | np.ndarray
+) -> Iterator[tuple[str, dict[str, np.ndarray]]]:
+    """`rows` of each held-out batch, with the name of its set; they are always the same batches, and those of pairs
+    need their reference."""
+    for name, source in data.evaluated.items():
+        for index in range(config.evaluation.batches):
+            yield name, batch_rows(source, index, config.data.batch_size, rows)
 
 
 def heldout_metrics(
     config: Config, functions: TrainStep, weights: Weights, data: Data, placer: BatchPlacer
 ) -> dict[str, float]:
-    """The loss over the held-out batches, and its metrics: in nats per token, or per pair.
+    """The loss over the held-out batches, and its metrics: in nats per token, or per pair; and that of each set that
+    has a name, as `loss_<name>`.
 
     Raises `UserError` when they have nothing that the loss counts.
     """
     totals, count = Counter[str](), 0.0
-    for rows in heldout_batches(config, data, placer.rows):
+    losses, targets = Counter[str](), Counter[str]()
+    for name, rows in heldout_batches(config, data, placer.rows):
         sums, counted = functions.evaluate(weights, placer(rows, functions.layout.evaluated))
-        totals.update({name: float(total) for name, total in sums.items()})
+        totals.update({metric: float(total) for metric, total in sums.items()})
         count += float(counted)
+        losses.update({name: float(sums["loss"])})
+        targets.update({name: float(counted)})
     if not count:
         raise UserError(NO_LOSS_TOKENS)
-    return {name: total / count for name, total in totals.items()}
+    of_sets = {f"loss_{name}": losses[name] / size for name, size in targets.items() if name and size}
+    return {name: total / count for name, total in totals.items()} | of_sets
 
 
 def baseline(config: Config, data: Data) -> float | None:
@@ -92,4 +105,5 @@ def baseline(config: Config, data: Data) -> float | None:
     if not evaluates(config, data) or not OBJECTIVES[config.loss.name].likelihood:
         return None
     rows = range(config.data.batch_size)
-    return bigram_loss(data.train.stream, heldout_batches(config, data, rows), data.vocab)
+    batches = (batch for _, batch in heldout_batches(config, data, rows))
+    return bigram_loss(data.train.stream, batches, data.vocab)

@@ -103,7 +103,11 @@ class _Loop:
         if notice is not None:
             self.listeners.message(notice)
         liveness.at("restoring a checkpoint")
-        if not self._restore():
+        restored = self._restore()
+        taken_over = self.config.run.init_optimizer and not restored and not self.trainer.steps_done
+        if taken_over:
+            self.trainer.take_over(self.listeners.message)
+        if not restored:
             self.trainer.provide_reference(self.listeners)
             self._report_first_weights()
         done = self.trainer.steps_done
@@ -114,7 +118,7 @@ class _Loop:
                 "raise run.steps to go on, or choose another run.name."
             )
             return Summary(**earlier)
-        self._announce(done + 1, changes)
+        self._announce(done + 1, changes, recorded=0 if taken_over else done)
         with termination() as signals:
             self.trainer.stops = signals.asked
             stopped = self._train(done + 1, signals)
@@ -203,11 +207,12 @@ class _Loop:
             but = f"; it has another value here: {changed}" if changed else ""
             self.listeners.message(f"The first weights are those of {source.path} ({source.description}){but}.")
 
-    def _announce(self, first: int, changes: list[str]) -> None:
+    def _announce(self, first: int, changes: list[str], recorded: int) -> None:
+        """Write what the run begins with, and compile; `recorded` are the steps before that its folder has."""
         trainer, config = self.trainer, self.config
         liveness.at("writing its folder")
-        from_first(lambda: self.folder.check_metrics(first - 1, self.listeners.message))
-        otherwise = first > 1 and from_first(lambda: self.folder.ran_otherwise(trainer.plan))
+        from_first(lambda: self.folder.check_metrics(recorded, self.listeners.message))
+        otherwise = recorded > 0 and from_first(lambda: self.folder.ran_otherwise(trainer.plan))
         from_first(lambda: self.folder.write(trainer.plan, first - 1))
         self.baseline = trainer.baseline()
         self.listeners.start(
@@ -234,6 +239,7 @@ class _Loop:
             trainer.compile_with_initial()
         else:
             trainer.compiled  # noqa: B018 (compiles now, so that time and memory can be reported)
+        trainer.compile_smaller()
         need = trainer.predicted_bytes
         memory = "" if need is None else f"; the step needs {size(need)} per device"
         self.listeners.message(f"Compiled in {seconds(self.timer.compile_seconds)}{memory}.")

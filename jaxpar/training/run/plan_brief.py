@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 from jax.sharding import Mesh
 
+from jaxpar.config.ramp import ramp_words
 from jaxpar.hardware.nccl import faults, loaded_version
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.checks.experts import routers_without_gradient
@@ -37,6 +38,7 @@ def plan_brief(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tu
     zero = f"; ZeRO-{plan.zero}" if axes.devices > 1 else ""
     parameters = count(parameter_count(config.model, padded=False))
     steps = plural(config.run.steps, "step")
+    before = f"; before that {words}" if (words := ramp_words(config.data)) else ""
     return [
         ("model", f"{parameters} parameters in {plural(config.model.layers, 'layer')} of width {config.model.embed}"),
         ("mesh", f"{mesh_words(plan)}: {axes.devices} x {device.device_kind}{crossings(mesh)}{zero}"),
@@ -44,7 +46,7 @@ def plan_brief(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tu
         (
             "batch",
             f"{rows} x {length} = {rows * length:,} tokens a step; per device "
-            f"{plural(rows // axes.data, 'row')} in {plural(plan.microbatches, 'microbatch')}",
+            f"{plural(rows // axes.data, 'row')} in {plural(plan.microbatches, 'microbatch')}{before}",
         ),
         ("precision", f"{plan.dtypes.compute}, master weights {plan.dtypes.master}"),
         ("optimizer", f"{config.optimizer.name}, {config.optimizer.schedule} schedule, {steps}"),

@@ -14,6 +14,7 @@ from jaxpar.config import Config
 from jaxpar.config.counting import window_of
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
+from jaxpar.config.ramp import ramp_words
 from jaxpar.hardware.catalogue import gpu_of
 from jaxpar.layers.counting import factor_parameters, parameter_count
 from jaxpar.layers.declaration.adaptation import adaptation_of
@@ -50,6 +51,7 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
     rows = config.data.batch_size // axes.data
     part = config.data.sequence_length // (axes.context * axes.tensor)
     tokens = config.data.batch_size * config.data.sequence_length
+    before = f"; before that {words}" if (words := ramp_words(config.data)) else ""
     return [
         ("mesh", mesh_words(plan), f"{axes.devices} x {device.device_kind}{crossings(mesh)}"),
         (
@@ -75,7 +77,11 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
             config, gpu_of(device.device_kind), plan, tiled_choice(config, device), routed_choice(config, device, plan)
         ),
         *_message_row(layout),
-        ("batch", f"{config.data.batch_size} x {config.data.sequence_length}", f"{plural(tokens, 'token')} a step"),
+        (
+            "batch",
+            f"{config.data.batch_size} x {config.data.sequence_length}",
+            f"{plural(tokens, 'token')} a step{before}",
+        ),
         ("per device", f"{rows} x {part}", f"rows x sequence, in {plural(plan.microbatches, 'microbatch')}"),
         *_pipeline_rows(layout),
         ("remat", plan.remat, _kept_words(plan)),

@@ -80,8 +80,8 @@ class Progress:
     def record(self, trainer: Run, number: int, metrics: StepMetrics, lap: Lap, data_wait: float) -> StepRecord:
         """The record of step `number`, and of the steps of `lap`, which ends with it."""
         config, seconds = trainer.config, lap.step_seconds
-        tokens = config.data.batch_size * config.data.sequence_length
-        devices, flops = trainer.plan.axes.devices, trainer.flops(lap.steps, self._pairs)
+        tokens = trainer.tokens(number, lap.steps)
+        devices, flops = trainer.plan.axes.devices, trainer.flops(tokens, self._pairs)
         share = lambda peak: None if peak is None else mfu(flops, lap.seconds, devices, peak)
         self._pairs.clear()
         reported = {name: float(value) for name, value in metrics.report.items()}
@@ -94,8 +94,8 @@ class Progress:
             grad_norm=float(metrics.grad_norm),
             learning_rate=float(metrics.learning_rate),
             matrix_learning_rate=None if matrix_rate is None else float(matrix_rate),
-            tokens_per_second=tokens / seconds,
-            tokens_per_second_per_device=tokens / seconds / devices,
+            tokens_per_second=tokens / lap.seconds,
+            tokens_per_second_per_device=tokens / lap.seconds / devices,
             step_time_s=seconds,
             mfu=share(trainer.peak_flops),
             memory_bytes=bytes_in_use(),
@@ -114,13 +114,13 @@ class Progress:
             metrics=self._metrics(trainer, number, reported, empty=loss is None) or None,
         )
 
-    def _metrics(self, trainer: Run, number: int, reported: Mapping[str, float], *, empty: bool) -> dict[str, float]:
-        """Reports of layers and loss at step `number`, and of the loss on held-out data."""
+    def _metrics(self, trainer: Run, step: int, reported: Mapping[str, float], *, empty: bool) -> dict[str, float]:
+        """Reports of layers and loss at step `step`, and of the loss on held-out data."""
         found = {name: value for name, value in reported.items() if "." not in name}
         found |= {**self._batch_metrics, **({} if empty else trainer.layout.objective.derived(reported))}
         if empty:  # The loss has no metrics then.
             found = {name: value for name, value in found.items() if not math.isnan(value)}
-        if self.heldout_loss(number) is None:
+        if self.heldout_loss(step) is None:
             return found
         return found | {f"eval_{name}": value for name, value in self._heldout_metrics.items()}
 

@@ -7,39 +7,14 @@ from pathlib import Path
 
 from jaxpar.checkpoint import Checkpointer
 from jaxpar.checkpoint.facts import check_run_facts, read_facts, saved_config
-from jaxpar.checkpoint.folders import CHECKPOINTS, listed_steps, step_folder, step_name
-from jaxpar.checkpoint.manifest import MANIFEST, newest_files
+from jaxpar.checkpoint.folders import step_folder
 from jaxpar.config import Config, UserError
 from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.config.spelling import named
-from jaxpar.remote.cache import local_path, written_as
+from jaxpar.remote.cache import written_as
 from jaxpar.training.run.run import Run
 from jaxpar.training.run_folder.same_run import forbidden_changes
 from jaxpar.training.run_folder.saves import read_state
-
-
-def find_checkpoint(path: str | Path) -> tuple[Path, int]:
-    """The folder of checkpoints and the step of one: that at `path`, or the newest of the run there. JAX is not used.
-
-    Raises:
-        UserError: there is none.
-    """
-    folder = local_path(path, "path", newest_files)
-    if (folder / MANIFEST).exists():
-        if not folder.name.isdigit() or folder.name != step_name(int(folder.name)):
-            raise UserError(f"path: {named(folder)} is no name of a checkpoint; expected its step, as {step_name(100)}")
-        return folder.parent, int(folder.name)
-    steps = [
-        step
-        for step in listed_steps(folder / CHECKPOINTS)
-        if (step_folder(folder / CHECKPOINTS, step) / MANIFEST).exists()
-    ]
-    if not steps:
-        raise UserError(
-            f"path: {named(folder)} has no checkpoint; expected the folder of a run or of one of its checkpoints (the "
-            "weights of other models begin a new run: run.init_from)"
-        )
-    return folder / CHECKPOINTS, steps[-1]
 
 
 def config_of_checkpoint(checkpoints: Path, step: int, overrides: Sequence[str]) -> Config:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from jaxpar.config import Config, UserError, load_config, virtual_devices_needed
 from jaxpar.config.axes import fixed_devices
 from jaxpar.config.parts import OBJECTIVES, implementation
 from jaxpar.config.plan import Plan
+from jaxpar.config.ramp import examples_before, stretches
 from jaxpar.data import Data, batch_index, open_data
 from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device, check_devices, devices_per_node, find_devices, prepare_devices
@@ -41,6 +43,7 @@ from jaxpar.optim.optimizer import AVERAGE
 from jaxpar.runtime.batch import BatchPlacer
 from jaxpar.training.residency.saved_state import SavedState
 from jaxpar.training.run.agreed import compared_plan
+from jaxpar.training.run.batch_sizes import smaller_steps
 from jaxpar.training.run.batches import baseline, evaluates, heldout_metrics, placed_batches
 from jaxpar.training.run.out_of_memory import (
     check_batch_fits,
@@ -50,6 +53,7 @@ from jaxpar.training.run.out_of_memory import (
     explained,
 )
 from jaxpar.training.run.reference import SourceModels, begun_from, check_pairs, provide_reference, scorer_of
+from jaxpar.training.run_folder.other_run import state_of_other_run
 from jaxpar.training.step.forward_backward import StepMetrics
 from jaxpar.training.step.train_step import TrainStep
 from jaxpar.training.teacher import TeacherFiles, TeacherPass
@@ -111,10 +115,15 @@ class Run:
             check(self.layout, self.mesh)
         self.functions = TrainStep(self.layout, self.mesh)
         self.placer = BatchPlacer(self.layout.batch, self.mesh)
+        self._smaller = smaller_steps(self.config, self.plan, self.mesh)
+        """Steps of the smaller batches of `data.batch_ramp`, by their rows."""
         self.timer = StepTimer()
         self.models = SourceModels(self.layout)
         if (rows := OBJECTIVES[self.config.loss.name].rows) != "":
             self.data = implementation(rows)(self.config, self.data, self.models.reference)
+        self.left_out: tuple[int, ...] = ()
+        """Numbers of batches that no step uses, ascending (`watch.on_spike`)."""
+        self.check_epochs()
         self._state: TrainState | None = None
         self._frozen: Weights = {}
         """The frozen weights of a state that was dropped."""
@@ -129,8 +138,6 @@ class Run:
         """Metrics of the last step's batch, where the batch itself has some."""
         self.samples: Sequence[tuple[str, str]] = ()
         """Prompts of the last evaluation with what continues them, where it draws answers."""
-        self.left_out: tuple[int, ...] = ()
-        """Numbers of batches that no step uses, ascending (`watch.on_spike`)."""
         self.stops: Callable[[], bool] = lambda: False
         """Whether to stop after this step, for one that waits: all processes ask equally often."""
         name_arrays(self, Run._arrays)
@@ -161,11 +168,19 @@ class Run:
     @property
     def state(self) -> TrainState:
         """The current state; made from `run.init_from` or the seed when nothing was restored."""
+        if self._state is None and self.config.run.init_optimizer:
+            self.take_over(print)
         if self._state is None:
             self._state = self.functions.residency.initial_state()
             if (source := self.models.first) is not None:
                 self._state = begun_from(source, self._state, self.functions.residency)
         return self._state
+
+    def take_over(self, report: Callable[[str], None]) -> None:
+        """Begin with the state of the run at `run.init_from`, as `run.init_optimizer` asks, and report it."""
+        saved, text = state_of_other_run(self.config, self.saved.abstract, self.layout.carried, report)
+        self.state = self.saved.incoming(saved)
+        report(text)
 
     @state.setter
     def state(self, state: TrainState) -> None:
@@ -271,8 +286,18 @@ class Run:
         with self.fetching():
             batch, self.last_pairs = next(self._batches)
         with self.timer.step():
+            if (smaller := self._smaller.get(batch["tokens"].shape[0] * batch["tokens"].shape[1])) is not None:
+                compiled = smaller.compiled
             self._state, metrics = self.functions.residency.advance(compiled, state, batch, self.functions.arguments)
         return metrics
+
+    def compile_smaller(self) -> None:
+        """Compile the steps of the smaller batches that are still to come."""
+        batch = batch_index(self.steps_done, self.left_out)
+        with self.timer.compiling():
+            for one, following in pairwise(stretches(self.config.data)):
+                if following.batch > batch:
+                    self._smaller[one.rows].compiled  # noqa: B018 (compiles now)
 
     def fetching(self) -> AbstractContextManager[None]:
         """Times the block that waits for the next batch."""
@@ -280,7 +305,9 @@ class Run:
 
     def batches_from(self, first: int) -> Iterator[tuple[dict[str, jax.Array], Pairs]]:
         """The batches of the steps after `first`, on the devices, with the pairs that the mask keeps in them."""
-        return placed_batches(self.config, self.data, self.placer, first, self.left_out)
+        placers = {size: one.placer for size, one in self._smaller.items()}
+        placers[self.config.data.batch_size] = self.placer
+        return placed_batches(self.config, self.data, placers, first, self.left_out)
 
     def evaluate(self) -> float:
         """The loss over the held-out batches, always the same ones: in nats per token, or per pair.
@@ -323,6 +350,15 @@ class Run:
         """Whether there is held-out data and the configuration asks to use it."""
         return evaluates(self.config, self.data)
 
+    def check_epochs(self) -> None:
+        """Refuse more steps than `data.max_epochs` leaves rows for."""
+        rows, needed = self.data.examples, self._first_example(self.config.run.steps)
+        if rows is not None and needed > rows:
+            raise UserError(
+                f"data.max_epochs: the folders have {rows} rows in all, and run.steps ({self.config.run.steps}) needs "
+                f"{needed}; expected fewer steps, more epochs or more data"
+            )
+
     def epochs(self, steps: int) -> dict[str, float]:
         """Source to its epochs after so many steps; empty where text is generated."""
         return self.data.train.epochs(self._first_example(steps))
@@ -360,6 +396,7 @@ class Run:
         """
         example = self.next_example
         self.data, self._batches = self.data.continued(facts, example), None
+        self.check_epochs()
         if facts.get("mixture") in (None, self.data.facts["mixture"]):
             return None
         return (
@@ -374,12 +411,15 @@ class Run:
 
     def _first_example(self, step: int, left_out: Sequence[int] | None = None) -> int:
         """Number of the first example of a step's batch, by default with those that this run leaves out."""
-        return batch_index(step, self.left_out if left_out is None else left_out) * self.config.data.batch_size
+        return examples_before(self.config.data, batch_index(step, self.left_out if left_out is None else left_out))
 
-    def flops(self, steps: int, pairs: Pairs) -> float:
-        """Model FLOPs of so many steps, in whose batches the mask keeps `pairs` in all; rows are always full."""
-        data = self.config.data
-        tokens = steps * data.batch_size * data.sequence_length
+    def tokens(self, last: int, steps: int) -> int:
+        """Tokens in the rows of so many steps, the last of them step `last`."""
+        rows = self._first_example(last, ()) - self._first_example(last - steps, ())
+        return rows * self.config.data.sequence_length
+
+    def flops(self, tokens: int, pairs: Pairs) -> float:
+        """Model FLOPs of so many tokens, in whose batches the mask keeps `pairs` in all; rows are always full."""
         return flops_per_step(self.config.model, tokens, pairs, self.data.vocab, adaptation_of(self.config))
 
     @property

@@ -34,14 +34,26 @@ def said(answer: str) -> str:
         {"prompt": [QUESTION], "chosen": "lima.", "rejected": "cusco."},
         {"chosen": [QUESTION, RIGHT], "rejected": [QUESTION, WRONG]},
         {"prompt": "capital of peru?", "chosen": [QUESTION, RIGHT], "rejected": [QUESTION, WRONG], "score": 3},
+        {
+            "input": {"messages": [QUESTION], "tools": [], "parallel_tool_calls": True},
+            "preferred_output": [RIGHT],
+            "non_preferred_output": [WRONG],
+        },
     ],
-    ids=["text", "messages", "messages and text", "whole conversations", "whole conversations and their prompt"],
-)
+    ids=["text", "messages", "messages and text", "whole conversations", "whole conversations and their prompt",
+         "openai"],
+)  # fmt: skip
 def test_each_form_of_a_pair_has_the_same_documents(tmp_path: Path, line: dict[str, Any]):
     folder = prepared_pairs(tmp_path / "out", [line])
     assert folder.index.version == 3 and folder.index.paired
     assert spelled(folder) == [said("lima."), said("cusco.")]
     assert spelled(folder, counted=True) == [f"lima.{END_TURN}", f"cusco.{END_TURN}"]
+
+
+def test_conversations_that_begin_with_a_message_of_the_system_have_their_prompt_once(tmp_path: Path):
+    system = {"role": "system", "content": "be brief."}
+    line = {"prompt": QUESTION["content"], "chosen": [system, QUESTION, RIGHT], "rejected": [system, QUESTION, WRONG]}
+    assert [text.count("capital of peru?") for text in spelled(prepared_pairs(tmp_path / "out", [line]))] == [1, 1]
 
 
 @pytest.mark.parametrize("template", [None, MARKED], ids=["found", "marked"])

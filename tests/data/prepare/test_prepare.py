@@ -157,11 +157,11 @@ def interrupted(out, *inputs, after, **changes):
     made = []
     original = tokenize._make_unit
 
-    def make(job, encoder, number, progress):
+    def make(job, encoder, number, *others):
         if len(made) == after:
             raise Interruption
         made.append(number)
-        return original(job, encoder, number, progress)
+        return original(job, encoder, number, *others)
 
     asked = options(out, *inputs, **changes)
     with pytest.MonkeyPatch.context() as patch:

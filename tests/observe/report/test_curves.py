@@ -17,6 +17,12 @@ def test_a_curve_has_every_finite_value_at_its_step() -> None:
     assert points(run, "loss") == [(1, 3.0), (4, 2.0)]
 
 
+def test_each_held_out_set_has_a_chart() -> None:
+    run = record({"step": 1, "loss": 3.0, "metrics": {"eval_loss_code": 2.5, "eval_loss_web": 3.5}})
+    charts = [chart["title"] for chart in page_data([run])["charts"]]
+    assert charts[1:] == ["Loss on code, held out", "Loss on web, held out"]
+
+
 def test_a_thinned_curve_keeps_its_ends_and_every_spike() -> None:
     found = [(step, 1.0) for step in range(100_000)]
     found[777] = (777, 9.0)
@@ -45,7 +51,7 @@ def test_charts_without_values_are_left_out_and_the_data_is_json(tmp_path: Path)
     assert "Gradient norm" in titles and "Model FLOPs utilisation" not in titles
     [run] = data["runs"]
     assert run["series"]["eval_loss"][0] == [10, 20, 30, 40, 50, 60]
-    assert run["tokens_per_step"] == 4096
+    assert run["batches"] == [[0, 0, 4096]]
     assert json.loads(json.dumps(data, allow_nan=False)) == json.loads(json.dumps(data))
 
 

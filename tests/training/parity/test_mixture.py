@@ -10,6 +10,7 @@ from jaxpar.checkpoint import Checkpointer, manifest
 from jaxpar.checkpoint.digests import file_entries
 from jaxpar.checkpoint.facts import FACTS
 from jaxpar.checkpoint.manifest import MANIFEST
+from jaxpar.config.schema.training import LaterSources
 from jaxpar.observe.writers.jsonl import read_metrics
 from jaxpar.training.run.progress import Progress
 from jaxpar.training.run.saving import checkpoint_facts
@@ -80,7 +81,8 @@ def test_the_mixture_is_part_of_a_checkpoint(tmp_path, folders):
     checkpointer = Checkpointer(tmp_path / "checkpoints", keep_last=1, keep_every=None, report=print)
     checkpointer.save(2, {"x": jnp.ones(3)}, checkpoint_facts(run, Progress(), 0))
     checkpointer.close()
-    mixture = json.loads((tmp_path / "checkpoints" / "00000002" / FACTS).read_text())["mixture"]
+    mixture = json.loads((tmp_path / "checkpoints" / "00000002" / FACTS).read_text())["mixture"]["phases"]
+    (mixture,) = mixture
     assert mixture["first"] == 0 and sorted(mixture["weights"].values()) == [1.0, 3.0]
 
 
@@ -105,3 +107,28 @@ def test_other_changes_of_the_data_are_another_run(tmp_path, folders):
     alone = run_config(tmp_path, 4, parallel=MESH, model={"vocab": None}, data={"source": "tokens", "path": a})
     with refused("another configuration", "data.path: null -> ", "run.name"):
         fit(alone)
+
+
+@pytest.mark.long
+def test_planned_weights_and_epochs_are_continued_without_a_word(tmp_path, folders):
+    a, b = folders
+    changes = {"later_sources": (LaterSources(after=3, sources={b: 1.0}),), "max_epochs": {a: 0.1}}
+    data = {"source": "tokens", "sources": {a: 3.0, b: 1.0}} | changes
+
+    def config(folder, steps):
+        of_one = config_of(folder, steps, {a: 1.0})
+        return replace(of_one, data=replace(of_one.data, **data))
+
+    fit(config(tmp_path / "at once", 6))
+    fit(config(tmp_path / "twice", 4))
+    _, recorded = fit(config(tmp_path / "twice", 6))
+    assert not [message for message in recorded.messages if message.startswith("The mixture")]
+    assert losses(config(tmp_path / "twice", 6)) == losses(config(tmp_path / "at once", 6))
+
+
+def test_more_steps_than_epochs_are_refused(tmp_path, folders):
+    a, b = folders
+    config = config_of(tmp_path, 500, {a: 1.0, b: 1.0})
+    config = replace(config, data=replace(config.data, max_epochs={a: 1.0, b: 1.0}))
+    with refused("data.max_epochs", "rows in all", "run.steps (500)"):
+        make_run(config)

@@ -18,7 +18,6 @@ from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.observe.events import Listener, StepRecord
 from jaxpar.observe.writers.jsonl import JsonLines
 from jaxpar.observe.writers.summary import SummaryFile
-from jaxpar.training.run.batches import placed_batches
 from jaxpar.training.run.run import Run
 from jaxpar.training.step.forward_backward import StepMetrics
 from tests.same_bits import assert_same_bits
@@ -84,14 +83,14 @@ def test_the_utilisation_that_is_logged_is_that_of_the_batches_that_were_run(
     monkeypatch.setattr(Run, "peak_flops", 1e12)
     config = run_config(tmp_path, 6, parallel=MESH, run={"log_every": 2})
     trainer = make_run(config)
-    pairs = [pairs for _, pairs in itertools.islice(placed_batches(trainer.config, trainer.data, trainer.placer, 0), 7)]
+    pairs = [pairs for _, pairs in itertools.islice(trainer.batches_from(0), 7)]
     assert len({tuple(each.values()) for each in pairs}) > 1, "batches whose documents differ"
     _, recorded = fit(config)
     done = 0
     for record in recorded.records:
         steps = record.step - done
         together = sum((Counter(each) for each in pairs[done : record.step]), Counter())
-        flops = trainer.flops(steps, together)
+        flops = trainer.flops(trainer.tokens(record.step, steps), together)
         assert record.mfu == pytest.approx(flops / (steps * record.step_time_s * 8 * 1e12), rel=1e-9)
         done = record.step
     assert done == 6
@@ -278,7 +277,7 @@ def test_the_tokens_of_a_run_are_those_of_its_batches(tmp_path: Path):
     summary, _ = fit(config)
     trainer = make_run(config)
     counted = 0
-    for batch, _ in itertools.islice(placed_batches(trainer.config, trainer.data, trainer.placer, 0), 3):
+    for batch, _ in itertools.islice(trainer.batches_from(0), 3):
         counted += int(np.asarray(batch["mask"]).sum())
     assert summary.tokens == counted
 

@@ -21,9 +21,10 @@ from jaxpar.config.parts import LABELS_FORMAT, PAIRS_FORMAT
 from jaxpar.config.reading.text_file import read_file
 from jaxpar.config.reading.typed import record_from_plain
 from jaxpar.data.prepare.input.compression import Progress
-from jaxpar.data.prepare.input.documents import Document, documents, location
+from jaxpar.data.prepare.input.documents import location
 from jaxpar.data.prepare.job import Job
 from jaxpar.data.prepare.output.atomic_files import new_file, write_file
+from jaxpar.data.prepare.output.chosen import chosen_documents
 from jaxpar.data.prepare.output.encoders import (
     BATCH_LETTERS,
     Chat,
@@ -36,6 +37,8 @@ from jaxpar.data.prepare.output.encoders import (
 )
 from jaxpar.data.prepare.workers import Report
 from jaxpar.data.tokens.digests import DIGEST_BYTES, digest
+from jaxpar.data.tokens.ngrams import NGrams
+from jaxpar.data.tokens.text_codec import TextCodec
 from jaxpar.data.tokens.token_index import HELDOUT, TRAIN
 from jaxpar.data.tokens.tokenizer_file import Tokenizer, load_tokenizer
 
@@ -68,6 +71,8 @@ class UnitRecord:
     """A split for which the unit has no document is absent, and has no files."""
     empty: int
     broken: int
+    contaminated: int
+    """Documents left out because they have an n-gram of an evaluation."""
     first_broken: dict[str, str]
     """`input index:byte offset` of the first invalid documents to the reason."""
     digest: str = field(default="", compare=False)
@@ -107,9 +112,11 @@ def unit_maker(job: Job, report: Report) -> Callable[[int], tuple[int, UnitRecor
     """A function that processes work unit `i`; it calls `report((i, bytes))`, compressed bytes since the last call."""
     tokenizer = load_tokenizer(job.tokenizer, str(job.tokenizer))
     encoder = _encoder(job, tokenizer)
+    codec = TextCodec(job.tokenizer)
+    evaluations = NGrams([codec.encode(text) for text in job.choice.decontaminate], job.choice.ngram)
 
     def make(unit: int) -> tuple[int, UnitRecord]:
-        record = _make_unit(job, encoder, unit, lambda size: report((unit, size)))
+        record = _make_unit(job, encoder, unit, evaluations, lambda size: report((unit, size)))
         write_file(job.unit_file(unit, "json"), record.to_json(), durable=False)
         return unit, record
 
@@ -123,23 +130,6 @@ def _encoder(job: Job, tokenizer: Tokenizer) -> PlainText | Chat:
     return kind(job, job.chat, tokenizer)
 
 
-def unit_documents(job: Job, unit: int, progress: Progress) -> Iterator[tuple[int, Document]]:
-    """The documents of a unit, each with the index of its input. Raises `UserError` when an input cannot be read."""
-    for part in job.units[unit]:
-        file = job.inputs[part.input]
-        contents = documents(
-            file,
-            part.first,
-            part.last,
-            key=job.text_key,
-            scratch=job.work,
-            max_expansion=job.max_expansion,
-            progress=progress,
-        )
-        for document in contents:
-            yield part.input, document
-
-
 def is_validation(raw: bytes, fraction: float) -> bool:
     """Whether a document is held out: a hash of its text decides, so that equal documents are in one split."""
     return int.from_bytes(hashlib.blake2b(raw, digest_size=8).digest(), "big") < fraction * 2**64
@@ -151,12 +141,12 @@ def invalid_documents(job: Job, record: UnitRecord) -> list[str]:
     return [f"{location(job.inputs[file], offset)}: {reason}" for (file, offset), reason in sorted(offsets.items())]
 
 
-def _make_unit(job: Job, encoder: PlainText | Chat, unit: int, progress: Progress) -> UnitRecord:
+def _make_unit(job: Job, encoder: PlainText | Chat, unit: int, evaluations: NGrams, progress: Progress) -> UnitRecord:
     broken: dict[str, str] = {}
-    skipped = {"empty": 0, "broken": 0}
+    skipped = {"empty": 0, "broken": 0, "contaminated": 0}
 
     def texts() -> Iterator[Text]:
-        for input, document in unit_documents(job, unit, progress):
+        for input, document in chosen_documents(job, unit, progress):
             text = document.broken or text_of(encoder, document.text)
             if isinstance(text, str):
                 skipped["broken"] += 1
@@ -171,12 +161,15 @@ def _make_unit(job: Job, encoder: PlainText | Chat, unit: int, progress: Progres
         writers: dict[str, _SplitWriter] = {}
         for batch in text_batches(texts()):
             for text, encoded in zip(batch, encoder.encoded(batch), strict=True):
+                if evaluations.any_in(encoded.tokens):
+                    skipped["contaminated"] += 1
+                    continue
                 split = HELDOUT if is_validation(text.raw, job.heldout_fraction) else TRAIN
                 if split not in writers:
                     writers[split] = _SplitWriter(job, unit, split, stack)
                 writers[split].add(encoded, len(text.raw))
         splits = {split: writer.finish() for split, writer in writers.items()}
-    return UnitRecord(splits, skipped["empty"], skipped["broken"], broken)
+    return UnitRecord(splits, skipped["empty"], skipped["broken"], skipped["contaminated"], broken)
 
 
 def text_of(encoder: PlainText | Chat, text: Any) -> Text | str:

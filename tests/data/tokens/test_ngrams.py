@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxpar.evaluation import ngrams
-from jaxpar.evaluation.ngrams import NGrams, Overlap, hashed
+from jaxpar.data.tokens import ngrams
+from jaxpar.data.tokens.ngrams import NGrams, Overlap, hashed
 
 
 def found_by_comparing(texts: list[list[int]], stream: list[int], size: int) -> list[Overlap]:

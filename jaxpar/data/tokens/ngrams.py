@@ -81,15 +81,25 @@ class NGrams:
             self._look_in_block(np.asarray(stream[first : first + BLOCK_TOKENS + self.size - 1]))
 
     def _look_in_block(self, tokens: np.ndarray) -> None:
+        rows, places = self._hashed_alike(tokens)
+        fresh = ~self._matched[rows]
+        rows, places = rows[fresh], places[fresh]
+        self._matched[rows[self._alike(places, tokens, self._firsts[rows])]] = True
+
+    def any_in(self, tokens: np.ndarray) -> bool:
+        """Whether some tokens have one of the n-grams."""
+        if not len(self._hashes):
+            return False
+        rows, places = self._hashed_alike(tokens)
+        return bool(self._alike(places, tokens, self._firsts[rows]).any())
+
+    def _hashed_alike(self, tokens: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The n-grams of the texts whose hash is at a place in `tokens`, and these places."""
         hashes = hashed(tokens, self.size, self._base)
         places = np.flatnonzero(self._filter[hashes >> self._shift])
-        if not len(places):
-            return
-        chosen = hashes[places]
-        rows = np.minimum(np.searchsorted(self._hashes, chosen), len(self._hashes) - 1)
-        alike = (self._hashes[rows] == chosen) & ~self._matched[rows]
-        rows, places = rows[alike], places[alike]
-        self._matched[rows[self._alike(places, tokens, self._firsts[rows])]] = True
+        rows = np.minimum(np.searchsorted(self._hashes, hashes[places]), len(self._hashes) - 1)
+        alike = self._hashes[rows] == hashes[places]
+        return rows[alike], places[alike]
 
     def _alike(self, places: np.ndarray, tokens: np.ndarray, firsts: np.ndarray) -> Bool[np.ndarray, " ngrams"]:
         """Whether the n-gram of `tokens` at each of `places` is that of the texts at each of `firsts`."""
