@@ -40,7 +40,7 @@ from jaxpar.observe.timer import StepTimer
 from jaxpar.optim.optimizer import AVERAGE
 from jaxpar.runtime.batch import BatchPlacer
 from jaxpar.training.residency.saved_state import SavedState
-from jaxpar.training.run.agreed import compared_plan
+from jaxpar.training.run.agreed import check_program, compared_plan
 from jaxpar.training.run.batches import baseline, evaluates, heldout_metrics, placed_batches
 from jaxpar.training.run.out_of_memory import (
     check_batch_fits,
@@ -230,6 +230,7 @@ class Run:
         with self.timer.compiling():
             state, batch = self.functions.residency.abstract_input(), self.layout.abstract_batch(self.mesh)
             lowered = self.functions.train.lower(state, batch, self.layout.abstract_arguments(self.mesh))
+            check_program(lowered)
             with explained(self.layout, self.mesh):
                 compiled = lowered.compile()
         check_step_fits(self.layout, self.mesh, needed_bytes(compiled))

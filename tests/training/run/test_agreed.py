@@ -1,5 +1,6 @@
 """Processes of a job whose hosts have other records of kernels: they run one plan, or refuse with a sentence."""
 
+import socket
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -17,8 +18,8 @@ from jaxpar.training.run import agreed
 from pallas_kernels.attention import comparison
 from tests.sentences import refused_by_command
 from tests.small_run import small
-from tests.training.run.test_processes import outputs, start_job
-from tests.training.runs import MESH, folder_of, run_config
+from tests.training.run.test_processes import free_port, outputs, start_job
+from tests.training.runs import MESH, folder_of, run_config, start, write_config
 
 HOPPER = DescribedGPU.of(gpu_named("h100"))
 HOSTS = ("anna", "berta", "carla")
@@ -128,3 +129,23 @@ def test_two_processes_with_other_plans_end_with_the_sentence(tmp_path: Path):
         printed = "".join(line for line in out.splitlines(keepends=True) if not line.startswith("[Gloo]"))
         refused_by_command(code, printed, errors.splitlines()[-1], *said)
     assert not folder_of(config).exists()
+
+
+@pytest.mark.long
+def test_two_processes_with_other_programs_end_before_the_first_step(tmp_path: Path):
+    """One host has another JAX_DEFAULT_MATMUL_PRECISION, which no plan has, and a flag that only names a folder."""
+    config = run_config(tmp_path, 2, parallel=MESH)
+    file, port = write_config(config, tmp_path / "job.yaml"), free_port()
+    other = {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
+    first, second = outputs(
+        [
+            start(file, *(f"distributed.{key}" for key in (f"coordinator=127.0.0.1:{port}", "processes=2", f"process_id={rank}")), devices=4, environment=other if rank else None)
+            for rank in range(2)
+        ]
+    )
+    host = socket.gethostname()
+    sentence = f"process 1 on {host} has another program of a step than process 0 on {host} (program: "
+    assert second[0] == 2 and second[2].splitlines()[-1].startswith(f"jaxpar: {sentence}")
+    assert "XLA_FLAGS:" not in second[2] and "JAX_DUMP_IR_TO" in second[2]
+    assert first[0] == 1 and f"process 1 on {host} stopped" in first[2] and sentence in first[2]
+    assert not (folder_of(config) / "metrics.jsonl").exists()
