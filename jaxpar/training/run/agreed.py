@@ -1,4 +1,4 @@
-"""Agreement of a job's processes on the plan and the program of a step: each makes its own, and hosts differ."""
+"""Agreement of a job's processes on configuration, plan and program: each has its own, and hosts differ."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import jax
 
 from jaxpar.attention.backends import kernel_request
 from jaxpar.checkpoint.processes import from_first, judged
-from jaxpar.config import Config, UserError
+from jaxpar.config import Config, UserError, config_to_dict
 from jaxpar.config.plan import NAMED_BY, Plan
 from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device
@@ -68,11 +68,15 @@ def _verdict(texts: Sequence[str]) -> str | None:
 
 
 def choices(plan: Plan, config: Config, device: Device) -> dict[str, object]:
-    """The values that decide the programs of a run: the plan without its reasons, and the kernels of 8-bit products."""
+    """The values that all processes of a run must have alike: the plan without its reasons, the kernels of 8-bit
+    products, and the configuration but for what `distributed` says of a process."""
     matmuls = {"dense": tiled_choice(config, device), "routed": routed_choice(config, device, plan)}
+    settings = config_to_dict(config)
+    del settings["distributed"]
     return {
-        **dict(_leaves(asdict(plan))),
-        **{f"matmul.{kind}": choice.name for kind, choice in matmuls.items() if choice is not None},
+        **dict(_leaves(asdict(plan), "plan.")),
+        **{f"plan.matmul.{kind}": choice.name for kind, choice in matmuls.items() if choice is not None},
+        **dict(_leaves(settings)),
     }
 
 
@@ -101,9 +105,11 @@ def _difference(texts: Sequence[str]) -> str:
         for process, plan in enumerate(plans):
             by_value.setdefault(_shown(plan, key), []).append(process)
         values = [f"{value} on {_processes(some, hosts)}" for value, some in by_value.items()]
-        parts.append(f"plan.{key}: {', '.join(values)}")
+        parts.append(f"{key}: {', '.join(values)}")
     more = f"; and {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else ""
     sentence = f"{'; '.join(parts)}{more}: all processes must run one program"
+    if any(not key.startswith("plan.") for key in differ):
+        return f"{sentence}; start all with the same configuration"
     named = [*dict.fromkeys(NAMED_BY[part] for key in differ for part in key.split(".") if part in NAMED_BY)]
     if not named:
         return f"{sentence}; name these in the configuration, or give all hosts the same memory, packages and files"
