@@ -2,6 +2,8 @@
 
     python -m benchmarks.agreement --processes 8 1024 16384 100000
 
+The messages of a process other than 0 do not depend on the number of processes.
+
 The code of `jaxpar.checkpoint.processes` runs as process 0 and as another one, against a coordination service that
 answers for the rest; counters in it record what each sends and receives. A byte is one of a key or a text.
 """
@@ -96,14 +98,13 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.agreement", description=__doc__)
     parser.add_argument("--processes", type=int, nargs="+", default=[8, 1024, 16384, 100_000])
     counts = parser.parse_args(arguments).processes
-    print("| event | process | " + " | ".join(f"{count:,}" for count in counts) + " |")
+    print("| event | another process | process 0 of " + " | ".join(f"{count:,}" for count in counts) + " |")
     print("|---|---|" + "---|" * len(counts))
+    for name, event in events().items():
+        cells = [measured(event, count, index) for index, count in [(1, counts[-1]), *((0, count) for count in counts)]]
+        print(f"| {name} | " + " | ".join(f"{one.messages}, {size(one.bytes)}" for one in cells) + " |")
     between = " | ".join(map(str, map(logs_between, counts)))
     print(f"| logs from one comparison of paces to the next | | {between} |")
-    for name, event in events().items():
-        for index, who in ((0, "0"), (1, "another")):
-            cells = [measured(event, count, index) for count in counts]
-            print(f"| {name} | {who} | " + " | ".join(f"{one.messages}, {size(one.bytes)}" for one in cells) + " |")
 
 
 if __name__ == "__main__":
