@@ -73,7 +73,10 @@ def events() -> dict[str, Callable[[], object]]:
             processes.judged("", lambda _: None),
         ),
         "a verification": lambda: processes.judged(intact, _judge),
-        "a comparison of paces": lambda: (processes.leave_note("pace", pace), processes.is_first() and processes.read_notes("pace")),
+        "a comparison of paces": lambda: (
+            processes.leave_note("pace", pace),
+            processes.is_first() and processes.read_notes("pace"),
+        ),
         "comparison of programs": lambda: processes.from_first(lambda: program),
         "agreement on the plan": lambda: processes.judged(
             json.dumps({"host": "node01", "plan": "0" * 64, "failure": None}), lambda _: None

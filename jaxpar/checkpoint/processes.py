@@ -1,8 +1,8 @@
 """Agreement between the processes of a job, over JAX's coordination service and not over the devices.
 
 All calls but those of notes are collective: every process makes them, in the same order, on its main thread, or, for
-`gather` with a name, on any. Process 0 does what grows with the number of processes, once for each `gather`: the others send and receive a
-fixed number of messages (`benchmarks/agreement.py` counts them).
+`gather` with a name, on any. Process 0 does what grows with the number of processes, once for each `gather`: the others
+send and receive a fixed number of messages (`benchmarks/agreement.py` counts them).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ MAPS = Path("/proc/self/maps")
 
 MAGIC = 0xCAFEBEEF.to_bytes(4, "little")
 """It stands before the version of the headers wherever a program was compiled with NCCL_CONFIG_INITIALIZER."""
-CODES = range(2_00_00, 10_00_00)
+ENCODED = range(2_00_00, 10_00_00)
 """Versions as NCCL encodes them."""
 
 type Version = tuple[int, int, int]
@@ -26,7 +26,7 @@ class Loaded(NamedTuple):
 
     library: Version
     headers: Version | None
-    """Those that JAX's plugin for CUDA was compiled with; None where it does not tell."""
+    """The version that JAX's plugin for CUDA was compiled with; None where it does not tell."""
 
     def __str__(self) -> str:
         return text(self.library) + (f" (JAX's plugin has the headers of {text(self.headers)})" if self.headers else "")
@@ -83,7 +83,7 @@ def headers_of(plugin: Path) -> Version | None:
     with open(plugin, "rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
         at = content.find(MAGIC)
         while at >= 0:
-            if (code := int.from_bytes(content[at + 4 : at + 8], "little")) in CODES:
+            if (code := int.from_bytes(content[at + 4 : at + 8], "little")) in ENCODED:
                 return _version(code)
             at = content.find(MAGIC, at + 1)
     return None

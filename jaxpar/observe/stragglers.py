@@ -8,7 +8,6 @@ from statistics import median
 
 from jaxpar.observe.pace import SECONDS, Losses
 
-
 NOTES = 1024
 """Reports that process 0 reads in a log, on average."""
 

@@ -175,7 +175,9 @@ def check_program(lowered: jax.stages.Lowered) -> None:
         "program": sha256(lowered.as_text().encode()).hexdigest()[:16],
     }
     first = from_first(lambda: mine)
-    differ = [f"{key}: {mine[key]}, and {first[key]} there" for key in mine if mine[key] != first[key] and key != "host"]
+    differ = [
+        f"{key}: {mine[key]}, and {first[key]} there" for key in mine if mine[key] != first[key] and key != "host"
+    ]
     if differ:
         raise UserError(
             f"process {jax.process_index()} on {mine['host']} has another program of a step than process 0 on "

@@ -154,7 +154,10 @@ def test_another_configuration_on_one_host_is_named(monkeypatch: pytest.MonkeyPa
 def test_two_processes_with_other_programs_end_before_the_first_step(tmp_path: Path):
     """One host has other code, which no plan tells, and a flag that only names a folder for its files."""
     config = run_config(tmp_path, 2, parallel=MESH)
-    file, settings = write_config(config, tmp_path / "job.yaml"), (f"coordinator=127.0.0.1:{free_port()}", "processes=2")
+    file, settings = (
+        write_config(config, tmp_path / "job.yaml"),
+        (f"coordinator=127.0.0.1:{free_port()}", "processes=2"),
+    )
     job = [
         start(
             file,
