@@ -77,7 +77,7 @@ def events() -> dict[str, Callable[[], object]]:
             processes.leave_note("pace", pace),
             processes.is_first() and processes.read_notes("pace"),
         ),
-        "comparison of programs": lambda: processes.from_first(lambda: program),
+        "comparison of programs": lambda: (processes.from_first(lambda: program), processes.gather("")),
         "agreement on the plan": lambda: processes.judged(
             json.dumps({"host": "node01", "plan": "0" * 64, "failure": None}), lambda _: None
         ),

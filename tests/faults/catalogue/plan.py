@@ -57,8 +57,8 @@ PLAN = (
         name="programs_of_processes_not_compared",
         description="A process runs another program of a step than process 0.",
         file="jaxpar/training/run/agreed.py",
-        old="        raise UserError(\n            f\"process {jax.process_index()} on",
-        new="        str(\n            f\"process {jax.process_index()} on",
+        old='        raise UserError(\n            f"process {jax.process_index()} on',
+        new='        str(\n            f"process {jax.process_index()} on',
         caught_by=(
             "tests/training/run/test_agreed.py::test_two_processes_with_other_programs_end_before_the_first_step",
         ),
@@ -69,6 +69,8 @@ PLAN = (
         file="jaxpar/checkpoint/manifest.py",
         old="local = writers if",
         new="local = {} if",
-        caught_by=("tests/checkpoint/test_manifest.py::test_each_process_verifies_what_it_wrote_where_as_many_restore",),
+        caught_by=(
+            "tests/checkpoint/test_manifest.py::test_each_process_verifies_what_it_wrote_where_as_many_restore",
+        ),
     ),
 )
