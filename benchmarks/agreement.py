@@ -2,6 +2,8 @@
 
     python -m benchmarks.agreement --processes 8 1024 16384 100000
 
+The messages of a process other than 0 do not depend on the number of processes.
+
 The code of `jaxpar.checkpoint.processes` runs as process 0 and as another one, against a coordination service that
 answers for the rest; counters in it record what each sends and receives. A byte is one of a key or a text.
 """
@@ -12,10 +14,15 @@ import argparse
 import json
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from unittest import mock
+
+import jax
 
 from jaxpar.checkpoint import processes
 from jaxpar.checkpoint.sealing import _judge
+from jaxpar.observe.pace import Losses
+from jaxpar.observe.stragglers import ProcessPace, logs_between
 from jaxpar.pages.units import size
 
 FILES_OF_A_PROCESS = 4
@@ -28,8 +35,11 @@ class Service:
     def __init__(self, count: int):
         self.count, self.values = count, dict[str, str]()
 
-    def key_value_set(self, key: str, text: str) -> None:
+    def key_value_set(self, key: str, text: str, allow_overwrite: bool = False) -> None:
         self.values[key] = text
+        if allow_overwrite:  # a note, which each process leaves
+            above = key.rpartition("/")[0]
+            self.values |= {f"{above}/{process:06d}": text for process in range(self.count)}
 
     def wait_at_barrier(self, key: str, timeout_ms: int) -> None:
         del timeout_ms
@@ -52,6 +62,8 @@ def events() -> dict[str, Callable[[], object]]:
     files = {f"state/ocdbt.process_0/d/{'0' * 32}{n}": [2**30, "0" * 64] for n in range(FILES_OF_A_PROCESS)}
     sealed = json.dumps({"files": files})
     intact = json.dumps(["0" * 64, ""])
+    pace = json.dumps([asdict(ProcessPace(0, "node00001", 10**6, Losses(10, 1 / 3, 1 / 3, 1 / 3, 1 / 3)))] * 2)
+    program = {"host": "node00001", "jax": jax.__version__, "XLA_FLAGS": "f" * 400, "program": "0" * 16}
     return {
         "a look at the clock": lambda: processes.from_first(lambda: [False, 1000]),
         "a save": lambda: (
@@ -61,6 +73,11 @@ def events() -> dict[str, Callable[[], object]]:
             processes.judged("", lambda _: None),
         ),
         "a verification": lambda: processes.judged(intact, _judge),
+        "a comparison of paces": lambda: (
+            processes.leave_note("pace", pace),
+            processes.is_first() and processes.read_notes("pace"),
+        ),
+        "comparison of programs": lambda: (processes.from_first(lambda: program), processes.gather("")),
         "agreement on the plan": lambda: processes.judged(
             json.dumps({"host": "node01", "plan": "0" * 64, "failure": None}), lambda _: None
         ),
@@ -84,12 +101,13 @@ def main(arguments: Sequence[str]) -> None:
     parser = argparse.ArgumentParser(prog="benchmarks.agreement", description=__doc__)
     parser.add_argument("--processes", type=int, nargs="+", default=[8, 1024, 16384, 100_000])
     counts = parser.parse_args(arguments).processes
-    print("| event | process | " + " | ".join(f"{count:,}" for count in counts) + " |")
+    print("| event | another process | process 0 of " + " | ".join(f"{count:,}" for count in counts) + " |")
     print("|---|---|" + "---|" * len(counts))
     for name, event in events().items():
-        for index, who in ((0, "0"), (1, "another")):
-            cells = [measured(event, count, index) for count in counts]
-            print(f"| {name} | {who} | " + " | ".join(f"{one.messages}, {size(one.bytes)}" for one in cells) + " |")
+        cells = [measured(event, count, index) for index, count in [(1, counts[-1]), *((0, count) for count in counts)]]
+        print(f"| {name} | " + " | ".join(f"{one.messages}, {size(one.bytes)}" for one in cells) + " |")
+    between = " | ".join(map(str, map(logs_between, counts)))
+    print(f"| logs from one comparison of paces to the next | | {between} |")
 
 
 if __name__ == "__main__":

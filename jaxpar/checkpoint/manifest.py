@@ -12,6 +12,7 @@ import hashlib
 import heapq
 import json
 import os
+import re
 import stat
 import tempfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -29,6 +30,8 @@ from jaxpar.config.spelling import quoted
 
 MANIFEST = "manifest.json"
 VERSION = 2
+WRITER = re.compile(r"/ocdbt\.process_(\d+)/")
+"""Orbax's folder of the data that one process wrote, in the name of a file."""
 
 
 class Manifest(NamedTuple):
@@ -143,13 +146,22 @@ def verify_sizes(folder: Path) -> None:
 
 
 def divided(files: Mapping[str, Entry], count: int) -> list[list[str]]:
-    """The names divided into `count` lists of about the same number of bytes; a function of the entries."""
-    lists: list[list[str]] = [[] for _ in range(count)]
-    sizes = [(0, index) for index in range(count)]
-    for name in sorted(files, key=lambda name: (-files[name].size, name)):
+    """The names divided into `count` lists, one for each process of a job; a function of the entries.
+
+    Where as many processes wrote the checkpoint, each gets the files that it wrote. It reads them next where the mesh
+    is the same, and its host has them in memory then, so that each byte comes from the disk once. Other files, and all
+    where the number of processes differs, are divided by size.
+    """
+    writers = {name: int(match[1]) for name in files if (match := WRITER.search(name))}
+    local = writers if {*writers.values()} == {*range(count)} else {}
+    lists = [[name for name in sorted(local) if local[name] == index] for index in range(count)]
+    # An empty file counts as a byte, so that they are divided, too.
+    sizes = [(sum(files[name].size + 1 for name in names), index) for index, names in enumerate(lists)]
+    heapq.heapify(sizes)
+    for name in sorted(files.keys() - local.keys(), key=lambda name: (-files[name].size, name)):
         size, least = sizes[0]
         lists[least].append(name)
-        heapq.heapreplace(sizes, (size + files[name].size + 1, least))  # Empty files are divided, too.
+        heapq.heapreplace(sizes, (size + files[name].size + 1, least))
     return lists
 
 

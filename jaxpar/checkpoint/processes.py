@@ -1,8 +1,8 @@
 """Agreement between the processes of a job, over JAX's coordination service and not over the devices.
 
-All calls are collective: every process makes them, in the same order, on its main thread, or, for `gather` with a name,
-on any. Process 0 does what grows with the number of processes, once for each `gather`: the others send and receive a
-fixed number of messages (`benchmarks/agreement.py` counts them).
+All calls but those of notes are collective: every process makes them, in the same order, on its main thread, or, for
+`gather` with a name, on any. Process 0 does what grows with the number of processes, once for each `gather`: the others
+send and receive a fixed number of messages (`benchmarks/agreement.py` counts them).
 """
 
 from __future__ import annotations
@@ -165,6 +165,20 @@ def judged[T](text: str, judge: Callable[[list[str]], T]) -> T:
     """
     texts = gather(text)
     return from_first(lambda: judge(texts or []))
+
+
+def leave_note(topic: str, text: str) -> None:
+    """Leave `text` under `topic` for `read_notes`, without waiting; it replaces this process's previous note."""
+    key = f"jaxpar/{topic}/{jax.process_index():06d}"
+    _client().key_value_set(key, text, allow_overwrite=True)
+    traffic.add(key, text)
+
+
+def read_notes(topic: str) -> list[str]:
+    """The current notes under `topic`, of all processes."""
+    notes = _client().key_value_dir_get(f"jaxpar/{topic}/")
+    traffic.add(*itertools.chain.from_iterable(notes))
+    return [text for _, text in notes]
 
 
 def _client():

@@ -18,7 +18,7 @@ from jaxpar.config import Config, UserError, resolve_axes
 from jaxpar.config.axes import axis_sizes
 from jaxpar.distributed.devices import Device
 from jaxpar.hardware.catalogue import gpu_of
-from jaxpar.hardware.nccl import faults, loaded_version
+from jaxpar.hardware.nccl import faults, loaded
 from jaxpar.pages.units import plural, rate, seconds, size
 
 ELEMENTS = {"cpu": 2**16, "gpu": 2**24}
@@ -74,14 +74,14 @@ def _memory(devices: Sequence[Device]) -> Iterator[Finding]:
 
 
 def _nccl(config: Config) -> Iterator[Finding]:
-    if (version := loaded_version()) is None:
+    if (present := loaded()) is None:
         return
-    known = faults(version, platform.machine(), pipelined=config.parallel.pipe > 1)
+    known = faults(present, platform.machine(), pipelined=config.parallel.pipe > 1)
     for sentence in known:
         what, _, mend = sentence.partition(": ")
         yield Finding("NCCL", "warn", what, mend)
     if not known:
-        yield Finding("NCCL", "ok", ".".join(map(str, version)))
+        yield Finding("NCCL", "ok", str(present))
 
 
 def check_collectives(devices: Sequence[Device]) -> Iterator[Finding]:

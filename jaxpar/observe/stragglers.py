@@ -8,6 +8,14 @@ from statistics import median
 
 from jaxpar.observe.pace import SECONDS, Losses
 
+NOTES = 1024
+"""Reports that process 0 reads in a log, on average."""
+
+
+def logs_between(processes: int) -> int:
+    """Logs from one comparison of the processes to the next: larger jobs are compared less often."""
+    return -(-processes // NOTES)
+
 
 @dataclass(frozen=True)
 class ProcessPace:

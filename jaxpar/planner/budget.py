@@ -243,7 +243,7 @@ class Budget:
             f"A GPU is interrupted every {self.mtbf:,.0f} hours (Llama 3's by default: 419 in 54 days on 16,384), "
             f"starts again in {self.restart:g} minutes (assumed), {START_UP * 1e4:.0f} s for every 10,000 GPUs (NCCL "
             f"in arXiv:2510.20171), {MEETING * 1e4:.1f} s for every 10,000 processes to meet, and reading the "
-            "checkpoint twice. A GPU reads and writes 0.12 GB/s (2 TB/s for 16,384). Training stalls for a copy to the "
+            "checkpoint. A GPU reads and writes 0.12 GB/s (2 TB/s for 16,384). Training stalls for a copy to the "
             f"host ({HOST_COPY / 1e9:.0f} GB/s, assumed), and goes on while a checkpoint is written. Checkpoints are "
             f"at the interval that loses least (Young, Daly). Spare hosts are enough in {percent(ENOUGH)} of the time, "
             f"where {percent(HARDWARE)} of interruptions take a host away for {REPAIR_HOURS:g} hours (assumed); the "

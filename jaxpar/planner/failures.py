@@ -17,10 +17,8 @@ STORAGE = 2 * TERA / 16_384
 16,384 GPUs has all of it, and another one its share of that by GPUs, is assumed."""
 STATE = 12.0
 """Bytes of a checkpoint per parameter: master weights and two moments in float32. Each is written once, and read from
-storage `READS` times in a restart."""
-READS = 2
-"""A restart reads each byte to verify it, and again to restore it (`tests/checkpoint/test_bytes.py`). What a save reads
-back for its digests is taken to be in memory still."""
+storage once in a restart: what a save reads back, and a restart after it has verified it, is still in memory
+(`tests/checkpoint/test_bytes.py`)."""
 HOST_COPY = 0.01 * TERA
 """Bytes per second at which a GPU's state is copied to its host while training waits; it is written while training goes
 on. Assumed: a PCIe 4.0 x16 link has three times as much."""
@@ -79,7 +77,7 @@ def reliability(
     state = STATE * parameters / gpus
     stall, save = state / HOST_COPY, state / STORAGE
     every = max(save, sqrt(2 * stall * between))
-    start = 60 * restart_minutes + (START_UP + MEETING) * gpus + READS * save
+    start = 60 * restart_minutes + (START_UP + MEETING) * gpus + save
     return Reliability(between, stall, save, every, start)
 
 

@@ -8,6 +8,7 @@ import pytest
 from benchmarks.agreement import Service, events, measured
 from jaxpar.checkpoint import processes
 from jaxpar.checkpoint.errors import CheckpointError
+from jaxpar.observe.stragglers import logs_between
 
 DIGITS = 16
 """Bytes by which the numbers in keys may differ."""
@@ -20,6 +21,14 @@ def test_messages_do_not_grow_with_the_number_of_processes(event: str):
     assert [one.messages for one in few] == [one.messages for one in many]
     assert abs(few[1].bytes - many[1].bytes) <= DIGITS and many[1].bytes < 1024
     assert many[0].bytes <= 1024 / 8 * few[0].bytes, "process 0 reads a text of each process, once a gathering"
+
+
+def test_process_0_reads_a_bounded_number_of_notes_a_log():
+    """A note of each process at a comparison, and the rarer comparisons, the more processes there are."""
+    compare = events()["a comparison of paces"]
+    a_log = [measured(compare, count, 0).bytes / logs_between(count) for count in (1024, 16_384, 100_000)]
+    assert max(a_log) <= 1.01 * a_log[0] < 512 * 1024
+    assert [logs_between(count) for count in (2, 1024, 1025)] == [1, 1, 2]
 
 
 def test_answers_are_deleted_once_all_processes_have_read_them():

@@ -3,7 +3,9 @@
 The kernel plays the full disk: it refuses to let any file of the process grow beyond a limit.
 """
 
+import errno
 import os
+from pathlib import Path
 
 import jax.numpy as jnp
 import numpy as np
@@ -63,6 +65,28 @@ def test_a_manifest_that_does_not_fit_leaves_no_checkpoint(checkpointer, monkeyp
         with refused("/00000002", "could not be written", "File too large", error=CheckpointError):
             checkpoints.wait()
     assert checkpoints.latest() == 1
+
+
+@pytest.mark.parametrize("done", [False, True], ids=["not done", "done, and its answer lost"])
+def test_a_rename_that_fails_as_on_nfs_costs_that_checkpoint_alone(checkpointer, monkeypatch, tmp_path, done):
+    """NFS sends a rename again whose answer was lost: the second one finds no file."""
+    checkpoints, state, replace = checkpointer(), {"x": jnp.ones(3)}, os.replace
+    checkpoints.save(1, state, {})
+    checkpoints.wait()
+
+    def fails(source: Path, target: Path) -> None:
+        if done:
+            replace(source, target)
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), source)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(manifest.os, "replace", fails)
+        checkpoints.save(2, state, {})
+        with refused("/00000002", "could not be written", "No such file", error=CheckpointError):
+            checkpoints.wait()
+    assert os.listdir(tmp_path / "checkpoints") == ["00000001"]
+    checkpoints.save(2, state, {})
+    assert checkpoints.latest() == 2
 
 
 def test_facts_that_do_not_fit_leave_no_checkpoint(checkpointer, tmp_path):

@@ -136,6 +136,15 @@ def test_the_processes_of_a_job_share_the_bytes_of_a_checkpoint_evenly():
     assert all(manifest.divided(files, 20)[n] for n in range(len(files))), "every process has some where there are"
 
 
+def test_each_process_verifies_what_it_wrote_where_as_many_restore():
+    sizes = {"state/ocdbt.process_0/d/a": 30, "state/ocdbt.process_1/d/b": 90, "state/d/c": 5, "facts.json": 2}
+    files = {name: digests.Entry(size, "") for name, size in sizes.items()}
+    small = ["state/d/c", "facts.json"]
+    assert manifest.divided(files, 2) == [["state/ocdbt.process_0/d/a", *small], ["state/ocdbt.process_1/d/b"]]
+    assert [sum(sizes[name] for name in names) for names in manifest.divided(files, 3)] == [90, 30, 7]
+    assert manifest.divided(files, 1) == [sorted(files, key=lambda name: -sizes[name])]
+
+
 def test_a_pipe_in_the_place_of_a_file_is_not_read(folder):
     seal(folder)
     (folder / "state" / "empty").unlink()

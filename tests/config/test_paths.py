@@ -28,6 +28,7 @@ NO_PATHS = {
     "model.preset",
     "model.keys_of",
     "data.end_token",
+    "data.text_key",
     "distributed.coordinator",
     "rl.environment",
 }

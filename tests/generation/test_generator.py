@@ -1,5 +1,8 @@
 """Generation gives the tokens and the log-probabilities of the training step's forward, on any layout."""
 
+import gc
+import mmap
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -152,6 +155,25 @@ def test_rows_end_by_themselves_and_lengths_in_a_bucket_share_programs():
     assert generator.programs.compiles == 6, "one prompt of 96 tokens, and a row of 128"
     generator.continued([given[0] * 40], 5)
     assert generator.programs.compiles == 8, "one prompt of 128 tokens, and its slot; rows have 128 as before"
+
+
+@pytest.mark.long
+def test_hundreds_of_prompts_one_after_the_other_leave_nothing_behind():
+    """500 prompts of any length: after the first hundred no program is compiled and no array is left."""
+    generator, draw = generator_of({}), np.random.default_rng(0)
+    vocab = generator.config.model.vocab or 0
+    left: list[tuple[int, int]] = []
+    memory: list[int] = []
+    for number in range(500):
+        given = draw.integers(0, vocab, draw.integers(1, 100)).tolist()
+        (found,) = generator.continued([given], 2)
+        assert len(found.tokens) == 2
+        if number % 100 == 99:
+            gc.collect()
+            left.append((generator.programs.compiles, len(jax.live_arrays())))
+            memory.append(int(Path("/proc/self/statm").read_text().split()[1]) * mmap.PAGESIZE)
+    assert len({*left}) == 1, left
+    assert memory[-1] - memory[0] < 32 * 2**20, memory
 
 
 @pytest.mark.long

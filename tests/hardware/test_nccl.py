@@ -1,10 +1,11 @@
 """The loaded NCCL is read from the memory map, and versions with known faults are named."""
 
+from importlib import metadata
 from pathlib import Path
 
 import pytest
 
-from jaxpar.hardware.nccl import MAPS, Version, faults, loaded_version
+from jaxpar.hardware.nccl import MAGIC, MAPS, Loaded, Version, faults, headers_of, loaded
 
 MAPPED = """\
 55d0c0a00000-55d0c0a01000 r--p 00000000 08:01 131 /usr/bin/python3.12
@@ -26,13 +27,34 @@ def test_the_loaded_library_is_asked_for_its_version(tmp_path: Path, path: str, 
     maps = tmp_path / "maps"
     maps.write_text(MAPPED.format(path=path))
     asked: list[str] = []
-    assert loaded_version(maps, lambda library: asked.append(library) or code) == version
+    found = loaded(maps, lambda library: asked.append(library) or code)
+    assert found == (Loaded(version, None) if version else None)
     assert asked == ([path] if version else [])
 
 
 def test_a_process_without_nccl_has_no_version(tmp_path: Path):
-    assert loaded_version(MAPS) is None
-    assert loaded_version(tmp_path / "maps") is None, "not Linux"
+    assert loaded(MAPS) is None
+    assert loaded(tmp_path / "maps") is None, "not Linux"
+
+
+def test_headers_are_those_in_the_plugin_that_is_loaded(tmp_path: Path):
+    plugin = tmp_path / "xla_cuda_plugin.so"
+    plugin.write_bytes(b"\x7fELF" + MAGIC + bytes(12) + MAGIC + (22907).to_bytes(4, "little") + bytes(9))
+    maps = tmp_path / "maps"
+    maps.write_text(MAPPED.format(path="/env/libnccl.so.2") + MAPPED.format(path=plugin))
+    assert loaded(maps, lambda _: 23007) == Loaded((2, 30, 7), (2, 29, 7))
+    [sentence] = faults(loaded(maps, lambda _: 23007), "x86_64", pipelined=False)
+    assert "marin#8870" in sentence and "NCCL 2.30.7" in sentence and "headers of 2.30.0 or newer" in sentence
+    assert not faults(Loaded((2, 30, 7), (2, 30, 7)), "x86_64", pipelined=False)
+    assert not faults(Loaded((2, 29, 7), (2, 29, 7)), "x86_64", pipelined=False)
+    assert not faults(Loaded((2, 31, 2), None), "x86_64", pipelined=False)
+    plugin.write_bytes(b"\x7fELF" + bytes(100))
+    assert headers_of(plugin) is None
+
+
+def test_jax_s_plugin_tells_its_headers():
+    plugin = Path(metadata.distribution("jax-cuda12-pjrt").locate_file("jax_plugins/xla_cuda12/xla_cuda_plugin.so"))
+    assert headers_of(plugin) == (2, 30, 7)
 
 
 @pytest.mark.parametrize(
@@ -50,7 +72,7 @@ def test_a_process_without_nccl_has_no_version(tmp_path: Path):
 def test_a_version_with_a_known_fault_is_named(
     version: Version | None, machine: str, pipelined: bool, named: str | None
 ):
-    sentences = faults(version, machine, pipelined=pipelined)
+    sentences = faults(version and Loaded(version, version), machine, pipelined=pipelined)
     assert len(sentences) == (named is not None)
     for sentence in sentences:
         assert version is not None and ".".join(map(str, version)) in sentence and str(named) in sentence

@@ -16,16 +16,16 @@ from typing import Any
 
 import jax
 
+from jaxpar.checkpoint.processes import leave_note, read_notes
 from jaxpar.config import Config
 from jaxpar.data import batch_index
-from jaxpar.distributed.notes import leave_note, read_notes
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.parameters import Weights
 from jaxpar.observe.episodes import Episodes
 from jaxpar.observe.events import Anomaly, AnomalyKind, Listener, StepRecord
 from jaxpar.observe.pace import LAST, SECONDS, WARMING_UP, Losses, Pace, SlowSteps
 from jaxpar.observe.spikes import LossWindow, Spike
-from jaxpar.observe.stragglers import ProcessPace, find_straggler
+from jaxpar.observe.stragglers import ProcessPace, find_straggler, logs_between
 from jaxpar.observe.timer import Turn
 from jaxpar.pages.units import percent, plain, plural, seconds
 from jaxpar.runtime.carried import Limit
@@ -215,6 +215,7 @@ class AnomalyMonitor:
 
     def _warm_up(self) -> None:
         self._warm, self._lap, self._wait = 0, Losses(), Losses()
+        self._since_compared, self._logs = Losses(), 0
 
     def _judge_wait(self, number: int, wait: Losses) -> None:
         limit = self._watch.limits.data_wait
@@ -228,6 +229,11 @@ class AnomalyMonitor:
 
     def _compare_processes(self, number: int, lap: Losses) -> None:
         """Report the pace of this process; as process 0, compare all processes once all have reported."""
+        self._since_compared += lap
+        self._logs += 1
+        if self._logs < logs_between(jax.process_count()):
+            return
+        lap, self._since_compared, self._logs = self._since_compared, Losses(), 0
         self._paces.append(ProcessPace(jax.process_index(), socket.gethostname(), number, lap))
         leave_note(PACE, json.dumps([asdict(pace) for pace in self._paces]))
         if jax.process_index() != 0:

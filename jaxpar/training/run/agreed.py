@@ -1,16 +1,19 @@
-"""Agreement of a job's processes on the plan: each makes its own, and what `auto` takes depends on the host."""
+"""Agreement of a job's processes on configuration, plan and program: each has its own, and hosts differ."""
 
 from __future__ import annotations
 
 import json
+import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from hashlib import sha256
 
+import jax
+
 from jaxpar.attention.backends import kernel_request
-from jaxpar.checkpoint.processes import judged
-from jaxpar.config import Config, UserError
+from jaxpar.checkpoint.processes import from_first, judged
+from jaxpar.config import Config, UserError, config_to_dict
 from jaxpar.config.plan import NAMED_BY, Plan
 from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device
@@ -21,6 +24,8 @@ from pallas_kernels.attention import comparison
 DIFFERENT = "different"
 _SHOWN = 3
 """Choices, and processes of a kind, that a sentence names."""
+_OF_A_HOST = ("dump", "autotune")
+"""Words in the names of XLA's flags that may differ between hosts, such as folders for files."""
 
 
 def agreed_plan(make: Callable[[], Plan], config: Config, device: Device) -> Plan:
@@ -63,11 +68,15 @@ def _verdict(texts: Sequence[str]) -> str | None:
 
 
 def choices(plan: Plan, config: Config, device: Device) -> dict[str, object]:
-    """The values that decide the programs of a run: the plan without its reasons, and the kernels of 8-bit products."""
+    """The values that all processes of a run must have alike: the plan without its reasons, the kernels of 8-bit
+    products, and the configuration but for what `distributed` says of a process."""
     matmuls = {"dense": tiled_choice(config, device), "routed": routed_choice(config, device, plan)}
+    settings = config_to_dict(config)
+    del settings["distributed"]
     return {
-        **dict(_leaves(asdict(plan))),
-        **{f"matmul.{kind}": choice.name for kind, choice in matmuls.items() if choice is not None},
+        **dict(_leaves(asdict(plan), "plan.")),
+        **{f"plan.matmul.{kind}": choice.name for kind, choice in matmuls.items() if choice is not None},
+        **dict(_leaves(settings)),
     }
 
 
@@ -96,9 +105,11 @@ def _difference(texts: Sequence[str]) -> str:
         for process, plan in enumerate(plans):
             by_value.setdefault(_shown(plan, key), []).append(process)
         values = [f"{value} on {_processes(some, hosts)}" for value, some in by_value.items()]
-        parts.append(f"plan.{key}: {', '.join(values)}")
+        parts.append(f"{key}: {', '.join(values)}")
     more = f"; and {len(differ) - _SHOWN} more" if len(differ) > _SHOWN else ""
     sentence = f"{'; '.join(parts)}{more}: all processes must run one program"
+    if any(not key.startswith("plan.") for key in differ):
+        return f"{sentence}; start all with the same configuration"
     named = [*dict.fromkeys(NAMED_BY[part] for key in differ for part in key.split(".") if part in NAMED_BY)]
     if not named:
         return f"{sentence}; name these in the configuration, or give all hosts the same memory, packages and files"
@@ -144,3 +155,33 @@ def compared_plan(make: Callable[[], Plan], config: Config, devices: Sequence[De
         comparison.settle(request, reason)
         wrong |= reason is not None
     return agreed_plan(make, config, devices[0]) if wrong else plan
+
+
+def check_program(lowered: jax.stages.Lowered) -> None:
+    """Compare the program of a step with that of process 0, before it is compiled. All processes call this.
+
+    Process 0 sends one message, and each other process receives it.
+
+    Raises:
+        UserError: they differ; the watch reports it to the other processes.
+    """
+    if jax.process_count() == 1:
+        return
+    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not any(word in flag for word in _OF_A_HOST)]
+    mine = {
+        "host": socket.gethostname(),
+        "jax": jax.__version__,
+        "XLA_FLAGS": " ".join(sorted(flags)),
+        "program": sha256(lowered.as_text().encode()).hexdigest()[:16],
+    }
+    first = from_first(lambda: mine)
+    differ = [
+        f"{key}: {mine[key]}, and {first[key]} there" for key in mine if mine[key] != first[key] and key != "host"
+    ]
+    if differ:
+        raise UserError(
+            f"process {jax.process_index()} on {mine['host']} has another program of a step than process 0 on "
+            f"{first['host']} ({'; '.join(differ)}): all processes must run one program; give both hosts the same "
+            "packages, files and variables (JAX_*, XLA_FLAGS), or start both with JAX_DUMP_IR_TO=FOLDER and compare "
+            "the files"
+        )

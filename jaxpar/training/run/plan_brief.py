@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from jax.sharding import Mesh
 
 from jaxpar.config.ramp import ramp_words
-from jaxpar.hardware.nccl import faults, loaded_version
+from jaxpar.hardware.nccl import faults, loaded
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.checks.experts import routers_without_gradient
 from jaxpar.layout.choices.attention import unused_blocks
@@ -75,7 +75,7 @@ def start_notes(run: Run, first: int, changes: Sequence[str], replanned: str | N
     if config.evaluation.every and config.evaluation.batches and run.data.heldout is None:
         yield f"evaluation.every is {config.evaluation.every}, and no data is held out: nothing is evaluated."
     yield from routers_without_gradient(config.model)
-    yield from faults(loaded_version(), platform.machine(), pipelined=run.plan.axes.pipe > 1)
+    yield from faults(loaded(), platform.machine(), pipelined=run.plan.axes.pipe > 1)
     if unused := unused_blocks(run.plan, config.attention):
         yield f"{' and '.join(unused)} is not used: no layer's attention is computed by xla."
     if replanned is not None and not any(line.startswith(PLANNED) for line in changes):

@@ -45,4 +45,32 @@ PLAN = (
         new="offloaded(state)",
         caught_by=("tests/layout/test_resident_state.py::test_all_of_it_stays_where_all_of_it_fits",),
     ),
+    Fault(
+        name="configurations_of_processes_not_compared",
+        description="Processes with other learning rates train together: no plan and no program has them.",
+        file="jaxpar/training/run/agreed.py",
+        old="        **dict(_leaves(settings)),\n",
+        new="",
+        caught_by=("tests/training/run/test_agreed.py::test_another_configuration_on_one_host_is_named",),
+    ),
+    Fault(
+        name="programs_of_processes_not_compared",
+        description="A process runs another program of a step than process 0.",
+        file="jaxpar/training/run/agreed.py",
+        old='        raise UserError(\n            f"process {jax.process_index()} on',
+        new='        str(\n            f"process {jax.process_index()} on',
+        caught_by=(
+            "tests/training/run/test_agreed.py::test_two_processes_with_other_programs_end_before_the_first_step",
+        ),
+    ),
+    Fault(
+        name="processes_verify_files_of_others",
+        description="A restart divides files by size alone, so that a host reads its own a second time from the disk.",
+        file="jaxpar/checkpoint/manifest.py",
+        old="local = writers if",
+        new="local = {} if",
+        caught_by=(
+            "tests/checkpoint/test_manifest.py::test_each_process_verifies_what_it_wrote_where_as_many_restore",
+        ),
+    ),
 )

@@ -5,6 +5,8 @@ import json
 import re
 from pathlib import Path
 
+import pytest
+
 from jaxpar.observe.report import sections
 from jaxpar.observe.report.figures import figure_rows
 from jaxpar.observe.report.page import html_page
@@ -159,3 +161,15 @@ def test_many_events_are_cut_in_the_middle(tmp_path: Path) -> None:
     reported = words(page_of(folder))
     assert "events between are left out" in reported
     assert "reported 0." in reported and "reported 1999." in reported and "reported 1000." not in reported
+
+
+@pytest.mark.long
+def test_a_run_of_200_000_rows_has_a_page_of_a_usual_size(tmp_path: Path) -> None:
+    usual = write_run(tmp_path / "usual", until=40)
+    folder = write_run(tmp_path / "run", until=2)
+    [line] = (folder / "metrics.jsonl").read_text().splitlines()[-1:]
+    row = json.loads(line)
+    with (folder / "metrics.jsonl").open("w") as file:
+        file.writelines(line.replace(f'"step": {row["step"]},', f'"step": {n},') + "\n" for n in range(1, 200_001))
+    page = page_of(folder)
+    assert "200,000" in words(page) and len(page) < len(page_of(usual)) + 2**20

@@ -1,7 +1,8 @@
 """Processes of a job whose hosts have other records of kernels: they run one plan, or refuse with a sentence."""
 
+import socket
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
@@ -17,8 +18,8 @@ from jaxpar.training.run import agreed
 from pallas_kernels.attention import comparison
 from tests.sentences import refused_by_command
 from tests.small_run import small
-from tests.training.run.test_processes import outputs, start_job
-from tests.training.runs import MESH, folder_of, run_config
+from tests.training.run.test_processes import free_port, outputs, start_job
+from tests.training.runs import MESH, folder_of, losses, run_config, start, write_config
 
 HOPPER = DescribedGPU.of(gpu_named("h100"))
 HOSTS = ("anna", "berta", "carla")
@@ -30,8 +31,14 @@ def packed() -> Config:
     return resolve_config(replace(config, data=replace(config.data, packed=True)), 1)
 
 
-def plans(makes: Sequence[Callable[[], Plan]], config: Config, monkeypatch: pytest.MonkeyPatch) -> list[Plan | str]:
-    """What `compared_plan` returns in each process, or the sentence that it raises. A process is a thread here, and a
+def plans(
+    makes: Sequence[Callable[[], Plan]],
+    config: Config,
+    monkeypatch: pytest.MonkeyPatch,
+    others: Mapping[int, Config] | None = None,
+) -> list[Plan | str]:
+    """What `compared_plan` returns in each process, or the sentence that it raises; `others` are configurations of
+    some. A process is a thread here, and a
     collective a barrier, at which a process that waits alone fails."""
     barrier, said, this = threading.Barrier(len(makes)), [""] * len(makes), threading.local()
 
@@ -45,7 +52,7 @@ def plans(makes: Sequence[Callable[[], Plan]], config: Config, monkeypatch: pyte
     def process(number: int) -> Plan | str:
         this.process = number
         try:
-            return agreed.compared_plan(makes[number], config, [HOPPER])
+            return agreed.compared_plan(makes[number], (others or {}).get(number, config), [HOPPER])
         except UserError as error:
             return str(error)
 
@@ -128,3 +135,43 @@ def test_two_processes_with_other_plans_end_with_the_sentence(tmp_path: Path):
         printed = "".join(line for line in out.splitlines(keepends=True) if not line.startswith("[Gloo]"))
         refused_by_command(code, printed, errors.splitlines()[-1], *said)
     assert not folder_of(config).exists()
+
+
+def test_another_configuration_on_one_host_is_named(monkeypatch: pytest.MonkeyPatch):
+    """A rate is an argument of the step and in no plan or program: half of the devices would take another one."""
+    config = packed()
+    other = replace(config, optimizer=replace(config.optimizer, learning_rate=7.0))
+    plan = make_plan(config, HOPPER)
+    found = plans([lambda: plan, lambda: plan], config, monkeypatch, {1: other})
+    assert len({*map(str, found)}) == 1
+    assert "optimizer.learning_rate: 0.01 on process 0 (anna), 7.0 on process 1 (berta)" in str(found[0])
+    assert str(found[0]).endswith("start all with the same configuration")
+    alone = replace(config, distributed=replace(config.distributed, process_id=1))
+    assert plans([lambda: plan, lambda: plan], config, monkeypatch, {1: alone}) == [plan, plan]
+
+
+@pytest.mark.long
+def test_two_processes_with_other_programs_end_before_the_first_step(tmp_path: Path):
+    """One host has other code, which no plan tells, and a flag that only names a folder for its files."""
+    config = run_config(tmp_path, 2, parallel=MESH)
+    file, settings = (
+        write_config(config, tmp_path / "job.yaml"),
+        (f"coordinator=127.0.0.1:{free_port()}", "processes=2"),
+    )
+    job = [
+        start(
+            file,
+            *(f"distributed.{setting}" for setting in (*settings, f"process_id={rank}")),
+            devices=4,
+            program="tests.training.damage.other_program",
+        )
+        for rank in range(2)
+    ]
+    first, second = outputs(job)
+    host = socket.gethostname()
+    sentence = f"process 1 on {host} has another program of a step than process 0 on {host} (program: "
+    said = second[2].splitlines()[-1]
+    assert second[0] == 2 and said.startswith(f"jaxpar: {sentence}")
+    assert "XLA_FLAGS: " not in said and "JAX_DUMP_IR_TO" in said
+    assert first[0] == 1 and f"process 1 on {host} stopped" in first[2] and sentence in first[2]
+    assert not losses(config)

@@ -146,6 +146,23 @@ def test_sigterm_at_any_moment_stops_a_job_with_a_checkpoint(tmp_path: Path, mom
     check_that_sigterm_stops_the_job(tmp_path, moment, resumed)
 
 
+@pytest.mark.long
+def test_a_job_with_more_processes_than_the_first_expects_is_a_sentence_on_both(tmp_path: Path):
+    """As where a host has an old command, or a launcher starts another number of processes."""
+    config, port, patience = run_config(tmp_path, 4, parallel=MESH), free_port(), int(seconds(30))
+    file = write_config(config, tmp_path / "job.yaml")
+    job = [f"distributed.{key}" for key in (f"coordinator=127.0.0.1:{port}", f"timeout_s={patience}")]
+    started = [
+        start(file, *job, f"distributed.processes={2 + rank}", f"distributed.process_id={rank}", devices=4)
+        for rank in range(2)
+    ]
+    ends = outputs(started)
+    expects = f"process 1 on {socket.gethostname()} expects 3 processes and process 0 expects 2"
+    for code, out, errors in ends:
+        refused_by_command(code, out, errors.splitlines()[-1], expects)
+    assert "not there: process 1" in ends[0][2] and not folder_of(config).exists()
+
+
 def test_a_process_that_never_arrives_is_one_sentence(tmp_path: Path):
     config = run_config(tmp_path, 4, parallel=MESH)
     address = f"127.0.0.1:{free_port()}"
