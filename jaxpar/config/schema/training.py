@@ -130,7 +130,8 @@ class DataConfig:
     batch_size: Annotated[int, at_least(1, ROWS)] = 8
     """Rows per optimizer step, over all devices and microbatches."""
     routing: str | None = None
-    """Folder with a file for each batch of what routers use in place of their own choices; null lets them choose."""
+    """Folder with a file for each batch of what routers use in place of their own choices; with `source: prompts` it is
+    `sampler`: the experts with which answers were drawn. null lets them choose."""
     packed: bool = True
     """Separate documents that share a row: attention does not cross them and positions restart."""
     prefetch: Annotated[int, at_least(0, 1024)] = 2
