@@ -127,6 +127,13 @@ def test_inspect_prints_time_and_memory_of_both_meshes(capsys: pytest.CaptureFix
     (one,) = of_run(load_config(None, overrides), named_cluster("h100:4x8"))
     shown = " ".join(capsys.readouterr().out.split())
     memory = f"{size(one.drawing_bytes)}, {size(one.trained.candidate.memory.device)}"
-    for words in ("8 GPUs", "fsdp 24", seconds(one.drawing.seconds), seconds(one.learning), f"{one.waiting:.0%}", memory):
+    for words in (
+        "8 GPUs",
+        "fsdp 24",
+        seconds(one.drawing.seconds),
+        seconds(one.learning),
+        f"{one.waiting:.0%}",
+        memory,
+    ):
         assert words in shown
     assert one.trained.cluster.devices == 24 and one.fits and 0 < one.waiting < 1

@@ -16,8 +16,8 @@ from jaxpar.training.run.trainer import Trainer
 @pytest.mark.release
 @pytest.mark.timeout(1800)
 def test_the_shipped_configurations_learn(tmp_path: Path):
-    """One in five demonstrations is right, and no answer before rewards is; `docs/reinforcement.md` has three seeds after
-    20 of the 30 steps."""
+    """One in five demonstrations is right, and no answer before rewards is; `docs/reinforcement.md` has three seeds
+    after 20 of the 30 steps."""
     folder = f"run.dir={tmp_path}"
     Trainer("configs/grpo_json_sft.yaml", overrides=[folder], devices=jax.devices()[:1]).fit([])
     begin = f"run.init_from={tmp_path}/grpo_json_sft"

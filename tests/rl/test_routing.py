@@ -43,7 +43,9 @@ def test_a_step_replays_the_experts_of_the_version_that_drew(tmp_path: Path):
             run.step()
     chosen = []
     for version in (0, 1, 2):
-        scorer.model = PlacedModel(alone.config, alone.mesh, jax.device_put(weights[version], alone.mesh.devices.flat[0]))
+        scorer.model = PlacedModel(
+            alone.config, alone.mesh, jax.device_put(weights[version], alone.mesh.devices.flat[0])
+        )
         texts = documents_of(rows[2])
         chosen.append([one.recorded["routing"] for one in scorer.scored([text for text, _ in texts], records=True)])
     replayed = [routing for _, routing in documents_of(rows[2])]

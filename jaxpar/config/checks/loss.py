@@ -191,8 +191,7 @@ def _check_rollouts(rl: RlConfig) -> None:
     """Refuse batches of answers that cannot be divided, and versions of weights that nothing has."""
     if rl.prompts % rl.minibatches:
         raise UserError(
-            f"rl.minibatches: {rl.minibatches} parts of {rl.prompts} prompts (rl.prompts) are not equal; expected a "
-            "divisor"
+            f"rl.minibatches: {rl.minibatches} unequal parts of {rl.prompts} prompts (rl.prompts); expected a divisor"
         )
     if (rl.staleness is None) == (rl.mode == "async"):
         expected = "the greatest lag in versions, from 1" if rl.mode == "async" else "null, or rl.mode: async"
