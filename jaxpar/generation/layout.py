@@ -19,6 +19,8 @@ from jaxpar.precision.recipe import in_compute_dtype
 
 SMALLEST_BUCKET = 64
 """Rows are padded to this many tokens, or to the next power of two above."""
+SMALLEST_PROMPT = 32
+"""The same for prompts that no ranks split."""
 BY_ROW = PartitionSpec(DATA_AXES)
 BY_PART = PartitionSpec(DATA_AXES, ("context", "tensor"))
 """Rows of tokens, as they are between blocks."""
@@ -78,9 +80,10 @@ def bucket(tokens: int, part: int) -> int:
 
 
 def prompt_bucket(tokens: int, part: int) -> int:
-    """The length to which prompts are padded: that of `bucket`, or three quarters of it if that is enough."""
-    size = SMALLEST_BUCKET if tokens <= SMALLEST_BUCKET else pool_bucket(tokens)
-    return -(-size // part) * part
+    """The length to which prompts are padded: a power of two or three quarters of one, at least `SMALLEST_BUCKET`, or
+    `SMALLEST_PROMPT` where nothing splits them; a multiple of `part`."""
+    smallest = SMALLEST_PROMPT if part == 1 else SMALLEST_BUCKET
+    return -(-max(smallest, pool_bucket(tokens)) // part) * part
 
 
 def pool_bucket(pages: int) -> int:

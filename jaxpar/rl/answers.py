@@ -6,8 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from jaxtyping import Bool, Float
+from jaxtyping import Bool, Float, Int
 
+from jaxpar.layers.experts.routing import NO_EXPERT
 from jaxpar.rl.prompts import Prompt
 
 PER_TOKEN = ("mask", "advantage", "weight", "before", "sampled", "reference")
@@ -32,6 +33,8 @@ class Answer:
     """Reward of the environment; NaN where that failed."""
     without_room: bool = False
     """Whether a conversation ended since the limit of tokens has no room for what is said next."""
+    routing: Int[np.ndarray, "tokens layers choices"] | None = None
+    """The experts of each token of the prompt and the answer but the last, where the step replays them."""
 
     @property
     def drawn(self) -> Bool[np.ndarray, " tokens"]:
@@ -72,11 +75,15 @@ class Learned:
 
 def answer_rows(learned: Sequence[Learned], rows: int, length: int) -> dict[str, np.ndarray]:
     """The arrays of a batch [row, token]: each answer with its prompt is a document; they fill one row after another.
+    With the experts of tokens where the answers have them.
 
     Every row has room for `length // longest` of them, which is enough for all: `check_room`.
     """
     integers = {name: np.zeros((rows, length), np.int32) for name in ("tokens", "labels", "segments", "positions")}
     floats = {name: np.zeros((rows, length), np.float32) for name in PER_TOKEN}
+    routing = next((one.answer.routing for one in learned if one.answer.routing is not None), None)
+    if routing is not None:
+        integers["routing"] = np.full((rows, length, *routing.shape[1:]), NO_EXPERT, np.int32)
     row = at = document = 0
     for one in learned:
         text = np.array((*one.answer.prompt.tokens, *one.answer.tokens), np.int32)
@@ -87,6 +94,8 @@ def answer_rows(learned: Sequence[Learned], rows: int, length: int) -> dict[str,
         document += 1
         integers["tokens"][here], integers["labels"][here] = text[:-1], text[1:]
         integers["segments"][here], integers["positions"][here] = document, np.arange(size)
+        if one.answer.routing is not None:
+            integers["routing"][here] = one.answer.routing
         before = np.nan if one.before is None else one.before
         values = 1, one.advantage, one.weight, before, one.answer.log_probabilities, one.reference
         for name, value in zip(PER_TOKEN, values, strict=True):

@@ -74,6 +74,7 @@ class RolloutRun(Run):
         self._experience: Experience | None = None
         """The batch of answers of the last step."""
         self._sampler_ended = self._step_began = time.perf_counter()
+        from_first(self.rewarder.start)  # before anything is compiled or written
 
     @property
     def prompts(self) -> PromptRows:
@@ -122,7 +123,6 @@ class RolloutRun(Run):
 
     def batches_from(self, first: int) -> Iterator[tuple[dict[str, jax.Array], Pairs]]:
         """See `Run`. Each batch is made when it is asked for, with the weights of that moment."""
-        from_first(self.rewarder.start)  # one that does not work ends the run before its first step
         for step in count(first):
             liveness.at("drawing answers", busy=True)
             arrays = self._batch(step)

@@ -237,7 +237,7 @@ def test_the_bytes_of_a_cache_that_is_handed_over_are_those_of_the_prompt(plain:
     other = build_mesh(AxisSizes(**axis_sizes(plain.config.parallel)), jax.devices()[1:2])
     engine = Generator(plain.config, plain.mesh, plain._weights, prefill=other).engine(2, CAPACITY)
     drawn_by(engine, [Request([1, 2, 3], 2, answers=2)])
-    cached = 64 * config.layers * 2 * counting.kv_heads(config) * counting.head_dim(config) * 4
+    cached = 32 * config.layers * 2 * counting.kv_heads(config) * counting.head_dim(config) * 4
     rest = engine.speed.handed_bytes - cached
     assert rest == 4 + padded_vocab(config) + 2 * (4 + 8 * 4 + 1), "lengths, tokens that were seen, and draws"
 

@@ -150,7 +150,7 @@ def test_rows_end_by_themselves_and_lengths_in_a_bucket_share_programs():
     assert found[0].tokens.tolist() == first[: first.index(end)] and found[0].ended
     assert found[1].tokens.tolist() == whole[1].tokens[:1].tolist() and found[1].ended
     assert [row for row, _ in heard].count(1) == 1 and len(found[2].log_probabilities) == len(found[2].tokens)
-    assert generator.programs.compiles == 3, "prompts of 64 tokens, one that gives them slots, and one that decodes"
+    assert generator.programs.compiles == 3, "prompts of 32 tokens, one that gives them slots, and one that decodes"
     generator.continued([given[0] * 30], 30)
     assert generator.programs.compiles == 6, "one prompt of 96 tokens, and a row of 128"
     generator.continued([given[0] * 40], 5)
@@ -182,9 +182,10 @@ def test_no_weights_of_layers_are_copied_for_a_token_on_a_gpu():
 
 
 def test_prompts_are_padded_by_half_at_most():
-    lengths = [1, 64, 65, 96, 97, 128, 129, 192, 193]
-    assert [prompt_bucket(tokens, 1) for tokens in lengths] == [64, 64, 96, 96, 128, 128, 192, 192, 256]
+    lengths = [1, 32, 33, 48, 49, 64, 65, 96, 97, 128, 129, 192, 193]
+    assert [prompt_bucket(tokens, 1) for tokens in lengths] == [32, 32, 48, 48, 64, 64, 96, 96, 128, 128, 192, 192, 256]
     assert prompt_bucket(90, 10) == 100 and bucket(90, 1) == 128
+    assert [prompt_bucket(1, part) for part in (2, 8, 128)] == [64, 64, 128]
 
 
 @pytest.mark.parametrize(

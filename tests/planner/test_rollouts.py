@@ -1,5 +1,6 @@
 """Drawing answers by prediction: a token reads weights and cache; splits of the devices."""
 
+from argparse import Namespace
 from dataclasses import replace
 from typing import Any
 
@@ -7,7 +8,9 @@ import pytest
 
 from jaxpar.compiler.compile import part_of, training_part
 from jaxpar.config import Config, ParallelConfig, load_config
+from jaxpar.inspect import _print_answers
 from jaxpar.layers.counting import parameter_count
+from jaxpar.pages.units import seconds, size
 from jaxpar.planner.drawing import Drawer
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import named_cluster
@@ -109,3 +112,28 @@ def test_devices_of_a_sampler_are_whole_hosts_or_a_share_of_one():
     assert part_of(named_cluster("h100:1x8"), 3).devices == 3
     with refused("rl.sampler.devices", "whole hosts of 8"):
         part_of(named_cluster("h100:4x8"), 12)
+
+
+@pytest.mark.long
+def test_inspect_prints_time_and_memory_of_both_meshes(capsys: pytest.CaptureFixture[str]):
+    """Qwen3-8B: 8 of 32 GPUs draw, 24 train; who waits, and for which share of the devices' time."""
+    keys = {
+        "model.preset": "qwen3-8b", "model.vocab": 151936, "loss.name": "grpo", "data.source": "prompts",
+        "data.path": "digits", "data.sequence_length": 1024, "data.batch_size": 24, "rl.prompts": 8, "rl.group": 8,
+        "rl.answer_tokens": 512, "rl.mode": "one_step_off", "rl.sampler.devices": 8, "parallel.fsdp": 24,
+    }  # fmt: skip
+    overrides = [f"{key}={value}" for key, value in keys.items()]
+    _print_answers(Namespace(config=None, overrides=overrides, cluster="h100:4x8"))
+    (one,) = of_run(load_config(None, overrides), named_cluster("h100:4x8"))
+    shown = " ".join(capsys.readouterr().out.split())
+    memory = f"{size(one.drawing_bytes)}, {size(one.trained.candidate.memory.device)}"
+    for words in (
+        "8 GPUs",
+        "fsdp 24",
+        seconds(one.drawing.seconds),
+        seconds(one.learning),
+        f"{one.waiting:.0%}",
+        memory,
+    ):
+        assert words in shown
+    assert one.trained.cluster.devices == 24 and one.fits and 0 < one.waiting < 1

@@ -129,15 +129,19 @@ def test_an_error_of_the_sampler_ends_the_wait_for_it():
             buffer.take(0)
 
 
-def test_batches_are_the_same_after_a_checkpoint():
-    """Every bit of a log-probability, turns of conversations and none, and rewards that are missing."""
+@pytest.mark.parametrize("routed", [False, True])
+def test_batches_are_the_same_after_a_checkpoint(routed: bool):
+    """Every bit of a log-probability, turns of conversations and none, rewards that are missing, experts of tokens."""
     prompts = [Prompt((1, 2), {"prompt": "a"}), Prompt((3,), {"prompt": "b"})]
     rng = np.random.default_rng(0)
     turns, rewards = (None, ((0, 2),), (), ((0, 1), (3, 4))), (0.0, 0.1, np.nan, -2.5)
     answers = [
-        Answer(prompts[at // 2], tuple(range(at + 1)), rng.normal(size=at + 1), at != 2, turn, reward, at == 3)
+        Answer(
+            prompts[at // 2], tuple(range(at + 1)), rng.normal(size=at + 1), at != 2, turn, reward, at == 3,
+            rng.integers(0, 9, (len(prompts[at // 2].tokens) + at, 3, 2), np.int32) if routed else None,
+        )
         for at, (turn, reward) in enumerate(zip(turns, rewards, strict=True))
-    ]
+    ]  # fmt: skip
     batch = Rollouts(7, 5, answers, np.array([[0.1, np.nan], [1, 2]]), 0.5, 0.25, 0.0)
     before = [one.log_probabilities + 1 for one in answers]
     data = SavedRollouts(9, 3, [batch, batch], batch, before).to_bytes()
@@ -151,6 +155,8 @@ def test_batches_are_the_same_after_a_checkpoint():
             assert (other.prompt, other.tokens, other.ended) == (answer.prompt, answer.tokens, answer.ended)
             assert (other.turns, other.without_room) == (answer.turns, answer.without_room)
             np.testing.assert_array_equal(other.reward, answer.reward)
+            assert routed == (other.routing is not None)
+            np.testing.assert_array_equal(other.routing, answer.routing)
             np.testing.assert_array_equal(other.log_probabilities, answer.log_probabilities)
     for other, values in zip(again.before, before, strict=True):
         np.testing.assert_array_equal(other, values)

@@ -142,7 +142,7 @@ def text_of(rng: np.random.Generator) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.matrix(quick=("one device-gspo", "split-gspo"), ci=2)
-@pytest.mark.parametrize("name", ["grpo", "gspo", "aipo"])
+@pytest.mark.parametrize("name", PRESETS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_a_step_has_the_loss_and_gradients_of_float64(layout: str, name: str):
     temperature, cap = (1.5, 2.0) if name == "aipo" else (1.0, None)

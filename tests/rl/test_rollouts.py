@@ -178,6 +178,7 @@ def test_what_cannot_be_is_refused(tmp_path: Path):
         ({"rl": {"group": 1}}, ("rl.group: 1", "at least 2")),
         ({"rl": {"answer_tokens": 40}}, ("data.sequence_length: 32", "40", "at least")),
         ({"data": {"batch_size": 4}}, ("data.batch_size: 4", "16 answers", "at least 8")),
+        ({"rl": {"rewards": {f"{tmp_path}/none.py:reward": 1.0}}}, ("rl.rewards", "no function 'reward'", "prompts")),
         ({"data": {"path": "digit"}}, ("data.path", "digit", "did you mean digits")),
         ({"data": {"path": str(tmp_path / "bad.jsonl")}}, ("data.path", "record 2", "prompt")),
         ({"data": {"path": str(tmp_path / "odd.jsonl")}}, ("data.path", "line 1", "JSON")),

@@ -16,8 +16,8 @@ from jaxpar.config.schema import Config, DataConfig
 from jaxpar.config.schema.reinforcement import RlConfig
 from jaxpar.config.spelling import one_of, quoted
 
-PROMPTS = "prompts"
-"""The data source whose rows are answers of the model."""
+PROMPTS, SAMPLER = "prompts", "sampler"
+"""The data source whose rows are answers of the model, and what `data.routing` may be with it."""
 SHORTEST_PAIR = 4
 """Tokens of the shortest pair: each of its documents has one token at least that is predicted from another."""
 
@@ -142,6 +142,7 @@ def check_rewards(config: Config) -> None:
         return
     _check_policy(config)
     _check_rollouts(rl)
+    _check_routing(config)
     _check_server(config)
     _check_environment(rl)
     _check_run_of_rewards(config)
@@ -190,12 +191,22 @@ def _check_rollouts(rl: RlConfig) -> None:
     """Refuse batches of answers that cannot be divided, and versions of weights that nothing has."""
     if rl.prompts % rl.minibatches:
         raise UserError(
-            f"rl.minibatches: {rl.minibatches} parts of {rl.prompts} prompts (rl.prompts) are not equal; expected a "
-            "divisor"
+            f"rl.minibatches: {rl.minibatches} unequal parts of {rl.prompts} prompts (rl.prompts); expected a divisor"
         )
     if (rl.staleness is None) == (rl.mode == "async"):
         expected = "the greatest lag in versions, from 1" if rl.mode == "async" else "null, or rl.mode: async"
         raise UserError(f"rl.staleness: {rl.staleness or 'null'} with rl.mode: {rl.mode}; expected {expected}")
+
+
+def _check_routing(config: Config) -> None:
+    """Refuse a replay of experts that nothing records, or beside log-probabilities without it."""
+    routing, rl = config.data.routing, config.rl
+    steps, outside = rl.minibatches * rl.epochs, rl.environment or rl.sampler.url
+    if routing not in (None, SAMPLER):
+        raise UserError(f"data.routing: {quoted(routing)} with data.source: {PROMPTS}; expected {SAMPLER}, or null")
+    if routing and (steps > 1 or outside):
+        key = "rl.environment or rl.sampler.url" if outside else "rl.minibatches x rl.epochs"
+        raise UserError(f"{key}: {outside or steps} with data.routing: {SAMPLER}; expected {'null' if outside else 1}")
 
 
 OF_SERVERS = ("url", "folder", "key_file", "seconds")

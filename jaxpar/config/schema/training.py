@@ -174,7 +174,8 @@ class DataConfig:
     """Smaller batches at the beginning, in order: `[{size: 64, tokens: 1e9}, {size: 128, steps: 2000}]`. The learning
     rate stays a function of the step. Memory and the plan are for `batch_size`."""
     routing: str | None = None
-    """Folder with a file for each batch of what routers use in place of their own choices; null lets them choose."""
+    """Folder with a file for each batch of what routers use in place of their own choices; with `source: prompts` it is
+    `sampler`: the experts with which answers were drawn. null lets them choose."""
     packed: bool = True
     """Separate documents that share a row: attention does not cross them and positions restart."""
     prefetch: Annotated[int, at_least(0, 1024)] = 2

@@ -77,7 +77,7 @@ class SavedRollouts:
 
 _NAMES = (
     "facts", "seconds", "rewards", "tokens", "lengths", "ended", "log_probabilities", "turns", "turn_counts",
-    "environment_rewards", "without_room",
+    "environment_rewards", "without_room", "routing",
 )  # fmt: skip
 
 
@@ -96,6 +96,7 @@ def _arrays(batch: Rollouts) -> dict[str, np.ndarray]:
         np.array([-1 if one.turns is None else len(one.turns) for one in answers]),
         np.array([one.reward for one in answers]),
         np.array([one.without_room for one in answers]),
+        np.concatenate([np.zeros(0, np.int32) if one.routing is None else one.routing for one in answers]),
     )
     return dict(zip(_NAMES, values, strict=True))
 
@@ -103,8 +104,11 @@ def _arrays(batch: Rollouts) -> dict[str, np.ndarray]:
 def _rollouts(arrays: Mapping[str, np.ndarray], prompts: Callable[[int], Sequence[Prompt]]) -> Rollouts:
     index, version = map(int, arrays["facts"])
     splits, group = np.cumsum(arrays["lengths"])[:-1], arrays["rewards"].shape[1]
+    asked = [prompt for prompt in prompts(index) for _ in range(group)]
+    read = np.array([len(prompt.tokens) - 1 for prompt in asked]) + arrays["lengths"]
+    routed = len(arrays["routing"]) > 0
     parts = zip(
-        (prompt for prompt in prompts(index) for _ in range(group)),
+        asked,
         np.split(arrays["tokens"], splits),
         np.split(arrays["log_probabilities"], splits),
         arrays["ended"],
@@ -112,14 +116,15 @@ def _rollouts(arrays: Mapping[str, np.ndarray], prompts: Callable[[int], Sequenc
         np.split(arrays["turns"], np.cumsum(np.maximum(arrays["turn_counts"], 0))[:-1]),
         arrays["environment_rewards"],
         arrays["without_room"],
+        np.split(arrays["routing"], np.cumsum(read)[:-1]) if routed else [None] * len(asked),
         strict=True,
     )
     answers = [
         Answer(
             prompt, tuple(tokens.tolist()), likely, bool(ended),
             None if turn_count < 0 else tuple((int(first), int(end)) for first, end in turns), float(reward),
-            bool(without_room),
+            bool(without_room), routing,
         )
-        for prompt, tokens, likely, ended, turn_count, turns, reward, without_room in parts
+        for prompt, tokens, likely, ended, turn_count, turns, reward, without_room, routing in parts
     ]  # fmt: skip
     return Rollouts(index, version, answers, arrays["rewards"], *map(float, arrays["seconds"]))

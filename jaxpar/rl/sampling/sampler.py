@@ -21,6 +21,7 @@ from jaxpar.generation.joined_stages import joined_mesh
 from jaxpar.generation.placed_model import PlacedModel
 from jaxpar.generation.sampling import Sampling
 from jaxpar.generation.scorer import Scorer
+from jaxpar.layers.experts.feed_forward import ROUTING
 from jaxpar.layout.make_plan import resolve_config
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.parameters import Weights
@@ -123,6 +124,8 @@ class Sampler:
         generator = self._updated(weights)
         sampling = Sampling(temperature=temperature, tempered=True)
         draw = partial(generator.continued, sampling=sampling, stop=[end], first_number=first)
+        if temperature and self._run.config.data.routing is not None:
+            draw = partial(draw, records=True)
         if self._conversations is not None:
             answers = self._conversations.answers([one for one in prompts for _ in range(group)], end, draw)
             generator.drop_weights()
@@ -133,7 +136,8 @@ class Sampler:
         for prompt, one in zip([one for one in prompts for _ in range(group)], made, strict=True):
             ending = [] if one.ending is None else [one.ending]
             tokens = (*one.tokens.tolist(), *([end] if one.ended else []))
-            answers.append(Answer(prompt, tokens, np.array([*one.log_probabilities, *ending]), one.ended))
+            likely, routing = np.array([*one.log_probabilities, *ending]), one.recorded.get(ROUTING)
+            answers.append(Answer(prompt, tokens, likely, one.ended, routing=routing))
         return answers
 
     def _updated(self, weights: Weights) -> Generator | ServedGenerator:
