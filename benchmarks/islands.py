@@ -3,7 +3,8 @@
     python -m benchmarks.islands --seeds 3 --steps 120
 
 Islands split the rows of each batch, so that every run sees the same tokens; the last step is one of an exchange. The
-run of data parallelism is on one device, which has its numbers but for the order of sums.
+run of data parallelism is on one device, which has its numbers but for the order of sums. The run of a quarter of the
+rows is that of one of four islands without the others.
 """
 
 from __future__ import annotations
@@ -17,15 +18,24 @@ from benchmarks.held_out import CONFIG, table
 from benchmarks.results import add_json_file, write_json
 from jaxpar.cli import Parser, command, positive
 
-REFERENCE = "data parallelism"
+REFERENCE, QUARTER = "data parallelism", "a quarter of the rows"
 SIZE = {"parallel.tensor": 1, "parallel.context": 1, "parallel.fsdp": 1, "data.batch_size": 8,
         "data.sequence_length": 128}  # fmt: skip
 COUNTS, PERIODS = (2, 4), (10, 30)
-RUNS: dict[str, dict[str, Any]] = {REFERENCE: {}} | {
+RUNS: dict[str, dict[str, Any]] = {REFERENCE: {}, QUARTER: {}} | {
     f"{count} islands, H {every}": {"parallel.islands": count, "islands.every": every}
     for every in PERIODS
     for count in COUNTS
 }
+
+
+def settings_of(name: str, more: Mapping[str, str]) -> dict[str, Any]:
+    """The settings of a run; of `more`, those of islands are for the island runs."""
+    if RUNS[name]:
+        return {**RUNS[name], **more}
+    settings = {key: value for key, value in more.items() if not key.startswith("islands.")}
+    rows = int({**SIZE, **settings}["data.batch_size"])
+    return settings | ({"data.batch_size": rows // 4, "evaluation.batches": 32} if name == QUARTER else {})
 
 
 def trained(
@@ -75,7 +85,7 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--steps", type=positive, default=120)
     parser.add_argument("--warm", type=positive, help="steps of data parallelism whose weights all runs begin with")
     parser.add_argument("--runs", nargs="*", default=list(RUNS), choices=list(RUNS), metavar="RUN", help="some of them")
-    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="other settings of the island runs")
+    parser.add_argument("--set", nargs="*", default=[], metavar="KEY=VALUE", help="other settings of all runs")
     add_json_file(parser)
     options = parser.parse_args(arguments)
     prepare_devices(max(COUNTS), DistributedConfig())
@@ -85,8 +95,8 @@ def main(arguments: Sequence[str]) -> None:
     if warm:
         starts = {seed: weights for seed, _, weights in trained({}, seeds, warm, {})}
     for name in options.runs:
-        settings = RUNS[name] | (more if RUNS[name] else {})
-        losses[name] = [loss for _, loss, _ in trained(settings, seeds, options.steps, starts, warm)]
+        each = trained(settings_of(name, more), seeds, options.steps, starts, warm)
+        losses[name] = [loss for _, loss, _ in each]
         print(f"{name}: {', '.join(f'{loss:.4f}' for loss in losses[name])}", flush=True)
         write_json(options.json, losses)
     print(table(losses, REFERENCE, "run"))

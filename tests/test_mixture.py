@@ -10,7 +10,9 @@ import pytest
 import yaml
 
 from jaxpar import convert, evaluate, generate, mixture, prepare, serve
+from jaxpar.data.clusters.split import RECORD as CLUSTERS
 from jaxpar.data.tokens.digests import digest
+from jaxpar.data.tokens.token_folder import open_token_folder
 from jaxpar.evaluation.mixture import log_probabilities
 from jaxpar.generation.mixture.router import RouterWeights
 from jaxpar.generation.mixture.source import (
@@ -26,8 +28,8 @@ from jaxpar.generation.mixture.source import (
 from jaxpar.generation.placed_model import open_model, place_model
 from jaxpar.generation.scorer import Scorer
 from jaxpar.interop.sources.open_source import replaced_weights
-from tests.data.folders import prepared
-from tests.data.test_clusters import of_topics
+from tests.data.folders import decoded, prepared
+from tests.data.test_clusters import TOPICS, of_topics
 from tests.goldens.loading import FOLDER
 from tests.sentences import refused, refused_by_command
 
@@ -78,6 +80,22 @@ def test_three_stages_make_a_model_and_go_on_where_they_were_killed(made: Path, 
     assert "1/3 " in printed and "2/3 run 2 of 2: python -m jaxpar.train" in printed and "top 2" in printed
     assert generate.main(["--model", str(out), "--prompt", "the ship", "--tokens", "4", "--json"]) == 0
     assert len(json.loads(capfd.readouterr().out)["tokens"]) == 4
+
+
+@pytest.mark.long
+def test_documents_are_clustered_by_a_trained_model(made: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    tokens, model = prepared(tmp_path / "tokens", of_topics(40)), str(made / "out" / "expert-0")
+    assert mixture.main(command(tmp_path, "--cluster-by", model)) == 0
+    assert json.loads((tokens.path / CLUSTERS).read_text())["model"] == open_model(model, ())[1].digest
+    parts = [decoded(open_token_folder(tokens.path / f"cluster-{one}", key="cluster")) for one in range(2)]
+    for split, documents in enumerate(decoded(tokens)):
+        assert sorted(text for part in parts for text in part[split]) == sorted(documents)
+    topics = [[sum(text.startswith(topic) for text in train) for train, _ in parts] for topic in TOPICS]
+    assert sum(map(max, topics)) >= 0.75 * sum(map(sum, topics)), "two of three topics fill a cluster each"
+    assert read_record(tmp_path / "out").models == ("expert-0", "expert-1")
+    capfd.readouterr()
+    assert mixture.main(command(tmp_path)) == 2, "these are no clusters by n-grams"
+    assert CLUSTERS in capfd.readouterr().err
 
 
 @pytest.mark.long
