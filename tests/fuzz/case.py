@@ -18,6 +18,8 @@ from jaxpar.layers.linear_attention import recurrence
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory import fraction
+from jaxpar.mesh.parameters import merge
+from jaxpar.optim.optimizer import AVERAGE
 from tests.data.chat_files import VOCAB
 from tests.data.preference_files import prepared_marked, prepared_pairs
 from tests.fuzz.features import ANSWERS, FEATURES, OF_EXPERTS, ROUNDED, Sections
@@ -172,7 +174,7 @@ def _answers(loss: str) -> str:
 
 def _numbers(config: Config) -> list[dict[str, float]]:
     """Loss, norm of the gradient, the share of each weight in it, and reports of each step, but for those of the ranks
-    that share experts."""
+    that share experts; with the last, an evaluation."""
     with TemporaryDirectory() as folder:
         run = SmallRun(replace(config, run=replace(config.run, dir=folder)))
         state, found = run.step.residency.initial_state(), []
@@ -186,6 +188,10 @@ def _numbers(config: Config) -> list[dict[str, float]]:
                 name = jax.tree_util.keystr(path, simple=True, separator=".")
                 numbers[f"share of {name}"] = np.sqrt(np.sum(squares)) / metrics.grad_norm
             found.append({key: float(value) for key, value in numbers.items() if key not in (RANK_LOAD, OVERFLOWS)})
+        weights = run.step.residency.readable(state.optimizer.get(AVERAGE, state.master))
+        rows = run.place(_batch(run, STEPS), run.step.layout.evaluated)
+        sums, count = run.step.evaluate(merge(state.frozen, weights), rows)
+        found[-1] |= {f"evaluated {name}": float(total / count) for name, total in sums.items()}
     return found
 
 
