@@ -99,6 +99,10 @@ SIX = "model.layers=6 | parallel.pipe=2"
     parallel.pipe_ticks=branching => parallel.pipe_ticks: branching | parallel.pipe is 1
     parallel.pipe=2 | parallel.pipe_ends=shared | parallel.pipe_ticks=branching => parallel.pipe_ends: shared |
         parallel.pipe_ticks: branching | last, or uniform ticks
+    parallel.pipe=2 | parallel.context=2 | model.mixer=gated_deltanet | parallel.pipe_ticks=branching =>
+        parallel.pipe_ticks: branching | gated_deltanet | short convolution | parallel.context (2) | uniform
+    parallel.context=2 | model.mixer=short_conv | data.sequence_length=4 => parallel.context: 2 | 2 tokens |
+        data.sequence_length | 3 at least | short_conv
     SIX | parallel.stage_layers=[2, 3] => parallel.stage_layers: [2, 3] | 5 layers | model.layers is 6
     SIX | parallel.stage_layers=[6, 0] => parallel.stage_layers: | every chunk | got [6, 0]
     SIX | parallel.stage_layers=[] => parallel.stage_layers: | every chunk | got []

@@ -7,6 +7,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxpar.config import Config
@@ -14,21 +15,28 @@ from jaxpar.config.errors import UserError
 from jaxpar.data.masked import masked_data
 from jaxpar.layers.experts.feed_forward import OVERFLOWS, RANK_LOAD
 from jaxpar.layers.linear_attention import recurrence
-from jaxpar.layout.make_plan import resolve_config
+from jaxpar.layout.make_plan import make_plan, resolve_config
+from jaxpar.layout.step_layout import StepLayout
 from jaxpar.memory import fraction
+from jaxpar.mesh.parameters import merge
+from jaxpar.optim.optimizer import AVERAGE
 from tests.data.chat_files import VOCAB
 from tests.data.preference_files import prepared_marked, prepared_pairs
-from tests.fuzz.features import FEATURES, OF_EXPERTS, ROUNDED, Sections
+from tests.fuzz.features import ANSWERS, FEATURES, OF_EXPERTS, ROUNDED, Sections
+from tests.fuzz.wide import wide_numbers
+from tests.rl.test_policy import answers_of, text_of, with_policies
 from tests.short_documents import into_documents
 from tests.small_run import SmallRun, layout_of, small
+from tests.training.parity.test_distill import taught
 from tests.training.parity.test_dpo import LENGTH, batch_of
+from tests.training.parity.test_preferences import LOSSES
 
 STEPS, DEVICES = 3, 8
 AXES = ("pipe", "replica", "fsdp", "expert", "context", "tensor")
-TOLERANCE, OF_ROUNDED = 1e-5, {"loss": 1e-3, "norm": 5e-2}
-"""Largest relative differences, as in `training/parity`: of `one_device.py`, and of `test_bfloat16.py`."""
+TOLERANCE, OF_ROUNDED, OF_WIDE = 1e-5, {"loss": 1e-3, "norm": 5e-2}, 1e-9
+"""Largest relative differences, as in `training/parity`: of `one_device.py`, of `test_bfloat16.py`; in 64 bits."""
 OUTCOMES = EQUAL, REFUSED, REFUSED_LATE, WRONG = "equal", "refused", "refused (late)", "wrong"
-"""A late refusal is one that the checks of the configuration have not made: its step was about to be built, or was."""
+"""A late refusal is one that neither checks nor plan have made: the step was about to be built, or was."""
 SIZES = ((fraction, "STAYS_BELOW", 1), (recurrence, "CHUNK", 4), (recurrence, "BLOCK", 2))
 """Small arrays are to be offloaded, and states cut into small chunks, as large models do with large ones."""
 
@@ -52,28 +60,46 @@ class Case:
         sections: Sections = {"model": {"layers": 4}, "data": {"batch_size": 16}, "parallel": parallel}
         for feature in features:
             sections = _merged(sections, {} if alone and feature.layout else feature.sections)
-        if (name := sections.get("loss", {}).get("name")) is not None:
+        if (name := sections.get("loss", {}).get("name")) in ("dpo", *LOSSES):
             sections["data"] |= {"source": "tokens", "path": _answers(name), "sequence_length": LENGTH}
             sections["model"] |= {"vocab": VOCAB}
             sections["run"] = {"init_from": "not opened"} if name in ("dpo", "kto") else {}
         return small(**sections)
 
     def differences(self) -> list[str]:
-        """Sentences on what differs from one device, or is not finite there. Raises `UserError` if it is refused."""
+        """Sentences on what differs from one device, or is not finite there. Raises `UserError` if it is refused.
+
+        An update may make a large difference of a rounding, where a gradient is almost nothing. So float32 numbers
+        that differ are computed again in 64 bits, and count if those differ too.
+        """
+        if any(FEATURES[name].group == ROUNDED for name in self.features):
+            return self._differences(OF_ROUNDED)
+        if found := self._differences(TOLERANCE):
+            try:
+                with wide_numbers():
+                    return self._differences(OF_WIDE)
+            except (TypeError, ValueError) as error:  # an operation that mixes dtypes, say
+                found.append(f"and no numbers in 64 bits: {error}")
+        return found
+
+    def _differences(self, bounds: float | dict[str, float]) -> list[str]:
         wanted, found = _numbers(self.config(alone=True)), _numbers(self.config())
-        rounded = any(FEATURES[name].group == ROUNDED for name in self.features)
         return [
             f"{name} of step {step}: {same[name]} is not {of_step[name]}"
             for step, (of_step, same) in enumerate(zip(wanted, found, strict=True))
-            for name, bound in (OF_ROUNDED if rounded else dict.fromkeys(of_step, TOLERANCE)).items()
-            if not (np.isfinite(of_step[name]) and np.isclose(same[name], of_step[name], rtol=bound, atol=1e-7))
+            for name, bound in (bounds if isinstance(bounds, dict) else dict.fromkeys(of_step, bounds)).items()
+            if not (
+                np.isfinite(of_step[name])
+                and np.isclose(same[name], of_step[name], rtol=bound, atol=min(1e-7, bound / 100))
+            )
         ]
 
     def refused(self) -> str:
-        """The sentence with which a check of the configuration refuses it; nothing if it is accepted."""
+        """The sentence with which its configuration or its plan is refused; nothing if both are accepted."""
         try:
             for config in (self.config(alone=True), self.config()):
-                resolve_config(config, layout_of(config.parallel))
+                resolved = resolve_config(config, layout_of(config.parallel))
+                StepLayout(resolved, make_plan(resolved, jax.devices()[0]))
         except UserError as error:
             return str(error)
         return ""
@@ -147,7 +173,8 @@ def _answers(loss: str) -> str:
 
 
 def _numbers(config: Config) -> list[dict[str, float]]:
-    """Loss, norm of the gradient and reports of each step, but for those of the ranks that share experts."""
+    """Loss, norm of the gradient, the share of each weight in it, and reports of each step, but for those of the ranks
+    that share experts; with the last, an evaluation."""
     with TemporaryDirectory() as folder:
         run = SmallRun(replace(config, run=replace(config.run, dir=folder)))
         state, found = run.step.residency.initial_state(), []
@@ -157,14 +184,31 @@ def _numbers(config: Config) -> list[dict[str, float]]:
             batch = run.place(_batch(run, step))
             state, metrics = run.step.residency.advance(run.step.train, state, batch, run.step.arguments)
             numbers = {"loss": metrics.loss, "norm": metrics.grad_norm, "tokens": metrics.tokens, **metrics.report}
+            for path, squares in jax.tree.leaves_with_path(metrics.squares):
+                name = jax.tree_util.keystr(path, simple=True, separator=".")
+                numbers[f"share of {name}"] = np.sqrt(np.sum(squares)) / metrics.grad_norm
             found.append({key: float(value) for key, value in numbers.items() if key not in (RANK_LOAD, OVERFLOWS)})
+        weights = run.step.residency.readable(state.optimizer.get(AVERAGE, state.master))
+        rows = run.place(_batch(run, STEPS), run.step.layout.evaluated)
+        sums, count = run.step.evaluate(merge(state.frozen, weights), rows)
+        found[-1] |= {f"evaluated {name}": float(total / count) for name, total in sums.items()}
     return found
 
 
 def _batch(run: SmallRun, step: int) -> dict[str, np.ndarray]:
     """The rows of a step, in short documents with padding where they are plain tokens."""
-    if run.config.loss.name != "cross_entropy":
-        return batch_of(run) if run.config.loss.name in ("dpo", "kto") else run.rows(step)
+    config, rng = run.config, np.random.default_rng(step)
+    if config.loss.name in ("dpo", "kto"):
+        return batch_of(run)
+    if config.data.source == ANSWERS["source"]:
+        rows = answers_of(rng, config.data.batch_size, config.data.sequence_length)
+        drawn = with_policies(rows, -rng.uniform(1, 5, rows["mask"].shape), rng)
+        return text_of(rng, *rows["mask"].shape) | {
+            name: x.astype(np.float32) if x.dtype == np.float64 else x for name, x in drawn.items()
+        }
     rows = run.rows(step)
-    unchanged = {} if run.config.data.packed else {name: rows[name] for name in ("segments", "positions")}
-    return into_documents(rows, seed=step) | unchanged
+    if config.loss.name not in ("cross_entropy", "distill"):
+        return rows
+    unchanged = {} if config.data.packed else {name: rows[name] for name in ("segments", "positions")}
+    rows = into_documents(rows, seed=step) | unchanged
+    return rows if config.loss.name == "cross_entropy" else rows | taught(rows["tokens"].shape, config.loss.top_k, rng)

@@ -6,11 +6,13 @@ from typing import Any
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.config.mappings.matmul import MatmulOptions
+from jaxpar.config.mappings.policy import PolicyConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.pipeline.schedules import SCHEDULES
 from tests.layers.linear_attention.mixers64 import MIXERS
 from tests.layers.linear_attention.test_mixers import hybrid, options_of
 from tests.nonzero_gradients import FAMILIES, LOCAL_AND_GLOBAL, gemma
+from tests.training.parity.test_beside_the_stream import MODELS as BESIDE
 from tests.training.parity.test_experts import GPT_OSS, OTHERS, ROUTERS, WIDTH
 from tests.training.parity.test_latent_attention import WIDTHS
 from tests.training.parity.test_preferences import LOSSES
@@ -32,10 +34,15 @@ class Feature:
 
 _LATENT = {"kv_heads": None, "latent_attention": LatentAttentionConfig(**WIDTHS)}
 _WINDOWS = {"kinds": LOCAL_AND_GLOBAL, "pattern": Pattern(("local", "global"))}
+_TAUGHT = {"name": "distill", "reference": "not opened", "top_k": 3, "temperature": 2.0}
+_DRAWN = {"name": "grpo", "reference": "not opened", "policy": PolicyConfig(kl="k3")}
+ANSWERS = {"source": "prompts", "path": "digits"}
+"""The data of losses of drawn answers."""
 _EIGHT_BITS = {"matmul_options": MatmulOptions(exclude=("head", "router"), first_layers=0, last_layers=0)}
 _MODELS: dict[str, dict[str, dict[str, Any]]] = {
     "family": {name: FAMILIES[name] for name in FAMILIES if name != "gemma"} | {"latent": _LATENT},
     "kinds": {"gemma": gemma(layers=4), "windows": _WINDOWS, "window": {"window": 7}, "chunks": {"chunk": 11}}
+    | {"inputs of layers": BESIDE["one"], "streams and inputs": BESIDE["several"]}
     | {name: options_of(name) | {"layers": 4} | hybrid(name) for name in MIXERS},
     "experts": {
         name: {"experts": ExpertsConfig(**{"count": 8, "router": name, "width": WIDTH} | options)}
@@ -52,8 +59,10 @@ _NUMBERS: dict[str, dict[str, Sections]] = {
     "lora": {"factors": {"lora": {"rank": 4}, "run": {"init_from": "not opened"}}},
     "packed": {"unpacked": {"data": {"packed": False}}},
     "objective": {name: {"loss": {"name": name}} for name in ("dpo", *LOSSES)}
-    | {"masked": {"model": {"causal": False}}},
+    | {"masked": {"model": {"causal": False}}, "distill": {"loss": _TAUGHT}}
+    | {"grpo": {"loss": _DRAWN, "data": ANSWERS}, "gspo": {"loss": {"name": "gspo"}, "data": ANSWERS}},
     "optimizer": {name: {"optimizer": {"name": name}} for name in ("muon", "lion", "adafactor")},
+    "storage": {"stored in bfloat16": {"precision": {"storage": "bfloat16"}}},
     "average": {"average": {"optimizer": {"ema": 0.9}}},
     "moments": {f"moments {dtype}": {"precision": {"moments": dtype}} for dtype in ("bfloat16", "int8")},
     "precision": {dtype: {"precision": {"compute": dtype}} for dtype in ("bfloat16", "float16")}
@@ -68,6 +77,7 @@ _PARALLEL: dict[str, dict[str, dict[str, Any]]] = {
         name: {"schedule": name, "virtual_stages": kind.virtual_stages[0]}
         for name, kind in SCHEDULES.items() if name != "one-stage"
     },
+    "stages": {"unequal stages": {"stage_layers": (1, 3)}},
     "ticks": {"branching": {"pipe_ticks": "branching"}}, "ends": {"shared ends": {"pipe_ends": "shared"}},
     "strategy": {name: {"context_strategy": name} for name in ("allgather", "ring", "ulysses", "usp")},
     "order": {name: {"context_order": name} for name in ("contiguous", "zigzag", "striped")},
@@ -101,7 +111,7 @@ _LAYOUTS: dict[str, dict[str, Sections]] = {
     for section, groups in (("parallel", _PARALLEL), ("memory", _MEMORY)) for group, of in groups.items()
 }  # fmt: skip
 _AXES: dict[str, dict[str, tuple[int, ...]]] = {
-    **{name: {"pipe": (2,), "microbatches": (4,)} for name in ("schedule", "ticks", "ends")},
+    **{name: {"pipe": (2,), "microbatches": (4,)} for name in ("schedule", "stages", "ticks", "ends")},
     **{name: {"context": (2, 4)} for name in ("strategy", "order", "ring of states", "pipelined states")},
     **{name: {"expert": (2, 4)} for name in ("exchange", "slices", "capacity")}, "hierarchical": {"expert": (4,)},
     "islands": {"islands": (2,)}, "replicas": {"replica": (2, 4)}, "ring of products": {"tensor": (2, 4)},

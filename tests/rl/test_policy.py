@@ -134,11 +134,11 @@ def of_answers(name: str, policy: PolicyConfig, **sections: dict[str, Any]) -> C
     return replace(small(data=data, **sections), loss=LossConfig(name=name, reference="not opened", policy=policy))
 
 
-def text_of(rng: np.random.Generator) -> dict[str, np.ndarray]:
+def text_of(rng: np.random.Generator, rows: int = ROWS, length: int = LENGTH) -> dict[str, np.ndarray]:
     """Tokens that are drawn at random, each with the next one as its label."""
-    tokens = rng.integers(0, 64, (ROWS, LENGTH + 1)).astype(np.int32)
-    indices = np.broadcast_to(np.arange(LENGTH, dtype=np.int32), (ROWS, LENGTH))
-    return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:], "indices": indices, "examples": np.arange(ROWS)}
+    tokens = rng.integers(0, 64, (rows, length + 1)).astype(np.int32)
+    indices = np.broadcast_to(np.arange(length, dtype=np.int32), (rows, length))
+    return {"tokens": tokens[:, :-1], "labels": tokens[:, 1:], "indices": indices, "examples": np.arange(rows)}
 
 
 @pytest.mark.matrix(quick=("one device-gspo", "split-gspo"), ci=2)

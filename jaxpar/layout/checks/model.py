@@ -7,6 +7,7 @@ from dataclasses import is_dataclass, replace
 from math import prod
 
 from jaxpar.config.bounds import PARAMETERS, WIDTH
+from jaxpar.config.checks.sizes import known
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import key_of, kind_models
 from jaxpar.config.reading.typed import spell
@@ -89,6 +90,27 @@ def check_blocks(config: Config) -> None:
             raise UserError(
                 f"{key_of(kind, 'activation')}: {layer.activation} declares no routed_inputs, as Gated and Plain do, "
                 f"so experts cannot compute it; expected one that does, or {key_of(kind, 'experts')}: null"
+            )
+
+
+def check_convolutions(config: Config) -> None:
+    """Refuse context ranks with fewer tokens than a short convolution reaches back to, and ticks in which its message,
+    a permute, would be left out."""
+    parallel, context = config.parallel, known(config.parallel, "context")
+    for kind, layer in kind_models(config.model).items() if context > 1 else ():
+        weights = [item for part in declare_layer(layer).parts for item in part.weights.items()]
+        reach = max((weight.shape[-1] - 1 for name, weight in weights if name.endswith("taps")), default=0)
+        if reach and parallel.pipe_ticks == "branching":
+            raise UserError(
+                f"parallel.pipe_ticks: branching needs layers without permutes, and {key_of(kind, 'mixer')}: "
+                f"{layer.mixer} has a short convolution, which permutes between ranks of parallel.context ({context}); "
+                "expected uniform"
+            )
+        if (tokens := config.data.sequence_length // context) < reach:
+            raise UserError(
+                f"parallel.context: {context} leaves each rank {tokens} tokens of a row (data.sequence_length); "
+                f"expected {reach} at least, as the short convolution of {key_of(kind, 'mixer')}: {layer.mixer} "
+                "reaches back so far"
             )
 
 

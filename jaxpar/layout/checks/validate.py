@@ -8,7 +8,7 @@ from jaxpar.config.validate import VOCAB, became_known
 from jaxpar.config.validate import validate as validate_keys
 from jaxpar.layout.checks.adapters import check_adapters, check_targets
 from jaxpar.layout.checks.matmul import check_exceptions, check_ranks
-from jaxpar.layout.checks.model import check_blocks, check_input, check_low_rank, check_parameters
+from jaxpar.layout.checks.model import check_blocks, check_convolutions, check_input, check_low_rank, check_parameters
 from jaxpar.layout.checks.spikes import check_spikes
 
 
@@ -32,3 +32,4 @@ def validate(config: Config, since: Config | None = None) -> None:
         check_spikes(config)
     if since is None or not became_known(since, config).isdisjoint(MESH_AXES):
         check_ranks(config)
+        check_convolutions(config)

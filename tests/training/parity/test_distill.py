@@ -44,14 +44,20 @@ def slope(teacher: np.ndarray, model: np.ndarray) -> np.ndarray:
     return np.exp(rest(teacher) - rest(model))[..., None] * np.exp(model) - np.exp(teacher)
 
 
-def taught_batch(run: SmallRun) -> dict[str, np.ndarray]:
-    """The first batch, with a teacher whose likeliest tokens are drawn; a third of the tokens is masked."""
-    draws, batch = np.random.default_rng(0), run.rows(0)
-    logits = 2 * draws.standard_normal((*batch["tokens"].shape, VOCAB))
-    tokens = np.argsort(-logits, axis=-1)[..., :CHOICES].astype(np.int32)
+def taught(shape: tuple[int, ...], choices: int, draws: np.random.Generator) -> dict[str, np.ndarray]:
+    """The fields of a teacher of tokens in `shape` whose likeliest tokens are drawn."""
+    logits = 2 * draws.standard_normal((*shape, VOCAB))
+    tokens = np.argsort(-logits, axis=-1)[..., :choices].astype(np.int32)
     likely = np.take_along_axis(log_softmax(logits), tokens, -1).astype(np.float32)
+    return {"teacher_tokens": tokens, "teacher_likely": likely}
+
+
+def taught_batch(run: SmallRun) -> dict[str, np.ndarray]:
+    """The first batch with a teacher; a third of the tokens is masked."""
+    draws, batch = np.random.default_rng(0), run.rows(0)
+    fields = taught(batch["tokens"].shape, CHOICES, draws)
     mask = batch["mask"] * (draws.random(batch["mask"].shape) < 2 / 3).astype(np.float32)
-    return batch | {"teacher_tokens": tokens, "teacher_likely": likely, "mask": mask}
+    return batch | fields | {"mask": mask}
 
 
 def expected(weights: Any, options: dict[str, Any], batch: dict[str, np.ndarray]) -> tuple[dict[str, float], Any]:
