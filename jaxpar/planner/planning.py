@@ -210,7 +210,7 @@ def best_plan(config: Config, cluster: Cluster) -> Planned:
 
 def search_on(config: Config, cluster: Cluster, gpus: int) -> Search:
     """The search on so many GPUs of a cluster's hosts, of which there is one kind."""
-    return Search(Space(config, part_of(cluster, gpus)))
+    return search_of(config, part_of(cluster, gpus))
 
 
 def hosts_of_one_kind(text: str) -> Cluster:
