@@ -37,7 +37,6 @@ from jaxpar.planner.search.fixed import parse_fixed
 from jaxpar.planner.search.idle import on_fewer_hosts
 from jaxpar.planner.search.islands import search_of
 from jaxpar.planner.search.search import Search
-from jaxpar.planner.search.space import Space
 from jaxpar.planner.search.stage_groups import check_stages
 from jaxpar.planner.verified import Verified, check_verifiable, print_verified, verify
 

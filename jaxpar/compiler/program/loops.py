@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxpar.compiler.program.hlo.opcodes import CALLS
+from jaxpar.compiler.program.hlo.opcodes import CALL_OPCODES
 from jaxpar.compiler.program.hlo.records import Computation, Module, Op, ProgramError
 from jaxpar.compiler.program.scopes import recomputed, scopes
 from jaxpar.compiler.program.transfers import fused_collective
@@ -75,7 +75,7 @@ def controlled(module: Module, op: Op) -> list[tuple[Computation, float]]:
         names = [(op.computation_of("body"), float(trips)), (op.computation_of("condition"), float(trips + 1))]
     elif op.opcode == "conditional":
         names = [(name, 1.0) for name in branches(op)]
-    elif op.opcode in CALLS and fused_collective(module, op) is None:
+    elif op.opcode in CALL_OPCODES and fused_collective(module, op) is None:
         names = [(module.body(op).name, 1.0)]
     else:
         names = []

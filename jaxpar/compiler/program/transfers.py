@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jaxpar.compiler.program.hlo.opcodes import CALLS, CHANNEL_STARTS, COLLECTIVES, FREE, wrapped_opcode
+from jaxpar.compiler.program.hlo.opcodes import CALL_OPCODES, CHANNEL_STARTS, COLLECTIVES, FREE, wrapped_opcode
 from jaxpar.compiler.program.hlo.records import HOST_MEMORY, Computation, Module, Op, ProgramError, leaves
 
 
@@ -79,7 +79,7 @@ def fused_collective(module: Module, op: Op) -> Op | None:
 
     Raises `ProgramError` for a fusion that computes beside its collective: there is no rule for its time.
     """
-    if op.opcode not in ("fusion", *CALLS):
+    if op.opcode not in ("fusion", *CALL_OPCODES):
         return None
     works = [inside for inside in module.body(op).ops if inside.opcode not in FREE]
     found = next((inside for inside in works if inside.opcode in COLLECTIVES), None)

@@ -18,6 +18,7 @@ from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.cost.messages import Network, Ring, network_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.optim.outer import wire_bytes
 from jaxpar.pages.units import plural
@@ -162,9 +163,8 @@ class IslandSearch(Search):
         except UserError as error:
             self.effort.declined.append((candidate, str(error)))
             return None
-        return replace(
-            one, config=config, plan=plan, cluster=self.everywhere, candidate=self._of_all(one.candidate)
-        )  # fmt: skip
+        candidate = replace(self._of_all(one.candidate), memory=estimate_memory(config, plan))
+        return replace(one, config=config, plan=plan, cluster=self.everywhere, candidate=candidate)
 
     def _of_all(self, candidate: Candidate) -> Candidate:
         return replace(candidate, layout=replace(candidate.layout, islands=self.run.parallel.islands))

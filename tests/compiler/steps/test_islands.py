@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from jaxpar.compiler.compile import plan_for
+from jaxpar.compiler.program.memory.buffers import occupants
 from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.counting import parameter_count
@@ -20,6 +21,7 @@ CLUSTER = "h100:2x8"
 EVERY = LAYERS = 4
 SHARDS = 8
 CONFIG = {"layers": LAYERS, "embed": 512, "heads": 8, "mlp": 1536, "vocab": 1024}
+NORMS = (2 * LAYERS + 1) * CONFIG["embed"]
 DATA = {"sequence_length": 512, "batch_size": 64}
 
 
@@ -34,10 +36,10 @@ def compiled(wire: str | None = None, fragments: int = LAYERS, **more: Any) -> t
     return config, report
 
 
-def between(report: Report) -> Any:
+def between(report: Report, messages: int = 2) -> Any:
     """What crosses the border of nodes: a message of matrices, and one of norms, which all ranks of an island have."""
     (row,) = [row for row in report.collectives if row.crosses_nodes]
-    assert (row.axis, row.count) == ("islands", 2)
+    assert (row.axis, row.count) == ("islands", messages)
     return row
 
 
@@ -75,8 +77,9 @@ def test_a_message_over_a_slow_link_runs_beside_forward_and_backward(fragments):
     halves = replace(cluster, groups=(group, replace(group, name="other")), written_between=slow)
     analysis, _ = inspected(config, CLUSTER)
     row = between(make_report(Analysis(analysis.compilation, halves, strict=True), "slow"))
-    assert row.seconds > report.step_seconds
-    assert row.seconds - row.exposed_s == pytest.approx(report.step_seconds, rel=0.1)
+    assert row.seconds > report.step_seconds or fragments < EVERY
+    steps = 1 if fragments == EVERY else 2  # with a branch for steps without a message, which the report adds
+    assert row.seconds - row.exposed_s == pytest.approx(report.step_seconds / steps, rel=0.1)
     filled, plan = plan_for(config, halves)
     search = search_of(filled, halves)
     waits = search.timer.step(layout_of(filled, plan, search)).breakdown["islands"] * EVERY / fragments
@@ -95,16 +98,19 @@ def test_a_step_that_sends_a_fragment_now_and_then_has_the_same_message_in_a_bra
 
 @pytest.mark.long
 def test_without_a_delay_the_step_waits_for_a_message_in_a_branch():
-    """All weights in one of four steps, which the report counts each time. Beside a delayed message, memory holds it
-    and another copy of the gradients."""
+    """All weights in one of four steps, which the report counts each time. Beside a delayed message, memory holds what
+    is sent and the sum, and about another copy of the gradients."""
     config, report = compiled(None, fragments=1, delay=0)
-    row = between(report)
+    row = between(report, messages=1)  # XLA joins them
     assert row.bytes / EVERY == pytest.approx(predicted_bytes(config), rel=5e-3)
     assert row.exposed_s == pytest.approx(report.by_kind["islands"]) == pytest.approx(row.seconds)
     delayed, beside = compiled(None)
+    analysis, _ = inspected(delayed, CLUSTER)
+    live = [one.bytes for one in occupants(analysis.buffers, analysis.peak[0])]
+    assert live.count(4 * (parameter_count(config.model, padded=True) - NORMS) // SHARDS // LAYERS) == 2
     more = beside.classes["temporaries"] - report.classes["temporaries"]
     one, other = (estimate_memory(*plan_for(own, parse_cluster(CLUSTER))) for own in (config, delayed))
-    assert more == pytest.approx(other.temporaries - one.temporaries, rel=0.05)
+    assert more > 0.95 * (other.temporaries - one.temporaries)
 
 
 @pytest.mark.long

@@ -37,7 +37,7 @@ MOVES = _words(
 CONTROL = _words("while conditional call")
 """Runs other computations, which are counted by themselves."""
 
-CALLS = "call", "call-start"
+CALL_OPCODES = "call", "call-start"
 """Runs one computation, waited for or not."""
 
 COLLECTIVES = _words(
