@@ -82,12 +82,14 @@ def fused_collective(module: Module, op: Op) -> Op | None:
     if op.opcode not in ("fusion", *CALL_OPCODES):
         return None
     works = [inside for inside in module.body(op).ops if inside.opcode not in FREE]
-    found = next((inside for inside in works if inside.opcode in COLLECTIVES), None)
-    if found is None:
+    collective = next((inside for inside in works if inside.opcode in COLLECTIVES), None)
+    if collective is None:
         return None
     if len(works) == 1:
-        name = op.op_name if op.opcode == "fusion" else found.op_name
-        return replace(op, opcode=found.opcode, op_name=name, attributes=found.attributes, called=found.called)
+        name = op.op_name if op.opcode == "fusion" else collective.op_name
+        return replace(
+            op, opcode=collective.opcode, op_name=name, attributes=collective.attributes, called=collective.called
+        )
     if op.opcode == "fusion":
         raise ProgramError(f"fusion {op.name} computes beside a collective", line=op.line)
     return None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
@@ -42,7 +43,8 @@ def sent(gradient: Sequence[Rows], wire: str | None, *, beside: bool) -> list[Pa
         if not beside:
             return exchange(parcel)
         # XLA:CPU does not order the collectives of a call and those outside of it.
-        return lax.platform_dependent(parcel, cpu=exchange, default=xla_metadata_call(exchange, **APART))
+        apart: Any = xla_metadata_call(exchange, **APART)
+        return lax.platform_dependent(parcel, cpu=exchange, default=apart)
 
     return [send(*one) for one in _parcels(gradient)]
 
@@ -60,15 +62,15 @@ def nothing(like: Sequence[Rows], wire: str | None) -> list[Parcel]:
 
 def means(parcels: Sequence[Parcel], like: Sequence[Rows], wire: str | None) -> list[Rows]:
     """The mean over islands of outer gradients that were `sent`, for rows `like` these; codes are summed in float32."""
-    islands, found = lax.axis_size(ISLANDS), dict[int, Rows]()
+    islands, by_index = lax.axis_size(ISLANDS), dict[int, Rows]()
     for parcel, (indices, axes) in zip(parcels, _parcels(like), strict=True):
         start = 0
         for index in indices:
             stop = start + _length(like[index], wire)
             mean = _sum(parcel[..., start:stop], like[index], wire) / islands
-            found[index] = reduce_sum(mean, sorted(axes - varying_axes(like[index])))  # over axes of one rank
+            by_index[index] = reduce_sum(mean, sorted(axes - varying_axes(like[index])))  # over axes of one rank
             start = stop
-    return [found[index] for index in range(len(like))]
+    return [by_index[index] for index in range(len(like))]
 
 
 def _sum(part: Parcel, like: Rows, wire: str | None) -> Rows:
@@ -81,8 +83,8 @@ def _sum(part: Parcel, like: Rows, wire: str | None) -> Rows:
 
 def _length(rows: Rows, wire: str | None) -> int:
     """Elements of the rows as they travel."""
-    number, elements = _in_rows(rows).shape
-    return number * (elements if wire is None else wire_bytes(elements, wire))
+    height, elements = _in_rows(rows).shape
+    return height * (elements if wire is None else wire_bytes(elements, wire))
 
 
 def _in_rows(rows: Rows) -> Float[Array, "rows elements"]:
@@ -94,10 +96,10 @@ def _parcels(arrays: Sequence[Rows]) -> list[tuple[list[int], frozenset[str]]]:
 
     They differ on the same ranks. XLA has four messages under way at a time, and prefers the last ones.
     """
-    found: dict[frozenset[str], list[int]] = {}
+    groups: dict[frozenset[str], list[int]] = {}
     for index, array in enumerate(arrays):
         differs = frozenset(axis for axis in varying_axes(array) if lax.axis_size(axis) > 1)
-        found.setdefault(differs, []).append(index)
-    largest_last = sorted(found.values(), key=lambda indices: sum(arrays[index].size for index in indices))
+        groups.setdefault(differs, []).append(index)
+    largest_last = sorted(groups.values(), key=lambda indices: sum(arrays[index].size for index in indices))
     varying = lambda indices: frozenset().union(*(varying_axes(arrays[index]) for index in indices))
     return [(indices, varying(indices)) for indices in largest_last]

@@ -212,7 +212,7 @@ ISLANDS = (
         name="a_delayed_message_starts_late",
         description="A delayed message starts as late as XLA's estimate of the usual network allows.",
         file="jaxpar/training/residency/island_message.py",
-        old="default=xla_metadata_call(exchange, **APART)",
+        old="default=apart",
         new="default=exchange",
         caught_by=(
             "tests/compiler/steps/test_islands.py::test_a_message_over_a_slow_link_runs_beside_forward_and_backward[4]",
