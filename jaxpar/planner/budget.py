@@ -15,7 +15,6 @@ from pathlib import Path
 from rich.console import Console
 
 from jaxpar.config import Config, UserError, load_config
-from jaxpar.config.checks.islands import check_one_island
 from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.power import capped, power_of
@@ -35,6 +34,7 @@ from jaxpar.planner.failures import (
     STRAGGLERS,
     reliability,
     spare_hosts,
+    state_per_parameter,
     straggling,
 )
 from jaxpar.planner.planning import gpu_numbers, hosts_of_one_kind, planned_config, search_on
@@ -120,7 +120,6 @@ class Budget:
         cluster = self._capped(hosts_of_one_kind(self.cluster))
         numbers = self._numbers(cluster.gpus_per_host)
         config = load_config(self.config, self.overrides)
-        check_one_island(config, "jaxpar.plan budget")
         config = planned_config(config)
         costs, without = self._costs(config, cluster, numbers)
         best = optimal(FLOPS * parameter_count(config.model, padded=False) * self.tokens)
@@ -166,7 +165,8 @@ class Budget:
         """On so many GPUs. Raises `UserError` where no layout fits."""
         planned = search_on(config, cluster, gpus).best(1)[0]
         time, spread = planned.candidate.time, planned.spread
-        lost = reliability(gpus, parameter_count(planned.config.model, padded=False), self.mtbf, self.restart)
+        parameters, state = parameter_count(planned.config.model, padded=False), state_per_parameter(config)
+        lost = reliability(gpus, parameters, self.mtbf, self.restart, state)
         spares = spare_hosts(gpus, self.mtbf)
         waiting = time.breakdown["stragglers"] / time.seconds
         slower = straggling(self.stragglers, waiting)

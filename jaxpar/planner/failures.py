@@ -6,6 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import exp, lgamma, log, sqrt
 
+from jaxpar.config import Config
 from jaxpar.pages.units import TERA
 
 HOUR = 3600.0
@@ -69,16 +70,27 @@ class Reliability:
 
 
 def reliability(
-    gpus: int, parameters: float, gpu_hours: float = GPU_HOURS, restart_minutes: float = RESTART_MINUTES
+    gpus: int,
+    parameters: float,
+    gpu_hours: float = GPU_HOURS,
+    restart_minutes: float = RESTART_MINUTES,
+    per_parameter: float = STATE,
 ) -> Reliability:
     """A run of a model on so many GPUs, with the checkpoint interval sqrt(2 stall between) that loses least (Young
     1974; Daly 2006, to first order), but no shorter than a save."""
     between = gpu_hours * HOUR / gpus
-    state = STATE * parameters / gpus
+    state = per_parameter * parameters / gpus
     stall, save = state / HOST_COPY, state / STORAGE
     every = max(save, sqrt(2 * stall * between))
     start = 60 * restart_minutes + (START_UP + MEETING) * gpus + save
     return Reliability(between, stall, save, every, start)
+
+
+def state_per_parameter(config: Config) -> float:
+    """Bytes of a run's checkpoint per parameter: the state of each island, and the global weights with their momentum,
+    in float32."""
+    islands = config.islands
+    return (STATE + 8.0 * islands.eager) * config.parallel.islands + 8.0 * islands.of_one_job
 
 
 def spare_hosts(gpus: int, gpu_hours: float = GPU_HOURS) -> int:

@@ -131,7 +131,7 @@ def of_plan(planned: Planned, search: Search) -> list[str]:
     exchange, layout = search.timer.exchange, replace(planned.candidate.layout, islands=1)
     weights, alone = search.timer.weights(layout), search.timer.alone(layout)
     message, total = exchange.message(weights), exchange.joined(alone, weights)
-    exposed = exchange.share * max(0.0, message - exchange.hidden_by(alone, weights))
+    exposed = exchange.share * max(0.0, message - exchange.hidden_by(alone))
     often = "in each step" if exchange.share == 1 else f"in 1 of {round(1 / exchange.share)} steps"
     way = "beside forward and backward" if exchange.config.beside_a_step else "waited for"
     lines = [f"{plural(exchange.islands, 'island')} of {plural(layout.devices, 'GPU')}, alike; the step is a mean"]

@@ -37,7 +37,6 @@ from jaxpar.planner.search.fixed import parse_fixed
 from jaxpar.planner.search.idle import on_fewer_hosts
 from jaxpar.planner.search.islands import search_of
 from jaxpar.planner.search.search import Search
-from jaxpar.planner.search.space import Space
 from jaxpar.planner.search.stage_groups import check_stages
 from jaxpar.planner.verified import Verified, check_verifiable, print_verified, verify
 
@@ -210,7 +209,7 @@ def best_plan(config: Config, cluster: Cluster) -> Planned:
 
 def search_on(config: Config, cluster: Cluster, gpus: int) -> Search:
     """The search on so many GPUs of a cluster's hosts, of which there is one kind."""
-    return Search(Space(config, part_of(cluster, gpus)))
+    return search_of(config, part_of(cluster, gpus))
 
 
 def hosts_of_one_kind(text: str) -> Cluster:

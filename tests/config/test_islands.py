@@ -4,7 +4,6 @@ import pytest
 
 from jaxpar.config import Config
 from jaxpar.config.axes import resolve_axes
-from jaxpar.config.checks.islands import check_one_island
 from jaxpar.config.reading.overrides import with_overrides
 from jaxpar.config.validate import validate
 from jaxpar.planner.planning import planned_config
@@ -74,12 +73,6 @@ def test_a_delayed_exchange_takes_a_step_more():
 
 
 ISLANDS = ["model.vocab=256", "parallel.islands=2", "islands.every=10"]
-
-
-@pytest.mark.parametrize("overrides", [ISLANDS, ISLANDS[:2], [ISLANDS[0], ISLANDS[2]]], ids=["both", "axis", "period"])
-def test_commands_that_vary_the_number_of_devices_plan_no_islands(overrides):
-    with refused("islands", "jaxpar.plan budget does not plan islands", "parallel.islands: 1"):
-        check_one_island(with_overrides(Config(), overrides), "jaxpar.plan budget")
 
 
 def test_a_planner_takes_islands_as_they_are():

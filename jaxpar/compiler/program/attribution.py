@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from jaxpar.compiler.program.costs.slices import moved_bytes
 from jaxpar.compiler.program.hlo.groups import Groups, groups_of
+from jaxpar.compiler.program.hlo.opcodes import CALL_OPCODES
 from jaxpar.compiler.program.hlo.records import Frame, Module, Op, ProgramError, leaves, shape_bytes
 from jaxpar.compiler.program.loops import Executions
 from jaxpar.compiler.program.scopes import combined_names, recomputed, scopes
@@ -84,8 +85,11 @@ class Movement:
 
     @property
     def channel(self) -> str:
-        """The link that it shares with others: `wire` between devices, `to_host` or `from_host`."""
-        return self.kind if self.transfer.channel == "host" else "wire"
+        """The link that it shares with others: `wire` between devices, `to_host` or `from_host`; of its own for what
+        XLA runs on a stream of its own."""
+        if self.transfer.channel == "host":
+            return self.kind
+        return "wire apart" if self.transfer.start.opcode in CALL_OPCODES else "wire"
 
     @property
     def axis(self) -> str:

@@ -6,9 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from jaxpar.compiler.program.hlo.opcodes import wrapped_opcode
+from jaxpar.compiler.program.hlo.opcodes import CALL_OPCODES
 from jaxpar.compiler.program.hlo.records import Computation, Module, Op, ProgramError
 from jaxpar.compiler.program.scopes import recomputed, scopes
+from jaxpar.compiler.program.transfers import fused_collective
 from jaxpar.layers.experts.messages import FURTHER_ROUNDS
 from pallas_kernels.attention.cudnn_packed import CALLS
 from pallas_kernels.grouped_matmul.work import expected_blocks
@@ -65,17 +66,16 @@ def branches(op: Op) -> tuple[str, ...]:
 
 
 def controlled(module: Module, op: Op) -> list[tuple[Computation, float]]:
-    """Computations that `op` runs op by op, each with how often per execution of `op`.
+    """Computations that `op` runs op by op, each with how often per execution of `op`; not those that are a transfer.
 
     Every branch of a conditional counts each time: an upper bound, exact where the other branches do nothing.
     """
-    base, half = wrapped_opcode(op.opcode)
     if op.opcode == "while":
         trips = trip_count(op)
         names = [(op.computation_of("body"), float(trips)), (op.computation_of("condition"), float(trips + 1))]
     elif op.opcode == "conditional":
         names = [(name, 1.0) for name in branches(op)]
-    elif op.opcode == "call" or (base == "call" and half == "start"):
+    elif op.opcode in CALL_OPCODES and fused_collective(module, op) is None:
         names = [(module.body(op).name, 1.0)]
     else:
         names = []

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from jaxpar.compiler.program.hlo.opcodes import CHANNEL_STARTS, COLLECTIVES, wrapped_opcode
+from jaxpar.compiler.program.hlo.opcodes import CALL_OPCODES, CHANNEL_STARTS, COLLECTIVES, FREE, wrapped_opcode
 from jaxpar.compiler.program.hlo.records import HOST_MEMORY, Computation, Module, Op, ProgramError, leaves
 
 
@@ -66,27 +66,33 @@ def transfers(module: Module, computation: Computation) -> list[Transfer]:
             continue
         else:
             done = inner = op
-        inner = _fused_collective(module, inner) or inner
+        inner = fused_collective(module, inner) or inner
         channel = _channel(inner)
         if channel:
             found.append(Transfer(inner, op, done, channel))
     return found
 
 
-def _fused_collective(module: Module, op: Op) -> Op | None:
-    """The collective of a fusion that holds nothing else: XLA writes small ones as kernels of its own.
+def fused_collective(module: Module, op: Op) -> Op | None:
+    """The collective of a fusion or a call that holds nothing else. XLA writes small ones as kernels of their own, and
+    those on a stream of their own as asynchronous calls.
 
     Raises `ProgramError` for a fusion that computes beside its collective: there is no rule for its time.
     """
-    if op.opcode != "fusion":
+    if op.opcode not in ("fusion", *CALL_OPCODES):
         return None
-    body = module.body(op)
-    if not any(inside.opcode in COLLECTIVES for inside in body.ops):
+    works = [inside for inside in module.body(op).ops if inside.opcode not in FREE]
+    collective = next((inside for inside in works if inside.opcode in COLLECTIVES), None)
+    if collective is None:
         return None
-    root = body.root
-    if root.opcode not in COLLECTIVES or any(inside.opcode not in ("parameter", root.opcode) for inside in body.ops):
+    if len(works) == 1:
+        name = op.op_name if op.opcode == "fusion" else collective.op_name
+        return replace(
+            op, opcode=collective.opcode, op_name=name, attributes=collective.attributes, called=collective.called
+        )
+    if op.opcode == "fusion":
         raise ProgramError(f"fusion {op.name} computes beside a collective", line=op.line)
-    return replace(op, opcode=root.opcode, attributes=root.attributes, called=root.called)
+    return None
 
 
 def _channel(op: Op) -> str:

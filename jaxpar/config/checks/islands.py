@@ -32,17 +32,6 @@ def check_islands(config: Config) -> None:
     _check_excluded(config)
 
 
-def check_one_island(config: Config, command: str) -> None:
-    """Refuse islands of one job where a command plans for other numbers of devices than they divide."""
-    islands, count = config.islands, config.parallel.islands
-    if count != 1 or islands.of_one_job:
-        asked = f"parallel.islands: {count}" if count != 1 else f"islands.every: {islands.every}"
-        raise UserError(
-            f"{asked}, and python -m {command} does not plan islands; expected parallel.islands: 1 with "
-            "islands.every: null"
-        )
-
-
 def _check_period(config: Config, every: int) -> None:
     islands = config.islands
     first = every + islands.beside_a_step

@@ -20,6 +20,7 @@ from jaxpar.layout.memory.stored import StoredBytes, Widths
 from jaxpar.layout.memory.weights import Ends, Parts, Weight, Weights
 from jaxpar.memory.layer_shape import FLOAT32_BYTES, LayerShape, between_bytes, matmul_bytes
 from jaxpar.memory.streaming import PIECES
+from jaxpar.optim.outer import wire_bytes
 from jaxpar.runtime.batch import CONTEXT, LABELS, MASK, union
 
 
@@ -125,11 +126,14 @@ class _Counted:
         )
 
     def _beside(self, state: StateBytes) -> int:
-        """The outer gradient of a fragment, in float32, and one more copy of the gradients that are updated with, since
-        the update waits for both: in programs of 1, 2 and 4 fragments 86%, 98% and 98% of that."""
+        """The message of a fragment (what is sent, and the sum or the codes of all islands), and about one more copy of
+        the gradients that are updated with: 110% of both in a program of 4 fragments."""
         islands = self.config.islands
-        sent = islands.of_one_job and islands.beside_a_step
-        return int(FLOAT32_BYTES * state.trained * (1 + 1 / islands.fragments)) if sent else 0
+        if not (islands.of_one_job and islands.beside_a_step):
+            return 0
+        received = 1 if islands.wire is None else self.config.parallel.islands
+        message = (1 + received) * wire_bytes(round(state.trained / islands.fragments), islands.wire)
+        return int(FLOAT32_BYTES * state.trained) + message
 
     @property
     def _token_bytes(self) -> int:

@@ -14,7 +14,7 @@ from jaxpar.config.reading.yaml_file import read_document
 from jaxpar.config.spelling import did_you_mean, named
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.counting import parameter_count
-from jaxpar.planner.failures import reliability
+from jaxpar.planner.failures import reliability, state_per_parameter
 from jaxpar.planner.planning import search_on
 from jaxpar.planner.report import words
 
@@ -159,7 +159,7 @@ def planned_curve(config: Config, cluster: Cluster) -> Curve:
         except UserError as error:
             last = f"on {gpus}: {error}"
             continue
-        lost = reliability(gpus, parameters)
+        lost = reliability(gpus, parameters, per_parameter=state_per_parameter(config))
         rate = best.time.tokens_per_s_per_gpu * gpus * lost.share
         points[gpus] = Point(rate, lost.save + lost.start, words.in_one_line(best.layout))
     if not points:

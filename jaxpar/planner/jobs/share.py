@@ -9,7 +9,6 @@ from pathlib import Path
 from rich.console import Console
 
 from jaxpar.config import Config, UserError, load_config
-from jaxpar.config.checks.islands import check_one_island
 from jaxpar.config.spelling import named
 from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster
@@ -49,9 +48,7 @@ class ClusterJobs:
         if job.gpus is not None and job.gpus > cluster.devices:
             raise self._error(f"{name}.gpus", f"expected at most the cluster's {cluster.devices}, got {job.gpus}")
         try:
-            config = load_config(self.jobs.parent / job.config, job.set)
-            check_one_island(config, "jaxpar.plan cluster")
-            return planned_config(config)
+            return planned_config(load_config(self.jobs.parent / job.config, job.set))
         except UserError as error:
             raise self._error(name, error) from None
 

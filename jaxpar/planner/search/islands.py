@@ -3,8 +3,7 @@
 An island has its part of the hosts and of the batch, and sends nothing in its step. Each `islands.every` steps its
 devices send outer gradients of the weights that they update, over the slowest link between islands, and update the
 global weights: a step takes its share of both, on average. With `islands.delay` or `eager` a message runs beside the
-forward and backward of the one step that it is sent in, whatever the delay; and XLA starts it as late as it takes it to
-last over the GPU's usual network, so that most of a message over a slower link is waited for.
+forward and backward of the one step that it is sent in, whatever the delay.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.cost.messages import Network, Ring, network_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import Cluster
+from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.optim.outer import wire_bytes
 from jaxpar.pages.units import plural
@@ -55,8 +55,6 @@ class Exchange:
     islands: int
     config: IslandsConfig
     ring: Ring
-    assumed: Ring
-    """The same over the network that XLA assumes."""
     device: Device
     slowdown: float
     """Seconds that compute loses for each second of a message beside it."""
@@ -71,7 +69,8 @@ class Exchange:
 
     def message(self, weights: float) -> float:
         """Seconds of the message of one fragment, alone, from a device that updates so many weights."""
-        return self._over(self.ring, weights)
+        size = self._bytes(weights)
+        return self.ring.reduce(size) if self.config.wire is None else self.ring.gather(self.islands * size)
 
     def sent_bytes(self, weights: float) -> float:
         """Bytes that a device sends to other islands in a step, on average."""
@@ -81,7 +80,7 @@ class Exchange:
 
     def joined(self, step: StepTime, weights: float) -> StepTime:
         """A step of an island with its share of the exchanges."""
-        waits = self.share * added(self.message(weights), self.hidden_by(step, weights), self.slowdown)
+        waits = self.share * added(self.message(weights), self.hidden_by(step), self.slowdown)
         assert self.config.every is not None, "islands exchange weights"
         eager = float(self.config.eager)
         update = self.device.bytes_seconds((MOVED + EAGER * eager) * weights) / self.config.every
@@ -93,14 +92,10 @@ class Exchange:
         program.inner.append((step.program, 1))
         return step.taking(sum(spent.values()), spent, program)
 
-    def hidden_by(self, step: StepTime, weights: float) -> float:
-        """Seconds of an island's step that a message runs beside: at most forward and backward."""
+    def hidden_by(self, step: StepTime) -> float:
+        """Seconds of an island's step that a message runs beside: forward and backward."""
         apart = step.breakdown["optimizer"] + step.breakdown["stragglers"]
-        return min(step.seconds - apart, self._over(self.assumed, weights)) if self.config.beside_a_step else 0.0
-
-    def _over(self, ring: Ring, weights: float) -> float:
-        size = self._bytes(weights)
-        return ring.reduce(size) if self.config.wire is None else ring.gather(self.islands * size)
+        return step.seconds - apart if self.config.beside_a_step else 0.0
 
     def _bytes(self, weights: float) -> float:
         """Bytes of a fragment as it travels."""
@@ -139,15 +134,10 @@ class IslandSearch(Search):
     def timer(self) -> IslandTimer:
         """Times layouts."""
         islands, data = self.run.parallel.islands, self.space.config.data
-        groups = tuple(replace(group, network=group.gpu.network) for group in self.everywhere.groups)
-        usual = replace(self.everywhere, groups=groups, written_between=None, pods=None)
-        ring, assumed = (
-            network_of(cluster, self.reached).stages(self.cluster.devices, islands)
-            for cluster in (self.everywhere, usual)
-        )
+        ring = network_of(self.everywhere, self.reached).stages(self.cluster.devices, islands)
         device = device_of(self.cluster.gpu, self.reached)
         exchange = Exchange(
-            islands, self.run.islands, ring, assumed, device, self.reached.overlap_slowdown,
+            islands, self.run.islands, ring, device, self.reached.overlap_slowdown,
             self.cluster.host_bandwidth,
         )  # fmt: skip
         return IslandTimer(
@@ -173,9 +163,8 @@ class IslandSearch(Search):
         except UserError as error:
             self.effort.declined.append((candidate, str(error)))
             return None
-        return replace(
-            one, config=config, plan=plan, cluster=self.everywhere, candidate=self._of_all(one.candidate)
-        )  # fmt: skip
+        candidate = replace(self._of_all(one.candidate), memory=estimate_memory(config, plan))
+        return replace(one, config=config, plan=plan, cluster=self.everywhere, candidate=candidate)
 
     def _of_all(self, candidate: Candidate) -> Candidate:
         return replace(candidate, layout=replace(candidate.layout, islands=self.run.parallel.islands))

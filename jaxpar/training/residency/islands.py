@@ -15,24 +15,21 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxpar.config.axes import ISLANDS
 from jaxpar.layout.islands import EagerState, OuterState, entered, left, stacked, with_eager, without_eager
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.mesh.collectives import gather_from_islands, sum_over_islands
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
 from jaxpar.optim.outer import (
     OuterArguments,
     eager_move,
-    from_wire,
     mixed,
     outer_gradient,
     outer_update,
-    to_wire,
 )
 from jaxpar.training.residency.fragments import Fragments, Rows, Steps, apart
+from jaxpar.training.residency.island_message import Parcel, means, nothing, sent
 from jaxpar.training.residency.weight_update import Measure, Measured, UpdateFacts
 
 type Update = Callable[[TrainState, Weights, UpdateFacts], TrainState]
@@ -61,7 +58,7 @@ class IslandStep:
         else:
             measured = measure()
             new = self._after(island, measured)
-            message = lambda: self._message(self._gradient(outer.weights, new.master, done))
+            message = lambda: self._message(self._gradient(outer.weights, new.master, done), beside=False)
             outer = self._outer(outer, message, done, arguments.outer)
         mix = lambda master: self._mixed(master, outer, done - delay, arguments.outer)
         new = new._replace(master=self._if_sent(done - delay, mix, new.master))
@@ -97,17 +94,17 @@ class IslandStep:
 
     def _beside(
         self, measure: Callable[[], Measured], gradient: Callable[[], list[Rows]], outer: OuterState, step: Steps
-    ) -> tuple[Measured, list[Rows]]:
+    ) -> tuple[Measured, list[Parcel]]:
         """Forward and backward with the message of the fragment that was taken before them, if one was.
 
         A collective in a separate branch would not run beside what is outside of it, so the branches have both; there
         is one where each step sends.
         """
-        send = lambda: (measure(), self._message(gradient()))
-        nothing = lambda: (measure(), self._fragments.zeros(outer.weights, step))
+        send = lambda: (measure(), self._message(gradient(), beside=True))
+        skip = lambda: (measure(), nothing(self._fragments.zeros(outer.weights, step), self._wire))
         always = self._fragments.in_each_step
-        measured, message = send() if always else lax.cond(self._fragments.sent(step), send, nothing)
-        # XLA starts a message as late as what reads it allows: nothing does before the backward is done.
+        measured, message = send() if always else lax.cond(self._fragments.sent(step), send, skip)
+        # XLA waits for a message as soon as something reads it: nothing does before the backward is done.
         message, gradients = lax.optimization_barrier((message, measured.gradients))
         return measured._replace(gradients=gradients), message
 
@@ -118,10 +115,14 @@ class IslandStep:
         with jax.named_scope("outer_gradient"):
             return self._fragments.of(outer_gradient, start, self._fragments.taken(end, step), step)
 
-    def _message(self, gradient: list[Rows]) -> list[Rows]:
-        """The mean over islands of outer gradients."""
+    def _message(self, gradient: list[Rows], *, beside: bool) -> list[Parcel]:
+        """The outer gradients of all islands."""
         with jax.named_scope("outer_gradient"):
-            return [_mean(rows, self.layout.config.islands.wire) for rows in gradient]
+            return sent(gradient, self._wire, beside=beside)
+
+    @property
+    def _wire(self) -> str | None:
+        return self.layout.config.islands.wire
 
     def _started(
         self, master: Weights, eager: EagerState, outer: OuterState, step: Steps, arguments: OuterArguments
@@ -143,27 +144,20 @@ class IslandStep:
         return lax.cond(self._fragments.sent(step), started, nothing, master, eager)
 
     def _outer(
-        self, outer: OuterState, message: Callable[[], list[Rows]], step: Steps, arguments: OuterArguments
+        self, outer: OuterState, message: Callable[[], list[Parcel]], step: Steps, arguments: OuterArguments
     ) -> OuterState:
         """The outer state after the mean outer gradient of the fragment that is taken after `step` steps, if one is."""
         nesterov = self.layout.config.islands.outer.nesterov
 
         update = lambda weights, momentum, gradient: outer_update(weights, momentum, gradient, arguments, nesterov)
-        change = lambda outer: OuterState(*self._fragments.changed(outer, apart(update), message(), step))
+
+        def change(outer: OuterState) -> OuterState:
+            mean = means(message(), self._fragments.zeros(outer.weights, step), self._wire)
+            return OuterState(*self._fragments.changed(outer, apart(update), mean, step))
+
         return self._if_sent(step, change, outer)
 
     def _mixed(self, master: Weights, outer: OuterState, step: Steps, arguments: OuterArguments) -> Weights:
         mix = apart(lambda shared, local: mixed(local, shared, arguments.mix))
         local = self._fragments.taken(master, step)
         return self._fragments.put(master, self._fragments.of(mix, outer.weights, local, step), step)
-
-
-def _mean(gradient: Rows, wire: str | None) -> Rows:
-    """The mean over islands, the same bits on all of them; codes are summed in float32."""
-    islands = lax.axis_size(ISLANDS)
-    if wire is None:
-        return sum_over_islands(gradient) / islands
-    rows = gradient.reshape(1 if gradient.ndim == 1 else len(gradient), -1)
-    sent = gather_from_islands(to_wire(rows, wire)).reshape(islands * len(rows), -1)
-    each = from_wire(sent, rows.shape[1], wire).reshape(islands, *gradient.shape)
-    return each.sum(axis=0) / islands

@@ -189,3 +189,22 @@ def test_a_fusion_that_computes_beside_its_collective_is_refused():
     program = module(ENTRY, MAXIMUM, fused, partitions=4)
     with refused("line ", "fusion s", "collective", error=ProgramError):
         movements(program, executions(program), FOUR_TENSOR, 4)
+
+
+def test_a_collective_alone_in_an_asynchronous_call_is_a_transfer():
+    """XLA has it on a stream of its own, so that it shares no link with others."""
+    lines = (
+        f"%p = f32[16,32]{{1,0}} parameter(0)\n%b = f32[512]{{0}} bitcast(%p)\n%r = f32[512]{{0}} {REDUCE.format('%b')}"
+    )
+    entry = """
+        %x = f32[16,32]{1,0} parameter(0)
+        %s = ((f32[16,32]), f32[512]) call-start(%x), to_apply=%called, metadata={op_name="f/call"}
+        %d = f32[512]{0} call-done(%s)
+        """
+    program = module(entry, MAXIMUM, computation("called", lines), partitions=4)
+    counts = executions(program)
+    (movement,) = movements(program, counts, FOUR_TENSOR, 4)
+    assert (movement.kind, movement.axes, movement.collectives) == ("all-reduce", ("tensor",), ("reduce_max",))
+    assert movement.sent_bytes == 2 * 16 * 32 * 4 * 3 / 4
+    assert (movement.transfer.synchronous, movement.channel) == (False, "wire apart")
+    assert [cost.kind for cost in costs(program, counts)] == ["collective"]

@@ -1,5 +1,6 @@
 """Layouts for islands: one island is planned, and exchanges of outer gradients are added to its step."""
 
+import json
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +14,9 @@ from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.optim.outer import wire_bytes
 from jaxpar.pages.units import GIGA
 from jaxpar.plan import main as plan
+from jaxpar.planner.failures import STATE, state_per_parameter
 from jaxpar.planner.islands import EVERY, MOST_WASTED, has_slow_link, offers, print_offers
+from jaxpar.planner.jobs.job import planned_curve
 from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import cpu_cluster
 from jaxpar.planner.planning import best_plan, planned_config
@@ -81,16 +84,15 @@ def test_a_step_takes_its_share_of_a_message_that_is_waited_for():
 
 
 @pytest.mark.parametrize("gigabytes", [50.0, 5.0])
-def test_a_delayed_message_is_hidden_as_long_as_xla_takes_it_to_be(gigabytes: float):
-    """All of it over the network of 50 GB/s that XLA assumes, and a tenth over a tenth of that; compute beside it loses
-    a little. A longer delay hides no more."""
+def test_a_delayed_message_is_hidden_by_forward_and_backward(gigabytes: float):
+    """Also over a slower link than the GPU's usual network; compute beside it loses a little. A longer delay hides no
+    more."""
     timer = searched(islands_of(delay=2, fragments=5), halves(gigabytes)).timer
     weights, alone = timer.weights(SHARDED), timer.alone(SHARDED)
     message = timer.exchange.message(weights)
     assert message < 0.5 * alone.seconds, "forward and backward are longer"
-    beside = gigabytes / 50 * message
-    expected = 0.5 * (message - beside + timer.exchange.slowdown * beside)
-    assert timer.step(SHARDED).breakdown["islands"] == pytest.approx(expected, rel=0.05)
+    expected = 0.5 * timer.exchange.slowdown * message
+    assert timer.step(SHARDED).breakdown["islands"] == pytest.approx(expected)
 
 
 def test_a_message_is_hidden_by_no_more_than_forward_and_backward():
@@ -151,7 +153,8 @@ def test_a_slow_link_suggests_islands_and_chooses_none():
     found = offers(search)
     assert found.across is not None and not found.refused
     exact, int8, int4, *delayed = [row.exchange.every for row in found.rows]
-    assert exact > int8 > int4 and delayed == [exact, int8, int4]
+    assert exact > int8 > int4
+    assert all(late < early for late, early in zip(delayed, (exact, int8, int4), strict=True)), "hidden by a step"
     for row in found.rows:
         time = row.candidate.time
         assert row.wasted <= MOST_WASTED and time.seconds < 0.8 * found.across.seconds
@@ -241,3 +244,21 @@ def test_plan_prints_the_exchanges_of_stated_islands(tmp_path: Path, capsys: pyt
         assert words in printed
     assert plan(["explain", str(tmp_path / "plan.json")]) == 0
     assert "islands 2 x fsdp 8" in capsys.readouterr().out
+
+
+def test_a_budget_and_a_share_of_a_cluster_are_of_stated_islands(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    """Numbers of GPUs that islands divide have their layouts, and checkpoints the state of each island."""
+    config = islands_of()
+    file = tmp_path / "two.yaml"
+    file.write_text(config_to_yaml(config))
+    asked = ["--cluster", "h100:1x8", "--tokens", "1e9", "--gpus", "1:2", "--price", "1", "--json"]
+    assert plan(["budget", "--config", str(file), *asked]) == 0
+    budget = json.loads(capsys.readouterr().out)
+    (cost,) = budget["costs"]
+    assert "islands 2" in cost["layout"] and "parallel.islands: 2" in budget["without_layout"]["1"]
+    two = parse_cluster("h100:1x2")
+    best = search_of(planned_config(config), two).best(1)[0].candidate
+    assert cost["tokens_per_s"] == pytest.approx(2 * best.time.tokens_per_s_per_gpu)
+    curve = planned_curve(planned_config(config), two)
+    assert list(curve.points) == [2] and "islands 2" in curve.points[2].layout
+    assert state_per_parameter(config) == 2 * STATE + 8 and state_per_parameter(model_of()) == STATE

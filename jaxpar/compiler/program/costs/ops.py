@@ -68,9 +68,10 @@ def costs(module: Module, counts: Executions, *, one_backward: bool = False) -> 
         moved = {transfer.start.name: transfer.channel for transfer in transfers(module, computation)}
         for op in computation.ops:
             inner = inner_op(op, dones[op.name]) if op.name in dones else op
-            if wrapped_opcode(inner.opcode)[1] or inner.opcode in FREE | CONTROL or inner.target in QUIET_TARGETS:
-                continue
             channel = moved.get(op.name, "")
+            free = FREE if channel else FREE | CONTROL
+            if wrapped_opcode(inner.opcode)[1] or inner.opcode in free or inner.target in QUIET_TARGETS:
+                continue
             worked = list(products(module, inner, one_backward=one_backward))
             found.append(_cost(module, inner, worked, slices, channel, counts))
     return found

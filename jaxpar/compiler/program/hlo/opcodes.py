@@ -37,6 +37,9 @@ MOVES = _words(
 CONTROL = _words("while conditional call")
 """Runs other computations, which are counted by themselves."""
 
+CALL_OPCODES = "call", "call-start"
+"""Runs one computation, waited for or not."""
+
 COLLECTIVES = _words(
     "all-gather all-reduce all-to-all collective-broadcast collective-permute ragged-all-to-all reduce-scatter"
 )

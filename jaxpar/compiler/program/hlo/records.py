@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
+from jaxpar.compiler.program.hlo.opcodes import CALL_OPCODES
 from jaxpar.pages.units import plural
 
 HOST_MEMORY = 5
@@ -201,5 +202,6 @@ class Module:
 
     def body(self, op: Op) -> Computation:
         """The computation that a fusion, an asynchronous start or a call runs."""
-        name = op.computation_of("to_apply" if op.opcode == "call" and "calls" not in op.attributes else "calls")
+        applied = op.opcode in CALL_OPCODES and "calls" not in op.attributes
+        name = op.computation_of("to_apply" if applied else "calls")
         return self.computations[name]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from jaxpar.compiler.program.hlo.opcodes import wrapped_opcode
+from jaxpar.compiler.program.hlo.opcodes import CALL_OPCODES, wrapped_opcode
 from jaxpar.compiler.program.hlo.records import Computation, Module, Op, Operand
 from jaxpar.compiler.program.loops import branches
 
@@ -117,4 +117,6 @@ class Provenance:
 
 def _enters(op: Op) -> bool:
     """Whether the op runs a computation whose result is its result."""
-    return op.opcode in ("fusion", "call") or (wrapped_opcode(op.opcode)[1] == "start" and "calls" in op.attributes)
+    return op.opcode in ("fusion", *CALL_OPCODES) or (
+        wrapped_opcode(op.opcode)[1] == "start" and "calls" in op.attributes
+    )
