@@ -113,7 +113,7 @@ def _opened(folder: Path, source: str, workers: int) -> Data:
 
 
 def _batches(data: Data) -> Iterator[Batch]:
-    return islice(batches(data.train, batch_size=BATCH, rows=range(BATCH)), 10**9)
+    return islice(batches(data.train, batch=lambda number: (number * BATCH, range(BATCH))), 10**9)
 
 
 if __name__ == "__main__":

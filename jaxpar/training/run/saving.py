@@ -13,6 +13,7 @@ from jaxpar.checkpoint.folders import listed_steps, step_folder
 from jaxpar.checkpoint.processes import from_first, gather
 from jaxpar.config import UserError, config_to_dict
 from jaxpar.config.spelling import quoted
+from jaxpar.config.strict_json import json_text
 from jaxpar.data.opened import STREAM
 from jaxpar.layout.state import without_frozen
 from jaxpar.observe.events import Listener
@@ -43,7 +44,7 @@ def _positions(run: Run) -> dict[str, object]:
     positions = run.data.positions(run.next_example)
     if positions is None:
         return {}
-    every = map(json.loads, gather(json.dumps(positions["lanes"])) or [])
+    every = map(json.loads, gather(json_text(positions["lanes"])) or [])
     lanes = dict(sorted((int(lane), position) for each in every for lane, position in each.items()))
     return {STREAM: positions | {"lanes": {str(lane): position for lane, position in lanes.items()}}}
 
