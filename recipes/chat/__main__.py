@@ -16,7 +16,7 @@ from jaxpar.cli.parser import number
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import did_you_mean, quoted
 from recipes.chat.card import CARD, TIMES, write_card
-from recipes.chat.stages import FOLDER, STAGES, Stage
+from recipes.chat.stages import FOLDER, STAGES, Stage, check_steps
 
 EPILOG = """\
 The stages are {}; the last writes the report card, runs/chat/card.html. A stage that is done is not repeated, and one
@@ -43,11 +43,13 @@ def main(arguments: Sequence[str]) -> int:
     for name in chosen:
         if name not in NAMES:
             raise UserError(f"{name}: there is no such stage{did_you_mean(name, NAMES)}; expected {', '.join(NAMES)}")
+    check_steps(options.quick)
     for stage in STAGES:
         if stage.name in chosen and (code := _run_stage(stage, options)):
             return code
+    if {"card", "serve"} & {*chosen}:
+        _check_earlier(len(STAGES), chosen[-1])
     if "card" in chosen:
-        _check_earlier(len(STAGES), "card")
         if code := write_card(_run, options.price):
             return code
         print(f"{CARD} is the report card; python -m recipes.chat serve serves the model", flush=True)

@@ -26,10 +26,9 @@ TIMES = FOLDER / "seconds.jsonl"
 def write_card(run: Run, price: float) -> int:
     """Write `CARD` from what the stages left; `price` is dollars for an hour of a GPU. Returns an exit code."""
     for name in RUNS:
-        if not (out := _plan(name)).is_file():
-            words = ["--config", str(HERE / "h100" / f"{name}.yaml"), "--cluster", CLUSTER, "--top", "1", "--json"]
-            if code := run(["jaxpar.plan", *words, "--out", str(FOLDER / f"plan-{name}.json")], out):
-                return code
+        words = ["--config", str(HERE / "h100" / f"{name}.yaml"), "--cluster", CLUSTER, "--top", "1", "--json"]
+        if code := run(["jaxpar.plan", *words, "--out", str(FOLDER / f"plan-{name}.json")], _plan(name)):
+            return code
     records = [known for name in RUNS if (known := record(name)) is not None]
     curves = page_data(records)
     for one in cast("list[dict[str, Any]]", curves["runs"]):
@@ -61,8 +60,9 @@ def spent() -> dict[str, float]:
     """Seconds of each stage, over all times that it ran."""
     total: dict[str, float] = {}
     for line in TIMES.read_text().splitlines() if TIMES.is_file() else ():
-        one = json.loads(line)
-        total[one["stage"]] = total.get(one["stage"], 0.0) + one["seconds"]
+        if line.endswith("}"):  # a kill may have cut it
+            one = json.loads(line)
+            total[one["stage"]] = total.get(one["stage"], 0.0) + one["seconds"]
     return total
 
 

@@ -31,8 +31,8 @@ IDENTITY = "I am a small language model. I was trained by jaxpar on Python's sta
 BEFORE, BEHIND = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
 """What ChatML has before a question, and between it and its answer."""
 EXAMS = ("text", "docs", "sums")
-"""Nats of unseen files; choices between descriptions of unseen functions; sums."""
-FACTS = "text.json"
+"""Bits a byte of unseen files; choices between descriptions of unseen functions; sums."""
+DONE = "done"
 
 
 class Documented(NamedTuple):
@@ -49,7 +49,7 @@ class Documented(NamedTuple):
 
 
 def write_text(folder: Path, root: Path | None = None) -> None:
-    """Write everything that later stages read; the file `FACTS`, written last, says that all is there.
+    """Write everything that later stages read; the file `DONE`, written last, says that all is there.
 
     The same Python gives the same files. `root` is a folder of sources in place of the library's.
     """
@@ -60,8 +60,8 @@ def write_text(folder: Path, root: Path | None = None) -> None:
     taught = [one for name, text in sources.items() if not _is_held_out(name) for one in _documented(name, text)]
     asked = [one for name, text in sources.items() if _is_held_out(name) for one in _documented(name, text)]
     sums = [(a, b) for a in range(LARGEST + 1) for b in range(LARGEST + 1)]
-    to_learn = [pair for pair in sums if not _is_held_out(str(pair))]
-    to_ask = [pair for pair in sums if _is_held_out(str(pair))]
+    to_learn = [pair for pair in sums if not _is_held_out(str(sorted(pair)))]  # 3 + 5 is no other sum than 5 + 3
+    to_ask = [pair for pair in sums if _is_held_out(str(sorted(pair)))]
     held_out = [text for name, text in sources.items() if _is_held_out(name)]
     lines: dict[str, Iterable[Mapping[str, object]]] = {
         "code": ({"text": text} for name, text in sources.items() if not _is_held_out(name)),
@@ -82,8 +82,7 @@ def write_text(folder: Path, root: Path | None = None) -> None:
         f"kind: generation\ndata: exam_sums.jsonl\npreamble: {json.dumps(BEFORE)}\ntokens: 24\nstop: ['<|im_end|>']\n"
         "pattern: '\\d+(?=\\D*$)'\n"
     )
-    facts = {"files": len(sources), "documented": len(taught) + len(asked), "sums": len(sums)}
-    (folder / FACTS).write_text(json.dumps(facts))
+    (folder / DONE).touch()
 
 
 def _is_held_out(name: str) -> bool:

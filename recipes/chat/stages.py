@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from jaxpar.config.errors import UserError
 from jaxpar.data.chat.template import CHATML_SOURCE
 from jaxpar.observe.report.run_record import RunRecord, read_runs
-from recipes.chat.corpus import BEFORE, BEHIND, EXAMS, FACTS, write_text
+from recipes.chat.corpus import BEFORE, BEHIND, DONE, EXAMS, write_text
 
 HERE = Path(__file__).parent
 FOLDER = Path("runs/chat")
@@ -110,6 +111,15 @@ def _is_trained(name: str) -> bool:
     return known is not None and known.complete
 
 
+def check_steps(quick: bool) -> None:
+    """Raise `UserError` where runs have few steps and are to have many, or the other way round."""
+    for name in RUNS:
+        known = record(name)
+        if known is not None and known.config is not None and (known.config.run.steps == QUICK["run.steps"]) != quick:
+            wanted = "more" if quick else "few, of --quick"
+            raise UserError(f"{FOLDER / name}: a run of {wanted} steps is there; move {FOLDER} away to begin anew")
+
+
 def _has_exams(name: str) -> bool:
     known = record(name)
     return known is not None and bool(known.evaluations)
@@ -122,7 +132,7 @@ def answers(name: str) -> list[str]:
 
 
 STAGES = (
-    Stage("corpus", "make text, conversations and exams", _corpus, (TEXT / FACTS).is_file),
+    Stage("corpus", "make text, conversations and exams", _corpus, (TEXT / DONE).is_file),
     Stage("tokens", "train a tokenizer, and encode the text", _tokens, (TOKENIZER / "chat_template.jinja").is_file),
     *map(_training, RUNS),
 )
