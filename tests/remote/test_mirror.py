@@ -1,6 +1,7 @@
 """A run's mirror in fsspec's memory: what it has after saves, kills and failures."""
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from jaxpar.checkpoint.folders import step_folder
 from jaxpar.config import config_to_yaml
 from jaxpar.remote import store
 from jaxpar.training.run_folder import mirror as module
+from jaxpar.training.run_folder.folder import RunFolder
 from jaxpar.training.run_folder.mirror import Mirror, Share
 from jaxpar.training.run_folder.mirror_fetch import fetch
 from tests.sentences import refused
@@ -133,6 +135,38 @@ def test_the_store_of_another_run_is_refused_and_left_alone(system: Any, folder:
     with refused("run.mirror", URL, "no config.yaml"):
         fetch(URL, folder, CONFIG)
     assert store.listed(URL).keys() == before.keys() - {"config.yaml"}
+
+
+def claimed(folder: Path) -> list[str]:
+    """The sentences of a start that uses this folder and the mirror."""
+    config = small(run={"dir": str(folder.parent), "name": folder.name}, checkpoint={"keep_last": 2, "keep_every": 40})
+    run = RunFolder(config)
+    try:
+        return run.claim(lambda: fetch(URL, folder, config))[1]
+    finally:
+        run.release()
+
+
+def test_nothing_is_fetched_into_a_folder_that_is_no_run(system: Any, folder: Path, tmp_path: Path):
+    uploaded(folder, 10)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "metrics.jsonl").write_text("mine")
+    with refused("run.name", "is no run of jaxpar"):
+        claimed(other)
+    assert [(path.name, path.read_text()) for path in other.iterdir()] == [("metrics.jsonl", "mine")]
+
+
+def test_checkpoints_that_are_gone_are_fetched(system: Any, folder: Path):
+    (folder / "events.jsonl").write_text(json.dumps({"event": "saved", "checkpoint": 10}) + "\n")
+    uploaded(folder, 10)
+    shutil.rmtree(folder / "checkpoints")
+    assert "step 10 was copied" in " ".join(claimed(folder))
+    manifest.verify(step_folder(folder / "checkpoints", 10))
+    shutil.rmtree(folder / "checkpoints")
+    system.rm(f"{URL}/checkpoints", recursive=True)
+    with refused("run.name", "is missing", "step 10 was saved"):
+        claimed(folder)
 
 
 def test_an_upload_that_fails_is_counted_tried_again_and_named_at_the_end(

@@ -241,3 +241,17 @@ def test_a_run_whose_store_is_full_ends_with_a_sentence_and_all_on_disk(s3: Serv
     s3.reset()
     fit(config)
     assert manifest.complete_steps(store.listed(f"{URL}/runs/full")) == [2, 4]
+
+
+def test_a_run_that_is_refused_uploads_nothing(s3: Server, tmp_path: Path):
+    def config(name: str, **run: Any):
+        return run_config(tmp_path, 2, run={"name": name, **run}, checkpoint={"every": 2})
+
+    fit(config("run"))
+    with refused("run.name", "run.seed: 0 -> 7"):
+        fit(config("run", seed=7, mirror=f"{URL}/runs"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/notes.txt").write_text("mine")
+    with refused("run.name", "is no run of jaxpar"):
+        fit(config("other", mirror=f"{URL}/runs"))
+    assert store.listed(f"{URL}/runs") == {}
