@@ -11,13 +11,15 @@ import pytest
 
 from jaxpar.checkpoint import manifest
 from jaxpar.checkpoint.digests import file_entries
-from jaxpar.checkpoint.folders import step_folder
+from jaxpar.checkpoint.folders import listed_steps, step_folder
 from jaxpar.config import config_to_yaml
+from jaxpar.observe.events import Listener
 from jaxpar.remote import store
 from jaxpar.training.run_folder import mirror as module
 from jaxpar.training.run_folder.folder import RunFolder
 from jaxpar.training.run_folder.mirror import Mirror, Share
 from jaxpar.training.run_folder.mirror_fetch import fetch
+from jaxpar.training.run_folder.saves import Saves
 from tests.sentences import refused
 from tests.small_run import small
 
@@ -167,6 +169,33 @@ def test_checkpoints_that_are_gone_are_fetched(system: Any, folder: Path):
     system.rm(f"{URL}/checkpoints", recursive=True)
     with refused("run.name", "is missing", "step 10 was saved"):
         claimed(folder)
+
+
+def test_a_store_that_is_slower_than_retention_gets_checkpoints(
+    system: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    one, put_file, answered = mirror(folder), type(system).put_file, threading.Event()
+
+    def slow(self: Any, file: str, path: str, **options: Any) -> None:
+        assert answered.wait(60) or "checkpoints" not in path
+        put_file(self, file, path, **options)
+
+    monkeypatch.setattr(type(system), "put_file", slow)
+    saves = Saves(folder / "checkpoints", CONFIG.checkpoint, Listener(), one)
+    one.begin()
+    for step in (10, 20, 30, 50):
+        save(folder, step)
+        one.saved(step)
+        while one.uploading is None:
+            threading.Event().wait(0.01)
+        saves._checkpointer._prune(step)
+    assert one.uploading == 10
+    assert listed_steps(folder / "checkpoints") == [10, 30, 50]
+    answered.set()
+    assert one.finish() is None
+    assert "3 checkpoints of this run" in (note := one.notes()[-1])
+    assert "1 checkpoint was deleted here before its turn" in note
+    assert stored_steps() == [10, 30, 50]
 
 
 def test_an_upload_that_fails_is_counted_tried_again_and_named_at_the_end(

@@ -57,6 +57,8 @@ class Mirror:
     folder: Path
     config: Config
     share: Share
+    uploading: int | None = None
+    """Step of the checkpoint being uploaded, which stays in the folder until then."""
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _waiting: set[int] = field(default_factory=set)
     """Steps of complete checkpoints that are not uploaded."""
@@ -64,6 +66,8 @@ class Mirror:
     _closing: bool = False
     _thread: threading.Thread | None = None
     _uploaded: int = 0
+    _missed: int = 0
+    """Checkpoints that retention removed before they were uploaded."""
     _tried: set[int] = field(default_factory=set)
     """The steps of them that failed since the last success."""
     _failures: int = 0
@@ -115,6 +119,11 @@ class Mirror:
         self._note(
             f"{plural(self._uploaded, 'checkpoint')} of this run went to {self.url}; {size(traffic.bytes)} were copied "
             f"from and to stores in all, with {plural(traffic.retries, 'retry', 'retries')}."
+            + (
+                f" {plural(self._missed, 'checkpoint was', 'checkpoints were')} deleted here before its turn."
+                if self._missed
+                else ""
+            )
         )
         if self._failure is None and not left:
             return None
@@ -128,8 +137,9 @@ class Mirror:
                 self._upload_files()
                 self._upload(step)
             except Exception as error:  # of any kind: a thread that ends in silence would lose what follows
-                if not is_sealed(self.folder, step):  # retention has removed it meanwhile
+                if not is_sealed(self.folder, step):  # retention removed it before its turn
                     self._waiting.discard(step)
+                    self._missed += 1
                     continue
                 self._failure = _why(error)
                 self._failures += 1
@@ -148,9 +158,11 @@ class Mirror:
     def _next(self) -> int | None:
         """Wait for a checkpoint to upload; None at the end."""
         with self._wake:
+            self.uploading = None
             while not self._closing and not self._waiting - self._tried:
                 self._wake.wait()
             step = max(self._waiting - self._tried, default=None)
+            self.uploading = step
             if step is not None:
                 self._tried.add(step)
             return step
