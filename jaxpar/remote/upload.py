@@ -62,14 +62,16 @@ def send(folder: Path, url: str, names: Iterable[str], there: Mapping[str, Store
     at_once([_sending(folder / name, f"{url}/{name}") for name in missing])
 
 
-def finish(folder: Path, url: str, names: Sequence[str], last: Sequence[str]) -> None:
-    """Make a folder whole whose other files are uploaded.
+def finish(folder: Path, url: str, contents: bytes, names: Sequence[str], last: Sequence[str]) -> None:
+    """Make a folder whole whose other files are uploaded; `contents` and `last` are those of `begin`.
 
     Raises:
-        StoreError: one is not there, or the store refuses.
+        StoreError: one is not there, another upload has begun, or the store refuses.
     """
     final, others = _divided(names, last)
     files = listed(url)
+    if read(f"{url}/{MARKER}") != contents:
+        raise StoreError(f"{url}: another upload to it has begun, and this one ends")
     for name in others:
         if name not in files or files[name].size != (folder / name).stat().st_size:
             raise StoreError(f"{url}/{name}: it was uploaded, and the store does not list it with its size")
@@ -126,9 +128,9 @@ def _upload(folder: Path, url: str, last: Sequence[str]) -> tuple[int, int]:
     for name in names:
         with open(folder / name, "rb") as file:
             digests[name] = hashlib.file_digest(file, "blake2b").hexdigest()
-    there = begin(url, json.dumps(digests).encode(), last)
+    there = begin(url, contents := json.dumps(digests).encode(), last)
     send(folder, url, _divided(names, last)[1], there)
-    finish(folder, url, names, last)
+    finish(folder, url, contents, names, last)
     return len(names), sum((folder / name).stat().st_size for name in names)
 
 

@@ -18,7 +18,7 @@ from jaxpar.remote import store
 from jaxpar.training.run_folder import mirror as module
 from jaxpar.training.run_folder.folder import RunFolder
 from jaxpar.training.run_folder.mirror import Mirror, Share
-from jaxpar.training.run_folder.mirror_fetch import fetch
+from jaxpar.training.run_folder.mirror_fetch import OWNER, fetch
 from jaxpar.training.run_folder.saves import Saves
 from tests.sentences import refused
 from tests.small_run import small
@@ -84,8 +84,8 @@ def test_a_mirror_has_what_the_folder_retains_and_no_hidden_files(system: Any, f
     uploaded(folder, 10, 40, 50, 60)
     assert stored_steps() == [40, 50, 60]
     names = set(store.listed(URL))
-    assert {name for name in names if not name.startswith("checkpoints/")} == {"config.yaml", "metrics.jsonl"}
-    assert len(names) == 2 + 3 * 5
+    assert {name for name in names if not name.startswith("checkpoints/")} == {"config.yaml", "metrics.jsonl", OWNER}
+    assert len(names) == 3 + 3 * 5
 
 
 def test_a_run_without_a_folder_gets_the_newest_checkpoint(system: Any, folder: Path, tmp_path: Path):
@@ -194,8 +194,28 @@ def test_a_store_that_is_slower_than_retention_gets_checkpoints(
     answered.set()
     assert one.finish() is None
     assert "3 checkpoints of this run" in (note := one.notes()[-1])
-    assert "1 checkpoint was deleted here before its turn" in note
+    assert "1 checkpoint was deleted here before that" in note
     assert stored_steps() == [10, 30, 50]
+
+
+def test_a_later_start_on_another_machine_takes_the_mirror_over(system: Any, folder: Path, tmp_path: Path):
+    earlier = mirror(folder)
+    earlier.begin()
+    save(folder, 10)
+    earlier.saved(10)
+    while earlier._waiting:
+        threading.Event().wait(0.01)
+    fetch(URL, other := tmp_path / "other", CONFIG)
+    (other / "metrics.jsonl").write_text("{}\n{}\n")
+    uploaded(other, 20)
+    save(folder, 20)
+    save(folder, 30)
+    earlier.saved(30)
+    failure = earlier.finish() or ""
+    assert "step 30 is not in memory://" in failure
+    assert "a later start of this run uploads to it" in failure
+    assert stored_steps() == [10, 20]
+    assert store.read(f"{URL}/metrics.jsonl") == b"{}\n{}\n"
 
 
 def test_an_upload_that_fails_is_counted_tried_again_and_named_at_the_end(

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +24,9 @@ from jaxpar.config import Config
 from jaxpar.config.paths import RUN_CONFIG
 from jaxpar.observe.files import write_atomically
 from jaxpar.pages.units import plural, size
-from jaxpar.remote.store import StoredFile, StoreError, listed, read, traffic, upload_file
+from jaxpar.remote.store import StoredFile, StoreError, listed, read, traffic, upload_file, write
 from jaxpar.remote.upload import begin, finish, remove_folder, send
-from jaxpar.training.run_folder.mirror_fetch import is_sealed
+from jaxpar.training.run_folder.mirror_fetch import OWNER, is_sealed
 
 TURN = ".uploading"
 """File of the run's folder that names the checkpoint being uploaded."""
@@ -70,6 +71,8 @@ class Mirror:
     """Checkpoints that retention removed before they were uploaded."""
     _tried: set[int] = field(default_factory=set)
     """The steps of them that failed since the last success."""
+    _owner: bytes = b""
+    """What this start wrote to `OWNER`, once it did."""
     _failures: int = 0
     _failure: str | None = None
     """Why the last try failed, if it did."""
@@ -120,7 +123,7 @@ class Mirror:
             f"{plural(self._uploaded, 'checkpoint')} of this run went to {self.url}; {size(traffic.bytes)} were copied "
             f"from and to stores in all, with {plural(traffic.retries, 'retry', 'retries')}."
             + (
-                f" {plural(self._missed, 'checkpoint was', 'checkpoints were')} deleted here before its turn."
+                f" {plural(self._missed, 'checkpoint was', 'checkpoints were')} deleted here before that."
                 if self._missed
                 else ""
             )
@@ -200,7 +203,8 @@ class Mirror:
                 write_atomically(self.folder / TURN, f"{step} {time.time_ns()}".encode())
             send(path, url, lists[0], there)
             send(path, url, names, self._when_others_are_done(url, names, len(lists[0])))
-            finish(path, url, [*names, MANIFEST], (MANIFEST,))
+            self._check_owner()
+            finish(path, url, text, [*names, MANIFEST], (MANIFEST,))
             self._uploaded += 1
         self._prune(step)
 
@@ -241,6 +245,7 @@ class Mirror:
 
     def _upload_files(self) -> None:
         """Upload the files of the run's folder that are not checkpoints' and have changed."""
+        self._check_owner()
         # Its configuration first: without it the store has no run.
         for path in sorted(self.folder.rglob("*"), key=lambda path: (path.name != RUN_CONFIG, path)):
             name = path.relative_to(self.folder)
@@ -251,6 +256,14 @@ class Mirror:
             if self._sizes.get(name.as_posix()) != state:
                 upload_file(path, f"{self.url}/{name.as_posix()}")
                 self._sizes[name.as_posix()] = state
+
+    def _check_owner(self) -> None:
+        """The newest start of a run owns its URL: earlier ones, on machines that still run, upload no more."""
+        if not self._owner:
+            write(f"{self.url}/{OWNER}", owner := uuid.uuid4().bytes)
+            self._owner = owner
+        elif read(f"{self.url}/{OWNER}") != self._owner:
+            raise StoreError(f"{self.url}: a later start of this run uploads to it")
 
     def _names(self, path: Path) -> list[list[str]]:
         """The files of a checkpoint, divided among the processes."""

@@ -16,6 +16,9 @@ from jaxpar.remote.store import at_once, download, listed, read, traffic
 from jaxpar.remote.upload import MARKER
 from jaxpar.training.run_folder.same_run import forbidden_changes
 
+OWNER = ".owner"
+"""File of a mirror that names the start of the run that uploads to it."""
+
 
 def fetch(url: str, folder: Path, config: Config) -> str | None:
     """Copy the newest complete checkpoint of a mirror into the run's folder, where that has no complete one as new, and
@@ -26,6 +29,7 @@ def fetch(url: str, folder: Path, config: Config) -> str | None:
         OSError: the folder cannot be written.
     """
     files = listed(url)
+    files.pop(OWNER, None)
     if files:
         _check_same_run(url, config)
     steps = complete_steps(files)
