@@ -218,6 +218,16 @@ def test_a_later_start_on_another_machine_takes_the_mirror_over(system: Any, fol
     assert store.read(f"{URL}/metrics.jsonl") == b"{}\n{}\n"
 
 
+def test_an_older_folder_gets_the_records_of_the_newer_checkpoint(system: Any, folder: Path, tmp_path: Path):
+    uploaded(folder, 10)
+    fetch(URL, other := tmp_path / "other", CONFIG)
+    (other / "metrics.jsonl").write_text("{}\n" * 20)
+    uploaded(other, 20)
+    assert "step 20" in (fetch(URL, folder, CONFIG) or "")
+    uploaded(folder)
+    assert store.read(f"{URL}/metrics.jsonl") == b"{}\n" * 20
+
+
 def test_an_upload_that_fails_is_counted_tried_again_and_named_at_the_end(
     system: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):

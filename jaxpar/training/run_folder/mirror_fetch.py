@@ -21,8 +21,8 @@ OWNER = ".owner"
 
 
 def fetch(url: str, folder: Path, config: Config) -> str | None:
-    """Copy the newest complete checkpoint of a mirror into the run's folder, where that has no complete one as new, and
-    the run's other files, where it has none at all; returns a sentence about it.
+    """Copy the newest complete checkpoint of a mirror and the run's other files into the run's folder, where that has no
+    complete one as new; returns a sentence about it.
 
     Raises:
         UserError: the store refuses, or has another run there.
@@ -38,11 +38,10 @@ def fetch(url: str, folder: Path, config: Config) -> str | None:
         return None
     newest, before = f"{CHECKPOINTS}/{step_name(steps[-1])}/", traffic.bytes
     checkpoint = [name for name in files if name.startswith(newest) and not name.endswith((MARKER, MANIFEST))]
-    others = [name for name in files if not name.startswith(f"{CHECKPOINTS}/")] if not here else []
+    others = [name for name in files if not name.startswith(f"{CHECKPOINTS}/")]
     copy = lambda name: _copy(url, folder, name, files[name].size)
     copies = [_later(copy, name) for name in (*others, *checkpoint) if name != RUN_CONFIG]
-    if others:
-        copy(RUN_CONFIG)  # first: without it the folder would be no run's
+    copy(RUN_CONFIG)  # first: without it the folder would be no run's
     at_once(copies)
     copy(newest + MANIFEST)  # last: without it the checkpoint is not complete
     return (
