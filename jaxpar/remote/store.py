@@ -180,12 +180,12 @@ def _stored(info: dict[str, Any]) -> StoredFile:
     return StoredFile(int(info["size"]), version)
 
 
-def read(url: str) -> bytes | None:
-    """A small file; None where there is none. Raises `StoreError`."""
+def read(url: str, most: int | None = None) -> bytes | None:
+    """A small file, or its first bytes, at most `most`; None where there is none. Raises `StoreError`."""
 
     def call(system: Any, path: str) -> bytes | None:
         try:
-            return system.cat_file(path)
+            return system.cat_file(path, end=most)
         except FileNotFoundError:
             return None
 

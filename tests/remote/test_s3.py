@@ -222,6 +222,10 @@ def test_a_run_whose_folder_is_gone_continues_from_its_mirror_as_if_nothing_had_
     assert report.main([f"{URL}/runs/moved", "--out", str(tmp_path / "page.html")]) == 0
     assert report.main([f"{URL}/runs/moved", "--out", f"{URL}/page.html"]) == 0
     assert (store.read(f"{URL}/page.html") or b"").startswith(b"<!")
+    put("weights.bin", b"of a model")
+    assert report.main([f"{URL}/runs/moved", "--out", f"{URL}/page.html"]) == 0
+    assert report.main([f"{URL}/runs/moved", "--out", f"{URL}/weights.bin"]) == 2
+    assert store.read(f"{URL}/weights.bin") == b"of a model"
     with refused("run.mirror", "a stored configuration does not get to write"):
         Trainer.from_checkpoint(f"{URL}/runs/moved")
     trainer = Trainer.from_checkpoint(f"{URL}/runs/moved", overrides=["run.mirror=null"], devices=jax.devices()[:1])

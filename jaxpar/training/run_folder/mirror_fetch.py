@@ -21,8 +21,8 @@ OWNER = ".owner"
 
 
 def fetch(url: str, folder: Path, config: Config) -> str | None:
-    """Copy the newest complete checkpoint of a mirror and the run's other files into the run's folder, where that has no
-    complete one as new; returns a sentence about it.
+    """Copy the newest complete checkpoint of a mirror, and the run's other files, into the run's folder, where that has
+    no complete one as new; returns a sentence about it.
 
     Raises:
         UserError: the store refuses, or has another run there.
