@@ -95,6 +95,13 @@ def _copy(url: str, key: str, choose: Choose) -> Path:
         if missing := {name: file for name, file in chosen.items() if not _is_there(_file(target, name, alone), file)}:
             _make_room(entry, url, key, chosen)
             at_once([_fetching(url, name, file, _file(target, name, alone), alone) for name, file in missing.items()])
+            now = listed(url)
+            if changed := [name for name, file in missing.items() if now.get(name) != file]:
+                for name in changed:  # what was copied may be a mixture
+                    _file(target, name, alone).unlink()
+                raise StoreError(
+                    f"{url}: {named(changed[0])} changed while it was copied; the same command copies it again"
+                )
     _urls[target] = url
     return target
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import errno
 import importlib
+import os
 import random
 import threading
 import time
@@ -226,6 +227,8 @@ def download(url: str, size: int, target: Path, part: Path) -> None:
                 raise StoreError(f"{printable(url)}: it changed while it was copied")
             file.write(block)
             traffic.add(bytes=len(block))
+        file.flush()
+        os.fsync(file.fileno())  # a later command trusts its size
     part.replace(target)
 
 

@@ -111,7 +111,7 @@ def test_a_file_that_was_copied_in_part_is_continued(s3: Server, cache: Path, mo
     assert part.stat().st_size == 300_000
     s3.asked.clear()
     assert local_path(url, "data.path").read_bytes() == BYTES
-    assert len([1 for method, _ in s3.asked if method == "GET"]) == 1 + 5
+    assert len([1 for method, _ in s3.asked if method == "GET"]) == 2 + 5  # it is listed before and after
 
 
 def test_the_least_recently_used_copy_goes_and_one_in_use_stays(s3: Server, monkeypatch: pytest.MonkeyPatch):
@@ -131,6 +131,28 @@ def test_the_least_recently_used_copy_goes_and_one_in_use_stays(s3: Server, monk
     assert not paths["b"].exists()
     with refused("data.path", f"{URL}/big", "2.9 KiB", "2.4 KiB"):
         local_path(put("big", bytes(3000)), "data.path")
+
+
+def test_a_file_that_changes_while_it_is_copied_is_refused_and_copied_again(
+    s3: Server, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(store, "BLOCK_BYTES", 1000)
+    url, persistent, calls = put("a.bin", b"A" * 3000), store.persistent, []
+
+    def changing(url: str, call: Any) -> Any:
+        calls.append(url)
+        if len(calls) == 3:  # after the listing and one block
+            with monkeypatch.context() as patch:
+                patch.setattr(store, "persistent", persistent)
+                put("a.bin", b"B" * 5000)
+        return persistent(url, call)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "persistent", changing)
+        with refused("data.path", url, "changed while it was copied"):
+            local_path(url, "data.path")
+    put("a.bin", b"A" * 3000)
+    assert local_path(url, "data.path").read_bytes() == b"A" * 3000
 
 
 def test_a_changed_file_is_copied_again(s3: Server):
