@@ -92,6 +92,25 @@ def test_what_is_refused_or_cut_is_read_again_to_the_last_byte(s3: Server, monke
     assert s3.busy == s3.cut == 0
 
 
+def test_a_part_of_a_large_upload_is_tried_again_by_itself(s3: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    least = 5 * 2**20  # of a part but the last
+    monkeypatch.setattr("s3fs.core.calculate_chunksize", lambda *_, **__: least)
+    monkeypatch.setattr(store, "BLOCK_BYTES", least)
+    file = tmp_path / "large"
+    file.write_bytes(os.urandom(1000) * (5 * least // 1000))
+    before = store.traffic.retries
+    s3.every = 3  # one part at least of any try of the file
+    store.upload_file(file, f"{URL}/large")
+    assert store.read(f"{URL}/large") == file.read_bytes()
+    assert store.traffic.retries - before == 2
+    s3.every, s3.full = 0, True
+    with refused(f"{URL}/large", "failed 6 times", error=store.StoreError):
+        store.upload_file(file, f"{URL}/large")
+    system = store._filesystem("s3")
+    s3.reset()
+    assert "Uploads" not in system.call_s3("list_multipart_uploads", Bucket=BUCKET)
+
+
 def test_a_file_that_was_copied_in_part_is_continued(s3: Server, cache: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(store, "BLOCK_BYTES", 100_000)
     url = put("one.bin", BYTES)
