@@ -257,6 +257,37 @@ def test_an_upload_that_fails_is_counted_tried_again_and_named_at_the_end(
     assert stored_steps() == [10]
 
 
+def test_an_account_that_may_not_delete_uploads_checkpoints(system: Any, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def rm_file(self: Any, path: str) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(type(system), "rm_file", rm_file)
+    one = uploaded(folder, 10, 20, 30)
+    (stays, _) = one.notes()
+    assert f"stays in {URL}" in stays and "do not allow it" in stays
+    assert stored_steps() == [10, 20, 30]
+
+
+def test_a_file_that_cannot_be_read_costs_no_checkpoint_and_is_named_at_the_end(
+    system: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (folder / "profile.json").write_text("")
+    upload_file = module.upload_file
+
+    def unreadable(path: Path, url: str) -> None:
+        if path.name == "profile.json":
+            path.with_name("gone").stat()
+        upload_file(path, url)
+
+    monkeypatch.setattr(module, "upload_file", unreadable)
+    one = mirror(folder)
+    save(folder, 10)
+    one.begin()
+    failure = one.finish() or ""
+    assert "the newest files of the run are not in" in failure and "profile.json" in failure
+    assert stored_steps() == [10]
+
+
 def test_an_error_of_any_kind_is_named_at_the_end(system: Any, folder: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "begin", lambda *_: 1 / 0)
     one = mirror(folder)

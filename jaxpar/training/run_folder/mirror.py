@@ -67,6 +67,8 @@ class Mirror:
     _closing: bool = False
     _thread: threading.Thread | None = None
     _uploaded: int = 0
+    _stays: bool = False
+    """Whether something could not be removed from the store."""
     _missed: int = 0
     """Checkpoints that retention removed before they were uploaded."""
     _tried: set[int] = field(default_factory=set)
@@ -76,6 +78,8 @@ class Mirror:
     _failures: int = 0
     _failure: str | None = None
     """Why the last try failed, if it did."""
+    _unread: str | None = None
+    """Why a file of the run could not be read, if so, at the last try."""
     _skipped: dict[int, int] = field(default_factory=dict)
     """Complete checkpoints of the store to the steps in a row that had been skipped."""
     _sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -117,6 +121,7 @@ class Mirror:
         if not left:
             try:
                 self._upload_files()
+                self._failure = self._unread
             except (StoreError, OSError) as error:
                 self._failure = _why(error)
         self._note(
@@ -204,9 +209,23 @@ class Mirror:
             send(path, url, lists[0], there)
             send(path, url, names, self._when_others_are_done(url, names, len(lists[0])))
             self._check_owner()
-            finish(path, url, text, [*names, MANIFEST], (MANIFEST,))
+            try:
+                finish(path, url, text, [*names, MANIFEST], (MANIFEST,))
+            except StoreError as error:
+                if read(f"{url}/{MANIFEST}") != text:
+                    raise
+                self._not_removed(error)
             self._uploaded += 1
-        self._prune(step)
+        try:
+            self._prune(step)
+        except (StoreError, OSError) as error:
+            self._not_removed(error)
+
+    def _not_removed(self, error: Exception) -> None:
+        """Note once why what is to be removed stays in the store: the account may not be allowed to delete."""
+        if not self._stays:
+            self._note(f"What retention removes stays in {self.url}: {_why(error)}.")
+        self._stays = True
 
     def _when_others_are_done(self, url: str, names: list[str], local: int) -> Mapping[str, StoredFile]:
         """The files in the store, once all are there or nothing more has come for `PATIENCE_S`."""
@@ -246,6 +265,7 @@ class Mirror:
     def _upload_files(self) -> None:
         """Upload the files of the run's folder that are not checkpoints' and have changed."""
         self._check_owner()
+        self._unread = None
         # Its configuration first: without it the store has no run.
         for path in sorted(self.folder.rglob("*"), key=lambda path: (path.name != RUN_CONFIG, path)):
             name = path.relative_to(self.folder)
@@ -254,8 +274,11 @@ class Mirror:
             status = path.stat()
             state = status.st_mtime_ns, status.st_size
             if self._sizes.get(name.as_posix()) != state:
-                upload_file(path, f"{self.url}/{name.as_posix()}")
-                self._sizes[name.as_posix()] = state
+                try:
+                    upload_file(path, f"{self.url}/{name.as_posix()}")
+                    self._sizes[name.as_posix()] = state
+                except OSError as error:  # it may not be readable, which costs no checkpoint
+                    self._unread = f"{path}: {_why(error)}"
 
     def _check_owner(self) -> None:
         """The newest start of a run owns its URL: earlier ones, on machines that still run, upload no more."""

@@ -43,8 +43,10 @@ def mirrored(mirror: Mirror, listeners: Listener) -> Iterator[None]:
     try:
         yield
     except Exception:
-        mirror.finish()
+        failure = mirror.finish()
         _tell(mirror, listeners)
+        if failure is not None:
+            listeners.message(f"{failure[0].upper()}{failure[1:]}.")
         raise
     liveness.at("waiting for uploads")
     failure = from_first(mirror.finish)
