@@ -124,8 +124,17 @@ def test_a_fetch_that_is_interrupted_leaves_no_complete_checkpoint_and_is_made_a
         with refused("state/b", "credentials", error=store.StoreError):
             fetch(URL, other, CONFIG)
     assert not (step_folder(other / "checkpoints", 10) / "manifest.json").exists()
+    path = step_folder(other / "checkpoints", 10)
+    (path / "state/c").write_text("state/c of 11")  # another file of the same size
+    asked: list[str] = []
+    monkeypatch.setattr(
+        type(system), "cat_file", lambda self, path, **options: (asked.append(path), cat_file(path, **options))[1]
+    )
     assert fetch(URL, other, CONFIG) is not None
-    manifest.verify(step_folder(other / "checkpoints", 10))
+    manifest.verify(path)
+    assert [name for name in ("state/a", "state/b", "state/c") if any(one.endswith(name) for one in asked)] == [
+        "state/b", "state/c",
+    ]  # fmt: skip
 
 
 def test_the_store_of_another_run_is_refused_and_left_alone(system: Any, folder: Path, tmp_path: Path):
