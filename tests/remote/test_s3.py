@@ -222,37 +222,40 @@ def test_a_killed_upload_is_not_whole_and_the_next_one_sends_the_rest(s3: Server
     command = [sys.executable, "-c", KILLED, str(folder), f"{URL}/model"]
     child = subprocess.Popen(command, env=os.environ | environment(s3))
     deadline = time.monotonic() + seconds(60)
-    while (found := [path for method, path in s3.asked if method == "PUT" and "safetensors" in path]) == []:
+    while not any(method == "PUT" and "b.safetensors" in path for method, path in s3.asked):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    time.sleep(0.4)
     child.send_signal(signal.SIGKILL)
     child.wait()
     s3.reset()
     names = set(store.listed(f"{URL}/model"))
     assert MARKER in names
     assert "config.json" not in names
+    assert "a.safetensors" in names
     s3.asked.clear()
     subprocess.run(command, env=os.environ | environment(s3), check=True)
     sent = {Path(path).name for method, path in s3.asked if method == "PUT"}
     assert sent == {"a.safetensors", "b.safetensors", "c.safetensors", "config.json"} - names
-    assert found
 
 
-def test_a_run_whose_folder_is_gone_continues_from_its_mirror_as_if_nothing_had_been(s3: Server, tmp_path: Path):
+def test_a_run_whose_folder_is_gone_continues_from_its_mirror_as_if_nothing_had_been(
+    s3: Server, tmp_path: Path, capsys: Any
+):
     def config(name: str, steps: int, **run: Any):
         options = {"name": name, "mirror": f"{URL}/runs", **run}
         return run_config(tmp_path, steps, run=options, checkpoint={"every": 2, "keep_last": 1})
 
     fit(config("whole", 6, mirror=None))
-    s3.busy = 3
+    s3.busy, before = 3, store.traffic.retries
     _, recorded = fit(config("moved", 4))
     # That of step 2 is uploaded only if it is before that of step 4 takes its place.
-    assert any("of this run went to s3://" in text and "retries" in text for text in recorded.messages)
+    assert any("of this run went to s3://" in text for text in recorded.messages)
+    assert s3.busy == 0 and store.traffic.retries - before == 3
     assert manifest.complete_steps(store.listed(f"{URL}/runs/moved")) == [4]
     shutil.rmtree(folder_of(config("moved", 4)))
     s3.cut = 2
     _, recorded = fit(config("moved", 6))
+    assert s3.cut == 0
     assert any(text.startswith("The checkpoint of step 4 was copied from") for text in recorded.messages)
     assert [record.step for record in recorded.records] == [5, 6]
     assert losses(config("moved", 6)) == losses(config("whole", 6))
@@ -260,6 +263,10 @@ def test_a_run_whose_folder_is_gone_continues_from_its_mirror_as_if_nothing_had_
     assert {"config.yaml", "metrics.jsonl"} <= store.listed(f"{URL}/runs/moved").keys()
     # The run at its URL is a model, and its record a report.
     assert convert.main(("jaxpar-to-hf", f"{URL}/runs/moved", "--check")) == 0
+    assert convert.main(("jaxpar-to-hf", f"{URL}/runs/moved", f"{URL}/model")) == 0
+    assert f"{URL}/model: " in capsys.readouterr().out.replace("\n", " ")
+    assert convert.main(("jaxpar-to-hf", f"{URL}/runs/moved", f"{URL}/other", "--dtype", "int3")) == 2
+    assert not list((cache_module.cache_folder() / "out").iterdir())
     assert report.main([f"{URL}/runs/moved", "--out", str(tmp_path / "page.html")]) == 0
     assert report.main([f"{URL}/runs/moved", "--out", f"{URL}/page.html"]) == 0
     assert (store.read(f"{URL}/page.html") or b"").startswith(b"<!")
