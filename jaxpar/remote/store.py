@@ -5,7 +5,6 @@ Credentials are those that the library of a store finds for itself; no text of t
 
 from __future__ import annotations
 
-import errno
 import importlib
 import os
 import random
@@ -142,8 +141,6 @@ def _final(error: Exception) -> str | None:
         return "there is no such bucket, folder or file"
     if isinstance(error, ValueError) and not names & _CUT:
         return f"it is not accepted ({_words(error)})"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-        return f"its copy cannot be written ({error.strerror})"
     return None
 
 
