@@ -107,7 +107,7 @@ def _parser() -> Parser:
 
 
 def _name(out: Path) -> str:
-    """What the user called the new folder, for messages."""
+    """The new folder as the user wrote it, for messages."""
     return named(written_as(out))
 
 

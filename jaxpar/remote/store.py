@@ -256,9 +256,8 @@ def _upload_parts(file: Path, url: str, size: int) -> None:
         block, parts = max(BLOCK_BYTES, -(-size // MOST_PARTS)), list[dict[str, Any]]()
         with open(file, "rb") as opened:
             while body := opened.read(block):
-                number = len(parts) + 1
-                etag = call("upload_part", UploadId=upload, PartNumber=number, Body=body)["ETag"]
-                parts.append({"PartNumber": number, "ETag": etag})
+                part = {"PartNumber": len(parts) + 1}
+                parts.append(part | {"ETag": call("upload_part", UploadId=upload, Body=body, **part)["ETag"]})
         call("complete_multipart_upload", UploadId=upload, MultipartUpload={"Parts": parts})
     except BaseException:
         with suppress(StoreError):

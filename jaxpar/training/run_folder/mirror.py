@@ -74,7 +74,7 @@ class Mirror:
     _tried: set[int] = field(default_factory=set)
     """The steps of them that failed since the last success."""
     _owner: bytes = b""
-    """What this start wrote to `OWNER`, once it did."""
+    """Contents of `OWNER` that this start wrote, once it did."""
     _failures: int = 0
     _failure: str | None = None
     """Why the last try failed, if it did."""
