@@ -15,6 +15,7 @@ from jaxpar.cli import Parser, command, positive, without_gpus
 from jaxpar.config import UserError
 from jaxpar.config.spelling import named, quoted
 from jaxpar.pages.units import parse_file_size, plural
+from jaxpar.remote.cache import written_as
 
 if TYPE_CHECKING:
     from jaxpar.interop.sources.open_source import Model
@@ -105,6 +106,11 @@ def _parser() -> Parser:
     return parser
 
 
+def _name(out: Path) -> str:
+    """The new folder as the user wrote it, for messages."""
+    return named(written_as(out))
+
+
 def _into_jaxpar(options: argparse.Namespace) -> None:
     from jaxpar.interop.conversion.converted import write_checkpoint
     from jaxpar.interop.conversion.export import plan_export
@@ -124,7 +130,7 @@ def _into_jaxpar(options: argparse.Namespace) -> None:
         return
     with new_folder(options.out) as folder:
         write_checkpoint(source, folder, print)
-    print("; ".join([f"{named(options.out)}: {what}", *source.remarks]))
+    print("; ".join([f"{_name(options.out)}: {what}", *source.remarks]))
 
 
 def _into_hf(options: argparse.Namespace) -> None:
@@ -154,7 +160,7 @@ def _into_hf(options: argparse.Namespace) -> None:
         return
     with new_folder(options.out) as folder:
         files = export.write(folder, shard_bytes)
-    print(f"{named(options.out)}: {what}, in {plural(len(files), 'file')}")
+    print(f"{_name(options.out)}: {what}, in {plural(len(files), 'file')}")
     if not any((options.out / name).exists() for name in ("tokenizer.json", "tokenizer.model", "vocab.json")):
         print("No tokenizer is known for this model: put its files beside the weights before the folder is used.")
 
@@ -172,7 +178,7 @@ def _factorize(options: argparse.Namespace) -> None:
     made = plan_factorization(source, options.rank, options.share, options.solver or "svd", print)
     with new_folder(options.out) as folder:
         made.write(folder, print)
-    print(f"{named(options.out)}: {made.weights:,} weights, where {named(source.path)} has {made.weights_before:,}")
+    print(f"{_name(options.out)}: {made.weights:,} weights, where {named(source.path)} has {made.weights_before:,}")
     print(made.table())
 
 
@@ -189,7 +195,7 @@ def _upcycle(options: argparse.Namespace) -> None:
         made.write(folder, print)
     experts = made.experts
     routed = f"{plural(experts.count, 'expert')}, {experts.per_token} per token"
-    print(f"{named(options.out)}: {routed}, {made.weights:,} weights")
+    print(f"{_name(options.out)}: {routed}, {made.weights:,} weights")
 
 
 def _linearize(options: argparse.Namespace) -> None:
@@ -202,7 +208,7 @@ def _linearize(options: argparse.Namespace) -> None:
     with new_folder(options.out) as folder:
         made.write(folder, print)
     linear = (made.model.layers + 1) // 2
-    print(f"{named(options.out)}: {linear} of {made.model.layers} layers with a state, {made.weights:,} weights")
+    print(f"{_name(options.out)}: {linear} of {made.model.layers} layers with a state, {made.weights:,} weights")
 
 
 def _into_peft(source: Model, options: argparse.Namespace) -> None:
@@ -215,7 +221,7 @@ def _into_peft(source: Model, options: argparse.Namespace) -> None:
         adapter.write(folder)
     modules = f"{len(adapter.tensors)} modules ({', '.join(adapter.names)})"
     base = adapter.source.base.location
-    print(f"{named(options.out)}: factors of rank {adapter.source.rank} for {modules}, of {base}")
+    print(f"{_name(options.out)}: factors of rank {adapter.source.rank} for {modules}, of {base}")
 
 
 if __name__ == "__main__":

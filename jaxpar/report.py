@@ -11,7 +11,7 @@ from jaxpar.config import UserError
 from jaxpar.config.paths import user_location
 from jaxpar.config.spelling import named
 from jaxpar.remote.cache import local_path
-from jaxpar.remote.store import write
+from jaxpar.remote.store import StoreError, write
 
 
 @command()
@@ -30,16 +30,20 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _report(asked: list[Path], out: Path | None) -> Path | str:
-    from jaxpar.observe.report.page import check_page, html_page
+    from jaxpar.observe.report.page import check_page, check_stored_page, html_page
     from jaxpar.observe.report.run_record import read_runs
 
-    folders = [local_path(one, "RUN", lambda names: [name for name in names if _is_record(name)]) for one in asked]
+    folders = [local_path(one, "RUN", lambda names: [name for name in names if "/" not in name]) for one in asked]
     runs = read_runs(folders)
     if out is None and isinstance(user_location(asked[0], "RUN"), str):
         raise UserError(f"--out: expected the page to write, since {named(folders[0].name)} is in a store")
     where = folders[0] / "report.html" if out is None else user_location(out, "--out", written=True)
     if isinstance(where, str):
-        write(where, html_page(runs).encode(errors="replace"))
+        try:
+            check_stored_page(where)
+            write(where, html_page(runs).encode(errors="replace"))
+        except StoreError as error:
+            raise StoreError(f"--out: {error}") from error
         return where
     check_page(page := where)
     from jaxpar.observe.files import write_atomically
@@ -50,11 +54,6 @@ def _report(asked: list[Path], out: Path | None) -> Path | str:
     except OSError as error:
         raise UserError(f"--out {named(page)}: cannot be written ({error.strerror})") from error
     return page
-
-
-def _is_record(name: str) -> bool:
-    """Whether a file of a run's folder may be read for a report."""
-    return "/" not in name
 
 
 if __name__ == "__main__":

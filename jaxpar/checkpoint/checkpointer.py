@@ -38,12 +38,21 @@ class Checkpointer:
         keep_last: how many of the newest checkpoints to keep, and of the newest healthy ones, at least 1.
         keep_every: keep every checkpoint whose step is a multiple of this permanently; None keeps none permanently.
         report: takes one sentence for the user, such as why a checkpoint is skipped.
+        spared: gives a step that is in use, which is not deleted yet.
 
     Raises:
         CheckpointError: `keep_last` or `keep_every` is below 1.
     """
 
-    def __init__(self, folder: Path, *, keep_last: int, keep_every: int | None, report: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        *,
+        keep_last: int,
+        keep_every: int | None,
+        report: Callable[[str], None],
+        spared: Callable[[], int | None] = lambda: None,
+    ) -> None:
         if keep_last < 1:
             raise CheckpointError(f"checkpoint.keep_last is {keep_last}: expected 1 or more")
         if keep_every is not None and keep_every < 1:
@@ -52,6 +61,7 @@ class Checkpointer:
         self._keep_last = keep_last
         self._keep_every = keep_every
         self._report = report
+        self._spared = spared
         self._existed = os.path.isdir(self.folder)
         self._arrays = ArrayFolder()
         self._thread: threading.Thread | None = None
@@ -314,7 +324,7 @@ class Checkpointer:
 
     def _prune(self, step: int) -> None:
         try:
-            retention.prune(self.folder, step, self._keep_last, self._keep_every)
+            retention.prune(self.folder, step, self._keep_last, self._keep_every, self._spared())
         except OSError as error:
             self._notes.append(f"an old checkpoint in {self.folder} could not be deleted ({reason(error)})")
 

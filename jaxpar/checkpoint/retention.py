@@ -30,16 +30,17 @@ def last_healthy(folder: Path, last: int) -> int | None:
     return max((step for step, skipped in complete(folder, last).items() if not skipped), default=None)
 
 
-def prune(folder: Path, step: int, keep_last: int, keep_every: int | None) -> None:
+def prune(folder: Path, step: int, keep_last: int, keep_every: int | None, spared: int | None = None) -> None:
     """Delete what is no longer kept, now that the checkpoint of `step` is complete.
 
     Broken checkpoints do not count and are left alone, as is everything newer than `step`: after a corrupt newest
-    checkpoint was skipped, the steps being saved are older than it.
+    checkpoint was skipped, the steps being saved are older than it. The step `spared` stays until a later call.
 
     Raises:
         OSError: something could not be deleted; everything else is.
     """
     with ExitStack() as deletions:  # It calls all of them: one that fails, as on NFS, must not fill the disk.
         for old in folders.surplus(complete(folder, step), keep_last, keep_every):
-            deletions.callback(folders.remove, folders.step_folder(folder, old))
+            if old != spared:
+                deletions.callback(folders.remove, folders.step_folder(folder, old))
         deletions.callback(folders.remove_leftovers, folder)

@@ -35,7 +35,7 @@ def store_url(key: str, path: str, *, written: bool = False) -> str | None:
     if match is None or match[1].lower() == "file":
         return None
     scheme, rest = match[1].lower(), match[2].rstrip("/")
-    if "@" in rest.split("/")[0]:
+    if scheme != "hf" and "@" in rest.split("/")[0]:  # hf://model@revision
         raise UserError(
             f"{key}: the {scheme}:// URL has a user or password in it; expected them where the store's library looks "
             "(docs/object-stores.md)"

@@ -14,6 +14,7 @@ import os
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path, PurePosixPath
 
 from jaxpar.config.errors import UserError
@@ -33,7 +34,7 @@ type Choose = Callable[[Sequence[str]], Sequence[str]]
 _in_use: dict[Path, int] = {}
 """Copies that this process reads, to the descriptors that hold their locks."""
 _urls: dict[Path, str] = {}
-"""Local path of each copy of this process, to its URL."""
+"""Local path of each copy of this process, and of each folder that is to be uploaded, to its URL."""
 
 
 def local_path(location: str | Path, key: str, choose: Choose = lambda names: names) -> Path:
@@ -66,6 +67,11 @@ def written_as(path: Path) -> str:
     return str(path)
 
 
+def note_url(path: Path, url: str) -> None:
+    """Note what `written_as` is to return for a path."""
+    _urls[path] = url
+
+
 def cache_folder() -> Path:
     """The folder of the cache; made. Raises `UserError`."""
     folder = user_path(os.environ.get(FOLDER) or DEFAULT_FOLDER, FOLDER).absolute()
@@ -86,7 +92,7 @@ def _copy(url: str, key: str, choose: Choose) -> Path:
         if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
             raise UserError(f"{key}: {quoted(url)} has a file {quoted(name)}, which would be outside its folder")
     last = PurePosixPath(url.partition("://")[2]).name
-    alone = list(files) == [last] and url.endswith(last)
+    alone = list(files) == [last]
     text = json.dumps([url, sorted(chosen.items())])
     entry = cache_folder() / hashlib.blake2b(text.encode(), digest_size=12).hexdigest()
     target = entry / last
@@ -94,8 +100,17 @@ def _copy(url: str, key: str, choose: Choose) -> Path:
     with _locked(Path(f"{entry}.fetch")):
         if missing := {name: file for name, file in chosen.items() if not _is_there(_file(target, name, alone), file)}:
             _make_room(entry, url, key, chosen)
-            at_once([_fetching(url, name, file, _file(target, name, alone), alone) for name, file in missing.items()])
-    _urls[target] = url
+            at_once(
+                [partial(_fetch, url, name, file, _file(target, name, alone), alone) for name, file in missing.items()]
+            )
+            now = listed(url)
+            if changed := [name for name, file in missing.items() if now.get(name) != file]:
+                for name in changed:  # what was copied may be a mixture
+                    _file(target, name, alone).unlink()
+                raise StoreError(
+                    f"{url}: {named(changed[0])} changed while it was copied; the same command copies it again"
+                )
+    note_url(target, url)
     return target
 
 
@@ -107,8 +122,8 @@ def _is_there(path: Path, file: StoredFile) -> bool:
     return path.is_file() and path.stat().st_size == file.size
 
 
-def _fetching(url: str, name: str, file: StoredFile, path: Path, alone: bool) -> Callable[[], None]:
-    return lambda: download(url if alone else f"{url}/{name}", file.size, path, path.with_name(f".{path.name}.part"))
+def _fetch(url: str, name: str, file: StoredFile, path: Path, alone: bool) -> None:
+    download(url if alone else f"{url}/{name}", file.size, path, path.with_name(f".{path.name}.part"))
 
 
 def _use(entry: Path) -> None:

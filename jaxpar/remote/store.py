@@ -5,13 +5,14 @@ Credentials are those that the library of a store finds for itself; no text of t
 
 from __future__ import annotations
 
-import errno
 import importlib
+import os
 import random
 import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -26,7 +27,9 @@ PAUSES_S = (1.0, 2.0, 4.0, 8.0, 16.0)
 THREADS = 8
 """Files that are copied at once."""
 BLOCK_BYTES = 32 * 2**20
-"""Bytes of one read: a connection that is cut costs one of them."""
+"""Bytes of one read, or of a part of an upload to S3: a connection that is cut costs one of them."""
+MOST_PARTS = 10_000
+"""Parts of an upload that S3 takes."""
 
 _LIBRARIES = {"s3": ("s3fs", "s3"), "gs": ("gcsfs", "gcs"), "hf": ("huggingface_hub", "hf")}
 """Scheme to the module that fsspec needs for it, and the extra that installs it."""
@@ -138,8 +141,6 @@ def _final(error: Exception) -> str | None:
         return "there is no such bucket, folder or file"
     if isinstance(error, ValueError) and not names & _CUT:
         return f"it is not accepted ({_words(error)})"
-    if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EROFS):
-        return f"its copy cannot be written ({error.strerror})"
     return None
 
 
@@ -180,12 +181,12 @@ def _stored(info: dict[str, Any]) -> StoredFile:
     return StoredFile(int(info["size"]), version)
 
 
-def read(url: str) -> bytes | None:
-    """A small file; None where there is none. Raises `StoreError`."""
+def read(url: str, most: int | None = None) -> bytes | None:
+    """A small file, or its first bytes, at most `most`; None where there is none. Raises `StoreError`."""
 
     def call(system: Any, path: str) -> bytes | None:
         try:
-            return system.cat_file(path)
+            return system.cat_file(path, end=most)
         except FileNotFoundError:
             return None
 
@@ -226,14 +227,42 @@ def download(url: str, size: int, target: Path, part: Path) -> None:
                 raise StoreError(f"{printable(url)}: it changed while it was copied")
             file.write(block)
             traffic.add(bytes=len(block))
+        file.flush()
+        os.fsync(file.fileno())  # a later command trusts its size
     part.replace(target)
 
 
 def upload_file(file: Path, url: str) -> None:
-    """Upload a file; the library sends a large one in parts. Raises `StoreError`."""
+    """Upload a file, a large one in parts. Raises `StoreError`."""
     size = file.stat().st_size
-    persistent(url, lambda system, path: system.put_file(str(file), path))
+    if url.startswith("s3://") and size > BLOCK_BYTES:
+        _upload_parts(file, url, size)
+    else:
+        persistent(url, lambda system, path: system.put_file(str(file), path))
     traffic.add(bytes=size)
+
+
+def _upload_parts(file: Path, url: str, size: int) -> None:
+    """Upload a file to S3 in parts, each of which is tried again by itself: the library would begin the file again."""
+
+    def call(method: str, **options: Any) -> Any:
+        send = lambda system, path: system.call_s3(
+            method, **dict(zip(("Bucket", "Key"), system.split_path(path), strict=False)), **options
+        )
+        return persistent(url, send)
+
+    upload = call("create_multipart_upload")["UploadId"]
+    try:
+        block, parts = max(BLOCK_BYTES, -(-size // MOST_PARTS)), list[dict[str, Any]]()
+        with open(file, "rb") as opened:
+            while body := opened.read(block):
+                part = {"PartNumber": len(parts) + 1}
+                parts.append(part | {"ETag": call("upload_part", UploadId=upload, Body=body, **part)["ETag"]})
+        call("complete_multipart_upload", UploadId=upload, MultipartUpload={"Parts": parts})
+    except BaseException:
+        with suppress(StoreError):
+            call("abort_multipart_upload", UploadId=upload)
+        raise
 
 
 def at_once(work: Iterable[Callable[[], None]]) -> None:

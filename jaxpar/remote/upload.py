@@ -12,13 +12,14 @@ import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from fnmatch import fnmatchcase
+from functools import partial
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.paths import user_location
 from jaxpar.config.spelling import quoted
 from jaxpar.pages.units import plural, size
-from jaxpar.remote.cache import cache_folder
+from jaxpar.remote.cache import cache_folder, note_url
 from jaxpar.remote.store import StoredFile, StoreError, at_once, listed, read, remove, traffic, upload_file, write
 
 MARKER = ".uploading"
@@ -47,7 +48,7 @@ def remove_folder(url: str, names: Iterable[str], last: Sequence[str]) -> None:
     """Remove files of a folder, at first those that make it whole. Raises `StoreError`."""
     first, others = _divided(names, last)
     remove(f"{url}/{name}" for name in first)
-    at_once([_removal(f"{url}/{name}") for name in others])
+    at_once([partial(remove, [f"{url}/{name}"]) for name in others])
 
 
 def send(folder: Path, url: str, names: Iterable[str], there: Mapping[str, StoredFile]) -> None:
@@ -59,17 +60,19 @@ def send(folder: Path, url: str, names: Iterable[str], there: Mapping[str, Store
     """
     sizes = {name: (folder / name).stat().st_size for name in names}
     missing = [name for name, size in sizes.items() if name not in there or there[name].size != size]
-    at_once([_sending(folder / name, f"{url}/{name}") for name in missing])
+    at_once([partial(upload_file, folder / name, f"{url}/{name}") for name in missing])
 
 
-def finish(folder: Path, url: str, names: Sequence[str], last: Sequence[str]) -> None:
-    """Make a folder whole whose other files are uploaded.
+def finish(folder: Path, url: str, contents: bytes, names: Sequence[str], last: Sequence[str]) -> None:
+    """Make a folder whole whose other files are uploaded; `contents` and `last` are those of `begin`.
 
     Raises:
-        StoreError: one is not there, or the store refuses.
+        StoreError: one is not there, another upload has begun, or the store refuses.
     """
     final, others = _divided(names, last)
     files = listed(url)
+    if read(f"{url}/{MARKER}") != contents:
+        raise StoreError(f"{url}: another upload to it has begun, and this one ends")
     for name in others:
         if name not in files or files[name].size != (folder / name).stat().st_size:
             raise StoreError(f"{url}/{name}: it was uploaded, and the store does not list it with its size")
@@ -104,9 +107,16 @@ def folder_to_write(out: str | Path, key: str, last: Sequence[str], report: Call
     if files and MARKER not in files:
         raise UserError(f"{key}: {quoted(where)} exists; expected a new name")
     folder = cache_folder() / "out" / hashlib.blake2b(where.encode(), digest_size=12).hexdigest()
+    begun = folder.exists()
     folder.mkdir(parents=True, exist_ok=True)
     path = folder / where.rsplit("/", 1)[-1]
-    yield path
+    note_url(path, where)
+    try:
+        yield path
+    except UserError as error:
+        if not begun:
+            shutil.rmtree(folder)
+        raise type(error)(str(error).replace(str(path), where)) from error
     before = traffic.retries
     try:
         count, total = _upload(path, where, last)
@@ -126,9 +136,9 @@ def _upload(folder: Path, url: str, last: Sequence[str]) -> tuple[int, int]:
     for name in names:
         with open(folder / name, "rb") as file:
             digests[name] = hashlib.file_digest(file, "blake2b").hexdigest()
-    there = begin(url, json.dumps(digests).encode(), last)
+    there = begin(url, contents := json.dumps(digests).encode(), last)
     send(folder, url, _divided(names, last)[1], there)
-    finish(folder, url, names, last)
+    finish(folder, url, contents, names, last)
     return len(names), sum((folder / name).stat().st_size for name in names)
 
 
@@ -138,11 +148,3 @@ def _divided(names: Iterable[str], last: Sequence[str]) -> tuple[list[str], list
     for name in names:
         (final if any(fnmatchcase(name, pattern) for pattern in last) else others).append(name)
     return final, others
-
-
-def _sending(file: Path, url: str) -> Callable[[], None]:
-    return lambda: upload_file(file, url)
-
-
-def _removal(url: str) -> Callable[[], None]:
-    return lambda: remove([url])

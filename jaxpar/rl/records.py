@@ -11,11 +11,12 @@ from typing import Any
 
 from jaxpar.checkpoint.processes import from_first
 from jaxpar.config.errors import UserError
-from jaxpar.config.paths import is_name, user_path
+from jaxpar.config.paths import is_name
 from jaxpar.config.reading.text_file import read_text_file
 from jaxpar.config.spelling import did_you_mean, quoted
 from jaxpar.config.user_code import is_user_code, load_function
 from jaxpar.data.chat.messages import Unusable, checked_messages
+from jaxpar.remote.cache import local_path
 from jaxpar.rl.tasks import TASKS
 
 LONGEST_FILE = 2**30
@@ -68,7 +69,7 @@ def _read(path: str, key: str) -> list[Record]:
                 raise
             raise UserError(f"{key}: {quoted(path)} failed ({type(error).__name__}: {error})") from error
         return _checked(records, f"{key}: {quoted(path)}")
-    file = user_path(path, key)
+    file = local_path(path, key)
     if not Path(file).is_file():
         near = did_you_mean(path, TASKS) or f"; the tasks are {', '.join(TASKS)}"
         raise UserError(f"{key}: {quoted(path)} is no file of prompts and no task{near}")

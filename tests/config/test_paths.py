@@ -95,6 +95,7 @@ def test_a_url_that_names_no_store_is_refused_without_its_password(url: str, par
 def test_a_url_is_taken_as_it_is_but_for_slashes():
     assert user_location(Path("s3://bucket/a//b/"), "data.path") == "s3://bucket/a/b"
     assert user_location("hf://datasets/name/a@main/x/", "data.path") == "hf://datasets/name/a@main/x"
+    assert user_location("hf://gpt2@main", "data.path") == "hf://gpt2@main"
 
 
 @pytest.mark.parametrize("path", ["~", "http//a", "a:b/c", "a:b", "x:/y", "../gs", "~/runs", "/mnt/bucket/runs"])

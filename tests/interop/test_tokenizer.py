@@ -9,6 +9,7 @@ from typing import Any, cast
 import pytest
 from tokenizers import Tokenizer, processors
 
+from jaxpar.config import urls
 from jaxpar.config.schema import Config, DataConfig
 from jaxpar.evaluation.language_model import LanguageModel
 from jaxpar.interop.sources.hf_folder import HFFolder
@@ -133,3 +134,14 @@ def test_in_a_conversation_a_text_also_ends_as_documents_of_the_run_do(tmp_path:
     with refused("--tokenizer", "tokenizer.json"):
         chat_encoder_of(trained_on(DataConfig(source="tokens", path=str(gone))), None, None, reports.append)
     assert len(reports) == 2
+
+
+def test_the_tokenizer_is_looked_for_elsewhere_where_the_tokens_are_at_a_url_that_is_gone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(urls, "STORES", ("memory",))
+    monkeypatch.setenv("JAXPAR_CACHE", str(tmp_path))
+    reports: list[str] = []
+    data = DataConfig(source="tokens", path="memory://gone/tokens")
+    assert tokenizer_folders(trained_on(data), reports.append) == []
+    assert "memory://gone/tokens" in " ".join(reports)

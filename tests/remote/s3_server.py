@@ -1,5 +1,6 @@
 """An S3-compatible server on this machine, moto's, whose answers can be refused, cut, slowed or filled up."""
 
+import itertools
 import socket
 import threading
 import time
@@ -26,6 +27,9 @@ class Server:
         """No faults."""
         self.busy = self.cut = 0
         """How many of the next requests are answered 503, and how many answers are cut in the middle."""
+        self.every = 0
+        """Each write of so many is answered 503; 0 for none."""
+        self._writes = itertools.count(1)
         self.delay_s = 0.0
         self.full = self.stranger = False
         """Whether nothing more can be written; whether keys are unknown."""
@@ -38,6 +42,8 @@ class Server:
             return _refusal(start, "403 Forbidden", "InvalidAccessKeyId")
         if self.full and method in ("PUT", "POST"):
             return _refusal(start, "507 Insufficient Storage", "InsufficientCapacity")
+        if self.every and method == "PUT" and next(self._writes) % self.every == 0:
+            return _refusal(start, "503 Slow Down", "SlowDown")
         if self.busy:
             self.busy -= 1
             return _refusal(start, "503 Slow Down", "SlowDown")

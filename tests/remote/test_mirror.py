@@ -1,6 +1,7 @@
 """A run's mirror in fsspec's memory: what it has after saves, kills and failures."""
 
 import json
+import shutil
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,12 +11,15 @@ import pytest
 
 from jaxpar.checkpoint import manifest
 from jaxpar.checkpoint.digests import file_entries
-from jaxpar.checkpoint.folders import step_folder
+from jaxpar.checkpoint.folders import listed_steps, step_folder
 from jaxpar.config import config_to_yaml
+from jaxpar.observe.events import Listener
 from jaxpar.remote import store
 from jaxpar.training.run_folder import mirror as module
+from jaxpar.training.run_folder.folder import RunFolder
 from jaxpar.training.run_folder.mirror import Mirror, Share
-from jaxpar.training.run_folder.mirror_fetch import fetch
+from jaxpar.training.run_folder.mirror_fetch import OWNER, fetch
+from jaxpar.training.run_folder.saves import Saves
 from tests.sentences import refused
 from tests.small_run import small
 
@@ -80,8 +84,8 @@ def test_a_mirror_has_what_the_folder_retains_and_no_hidden_files(system: Any, f
     uploaded(folder, 10, 40, 50, 60)
     assert stored_steps() == [40, 50, 60]
     names = set(store.listed(URL))
-    assert {name for name in names if not name.startswith("checkpoints/")} == {"config.yaml", "metrics.jsonl"}
-    assert len(names) == 2 + 3 * 5
+    assert {name for name in names if not name.startswith("checkpoints/")} == {"config.yaml", "metrics.jsonl", OWNER}
+    assert len(names) == 3 + 3 * 5
 
 
 def test_a_run_without_a_folder_gets_the_newest_checkpoint(system: Any, folder: Path, tmp_path: Path):
@@ -120,8 +124,17 @@ def test_a_fetch_that_is_interrupted_leaves_no_complete_checkpoint_and_is_made_a
         with refused("state/b", "credentials", error=store.StoreError):
             fetch(URL, other, CONFIG)
     assert not (step_folder(other / "checkpoints", 10) / "manifest.json").exists()
+    path = step_folder(other / "checkpoints", 10)
+    (path / "state/c").write_text("state/c of 11")  # another file of the same size
+    asked: list[str] = []
+    monkeypatch.setattr(
+        type(system), "cat_file", lambda self, path, **options: (asked.append(path), cat_file(path, **options))[1]
+    )
     assert fetch(URL, other, CONFIG) is not None
-    manifest.verify(step_folder(other / "checkpoints", 10))
+    manifest.verify(path)
+    assert [name for name in ("state/a", "state/b", "state/c") if any(one.endswith(name) for one in asked)] == [
+        "state/b", "state/c",
+    ]  # fmt: skip
 
 
 def test_the_store_of_another_run_is_refused_and_left_alone(system: Any, folder: Path, tmp_path: Path):
@@ -133,6 +146,95 @@ def test_the_store_of_another_run_is_refused_and_left_alone(system: Any, folder:
     with refused("run.mirror", URL, "no config.yaml"):
         fetch(URL, folder, CONFIG)
     assert store.listed(URL).keys() == before.keys() - {"config.yaml"}
+
+
+def claimed(folder: Path) -> list[str]:
+    """The sentences of a start that uses this folder and the mirror."""
+    config = small(run={"dir": str(folder.parent), "name": folder.name}, checkpoint={"keep_last": 2, "keep_every": 40})
+    run = RunFolder(config)
+    try:
+        return run.claim(lambda: fetch(URL, folder, config))[1]
+    finally:
+        run.release()
+
+
+def test_nothing_is_fetched_into_a_folder_that_is_no_run(system: Any, folder: Path, tmp_path: Path):
+    uploaded(folder, 10)
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "metrics.jsonl").write_text("mine")
+    with refused("run.name", "is no run of jaxpar"):
+        claimed(other)
+    assert [(path.name, path.read_text()) for path in other.iterdir()] == [("metrics.jsonl", "mine")]
+
+
+def test_checkpoints_that_are_gone_are_fetched(system: Any, folder: Path):
+    (folder / "events.jsonl").write_text(json.dumps({"event": "saved", "checkpoint": 10}) + "\n")
+    uploaded(folder, 10)
+    shutil.rmtree(folder / "checkpoints")
+    assert "step 10 was copied" in " ".join(claimed(folder))
+    manifest.verify(step_folder(folder / "checkpoints", 10))
+    shutil.rmtree(folder / "checkpoints")
+    system.rm(f"{URL}/checkpoints", recursive=True)
+    with refused("run.name", "is missing", "step 10 was saved"):
+        claimed(folder)
+
+
+def test_a_store_that_is_slower_than_retention_gets_checkpoints(
+    system: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    one, put_file, answered = mirror(folder), type(system).put_file, threading.Event()
+
+    def slow(self: Any, file: str, path: str, **options: Any) -> None:
+        assert answered.wait(60) or "checkpoints" not in path
+        put_file(self, file, path, **options)
+
+    monkeypatch.setattr(type(system), "put_file", slow)
+    saves = Saves(folder / "checkpoints", CONFIG.checkpoint, Listener(), one)
+    one.begin()
+    for step in (10, 20, 30, 50):
+        save(folder, step)
+        one.saved(step)
+        while one.uploading is None:
+            threading.Event().wait(0.01)
+        saves._checkpointer._prune(step)
+    assert one.uploading == 10
+    assert listed_steps(folder / "checkpoints") == [10, 30, 50]
+    answered.set()
+    assert one.finish() is None
+    assert "3 checkpoints of this run" in (note := one.notes()[-1])
+    assert "1 checkpoint was deleted here before that" in note
+    assert stored_steps() == [10, 30, 50]
+
+
+def test_a_later_start_on_another_machine_takes_the_mirror_over(system: Any, folder: Path, tmp_path: Path):
+    earlier = mirror(folder)
+    earlier.begin()
+    save(folder, 10)
+    earlier.saved(10)
+    while earlier._waiting:
+        threading.Event().wait(0.01)
+    fetch(URL, other := tmp_path / "other", CONFIG)
+    (other / "metrics.jsonl").write_text("{}\n{}\n")
+    uploaded(other, 20)
+    save(folder, 20)
+    save(folder, 30)
+    earlier.saved(30)
+    failure = earlier.finish() or ""
+    assert "step 30 is not in memory://" in failure
+    assert "a later start of this run uploads to it" in failure
+    assert stored_steps() == [10, 20]
+    assert store.read(f"{URL}/metrics.jsonl") == b"{}\n{}\n"
+
+
+def test_an_older_folder_gets_the_records_of_the_newer_checkpoint(system: Any, folder: Path, tmp_path: Path):
+    uploaded(folder, 10)
+    fetch(URL, other := tmp_path / "other", CONFIG)
+    (other / "metrics.jsonl").write_text("{}\n" * 20)
+    uploaded(other, 20)
+    assert "step 20" in (fetch(URL, folder, CONFIG) or "")
+    uploaded(folder)
+    assert store.read(f"{URL}/metrics.jsonl") == b"{}\n" * 20
 
 
 def test_an_upload_that_fails_is_counted_tried_again_and_named_at_the_end(
@@ -161,6 +263,37 @@ def test_an_upload_that_fails_is_counted_tried_again_and_named_at_the_end(
     assert stored_steps() == []
     broken = False
     uploaded(folder)
+    assert stored_steps() == [10]
+
+
+def test_an_account_that_may_not_delete_uploads_checkpoints(system: Any, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def rm_file(self: Any, path: str) -> None:
+        raise PermissionError
+
+    monkeypatch.setattr(type(system), "rm_file", rm_file)
+    one = uploaded(folder, 10, 20, 30)
+    (stays, _) = one.notes()
+    assert f"stays in {URL}" in stays and "do not allow it" in stays
+    assert stored_steps() == [10, 20, 30]
+
+
+def test_a_file_that_cannot_be_read_costs_no_checkpoint_and_is_named_at_the_end(
+    system: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (folder / "profile.json").write_text("")
+    upload_file = module.upload_file
+
+    def unreadable(path: Path, url: str) -> None:
+        if path.name == "profile.json":
+            path.with_name("gone").stat()
+        upload_file(path, url)
+
+    monkeypatch.setattr(module, "upload_file", unreadable)
+    one = mirror(folder)
+    save(folder, 10)
+    one.begin()
+    failure = one.finish() or ""
+    assert "the newest files of the run are not in" in failure and "profile.json" in failure
     assert stored_steps() == [10]
 
 

@@ -92,6 +92,25 @@ def test_what_is_refused_or_cut_is_read_again_to_the_last_byte(s3: Server, monke
     assert s3.busy == s3.cut == 0
 
 
+def test_a_part_of_a_large_upload_is_tried_again_by_itself(s3: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    least = 5 * 2**20  # of a part but the last
+    monkeypatch.setattr("s3fs.core.calculate_chunksize", lambda *_, **__: least)
+    monkeypatch.setattr(store, "BLOCK_BYTES", least)
+    file = tmp_path / "large"
+    file.write_bytes(os.urandom(1000) * (5 * least // 1000))
+    before = store.traffic.retries
+    s3.every = 3  # one part at least of any try of the file
+    store.upload_file(file, f"{URL}/large")
+    assert store.read(f"{URL}/large") == file.read_bytes()
+    assert store.traffic.retries - before == 2
+    s3.every, s3.full = 0, True
+    with refused(f"{URL}/large", "failed 6 times", error=store.StoreError):
+        store.upload_file(file, f"{URL}/large")
+    system = store._filesystem("s3")
+    s3.reset()
+    assert "Uploads" not in system.call_s3("list_multipart_uploads", Bucket=BUCKET)
+
+
 def test_a_file_that_was_copied_in_part_is_continued(s3: Server, cache: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(store, "BLOCK_BYTES", 100_000)
     url = put("one.bin", BYTES)
@@ -111,7 +130,7 @@ def test_a_file_that_was_copied_in_part_is_continued(s3: Server, cache: Path, mo
     assert part.stat().st_size == 300_000
     s3.asked.clear()
     assert local_path(url, "data.path").read_bytes() == BYTES
-    assert len([1 for method, _ in s3.asked if method == "GET"]) == 1 + 5
+    assert len([1 for method, _ in s3.asked if method == "GET"]) == 2 + 5  # it is listed before and after
 
 
 def test_the_least_recently_used_copy_goes_and_one_in_use_stays(s3: Server, monkeypatch: pytest.MonkeyPatch):
@@ -131,6 +150,28 @@ def test_the_least_recently_used_copy_goes_and_one_in_use_stays(s3: Server, monk
     assert not paths["b"].exists()
     with refused("data.path", f"{URL}/big", "2.9 KiB", "2.4 KiB"):
         local_path(put("big", bytes(3000)), "data.path")
+
+
+def test_a_file_that_changes_while_it_is_copied_is_refused_and_copied_again(
+    s3: Server, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(store, "BLOCK_BYTES", 1000)
+    url, persistent, calls = put("a.bin", b"A" * 3000), store.persistent, []
+
+    def changing(url: str, call: Any) -> Any:
+        calls.append(url)
+        if len(calls) == 3:  # after the listing and one block
+            with monkeypatch.context() as patch:
+                patch.setattr(store, "persistent", persistent)
+                put("a.bin", b"B" * 5000)
+        return persistent(url, call)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "persistent", changing)
+        with refused("data.path", url, "changed while it was copied"):
+            local_path(url, "data.path")
+    put("a.bin", b"A" * 3000)
+    assert local_path(url, "data.path").read_bytes() == b"A" * 3000
 
 
 def test_a_changed_file_is_copied_again(s3: Server):
@@ -181,37 +222,40 @@ def test_a_killed_upload_is_not_whole_and_the_next_one_sends_the_rest(s3: Server
     command = [sys.executable, "-c", KILLED, str(folder), f"{URL}/model"]
     child = subprocess.Popen(command, env=os.environ | environment(s3))
     deadline = time.monotonic() + seconds(60)
-    while (found := [path for method, path in s3.asked if method == "PUT" and "safetensors" in path]) == []:
+    while not any(method == "PUT" and "b.safetensors" in path for method, path in s3.asked):
         assert time.monotonic() < deadline
         time.sleep(0.05)
-    time.sleep(0.4)
     child.send_signal(signal.SIGKILL)
     child.wait()
     s3.reset()
     names = set(store.listed(f"{URL}/model"))
     assert MARKER in names
     assert "config.json" not in names
+    assert "a.safetensors" in names
     s3.asked.clear()
     subprocess.run(command, env=os.environ | environment(s3), check=True)
     sent = {Path(path).name for method, path in s3.asked if method == "PUT"}
     assert sent == {"a.safetensors", "b.safetensors", "c.safetensors", "config.json"} - names
-    assert found
 
 
-def test_a_run_whose_folder_is_gone_continues_from_its_mirror_as_if_nothing_had_been(s3: Server, tmp_path: Path):
+def test_a_run_whose_folder_is_gone_continues_from_its_mirror_as_if_nothing_had_been(
+    s3: Server, tmp_path: Path, capsys: Any
+):
     def config(name: str, steps: int, **run: Any):
         options = {"name": name, "mirror": f"{URL}/runs", **run}
         return run_config(tmp_path, steps, run=options, checkpoint={"every": 2, "keep_last": 1})
 
     fit(config("whole", 6, mirror=None))
-    s3.busy = 3
+    s3.busy, before = 3, store.traffic.retries
     _, recorded = fit(config("moved", 4))
     # That of step 2 is uploaded only if it is before that of step 4 takes its place.
-    assert any("of this run went to s3://" in text and "retries" in text for text in recorded.messages)
+    assert any("of this run went to s3://" in text for text in recorded.messages)
+    assert s3.busy == 0 and store.traffic.retries - before == 3
     assert manifest.complete_steps(store.listed(f"{URL}/runs/moved")) == [4]
     shutil.rmtree(folder_of(config("moved", 4)))
     s3.cut = 2
     _, recorded = fit(config("moved", 6))
+    assert s3.cut == 0
     assert any(text.startswith("The checkpoint of step 4 was copied from") for text in recorded.messages)
     assert [record.step for record in recorded.records] == [5, 6]
     assert losses(config("moved", 6)) == losses(config("whole", 6))
@@ -219,9 +263,17 @@ def test_a_run_whose_folder_is_gone_continues_from_its_mirror_as_if_nothing_had_
     assert {"config.yaml", "metrics.jsonl"} <= store.listed(f"{URL}/runs/moved").keys()
     # The run at its URL is a model, and its record a report.
     assert convert.main(("jaxpar-to-hf", f"{URL}/runs/moved", "--check")) == 0
+    assert convert.main(("jaxpar-to-hf", f"{URL}/runs/moved", f"{URL}/model")) == 0
+    assert f"{URL}/model: " in capsys.readouterr().out.replace("\n", " ")
+    assert convert.main(("jaxpar-to-hf", f"{URL}/runs/moved", f"{URL}/other", "--dtype", "int3")) == 2
+    assert not list((cache_module.cache_folder() / "out").iterdir())
     assert report.main([f"{URL}/runs/moved", "--out", str(tmp_path / "page.html")]) == 0
     assert report.main([f"{URL}/runs/moved", "--out", f"{URL}/page.html"]) == 0
     assert (store.read(f"{URL}/page.html") or b"").startswith(b"<!")
+    put("weights.bin", b"of a model")
+    assert report.main([f"{URL}/runs/moved", "--out", f"{URL}/page.html"]) == 0
+    assert report.main([f"{URL}/runs/moved", "--out", f"{URL}/weights.bin"]) == 2
+    assert store.read(f"{URL}/weights.bin") == b"of a model"
     with refused("run.mirror", "a stored configuration does not get to write"):
         Trainer.from_checkpoint(f"{URL}/runs/moved")
     trainer = Trainer.from_checkpoint(f"{URL}/runs/moved", overrides=["run.mirror=null"], devices=jax.devices()[:1])
@@ -241,3 +293,17 @@ def test_a_run_whose_store_is_full_ends_with_a_sentence_and_all_on_disk(s3: Serv
     s3.reset()
     fit(config)
     assert manifest.complete_steps(store.listed(f"{URL}/runs/full")) == [2, 4]
+
+
+def test_a_run_that_is_refused_uploads_nothing(s3: Server, tmp_path: Path):
+    def config(name: str, **run: Any):
+        return run_config(tmp_path, 2, run={"name": name, **run}, checkpoint={"every": 2})
+
+    fit(config("run"))
+    with refused("run.name", "run.seed: 0 -> 7"):
+        fit(config("run", seed=7, mirror=f"{URL}/runs"))
+    (tmp_path / "other").mkdir()
+    (tmp_path / "other/notes.txt").write_text("mine")
+    with refused("run.name", "is no run of jaxpar"):
+        fit(config("other", mirror=f"{URL}/runs"))
+    assert store.listed(f"{URL}/runs") == {}

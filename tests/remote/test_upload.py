@@ -74,6 +74,17 @@ def test_files_of_another_upload_are_removed_before_one_begins(system: Any, fold
     assert system.cat_file(f"{URL}/a.safetensors") == b"A.safetensors"
 
 
+def test_an_upload_does_not_make_the_files_of_another_one_whole(system: Any, folder: Path):
+    there = upload.begin(URL, b"of this one", LAST)
+    upload.send(folder, URL, ["a.safetensors"], there)
+    (folder / "a.safetensors").write_text("A.safetensors")  # of the same size
+    there = upload.begin(URL, b"of another one", LAST)
+    upload.send(folder, URL, ["a.safetensors"], there)
+    with refused(URL, "another upload", error=store.StoreError):
+        upload.finish(folder, URL, b"of this one", ["a.safetensors", "config.json"], LAST)
+    assert names() == {"a.safetensors", upload.MARKER}
+
+
 def test_a_folder_that_is_removed_is_not_whole_from_the_first_file_on(
     system: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):

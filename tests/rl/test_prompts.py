@@ -9,13 +9,16 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 import tokenizers
 from tokenizers import processors
 
-from jaxpar.config import DataConfig
+from jaxpar.config import DataConfig, urls
 from jaxpar.data import open_data
 from jaxpar.interop.sources.tokenizer import _text_of_codec
+from jaxpar.remote import store
 from jaxpar.rl.prompts import Prompt, PromptRows, Tokenizer, open_prompts
+from jaxpar.rl.records import read_records
 from jaxpar.rl.run import RolloutRun
 from tests.rl.runs import config_of
 from tests.sentences import refused
@@ -74,6 +77,14 @@ def test_prompts_are_taken_in_the_order_of_their_epoch_by_two_threads():
 
     plain, interrupted = PromptRows(prompts, 8, 3, ()), Interrupted(prompts, 8, 3, ())
     assert interrupted.taken(0, 5) == plain.taken(0, 5)
+
+
+def test_prompts_may_be_at_a_url(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(urls, "STORES", ("memory",))
+    monkeypatch.setenv("JAXPAR_CACHE", str(tmp_path))
+    url = "memory://prompts/some.jsonl"
+    store.write(url, b'{"prompt": "a"}\n{"prompt": "b"}\n')
+    assert read_records("reverse", url).heldout == read_records(url, url).train == [{"prompt": "a"}, {"prompt": "b"}]
 
 
 def test_prompts_that_are_messages_are_rendered_by_the_template_of_the_tokenizer(tmp_path: Path):

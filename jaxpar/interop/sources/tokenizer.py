@@ -126,8 +126,12 @@ def trained_on(source: Model, report: Report) -> list[Path]:
         if DATA_SOURCES[data.source].codec is not None:
             return [] if data.tokenizer is None else [_tokenizer_folder(data.tokenizer)]
         paths = [*(data.sources or {}), *([] if data.path is None else [data.path])]
-        folders = [local_path(path, "data.path", _texts) for path in paths]
-        for folder in folders:
+        for path in paths:
+            try:
+                folders.append(folder := local_path(path, "data.path", _texts))
+            except UserError as error:  # the bucket may be gone, or not for this user
+                report(f"The data of the run cannot be used for its tokenizer and template: {error}.")
+                continue
             if not folder.exists():
                 report(f"The data of the run is not at {named(folder)}, so its tokenizer and template are not used.")
     return folders

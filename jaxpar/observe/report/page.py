@@ -7,7 +7,7 @@ from pathlib import Path
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.reading.text_file import check_regular
-from jaxpar.config.spelling import named
+from jaxpar.config.spelling import named, quoted
 from jaxpar.observe.report import sections
 from jaxpar.observe.report.curves import MOST_POINTS, is_thinned, page_data
 from jaxpar.observe.report.figures import FIGURES, figure_rows, gain, last_evaluation
@@ -18,6 +18,7 @@ from jaxpar.observe.report.tasks import tasks
 from jaxpar.pages.palette import series
 from jaxpar.pages.render import GENERATOR, Table, page
 from jaxpar.pages.units import plural
+from jaxpar.remote.store import listed, read
 
 _CARDS = {
     "training loss, last": "training loss",
@@ -33,6 +34,9 @@ _CARDS = {
 PAIR = 2
 """Runs that are compared number by number; more are a sweep, with a line each."""
 MOST_IN_TITLE = 4
+BEGINNING = 1000
+"""Bytes in which a page of jaxpar says what it is."""
+OCCUPIED = "the file is there and is no page of jaxpar; choose another name"
 
 
 def html_page(runs: list[RunRecord]) -> str:
@@ -122,7 +126,7 @@ def check_page(file: Path) -> None:
         if file.is_dir():
             raise UserError(f"--out {named(file)}: a folder, expected the name of a file")
         if file.exists() and GENERATOR.encode() not in _beginning(file):
-            raise UserError(f"--out {named(file)}: the file is there and is no page of jaxpar; choose another name")
+            raise UserError(f"--out {named(file)}: {OCCUPIED}")
         if not file.parent.is_dir():
             raise UserError(f"--out {named(file)}: the folder {file.parent} does not exist")
     except (OSError, ValueError) as error:
@@ -131,7 +135,14 @@ def check_page(file: Path) -> None:
         raise UserError(f"--out {named(file)}: cannot be read ({getattr(error, 'strerror', error)})") from error
 
 
+def check_stored_page(url: str) -> None:
+    """As `check_page`, of a URL. Raises `StoreError` where the store refuses."""
+    there = [file.size for file in listed(url).values()]
+    if there and not (len(there) == 1 and there[0] and GENERATOR.encode() in (read(url, BEGINNING) or b"")):
+        raise UserError(f"--out {quoted(url)}: {OCCUPIED}")
+
+
 def _beginning(file: Path) -> bytes:
     check_regular(file, f"--out {named(file)}")
     with file.open("rb") as opened:
-        return opened.read(1000)
+        return opened.read(BEGINNING)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import asdict
 from typing import Any
@@ -35,7 +35,7 @@ from jaxpar.training.run.sampling import sample_heldout
 from jaxpar.training.run.saving import SaveClock, checkpoint_facts
 from jaxpar.training.run.termination import Termination, termination
 from jaxpar.training.run_folder.folder import RunFolder
-from jaxpar.training.run_folder.mirroring import mirror_of, mirrored
+from jaxpar.training.run_folder.mirroring import fetching, mirror_of, mirrored
 from jaxpar.training.run_folder.saves import Saves
 from jaxpar.training.step.forward_backward import StepMetrics
 
@@ -90,18 +90,27 @@ class _Loop:
             for close in (self.folder.release, self.saves.close, self.trainer.close):
                 last.callback(close)
             if self.mirror is None:
-                return self._run()
+                self._check_first_weights()
+                return self._run(self._claim())
+            changes = self._claim(fetching(self.mirror))
+            self._check_first_weights()
             with mirrored(self.mirror, self.listeners):
-                return self._run()
+                return self._run(changes)
 
-    def _run(self) -> Summary:
+    def _check_first_weights(self) -> None:
         if self.config.run.init_from is not None and from_first(self.folder.starts_over):
             liveness.at("looking into run.init_from", busy=True)
             self.trainer.models.first  # noqa: B018 (refused, where it does not fit, before a file is written)
-        liveness.at("looking into its folder")
-        changes, notice = from_first(self.folder.claim)
-        if notice is not None:
+
+    def _claim(self, fetch: Callable[[], str | None] | None = None) -> list[str]:
+        """Lock the run's folder, and fetch what it lacks; returns how the configuration has changed."""
+        liveness.at("looking into its folder" if fetch is None else "looking into its folder and run.mirror")
+        changes, notices = from_first(lambda: self.folder.claim(fetch))
+        for notice in notices:
             self.listeners.message(notice)
+        return changes
+
+    def _run(self, changes: list[str]) -> Summary:
         liveness.at("restoring a checkpoint")
         restored = self._restore()
         taken_over = self.config.run.init_optimizer and not restored and not self.trainer.steps_done

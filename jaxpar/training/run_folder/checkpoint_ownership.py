@@ -19,12 +19,13 @@ from jaxpar.observe.writers.summary import SUMMARY_FILE, read_summary
 from jaxpar.training.run_folder.same_run import forbidden_changes
 
 
-def check_checkpoints(run: Path, config: Config) -> None:
+def check_checkpoints(run: Path, config: Config, *, may_come: bool = False) -> None:
     """Check that the checkpoints belong to the run. A run that has saved nothing yet needs none. Writes nothing.
 
     Args:
         run: the run's folder.
         config: the run's configuration.
+        may_come: whether missing checkpoints may still be fetched from `run.mirror`.
 
     Raises:
         UserError: the run's event log or summary says that a checkpoint was saved, and there is none; or `checkpoints`
@@ -47,7 +48,7 @@ def check_checkpoints(run: Path, config: Config) -> None:
                 f"checkpoints, or {remedy}"
             )
     try:
-        if _committed_steps(folder):
+        if may_come or _committed_steps(folder):
             return
     except OSError:
         return  # The restore reports why it cannot be read.

@@ -41,29 +41,32 @@ class RunFolder:
         """Folder of the checkpoints."""
         return self.path / CHECKPOINTS
 
-    def claim(self) -> tuple[list[str], str | None]:
-        """Lock the folder until `release`; returns `changes()`, and a sentence where it cannot be locked.
+    def claim(self, fetch: Callable[[], str | None] | None = None) -> tuple[list[str], list[str]]:
+        """Lock the folder until `release`, and `fetch` what it lacks; returns `changes()`, and sentences for the user.
 
-        Raises `UserError` where another job is using it, and as `changes`.
+        Raises `UserError` where another job is using it, and as `changes` and `fetch`.
         """
-        self.changes()  # Any other folder is refused before a file is put into it.
+        # Any other folder is refused before a file is put into it.
+        self.changes(may_come=fetch is not None)
         try:
-            notice = self._lock.take()
+            notices = [self._lock.take()]
             if self._lock.held:
                 remove_leftovers(self.path)
+            if fetch is not None:
+                notices.append(fetch())
         except OSError as error:
             raise self._unwritable(error) from error
-        return self.changes(), notice  # Another job may have run in it since.
+        return self.changes(), [one for one in notices if one is not None]  # Another job may have run in it since.
 
     def release(self) -> None:
         """Release the folder to other jobs."""
         self._lock.release()
 
-    def changes(self) -> list[str]:
+    def changes(self, *, may_come: bool = False) -> list[str]:
         """How `config` differs from the one the folder was made with; empty for a new folder.
 
         Raises `UserError` where the difference makes it another run, the folder holds something else, or its
-        checkpoints are gone or another run's.
+        checkpoints are another run's, or gone unless they `may_come` from a mirror.
         """
         file = self.path / RUN_CONFIG
         try:
@@ -80,7 +83,7 @@ class RunFolder:
                 f"run.name is {quoted(self.config.run.name)}: {self.path} belongs to a run with another configuration "
                 f"({'; '.join(forbidden)}); choose another run.name, or restore these values to continue it"
             )
-        check_checkpoints(self.path, self.config)
+        check_checkpoints(self.path, self.config, may_come=may_come)
         return config_difference(recorded, self.config)
 
     def _recorded(self, file: Path) -> Config:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,9 +24,9 @@ from jaxpar.config import Config
 from jaxpar.config.paths import RUN_CONFIG
 from jaxpar.observe.files import write_atomically
 from jaxpar.pages.units import plural, size
-from jaxpar.remote.store import StoredFile, StoreError, listed, read, traffic, upload_file
+from jaxpar.remote.store import StoredFile, StoreError, listed, read, traffic, upload_file, write
 from jaxpar.remote.upload import begin, finish, remove_folder, send
-from jaxpar.training.run_folder.mirror_fetch import is_sealed
+from jaxpar.training.run_folder.mirror_fetch import OWNER, is_sealed
 
 TURN = ".uploading"
 """File of the run's folder that names the checkpoint being uploaded."""
@@ -57,6 +58,8 @@ class Mirror:
     folder: Path
     config: Config
     share: Share
+    uploading: int | None = None
+    """Step of the checkpoint being uploaded, which stays in the folder until then."""
     _wake: threading.Condition = field(default_factory=threading.Condition)
     _waiting: set[int] = field(default_factory=set)
     """Steps of complete checkpoints that are not uploaded."""
@@ -64,11 +67,19 @@ class Mirror:
     _closing: bool = False
     _thread: threading.Thread | None = None
     _uploaded: int = 0
+    _stays: bool = False
+    """Whether something could not be removed from the store."""
+    _missed: int = 0
+    """Checkpoints that retention removed before they were uploaded."""
     _tried: set[int] = field(default_factory=set)
     """The steps of them that failed since the last success."""
+    _owner: bytes = b""
+    """Contents of `OWNER` that this start wrote, once it did."""
     _failures: int = 0
     _failure: str | None = None
     """Why the last try failed, if it did."""
+    _unread: str | None = None
+    """Why a file of the run could not be read, if so, at the last try."""
     _skipped: dict[int, int] = field(default_factory=dict)
     """Complete checkpoints of the store to the steps in a row that had been skipped."""
     _sizes: dict[str, tuple[int, int]] = field(default_factory=dict)
@@ -110,11 +121,17 @@ class Mirror:
         if not left:
             try:
                 self._upload_files()
+                self._failure = self._unread
             except (StoreError, OSError) as error:
                 self._failure = _why(error)
         self._note(
             f"{plural(self._uploaded, 'checkpoint')} of this run went to {self.url}; {size(traffic.bytes)} were copied "
             f"from and to stores in all, with {plural(traffic.retries, 'retry', 'retries')}."
+            + (
+                f" {plural(self._missed, 'checkpoint was', 'checkpoints were')} deleted here before that."
+                if self._missed
+                else ""
+            )
         )
         if self._failure is None and not left:
             return None
@@ -128,8 +145,9 @@ class Mirror:
                 self._upload_files()
                 self._upload(step)
             except Exception as error:  # of any kind: a thread that ends in silence would lose what follows
-                if not is_sealed(self.folder, step):  # retention has removed it meanwhile
+                if not is_sealed(self.folder, step):  # retention removed it before its turn
                     self._waiting.discard(step)
+                    self._missed += 1
                     continue
                 self._failure = _why(error)
                 self._failures += 1
@@ -148,9 +166,11 @@ class Mirror:
     def _next(self) -> int | None:
         """Wait for a checkpoint to upload; None at the end."""
         with self._wake:
+            self.uploading = None
             while not self._closing and not self._waiting - self._tried:
                 self._wake.wait()
             step = max(self._waiting - self._tried, default=None)
+            self.uploading = step
             if step is not None:
                 self._tried.add(step)
             return step
@@ -188,9 +208,24 @@ class Mirror:
                 write_atomically(self.folder / TURN, f"{step} {time.time_ns()}".encode())
             send(path, url, lists[0], there)
             send(path, url, names, self._when_others_are_done(url, names, len(lists[0])))
-            finish(path, url, [*names, MANIFEST], (MANIFEST,))
+            self._check_owner()
+            try:
+                finish(path, url, text, [*names, MANIFEST], (MANIFEST,))
+            except StoreError as error:
+                if read(f"{url}/{MANIFEST}") != text:
+                    raise
+                self._not_removed(error)
             self._uploaded += 1
-        self._prune(step)
+        try:
+            self._prune(step)
+        except (StoreError, OSError) as error:
+            self._not_removed(error)
+
+    def _not_removed(self, error: Exception) -> None:
+        """Note once why what is to be removed stays in the store: the account may not be allowed to delete."""
+        if not self._stays:
+            self._note(f"What retention removes stays in {self.url}: {_why(error)}.")
+        self._stays = True
 
     def _when_others_are_done(self, url: str, names: list[str], local: int) -> Mapping[str, StoredFile]:
         """The files in the store, once all are there or nothing more has come for `PATIENCE_S`."""
@@ -229,6 +264,8 @@ class Mirror:
 
     def _upload_files(self) -> None:
         """Upload the files of the run's folder that are not checkpoints' and have changed."""
+        self._check_owner()
+        self._unread = None
         # Its configuration first: without it the store has no run.
         for path in sorted(self.folder.rglob("*"), key=lambda path: (path.name != RUN_CONFIG, path)):
             name = path.relative_to(self.folder)
@@ -237,8 +274,19 @@ class Mirror:
             status = path.stat()
             state = status.st_mtime_ns, status.st_size
             if self._sizes.get(name.as_posix()) != state:
-                upload_file(path, f"{self.url}/{name.as_posix()}")
-                self._sizes[name.as_posix()] = state
+                try:
+                    upload_file(path, f"{self.url}/{name.as_posix()}")
+                    self._sizes[name.as_posix()] = state
+                except OSError as error:  # it may not be readable, which costs no checkpoint
+                    self._unread = f"{path}: {_why(error)}"
+
+    def _check_owner(self) -> None:
+        """The newest start of a run owns its URL: earlier ones, on machines that still run, upload no more."""
+        if not self._owner:
+            write(f"{self.url}/{OWNER}", owner := uuid.uuid4().bytes)
+            self._owner = owner
+        elif read(f"{self.url}/{OWNER}") != self._owner:
+            raise StoreError(f"{self.url}: a later start of this run uploads to it")
 
     def _names(self, path: Path) -> list[list[str]]:
         """The files of a checkpoint, divided among the processes."""

@@ -1,9 +1,10 @@
-"""A run within its mirror (`run.mirror`): fetched before the run looks into its folder, complete after it."""
+"""A run within its mirror (`run.mirror`): fetched once its folder is locked, complete after it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -26,24 +27,26 @@ def mirror_of(config: Config, folder: Path) -> Mirror | None:
     return Mirror(f"{url}/{config.run.name}", folder, config, Share(jax.process_index(), jax.process_count()))
 
 
+def fetching(mirror: Mirror) -> Callable[[], str | None]:
+    """The function that fetches what the run's folder lacks (`fetch`)."""
+    return partial(fetch, mirror.url, mirror.folder, mirror.config)
+
+
 @contextmanager
 def mirrored(mirror: Mirror, listeners: Listener) -> Iterator[None]:
-    """Fetch what the run's folder lacks, upload during the block, and the rest after it, also where it fails.
+    """Upload during the block, and the rest after it, also where it fails. The run has locked its folder.
 
     Raises:
         TrainingError: something could not be uploaded.
-        UserError: the store refuses, or has another run there.
     """
-    liveness.at("looking into run.mirror")
-    fetched = from_first(lambda: fetch(mirror.url, mirror.folder, mirror.config))
-    if fetched is not None:
-        listeners.message(fetched)
     mirror.begin()
     try:
         yield
     except Exception:
-        mirror.finish()
+        failure = mirror.finish()
         _tell(mirror, listeners)
+        if failure is not None:
+            listeners.message(f"{failure[0].upper()}{failure[1:]}.")
         raise
     liveness.at("waiting for uploads")
     failure = from_first(mirror.finish)

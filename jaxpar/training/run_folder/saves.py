@@ -35,6 +35,7 @@ class Saves:
             keep_last=config.keep_last,
             keep_every=config.keep_every,
             report=listeners.message,
+            spared=lambda: None if mirror is None else mirror.uploading,
         )
         self._newest = 0
         """Step of the newest complete checkpoint; 0 for none."""
