@@ -21,7 +21,8 @@ from jaxpar.remote.cache import local_path
 
 FORMATS = ("jsonl", *TABLES)
 BLOCK_BYTES, PACKED_BLOCK_BYTES = 2**18, 2**21
-"""Most bytes of a file in a block, and of compressed lines, which are read from the beginning of the file."""
+"""Most bytes of a file in a block, and of a compressed one, which is read from its beginning, or of Parquet, of which
+row groups are."""
 BLOCKS_PER_LANE = 4
 """Least number of blocks of a lane in an epoch, of files that are small."""
 _DESCRIPTIONS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
@@ -103,7 +104,7 @@ class Blocks:
 
 
 def _most_bytes(file: Input) -> int:
-    return BLOCK_BYTES if file.compression is None or file.format in TABLES else PACKED_BLOCK_BYTES
+    return PACKED_BLOCK_BYTES if file.compression or file.format == "parquet" else BLOCK_BYTES
 
 
 def identity(files: Sequence[Input]) -> str:

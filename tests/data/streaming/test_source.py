@@ -13,7 +13,8 @@ import pytest
 from jaxpar.config import DataConfig
 from jaxpar.data import Data, batch_rows, open_data
 from jaxpar.data.prepare import prepare
-from jaxpar.data.streaming.files import find_files
+from jaxpar.data.prepare.input.files import Input
+from jaxpar.data.streaming.files import Blocks, find_files
 from tests.data.folders import decoded, options, quiet, texts, write_jsonl, write_tokenizer
 from tests.sentences import refused
 
@@ -71,6 +72,14 @@ def test_a_folder_in_the_layout_of_datasets_has_its_files_of_training(tmp_path: 
         writer.write_table(table)
     (tmp_path / "saved" / "state.json").write_text("{}")
     assert [file.format for file in find_files(str(tmp_path / "saved"), "data.path", "text")] == ["arrow"]
+
+
+def test_few_blocks_read_a_row_group_or_a_compressed_file_again():
+    blocks_of = lambda name, compression, lanes=8: len(
+        Blocks([Input(name, 37 * 2**20, 0, name.split(".")[1], compression)], lanes)
+    )
+    assert blocks_of("a.jsonl", None) == 4 * 37
+    assert blocks_of("a.parquet", None) == blocks_of("a.jsonl.gz", "gzip") == blocks_of("a.arrow.gz", "gzip") == 32
 
 
 @pytest.mark.long
