@@ -5,7 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -98,9 +98,6 @@ class Blocks:
         file = int(np.searchsorted(self._stops, index, side="right"))
         shares = self._shares[file]
         return Block(self._files[file], index - (int(self._stops[file]) - shares), shares)
-
-    def __iter__(self) -> Iterator[Block]:
-        return map(self.__getitem__, range(len(self)))
 
 
 def _most_bytes(file: Input) -> int:

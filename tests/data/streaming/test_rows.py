@@ -87,6 +87,15 @@ def test_blocks_have_the_tokens_of_a_prepared_folder(tmp_path: Path, name: str):
         assert counted(stream) == counted(wanted)
 
 
+def test_a_sample_of_the_documents_is_of_all_files(tmp_path: Path):
+    for name in "abc":
+        write_jsonl(tmp_path / f"{name}.jsonl", [name * 40] * 50)
+    rows = rows_of(tmp_path)
+    stream = first_documents(rows.workers, rows.order.blocks, 2000, heldout_fraction=0.0)
+    assert stream is not None and len(stream) < 3000
+    assert len(set(stream.tokens[:].tolist())) == 4, "three letters and the end of a document"
+
+
 def test_an_epoch_of_the_lanes_has_each_document_once(source: Path):
     rows = rows_of(source)
     every = Counter[tuple[int, ...]]()
