@@ -4,6 +4,7 @@ import gzip
 import json
 from collections import Counter
 from concurrent.futures import Future
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -124,12 +125,42 @@ def test_rows_of_a_lane_are_its_documents_end_to_end(source: Path):
         np.testing.assert_array_equal(~follows, wanted[first : first + LENGTH] == 256)
 
 
-def test_the_seed_and_the_epoch_decide_the_order(source: Path):
-    tokens = [rows_of(source, seed).row(0)["tokens"].tolist() for seed in (3, 4)]
-    assert tokens[0] != tokens[1] and tokens[0] == rows_of(source, 3).row(0)["tokens"].tolist()
-    order = rows_of(source).order
-    assert [order.task(0, 0, 0), order.task(0, 1, 0)] != [order.task(0, 0, 0)] * 2
-    assert order.task(0, 0, 0).order != order.task(0, 1, 0).order
+def documents_of(tokens: BlockTokens) -> list[tuple[int, ...]]:
+    bounds = [0, *tokens.stops.tolist()]
+    return [tuple(tokens.tokens[first:last].tolist()) for first, last in pairwise(bounds)]
+
+
+def test_the_seed_and_the_epoch_decide_the_order_of_blocks_and_of_documents(source: Path):
+    def epoch(seed: int, number: int) -> list[BlockTask]:
+        order = rows_of(source, seed).order
+        return [order.task(lane, number, index) for lane in range(LANES) for index in range(order.blocks_of(lane))]
+
+    one, other, later = epoch(3, 0), epoch(4, 0), epoch(3, 1)
+    assert one == epoch(3, 0)
+    numbers = [[task.block.index for task in tasks] for tasks in (one, other, later)]
+    assert numbers[0] != numbers[1] and numbers[0] != numbers[2]
+    reader = rows_of(source).workers.reader  # pyright: ignore[reportAttributeAccessIssue]
+    in_one = {task.block.index: documents_of(reader.tokens(task)) for task in one}
+    index = max(in_one, key=lambda index: len(in_one[index]))
+    in_file = documents_of(reader.tokens(replace(one[0], block=replace(one[0].block, index=index), order=())))
+    orders = [in_file, in_one[index]]
+    orders += [documents_of(reader.tokens(task)) for task in (*other, *later) if task.block.index == index]
+    assert len(in_file) >= 4 and all(sorted(order) == sorted(in_file) for order in orders)
+    assert len(set(map(tuple, orders))) == 4
+
+
+def test_a_lane_has_few_blocks_and_two_made_ahead(source: Path):
+    rows = rows_of(source)
+    tasks = rows.workers.tasks  # pyright: ignore[reportAttributeAccessIssue]
+    batch_rows(rows, 0, LANES, range(LANES))
+    assert tasks[:LANES] == [rows.order.task(lane, 0, 0) for lane in range(LANES)], "all lanes begin at once"
+    assert len(tasks) >= 3 * LANES, "two blocks are made ahead"
+    for number in range(1, 100):
+        rows.row(number * LANES)
+        assert len(rows._lanes[0]._blocks) <= 7
+    tasks.clear()
+    rows.row(50 * LANES)
+    assert len(tasks) <= 4, "it is known where the rows of long ago begin"
 
 
 def test_hosts_read_the_batches_of_one(source: Path):
