@@ -2,8 +2,9 @@
 
 import gzip
 import json
+import time
 from collections import Counter
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -161,6 +162,22 @@ def test_a_lane_has_few_blocks_and_two_made_ahead(source: Path):
     tasks.clear()
     rows.row(50 * LANES)
     assert len(tasks) <= 4, "it is known where the rows of long ago begin"
+
+
+def test_a_save_does_not_wait_for_a_tokenizer(source: Path):
+    rows, later = rows_of(source), Future[BlockTokens]()
+    tokens = rows.workers.submit(rows.order.task(0, 0, 0)).result()
+    rows.workers.submit = lambda task: later
+    with ThreadPoolExecutor() as threads:
+        row = threads.submit(rows.row, 0)
+        while not rows._lanes or not rows._lanes[0]._blocks:
+            time.sleep(0.001)
+        try:
+            saved = threads.submit(lambda: (rows.positions(0), rows.epochs(0), rows.ask([0])))
+            assert saved.result(timeout=10)[0]["lanes"]["0"] == (0, 0, 0)
+            assert not row.done()
+        finally:
+            later.set_result(tokens)
 
 
 def test_hosts_read_the_batches_of_one(source: Path):
