@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import os
 import re
+import sys
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,8 @@ FORMATS = ("jsonl", *TABLES)
 BLOCK_BYTES, PACKED_BLOCK_BYTES = 2**18, 2**21
 """Most bytes of a file in a block, and of a compressed one, which is read from its beginning, or of Parquet, of which
 row groups are."""
+PACKED_READ_BYTES = 2**34
+"""Bytes of a compressed file that the blocks of an epoch may read together where smaller blocks are needed."""
 BLOCKS_PER_LANE = 4
 """Least number of blocks of a lane in an epoch, of files that are small."""
 _DESCRIPTIONS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
@@ -80,14 +83,24 @@ class Blocks:
     Args:
         files: at least one.
         lanes: how many read them.
+
+    Raises:
+        UserError: compressed files would be read too often for so many lanes.
     """
 
     def __init__(self, files: Sequence[Input], lanes: int) -> None:
         self._files = files
         share = max(1, sum(file.bytes for file in files) // (BLOCKS_PER_LANE * lanes))
         least = -(-2 * lanes // len(files))
-        self._shares = [max(least, -(-file.bytes // min(share, _most_bytes(file)))) for file in files]
+        shares = [max(least, -(-file.bytes // min(share, _most_bytes(file)))) for file in files]
+        self._shares = [min(share, _most_shares(file)) for share, file in zip(shares, files, strict=True)]
         self._stops = np.cumsum(self._shares)
+        if len(self) < 2 * lanes:
+            raise UserError(
+                f"data.path: the files make {len(self)} blocks, and data.batch_size: {lanes} needs {2 * lanes}; a "
+                "compressed file is read from its beginning for each block, so it is not cut further; expected "
+                "smaller batches, decompressed files, or data.source: tokens with a folder of python -m jaxpar.prepare"
+            )
 
     def __len__(self) -> int:
         return int(self._stops[-1])
@@ -102,6 +115,12 @@ class Blocks:
 
 def _most_bytes(file: Input) -> int:
     return PACKED_BLOCK_BYTES if file.compression or file.format == "parquet" else BLOCK_BYTES
+
+
+def _most_shares(file: Input) -> int:
+    if file.compression is None:
+        return sys.maxsize
+    return max(-(-file.bytes // PACKED_BLOCK_BYTES), PACKED_READ_BYTES // max(file.bytes, 1))
 
 
 def identity(files: Sequence[Input]) -> str:

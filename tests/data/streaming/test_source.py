@@ -82,6 +82,14 @@ def test_few_blocks_read_a_row_group_or_a_compressed_file_again():
     assert blocks_of("a.parquet", None) == blocks_of("a.jsonl.gz", "gzip") == blocks_of("a.arrow.gz", "gzip") == 32
 
 
+def test_a_compressed_file_is_not_read_for_thousands_of_blocks():
+    files = [Input("a.jsonl.gz", 100 * 2**20, 0, "jsonl", "gzip")]
+    assert len(Blocks(files, 64)) == 163
+    with refused("data.path: the files make 163 blocks", "data.batch_size: 1024 needs 2048", "jaxpar.prepare"):
+        Blocks(files, 1024)
+    assert len(Blocks([*files, Input("b.jsonl", 2**30, 0, "jsonl", None)], 1024)) >= 4096
+
+
 @pytest.mark.long
 def test_heldout_files_leave_all_of_the_others_to_train_on(tmp_path: Path):
     source, other = write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), write_jsonl(tmp_path / "b.jsonl", texts(50, seed=1))
