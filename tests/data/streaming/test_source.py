@@ -10,11 +10,12 @@ import pyarrow as arrow
 import pyarrow.parquet
 import pytest
 
-from jaxpar.config import DataConfig
+from jaxpar.config import Config, DataConfig
 from jaxpar.data import Data, batch_rows, open_data
 from jaxpar.data.prepare import prepare
 from jaxpar.data.prepare.input.files import Input
 from jaxpar.data.streaming.files import Blocks, find_files
+from jaxpar.training.run_folder.same_run import forbidden_changes
 from tests.data.folders import decoded, options, quiet, texts, write_jsonl, write_tokenizer
 from tests.sentences import refused
 
@@ -141,3 +142,9 @@ def test_a_run_continues_with_the_same_files_alone(tmp_path: Path):
     later = facts | {"stream": facts["stream"] | {"order": 2}}
     with refused("the order of version 2", "this release has 1"):
         data.continued(later, 0)
+
+
+def test_the_files_of_a_run_may_be_moved():
+    of = lambda source, name: Config(data=DataConfig(source=source, path=name, tokenizer=name, heldout_path=name))
+    assert forbidden_changes(of("stream", "a"), of("stream", "b")) == []
+    assert len(forbidden_changes(of("prompts", "a"), of("prompts", "b"))) == 3
