@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 from jaxtyping import Int64, UInt
 
 from jaxpar.config.errors import UserError
+from jaxpar.data.prepare.input.compression import reading
 from jaxpar.data.prepare.input.documents import location, share_of_documents
 from jaxpar.data.prepare.input.files import Input
 from jaxpar.data.prepare.job import TokenForm
@@ -80,6 +82,7 @@ class BlockReader:
     def texts(self, task: BlockTask) -> Iterator[Text]:
         """The documents of a block that are not empty, in the order of the file."""
         block, key = task.block, self._form.text_key
+        _check_unchanged(block.file)
         scratch = Path(tempfile.gettempdir())
         contents = share_of_documents(
             block.file, block.index, block.shares, key=key, option=KEY_OPTION, scratch=scratch
@@ -93,3 +96,13 @@ class BlockReader:
                 )
             if text.raw and is_validation(text.raw, task.heldout_fraction) == task.heldout:
                 yield text
+
+
+def _check_unchanged(file: Input) -> None:
+    """Refuse a file that was written to since it was listed."""
+    with reading(file):
+        status = os.stat(file.path)
+    if (status.st_size, status.st_mtime_ns) != (file.bytes, file.changed):
+        raise UserError(
+            f"{file.path} changed while the run read it; the same command continues with the file as it was"
+        )

@@ -7,12 +7,14 @@ import os
 import re
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import quoted
+from jaxpar.data.prepare.input.compression import reading
 from jaxpar.data.prepare.input.documents import check_text_key
 from jaxpar.data.prepare.input.files import Input, find_inputs, form_of
 from jaxpar.data.prepare.input.tables import TABLES
@@ -28,6 +30,7 @@ PACKED_READ_BYTES = 2**34
 """Bytes of a compressed file that the blocks of an epoch may read together where smaller blocks are needed."""
 BLOCKS_PER_LANE = 4
 """Least number of blocks of a lane in an epoch, of files that are small."""
+_READERS, _END_BYTES = 16, 2**16
 _DESCRIPTIONS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
 """Files in which the library `datasets` describes those beside them."""
 _TRAIN = re.compile(r"train(?![a-z])", re.IGNORECASE)
@@ -124,5 +127,13 @@ def _most_shares(file: Input) -> int:
 
 
 def identity(files: Sequence[Input]) -> str:
-    """A digest of the names and sizes of the files, which a moved folder keeps."""
-    return digest(repr([(Path(file.path).name, file.bytes) for file in files]).encode())
+    """A digest of the names, the sizes and both ends of the files, which a moved folder has too."""
+    with ThreadPoolExecutor(_READERS) as threads:
+        return digest(repr(list(threads.map(_facts, files))).encode())
+
+
+def _facts(file: Input) -> tuple[object, ...]:
+    with reading(file), open(file.path, "rb") as content:
+        first = content.read(_END_BYTES)
+        content.seek(max(file.bytes - _END_BYTES, 0))
+        return Path(file.path).name, file.bytes, digest(first), digest(content.read(_END_BYTES))

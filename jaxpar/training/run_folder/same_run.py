@@ -51,7 +51,7 @@ MAY_CHANGE_KEYS = (
 
 
 MAY_MOVE = ("data.path", "data.tokenizer", "data.heldout_path")
-"""Keys that may change with `data.source: stream`, which compares the files to train on and the tokenizer themselves."""
+"""Keys that may change with `data.source: stream`, which compares the files to train on and the tokenizer."""
 
 
 def forbidden_changes(old: Config, new: Config) -> list[str]:

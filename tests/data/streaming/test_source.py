@@ -123,6 +123,10 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path):
         opened(write_jsonl(tmp_path / "a.jsonl", ["", ""]))
     with source.open("a") as file:
         file.write(json.dumps({"text": "fine"}) + "\nbroken\n")
+    data = opened(source, heldout_fraction=0.0)
+    os.utime(source)
+    with refused("a.jsonl changed while the run read it"):
+        data.train.row(0)
     with refused("a.jsonl:4: not JSON", "--max-broken"):
         opened(source, heldout_fraction=0.0).train.row(0)
 
@@ -139,6 +143,10 @@ def test_a_run_continues_with_the_same_files_alone(tmp_path: Path):
     changed = opened(write_jsonl(source, [*DOCUMENTS, "more"]), heldout_fraction=0.0)
     with refused("data.path: the files of", "their sizes, or the tokenizer", "run.init_from"):
         changed.continued(facts, 0)
+    for documents in (["X" + DOCUMENTS[0][1:], *DOCUMENTS[1:]], [*DOCUMENTS[:-1], DOCUMENTS[-1][:-1] + "X"]):
+        same_size = opened(write_jsonl(source, documents), heldout_fraction=0.0)
+        with refused("data.path: the files of", "run.init_from"):
+            same_size.continued(facts, 0)
     later = facts | {"stream": facts["stream"] | {"order": 2}}
     with refused("the order of version 2", "this release has 1"):
         data.continued(later, 0)
