@@ -104,5 +104,5 @@ def _check_unchanged(file: Input) -> None:
         status = os.stat(file.path)
     if (status.st_size, status.st_mtime_ns) != (file.bytes, file.changed):
         raise UserError(
-            f"{file.path} changed while the run read it; the same command continues with the file as it was"
+            f"{file.path} changed while the run read it; the same command continues with the old file"
         )

@@ -31,8 +31,10 @@ PACKED_READ_BYTES = 2**34
 BLOCKS_PER_LANE = 4
 """Least number of blocks of a lane in an epoch, of files that are small."""
 _READERS, _END_BYTES = 16, 2**16
-_DESCRIPTIONS = {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json"}
-"""Files in which the library `datasets` describes those beside them."""
+_NO_DATA = re.compile(
+    r"(dataset_infos?|dataset_dict|state|config|tokenizer(_config)?|special_tokens_map)\.json|cache-.*\.arrow"
+)
+"""Files beside those of the data: descriptions and results of the library `datasets`, and a tokenizer."""
 _TRAIN = re.compile(r"train(?![a-z])", re.IGNORECASE)
 
 
@@ -70,7 +72,7 @@ def _in_folder(folder: Path, key: str) -> list[str]:
         names += [
             Path(parent, name)
             for name in files
-            if form_of(Path(name))[0] in FORMATS and name not in _DESCRIPTIONS and not name.startswith(".")
+            if form_of(Path(name))[0] in FORMATS and not _NO_DATA.fullmatch(name) and not name.startswith(".")
         ]
     train = [name for name in names if any(map(_TRAIN.match, name.relative_to(folder).parts))]
     if not names:

@@ -71,8 +71,9 @@ def test_a_folder_in_the_layout_of_datasets_has_its_files_of_training(tmp_path: 
     saved = str(tmp_path / "saved" / "data-00000-of-00001.arrow")
     with arrow.OSFile(saved, "wb") as file, arrow.ipc.new_stream(file, table.schema) as writer:
         writer.write_table(table)
-    (tmp_path / "saved" / "state.json").write_text("{}")
-    assert [file.format for file in find_files(str(tmp_path / "saved"), "data.path", "text")] == ["arrow"]
+    for name in ("state.json", "tokenizer.json", "tokenizer_config.json", "config.json", "cache-0123456789ab.arrow"):
+        (tmp_path / "saved" / name).write_text("{}")
+    assert [file.path for file in find_files(str(tmp_path / "saved"), "data.path", "text")] == [saved]
 
 
 def test_few_blocks_read_a_row_group_or_a_compressed_file_again():
