@@ -90,9 +90,13 @@ class BlockReader:
         for document in contents:
             text = document.broken or text_of(self._encoder, document.text)
             if isinstance(text, str):
+                spaces = (
+                    "as many spaces instead of it let the run continue, unless they are in the first or last 64 KiB of "
+                    "the file; or "
+                )
                 raise UserError(
-                    f"{location(block.file, document.offset)}: {text}; repair it, or leave it out with "
-                    "python -m jaxpar.prepare --max-broken and train on its folder"
+                    f"{location(block.file, document.offset)}: {text}; {spaces if block.file.divisible else ''}leave "
+                    "it out with python -m jaxpar.prepare --max-broken and begin a run with its folder"
                 )
             if text.raw and is_validation(text.raw, task.heldout_fraction) == task.heldout:
                 yield text
@@ -103,6 +107,4 @@ def _check_unchanged(file: Input) -> None:
     with reading(file):
         status = os.stat(file.path)
     if (status.st_size, status.st_mtime_ns) != (file.bytes, file.changed):
-        raise UserError(
-            f"{file.path} changed while the run read it; the same command continues with the old file"
-        )
+        raise UserError(f"{file.path} changed while the run read it; the same command continues with the old file")

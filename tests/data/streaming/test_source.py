@@ -13,6 +13,7 @@ import pytest
 from jaxpar.config import Config, DataConfig
 from jaxpar.data import Data, batch_rows, open_data
 from jaxpar.data.prepare import prepare
+from jaxpar.data.prepare.input.documents import share_of_documents
 from jaxpar.data.prepare.input.files import Input
 from jaxpar.data.streaming.files import Blocks, find_files
 from jaxpar.training.run_folder.same_run import forbidden_changes
@@ -128,7 +129,7 @@ def test_what_cannot_be_read_is_one_sentence(tmp_path: Path):
     os.utime(source)
     with refused("a.jsonl changed while the run read it"):
         data.train.row(0)
-    with refused("a.jsonl:4: not JSON", "--max-broken"):
+    with refused("a.jsonl:4: not JSON", "as many spaces instead of it let the run continue", "--max-broken"):
         opened(source, heldout_fraction=0.0).train.row(0)
 
 
@@ -157,3 +158,14 @@ def test_the_files_of_a_run_may_be_moved():
     of = lambda source, name: Config(data=DataConfig(source=source, path=name, tokenizer=name, heldout_path=name))
     assert forbidden_changes(of("stream", "a"), of("stream", "b")) == []
     assert len(forbidden_changes(of("prompts", "a"), of("prompts", "b"))) == 3
+
+
+def test_a_run_continues_with_spaces_in_place_of_a_broken_line(tmp_path: Path):
+    source, lines = tmp_path / "a.jsonl", ['{"text": "fine"}'] * 10_000
+    source.write_text("\n".join([*lines, "broken", *lines]))
+    facts = {"stream": opened(source, heldout_fraction=0.0).positions(0)}
+    source.write_text("\n".join([*lines, " " * 6, *lines]))
+    [file] = find_files(str(source), "data.path", "text")
+    documents = share_of_documents(file, 0, 1, key="text", option="data.text_key", scratch=tmp_path)
+    assert [document.text for document in documents] == ["fine"] * 20_000
+    opened(source, heldout_fraction=0.0).continued(facts, 0)
