@@ -169,3 +169,10 @@ def test_a_run_continues_with_spaces_in_place_of_a_broken_line(tmp_path: Path):
     documents = share_of_documents(file, 0, 1, key="text", option="data.text_key", scratch=tmp_path)
     assert [document.text for document in documents] == ["fine"] * 20_000
     opened(source, heldout_fraction=0.0).continued(facts, 0)
+
+
+def test_a_task_that_cannot_be_handed_out_is_an_error(tmp_path: Path):
+    workers = opened(write_jsonl(tmp_path / "a.jsonl", DOCUMENTS), heldout_fraction=0.0).train.workers  # pyright: ignore[reportAttributeAccessIssue]
+    with pytest.raises(Exception, match="pickle"):
+        workers.submit(lambda: None).result(timeout=5)
+    workers.close()
