@@ -16,6 +16,7 @@ from jaxpar.data.prepare import prepare
 from jaxpar.data.prepare.input.documents import share_of_documents
 from jaxpar.data.prepare.input.files import Input
 from jaxpar.data.streaming.files import Blocks, find_files
+from jaxpar.data.streaming.source import default_workers
 from jaxpar.training.run_folder.same_run import forbidden_changes
 from tests.data.folders import decoded, options, quiet, texts, write_jsonl, write_tokenizer
 from tests.sentences import refused
@@ -176,3 +177,13 @@ def test_a_task_that_cannot_be_handed_out_is_an_error(tmp_path: Path):
     with pytest.raises(Exception, match="pickle"):
         workers.submit(lambda: None).result(timeout=5)
     workers.close()
+
+
+def test_processes_of_a_host_share_its_processors(monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    for processors, tasks, workers in ((64, 1, 16), (64, 8, 7), (8, 8, 7), (4, 1, 3), (1, 1, 1)):
+        monkeypatch.setattr(os, "sched_getaffinity", lambda _, count=processors: set(range(count)))
+        rank = {"RANK": "0", "WORLD_SIZE": "8", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": str(tasks)}
+        address = {"MASTER_ADDR": "a", "MASTER_PORT": "1"}
+        assert default_workers(rank | address) == workers
+    assert default_workers({}) == 1
