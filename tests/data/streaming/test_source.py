@@ -10,6 +10,7 @@ import pyarrow as arrow
 import pyarrow.parquet
 import pytest
 
+from jaxpar.compiler.compile import with_known_vocab
 from jaxpar.config import Config, DataConfig
 from jaxpar.data import Data, batch_rows, open_data
 from jaxpar.data.prepare import prepare
@@ -187,3 +188,8 @@ def test_processes_of_a_host_share_its_processors(monkeypatch):
         address = {"MASTER_ADDR": "a", "MASTER_PORT": "1"}
         assert default_workers(rank | address) == workers
     assert default_workers({}) == 1
+
+
+def test_a_plan_reads_the_tokenizer_alone(tmp_path: Path):
+    data = DataConfig(source="stream", path="not read", tokenizer=str(write_tokenizer(tmp_path / "tokenizer.json")))
+    assert with_known_vocab(Config(data=data)).model.vocab == 257
