@@ -28,8 +28,8 @@ BLOCK_BYTES, PACKED_BLOCK_BYTES = 2**18, 2**21
 row groups are."""
 PACKED_READ_BYTES = 2**34
 """Bytes of a compressed file that the blocks of an epoch may read together where smaller blocks are needed."""
-BLOCKS_PER_LANE = 4
-"""Least number of blocks of a lane in an epoch, of files that are small."""
+BLOCKS_PER_LANE, LARGE_BLOCKS_PER_LANE = 16, 4
+"""Least number of blocks of a lane in an epoch, of small files; of those that several blocks read, fewer."""
 _READERS, _END_BYTES = 16, 2**16
 _NO_DATA = re.compile(
     r"(dataset_infos?|dataset_dict|state|config|tokenizer(_config)?|special_tokens_map)\.json|cache-.*\.arrow"
@@ -95,9 +95,9 @@ class Blocks:
 
     def __init__(self, files: Sequence[Input], lanes: int) -> None:
         self._files = files
-        share = max(1, sum(file.bytes for file in files) // (BLOCKS_PER_LANE * lanes))
+        of_lane = sum(file.bytes for file in files) // lanes
         least = -(-2 * lanes // len(files))
-        shares = [max(least, -(-file.bytes // min(share, _most_bytes(file)))) for file in files]
+        shares = [max(least, -(-file.bytes // _block_bytes(file, of_lane))) for file in files]
         self._shares = [min(share, _most_shares(file)) for share, file in zip(shares, files, strict=True)]
         self._stops = np.cumsum(self._shares)
         if len(self) < 2 * lanes:
@@ -118,8 +118,10 @@ class Blocks:
         return Block(self._files[file], index - (int(self._stops[file]) - shares), shares)
 
 
-def _most_bytes(file: Input) -> int:
-    return PACKED_BLOCK_BYTES if file.compression or file.format == "parquet" else BLOCK_BYTES
+def _block_bytes(file: Input, of_lane: int) -> int:
+    large = file.compression or file.format == "parquet"
+    most, blocks = (PACKED_BLOCK_BYTES, LARGE_BLOCKS_PER_LANE) if large else (BLOCK_BYTES, BLOCKS_PER_LANE)
+    return max(1, min(most, of_lane // blocks))
 
 
 def _most_shares(file: Input) -> int:

@@ -71,6 +71,11 @@ def source(tmp_path_factory) -> Path:
     return write(tmp_path_factory.mktemp("stream") / "a.jsonl")
 
 
+@pytest.fixture(scope="module")
+def large(tmp_path_factory) -> Path:
+    return write_jsonl(tmp_path_factory.mktemp("large") / "a.jsonl", texts(1200))
+
+
 def counted(stream) -> Counter[tuple[int, ...]]:
     """The documents of a stream as tokens, and how often it has each."""
     bounds = [*stream.starts[:].tolist(), len(stream)]
@@ -131,16 +136,16 @@ def documents_of(tokens: BlockTokens) -> list[tuple[int, ...]]:
     return [tuple(tokens.tokens[first:last].tolist()) for first, last in pairwise(bounds)]
 
 
-def test_the_seed_and_the_epoch_decide_the_order_of_blocks_and_of_documents(source: Path):
+def test_the_seed_and_the_epoch_decide_the_order_of_blocks_and_of_documents(large: Path):
     def epoch(seed: int, number: int) -> list[BlockTask]:
-        order = rows_of(source, seed).order
+        order = rows_of(large, seed).order
         return [order.task(lane, number, index) for lane in range(LANES) for index in range(order.blocks_of(lane))]
 
     one, other, later = epoch(3, 0), epoch(4, 0), epoch(3, 1)
     assert one == epoch(3, 0)
     numbers = [[task.block.index for task in tasks] for tasks in (one, other, later)]
     assert numbers[0] != numbers[1] and numbers[0] != numbers[2]
-    reader = rows_of(source).workers.reader  # pyright: ignore[reportAttributeAccessIssue]
+    reader = rows_of(large).workers.reader  # pyright: ignore[reportAttributeAccessIssue]
     in_one = {task.block.index: documents_of(reader.tokens(task)) for task in one}
     index = max(in_one, key=lambda index: len(in_one[index]))
     in_file = documents_of(reader.tokens(replace(one[0], block=replace(one[0].block, index=index), order=())))
@@ -150,8 +155,8 @@ def test_the_seed_and_the_epoch_decide_the_order_of_blocks_and_of_documents(sour
     assert len(set(map(tuple, orders))) == 4
 
 
-def test_a_lane_has_few_blocks_and_two_made_ahead(source: Path):
-    rows = rows_of(source)
+def test_a_lane_has_few_blocks_and_two_made_ahead(large: Path):
+    rows = rows_of(large)
     tasks = rows.workers.tasks  # pyright: ignore[reportAttributeAccessIssue]
     batch_rows(rows, 0, LANES, range(LANES))
     assert tasks[:LANES] == [rows.order.task(lane, 0, 0) for lane in range(LANES)], "all lanes begin at once"

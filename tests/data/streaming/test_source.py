@@ -83,7 +83,7 @@ def test_few_blocks_read_a_row_group_or_a_compressed_file_again():
     blocks_of = lambda name, compression, lanes=8: len(
         Blocks([Input(name, 37 * 2**20, 0, name.split(".")[1], compression)], lanes)
     )
-    assert blocks_of("a.jsonl", None) == 4 * 37
+    assert blocks_of("a.jsonl", None) == 4 * 37 and blocks_of("a.jsonl", None, 64) == 16 * 64
     assert blocks_of("a.parquet", None) == blocks_of("a.jsonl.gz", "gzip") == blocks_of("a.arrow.gz", "gzip") == 32
 
 
