@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import time
 from collections import Counter
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -24,6 +25,7 @@ from jaxpar.data.streaming.rows import StreamRows, first_documents
 from jaxpar.data.tokens.tokenizer_file import load_tokenizer
 from tests.data.folders import options, quiet, texts, write_jsonl, write_tokenizer
 from tests.same_bits import assert_same_bits
+from tests.sentences import refused
 
 DOCUMENTS = [*texts(120), "", "x" * 700, *texts(20, seed=1)]
 LENGTH, LANES, FRACTION = 48, 8, 0.2
@@ -167,6 +169,14 @@ def test_a_lane_has_few_blocks_and_two_made_ahead(large: Path):
     tasks.clear()
     rows.row(50 * LANES)
     assert len(tasks) <= 4, "it is known where the rows of long ago begin"
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path):
+    source = write(tmp_path / "a.jsonl")
+    rows = rows_of(source)
+    os.utime(source)
+    with refused("a.jsonl changed while the run read it", "continues with the old file"):
+        rows.row(0)
 
 
 def test_a_save_does_not_wait_for_a_tokenizer(source: Path):
