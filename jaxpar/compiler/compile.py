@@ -20,6 +20,7 @@ from jaxpar.compiler.stand_in import compilable
 from jaxpar.compiler.targets import target_config
 from jaxpar.compiler.wheels import cuda_release, versions
 from jaxpar.config import Config, UserError, config_to_dict
+from jaxpar.config.parts import DATA_SOURCES, implementation
 from jaxpar.config.plan import Plan
 from jaxpar.config.schema import CheckpointConfig, DistributedConfig, EvaluationConfig, RunConfig, WatchConfig
 from jaxpar.data import open_data
@@ -60,7 +61,9 @@ def with_known_vocab(config: Config) -> Config:
     """`config` with the vocabulary of its data, where it names none."""
     if config.model.vocab is not None:
         return config
-    return with_vocab(config, open_data(config.data, vocab=None, seed=config.run.seed).vocab)
+    codec = DATA_SOURCES[config.data.source].codec  # reads no text
+    data = implementation(codec)(config.data) if codec else open_data(config.data, vocab=None, seed=config.run.seed)
+    return with_vocab(config, data.vocab)
 
 
 def is_reinforcement(config: Config) -> bool:

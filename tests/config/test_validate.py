@@ -47,6 +47,8 @@ SIX = "model.layers=6 | parallel.pipe=2"
     DPO | loss.gamma=0.2 => loss.gamma: 0.2 | loss.name is dpo | loss.name: simpo
     DPO | loss.desirable_weight=2 => loss.desirable_weight: 2.0 | loss.name is dpo | loss.name: kto
     loss.name=distill => loss.name: distill | loss.reference is null | expected its folder
+    TAUGHT | data.source=stream | data.path=a | data.tokenizer=a => loss.name: distill with data.source: stream |
+        would tokenize all text | data.source: tokens
     model.causal=false => loss.name: cross_entropy with model.causal: false | with loss.name: masked, or neither
     loss.name=masked => loss.name: masked with model.causal: true | model.causal: false, in which
     MASKED => loss.mask_token: null | mask token

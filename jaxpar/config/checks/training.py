@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping
 
 from jaxpar.config.bounds import TOKENS, spell_limit
 from jaxpar.config.errors import UserError
-from jaxpar.config.parts import DATA_SOURCES, OPTIMIZERS
+from jaxpar.config.parts import DATA_SOURCES, OBJECTIVES, OPTIMIZERS
 from jaxpar.config.reading.options import options_of
 from jaxpar.config.reading.typed import spell
 from jaxpar.config.schema import Config, DataConfig
@@ -52,8 +52,13 @@ def check_optimizer(config: Config) -> None:
 
 
 def check_data(config: Config) -> None:
-    """Refuse data keys that belong to another source."""
+    """Refuse data keys that belong to another source, and a stream that a teacher would read first."""
     data, unset = config.data, DataConfig()
+    if data.source == "stream" and OBJECTIVES[config.loss.name].teacher:
+        raise UserError(
+            f"loss.name: {config.loss.name} with data.source: stream would tokenize all text of the run for the "
+            "teacher before the first step; expected data.source: tokens, with a folder of python -m jaxpar.prepare"
+        )
     keys = DATA_SOURCES[data.source].keys
     for key in dict.fromkeys(key for source in DATA_SOURCES.values() for key in source.keys):
         if key not in keys and getattr(data, key) != getattr(unset, key):

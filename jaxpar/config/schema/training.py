@@ -160,7 +160,8 @@ class DataConfig:
     """Share of the documents of `source: stream` that is held out, by a hash of their text, as `python -m
     jaxpar.prepare` does it."""
     workers: Annotated[int, at_least(1, 1024)] | None = None
-    """Processes on each host that tokenize for `source: stream`; null takes all processors but one, at most 16."""
+    """Processes that tokenize for `source: stream`, of each process of the run; null divides the processors of a host,
+    less one for each, and takes at most 16."""
     separator: Annotated[int, at_least(0)] | None = None
     """Token that ends a document in a file of tokens; null means that the file is one document."""
     sequence_length: Annotated[int, at_least(1, SEQUENCE)] = 1024

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import numpy as np
 from jaxtyping import Int64, UInt
 
 from jaxpar.config.errors import UserError
+from jaxpar.data.prepare.input.compression import reading
 from jaxpar.data.prepare.input.documents import location, share_of_documents
 from jaxpar.data.prepare.input.files import Input
 from jaxpar.data.prepare.job import TokenForm
@@ -80,6 +82,7 @@ class BlockReader:
     def texts(self, task: BlockTask) -> Iterator[Text]:
         """The documents of a block that are not empty, in the order of the file."""
         block, key = task.block, self._form.text_key
+        _check_unchanged(block.file)
         scratch = Path(tempfile.gettempdir())
         contents = share_of_documents(
             block.file, block.index, block.shares, key=key, option=KEY_OPTION, scratch=scratch
@@ -87,9 +90,21 @@ class BlockReader:
         for document in contents:
             text = document.broken or text_of(self._encoder, document.text)
             if isinstance(text, str):
+                spaces = (
+                    "as many spaces instead of it let the run continue, unless they are in the first or last 64 KiB of "
+                    "the file; or "
+                )
                 raise UserError(
-                    f"{location(block.file, document.offset)}: {text}; repair it, or leave it out with "
-                    "python -m jaxpar.prepare --max-broken and train on its folder"
+                    f"{location(block.file, document.offset)}: {text}; {spaces if block.file.divisible else ''}leave "
+                    "it out with python -m jaxpar.prepare --max-broken and begin a run with its folder"
                 )
             if text.raw and is_validation(text.raw, task.heldout_fraction) == task.heldout:
                 yield text
+
+
+def _check_unchanged(file: Input) -> None:
+    """Refuse a file that was written to since it was listed."""
+    with reading(file):
+        status = os.stat(file.path)
+    if (status.st_size, status.st_mtime_ns) != (file.bytes, file.changed):
+        raise UserError(f"{file.path} changed while the run read it; the same command continues with the old file")

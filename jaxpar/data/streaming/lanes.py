@@ -120,23 +120,25 @@ class Lane:
         """
         with self._lock:
             epoch, index, start = self._known(row)
-            turn = epoch, index
-            while start >= len(block := self._tokens(turn)):
-                start -= len(block)
-                turn = self._order.after(self._lane, *turn)
+        turn = epoch, index
+        while start >= len(block := self._tokens(turn)):
+            start -= len(block)
+            turn = self._order.after(self._lane, *turn)
+        with self._lock:
             self._remember(row - start // self._length, Position(*turn, start % self._length))
             self._recent.append(turn)
-            tokens, documents, missing, before = [], [], self._length + 1, 0
-            while missing:
-                block = self._tokens(turn)
-                places = np.arange(start, min(start + missing, len(block)))
-                tokens.append(block.tokens[start : start + missing])
-                documents.append(before + np.searchsorted(block.stops, places, side="right"))
-                missing, before, start = missing - len(places), before + len(block.stops), 0
-                turn = self._order.after(self._lane, *turn)
+        tokens, documents, missing, before = [], [], self._length + 1, 0
+        while missing:
+            block = self._tokens(turn)
+            places = np.arange(start, min(start + missing, len(block)))
+            tokens.append(block.tokens[start : start + missing])
+            documents.append(before + np.searchsorted(block.stops, places, side="right"))
+            missing, before, start = missing - len(places), before + len(block.stops), 0
+            turn = self._order.after(self._lane, *turn)
+        with self._lock:
             for one in [one for one in self._blocks if one < min(self._recent)]:
                 del self._blocks[one]
-            return np.concatenate(tokens), np.concatenate(documents)
+        return np.concatenate(tokens), np.concatenate(documents)
 
     def epochs(self, row: int) -> float:
         """Epochs of the lane's blocks before a row begins."""
@@ -162,12 +164,13 @@ class Lane:
             del self._rows[1:passed], self._positions[1:passed]
 
     def _tokens(self, turn: tuple[int, int]) -> BlockTokens:
-        """The tokens of a block, once they are there; those of the next one are asked for."""
-        future, following = self._block(turn), turn
-        for _ in range(_AHEAD):
-            following = self._order.after(self._lane, *following)
-            self._block(following)
-        return future.result()
+        """The tokens of a block, once they are there; the next blocks are begun."""
+        with self._lock:
+            future, following = self._block(turn), turn
+            for _ in range(_AHEAD):
+                following = self._order.after(self._lane, *following)
+                self._block(following)
+        return future.result()  # without the lock, which a save takes
 
     def _block(self, turn: tuple[int, int]) -> Future[BlockTokens]:
         if turn not in self._blocks:

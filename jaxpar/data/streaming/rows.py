@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
 from itertools import islice
@@ -14,8 +14,10 @@ import numpy as np
 
 from jaxpar.config.errors import UserError
 from jaxpar.data.packing import Row, assemble
+from jaxpar.data.randomness import KeyedPermutation
 from jaxpar.data.stream import TokenStream
-from jaxpar.data.streaming.block import Block, BlockTask
+from jaxpar.data.streaming.block import BlockTask
+from jaxpar.data.streaming.files import Blocks
 from jaxpar.data.streaming.lanes import BlockOrder, Lane, Position
 from jaxpar.data.streaming.workers import Workers
 
@@ -128,7 +130,7 @@ class StreamRows:
 
     @property
     def stream(self) -> TokenStream:
-        """A sample of the documents: those of the first blocks."""
+        """A sample of the documents."""
         return self._sample
 
     def _lane(self, example: int) -> Lane:
@@ -148,10 +150,14 @@ class StreamRows:
 
 
 def first_documents(
-    workers: Workers, blocks: Iterable[Block], tokens: int, *, heldout_fraction: float, heldout: bool = False
+    workers: Workers, blocks: Blocks, tokens: int, *, heldout_fraction: float, heldout: bool = False
 ) -> TokenStream | None:
-    """The documents of the first blocks that have so many tokens together, or of all; None where there are none."""
-    left = (BlockTask(block, heldout_fraction, heldout) for block in blocks)
+    """The documents of blocks that have so many tokens together, or of all; None where there are none.
+
+    The blocks are in a random order, so that a few of them are of all files.
+    """
+    order = KeyedPermutation(len(blocks), 0)
+    left = (BlockTask(blocks[order.at(index)], heldout_fraction, heldout) for index in range(len(blocks)))
     futures = deque(workers.submit(task) for task in islice(left, 2 * workers.count))
     parts, starts, size = [], [], 0
     while futures and size < tokens:

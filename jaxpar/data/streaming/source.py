@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import chain
 
 from jaxpar.config.errors import UserError
@@ -22,6 +22,7 @@ from jaxpar.data.streaming.workers import Workers
 from jaxpar.data.tokens.digests import digest
 from jaxpar.data.tokens.text_codec import TextCodec
 from jaxpar.data.tokens.tokenizer_file import end_of_document, tokenizer_path, vocabulary_size
+from jaxpar.distributed.launchers import find_launch
 from jaxpar.pages.units import plural, size
 from jaxpar.remote.cache import local_path
 
@@ -56,7 +57,7 @@ def open_stream(config: DataConfig, vocab: int | None, seed: int) -> Data:
     codec = StreamCodec(config)
     files = find_files(config.path, "data.path", config.text_key)
     form = TokenForm(tokenizer=codec.file, vocab=codec.vocab, separator=codec.end, text_key=config.text_key)
-    workers = Workers(form, config.workers or max(1, min(MOST_WORKERS, len(os.sched_getaffinity(0)) - 1)))
+    workers = Workers(form, config.workers or default_workers(os.environ))
     fraction = config.heldout_fraction if config.heldout_path is None else 0.0
     order = BlockOrder(files, config.batch_size, seed, fraction)
     _check_not_empty(config.path, BlockReader(form, codec.tokenizer), order)
@@ -81,6 +82,14 @@ def open_stream(config: DataConfig, vocab: int | None, seed: int) -> Data:
         description=f"{config.path}: {plural(len(files), 'file')}, {total}, tokenized by "
         f"{plural(workers.count, 'process', 'processes')} while it is read, {words}",
     )
+
+
+def default_workers(environment: Mapping[str, str]) -> int:
+    """Processors of this process of the run but one, of those that the processes of its host share."""
+    launch = find_launch(environment)
+    here = (launch.local_processes if launch is not None else None) or 1
+    processors = min(len(os.sched_getaffinity(0)), (os.cpu_count() or 1) // here)
+    return max(1, min(MOST_WORKERS, processors - 1))
 
 
 def _check_not_empty(path: str, reader: BlockReader, order: BlockOrder) -> None:

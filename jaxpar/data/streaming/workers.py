@@ -83,6 +83,9 @@ def _hand_out(form: TokenForm, process: subprocess.Popen[bytes], pipe: Connectio
         except (EOFError, OSError):
             future.set_exception(UserError(_why(process.wait())))
             continue
+        except Exception as error:  # else the run would wait for it without end
+            future.set_exception(error)
+            continue
         if kind == "done":
             future.set_result(answer)
         else:

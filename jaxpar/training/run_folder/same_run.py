@@ -50,7 +50,12 @@ MAY_CHANGE_KEYS = (
 """Other keys that may change: the length of a run, and the remedies for a run that diverged or exceeds its formats."""
 
 
+MAY_MOVE = ("data.path", "data.tokenizer", "data.heldout_path")
+"""Keys that may change with `data.source: stream`, which compares the files to train on and the tokenizer."""
+
+
 def forbidden_changes(old: Config, new: Config) -> list[str]:
     """`section.key: old -> new` for each value whose change makes it another run."""
-    may_change = lambda key: key in MAY_CHANGE_KEYS or (key.startswith(MAY_CHANGE) and key not in STAYS)
+    keys = MAY_CHANGE_KEYS + MAY_MOVE * (new.data.source == "stream")
+    may_change = lambda key: key in keys or (key.startswith(MAY_CHANGE) and key not in STAYS)
     return [line for line in config_difference(old, new) if not may_change(line.split(":")[0])]

@@ -2,8 +2,11 @@
 
 import gzip
 import json
+import os
+import time
 from collections import Counter
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -22,6 +25,7 @@ from jaxpar.data.streaming.rows import StreamRows, first_documents
 from jaxpar.data.tokens.tokenizer_file import load_tokenizer
 from tests.data.folders import options, quiet, texts, write_jsonl, write_tokenizer
 from tests.same_bits import assert_same_bits
+from tests.sentences import refused
 
 DOCUMENTS = [*texts(120), "", "x" * 700, *texts(20, seed=1)]
 LENGTH, LANES, FRACTION = 48, 8, 0.2
@@ -69,6 +73,11 @@ def source(tmp_path_factory) -> Path:
     return write(tmp_path_factory.mktemp("stream") / "a.jsonl")
 
 
+@pytest.fixture(scope="module")
+def large(tmp_path_factory) -> Path:
+    return write_jsonl(tmp_path_factory.mktemp("large") / "a.jsonl", texts(1200))
+
+
 def counted(stream) -> Counter[tuple[int, ...]]:
     """The documents of a stream as tokens, and how often it has each."""
     bounds = [*stream.starts[:].tolist(), len(stream)]
@@ -85,6 +94,15 @@ def test_blocks_have_the_tokens_of_a_prepared_folder(tmp_path: Path, name: str):
     for heldout, wanted in ((False, folder.train), (True, folder.heldout)):
         stream = first_documents(workers, blocks, 10**9, heldout_fraction=FRACTION, heldout=heldout)  # pyright: ignore[reportArgumentType]
         assert counted(stream) == counted(wanted)
+
+
+def test_a_sample_of_the_documents_is_of_all_files(tmp_path: Path):
+    for name in "abc":
+        write_jsonl(tmp_path / f"{name}.jsonl", [name * 40] * 50)
+    rows = rows_of(tmp_path)
+    stream = first_documents(rows.workers, rows.order.blocks, 2000, heldout_fraction=0.0)
+    assert stream is not None and len(stream) < 3000
+    assert len(set(stream.tokens[:].tolist())) == 4, "three letters and the end of a document"
 
 
 def test_an_epoch_of_the_lanes_has_each_document_once(source: Path):
@@ -115,12 +133,66 @@ def test_rows_of_a_lane_are_its_documents_end_to_end(source: Path):
         np.testing.assert_array_equal(~follows, wanted[first : first + LENGTH] == 256)
 
 
-def test_the_seed_and_the_epoch_decide_the_order(source: Path):
-    tokens = [rows_of(source, seed).row(0)["tokens"].tolist() for seed in (3, 4)]
-    assert tokens[0] != tokens[1] and tokens[0] == rows_of(source, 3).row(0)["tokens"].tolist()
-    order = rows_of(source).order
-    assert [order.task(0, 0, 0), order.task(0, 1, 0)] != [order.task(0, 0, 0)] * 2
-    assert order.task(0, 0, 0).order != order.task(0, 1, 0).order
+def documents_of(tokens: BlockTokens) -> list[tuple[int, ...]]:
+    bounds = [0, *tokens.stops.tolist()]
+    return [tuple(tokens.tokens[first:last].tolist()) for first, last in pairwise(bounds)]
+
+
+def test_the_seed_and_the_epoch_decide_the_order_of_blocks_and_of_documents(large: Path):
+    def epoch(seed: int, number: int) -> list[BlockTask]:
+        order = rows_of(large, seed).order
+        return [order.task(lane, number, index) for lane in range(LANES) for index in range(order.blocks_of(lane))]
+
+    one, other, later = epoch(3, 0), epoch(4, 0), epoch(3, 1)
+    assert one == epoch(3, 0)
+    numbers = [[task.block.index for task in tasks] for tasks in (one, other, later)]
+    assert numbers[0] != numbers[1] and numbers[0] != numbers[2]
+    reader = rows_of(large).workers.reader  # pyright: ignore[reportAttributeAccessIssue]
+    in_one = {task.block.index: documents_of(reader.tokens(task)) for task in one}
+    index = max(in_one, key=lambda index: len(in_one[index]))
+    in_file = documents_of(reader.tokens(replace(one[0], block=replace(one[0].block, index=index), order=())))
+    orders = [in_file, in_one[index]]
+    orders += [documents_of(reader.tokens(task)) for task in (*other, *later) if task.block.index == index]
+    assert len(in_file) >= 4 and all(sorted(order) == sorted(in_file) for order in orders)
+    assert len(set(map(tuple, orders))) == 4
+
+
+def test_a_lane_has_few_blocks_and_two_made_ahead(large: Path):
+    rows = rows_of(large)
+    tasks = rows.workers.tasks  # pyright: ignore[reportAttributeAccessIssue]
+    batch_rows(rows, 0, LANES, range(LANES))
+    assert tasks[:LANES] == [rows.order.task(lane, 0, 0) for lane in range(LANES)], "all lanes begin at once"
+    assert len(tasks) >= 3 * LANES, "two blocks are made ahead"
+    for number in range(1, 100):
+        rows.row(number * LANES)
+        assert len(rows._lanes[0]._blocks) <= 7
+    tasks.clear()
+    rows.row(50 * LANES)
+    assert len(tasks) <= 4, "it is known where the rows of long ago begin"
+
+
+def test_a_file_that_changes_while_it_is_read_is_refused(tmp_path: Path):
+    source = write(tmp_path / "a.jsonl")
+    rows = rows_of(source)
+    os.utime(source)
+    with refused("a.jsonl changed while the run read it", "continues with the old file"):
+        rows.row(0)
+
+
+def test_a_save_does_not_wait_for_a_tokenizer(source: Path):
+    rows, later = rows_of(source), Future[BlockTokens]()
+    tokens = rows.workers.submit(rows.order.task(0, 0, 0)).result()
+    rows.workers.submit = lambda task: later
+    with ThreadPoolExecutor() as threads:
+        row = threads.submit(rows.row, 0)
+        while not rows._lanes or not rows._lanes[0]._blocks:
+            time.sleep(0.001)
+        try:
+            saved = threads.submit(lambda: (rows.positions(0), rows.epochs(0), rows.ask([0])))
+            assert saved.result(timeout=10)[0]["lanes"]["0"] == (0, 0, 0)
+            assert not row.done()
+        finally:
+            later.set_result(tokens)
 
 
 def test_hosts_read_the_batches_of_one(source: Path):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
-from itertools import islice
+from itertools import accumulate, islice
 from pathlib import Path
 from typing import BinaryIO
 
@@ -62,8 +62,8 @@ def share_of_documents(
 ) -> Iterator[Document]:
     """The documents of one of so many shares of a table or a file of lines; each document is in one of them.
 
-    A share is a stretch of the bytes or the rows; of lines of a compressed file, which is read from its beginning, it
-    is every `shares`-th.
+    A share is a stretch of the bytes or the rows (see `share_of_rows`); of lines of a compressed file, which is read
+    from its beginning, it is every `shares`-th.
 
     Args:
         file: the file.
@@ -77,14 +77,35 @@ def share_of_documents(
         UserError: as `documents`.
     """
     unpacked = partial(open_bytes, file)
-    stretch = lambda size: range(size * index // shares, size * (index + 1) // shares)
     if file.format in TABLES:
-        return table_documents(file, key, scratch, unpacked, lambda sizes: stretch(sum(sizes)), option)
+        return table_documents(file, key, scratch, unpacked, lambda sizes: share_of_rows(sizes, index, shares), option)
     if file.divisible:
-        lines = _lines(file, stretch(file.bytes).start, stretch(file.bytes).stop, unpacked)
+        lines = _lines(file, file.bytes * index // shares, file.bytes * (index + 1) // shares, unpacked)
     else:
         lines = islice(_lines(file, 0, None, unpacked), index, None, shares)
     return _line_documents(file, lines, key, option)
+
+
+def share_of_rows(sizes: Sequence[int], index: int, shares: int) -> range:
+    """The rows of a share of a table.
+
+    A share is as many row groups as the others, or, where there are more shares than row groups, part of one. So a row
+    group is read once, or by each of its parts.
+
+    Args:
+        sizes: rows of each row group.
+        index: number of the share.
+        shares: how many there are.
+    """
+    groups, starts = len(sizes), [0, *accumulate(sizes)]
+    if shares <= groups:
+        return range(starts[groups * index // shares], starts[groups * (index + 1) // shares])
+    if not groups:
+        return range(0)
+    group = groups * index // shares
+    first, stop = (-(-shares * one // groups) for one in (group, group + 1))  # the shares of that row group
+    cut = lambda part: starts[group] + sizes[group] * (part - first) // (stop - first)
+    return range(cut(index), cut(index + 1))
 
 
 def location(file: Input, offset: int) -> str:
