@@ -6,7 +6,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from hashlib import sha256
 
 import jax
@@ -14,7 +14,8 @@ import jax
 from jaxpar.attention.backends import kernel_request
 from jaxpar.checkpoint.processes import from_first, judged
 from jaxpar.config import Config, UserError, config_to_dict
-from jaxpar.config.plan import NAMED_BY, Plan
+from jaxpar.config.checks.paths import PATHS
+from jaxpar.config.plan import NAMED_BY, Choice, Plan
 from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device
 from jaxpar.layout.choices.attention import attention_requests
@@ -24,6 +25,9 @@ from pallas_kernels.attention import comparison
 DIFFERENT = "different"
 _SHOWN = 3
 """Choices, and processes of a kind, that a sentence names."""
+_CHOICE = {field.name for field in fields(Choice)}
+_LOCAL = ("memory.offload_dir", "run.compile_cache")
+"""Keys of folders that a host may have and another not."""
 _OF_A_HOST = ("dump", "autotune")
 """Words in the names of XLA's flags that may differ between hosts, such as folders for files."""
 
@@ -69,20 +73,29 @@ def _verdict(texts: Sequence[str]) -> str | None:
 
 def choices(plan: Plan, config: Config, device: Device) -> dict[str, object]:
     """The values that all processes of a run must have alike: the plan without its reasons, the kernels of 8-bit
-    products, and the configuration but for what `distributed` says of a process."""
+    products, and the configuration but for what `distributed` says of a process.
+
+    Folders differ between hosts. Of a path, only whether there is one is compared, and not that of files which the host
+    alone reads (`_LOCAL`).
+    """
     matmuls = {"dense": tiled_choice(config, device), "routed": routed_choice(config, device, plan)}
     settings = config_to_dict(config)
     del settings["distributed"]
+    data = settings["data"]
+    for weights in (data, *data["later_sources"]):
+        weights["sources"] = weights["sources"] and [*weights["sources"].values()]
+    data["heldout"] = data["heldout"] and [*data["heldout"]]
+    values = dict(_leaves(settings))
     return {
         **dict(_leaves(asdict(plan), "plan.")),
         **{f"plan.matmul.{kind}": choice.name for kind, choice in matmuls.items() if choice is not None},
-        **dict(_leaves(settings)),
+        **{key: "a path" if key in PATHS and value else value for key, value in values.items() if key not in _LOCAL},
     }
 
 
 def _leaves(values: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
     for key, value in values.items():
-        if isinstance(value, Mapping) and "reason" in value:
+        if isinstance(value, Mapping) and value.keys() == _CHOICE:
             yield f"{above}{key}", value["name"]
         elif isinstance(value, Mapping):
             yield from _leaves(value, f"{above}{key}.")

@@ -11,6 +11,7 @@ import pytest
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.plan import Choice, Plan
+from jaxpar.config.schema.training import LaterSources
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layout.make_plan import make_plan, resolve_config
@@ -148,6 +149,33 @@ def test_another_configuration_on_one_host_is_named(monkeypatch: pytest.MonkeyPa
     assert str(found[0]).endswith("start all with the same configuration")
     alone = replace(config, distributed=replace(config.distributed, process_id=1))
     assert plans([lambda: plan, lambda: plan], config, monkeypatch, {1: alone}) == [plan, plan]
+
+
+def test_a_host_may_have_its_files_elsewhere(monkeypatch: pytest.MonkeyPatch):
+    def host(disk: str, weight: float = 0.5, start: str | None = None, cache: str | None = None) -> Config:
+        config = packed()
+        sources = {f"{disk}/reason": weight, f"{disk}/b": 0.5}
+        later = (LaterSources(2, {f"{disk}/b": 1.0}),)
+        places = {"sources": sources, "later_sources": later, "heldout": {"name": f"{disk}/h"}, "path": disk}
+        return replace(
+            config,
+            data=replace(config.data, **places, routing=disk),
+            run=replace(config.run, dir=disk, init_from=start, compile_cache=cache),
+            memory=replace(config.memory, offload_dir=cache),
+        )
+
+    plan = make_plan(packed(), HOPPER)
+    found = lambda other: plans([lambda: plan] * 2, host("/a"), monkeypatch, {1: other})
+    assert found(host("/b", cache="/c")) == [plan, plan]
+    assert "data.sources: [0.5, 0.5] on process 0 (anna), [0.25, 0.5] on process 1" in str(found(host("/a", 0.25))[0])
+    assert 'run.init_from: null on process 0 (anna), "a path" on process 1' in str(found(host("/a", start="/m"))[0])
+
+
+def test_a_source_may_have_any_name(monkeypatch: pytest.MonkeyPatch):
+    config = packed()
+    config = replace(config, data=replace(config.data, sources={"reason": 0.5, "b": 0.5}))
+    plan = make_plan(config, HOPPER)
+    assert plans([lambda: plan] * 2, config, monkeypatch) == [plan, plan]
 
 
 @pytest.mark.long
