@@ -14,7 +14,6 @@ from typing import Any
 import jax
 
 from jaxpar.checkpoint.facts import CAME_FROM
-from jaxpar.checkpoint.processes import gather
 from jaxpar.config import Config, UserError, load_config, virtual_devices_needed
 from jaxpar.config.axes import fixed_devices
 from jaxpar.config.parts import OBJECTIVES, implementation
@@ -250,7 +249,6 @@ class Run:
             with explained(self.layout, self.mesh):
                 compiled = lowered.compile()
         check_step_fits(self.layout, self.mesh, needed_bytes(compiled))
-        gather("")  # the first step begins on all at once: on CPUs, Gloo waits for a process no longer than 30 s
         return compiled
 
     def compile_with_initial(self) -> None:
