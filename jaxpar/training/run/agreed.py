@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from hashlib import sha256
@@ -28,6 +30,8 @@ _SHOWN = 3
 _CHOICE = {field.name for field in fields(Choice)}
 _LOCAL = ("memory.offload_dir", "run.compile_cache")
 """Keys of folders that a host may have and another not."""
+_SOURCES = "jax_hlo_source_file_canonicalization_regex"
+"""JAX's setting of what is left out of the names of source files."""
 _OF_A_HOST = ("dump", "autotune")
 """Words in the names of XLA's flags that may differ between hosts, such as folders for files."""
 
@@ -168,6 +172,15 @@ def compared_plan(make: Callable[[], Plan], config: Config, devices: Sequence[De
         comparison.settle(request, reason)
         wrong |= reason is not None
     return agreed_plan(make, config, devices[0]) if wrong else plan
+
+
+def name_sources_alike() -> None:
+    """Have programs name source files by module and not by folder, so that hosts may have their packages elsewhere.
+
+    Pallas kernels contain these names, also in the text of a program without its locations.
+    """
+    folders = sorted({os.path.abspath(folder) for folder in sys.path}, key=len, reverse=True)
+    jax.config.update(_SOURCES, f"^(?:{'|'.join(map(re.escape, folders))})/")
 
 
 def check_program(lowered: jax.stages.Lowered) -> None:

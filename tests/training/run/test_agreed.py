@@ -1,13 +1,18 @@
 """Processes of a job whose hosts have other records of kernels: they run one plan, or refuse with a sentence."""
 
+import importlib
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.plan import Choice, Plan
@@ -176,6 +181,40 @@ def test_a_source_may_have_any_name(monkeypatch: pytest.MonkeyPatch):
     config = replace(config, data=replace(config.data, sources={"reason": 0.5, "b": 0.5}))
     plan = make_plan(config, HOPPER)
     assert plans([lambda: plan] * 2, config, monkeypatch) == [plan, plan]
+
+
+KERNEL = """
+from pallas_kernels.pallas import pl, triton
+
+def double(x):
+    def kernel(x, y):
+        y[...] = 2 * x[...]
+
+    return pl.pallas_call(kernel, out_shape=x, compiler_params=triton.CompilerParams())(x)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+def test_a_program_with_a_kernel_is_the_same_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    device = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
+
+    def program(folder: Path) -> str:
+        folder.mkdir()
+        (folder / "doubling.py").write_text(KERNEL)
+        monkeypatch.setattr(sys, "path", [str(folder), *path])
+        sys.modules.pop("doubling", None)
+        double = importlib.import_module("doubling").double
+        agreed.name_sources_alike()
+        with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+            return jax.jit(double).trace(jnp.ones(8)).lower(lowering_platforms=("cuda",)).as_text()
+
+    path, names = sys.path, jax.config.values[agreed._SOURCES]
+    try:
+        here, there = program(tmp_path / "here"), program(tmp_path / "elsewhere")
+    finally:
+        jax.config.update(agreed._SOURCES, names)
+        del sys.modules["doubling"]
+    assert "doubling.py" in here and here == there
 
 
 @pytest.mark.long
