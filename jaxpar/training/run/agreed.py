@@ -32,7 +32,7 @@ _LOCAL = ("memory.offload_dir", "run.compile_cache")
 """Keys of folders that a host may have and another not."""
 _SOURCES = "jax_hlo_source_file_canonicalization_regex"
 """JAX's setting of what is left out of the names of source files."""
-_OF_A_HOST = ("dump", "autotune")
+_OF_A_HOST = ("dump", "autotune", "cuda_data_dir")
 """Words in the names of XLA's flags that may differ between hosts, such as folders for files."""
 
 
@@ -183,6 +183,12 @@ def name_sources_alike() -> None:
     jax.config.update(_SOURCES, f"^(?:{'|'.join(map(re.escape, folders))})/")
 
 
+def compared_flags(flags: str) -> str:
+    """The flags of XLA that all hosts must have alike, sorted. The last value of a flag is the one that XLA takes."""
+    last = {flag.partition("=")[0]: flag for flag in flags.split()}
+    return " ".join(sorted(flag for name, flag in last.items() if not any(word in name for word in _OF_A_HOST)))
+
+
 def check_program(lowered: jax.stages.Lowered) -> None:
     """Compare the program of a step with that of process 0, before it is compiled. All processes call this.
 
@@ -193,11 +199,10 @@ def check_program(lowered: jax.stages.Lowered) -> None:
     """
     if jax.process_count() == 1:
         return
-    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not any(word in flag for word in _OF_A_HOST)]
     mine = {
         "host": socket.gethostname(),
         "jax": jax.__version__,
-        "XLA_FLAGS": " ".join(sorted(flags)),
+        "XLA_FLAGS": compared_flags(os.environ.get("XLA_FLAGS", "")),
         "program": sha256(lowered.as_text().encode()).hexdigest()[:16],
     }
     first = from_first(lambda: mine)

@@ -183,6 +183,12 @@ def test_a_source_may_have_any_name(monkeypatch: pytest.MonkeyPatch):
     assert plans([lambda: plan] * 2, config, monkeypatch) == [plan, plan]
 
 
+def test_the_last_value_of_a_flag_of_xla_is_compared():
+    assert agreed.compared_flags("--a=1 --a=2") == agreed.compared_flags("--a=2") == "--a=2"
+    assert agreed.compared_flags("--a=2 --a=1") == "--a=1"
+    assert agreed.compared_flags("--b=1 --a --xla_dump_to=/x --xla_gpu_cuda_data_dir=/opt/cuda") == "--a --b=1"
+
+
 KERNEL = """
 from pallas_kernels.pallas import pl, triton
 
