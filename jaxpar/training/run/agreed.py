@@ -28,6 +28,7 @@ DIFFERENT = "different"
 _SHOWN = 3
 """Choices, and processes of a kind, that a sentence names."""
 _CHOICE = {field.name for field in fields(Choice)}
+_PLACES = {*PATHS} - {"parallel.schedule"}  # a name, too, and part of the plan
 _LOCAL = ("memory.offload_dir", "run.compile_cache")
 """Keys of folders that a host may have and another not."""
 _SOURCES = "jax_hlo_source_file_canonicalization_regex"
@@ -79,8 +80,7 @@ def choices(plan: Plan, config: Config, device: Device) -> dict[str, object]:
     """The values that all processes of a run must have alike: the plan without its reasons, the kernels of 8-bit
     products, and the configuration but for what `distributed` says of a process.
 
-    Folders differ between hosts. Of a path, only whether there is one is compared, and not that of files which the host
-    alone reads (`_LOCAL`).
+    Folders differ between hosts: of a path that is no URL only its presence is compared, and of `_LOCAL` nothing.
     """
     matmuls = {"dense": tiled_choice(config, device), "routed": routed_choice(config, device, plan)}
     settings = config_to_dict(config)
@@ -93,7 +93,11 @@ def choices(plan: Plan, config: Config, device: Device) -> dict[str, object]:
     return {
         **dict(_leaves(asdict(plan), "plan.")),
         **{f"plan.matmul.{kind}": choice.name for kind, choice in matmuls.items() if choice is not None},
-        **{key: "a path" if key in PATHS and value else value for key, value in values.items() if key not in _LOCAL},
+        **{
+            key: "a path" if key in _PLACES and value and "://" not in str(value) else value
+            for key, value in values.items()
+            if key not in _LOCAL
+        },
     }
 
 

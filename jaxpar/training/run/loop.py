@@ -248,6 +248,7 @@ class _Loop:
         self.listeners.message(f"Compiled in {seconds(self.timer.compile_seconds)}{memory}.")
         if first == 1:
             self._compiling("the initial weights")
+            liveness.at("making the initial weights")
             trainer.state  # noqa: B018 (made now, while the line above reports it)
 
     def _pauses(self, number: int) -> bool:

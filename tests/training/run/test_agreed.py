@@ -173,6 +173,9 @@ def test_a_host_may_have_its_files_elsewhere(monkeypatch: pytest.MonkeyPatch):
     found = lambda other: plans([lambda: plan] * 2, host("/a"), monkeypatch, {1: other})
     assert found(host("/b", cache="/c")) == [plan, plan]
     assert "data.sources: [0.5, 0.5] on process 0 (anna), [0.25, 0.5] on process 1" in str(found(host("/a", 0.25))[0])
+    remote = [f"hf://org/{name}" for name in "ab"]
+    first, second = (host("/a", start=url) for url in remote)
+    assert remote[1] in str(plans([lambda: plan] * 2, first, monkeypatch, {1: second})[0])
     assert 'run.init_from: null on process 0 (anna), "a path" on process 1' in str(found(host("/a", start="/m"))[0])
 
 
