@@ -15,6 +15,7 @@ import os
 import re
 import stat
 import tempfile
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -32,6 +33,8 @@ MANIFEST = "manifest.json"
 VERSION = 2
 WRITER = re.compile(r"/ocdbt\.process_(\d+)/")
 """Orbax's folder of the data that one process wrote, in the name of a file."""
+MOST_OF_MEAN = 1.5
+"""Bytes that one process may verify because it wrote them, divided by the mean of all processes."""
 
 
 class Manifest(NamedTuple):
@@ -150,10 +153,14 @@ def divided(files: Mapping[str, Entry], count: int) -> list[list[str]]:
 
     Where as many processes wrote the checkpoint, each gets the files that it wrote. It reads them next where the mesh
     is the same, and its host has them in memory then, so that each byte comes from the disk once. Other files, and all
-    where the number of processes differs, are divided by size.
+    where the number of processes differs or one wrote more than `MOST_OF_MEAN` times the mean, are divided by size.
     """
-    writers = {name: int(match[1]) for name in files if (match := WRITER.search(name))}
-    local = writers if {*writers.values()} == {*range(count)} else {}
+    local = {name: int(match[1]) for name in files if (match := WRITER.search(name))}
+    written = Counter[int]()
+    for name, process in local.items():
+        written[process] += files[name].size
+    if {*written} != {*range(count)} or max(written.values()) * count > MOST_OF_MEAN * written.total():
+        local = {}
     lists = [[name for name in sorted(local) if local[name] == index] for index in range(count)]
     # An empty file counts as a byte, so that they are divided, too.
     sizes = [(sum(files[name].size + 1 for name in names), index) for index, names in enumerate(lists)]

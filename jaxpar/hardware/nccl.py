@@ -29,7 +29,7 @@ class Loaded(NamedTuple):
     """The version that JAX's plugin for CUDA was compiled with; None where it does not tell."""
 
     def __str__(self) -> str:
-        return text(self.library) + (f" (JAX's plugin has the headers of {text(self.headers)})" if self.headers else "")
+        return f"{text(self.library)} (headers of JAX's plugin: {text(self.headers) if self.headers else 'not known'})"
 
 
 @dataclass(frozen=True)
@@ -38,9 +38,10 @@ class Fault:
 
     first: Version
     """The first version that has it."""
-    mended: Version
-    """The first one without it."""
+    mended: Version | None
+    """The first one without it; None where none is known."""
     what: str
+    """The fault in words; `{headers}` are those of the plugin."""
     source: str
     machine: str | None = None
     """The processor architecture that it needs; None for any."""
@@ -54,8 +55,8 @@ FAULTS = (
     Fault((0, 0, 0), (2, 29, 3), "deadlocks without a word on aarch64 (GH200, GB200)", "NVIDIA/nccl#2353", "aarch64"),
     Fault((2, 30, 7), (2, 31, 2), "has hung pipelines on 8 H100", "NVIDIA/jaxpp#11", pipelined=True),
     Fault(
-        (2, 30, 0), (3, 0, 0), "under a plugin with the headers of 2.29 has hung exchanges of experts on 704 GB200",
-        "marin-community/marin#8870", headers=(2, 30, 0),
+        (2, 30, 0), None, "is newer than the headers of JAX's plugin ({headers}), and 2.30.7 with those of 2.29.7 has "
+        "hung exchanges of experts on 704 GB200", "marin-community/marin#8870", headers=(2, 30, 0),
     ),
 )  # fmt: skip
 """Pipelines passed with 2.31.2, the next version that was tried. The third was seen with library 2.30.7 and headers
@@ -105,9 +106,11 @@ def faults(present: Loaded | None, machine: str, *, pipelined: bool) -> list[str
         return []
     version, headers = present
     return [
-        f"NCCL {text(version)} {fault.what} ({fault.source}): install {_mend(fault)}"
+        f"NCCL {text(version)} {fault.what.format(headers=headers and text(headers))} ({fault.source}): "
+        f"install {_mend(fault)}"
         for fault in FAULTS
-        if fault.first <= version < fault.mended
+        if fault.first <= version
+        and (fault.mended is None or version < fault.mended)
         and fault.machine in (None, machine)
         and (pipelined or not fault.pipelined)
         and (fault.headers is None or (headers is not None and headers < fault.headers))
@@ -117,6 +120,7 @@ def faults(present: Loaded | None, machine: str, *, pipelined: bool) -> list[str
 def _mend(fault: Fault) -> str:
     if fault.headers is not None:
         return f"a release of JAX whose plugin has the headers of {text(fault.headers)} or newer, as 0.11.2 has"
+    assert fault.mended is not None, "what newer headers mend has these"
     return f"{text(fault.mended)} or newer"
 
 

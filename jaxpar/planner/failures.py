@@ -18,8 +18,11 @@ STORAGE = 2 * TERA / 16_384
 16,384 GPUs has all of it, and another one its share of that by GPUs, is assumed."""
 STATE = 12.0
 """Bytes of a checkpoint per parameter: master weights and two moments in float32. Each is written once, and read from
-storage once in a restart: what a save reads back, and a restart after it has verified it, is still in memory
-(`tests/checkpoint/test_bytes.py`)."""
+storage `READS` times in a restart; what a save reads back is still in memory."""
+READS = 2
+"""A restart verifies each byte and then restores it. With as many processes on the same mesh, and parts that fit into
+free memory, it would be 1 (`tests/checkpoint/test_bytes.py`), but a host that takes a faulty one's place, and another
+number of processes, read twice."""
 HOST_COPY = 0.01 * TERA
 """Bytes per second at which a GPU's state is copied to its host while training waits; it is written while training goes
 on. Assumed: a PCIe 4.0 x16 link has three times as much."""
@@ -51,7 +54,7 @@ class Reliability:
     stall: float
     """For which training waits at a checkpoint."""
     save: float
-    """To write a checkpoint, and to read it once."""
+    """To write a checkpoint, and to read it once; a restart reads it `READS` times."""
     every: float
     """From one checkpoint to the next."""
     start: float
@@ -82,7 +85,7 @@ def reliability(
     state = per_parameter * parameters / gpus
     stall, save = state / HOST_COPY, state / STORAGE
     every = max(save, sqrt(2 * stall * between))
-    start = 60 * restart_minutes + (START_UP + MEETING) * gpus + save
+    start = 60 * restart_minutes + (START_UP + MEETING) * gpus + READS * save
     return Reliability(between, stall, save, every, start)
 
 

@@ -24,7 +24,8 @@ def test_messages_do_not_grow_with_the_number_of_processes(event: str):
 
 
 def test_process_0_reads_a_bounded_number_of_notes_a_log():
-    """A note of each process at a comparison, and the rarer comparisons, the more processes there are."""
+    """A note of each process at a comparison, and the rarer comparisons, the more processes there are; the monitor
+    counts logs (`test_large_jobs_compare_their_processes_every_few_logs`)."""
     compare = events()["a comparison of paces"]
     a_log = [measured(compare, count, 0).bytes / logs_between(count) for count in (1024, 16_384, 100_000)]
     assert max(a_log) <= 1.01 * a_log[0] < 512 * 1024

@@ -2,6 +2,7 @@
 
 import os
 import re
+import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -42,5 +43,7 @@ def test_a_restart_reads_each_byte_from_the_disk_once_and_a_save_none(checkpoint
     assert times_read(lambda: save(3), "read_bytes") < 0.01
     assert 2 <= times_read(restart) < 2.01, "to verify them, and to restore them"
     forget(checkpoints.folder)
-    assert times_read(restart, "read_bytes") < 1.1
+    from_disk = times_read(restart, "read_bytes")
+    system = subprocess.check_output(["stat", "--file-system", "--format=%T", checkpoints.folder], text=True).strip()
+    assert from_disk < 0.01 if system == "tmpfs" else 0.95 <= from_disk < 1.1, system
     assert_same_bits(restored[-1], STATE)

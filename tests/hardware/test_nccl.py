@@ -45,6 +45,11 @@ def test_headers_are_those_in_the_plugin_that_is_loaded(tmp_path: Path):
     assert loaded(maps, lambda _: 23007) == Loaded((2, 30, 7), (2, 29, 7))
     [sentence] = faults(loaded(maps, lambda _: 23007), "x86_64", pipelined=False)
     assert "marin#8870" in sentence and "NCCL 2.30.7" in sentence and "headers of 2.30.0 or newer" in sentence
+    assert "than the headers of JAX's plugin (2.29.7), and" in sentence
+    [sentence] = faults(Loaded((3, 1, 0), (2, 28, 3)), "x86_64", pipelined=False)
+    assert "NCCL 3.1.0 " in sentence and "(2.28.3)" in sentence
+    assert str(Loaded((2, 31, 2), (2, 30, 7))) == "2.31.2 (headers of JAX's plugin: 2.30.7)"
+    assert str(Loaded((2, 31, 2), None)) == "2.31.2 (headers of JAX's plugin: not known)"
     assert not faults(Loaded((2, 30, 7), (2, 30, 7)), "x86_64", pipelined=False)
     assert not faults(Loaded((2, 29, 7), (2, 29, 7)), "x86_64", pipelined=False)
     assert not faults(Loaded((2, 31, 2), None), "x86_64", pipelined=False)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from pathlib import Path
 
 from jaxpar.config.errors import UserError
@@ -15,25 +16,17 @@ STORED = (
 )  # fmt: skip
 """Keys that take the URL of an object store too."""
 
+PATHS = (
+    "run.init_from", "loss.reference", "data.path", "data.heldout_path", "data.tokenizer", "data.routing",
+    "distributed.secret_file", "parallel.schedule", "run.dir", "run.mirror", "islands.folder", "memory.offload_dir",
+    "rl.sampler.folder", "run.compile_cache",
+)  # fmt: skip
+"""Keys whose value is one path. `data.sources`, `data.later_sources` and `data.heldout` have several."""
+
 
 def check_paths(config: Config) -> None:
     """Every path that a configuration names can be one. JAX itself reads `run.compile_cache`, also at a URL."""
-    paths = {
-        "run.init_from": config.run.init_from,
-        "loss.reference": config.loss.reference,
-        "data.path": config.data.path,
-        "data.heldout_path": config.data.heldout_path,
-        "data.tokenizer": config.data.tokenizer,
-        "data.routing": config.data.routing,
-        "distributed.secret_file": config.distributed.secret_file,
-        "parallel.schedule": config.parallel.schedule,
-        "run.dir": config.run.dir,
-        "run.mirror": config.run.mirror,
-        "islands.folder": config.islands.folder,
-        "memory.offload_dir": config.memory.offload_dir,
-        "rl.sampler.folder": config.rl.sampler.folder,
-        "run.compile_cache": config.run.compile_cache,
-    }
+    paths = {key: attrgetter(key)(config) for key in PATHS}
     later = (path for one in config.data.later_sources for path in one.sources)
     sources = (("data.sources", path) for path in (*(config.data.sources or ()), *later))
     sets = ((f"data.heldout.{name}", path) for name, path in (config.data.heldout or {}).items())

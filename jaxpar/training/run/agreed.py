@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import socket
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, fields
 from hashlib import sha256
 
 import jax
@@ -14,7 +16,8 @@ import jax
 from jaxpar.attention.backends import kernel_request
 from jaxpar.checkpoint.processes import from_first, judged
 from jaxpar.config import Config, UserError, config_to_dict
-from jaxpar.config.plan import NAMED_BY, Plan
+from jaxpar.config.checks.paths import PATHS
+from jaxpar.config.plan import NAMED_BY, Choice, Plan
 from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device
 from jaxpar.layout.choices.attention import attention_requests
@@ -24,7 +27,13 @@ from pallas_kernels.attention import comparison
 DIFFERENT = "different"
 _SHOWN = 3
 """Choices, and processes of a kind, that a sentence names."""
-_OF_A_HOST = ("dump", "autotune")
+_CHOICE = {field.name for field in fields(Choice)}
+_PLACES = {*PATHS} - {"parallel.schedule"}  # a name, too, and part of the plan
+_LOCAL = ("memory.offload_dir", "run.compile_cache")
+"""Keys of folders that a host may have and another not."""
+_SOURCES = "jax_hlo_source_file_canonicalization_regex"
+"""JAX's setting of what is left out of the names of source files."""
+_OF_A_HOST = ("dump", "autotune", "cuda_data_dir")
 """Words in the names of XLA's flags that may differ between hosts, such as folders for files."""
 
 
@@ -69,20 +78,32 @@ def _verdict(texts: Sequence[str]) -> str | None:
 
 def choices(plan: Plan, config: Config, device: Device) -> dict[str, object]:
     """The values that all processes of a run must have alike: the plan without its reasons, the kernels of 8-bit
-    products, and the configuration but for what `distributed` says of a process."""
+    products, and the configuration but for what `distributed` says of a process.
+
+    Folders differ between hosts: of a path that is no URL only its presence is compared, and of `_LOCAL` nothing.
+    """
     matmuls = {"dense": tiled_choice(config, device), "routed": routed_choice(config, device, plan)}
     settings = config_to_dict(config)
     del settings["distributed"]
+    data = settings["data"]
+    for weights in (data, *data["later_sources"]):
+        weights["sources"] = weights["sources"] and [*weights["sources"].values()]
+    data["heldout"] = data["heldout"] and [*data["heldout"]]
+    values = dict(_leaves(settings))
     return {
         **dict(_leaves(asdict(plan), "plan.")),
         **{f"plan.matmul.{kind}": choice.name for kind, choice in matmuls.items() if choice is not None},
-        **dict(_leaves(settings)),
+        **{
+            key: "a path" if key in _PLACES and value and "://" not in str(value) else value
+            for key, value in values.items()
+            if key not in _LOCAL
+        },
     }
 
 
 def _leaves(values: Mapping[str, object], above: str = "") -> Iterator[tuple[str, object]]:
     for key, value in values.items():
-        if isinstance(value, Mapping) and "reason" in value:
+        if isinstance(value, Mapping) and value.keys() == _CHOICE:
             yield f"{above}{key}", value["name"]
         elif isinstance(value, Mapping):
             yield from _leaves(value, f"{above}{key}.")
@@ -157,6 +178,21 @@ def compared_plan(make: Callable[[], Plan], config: Config, devices: Sequence[De
     return agreed_plan(make, config, devices[0]) if wrong else plan
 
 
+def name_sources_alike() -> None:
+    """Have programs name source files by module and not by folder, so that hosts may have their packages elsewhere.
+
+    Pallas kernels contain these names, also in the text of a program without its locations.
+    """
+    folders = sorted({os.path.abspath(folder) for folder in sys.path}, key=len, reverse=True)
+    jax.config.update(_SOURCES, f"^(?:{'|'.join(map(re.escape, folders))})/")
+
+
+def compared_flags(flags: str) -> str:
+    """The flags of XLA that all hosts must have alike, sorted. The last value of a flag is the one that XLA takes."""
+    last = {flag.partition("=")[0]: flag for flag in flags.split()}
+    return " ".join(sorted(flag for name, flag in last.items() if not any(word in name for word in _OF_A_HOST)))
+
+
 def check_program(lowered: jax.stages.Lowered) -> None:
     """Compare the program of a step with that of process 0, before it is compiled. All processes call this.
 
@@ -167,11 +203,10 @@ def check_program(lowered: jax.stages.Lowered) -> None:
     """
     if jax.process_count() == 1:
         return
-    flags = [flag for flag in os.environ.get("XLA_FLAGS", "").split() if not any(word in flag for word in _OF_A_HOST)]
     mine = {
         "host": socket.gethostname(),
         "jax": jax.__version__,
-        "XLA_FLAGS": " ".join(sorted(flags)),
+        "XLA_FLAGS": compared_flags(os.environ.get("XLA_FLAGS", "")),
         "program": sha256(lowered.as_text().encode()).hexdigest()[:16],
     }
     first = from_first(lambda: mine)

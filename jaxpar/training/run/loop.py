@@ -11,7 +11,7 @@ import jax
 
 from jaxpar.checkpoint.errors import is_of_file, reason
 from jaxpar.checkpoint.facts import MONITOR
-from jaxpar.checkpoint.processes import from_first
+from jaxpar.checkpoint.processes import PATIENCE_S, from_first, gather
 from jaxpar.config import config_to_dict
 from jaxpar.config.checks.run import profile_steps
 from jaxpar.config.parts import OBJECTIVES
@@ -249,11 +249,15 @@ class _Loop:
         else:
             trainer.compiled  # noqa: B018 (compiles now, so that time and memory can be reported)
         trainer.compile_smaller()
+        # On CPUs, Gloo waits for a process that still compiles no longer than 30 s.
+        liveness.at("waiting until all have compiled the step")
+        gather("", timeout_s=max(PATIENCE_S, config.distributed.pause_timeout_s))
         need = trainer.predicted_bytes
         memory = "" if need is None else f"; the step needs {size(need)} per device"
         self.listeners.message(f"Compiled in {seconds(self.timer.compile_seconds)}{memory}.")
         if first == 1:
             self._compiling("the initial weights")
+            liveness.at("making the initial weights")
             trainer.state  # noqa: B018 (made now, while the line above reports it)
 
     def _pauses(self, number: int) -> bool:

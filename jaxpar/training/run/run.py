@@ -14,7 +14,6 @@ from typing import Any
 import jax
 
 from jaxpar.checkpoint.facts import CAME_FROM
-from jaxpar.checkpoint.processes import gather
 from jaxpar.config import Config, UserError, load_config, virtual_devices_needed
 from jaxpar.config.axes import fixed_devices
 from jaxpar.config.parts import OBJECTIVES, implementation
@@ -43,7 +42,7 @@ from jaxpar.observe.timer import StepTimer
 from jaxpar.optim.optimizer import AVERAGE
 from jaxpar.runtime.batch import BatchPlacer
 from jaxpar.training.residency.saved_state import SavedState
-from jaxpar.training.run.agreed import check_program, compared_plan
+from jaxpar.training.run.agreed import check_program, compared_plan, name_sources_alike
 from jaxpar.training.run.batch_sizes import smaller_steps
 from jaxpar.training.run.batches import baseline, evaluates, heldout_metrics, placed_batches
 from jaxpar.training.run.out_of_memory import (
@@ -108,6 +107,8 @@ class Run:
         self.data: Data = open_data(config.data, vocab=config.model.vocab, seed=self.data_seed(config))
         check_pairs(config, self.data)
         self.config = with_vocab(config, self.data.vocab)
+        if jax.process_count() > 1:
+            name_sources_alike()
         self.plan = compared_plan(lambda: self._planned(plan, devices), self.config, devices)
         self.mesh = build_mesh(self.plan.axes, devices)
         self.layout = StepLayout(self.config, self.plan)
@@ -250,7 +251,6 @@ class Run:
             with explained(self.layout, self.mesh):
                 compiled = lowered.compile()
         check_step_fits(self.layout, self.mesh, needed_bytes(compiled))
-        gather("")  # the first step begins on all at once: on CPUs, Gloo waits for a process no longer than 30 s
         return compiled
 
     def compile_with_initial(self) -> None:

@@ -49,8 +49,8 @@ PLAN = (
         name="configurations_of_processes_not_compared",
         description="Processes with other learning rates train together: no plan and no program has them.",
         file="jaxpar/training/run/agreed.py",
-        old="        **dict(_leaves(settings)),\n",
-        new="",
+        old="values = dict(_leaves(settings))",
+        new="values = {}",
         caught_by=("tests/training/run/test_agreed.py::test_another_configuration_on_one_host_is_named",),
     ),
     Fault(
@@ -67,8 +67,8 @@ PLAN = (
         name="processes_verify_files_of_others",
         description="A restart divides files by size alone, so that a host reads its own a second time from the disk.",
         file="jaxpar/checkpoint/manifest.py",
-        old="local = writers if",
-        new="local = {} if",
+        old="if {*written} != {*range(count)} or",
+        new="if files or",
         caught_by=(
             "tests/checkpoint/test_manifest.py::test_each_process_verifies_what_it_wrote_where_as_many_restore",
         ),

@@ -181,6 +181,16 @@ UPDATE = (
         ),
     ),
     Fault(
+        name="large_jobs_compared_at_every_log",
+        description="Process 0 of a job of thousands reads a note of each of them at every log.",
+        file="jaxpar/training/monitor/anomaly_monitor.py",
+        old="if self._logs < logs_between(jax.process_count()):",
+        new="if self._logs < 1:",
+        caught_by=(
+            "tests/training/monitor/test_anomaly_monitor.py::test_large_jobs_compare_their_processes_every_few_logs",
+        ),
+    ),
+    Fault(
         name="average_not_evaluated",
         description="The weights are evaluated where the moving average of them is asked for.",
         file="jaxpar/training/run/run.py",

@@ -1,5 +1,5 @@
 """Training from the command line, in a process whose main thread falls asleep: when it has taken SLEEP_AT steps, or,
-where that is `data`, when it opens its data."""
+where that is `data` or `compile`, when it opens its data or compiles the step."""
 
 import os
 import sys
@@ -34,5 +34,7 @@ def _sleep(*_: Any, **__: Any) -> None:
 if __name__ == "__main__":
     if os.environ["SLEEP_AT"] == "data":
         run.open_data = _sleep
+    if os.environ["SLEEP_AT"] == "compile":
+        Run.compile_with_initial = _sleep
     Trainer._make_run = _Sleeper
     sys.exit(main(sys.argv[1:]))

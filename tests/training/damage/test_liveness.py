@@ -109,6 +109,11 @@ def test_a_process_that_is_stopped_is_named_by_the_other(config: Config, victim:
             "(it was in step 10)",
         ),
         ("data", f"process 1 on {HOST} did nothing for 45 s, and the others wait for it (it was opening its data)"),
+        (
+            "compile",
+            f"process 1 on {HOST} made no progress for 45 s (distributed.pause_timeout_s), and the others wait for it "
+            "(it was compiling the step)",
+        ),
     ],
 )
 def test_a_process_that_does_not_get_on_is_named_by_both(config: Config, sleeps_at: str, message: str):
@@ -117,9 +122,12 @@ def test_a_process_that_does_not_get_on_is_named_by_both(config: Config, sleeps_
         free_port(),
         Path(config.run.dir, "bell"),
     )
-    awake = start(file, *overrides(port, 0), devices=4)
+    limit = ["distributed.pause_timeout_s=45"] if sleeps_at == "compile" else []
+    awake = start(file, *overrides(port, 0, *limit), devices=4)
     sleep = {"SLEEP_AT": sleeps_at, "BELL": str(bell)}
-    asleep = start(file, *overrides(port, 1), devices=4, program="tests.training.damage.stuck", environment=sleep)
+    asleep = start(
+        file, *overrides(port, 1, *limit), devices=4, program="tests.training.damage.stuck", environment=sleep
+    )
     try:
         words = [last_words(process, PATIENCE_S) for process in (awake, asleep)]
         took = time.time() - float(bell.read_text())

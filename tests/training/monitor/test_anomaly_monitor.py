@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import pytest
 
 from jaxpar.config import Config
 from jaxpar.mesh.layer_order import LayerOrder
-from jaxpar.observe import pace
+from jaxpar.observe import pace, stragglers
 from jaxpar.observe.events import Anomaly
 from jaxpar.observe.timer import Turn
 from jaxpar.observe.writers.event_log import EventLog
@@ -111,6 +112,33 @@ def test_slow_steps_on_a_busy_machine_are_reported_once_an_hour():
     assert [(anomaly.kind, anomaly.step) for anomaly in recorded.anomalies] == [("slow_step", 150)]
     monitor.sum_up()
     assert "slow steps 6" in recorded.messages[-1]
+
+
+def test_large_jobs_compare_their_processes_every_few_logs(monkeypatch: pytest.MonkeyPatch):
+    """Over all steps since the last comparison: process 1 is late before the first log of two."""
+    this, notes, noted = 0, dict[int, str](), list[tuple[int, int]]()
+
+    def leave(topic: str, text: str) -> None:
+        notes[this] = text
+        noted.append((this, number))
+
+    processes = SimpleNamespace(process_count=lambda: 2, process_index=lambda: this)
+    monkeypatch.setattr(stragglers, "NOTES", 1)
+    monkeypatch.setattr(anomaly_monitor, "jax", processes)
+    monkeypatch.setattr(anomaly_monitor, "leave_note", leave)
+    monkeypatch.setattr(anomaly_monitor, "read_notes", lambda _: list(notes.values()))
+    recorded = [AnomalyRecorder(), AnomalyRecorder()]
+    monitors = [anomaly_monitor.AnomalyMonitor(Config(), LayerOrder.of_chunks([0], [2]), one) for one in recorded]
+    for number in range(1, 17):
+        for this in (1, 0):
+            waits = Turn(5.0, 5.0, 0.0, 0.0) if this else Turn(5.0, 0.0, 0.0, 5.0)
+            monitors[this].step(number, waits if number == 4 else Turn(1.0, 0.0, 0.0, 1.0))
+            if number % 4 == 0:
+                monitors[this].logged(number)
+    assert noted == [(1, 8), (0, 8), (1, 16), (0, 16)]
+    [straggler] = [anomaly for anomaly in recorded[0].anomalies if anomaly.kind == "straggler"]
+    assert "Process 1 on " in straggler.text and "in the 5 steps up to 8 the others waited 5" in straggler.text
+    assert not any(anomaly.kind == "straggler" for anomaly in recorded[1].anomalies)
 
 
 def test_a_run_without_anomalies_reports_none(tmp_path: Path):

@@ -1,16 +1,22 @@
 """Processes of a job whose hosts have other records of kernels: they run one plan, or refuse with a sentence."""
 
+import importlib
 import socket
+import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.plan import Choice, Plan
+from jaxpar.config.schema.training import LaterSources
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layout.make_plan import make_plan, resolve_config
@@ -148,6 +154,76 @@ def test_another_configuration_on_one_host_is_named(monkeypatch: pytest.MonkeyPa
     assert str(found[0]).endswith("start all with the same configuration")
     alone = replace(config, distributed=replace(config.distributed, process_id=1))
     assert plans([lambda: plan, lambda: plan], config, monkeypatch, {1: alone}) == [plan, plan]
+
+
+def test_a_host_may_have_its_files_elsewhere(monkeypatch: pytest.MonkeyPatch):
+    def host(disk: str, weight: float = 0.5, start: str | None = None, cache: str | None = None) -> Config:
+        config = packed()
+        sources = {f"{disk}/reason": weight, f"{disk}/b": 0.5}
+        later = (LaterSources(2, {f"{disk}/b": 1.0}),)
+        places = {"sources": sources, "later_sources": later, "heldout": {"name": f"{disk}/h"}, "path": disk}
+        return replace(
+            config,
+            data=replace(config.data, **places, routing=disk),
+            run=replace(config.run, dir=disk, init_from=start, compile_cache=cache),
+            memory=replace(config.memory, offload_dir=cache),
+        )
+
+    plan = make_plan(packed(), HOPPER)
+    found = lambda other: plans([lambda: plan] * 2, host("/a"), monkeypatch, {1: other})
+    assert found(host("/b", cache="/c")) == [plan, plan]
+    assert "data.sources: [0.5, 0.5] on process 0 (anna), [0.25, 0.5] on process 1" in str(found(host("/a", 0.25))[0])
+    remote = [f"hf://org/{name}" for name in "ab"]
+    first, second = (host("/a", start=url) for url in remote)
+    assert remote[1] in str(plans([lambda: plan] * 2, first, monkeypatch, {1: second})[0])
+    assert 'run.init_from: null on process 0 (anna), "a path" on process 1' in str(found(host("/a", start="/m"))[0])
+
+
+def test_a_source_may_have_any_name(monkeypatch: pytest.MonkeyPatch):
+    config = packed()
+    config = replace(config, data=replace(config.data, sources={"reason": 0.5, "b": 0.5}))
+    plan = make_plan(config, HOPPER)
+    assert plans([lambda: plan] * 2, config, monkeypatch) == [plan, plan]
+
+
+def test_the_last_value_of_a_flag_of_xla_is_compared():
+    assert agreed.compared_flags("--a=1 --a=2") == agreed.compared_flags("--a=2") == "--a=2"
+    assert agreed.compared_flags("--a=2 --a=1") == "--a=1"
+    assert agreed.compared_flags("--b=1 --a --xla_dump_to=/x --xla_gpu_cuda_data_dir=/opt/cuda") == "--a --b=1"
+
+
+KERNEL = """
+from pallas_kernels.pallas import pl, triton
+
+def double(x):
+    def kernel(x, y):
+        y[...] = 2 * x[...]
+
+    return pl.pallas_call(kernel, out_shape=x, compiler_params=triton.CompilerParams())(x)
+"""
+
+
+@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
+def test_a_program_with_a_kernel_is_the_same_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    device = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
+
+    def program(folder: Path) -> str:
+        folder.mkdir()
+        (folder / "doubling.py").write_text(KERNEL)
+        monkeypatch.setattr(sys, "path", [str(folder), *path])
+        sys.modules.pop("doubling", None)
+        double = importlib.import_module("doubling").double
+        agreed.name_sources_alike()
+        with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
+            return jax.jit(double).trace(jnp.ones(8)).lower(lowering_platforms=("cuda",)).as_text()
+
+    path, names = sys.path, jax.config.values[agreed._SOURCES]
+    try:
+        here, there = program(tmp_path / "here"), program(tmp_path / "elsewhere")
+    finally:
+        jax.config.update(agreed._SOURCES, names)
+        del sys.modules["doubling"]
+    assert "doubling.py" in here and here == there
 
 
 @pytest.mark.long
