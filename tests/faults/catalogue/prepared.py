@@ -53,8 +53,8 @@ PREPARED = (
         name="sources_begin_anew",
         description="When the weights of a mixture change, each source begins at its first row.",
         file="jaxpar/data/mixture.py",
-        old="used[identity] = used.get(identity, 0) + now[identity] - before[identity]",
-        new="used[identity] = 0",
+        old="row = self._phases[index].used.get(identity, 0) + count - self._before[index][identity]",
+        new="row = count - self._before[index][identity]",
         caught_by=("tests/data/test_mixture.py::test_when_weights_change_each_source_goes_on_where_it_was",),
     ),
     Fault(

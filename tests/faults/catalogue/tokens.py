@@ -90,8 +90,8 @@ TOKENS = (
         name="hosts_read_the_same_rows",
         description="Every host loads the first rows of the batch.",
         file="jaxpar/data/loader.py",
-        old="examples = [step * batch_size + int(row) for row in rows]",
-        new="examples = [step * batch_size + place for place, _ in enumerate(rows)]",
+        old="examples = [first + int(row) for row in rows]",
+        new="examples = [first + place for place, _ in enumerate(rows)]",
         caught_by=("tests/data/test_loader.py::test_hosts_assemble_the_batch_that_one_host_makes[packed_rows]",),
     ),
 )
