@@ -1,6 +1,7 @@
 """Documents that a preparation leaves out are those of its options, the same for any number of processes."""
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,7 @@ import pytest
 
 from jaxpar.data.prepare import prepare
 from jaxpar.data.prepare.choice import Choice
-from jaxpar.data.prepare.selection.duplicates import duplicates, signature
+from jaxpar.data.prepare.selection.duplicates import _WORD, duplicates, signature
 from jaxpar.data.prepare.selection.screening import screen_maker
 from jaxpar.evaluation.contamination import overlaps_with
 from jaxpar.evaluation.task import Document, Perplexity, Task
@@ -60,9 +61,29 @@ def test_estimates_of_similarity_are_those_of_minhash():
 
 def test_documents_that_others_link_are_duplicates_of_the_first():
     bands = np.array([[1, 9], [2, 8], [3, 8], [3, 7], [4, 7], [5, 6], [4, 5]], np.uint64)
-    assert duplicates(bands).tolist() == [False, False, True, True, True, False, True]
+    for parts in ([bands], [bands[:3], bands[3:]]):
+        assert duplicates(parts).tolist() == [False, False, True, True, True, False, True]
     linked = np.stack([np.arange(64) // 2, (np.arange(64) + 1) // 2 + 100], 1)[np.random.default_rng(0).permutation(64)]
-    assert duplicates(linked).tolist() == [False] + [True] * 63
+    assert duplicates([linked]).tolist() == [False] + [True] * 63
+
+
+def test_a_long_chain_of_links_takes_no_square_of_its_length():
+    chain = np.stack([np.arange(100_000) // 2, (np.arange(100_000) + 1) // 2 + 100_000], 1)
+    begun = time.process_time()
+    assert duplicates([chain]).sum() == 99_999
+    assert time.process_time() - begun < 5
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("कि", "का"), ("का", "के"), ("if a < b", "if a > b"), ("a-1", "a+1"), ("שָלוֹם", "שִלוֹם"), ("f(a)", "f[a]")],
+)
+def test_marks_of_letters_and_signs_tell_texts_apart(one: str, other: str):
+    assert (signature(one, "minhash") != signature(other, "minhash")).all()
+
+
+def test_a_word_has_its_combining_marks_and_a_sign_is_one_of_its_own():
+    assert _WORD.findall("हिन्दी में a_1+=b2") == ["हिन्दी", "में", "a_1", "+", "=", "b2"]
 
 
 def test_the_choice_is_the_same_for_any_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
