@@ -1,7 +1,8 @@
 """Duplicates among documents: equal ones by a digest, similar ones by MinHash (Broder 1997).
 
 Two documents are alike when a band of their signatures is: of 14 bands of 8 numbers, as FineWeb has (arXiv:2406.17557),
-so that 92% of the pairs are found whose sets of five successive words or signs have 80% in common, and 5% of those with 50%.
+so that 92% of the pairs are found that have 80% of their sets of five successive words or signs in common, and 5% of
+those with 50%.
 Documents that are linked by others are alike too, and the first of them stays.
 """
 
