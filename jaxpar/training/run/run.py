@@ -209,6 +209,7 @@ class Run:
             self.models.check_reference(self._continued)
             # Batches are placed one ahead.
             first, last = (self._first_example(one, left_out) for one in (step, self.config.run.steps + 2))
+            last = last if data.examples is None else min(last, data.examples)
             heldout = self.config.evaluation.batches * self.config.data.batch_size if self.evaluates else 0
             self._teacher_pass.provide(data, left_out, range(first, last), heldout, listeners or Listener())
         elif self.models.reference is not None and any(part.rows.reference.values is None for part in self.data.paired):
