@@ -104,8 +104,7 @@ class _Loop:
             self.listeners.message(notice)
         liveness.at("restoring a checkpoint")
         restored = self._restore()
-        taken_over = self.config.run.init_optimizer and not restored and not self.trainer.steps_done
-        if taken_over:
+        if self.config.run.init_optimizer and not restored and not self.trainer.steps_done:
             self.trainer.take_over(self.listeners.message)
         if not restored:
             self.trainer.provide_reference(self.listeners)
@@ -118,7 +117,7 @@ class _Loop:
                 "raise run.steps to go on, or choose another run.name."
             )
             return Summary(**earlier)
-        self._announce(done + 1, changes, recorded=0 if taken_over else done)
+        self._announce(done + 1, changes, "" if restored else self.trainer.taken_over)
         with termination() as signals:
             self.trainer.stops = signals.asked
             stopped = self._train(done + 1, signals)
@@ -207,9 +206,9 @@ class _Loop:
             but = f"; it has another value here: {changed}" if changed else ""
             self.listeners.message(f"The first weights are those of {source.path} ({source.description}){but}.")
 
-    def _announce(self, first: int, changes: list[str], recorded: int) -> None:
-        """Write what the run begins with, and compile; `recorded` are the steps before that its folder has."""
-        trainer, config = self.trainer, self.config
+    def _announce(self, first: int, changes: list[str], taken_over: str) -> None:
+        """Write what the run begins with, and compile; `taken_over` is about the other run that took its steps."""
+        trainer, config, recorded = self.trainer, self.config, 0 if taken_over else first - 1
         liveness.at("writing its folder")
         from_first(lambda: self.folder.check_metrics(recorded, self.listeners.message))
         otherwise = recorded > 0 and from_first(lambda: self.folder.ran_otherwise(trainer.plan))
@@ -228,7 +227,8 @@ class _Loop:
                 came_from=trainer.came_from,
             )
         )
-        for note in start_notes(trainer, first, changes, str(self.folder.path) if otherwise else None):
+        notes = start_notes(trainer, first, changes, str(self.folder.path) if otherwise else None)
+        for note in filter(None, (taken_over, *notes)):
             self.listeners.message(note)
         if first > config.run.steps:
             return

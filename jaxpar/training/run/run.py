@@ -130,6 +130,8 @@ class Run:
         """The frozen weights of a state that was dropped."""
         self.came_from: tuple[str, ...] = ()
         """The models from which this run came, through stages, the nearest first; those of a checkpoint are its own."""
+        self.taken_over = ""
+        """Sentences about the state of another run with which this one begins; empty where it takes none over."""
         self._continued: Mapping[str, object] = {}
         """The facts of the checkpoint that this run continues from."""
         self._batches: Iterator[tuple[dict[str, jax.Array], Pairs]] | None = None
@@ -178,10 +180,12 @@ class Run:
         return self._state
 
     def take_over(self, report: Callable[[str], None]) -> None:
-        """Begin with the state of the run at `run.init_from`, as `run.init_optimizer` asks, and report it."""
-        saved, text = state_of_other_run(self.config, self.saved.abstract, self.layout.carried, report)
-        self.state = self.saved.incoming(saved)
-        report(text)
+        """Begin with the state of the run at `run.init_from`, as `run.init_optimizer` asks."""
+        other = state_of_other_run(self.config, self.data.facts, self.saved.abstract, self.layout.carried, report)
+        self.state, self.taken_over = self.saved.incoming(other.state), other.text
+        if other.facts is not None:
+            self.left_out = tuple(other.facts["left_out"])
+            self.taken_over = " ".join(filter(None, (other.text, self.continue_data(other.facts))))
 
     @state.setter
     def state(self, state: TrainState) -> None:
