@@ -44,7 +44,7 @@ from jaxpar.optim.optimizer import AVERAGE
 from jaxpar.runtime.batch import BatchPlacer
 from jaxpar.training.residency.saved_state import SavedState
 from jaxpar.training.run.agreed import check_program, compared_plan
-from jaxpar.training.run.batch_sizes import smaller_steps
+from jaxpar.training.run.batch_sizes import SizedStep, smaller_steps
 from jaxpar.training.run.batches import baseline, evaluates, heldout_metrics, placed_batches
 from jaxpar.training.run.out_of_memory import (
     check_batch_fits,
@@ -116,8 +116,6 @@ class Run:
             check(self.layout, self.mesh)
         self.functions = TrainStep(self.layout, self.mesh)
         self.placer = BatchPlacer(self.layout.batch, self.mesh)
-        self._smaller = smaller_steps(self.config, self.plan, self.mesh)
-        """Steps of the smaller batches of `data.batch_ramp`, by their rows."""
         self.timer = StepTimer()
         self.models = SourceModels(self.layout)
         if (rows := OBJECTIVES[self.config.loss.name].rows) != "":
@@ -126,6 +124,8 @@ class Run:
         """Numbers of batches that no step uses, ascending (`watch.on_spike`)."""
         self.check_epochs()
         self._state: TrainState | None = None
+        if not self.config.run.init_optimizer:
+            self._smaller  # noqa: B018 (sizes that cannot be are refused)
         self._frozen: Weights = {}
         """The frozen weights of a state that was dropped."""
         self.came_from: tuple[str, ...] = ()
@@ -298,6 +298,11 @@ class Run:
                 compiled = smaller.compiled
             self._state, metrics = self.functions.residency.advance(compiled, state, batch, self.functions.arguments)
         return metrics
+
+    @cached_property
+    def _smaller(self) -> dict[int, SizedStep]:
+        """Steps of the smaller batches of `data.batch_ramp` that are to come, by their rows."""
+        return smaller_steps(self.config, self.plan, self.mesh, batch_index(self.steps_done, self.left_out))
 
     def compile_smaller(self) -> None:
         """Compile the steps of the smaller batches that are still to come."""

@@ -41,6 +41,11 @@ def test_a_run_goes_on_from_the_optimizer_of_another(tmp_path: Path):
     fit(replace(larger, run=replace(larger.run, steps=6)))
     assert list(losses(larger)) == [4, 5, 6], "a killed run goes on from its checkpoints"
 
+    # Sizes of batches whose steps are over are not checked.
+    past: dict[str, Any] = {"batch_size": 16, "batch_ramp": (RampPart(4, steps=3),)}
+    wide = make_run(run_config(tmp_path / "wide", 6, data=past, parallel={"fsdp": 8}, run=run))
+    assert wide.state.step == 5 and not wide._smaller
+
     # A state that was looked at before is reported too, and with another seed the data is another.
     trainer = make_trainer(run_config(tmp_path / "seed", 6, run=run | {"seed": 1}))
     assert trainer.state.step == 5
