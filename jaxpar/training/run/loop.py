@@ -281,6 +281,9 @@ class _Loop:
             self.monitor.report(number, spike, because="nothing is saved yet to go back to, and ")
             return None
         left_out = self.monitor.batches_to_leave_out(number, spike, newest, before)
+        if self.trainer.lacks_rows(left_out):
+            self.monitor.report(number, spike, because="data.max_epochs has no rows for other batches, and ")
+            return None
         rollbacks = self.monitor.rollbacks + 1
         liveness.at("restoring a checkpoint")
         self.timer.lap()

@@ -19,7 +19,7 @@ from jaxpar.config import Config, UserError, load_config, virtual_devices_needed
 from jaxpar.config.axes import fixed_devices
 from jaxpar.config.parts import OBJECTIVES, implementation
 from jaxpar.config.plan import Plan
-from jaxpar.config.ramp import examples_before, stretches
+from jaxpar.config.ramp import examples_before, stretch_of, stretches
 from jaxpar.data import Data, batch_index, open_data
 from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device, check_devices, devices_per_node, find_devices, prepare_devices
@@ -365,12 +365,17 @@ class Run:
 
     def check_epochs(self) -> None:
         """Refuse more steps than `data.max_epochs` leaves rows for."""
-        rows, needed = self.data.examples, self._first_example(self.config.run.steps)
-        if rows is not None and needed > rows:
+        if self.lacks_rows(self.left_out):
             raise UserError(
-                f"data.max_epochs: the folders have {rows} rows in all, and run.steps ({self.config.run.steps}) needs "
-                f"{needed}; expected fewer steps, more epochs or more data"
+                f"data.max_epochs: the folders have {self.data.examples} rows in all, and run.steps "
+                f"({self.config.run.steps}) needs {self._first_example(self.config.run.steps)}; expected fewer steps, "
+                "more epochs or more data"
             )
+
+    def lacks_rows(self, left_out: Sequence[int]) -> bool:
+        """Whether `data.max_epochs` leaves too few rows for all steps, once these batches are left out."""
+        rows = self.data.examples
+        return rows is not None and self._first_example(self.config.run.steps, left_out) > rows
 
     def epochs(self, steps: int) -> dict[str, float]:
         """Source to its epochs after so many steps; empty where text is generated."""
@@ -428,8 +433,8 @@ class Run:
 
     def tokens(self, last: int, steps: int) -> int:
         """Tokens in the rows of so many steps, the last of them step `last`."""
-        rows = self._first_example(last, ()) - self._first_example(last - steps, ())
-        return rows * self.config.data.sequence_length
+        numbers = (batch_index(step, self.left_out) for step in range(last - steps, last))
+        return sum(stretch_of(self.config.data, one).rows for one in numbers) * self.config.data.sequence_length
 
     def flops(self, tokens: int, pairs: Pairs) -> float:
         """Model FLOPs of so many tokens, in whose batches the mask keeps `pairs` in all; rows are always full."""
