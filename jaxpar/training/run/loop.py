@@ -277,12 +277,10 @@ class _Loop:
             return None
         liveness.at("waiting for the last save")
         newest, before = self.saves.newest_step, self.trainer.left_out
-        if not newest:
-            self.monitor.report(number, spike, because="nothing is saved yet to go back to, and ")
-            return None
-        left_out = self.monitor.batches_to_leave_out(number, spike, newest, before)
-        if self.trainer.lacks_rows(left_out):
-            self.monitor.report(number, spike, because="data.max_epochs has no rows for other batches, and ")
+        left_out = self.monitor.batches_to_leave_out(number, spike, newest, before) if newest else before
+        if not newest or self.trainer.lacks_rows(left_out):
+            because = "data.max_epochs has no rows for others" if newest else "nothing is saved yet to go back to"
+            self.monitor.report(number, spike, because=f"{because}, and ")
             return None
         rollbacks = self.monitor.rollbacks + 1
         liveness.at("restoring a checkpoint")

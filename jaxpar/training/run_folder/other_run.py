@@ -51,11 +51,11 @@ def find_checkpoint(path: str | Path, key: str = "path") -> tuple[Path, int]:
 
 
 class OtherRun(NamedTuple):
-    """What a run takes over of another one."""
+    """The state and the data of another run, for one that goes on from it."""
 
     state: TrainState
     facts: Mapping[str, Any] | None
-    """Those of its checkpoint, for the data to continue; None where the rows before it are others here."""
+    """Facts of its checkpoint, for the data to continue; None where the rows before it are others here."""
     text: str
     """Sentences about it."""
 

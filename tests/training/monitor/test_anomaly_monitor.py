@@ -175,7 +175,7 @@ def test_a_spike_leaves_no_batches_out_where_no_rows_are_left(tmp_path: Path, mo
     config = watched(tmp_path, 12, **ROLLBACK)
     monkeypatch.setattr(Data, "examples", property(lambda _: 12 * config.data.batch_size))
     recorded = fit_with(config, scrambled(11))
-    assert recorded.anomalies[0].text.endswith("no rows for other batches, and training goes on.")
+    assert recorded.anomalies[0].text.endswith("no rows for others, and training goes on.")
     assert not recorded.rewinds and list(losses(config)) == list(range(1, 13))
 
 

@@ -47,8 +47,8 @@ def signature(text: str, method: str | None) -> Shaped[np.ndarray, " bands"]:
 def duplicates(signatures: Sequence[Shaped[np.ndarray, "documents bands"]]) -> Bool[np.ndarray, " documents"]:
     """Whether each document is like an earlier one, of signatures in parts, which are joined a band at a time."""
     first = array("q", range(sum(map(len, signatures))))
-    for number in range(signatures[0].shape[1]):
-        band = np.concatenate([one[:, number] for one in signatures])
+    for column in range(signatures[0].shape[1]):
+        band = np.concatenate([one[:, column] for one in signatures])
         order = np.argsort(band, kind="stable")
         band = band[order]
         equal = np.flatnonzero(band[1:] == band[:-1])
