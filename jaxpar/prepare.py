@@ -146,7 +146,8 @@ def _add_choice(group: argparse._ArgumentGroup) -> None:
     )
     group.add_argument(
         "--dedup", choices=("exact", "minhash"),
-        help="leave out documents that equal an earlier one, or have about 80%% of its words in common (minhash)",
+        help="leave out documents that equal an earlier one, or have about 80%% of its sets of five words in common "
+        "(minhash)",
     )  # fmt: skip
     group.add_argument(
         "--decontaminate", metavar="FILE", nargs="+", action="extend", default=[],

@@ -7,6 +7,7 @@ import pyarrow as arrow
 import pyarrow.parquet
 import pytest
 
+from jaxpar.data.tokens.token_folder import open_token_folder
 from jaxpar.prepare import main
 from tests.data.folders import contents, prepared, texts, write_jsonl, write_tokenizer
 from tests.sentences import refused_by_command
@@ -46,6 +47,21 @@ def test_a_folder_is_made_and_reported(capsys, files, tmp_path):
     assert (code, errors) == (0, "")
     assert "1 file, " in out and "documents to train on, " in out and "held out, " in out
     assert f"--set data.source=tokens --set data.path={tmp_path / 'out'}" in out
+
+
+def test_documents_are_left_out_by_each_option(capsys, files, tmp_path):
+    wanted = texts(60)
+    source = write_jsonl(tmp_path / "b.jsonl", [wanted[0], "to drop", "too short", "without"])
+    (tmp_path / "f.py").write_text("def good(text):\n    return text != 'too short'\n")
+    task = write_jsonl(tmp_path / "task.jsonl", [wanted[1], wanted[2], "brief"])
+    options = ["--keep", "^(?!without)", ".", "--drop", "^to drop", "--filter", f"{tmp_path / 'f.py'}:good"]
+    options += ["--dedup", "exact", "--decontaminate", task, "--ngram", 8]
+    code, out, errors = run(capsys, *arguments(files, tmp_path / "out", "--input", source, *options))
+    assert (code, errors) == (0, "")
+    assert "1 of 3 texts are shorter than 8 tokens and are not looked for" in " ".join(out.split())
+    skipped = open_token_folder(tmp_path / "out", key="--out").index.skipped
+    assert skipped.pop("contaminated") >= 2
+    assert skipped == {"empty": 0, "broken": 0, "keep": 1, "drop": 1, "filter": 1, "duplicate": 1}
 
 
 def test_inspect_shows_counts_lengths_and_documents(capsys, tmp_path):

@@ -98,10 +98,10 @@ class OptimizerConfig:
 
 @dataclass(frozen=True)
 class LaterSources:
-    """Weights of token folders from a step on."""
+    """Weights of token folders from a batch on."""
 
     after: Annotated[int, at_least(1)]
-    """Steps before that step."""
+    """Batches before that: steps, and the batches that no step uses (`watch.on_spike`)."""
     sources: dict[str, float] = field(hash=False)
     """Folders with their weights; folders that are not named have none."""
 
@@ -137,7 +137,7 @@ class DataConfig:
     """Several token folders instead of `path`, each with its weight: `{a/tokens: 0.7, b/tokens: 0.3}`. They may change
     when a run is continued."""
     later_sources: tuple[LaterSources, ...] = ()
-    """Other weights from a step on, in order: `[{after: 9000, sources: {a/tokens: 0.2, c/tokens: 0.8}}]`."""
+    """Other weights from a batch on, in order: `[{after: 9000, sources: {a/tokens: 0.2, c/tokens: 0.8}}]`."""
     max_epochs: dict[str, float] | None = field(default=None, hash=False)
     """Most epochs of some of the `sources`: `{a/tokens: 4}`. After them a folder's weight goes to the others, in
     proportion to theirs; a run for which all folders together have too few rows is refused."""

@@ -26,6 +26,7 @@ from jaxpar.data.prepare.output.atomic_files import TEMPORARY, alone_in, write_f
 from jaxpar.data.prepare.output.shards import ShardPlan, plan_shards, read_shard, remove_units, shard_maker
 from jaxpar.data.prepare.output.tokenize import (
     UnitRecord,
+    evaluation_tokens,
     has_expected_sizes,
     invalid_documents,
     read_record,
@@ -147,6 +148,7 @@ class _Preparation:
         self._warn_of_idle_processes()
         self.left_out = choose_documents(job, self.options.processes, self.console)
         self._provide_tokenizer(tokenizer)
+        self._warn_of_short_texts()
         loaded = load_tokenizer(job.tokenizer, str(job.tokenizer))
         self.job = replace(
             job, vocab=vocabulary_size(loaded), separator=end_of_document(loaded, self.options.separator)
@@ -162,6 +164,15 @@ class _Preparation:
                 self.console,
                 f"Only {len(job.units)} of {processes} processes have work, because a compressed file is not divided; "
                 "more or uncompressed files would use them all.",
+            )
+
+    def _warn_of_short_texts(self) -> None:
+        ngram, lengths = self.job.choice.ngram, [len(text) for text in evaluation_tokens(self.job)]
+        if short := sum(length < ngram for length in lengths):
+            _print(
+                self.console,
+                f"--decontaminate: {short:,} of {plural(len(lengths), 'text')} are shorter than "
+                f"{plural(ngram, 'token')} and are not looked for; a smaller --ngram finds more",
             )
 
     def _provide_tokenizer(self, tokenizer: bytes | None) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import cached_property
+from itertools import pairwise
 
 import jax
 from jax.sharding import Mesh
@@ -43,13 +44,13 @@ class SizedStep:
             return lowered.compile()
 
 
-def smaller_steps(config: Config, plan: Plan, mesh: Mesh) -> dict[int, SizedStep]:
-    """Rows of a batch to its step, for the sizes of `data.batch_ramp`.
+def smaller_steps(config: Config, plan: Plan, mesh: Mesh, batch: int) -> dict[int, SizedStep]:
+    """Rows of a batch to its step, for the sizes of `data.batch_ramp` from `batch` on.
 
     Raises `UserError` for a size that the mesh or the microbatches of the plan do not divide, or a plan that offloads
     state.
     """
-    sizes = [one.rows for one in stretches(config.data)[:-1]]
+    sizes = [one.rows for one, following in pairwise(stretches(config.data)) if following.batch > batch]
     if sizes and (plan.optimizer_offload, plan.weights_offload) != ("none", "none"):
         raise UserError("data.batch_ramp: expected all state on the devices, and memory offloads some of it")
     steps = {}
@@ -66,10 +67,10 @@ def _of_size(config: Config, plan: Plan, size: int) -> tuple[Config, Plan]:
     rows, left = divmod(size, microbatches * plan.axes.data)
     tiles = plan.loss_tiles.name * plan.mlp_tiles.name
     if left or (rows != plan.microbatch_rows and (size > least or tiles > 1)):
-        raise UserError(
-            f"data.batch_ramp: {size} rows are no multiple of the {least} of a microbatch (parallel.microbatches is "
-            f"{plan.microbatches}, over {plan.axes.data} data ranks); expected one"
-        )
+        expected = f"{plan.axes.data} data ranks"
+        if size > least or tiles > 1:
+            expected = f"{least} of a microbatch (parallel.microbatches is {plan.microbatches}, over {expected})"
+        raise UserError(f"data.batch_ramp: {size} rows are no multiple of the {expected}; expected one")
     changed = replace(
         config,
         data=replace(config.data, batch_size=size, batch_ramp=()),

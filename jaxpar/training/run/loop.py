@@ -26,12 +26,12 @@ from jaxpar.observe.spikes import Spike
 from jaxpar.pages.units import plural, seconds, size
 from jaxpar.training.errors import TrainingError
 from jaxpar.training.monitor.anomaly_monitor import AnomalyMonitor
+from jaxpar.training.run.continuing import sample_heldout
 from jaxpar.training.run.out_of_memory import explained
 from jaxpar.training.run.plan_brief import plan_brief, start_notes
 from jaxpar.training.run.plan_table import plan_rows
 from jaxpar.training.run.progress import Progress
 from jaxpar.training.run.run import Run
-from jaxpar.training.run.sampling import sample_heldout
 from jaxpar.training.run.saving import SaveClock, checkpoint_facts
 from jaxpar.training.run.termination import Termination, termination
 from jaxpar.training.run_folder.folder import RunFolder
@@ -113,8 +113,7 @@ class _Loop:
     def _run(self, changes: list[str]) -> Summary:
         liveness.at("restoring a checkpoint")
         restored = self._restore()
-        taken_over = self.config.run.init_optimizer and not restored and not self.trainer.steps_done
-        if taken_over:
+        if self.config.run.init_optimizer and not restored and not self.trainer.steps_done:
             self.trainer.take_over(self.listeners.message)
         if not restored:
             self.trainer.provide_reference(self.listeners)
@@ -127,7 +126,7 @@ class _Loop:
                 "raise run.steps to go on, or choose another run.name."
             )
             return Summary(**earlier)
-        self._announce(done + 1, changes, recorded=0 if taken_over else done)
+        self._announce(done + 1, changes, "" if restored else self.trainer.taken_over)
         with termination() as signals:
             self.trainer.stops = signals.asked
             stopped = self._train(done + 1, signals)
@@ -216,9 +215,9 @@ class _Loop:
             but = f"; it has another value here: {changed}" if changed else ""
             self.listeners.message(f"The first weights are those of {source.path} ({source.description}){but}.")
 
-    def _announce(self, first: int, changes: list[str], recorded: int) -> None:
-        """Write what the run begins with, and compile; `recorded` are the steps before that its folder has."""
-        trainer, config = self.trainer, self.config
+    def _announce(self, first: int, changes: list[str], taken_over: str) -> None:
+        """Write what the run begins with, and compile; `taken_over` is about the other run that took its steps."""
+        trainer, config, recorded = self.trainer, self.config, 0 if taken_over else first - 1
         liveness.at("writing its folder")
         from_first(lambda: self.folder.check_metrics(recorded, self.listeners.message))
         otherwise = recorded > 0 and from_first(lambda: self.folder.ran_otherwise(trainer.plan))
@@ -237,7 +236,8 @@ class _Loop:
                 came_from=trainer.came_from,
             )
         )
-        for note in start_notes(trainer, first, changes, str(self.folder.path) if otherwise else None):
+        notes = start_notes(trainer, first, changes, str(self.folder.path) if otherwise else None)
+        for note in filter(None, (taken_over, *notes)):
             self.listeners.message(note)
         if first > config.run.steps:
             return
@@ -290,10 +290,11 @@ class _Loop:
             return None
         liveness.at("waiting for the last save")
         newest, before = self.saves.newest_step, self.trainer.left_out
-        if not newest:
-            self.monitor.report(number, spike, because="nothing is saved yet to go back to, and ")
+        left_out = self.monitor.batches_to_leave_out(number, spike, newest, before) if newest else before
+        if not newest or self.trainer.lacks_rows(left_out):
+            because = "data.max_epochs has no rows for others" if newest else "nothing is saved yet to go back to"
+            self.monitor.report(number, spike, because=f"{because}, and ")
             return None
-        left_out = self.monitor.batches_to_leave_out(number, spike, newest, before)
         rollbacks = self.monitor.rollbacks + 1
         liveness.at("restoring a checkpoint")
         self.timer.lap()

@@ -18,7 +18,7 @@ from jaxpar.config import Config, UserError, load_config, virtual_devices_needed
 from jaxpar.config.axes import fixed_devices
 from jaxpar.config.parts import OBJECTIVES, implementation
 from jaxpar.config.plan import Plan
-from jaxpar.config.ramp import examples_before, stretches
+from jaxpar.config.ramp import examples_before, stretch_of, stretches
 from jaxpar.data import Data, batch_index, open_data
 from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device, check_devices, devices_per_node, find_devices, prepare_devices
@@ -43,7 +43,7 @@ from jaxpar.optim.optimizer import AVERAGE
 from jaxpar.runtime.batch import BatchPlacer
 from jaxpar.training.residency.saved_state import SavedState
 from jaxpar.training.run.agreed import check_program, compared_plan, name_sources_alike
-from jaxpar.training.run.batch_sizes import smaller_steps
+from jaxpar.training.run.batch_sizes import SizedStep, smaller_steps
 from jaxpar.training.run.batches import baseline, evaluates, heldout_metrics, placed_batches
 from jaxpar.training.run.out_of_memory import (
     check_batch_fits,
@@ -117,8 +117,6 @@ class Run:
             check(self.layout, self.mesh)
         self.functions = TrainStep(self.layout, self.mesh)
         self.placer = BatchPlacer(self.layout.batch, self.mesh)
-        self._smaller = smaller_steps(self.config, self.plan, self.mesh)
-        """Steps of the smaller batches of `data.batch_ramp`, by their rows."""
         self.timer = StepTimer()
         self.models = SourceModels(self.layout)
         if (rows := OBJECTIVES[self.config.loss.name].rows) != "":
@@ -127,10 +125,14 @@ class Run:
         """Numbers of batches that no step uses, ascending (`watch.on_spike`)."""
         self.check_epochs()
         self._state: TrainState | None = None
+        if not self.config.run.init_optimizer:
+            self._smaller  # noqa: B018 (sizes that cannot be are refused)
         self._frozen: Weights = {}
         """The frozen weights of a state that was dropped."""
         self.came_from: tuple[str, ...] = ()
         """The models from which this run came, through stages, the nearest first; those of a checkpoint are its own."""
+        self.taken_over = ""
+        """Sentences about the state of another run with which this one begins; empty where it takes none over."""
         self._continued: Mapping[str, object] = {}
         """The facts of the checkpoint that this run continues from."""
         self._batches: Iterator[tuple[dict[str, jax.Array], Pairs]] | None = None
@@ -179,10 +181,12 @@ class Run:
         return self._state
 
     def take_over(self, report: Callable[[str], None]) -> None:
-        """Begin with the state of the run at `run.init_from`, as `run.init_optimizer` asks, and report it."""
-        saved, text = state_of_other_run(self.config, self.saved.abstract, self.layout.carried, report)
-        self.state = self.saved.incoming(saved)
-        report(text)
+        """Begin with the state of the run at `run.init_from`, as `run.init_optimizer` asks."""
+        other = state_of_other_run(self.config, self.data.facts, self.saved.abstract, self.layout.carried, report)
+        self.state, self.taken_over = self.saved.incoming(other.state), other.text
+        if other.facts is not None:
+            self.left_out = tuple(other.facts["left_out"])
+            self.taken_over = " ".join(filter(None, (other.text, self.continue_data(other.facts))))
 
     @state.setter
     def state(self, state: TrainState) -> None:
@@ -210,6 +214,7 @@ class Run:
             self.models.check_reference(self._continued)
             # Batches are placed one ahead.
             first, last = (self._first_example(one, left_out) for one in (step, self.config.run.steps + 2))
+            last = last if data.examples is None else min(last, data.examples)
             heldout = self.config.evaluation.batches * self.config.data.batch_size if self.evaluates else 0
             self._teacher_pass.provide(data, left_out, range(first, last), heldout, listeners or Listener())
         elif self.models.reference is not None and any(part.rows.reference.values is None for part in self.data.paired):
@@ -294,6 +299,11 @@ class Run:
             self._state, metrics = self.functions.residency.advance(compiled, state, batch, self.functions.arguments)
         return metrics
 
+    @cached_property
+    def _smaller(self) -> dict[int, SizedStep]:
+        """Steps of the smaller batches of `data.batch_ramp` that are to come, by their rows."""
+        return smaller_steps(self.config, self.plan, self.mesh, batch_index(self.steps_done, self.left_out))
+
     def compile_smaller(self) -> None:
         """Compile the steps of the smaller batches that are still to come."""
         batch = batch_index(self.steps_done, self.left_out)
@@ -355,12 +365,17 @@ class Run:
 
     def check_epochs(self) -> None:
         """Refuse more steps than `data.max_epochs` leaves rows for."""
-        rows, needed = self.data.examples, self._first_example(self.config.run.steps)
-        if rows is not None and needed > rows:
+        if self.lacks_rows(self.left_out):
             raise UserError(
-                f"data.max_epochs: the folders have {rows} rows in all, and run.steps ({self.config.run.steps}) needs "
-                f"{needed}; expected fewer steps, more epochs or more data"
+                f"data.max_epochs: the folders have {self.data.examples} rows in all, and run.steps "
+                f"({self.config.run.steps}) needs {self._first_example(self.config.run.steps)}; expected fewer steps, "
+                "more epochs or more data"
             )
+
+    def lacks_rows(self, left_out: Sequence[int]) -> bool:
+        """Whether `data.max_epochs` leaves too few rows for all steps, once these batches are left out."""
+        rows = self.data.examples
+        return rows is not None and self._first_example(self.config.run.steps, left_out) > rows
 
     def epochs(self, steps: int) -> dict[str, float]:
         """Source to its epochs after so many steps; empty where text is generated."""
@@ -418,8 +433,8 @@ class Run:
 
     def tokens(self, last: int, steps: int) -> int:
         """Tokens in the rows of so many steps, the last of them step `last`."""
-        rows = self._first_example(last, ()) - self._first_example(last - steps, ())
-        return rows * self.config.data.sequence_length
+        numbers = (batch_index(step, self.left_out) for step in range(last - steps, last))
+        return sum(stretch_of(self.config.data, one).rows for one in numbers) * self.config.data.sequence_length
 
     def flops(self, tokens: int, pairs: Pairs) -> float:
         """Model FLOPs of so many tokens, in whose batches the mask keeps `pairs` in all; rows are always full."""

@@ -1,6 +1,7 @@
 """Documents that a preparation leaves out are those of its options, the same for any number of processes."""
 
 import json
+import time
 from pathlib import Path
 
 import numpy as np
@@ -8,7 +9,8 @@ import pytest
 
 from jaxpar.data.prepare import prepare
 from jaxpar.data.prepare.choice import Choice
-from jaxpar.data.prepare.selection.duplicates import duplicates, signature
+from jaxpar.data.prepare.selection.duplicates import _WORD, duplicates, signature
+from jaxpar.data.prepare.selection.filters import Filters
 from jaxpar.data.prepare.selection.screening import screen_maker
 from jaxpar.evaluation.contamination import overlaps_with
 from jaxpar.evaluation.task import Document, Perplexity, Task
@@ -31,6 +33,12 @@ def test_patterns_and_a_function_leave_documents_out(tmp_path: Path):
     )
     assert kept == ["one: 1", "one: 3"]
     assert skipped == {"empty": 1, "broken": 0, "keep": 1, "drop": 1, "filter": 1}
+
+
+def test_a_function_may_answer_with_a_boolean_of_numpy(tmp_path: Path):
+    (tmp_path / "f.py").write_text("import numpy as np\n\ndef good(text):\n    return np.mean([len(text)]) > 3\n")
+    filters = Filters(Choice(filter=f"{tmp_path}/f.py:good"))
+    assert [filters.reason(text, lambda: "here") for text in ("long", "no")] == ["", "filter"]
 
 
 def test_the_first_of_equal_documents_stays(tmp_path: Path):
@@ -60,9 +68,29 @@ def test_estimates_of_similarity_are_those_of_minhash():
 
 def test_documents_that_others_link_are_duplicates_of_the_first():
     bands = np.array([[1, 9], [2, 8], [3, 8], [3, 7], [4, 7], [5, 6], [4, 5]], np.uint64)
-    assert duplicates(bands).tolist() == [False, False, True, True, True, False, True]
+    for parts in ([bands], [bands[:3], bands[3:]]):
+        assert duplicates(parts).tolist() == [False, False, True, True, True, False, True]
     linked = np.stack([np.arange(64) // 2, (np.arange(64) + 1) // 2 + 100], 1)[np.random.default_rng(0).permutation(64)]
-    assert duplicates(linked).tolist() == [False] + [True] * 63
+    assert duplicates([linked]).tolist() == [False] + [True] * 63
+
+
+def test_a_long_chain_of_links_takes_no_square_of_its_length():
+    chain = np.stack([np.arange(100_000) // 2, (np.arange(100_000) + 1) // 2 + 100_000], 1)
+    begun = time.process_time()
+    assert duplicates([chain]).sum() == 99_999
+    assert time.process_time() - begun < 5
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [("कि", "का"), ("का", "के"), ("if a < b", "if a > b"), ("a-1", "a+1"), ("שָלוֹם", "שִלוֹם"), ("f(a)", "f[a]")],
+)
+def test_marks_of_letters_and_signs_tell_texts_apart(one: str, other: str):
+    assert (signature(one, "minhash") != signature(other, "minhash")).all()
+
+
+def test_a_word_has_its_combining_marks_and_a_sign_is_one_of_its_own():
+    assert _WORD.findall("हिन्दी में a_1+=b2") == ["हिन्दी", "में", "a_1", "+", "=", "b2"]
 
 
 def test_the_choice_is_the_same_for_any_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -133,7 +161,7 @@ def test_another_choice_needs_another_folder_and_a_damaged_unit_is_made_again(
     with monkeypatch.context() as patch:
         patch.setattr("jaxpar.data.prepare.selection.screening.screen_maker", recording(made))
         folder = prepare(asked, quiet())
-    assert made == [1] and decoded(folder)[0] + decoded(folder)[1]
+    assert made == [1] and sorted([*decoded(folder)[0], *decoded(folder)[1]]) == sorted(texts(30))
     assert folder.index.skipped["duplicate"] == 30
     assert json.loads((folder.path / "prepare.json").read_text())["options"]["dedup"] == "exact"
 

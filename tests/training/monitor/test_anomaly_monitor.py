@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpar.config import Config
+from jaxpar.data import Data
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.observe import pace, stragglers
 from jaxpar.observe.events import Anomaly
@@ -195,6 +196,15 @@ def test_before_the_first_save_there_is_nothing_to_go_back_to(tmp_path: Path):
     recorded = fit_with(watched(tmp_path, 12, **{**ROLLBACK, "checkpoint": {"every": 12}}), scrambled(10))
     assert recorded.rewinds == []
     assert recorded.anomalies[0].text.endswith("nothing is saved yet to go back to, and training goes on.")
+
+
+@pytest.mark.long
+def test_a_spike_leaves_no_batches_out_where_no_rows_are_left(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    config = watched(tmp_path, 12, **ROLLBACK)
+    monkeypatch.setattr(Data, "examples", property(lambda _: 12 * config.data.batch_size))
+    recorded = fit_with(config, scrambled(11))
+    assert recorded.anomalies[0].text.endswith("no rows for others, and training goes on.")
+    assert not recorded.rewinds and list(losses(config)) == list(range(1, 13))
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from jaxpar.checkpoint.digests import file_entries
 from jaxpar.checkpoint.facts import FACTS
 from jaxpar.checkpoint.manifest import MANIFEST
 from jaxpar.config.schema.training import LaterSources
-from jaxpar.observe.writers.jsonl import read_metrics
+from jaxpar.observe.writers.jsonl import JsonLines, read_metrics
 from jaxpar.training.run.progress import Progress
 from jaxpar.training.run.saving import checkpoint_facts
 from tests.data.folders import prepared, texts
@@ -98,6 +98,21 @@ def test_a_run_keeps_the_order_that_it_began_with(tmp_path, folders):
     manifest.seal(folder, 2, file_entries(folder, manifest.unsealed(folder), flush=False))
     fit(replace(config, run=replace(config.run, steps=4)))
     assert json.loads((folder.with_name("00000004") / FACTS).read_text())["shuffle"] == 1
+
+
+@pytest.mark.long
+def test_a_run_from_the_optimizer_of_another_goes_on_in_its_data(tmp_path, folders):
+    a, b = folders
+    first = config_of(tmp_path / "first", 3, {a: 1.0})
+    trainer = make_trainer(first)
+    trainer._run.left_out = (1,)
+    trainer.fit([JsonLines()])
+    changed = config_of(tmp_path / "other", 5, {a: 1.0, b: 1.0})
+    run = replace(changed.run, init_from=str(folder_of(first)), init_optimizer=True)
+    _, recorded = fit(replace(changed, run=run))
+    assert any("goes on after step 3" in text and "The mixture changes" in text for text in recorded.messages)
+    fit(replace(changed, run=replace(changed.run, dir=str(tmp_path / "first"))))
+    assert losses(changed) == {step: loss for step, loss in losses(first).items() if step > 3}
 
 
 @pytest.mark.long

@@ -10,7 +10,7 @@ import pytest
 
 from jaxpar.config import Config
 from jaxpar.memory.disk_array import DiskArray
-from jaxpar.training.run.sampling import continue_tokens
+from jaxpar.training.run.continuing import continue_tokens
 from tests.same_bits import assert_same_bits
 from tests.sentences import refused
 from tests.training.runs import MESH, fit, losses, make_run, run_config, saved_state

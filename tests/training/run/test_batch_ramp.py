@@ -20,6 +20,9 @@ RAMP = (RampPart(2, steps=2), RampPart(4, tokens=200.0))
 """Two batches of 2 rows, and of 4 rows of 32 tokens as many as reach 200."""
 
 
+WIDE = {"fsdp": 2, "microbatches": 4}
+
+
 def ramped(folder: Path, steps: int, ramp: tuple[RampPart, ...] = RAMP, **sections: Any) -> Config:
     config = run_config(folder, steps, **sections)
     return replace(config, data=replace(config.data, batch_ramp=ramp))
@@ -42,6 +45,8 @@ def test_batches_have_consecutive_rows_on_any_mesh(tmp_path: Path, layout: dict[
     assert rows == [[0, 1], [2, 3], [*range(4, 8)], [*range(8, 12)], [*range(12, 20)], [*range(20, 28)]]
     later = next(iter(run.batches_from(3)))[0]
     np.testing.assert_array_equal(later["tokens"], batches[3]["tokens"])
+    run.left_out = (1,)
+    assert run.tokens(3, 3) == (2 + 4 + 4) * 32 and run.tokens(4, 1) == 8 * 32
 
 
 @pytest.mark.long
@@ -54,9 +59,11 @@ def test_a_ramp_trains_as_runs_of_its_sizes_and_continues(tmp_path: Path):
     alone = losses(config)
     assert [once[step] for step in (1, 2)] == [pytest.approx(alone[step], rel=1e-6) for step in (1, 2)]
     fit(ramped(tmp_path / "twice", 3, parallel=layout))
-    summary, _ = fit(ramped(tmp_path / "twice", 6, parallel=layout))
-    assert losses(ramped(tmp_path / "twice", 6)) == once
-    assert summary.tokens <= 28 * 32, "as many as the rows have, but for the ends of documents"
+    config = ramped(tmp_path / "twice", 6, parallel=layout)
+    summary, _ = fit(config)
+    assert losses(config) == once
+    batches = itertools.islice(make_run(config).batches_from(0), 6)
+    assert summary.tokens == sum(int(batch["mask"].sum()) for batch, _ in batches)
 
 
 @pytest.mark.parametrize(
@@ -80,5 +87,7 @@ def test_a_ramp_that_cannot_be_is_one_sentence(ramp, sections, parts):
 
 
 def test_a_size_that_the_mesh_does_not_split_is_refused(tmp_path: Path):
-    with refused("data.batch_ramp: 2 rows are no multiple of the 4", "4 data ranks"):
+    with refused("data.batch_ramp: 2 rows are no multiple of the 4 data ranks; expected one"):
         make_run(ramped(tmp_path, 4, parallel={"fsdp": 4, "microbatches": 2}))
+    with refused("data.batch_ramp: 6 rows are no multiple of the 4 of a microbatch", "is 4, over 2 data ranks"):
+        make_run(ramped(tmp_path, 4, (RampPart(6, steps=1),), data={"batch_size": 16}, parallel=WIDE))

@@ -107,6 +107,21 @@ class _OneScore:
             yield SimpleNamespace(tokens=np.ones(shape, np.int32), choices=np.full(shape, -2.0, np.float32))
 
 
+@pytest.mark.long
+def test_the_teacher_is_not_asked_for_rows_after_the_last(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    base = copy_of("llama", tmp_path / "base")
+    tokens = prepared_chat(tmp_path / "chat", conversations() * 2, heldout_fraction=0.0).path
+    config = taught(base, tokens, **{"run.steps": 1, "evaluation.every": 0, "data.batch_size": 2})
+    once: dict[str, Any] = {"path": None, "sources": {str(tokens): 1.0}, "max_epochs": {str(tokens): 1.0}}
+    config = replace(config, data=replace(config.data, **once))
+    rows = Trainer(config)._run.data.examples
+    assert rows is not None
+    monkeypatch.setattr(run_file, "scorer_of", lambda *_: _OneScore())
+    config = replace(config, run=replace(config.run, steps=rows // config.data.batch_size))
+    Trainer(config)._run.provide_reference()
+    assert files(config)
+
+
 def test_processes_wait_for_the_files_and_hear_why_they_are_not_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

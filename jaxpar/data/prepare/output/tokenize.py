@@ -112,8 +112,7 @@ def unit_maker(job: Job, report: Report) -> Callable[[int], tuple[int, UnitRecor
     """A function that processes work unit `i`; it calls `report((i, bytes))`, compressed bytes since the last call."""
     tokenizer = load_tokenizer(job.tokenizer, str(job.tokenizer))
     encoder = _encoder(job, tokenizer)
-    codec = TextCodec(job.tokenizer)
-    evaluations = NGrams([codec.encode(text) for text in job.choice.decontaminate], job.choice.ngram)
+    evaluations = NGrams(evaluation_tokens(job), job.choice.ngram)
 
     def make(unit: int) -> tuple[int, UnitRecord]:
         record = _make_unit(job, encoder, unit, evaluations, lambda size: report((unit, size)))
@@ -121,6 +120,12 @@ def unit_maker(job: Job, report: Report) -> Callable[[int], tuple[int, UnitRecor
         return unit, record
 
     return make
+
+
+def evaluation_tokens(job: Job) -> list[list[int]]:
+    """The tokens of the texts of evaluations."""
+    codec = TextCodec(job.tokenizer)
+    return [codec.encode(text) for text in job.choice.decontaminate]
 
 
 def _encoder(job: Job, tokenizer: Tokenizer) -> PlainText | Chat:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 
+import numpy as np
+
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import quoted
 from jaxpar.config.user_code import load_function
@@ -36,6 +38,6 @@ class Filters:
             raise UserError(
                 f"--filter {self._name}: {where()}: the function fails ({type(error).__name__}: {error})"
             ) from error
-        if not isinstance(stays, bool):
+        if not isinstance(stays, bool | np.bool_):
             raise UserError(f"--filter {self._name}: {where()}: expected True or False, got {quoted(stays, 40)}")
         return "" if stays else "filter"

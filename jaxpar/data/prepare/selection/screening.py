@@ -47,7 +47,7 @@ def choose_documents(job: Job, processes: int, console: Console) -> dict[str, in
         for unit in do_tasks(screen_maker, job, missing, processes, during):
             meter.advance(weights[unit], unit=unit)
     read = [screened for unit in range(len(weights)) if (screened := _read(job, unit)) is not None]
-    alike = duplicates(np.concatenate([signatures for _, signatures in read]))
+    alike = duplicates([signatures for _, signatures in read])
     left_out: Counter[str] = Counter()
     for unit, (reasons, signatures) in enumerate(read):
         mine, alike = alike[: len(signatures)], alike[len(signatures) :]
