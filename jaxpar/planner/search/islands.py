@@ -18,7 +18,7 @@ from jaxpar.cost.hardware_model import HardwareModel
 from jaxpar.cost.messages import Network, Ring, network_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.layout.memory.estimate import estimate_memory
+from jaxpar.layout.memory.estimate import MemoryModel, estimate_memory
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.optim.outer import wire_bytes
 from jaxpar.pages.units import plural
@@ -136,6 +136,11 @@ class IslandSearch(Search):
     """All islands."""
 
     @cached_property
+    def model(self) -> MemoryModel:
+        """The memory of every layout, with the codes of all islands."""
+        return MemoryModel(self._of_all_islands(self.space.config))
+
+    @cached_property
     def timer(self) -> IslandTimer:
         """Times layouts."""
         islands, data = self.run.parallel.islands, self.space.config.data
@@ -161,15 +166,21 @@ class IslandSearch(Search):
         one = super().checked(candidate)
         if one is None:
             return None
-        parallel = replace(one.config.parallel, islands=self.run.parallel.islands)
         try:
-            config, plan = plan_on(replace(one.config, parallel=parallel, data=self.run.data), self.everywhere)
+            config, plan = plan_on(replace(self._of_all_islands(one.config), data=self.run.data), self.everywhere)
             StepLayout(config, plan)
         except UserError as error:
             self.effort.declined.append((candidate, str(error)))
             return None
-        candidate = replace(self._of_all(one.candidate), memory=estimate_memory(config, plan))
+        memory = estimate_memory(config, plan)
+        if memory.device > self.usable:
+            self.effort.declined.append((candidate, "the message between islands does not fit beside the step"))
+            return None
+        candidate = replace(self._of_all(one.candidate), memory=memory)
         return replace(one, config=config, plan=plan, cluster=self.everywhere, candidate=candidate)
+
+    def _of_all_islands(self, config: Config) -> Config:
+        return replace(config, parallel=replace(config.parallel, islands=self.run.parallel.islands))
 
     def _of_all(self, candidate: Candidate) -> Candidate:
         return replace(candidate, layout=replace(candidate.layout, islands=self.run.parallel.islands))

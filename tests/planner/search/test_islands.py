@@ -131,6 +131,18 @@ def test_plans_are_those_of_an_island_and_can_be_run():
     assert search_of(best.config, cluster).timer.step(written).seconds == pytest.approx(best.candidate.seconds)
 
 
+def test_plans_have_room_for_the_codes_of_all_islands():
+    """A layout that fits with the message of one island alone is none."""
+    config, cluster = islands_of(8, delay=1, wire="int8"), parse_cluster("h100:8x8")
+    config = replace(config, data=replace(config.data, batch_size=64))
+    roomy, tight = searched(config, cluster), searched(config, cluster)
+    best = roomy.best(1)[0].candidate
+    tight.limit = best.memory.device - 1
+    other = tight.best(1)[0].candidate
+    assert other.memory.device <= tight.limit and other.layout != best.layout
+    assert not tight.effort.declined, "the search itself knows"
+
+
 def test_a_layout_that_islands_exclude_is_no_plan():
     """Chunks of layers of several on a rank, and state on the host."""
     with refused("islands.every: 10", "parallel.virtual_stages"):
