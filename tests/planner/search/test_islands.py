@@ -270,6 +270,9 @@ def test_a_budget_and_a_share_of_a_cluster_are_of_stated_islands(tmp_path: Path,
     assert plan(["budget", "--config", str(file), *asked]) == 0
     budget = json.loads(capsys.readouterr().out)
     (cost,) = budget["costs"]
+    assert plan(["budget", "--config", str(file), *asked[:-1]]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "no slower link" in printed and "another loss" in printed
     assert "islands 2" in cost["layout"] and "parallel.islands: 2" in budget["without_layout"]["1"]
     two = parse_cluster("h100:1x2")
     best = search_of(planned_config(config), two).best(1)[0].candidate
