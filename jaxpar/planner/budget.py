@@ -48,8 +48,8 @@ TOKENS_PER_PARAMETER = 20.0
 FLOPS = 6.0
 """FLOPs per parameter and token in training."""
 ISLANDS_NOTE = (
-    "Islands send their messages over the network of these hosts: no slower link is priced. They are another algorithm, "
-    "with another loss than as many tokens without islands (docs/islands.md)."
+    "Islands send their messages over the network of these hosts: no slower link is priced. They are another "
+    "algorithm, with another loss than as many tokens without islands (docs/islands.md)."
 )
 
 
