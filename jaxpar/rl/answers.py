@@ -97,6 +97,7 @@ def answer_rows(
         integers["tokens"][here], integers["labels"][here] = text[:-1], text[1:]
         integers["segments"][here], integers["positions"][here] = document, np.arange(size)
         if routing is not None:
+            assert one.answer.routing is not None, "the sampler records the experts that the step reads"
             integers[routing.name][here] = one.answer.routing
         before = np.nan if one.before is None else one.before
         values = 1, one.advantage, one.weight, before, one.answer.log_probabilities, one.reference
