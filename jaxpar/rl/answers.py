@@ -82,7 +82,9 @@ def answer_rows(
 
     Every row has room for `length // longest` of them, which is enough for all: `check_room`.
     """
-    integers = {name: np.zeros((rows, length), np.int32) for name in ("tokens", "labels", "segments", "positions")}
+    integers: dict[str, np.ndarray] = {
+        name: np.zeros((rows, length), np.int32) for name in ("tokens", "labels", "segments", "positions")
+    }
     floats = {name: np.zeros((rows, length), np.float32) for name in PER_TOKEN}
     if routing is not None:
         integers[routing.name] = np.full(routing.shape(rows, length), NO_EXPERT, np.int32)
