@@ -95,7 +95,7 @@ def test_a_delayed_message_is_hidden_by_forward_and_backward(gigabytes: float):
     assert timer.step(SHARDED).breakdown["islands"] == pytest.approx(expected)
 
 
-def test_a_message_is_hidden_by_no_more_than_forward_and_backward_nor_what_the_compiler_hides():
+def test_a_message_is_hidden_by_no_more_than_forward_and_backward():
     timer = searched(islands_of(delay=2, fragments=5), halves(50.0)).timer
     weights, alone = timer.weights(SHARDED), timer.alone(SHARDED)
     many = 1000 * weights
