@@ -35,7 +35,7 @@ def settings_of(name: str, more: Mapping[str, str]) -> dict[str, Any]:
         return {**RUNS[name], **more}
     settings = {key: value for key, value in more.items() if not key.startswith("islands.")}
     rows = int({**SIZE, **settings}["data.batch_size"])
-    return settings | ({"data.batch_size": rows // 4, "evaluation.batches": 32} if name == QUARTER else {})
+    return ({"evaluation.batches": 32} | settings | {"data.batch_size": rows // 4}) if name == QUARTER else settings
 
 
 def trained(
@@ -93,7 +93,7 @@ def main(arguments: Sequence[str]) -> None:
     losses: dict[str, list[float]] = {}
     warm, seeds, starts = options.warm or 0, range(options.seeds), {}
     if warm:
-        starts = {seed: weights for seed, _, weights in trained({}, seeds, warm, {})}
+        starts = {seed: weights for seed, _, weights in trained(settings_of(REFERENCE, more), seeds, warm, {})}
     for name in options.runs:
         each = trained(settings_of(name, more), seeds, options.steps, starts, warm)
         losses[name] = [loss for _, loss, _ in each]

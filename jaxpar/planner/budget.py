@@ -47,6 +47,10 @@ DAY = 24 * HOUR
 TOKENS_PER_PARAMETER = 20.0
 FLOPS = 6.0
 """FLOPs per parameter and token in training."""
+ISLANDS_NOTE = (
+    "Islands send their messages over the network of these hosts: no slower link is priced. They are another "
+    "algorithm, with another loss than as many tokens without islands (docs/islands.md)."
+)
 
 
 @dataclass(frozen=True)
@@ -224,6 +228,8 @@ class Budget:
             )  # fmt: skip
         console.print(steps)
         console.print(in_all)
+        if any("islands " in one.layout for one in costs):
+            print_lines(console, ISLANDS_NOTE)
         print_lines(console, *self._sources(), *(f"{gpus:,} GPUs are left out: {why}" for gpus, why in without.items()))
         if self.days is not None:
             print_lines(console, f"Sizes assume the MFU of {name}; plan the size that you choose to see its own.")

@@ -10,6 +10,7 @@ from jaxtyping import Bool, Float, Int
 
 from jaxpar.layers.experts.routing import NO_EXPERT
 from jaxpar.rl.prompts import Prompt
+from jaxpar.runtime.batch import Field
 
 PER_TOKEN = ("mask", "advantage", "weight", "before", "sampled", "reference")
 """Fields of a batch with a number for each token that the model drew, at the token before it."""
@@ -73,17 +74,20 @@ class Learned:
     """The model's log-probability of each token before the updates from this answer; None where this is the first."""
 
 
-def answer_rows(learned: Sequence[Learned], rows: int, length: int) -> dict[str, np.ndarray]:
+def answer_rows(
+    learned: Sequence[Learned], rows: int, length: int, routing: Field | None = None
+) -> dict[str, np.ndarray]:
     """The arrays of a batch [row, token]: each answer with its prompt is a document; they fill one row after another.
-    With the experts of tokens where the answers have them.
+    With the experts of tokens where the step reads the field `routing`.
 
     Every row has room for `length // longest` of them, which is enough for all: `check_room`.
     """
-    integers = {name: np.zeros((rows, length), np.int32) for name in ("tokens", "labels", "segments", "positions")}
+    integers: dict[str, np.ndarray] = {
+        name: np.zeros((rows, length), np.int32) for name in ("tokens", "labels", "segments", "positions")
+    }
     floats = {name: np.zeros((rows, length), np.float32) for name in PER_TOKEN}
-    routing = next((one.answer.routing for one in learned if one.answer.routing is not None), None)
     if routing is not None:
-        integers["routing"] = np.full((rows, length, *routing.shape[1:]), NO_EXPERT, np.int32)
+        integers[routing.name] = np.full(routing.shape(rows, length), NO_EXPERT, np.int32)
     row = at = document = 0
     for one in learned:
         text = np.array((*one.answer.prompt.tokens, *one.answer.tokens), np.int32)
@@ -94,8 +98,9 @@ def answer_rows(learned: Sequence[Learned], rows: int, length: int) -> dict[str,
         document += 1
         integers["tokens"][here], integers["labels"][here] = text[:-1], text[1:]
         integers["segments"][here], integers["positions"][here] = document, np.arange(size)
-        if one.answer.routing is not None:
-            integers["routing"][here] = one.answer.routing
+        if routing is not None:
+            assert one.answer.routing is not None, "the sampler records the experts that the step reads"
+            integers[routing.name][here] = one.answer.routing
         before = np.nan if one.before is None else one.before
         values = 1, one.advantage, one.weight, before, one.answer.log_probabilities, one.reference
         for name, value in zip(PER_TOKEN, values, strict=True):

@@ -18,6 +18,7 @@ from jaxpar.config.mappings.policy import policy_of
 from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device
 from jaxpar.generation.scorer import Scorer
+from jaxpar.layers.experts.feed_forward import ROUTING
 from jaxpar.layout.state import TrainState
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.flops import Pairs, seen_pairs
@@ -216,7 +217,8 @@ class RolloutRun(Run):
             "learned_tokens_per_second": tokens / max(began - self._step_began, 1e-9),
         }
         self._step_began = ended
-        rows = answer_rows(learned, data.batch_size, data.sequence_length)
+        routing = next((field for field in self.layout.batch.fields if field.name == ROUTING), None)
+        rows = answer_rows(learned, data.batch_size, data.sequence_length, routing)
         return rows | {"examples": step * data.batch_size + np.arange(data.batch_size)}
 
     _learned_tokens = 0

@@ -3,10 +3,10 @@
     python -m tests.fuzz --seconds 600 [--seed 0]
     python -m tests.fuzz --case "ring, gpt2, context=2, zero=3"
 
-A seed is a combination, and the next one is the seed after it. What the checks of the configuration refuse, with a
-sentence, is passed over; a refusal that comes only after them is counted apart. Everything else that has not the finite
-numbers of one device is printed, at the end with the smallest combination that still fails: a line for
-`tests/fuzz/rows.txt`, whose lines are tested.
+A seed is a combination, and the next one is the seed after it. Combinations that are refused with a sentence are passed
+over, and counted by what refused them: the checks of the configuration, the plan, or (late) neither. Everything else
+that has not the finite numbers of one device is printed, at the end with the smallest combination that still fails: a
+line for `tests/fuzz/rows.txt`, whose lines are tested.
 """
 
 import argparse

@@ -1,5 +1,6 @@
 """One combination of features on one mesh: drawn, compared with one device, and made smaller where it differs."""
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import prod
@@ -31,12 +32,16 @@ from tests.training.parity.test_distill import taught
 from tests.training.parity.test_dpo import LENGTH, batch_of
 from tests.training.parity.test_preferences import LOSSES
 
+type Numbers = dict[str, float]
+
 STEPS, DEVICES = 3, 8
 AXES = ("pipe", "replica", "fsdp", "expert", "context", "tensor")
 TOLERANCE, OF_ROUNDED, OF_WIDE = 1e-5, {"loss": 1e-3, "norm": 5e-2}, 1e-9
 """Largest relative differences, as in `training/parity`: of `one_device.py`, of `test_bfloat16.py`; in 64 bits."""
-OUTCOMES = EQUAL, REFUSED, REFUSED_LATE, WRONG = "equal", "refused", "refused (late)", "wrong"
-"""A late refusal is one that neither checks nor plan have made: the step was about to be built, or was."""
+ROUNDING = 1e-3
+"""The largest relative difference in float32 that may be rounding."""
+OUTCOMES = EQUAL, REFUSED, BY_PLAN, LATE, WRONG = "equal", "refused", "refused by the plan", "refused late", "wrong"
+"""Refused by the checks of the configuration, by its plan, or by neither: the step was about to be built, or was."""
 SIZES = ((fraction, "STAYS_BELOW", 1), (recurrence, "CHUNK", 4), (recurrence, "BLOCK", 2))
 """Small arrays are to be offloaded, and states cut into small chunks, as large models do with large ones."""
 
@@ -70,48 +75,41 @@ class Case:
         """Sentences on what differs from one device, or is not finite there. Raises `UserError` if it is refused.
 
         An update may make a large difference of a rounding, where a gradient is almost nothing. So float32 numbers
-        that differ are computed again in 64 bits, and count if those differ too.
+        that differ, by at most `ROUNDING`, are computed again in 64 bits, and count if those differ too.
         """
-        if any(FEATURES[name].group == ROUNDED for name in self.features):
-            return self._differences(OF_ROUNDED)
-        if found := self._differences(TOLERANCE):
+        bounds = OF_ROUNDED if any(FEATURES[name].group == ROUNDED for name in self.features) else TOLERANCE
+        wanted, numbers = _numbers(self.config(alone=True)), _numbers(self.config())
+        found = _differences(wanted, numbers, bounds)
+        if found and bounds == TOLERANCE and not _differences(wanted, numbers, ROUNDING):
             try:
                 with wide_numbers():
-                    return self._differences(OF_WIDE)
+                    return _differences(_numbers(self.config(alone=True)), _numbers(self.config()), OF_WIDE)
             except (TypeError, ValueError) as error:  # an operation that mixes dtypes, say
                 found.append(f"and no numbers in 64 bits: {error}")
         return found
 
-    def _differences(self, bounds: float | dict[str, float]) -> list[str]:
-        wanted, found = _numbers(self.config(alone=True)), _numbers(self.config())
-        return [
-            f"{name} of step {step}: {same[name]} is not {of_step[name]}"
-            for step, (of_step, same) in enumerate(zip(wanted, found, strict=True))
-            for name, bound in (bounds if isinstance(bounds, dict) else dict.fromkeys(of_step, bounds)).items()
-            if not (
-                np.isfinite(of_step[name])
-                and np.isclose(same[name], of_step[name], rtol=bound, atol=min(1e-7, bound / 100))
-            )
-        ]
-
-    def refused(self) -> str:
-        """The sentence with which its configuration or its plan is refused; nothing if both are accepted."""
+    def refused(self) -> tuple[str, str]:
+        """(`REFUSED` or `BY_PLAN`, the sentence) where its configuration or its plan is refused; two empty strings if
+        both are accepted."""
+        outcome = REFUSED
         try:
             for config in (self.config(alone=True), self.config()):
+                outcome = REFUSED
                 resolved = resolve_config(config, layout_of(config.parallel))
+                outcome = BY_PLAN
                 StepLayout(resolved, make_plan(resolved, jax.devices()[0]))
         except UserError as error:
-            return str(error)
-        return ""
+            return outcome, str(error)
+        return "", ""
 
     def outcome(self) -> tuple[str, str]:
         """One of `OUTCOMES`, and why: the sentence of a refusal, what differs from one device, or how it stopped."""
         try:
-            if sentence := self.refused():
-                return REFUSED, sentence
+            if (refused := self.refused())[0]:
+                return refused
             why = "; ".join(self.differences())
         except UserError as error:
-            return REFUSED_LATE, str(error)
+            return LATE, str(error)
         except Exception as error:  # whatever it is, it is no sentence to a user
             return WRONG, f"{type(error).__name__}: {error}"
         return (WRONG, why) if why else (EQUAL, "")
@@ -160,6 +158,18 @@ def _merged(first: Sections, second: Sections) -> Any:
     return first | second | {key: _merged(first[key], second[key]) for key in deeper}
 
 
+def _differences(wanted: Sequence[Numbers], found: Sequence[Numbers], bounds: float | Mapping[str, float]) -> list[str]:
+    return [
+        f"{name} of step {step}: {same[name]} is not {of_step[name]}"
+        for step, (of_step, same) in enumerate(zip(wanted, found, strict=True))
+        for name, bound in (bounds if isinstance(bounds, Mapping) else dict.fromkeys(of_step, bounds)).items()
+        if not (
+            np.isfinite(of_step[name])
+            and np.isclose(same[name], of_step[name], rtol=bound, atol=min(1e-7, bound / 100))
+        )
+    ]
+
+
 @cache
 def _folder() -> TemporaryDirectory[str]:
     """It is deleted when the process ends."""
@@ -172,7 +182,7 @@ def _answers(loss: str) -> str:
     return str(prepared(Path(_folder().name) / loss).path)
 
 
-def _numbers(config: Config) -> list[dict[str, float]]:
+def _numbers(config: Config) -> list[Numbers]:
     """Loss, norm of the gradient, the share of each weight in it, and reports of each step, but for those of the ranks
     that share experts; with the last, an evaluation."""
     with TemporaryDirectory() as folder:

@@ -209,6 +209,8 @@ def test_what_cannot_be_is_refused(tmp_path: Path):
     ):
         with refused(*parts):
             RolloutRun(config_of(tmp_path, 1, **changes), devices=jax.devices()[:1])
+    run = config_of(tmp_path, 1).run
+    assert run.dir is not None and not (Path(run.dir) / run.name).exists(), "refused before anything is written"
     for parallel, sampler, words in (({"fsdp": 4}, 4, "overlap in part"), ({"fsdp": 2}, 2, "not all of")):
         config = config_of(tmp_path, 1, parallel=parallel, rl={"sampler": SamplerConfig(devices=sampler)})
         with refused(f"rl.sampler.devices: {sampler}", words, "the job's 6 devices"):

@@ -14,7 +14,10 @@ from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.mappings.sampler import SamplerConfig
 from jaxpar.generation.placed_model import PlacedModel
 from jaxpar.generation.scorer import Scorer
+from jaxpar.layers.experts.feed_forward import ROUTING
+from jaxpar.rl.answers import answer_rows
 from jaxpar.rl.run import RolloutRun
+from jaxpar.runtime.batch import Field
 from tests.rl.runs import config_of
 from tests.rl.test_modes import recorded
 from tests.sentences import refused
@@ -53,6 +56,22 @@ def test_a_step_replays_the_experts_of_the_version_that_drew(tmp_path: Path):
         np.testing.assert_array_equal(one, drew)
     assert any((one != now).any() for one, now in zip(replayed, chosen[2], strict=True)), "other experts by now"
     assert (rows[2]["routing"][rows[2]["segments"] == 0] == -1).all()
+
+
+def test_a_batch_without_answers_has_no_experts():
+    """As dapo has where all rewards of each group are equal."""
+    rows = answer_rows([], 2, 8, Field(ROUTING, dims=(4, 2)))
+    assert rows[ROUTING].shape == (2, 8, 4, 2) and (rows[ROUTING] == -1).all()
+
+
+@pytest.mark.long
+def test_a_step_without_answers_leaves_the_run_going(tmp_path: Path):
+    reward = tmp_path / "alike.py"
+    reward.write_text("def reward(prompts=None, completions=None, **rest):\n    return [1.0 for _ in completions]\n")
+    run = run_of(tmp_path, 1, loss="dapo", rl={"rewards": {f"{reward}:reward": 1.0}})
+    with closing(run.rewarder):
+        run.step()
+    assert run.last_metrics["left_out"] == 1
 
 
 def documents_of(rows: dict[str, np.ndarray]) -> list[tuple[list[int], np.ndarray]]:

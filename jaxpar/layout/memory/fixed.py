@@ -127,7 +127,7 @@ class _Counted:
 
     def _beside(self, state: StateBytes) -> int:
         """The message of a fragment (what is sent, and the sum or the codes of all islands), and about one more copy of
-        the gradients that are updated with: 110% of both in a program of 4 fragments."""
+        the gradients that are updated with: compiled programs took 85 to 114% of both, the most with int4."""
         islands = self.config.islands
         if not (islands.of_one_job and islands.beside_a_step):
             return 0

@@ -9,7 +9,7 @@ import pytest
 from jaxpar.compiler.compile import plan_for
 from jaxpar.compiler.program.memory.buffers import occupants
 from jaxpar.compiler.report import Analysis, Report, make_report
-from jaxpar.hardware.cluster import parse_cluster
+from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.optim.outer import wire_bytes
@@ -52,6 +52,21 @@ def predicted_bytes(config: Any) -> float:
     return search.timer.exchange.sent_bytes(search.timer.weights(layout_of(filled, plan, search)))
 
 
+def slowly_connected(times: float) -> Cluster:
+    """The nodes, with a link between them that is so many times slower than the usual one."""
+    cluster = parse_cluster("h100:1x8")
+    group = cluster.groups[0]
+    slow = replace(group.network, bandwidth=group.network.bandwidth / times)
+    return replace(cluster, groups=(group, replace(group, name="other")), written_between=slow)
+
+
+def planned_wait(config: Any, cluster: Cluster) -> float:
+    """Seconds that a plan's step waits for outer gradients, on average."""
+    filled, plan = plan_for(config, cluster)
+    search = search_of(filled, cluster)
+    return search.timer.step(layout_of(filled, plan, search)).breakdown["islands"]
+
+
 @pytest.mark.long
 @pytest.mark.parametrize(("wire", "kind"), [(None, "all-reduce"), ("int4", "all-gather")])
 def test_the_outer_message_runs_beside_the_step_that_carries_it(wire, kind):
@@ -71,19 +86,29 @@ def test_the_outer_message_runs_beside_the_step_that_carries_it(wire, kind):
 def test_a_message_over_a_slow_link_runs_beside_forward_and_backward(fragments):
     """The same program waits for the rest of it, and a plan counts with no less."""
     config, report = compiled(None, fragments=fragments)
-    cluster = parse_cluster("h100:1x8")
-    group = cluster.groups[0]
-    slow = replace(group.network, bandwidth=group.network.bandwidth / 200)
-    halves = replace(cluster, groups=(group, replace(group, name="other")), written_between=slow)
+    halves = slowly_connected(200)
     analysis, _ = inspected(config, CLUSTER)
     row = between(make_report(Analysis(analysis.compilation, halves, strict=True), "slow"))
     assert row.seconds > report.step_seconds or fragments < EVERY
     steps = 1 if fragments == EVERY else 2  # with a branch for steps without a message, which the report adds
     assert row.seconds - row.exposed_s == pytest.approx(report.step_seconds / steps, rel=0.1)
-    filled, plan = plan_for(config, halves)
-    search = search_of(filled, halves)
-    waits = search.timer.step(layout_of(filled, plan, search)).breakdown["islands"] * EVERY / fragments
-    assert row.exposed_s <= waits <= row.seconds
+    assert row.exposed_s <= planned_wait(config, halves) * EVERY / fragments <= row.seconds
+
+
+@pytest.mark.long
+def test_a_plan_counts_with_no_less_waiting_in_a_step_of_realistic_size():
+    """XLA starts the message late in a step of 0.4 s, and hides 12.7 ms of it."""
+    model = {"layers": LAYERS, "embed": 4096, "heads": 32, "mlp": 3 * 4096, "vocab": 1024}
+    islands = {"every": EVERY, "fragments": LAYERS, "delay": 1}
+    config = wide(
+        model=model, data={"sequence_length": 4096, "batch_size": 64},
+        parallel={"islands": 2, "fsdp": SHARDS, "zero": 3}, islands=islands,
+    )  # fmt: skip
+    analysis, report = inspected(config, CLUSTER)
+    halves = slowly_connected(20)
+    row = between(make_report(Analysis(analysis.compilation, halves, strict=True), "slow"))
+    assert report.step_seconds > 0.3 and row.exposed_s > 0.01
+    assert row.exposed_s <= planned_wait(config, halves) <= row.seconds
 
 
 @pytest.mark.long

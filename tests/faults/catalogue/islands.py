@@ -204,8 +204,8 @@ ISLANDS = (
         name="a_message_hidden_by_the_update",
         description="A delayed message is taken to run beside the update, too.",
         file="jaxpar/planner/search/islands.py",
-        old="return step.seconds - apart if",
-        new="return step.seconds if",
+        old="min(step.seconds - apart, MOST_HIDDEN)",
+        new="min(step.seconds, MOST_HIDDEN)",
         caught_by=(f"{PLANNED}::test_a_message_is_hidden_by_no_more_than_forward_and_backward",),
     ),
     Fault(
