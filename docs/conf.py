@@ -38,6 +38,7 @@ NAV = {
     ),
     "Results": (
         "benchmarks", "measured-on-cpus", "Predictions <prediction-errors>", "Long context <long-context-results>",
+        "Islands <islands-results>",
     ),
     "Decisions": ("decisions", "../ROADMAP", "../CHANGELOG"),
     "Contribute": ("../CONTRIBUTING", "testing", "../tests/README"),
