@@ -79,8 +79,7 @@ def write_text(folder: Path, root: Path | None = None) -> None:
     (folder / "text.yaml").write_text("kind: perplexity\ndata: exam_text.jsonl\n")
     (folder / "docs.yaml").write_text("kind: multiple_choice\ndata: exam_docs.jsonl\n")
     (folder / "sums.yaml").write_text(
-        f"kind: generation\ndata: exam_sums.jsonl\npreamble: {json.dumps(BEFORE)}\ntokens: 24\nstop: ['<|im_end|>']\n"
-        "pattern: '\\d+(?=\\D*$)'\n"
+        f"kind: generation\ndata: exam_sums.jsonl\npreamble: {json.dumps(BEFORE)}\ntokens: 24\n"
     )
     (folder / DONE).touch()
 
@@ -105,7 +104,7 @@ def _documented(path: str, text: str) -> Iterator[Documented]:
 
 def _conversations(taught: Sequence[Documented], sums: Sequence[tuple[int, int]]) -> Iterator[Mapping[str, object]]:
     every = [(PURPOSE.format(one.name), one.sentence) for one in taught]
-    every += [(SUM.format(a, b), f"{a} + {b} = {a + b}") for a, b in sums[::IN_CONVERSATIONS]] * 4
+    every += [(SUM.format(a, b), str(a + b)) for a, b in sums[::IN_CONVERSATIONS]] * 8
     every += [(question, IDENTITY) for question in WHO] * 10
     random.Random(0).shuffle(every)
     for question, answer in every:

@@ -74,6 +74,7 @@ def _tokens(run: Run, quick: bool) -> int:
             return code_of
     TOKENIZER.mkdir(exist_ok=True)
     shutil.copy(code / "tokenizer.json", TOKENIZER)
+    (TOKENIZER / "tokenizer_config.json").write_text(json.dumps({"eos_token": "<|im_end|>"}))  # ends an answer
     (TOKENIZER / "chat_template.jinja").write_text(CHATML_SOURCE)
     return 0
 
@@ -93,7 +94,7 @@ def _training(name: str) -> Stage:
         if not _has_exams(name) and (code := run(["jaxpar.evaluate", *model, "--tasks", *exams])):
             return code
         prompts = [word for one in QUESTIONS for word in ("--prompt", f"{BEFORE}{one}{BEHIND}")]
-        words = [*model, *prompts, "--tokens", "48", "--stop", "<|im_end|>", "--json"]
+        words = [*model, *prompts, "--tokens", "48", "--json"]
         return run(["jaxpar.generate", *words], folder / ANSWERS)
 
     titles = {

@@ -11,7 +11,7 @@ import pytest
 from jaxpar.config import LossConfig
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.generation.sampling import NotFinite
-from jaxpar.training.run import sampling
+from jaxpar.training.run.continuing import continue_tokens
 from jaxpar.training.run.run import Run
 from tests.small_run import layout_of, small
 
@@ -25,16 +25,16 @@ def run_of(**parallel: Any) -> Run:
 def test_a_sample_under_a_pipeline_is_that_of_one_device() -> None:
     """Also of stages that share devices with data and tensor ranks, and share the vocabulary."""
     start = np.arange(1, 6, dtype=np.int32)
-    wanted = sampling.continue_tokens(run_of(), start, 11, 0.0)
+    wanted = continue_tokens(run_of(), start, 11, 0.0)
     for parallel in ({"pipe": 2, "fsdp": 2}, {"pipe": 2, "tensor": 2, "pipe_ends": "shared", "microbatches": 2}):
-        assert sampling.continue_tokens(run_of(**parallel), start, 11, 0.0).tolist() == wanted.tolist()
+        assert continue_tokens(run_of(**parallel), start, 11, 0.0).tolist() == wanted.tolist()
     assert len(wanted) == 11
 
 
 @pytest.mark.long
 def test_a_sample_may_be_longer_than_the_models_sequence() -> None:
     run = run_of(fsdp=2)
-    found = sampling.continue_tokens(run, np.arange(1, 14, dtype=np.int32), 40, 1.0)
+    found = continue_tokens(run, np.arange(1, 14, dtype=np.int32), 40, 1.0)
     assert 0 < len(found) <= 40 and found.max() < 64
 
 
@@ -44,10 +44,10 @@ def test_a_sample_under_a_pipeline_needs_no_pairs_and_no_replayed_experts() -> N
     config = replace(config, parallel=replace(config.parallel, pipe=2))
     run = Run(config, devices=jax.devices()[:2])
     start = np.arange(1, 6, dtype=np.int32)
-    wanted = sampling.continue_tokens(run, start, 3, 0.0)
+    wanted = continue_tokens(run, start, 3, 0.0)
     assert len(wanted) == 3
     run.config = replace(run.config, loss=LossConfig(name="dpo"), data=replace(run.config.data, routing="recorded"))
-    assert sampling.continue_tokens(run, start, 3, 0.0).tolist() == wanted.tolist()
+    assert continue_tokens(run, start, 3, 0.0).tolist() == wanted.tolist()
 
 
 def test_weights_that_are_not_finite_give_no_sample() -> None:
@@ -55,4 +55,4 @@ def test_weights_that_are_not_finite_give_no_sample() -> None:
     run = Run(config, devices=jax.devices()[:2])
     run.state = run.state._replace(master=jax.tree.map(lambda leaf: leaf * jnp.nan, run.state.master))
     with pytest.raises(NotFinite):
-        sampling.continue_tokens(run, np.arange(1, 6, dtype=np.int32), 2, 0.0)
+        continue_tokens(run, np.arange(1, 6, dtype=np.int32), 2, 0.0)

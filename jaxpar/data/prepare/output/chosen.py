@@ -31,7 +31,8 @@ def unit_documents(job: Job, unit: int, progress: Progress) -> Iterator[tuple[in
 
 def chosen_documents(job: Job, unit: int, progress: Progress) -> Iterator[tuple[int, Document]]:
     """`unit_documents` without those that are left out."""
-    left_out = set(np.load(path).tolist()) if (path := left_out_file(job, unit)).exists() else set()
+    path = left_out_file(job, unit)
+    left_out = set(np.load(path, allow_pickle=False).tolist()) if path.exists() else set()
     for ordinal, each in enumerate(unit_documents(job, unit, progress)):
         if ordinal not in left_out:
             yield each
