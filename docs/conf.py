@@ -29,7 +29,7 @@ NAV = {
         "spikingbrain", "pipelines", "experts", "fp8", "zeropp", "islands", "island-jobs", "low-rank", "weights",
         "chat-recipe", "fine-tune", "reinforcement", "asynchronous-rl", "environments", "conversations", "mixing",
         "objectives", "paris", "generate", "serving", "evaluation", "python", "checkpoints", "operations", "warnings",
-        "reports", "network", "Extend jaxpar <extending>",
+        "reports", "network", "object-stores", "Extend jaxpar <extending>",
     ),
     "Reference": ("configuration", "families", "commands", "api", "special-tokens", "glossary"),
     "How it works": (
