@@ -106,7 +106,7 @@ def test_a_quick_run_that_is_stopped_continues_and_writes_the_card(tmp_path: Pat
     card = (runs / "card.html").read_text()
     for part in ("pretrain", "grpo", "bits_per_byte", "exact_match", "What is 12 + 9?"):
         assert part in card
-    assert re.search(r"<td>all</td>.*<td[^>]*>\$\d+</td></tr>", card), "the cost of all stages"
+    assert re.search(r">all</td>.*\$\d+</td></tr>", card), "the cost of all stages"
     whole = subprocess.run(command[:-1], cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
     refused_by_command(whole.returncode, whole.stdout, whole.stderr, "runs/chat/pretrain", "--quick")
     again = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300)
