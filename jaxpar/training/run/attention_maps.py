@@ -26,6 +26,7 @@ from jaxpar.layout.stages import mask_of, stages_of
 from jaxpar.layout.state import all_weights
 from jaxpar.layout.step_layout import StepLayout, shardings
 from jaxpar.memory.disk_array import in_memory
+from jaxpar.mesh.axes import varying_axes
 from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.materialize import to_storage
@@ -96,7 +97,7 @@ def _weights_function(step: TrainStep, layer: int):
             kept = attention.kept
         assert kept is not None
         # One device holds everything, but the types do not show that yet.
-        return jax.lax.psum(kept[0], step.mesh.axis_names)
+        return jax.lax.psum(kept[0], tuple(varying_axes(kept[0])))
 
     return step.compiled(function, (layout.weights, PartitionSpec()), PartitionSpec())
 

@@ -294,7 +294,7 @@ class Run:
         with self.fetching():
             batch, self.last_pairs = next(self._batches)
         with self.timer.step():
-            if (smaller := self._smaller.get(batch["tokens"].shape[0] * batch["tokens"].shape[1])) is not None:
+            if (smaller := self._smaller.get(batch["labels"].shape[0] * batch["labels"].shape[1])) is not None:
                 compiled = smaller.compiled
             self._state, metrics = self.functions.residency.advance(compiled, state, batch, self.functions.arguments)
         return metrics
