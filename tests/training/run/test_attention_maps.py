@@ -36,9 +36,9 @@ def expected(weights: Any, options: Any, batch: Any) -> Any:
     x = weights["embedding"]["tokens"][batch["tokens"]]
     if options["position"] == "learned":
         x = x + weights["embedding"]["positions"][batch["positions"]]
-    x = x + decoder64.attention(norms64.norm(x, first["attention_norm"], options), first["attention"], options, batch)
-    x = x + decoder64.feed_forward(norms64.norm(x, first["mlp_norm"], options), first["mlp"], options)
-    h, attention = norms64.norm(x, second["attention_norm"], options), dict(second["attention"])
+    x = x + decoder64.attention(norms64.norm(x, first, "attention_norm", options), first["attention"], options, batch)
+    x = x + decoder64.feed_forward(norms64.norm(x, first, "mlp_norm", options), first["mlp"], options)
+    h, attention = norms64.norm(x, second, "attention_norm", options), dict(second["attention"])
     length, heads = h.shape[1], options["heads"]
     units = jnp.linalg.pinv(h[0])  # h[0] @ units is the identity
     attention["value"] = jnp.repeat(units[:, None], options["kv_heads"], axis=1)
