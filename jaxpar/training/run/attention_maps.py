@@ -97,7 +97,8 @@ def _weights_function(step: TrainStep, layer: int):
             kept = attention.kept
         assert kept is not None
         # One device holds everything, but the types do not show that yet.
-        return jax.lax.psum(kept[0], tuple(varying_axes(kept[0])))
+        of_row = kept[0]
+        return jax.lax.psum(of_row, tuple(varying_axes(of_row)))
 
     return step.compiled(function, (layout.weights, PartitionSpec()), PartitionSpec())
 
