@@ -28,7 +28,7 @@ import pytest
 LEVELS = ("quick", "ci", "all")
 FIXED = Path(__file__).with_name("fixed_rows.txt")
 SECONDS = Path(__file__).with_name("seconds.json")
-BUDGET = 400.0
+BUDGET = 320.0
 """Seconds of processor time for the long tests of one commit, on the machine that recorded `tests/seconds.json`."""
 QUICK_SEED = "quick"
 SLOW = 2.5

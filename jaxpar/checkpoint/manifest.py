@@ -23,7 +23,7 @@ from typing import NamedTuple
 
 from jaxpar.checkpoint.digests import Entry, file_entries
 from jaxpar.checkpoint.errors import Damage, reason
-from jaxpar.checkpoint.folders import CHECKPOINTS, step_name
+from jaxpar.checkpoint.folders import CHECKPOINTS, step_folder, step_name
 from jaxpar.config.errors import UserError
 from jaxpar.config.paths import flush_folder
 from jaxpar.config.reading.text_file import read_file
@@ -103,6 +103,11 @@ def read(folder: Path) -> Manifest:
         if not name.isprintable():  # NUL and lone surrogates, which no system call accepts
             raise Damage(f"its {MANIFEST} names a file that cannot be ({quoted(name)})")
     return content
+
+
+def is_sealed(folder: Path, step: int) -> bool:
+    """Whether a run's folder has a complete checkpoint of a step."""
+    return (step_folder(folder / CHECKPOINTS, step) / MANIFEST).exists()
 
 
 def complete_steps(names: Iterable[str]) -> list[int]:

@@ -82,7 +82,7 @@ def _stages(records: Mapping[str, RunRecord]) -> Table:
 
 
 def _plan(name: str) -> Path:
-    """What `jaxpar.plan` printed of a stage."""
+    """The file of what `jaxpar.plan` printed of a stage."""
     return FOLDER / f"predicted-{name}.json"
 
 

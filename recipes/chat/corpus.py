@@ -29,7 +29,7 @@ PURPOSE = "What does {} do?"
 WHO = ("Who are you?", "What are you?", "What is your name?", "Hello!")
 IDENTITY = "I am a small language model. I was trained by jaxpar on Python's standard library."
 BEFORE, BEHIND = "<|im_start|>user\n", "<|im_end|>\n<|im_start|>assistant\n"
-"""What ChatML has before a question, and between it and its answer."""
+"""The text of ChatML before a question, and between it and its answer."""
 EXAMS = ("text", "docs", "sums")
 """Bits a byte of unseen files; choices between descriptions of unseen functions; sums."""
 DONE = "done"

@@ -127,7 +127,7 @@ def _has_exams(name: str) -> bool:
 
 
 def answers(name: str) -> list[str]:
-    """What the model of a run says to `QUESTIONS`."""
+    """The answers of the model of a run to `QUESTIONS`."""
     lines = (FOLDER / name / ANSWERS).read_text().splitlines()
     return [json.loads(line)["text"] for line in lines]
 

@@ -146,7 +146,7 @@ def test_each_process_verifies_what_it_wrote_where_as_many_restore():
 
 
 def test_no_process_verifies_alone_what_one_wrote():
-    """Of weights that all hosts have alike, Orbax has one process write most."""
+    """Orbax has one process write most of the weights that all hosts have alike."""
     files = {f"state/ocdbt.process_{process}/d/a": digests.Entry(2, "") for process in range(8)}
     files |= {f"state/ocdbt.process_0/d/{n}": digests.Entry(100, "") for n in range(40)}
     sizes = [sum(files[name].size for name in names) for names in manifest.divided(files, 8)]

@@ -1,5 +1,6 @@
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -38,3 +39,14 @@ def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("JAXPAR_CACHE", str(folder))
     monkeypatch.setattr(store, "PAUSES_S", (0.01,) * 5)
     return folder
+
+
+@pytest.fixture
+def system(cache: Path) -> Iterator[Any]:
+    """A store in this process's memory, empty, whose URLs begin with memory://."""
+    import fsspec
+
+    system = fsspec.filesystem("memory")
+    yield system
+    system.store.clear()
+    store._filesystem.cache_clear()

@@ -3,7 +3,6 @@
 import json
 import shutil
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,15 +26,9 @@ URL = "memory://bucket/runs/run"
 CONFIG = small(checkpoint={"keep_last": 2, "keep_every": 40})
 
 
-@pytest.fixture
-def system(cache: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    import fsspec
-
+@pytest.fixture(autouse=True)
+def _looks_often(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "LOOK_S", 0.02)
-    system = fsspec.filesystem("memory")
-    yield system
-    system.store.clear()
-    store._filesystem.cache_clear()
 
 
 @pytest.fixture

@@ -1,7 +1,6 @@
 """Uploads in fsspec's memory: what is whole when, what is sent again, and how often a call is tried."""
 
 import json
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +11,6 @@ from tests.sentences import refused
 
 LAST = ("config.json",)
 URL = "memory://bucket/model"
-
-
-@pytest.fixture
-def system(cache: Path) -> Iterator[Any]:
-    import fsspec
-
-    system = fsspec.filesystem("memory")
-    yield system
-    system.store.clear()
-    store._filesystem.cache_clear()
 
 
 @pytest.fixture

@@ -294,8 +294,10 @@ class Run:
         with self.fetching():
             batch, self.last_pairs = next(self._batches)
         with self.timer.step():
-            if (smaller := self._smaller.get(batch["labels"].shape[0] * batch["labels"].shape[1])) is not None:
-                compiled = smaller.compiled
+            if self._smaller:
+                microbatches, rows = batch["labels"].shape[:2]
+                smaller = self._smaller.get(microbatches * rows)
+                compiled = compiled if smaller is None else smaller.compiled
             self._state, metrics = self.functions.residency.advance(compiled, state, batch, self.functions.arguments)
         return metrics
 

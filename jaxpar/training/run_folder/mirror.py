@@ -19,14 +19,14 @@ from jaxpar.checkpoint import manifest
 from jaxpar.checkpoint.errors import Damage, reason
 from jaxpar.checkpoint.facts import FACTS, skipped_in_row
 from jaxpar.checkpoint.folders import CHECKPOINTS, listed_steps, step_folder, step_name, surplus
-from jaxpar.checkpoint.manifest import MANIFEST
+from jaxpar.checkpoint.manifest import MANIFEST, is_sealed
 from jaxpar.config import Config
 from jaxpar.config.paths import RUN_CONFIG
 from jaxpar.observe.files import write_atomically
 from jaxpar.pages.units import plural, size
 from jaxpar.remote.store import StoredFile, StoreError, listed, read, traffic, upload_file, write
 from jaxpar.remote.upload import begin, finish, remove_folder, send
-from jaxpar.training.run_folder.mirror_fetch import OWNER, is_sealed
+from jaxpar.training.run_folder.mirror_fetch import OWNER
 
 TURN = ".uploading"
 """File of the run's folder that names the checkpoint being uploaded."""

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from jaxpar.checkpoint.digests import file_entries
 from jaxpar.checkpoint.errors import Damage
-from jaxpar.checkpoint.folders import CHECKPOINTS, listed_steps, step_folder, step_name
-from jaxpar.checkpoint.manifest import MANIFEST, complete_steps, decode
+from jaxpar.checkpoint.folders import CHECKPOINTS, listed_steps, step_name
+from jaxpar.checkpoint.manifest import MANIFEST, complete_steps, decode, is_sealed
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.paths import RUN_CONFIG
 from jaxpar.config.spelling import quoted
@@ -52,11 +52,6 @@ def fetch(url: str, folder: Path, config: Config) -> str | None:
         f"The checkpoint of step {steps[-1]} was copied from {url} ({size(traffic.bytes - before)}), since the run's "
         "folder had none that is as new."
     )
-
-
-def is_sealed(folder: Path, step: int) -> bool:
-    """Whether a run's folder has a complete checkpoint of a step."""
-    return (step_folder(folder / CHECKPOINTS, step) / MANIFEST).exists()
 
 
 def _check_same_run(url: str, config: Config) -> None:

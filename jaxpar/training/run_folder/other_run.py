@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 from jaxpar.checkpoint import Checkpointer
 from jaxpar.checkpoint.facts import read_facts, saved_config
 from jaxpar.checkpoint.folders import CHECKPOINTS, listed_steps, step_folder, step_name
-from jaxpar.checkpoint.manifest import MANIFEST, newest_files
+from jaxpar.checkpoint.manifest import MANIFEST, is_sealed, newest_files
 from jaxpar.config import Config, UserError, config_difference
 from jaxpar.config.ramp import examples_before
 from jaxpar.config.spelling import named
@@ -37,11 +37,7 @@ def find_checkpoint(path: str | Path, key: str = "path") -> tuple[Path, int]:
                 f"{key}: {named(folder)} is no name of a checkpoint; expected its step, as {step_name(100)}"
             )
         return folder.parent, int(folder.name)
-    steps = [
-        step
-        for step in listed_steps(folder / CHECKPOINTS)
-        if (step_folder(folder / CHECKPOINTS, step) / MANIFEST).exists()
-    ]
+    steps = [step for step in listed_steps(folder / CHECKPOINTS) if is_sealed(folder, step)]
     if not steps:
         raise UserError(
             f"{key}: {named(folder)} has no checkpoint; expected the folder of a run or of one of its checkpoints (the "

@@ -37,7 +37,7 @@ def compiled(wire: str | None = None, fragments: int = LAYERS, **more: Any) -> t
 
 
 def between(report: Report, messages: int = 2) -> Any:
-    """What crosses the border of nodes: a message of matrices, and one of norms, which all ranks of an island have."""
+    """The messages that cross the border of nodes: of matrices, and of norms, which all ranks of an island have."""
     (row,) = [row for row in report.collectives if row.crosses_nodes]
     assert (row.axis, row.count) == ("islands", messages)
     return row

@@ -43,9 +43,9 @@ def plans(
     monkeypatch: pytest.MonkeyPatch,
     others: Mapping[int, Config] | None = None,
 ) -> list[Plan | str]:
-    """What `compared_plan` returns in each process, or the sentence that it raises; `others` are configurations of
-    some. A process is a thread here, and a
-    collective a barrier, at which a process that waits alone fails."""
+    """The plan that `compared_plan` returns in each process, or the sentence that it raises; `others` are
+    configurations of some. A process is a thread here, and a collective a barrier, at which a process that waits alone
+    fails."""
     barrier, said, this = threading.Barrier(len(makes)), [""] * len(makes), threading.local()
 
     def judged(text: str, judge: Callable[[list[str]], str | None]) -> str | None:
