@@ -17,9 +17,11 @@ import subprocess
 import sys
 import tempfile
 import time
+from argparse import Namespace
 from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -29,7 +31,6 @@ from jaxpar.config import DataConfig
 from jaxpar.data import Batch, Data, batches, open_data
 from jaxpar.data.streaming.rows import StreamRows
 
-BATCH, LENGTH = 16, 1024
 SOURCES = ("tokens", "a.jsonl", "a.parquet", "a.arrow", "a.jsonl.gz")
 SKIPPED = 100
 """Steps that are not timed: the first blocks of all lanes are made at once."""
@@ -43,6 +44,8 @@ def main(arguments: Sequence[str]) -> None:
     parser.add_argument("--workers", type=int, default=max(1, len(os.sched_getaffinity(0)) - 1))
     parser.add_argument("--megabytes", type=int, default=48, help="text, at most")
     parser.add_argument("--vocab", type=int, default=16384)
+    parser.add_argument("--batch", type=int, default=16, help="rows of a batch")
+    parser.add_argument("--length", type=int, default=1024, help="tokens of a row")
     parser.add_argument("--sources", nargs="+", choices=SOURCES, default=SOURCES)
     options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as name:
@@ -52,10 +55,11 @@ def main(arguments: Sequence[str]) -> None:
         prepare = [sys.executable, "-m", "jaxpar.prepare", "--input", str(folder / "a.jsonl"), *trained]
         subprocess.run(prepare, stdout=subprocess.DEVNULL, check=True)
         _write_others(folder)
-        print(f"{size / 1e6:.1f} MB of text, {options.workers} processes, batches of {BATCH} x {LENGTH} tokens")
+        batch = f"batches of {options.batch} x {options.length} tokens"
+        print(f"{size / 1e6:.1f} MB of text, {options.workers} processes, {batch}")
         print(f"{'':<12}{'first batch s':>14}{'tokens/s':>12}{'a processor':>12}{'median wait ms':>16}{'99%':>8}")
         for source in options.sources:
-            print(_measured(folder, source, options.workers, options.steps), flush=True)
+            print(_measured(folder / source, options), flush=True)
 
 
 def _write_others(folder: Path) -> None:
@@ -69,27 +73,28 @@ def _write_others(folder: Path) -> None:
     (folder / "a.jsonl.gz").write_bytes(gzip.compress((folder / "a.jsonl").read_bytes()))
 
 
-def _measured(folder: Path, source: str, workers: int, steps: int) -> str:
+def _measured(path: Path, options: Namespace) -> str:
+    steps, tokens = options.steps, options.batch * options.length
     used, began = _processor_seconds(), time.perf_counter()
-    data = _opened(folder, source, workers)
-    fast = _batches(data)
+    data = _opened(path, options)
+    fast = _batches(data, options.batch)
     next(fast)
     first = time.perf_counter() - began
     for _ in range(steps):
         next(fast)
-    rate = BATCH * LENGTH * steps / (time.perf_counter() - began - first)
+    rate = tokens * steps / (time.perf_counter() - began - first)
     if isinstance(data.train, StreamRows):
         data.train.workers.close()
-    of_processor = BATCH * LENGTH * (steps + 1) / (_processor_seconds() - used)
+    of_processor = tokens * (steps + 1) / (_processor_seconds() - used)
     del fast, data
-    paced, waits = _batches(_opened(folder, source, workers)), []
+    paced, waits = _batches(_opened(path, options), options.batch), []
     for _ in range(steps):
         began = time.perf_counter()
         next(paced)
         waits.append(1000 * (time.perf_counter() - began))
-        time.sleep(2 * BATCH * LENGTH / rate)
+        time.sleep(2 * tokens / rate)
     median, most = np.percentile(waits[SKIPPED:], [50, 99])
-    return f"{source:<12}{first:>14.1f}{rate:>12,.0f}{of_processor:>12,.0f}{median:>16.2f}{most:>8.1f}"
+    return f"{path.name:<12}{first:>14.1f}{rate:>12,.0f}{of_processor:>12,.0f}{median:>16.2f}{most:>8.1f}"
 
 
 def _processor_seconds() -> float:
@@ -97,23 +102,15 @@ def _processor_seconds() -> float:
     return sum(sum(resource.getrusage(who)[:2]) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
 
 
-def _opened(folder: Path, source: str, workers: int) -> Data:
-    config = DataConfig(source="tokens", path=str(folder / source), sequence_length=LENGTH, batch_size=BATCH)
-    if source != "tokens":
-        tokenizer = str(folder / "tokens")
-        config = DataConfig(
-            source="stream",
-            path=str(folder / source),
-            tokenizer=tokenizer,
-            workers=workers,
-            sequence_length=LENGTH,
-            batch_size=BATCH,
-        )
-    return open_data(config, vocab=None, seed=0)
+def _opened(path: Path, options: Namespace) -> Data:
+    stream: dict[str, Any] = {"tokenizer": str(path.with_name("tokens")), "workers": options.workers}
+    source: dict[str, Any] = {"source": "tokens"} if path.name == "tokens" else {"source": "stream", **stream}
+    sizes: dict[str, Any] = {"sequence_length": options.length, "batch_size": options.batch}
+    return open_data(DataConfig(path=str(path), **source, **sizes), vocab=None, seed=0)
 
 
-def _batches(data: Data) -> Iterator[Batch]:
-    return islice(batches(data.train, batch=lambda number: (number * BATCH, range(BATCH))), 10**9)
+def _batches(data: Data, rows: int) -> Iterator[Batch]:
+    return islice(batches(data.train, batch=lambda number: (number * rows, range(rows))), 10**9)
 
 
 if __name__ == "__main__":
