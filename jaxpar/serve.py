@@ -195,7 +195,7 @@ def _check_room(options: argparse.Namespace) -> None:
             if value is not None:
                 raise UserError(f"--{name} {value}: clients can load no adapters; expected --adapters FOLDER with it")
         return
-    from jaxpar.interop.adapters.open_adapter import LARGEST_RANK
+    from jaxpar.interop.adapters.adapter import LARGEST_RANK
 
     if (options.adapter_rank or RANK) > LARGEST_RANK:
         raise UserError(f"--adapter-rank {options.adapter_rank}: expected at most {LARGEST_RANK}")

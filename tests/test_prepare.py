@@ -115,7 +115,7 @@ def test_a_command_without_sense(capsys, tmp_path, monkeypatch, given, words):
 OPTIONS = {
     "both": (["--train-bpe", 400], "expected either --tokenizer FILE or --train-bpe VOCAB"),
     "a missing tokenizer": (["--tokenizer", "gone.json"], "--tokenizer 'gone.json' does not exist"),
-    "no tokenizer": (["--tokenizer", __file__], "is no tokenizer file of Hugging Face's tokenizers (invalid type"),
+    "no tokenizer": (["--tokenizer", __file__], "test_prepare.py':1: not valid JSON (Extra data)"),
     "a separator": (["--separator", "<end>"], "--separator '<end>' is no token of the tokenizer; its special tokens"),
     "a share": (["--heldout-fraction", 1.5], "--heldout-fraction 1.5: expected from 0 to below 1"),
     "no processes": (["--processes", 0], "--processes 0: expected at least 1"),

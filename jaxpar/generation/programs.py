@@ -12,6 +12,7 @@ from jax.sharding import Mesh, PartitionSpec
 from jax.stages import Wrapped
 from jaxtyping import PyTree
 
+from jaxpar.checkpoint.same_program import compared
 from jaxpar.config import Config
 from jaxpar.generation.functions import GenerationFunctions, Prefix, Rows
 from jaxpar.generation.layout import BY_PART, BY_ROW, generation_layout
@@ -128,7 +129,7 @@ class Programs:
 
     def _once(self, *key: Hashable, make: Callable[[], Wrapped]) -> Wrapped:
         if key not in self._compiled:
-            self._compiled[key] = make()
+            self._compiled[key] = compared(make(), "generation")
         return self._compiled[key]
 
     @property

@@ -15,6 +15,7 @@ import numpy as np
 from jax.stages import Wrapped
 from jaxtyping import Array, Bool, Float, Int
 
+from jaxpar.checkpoint.same_program import compared
 from jaxpar.config import UserError
 from jaxpar.config.counting import padded_vocab
 from jaxpar.generation.functions import TILE_BYTES
@@ -132,7 +133,7 @@ class Scorer:
                 weights, function = mixture_layout(weights, mixing.models), partial(mixture_scores, layout, mixing)
             layouts = weights, BatchLayout(SCORED, (rows, length)).partitions
             scored = mapped(function, self.model.mesh, dtype, layouts, (*(BY_TOKEN,) * 4, BY_PART))
-            self._compiled[key] = jax.jit(scored)
+            self._compiled[key] = compared(jax.jit(scored), "scores")
         return self._compiled[key]
 
     def _check(self, rows: Sequence[Sequence[int]]) -> None:

@@ -67,6 +67,8 @@ class WeightPlacement:
     """The placement between steps; that of `storage` for a frozen weight."""
     transport: Transport
     """How the weight and its gradient travel from one to the other."""
+    wide: bool = False
+    """It is used, and its gradient accumulates, in float32 or wider whatever the roles' dtypes."""
 
 
 @dataclass(frozen=True)
@@ -139,7 +141,9 @@ def place(
         updated = partition(spec, _shard(spec, claims, sizes, over_replicas)) if zero >= 1 else compute
         # Nothing updates a frozen weight: it stays as it is stored, and no step gathers it from elsewhere.
         roles = compute, storage, gradient, updated if spec.trained else storage
-        return WeightPlacement(spec.shape, *roles, _transport(spec, claims, sizes, transport))
+        # bfloat16 counts to 256.
+        wide = spec.balance_rate is not None
+        return WeightPlacement(spec.shape, *roles, _transport(spec, claims, sizes, transport), wide)
 
     weights = jax.tree_util.tree_map_with_path(one, specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
     return Placements(weights, dtypes)

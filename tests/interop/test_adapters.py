@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -20,6 +21,7 @@ from jaxpar.interop.adapters.open_adapter import open_adapter
 from jaxpar.interop.mapping.weight_names import weight_specs
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.interop.sources.open_source import open_source
+from jaxpar.interop.sources.tensor_files import TensorFiles
 from tests.goldens.loading import FOLDER, WITH_PEFT
 from tests.interop.folders import copy_of, rewrite, tensors
 from tests.interop.test_adapter import LORA, TARGETS, save_factors
@@ -225,7 +227,12 @@ def test_keys_that_change_nothing_are_read_over(exported: Path, tmp_path: Path):
         ({"bias": "all"}, ("bias is 'all'", "expected 'none'")),
         ({"modules_to_save": ["lm_head"]}, ("modules_to_save",)),
         ({"lora_alpha": "much"}, ("lora_alpha is 'much'", "a number")),
+        ({"lora_alpha": 10**400}, ("lora_alpha is 1000", "a number of at most 1e+30")),
+        ({"lora_alpha": -1e300}, ("lora_alpha is -1e+300", "a number of at most 1e+30")),
         ({"alpha_pattern": {"q_proj": None}}, ("alpha_pattern", "numbers")),
+        ({"alpha_pattern": {"q" * 1001: 3.0}}, ("alpha_pattern", "up to 1001 letters", "16384 of 1000")),
+        ({"alpha_pattern": {str(n): 3.0 for n in range(2**14 + 1)}}, ("16385 patterns", "16384 of 1000")),
+        ({"alpha_pattern": {f".*{n}": 3.0 for n in range(33)}}, ("33 patterns that repeat", "at most 32")),
         ({"alpha_pattern": {"q_(proj": 3.0}}, ("alpha_pattern", "'q_(proj'", "no regular expression")),
         ({"alpha_pattern": {"(.+)+!": 3.0}}, ("alpha_pattern", "'(.+)+!'", "may not end")),
         ({"alpha_pattern": {".*.*.*.*!": 3.0}}, ("alpha_pattern", "more than 3", "may not end")),
@@ -293,6 +300,100 @@ def test_an_adapter_of_another_model_is_refused(exported: Path, tmp_path: Path):
     rewrite(copy, {"model.norm.weight": tensors(copy)["model.norm.weight"] + 1})
     with refused("--adapter", "different weights"):
         open_adapter(exported / "run", HFFolder(copy), "--adapter")
+
+
+FILE, QUERY = "adapter_model.safetensors", "base_model.model.model.layers.0.self_attn.q_proj.lora_"
+type Header = dict[str, dict[str, Any]]
+
+
+def with_header(folder: Path, missing: int = 0, **parts: dict[str, Any]) -> None:
+    """A file with other entries of the factors of a matrix in its header; what it has of all tensors is a hole, and
+    `missing` bytes are not there."""
+    content, end = (folder / FILE).read_bytes(), 0
+    header: Header = json.loads(content[8 : 8 + int.from_bytes(content[:8], "little")])
+    header.pop("__metadata__", None)
+    for name, entry in header.items():
+        entry |= parts.get(name.removeprefix(QUERY).removesuffix(".weight"), {})
+        first, end = end, end + 4 * int(np.prod(entry["shape"]))
+        entry["data_offsets"] = entry.pop("at", [first, end])
+    text = json.dumps(header).encode()
+    with (folder / FILE).open("wb") as file:
+        file.write(len(text).to_bytes(8, "little") + text)
+        file.truncate(8 + len(text) + end - missing)
+
+
+def shorter(folder: Path, size: int) -> None:
+    (folder / FILE).write_bytes((folder / FILE).read_bytes()[:size])
+
+
+def pickled(folder: Path) -> None:
+    (folder / FILE).unlink()
+    (folder / "adapter_model.bin").write_bytes(b"\x80\x04.")
+
+
+BROKEN: dict[str, tuple[Callable[[Path], object], tuple[str, ...]]] = {
+    "a pickle": (pickled, ("adapter_model.bin is a pickle", f"expected {FILE}")),
+    "no file": (lambda folder: (folder / FILE).unlink(), (f"no {FILE}", "beside adapter_config.json")),
+    "a pipe": (lambda folder: ((folder / FILE).unlink(), os.mkfifo(folder / FILE)), (FILE, "a pipe", "regular file")),
+    "half a file": (lambda folder: shorter(folder, 9000), (FILE, "no whole safetensors file")),
+    "half a header": (lambda folder: shorter(folder, 100), (FILE, "no whole safetensors file")),
+    "an empty file": (lambda folder: shorter(folder, 0), (FILE, "no whole safetensors file")),
+    "a header of 2^62 bytes": (
+        lambda folder: (folder / FILE).write_bytes((2**62).to_bytes(8, "little") + b"{}"),
+        (FILE, "no whole safetensors file"),
+    ),
+    "more bytes than there are": (
+        lambda folder: with_header(folder, missing=2**30, A={"shape": [3, 2**30]}),
+        (FILE, "no whole safetensors file"),
+    ),
+    "a tensor inside another": (
+        lambda folder: with_header(folder, A={"at": [0, 384]}),
+        (FILE, "no whole safetensors file"),
+    ),
+    "a rank of millions": (
+        lambda folder: with_header(folder, A={"shape": [2**24, 32]}, B={"shape": [64, 2**24]}),
+        ("rank 16777216 in", "q_proj.lora_A", "at most 512"),
+    ),
+    "another width, of gigabytes": (
+        lambda folder: with_header(folder, A={"shape": [3, 2**30]}),
+        ("[3, 1073741824]", "layers.0.self_attn.q_proj", "expected [3, 32] and [64, 3]"),
+    ),
+    "factors of integers": (
+        lambda folder: with_header(folder, A={"dtype": "I32"}),
+        (FILE, "q_proj.lora_A", "I32", "expected one of F32"),
+    ),
+    "a configuration that nests": (
+        lambda folder: (folder / "adapter_config.json").write_text("[" * 100_000),
+        ("adapter_config.json", "nests too deep"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BROKEN)
+def test_a_broken_folder_is_refused_before_its_tensors_are_read(
+    name: str, exported: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    breaking, parts = BROKEN[name]
+    folder = Path(shutil.copytree(exported / "peft", tmp_path / "broken"))
+    breaking(folder)
+    before = {path.name: path.lstat().st_mtime_ns for path in folder.iterdir()}
+    regions: list[str] = []
+    read = TensorFiles.read
+    monkeypatch.setattr(TensorFiles, "read", lambda self, *one: regions.append(one[0]) or read(self, *one))
+    with refused(str(folder), *parts):
+        open_adapter(folder, HFFolder(FOLDER / "llama"), "--adapter")
+    assert not any("self_attn.q_proj.lora" in name for name in regions)
+    assert before == {path.name: path.lstat().st_mtime_ns for path in folder.iterdir()}
+
+
+def test_a_path_in_the_configuration_is_not_followed(exported: Path, tmp_path: Path):
+    """The base is the model that a command names; another one is told by the shapes."""
+    (tmp_path / "secret").write_text("{}")
+    folder = changed(
+        exported, tmp_path / "other", base_model_name_or_path="../secret", revision="../../secret", r=10**9
+    )
+    base = HFFolder(FOLDER / "llama")
+    assert_products(open_adapter(folder, base, "--adapter"), open_adapter(exported / "peft", base, "--adapter"))
 
 
 @pytest.mark.parametrize(("name", "parts"), [("deepseek_v3", ("latent",))])

@@ -70,9 +70,10 @@ def read_file(path: str | Path, limit: int | None = LONGEST_WRITTEN, label: str 
     check_regular(path, label)
     with open(path, "rb") as file:
         # Python allocates as much as is asked for, and the sizes of files in /proc are 0.
-        likely = max(os.fstat(file.fileno()).st_size, 2**20)
-        content = file.read() if limit is None else file.read(min(limit, likely) + 1)
-    if limit is not None and len(content) > limit:
+        size = os.fstat(file.fileno()).st_size
+        large = limit is not None and size > limit
+        content = file.read() if limit is None else file.read(0 if large else min(limit, max(size, 2**20)) + 1)
+    if large or (limit is not None and len(content) > limit):
         raise UserError(
             f"{named(path) if label is None else label}: more than {limit} bytes, which no file of its kind has"
         )

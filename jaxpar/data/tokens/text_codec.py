@@ -42,7 +42,8 @@ class TextCodec:
     @cached_property
     def before(self) -> list[int]:
         """`tokens_before` of the tokenizer."""
-        return tokens_before(self.tokenizer)
+        with without_panics(self._label):
+            return tokens_before(self.tokenizer)
 
     @cached_property
     def special(self) -> Mapping[str, int]:
@@ -67,4 +68,5 @@ class TextCodec:
 
     def decode(self, tokens: Sequence[int] | np.ndarray) -> str:
         """The text of some tokens; special tokens are left out."""
-        return self.tokenizer.decode([int(token) for token in tokens], skip_special_tokens=True)
+        with without_panics(self._label):
+            return self.tokenizer.decode([int(token) for token in tokens], skip_special_tokens=True)

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.install import install_command
-from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
-from jaxpar.config.spelling import cut, quoted
+from jaxpar.config.reading.json_text import parse_json
+from jaxpar.config.reading.text_file import read_text_file
+from jaxpar.config.spelling import cut, printable, quoted
+from jaxpar.data.tokens.tokenizer_limits import LONGEST_TOKENIZER, check_limits
 
 if TYPE_CHECKING:
     import tokenizers
@@ -48,30 +50,29 @@ def load_tokenizer(path: Path, label: str) -> Tokenizer:
     from tokenizers import Tokenizer
 
     try:
-        text = read_text_file(path, LONGEST_WRITTEN, label)
+        text = read_text_file(path, LONGEST_TOKENIZER, label)
     except FileNotFoundError:
         raise UserError(f"{label} does not exist; expected a tokenizer.json of Hugging Face's tokenizers") from None
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "it is not UTF-8"
         raise UserError(f"{label} cannot be read ({reason})") from error
-    try:
+    check_limits(parse_json(text, label), label)
+    with without_panics(label, "is no tokenizer file of Hugging Face's tokenizers"):
         return prepared_for_text(Tokenizer.from_str(text))
-    except Exception as error:  # The library raises plain exceptions.
-        raise UserError(
-            f"{label} is no tokenizer file of Hugging Face's tokenizers ({str(error).splitlines()[0][:120]})"
-        ) from error
 
 
 @contextmanager
-def without_panics(label: str = "the tokenizer") -> Iterator[None]:
+def without_panics(label: str = "the tokenizer", what: str = "gives up on a text") -> Iterator[None]:
     """A text that `tokenizers` gives up on, such as one on which a regular expression of the file backtracks for too
-    long, is a mistake of the file. Raises `UserError`."""
+    long, or one that has an unknown token where there is none for these, is a mistake of the file. Raises
+    `UserError`."""
     try:
         yield
-    except BaseException as error:  # A panic of Rust is no `Exception`, and its class cannot be imported.
-        if type(error).__name__ != "PanicException":
+    except BaseException as error:
+        # A panic of Rust is no `Exception`, and its class cannot be imported; other errors are plain exceptions.
+        if type(error) is not Exception and type(error).__name__ != "PanicException":
             raise
-        raise UserError(f"{label} gives up on a text ({cut(str(error), 120)}); expected another tokenizer") from None
+        raise UserError(f"{label} {what} ({printable(cut(error, 120))}); expected another tokenizer") from None
 
 
 def prepared_for_text(tokenizer: Tokenizer) -> Tokenizer:

@@ -14,10 +14,55 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
 from jaxpar.interop.sources.source import ReadWeights
+from jaxpar.interop.sources.tensor_files import TensorFiles
 from jaxpar.layers.adapters import FACTORS
 from jaxpar.layers.declaration.adaptation import AdapterStack
 
 type Pair = tuple[np.ndarray, np.ndarray]
+
+LARGEST_RANK = 512
+
+
+@dataclass(frozen=True)
+class StoredPair:
+    """The factors A and B of a module in files.
+
+    Args:
+        files: that have them.
+        names: of both.
+        scale: of B.
+    """
+
+    files: TensorFiles
+    names: Sequence[str]
+    scale: np.float32
+
+    @property
+    def shapes(self) -> tuple[tuple[int, ...], ...]:
+        """The shapes of A and B."""
+        return tuple(self.files.tensors[name].shape for name in self.names)
+
+    @property
+    def shown(self) -> str:
+        """`shapes` for a message."""
+        return " and ".join(str([*shape]) for shape in self.shapes)
+
+    def read(self, rank: int, matrices: int, where: str) -> Pair:
+        """Both in float32, with the scale, of shapes that were checked.
+
+        Args:
+            rank: of the module, which is at most the sum of those of its matrices.
+            matrices: their number.
+            where: names the adapter, for messages.
+
+        Raises:
+            UserError: the rank is too large, before anything is read; or they cannot be read.
+        """
+        if rank > LARGEST_RANK * matrices:
+            raise UserError(f"{where} has rank {rank} in {self.names[0]}; expected at most {LARGEST_RANK * matrices}")
+        regions = [tuple(slice(0, size) for size in shape) for shape in self.shapes]
+        a, b = (self.files.read(*one) for one in zip(self.names, regions, strict=True))
+        return a.astype(np.float32), self.scale * b
 
 
 @dataclass(frozen=True, eq=False)

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from jaxpar.config.errors import UserError
-from jaxpar.interop.adapters.adapter import Pair
+from jaxpar.interop.adapters.adapter import Pair, StoredPair
 from jaxpar.interop.mapping.family import StoredTensor, tensors_of
 from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.sources.open_source import Model, family_of
@@ -77,7 +77,7 @@ def experts_of(array: ExpertArray, specs: Mapping[str, ParamSpec], where: str) -
 
 def factors_of_array(
     array: ExpertArray,
-    pair: Pair,
+    stored: StoredPair,
     specs: Mapping[str, ParamSpec],
     base: Model,
     config: Mapping[str, object],
@@ -87,7 +87,7 @@ def factors_of_array(
 
     Args:
         array: with factors, which the model has.
-        pair: A [rank x experts, inputs], an expert after another, and B [outputs, rank x experts], which take turns.
+        stored: A [rank x experts, inputs], an expert after another, and B [outputs, rank x experts], which take turns.
         specs: of the layer's weights.
         base: the model.
         config: `adapter_config.json`.
@@ -96,13 +96,12 @@ def factors_of_array(
     Raises:
         UserError: they are for another model, or the file does not say which factor has the inputs.
     """
-    (experts, inputs, width), (a, b) = specs[array.weights[0]].shape, pair
-    outputs, rank = width * len(array.weights), len(a) // experts
-    if not rank or (a.shape, b.shape) != ((rank * experts, inputs), (outputs, rank * experts)):
+    experts, inputs, width = specs[array.weights[0]].shape
+    outputs, rank = width * len(array.weights), stored.shapes[0][0] // experts
+    if not rank or stored.shapes != ((rank * experts, inputs), (outputs, rank * experts)):
         raise UserError(
-            f"{where} has factors {list(a.shape)} and {list(b.shape)} for {array.name}; expected [{experts} x rank, "
-            f"{inputs}] and [{outputs}, {experts} x rank], as PEFT {'.'.join(map(str, SWAPPED))} and later write them "
-            "for this model"
+            f"{where} has factors {stored.shown} for {array.name}; expected [{experts} x rank, {inputs}] and "
+            f"[{outputs}, {experts} x rank], as PEFT {'.'.join(map(str, SWAPPED))} and later write them for this model"
         )
     tensors = [one for one in tensors_of(family_of(base), base.model) if one.layer == array.layer]
     laid = next(one.laid for one in tensors if one.weights[0] in array.weights and one.laid.specs[0].matrix)
@@ -111,6 +110,7 @@ def factors_of_array(
             f"{where} has factors for {array.name}, whose matrices have as many inputs as outputs, and does not say "
             f"which factor has the inputs; expected peft_version {'.'.join(map(str, SWAPPED))} or later"
         )
+    a, b = stored.read(rank, len(array.weights), where)
     a = a.reshape(experts, rank, inputs).swapaxes(1, 2)
     b = b.reshape(outputs, rank, experts).transpose(2, 1, 0)
     for index, weight in enumerate(array.weights):

@@ -2,26 +2,29 @@
 
 from __future__ import annotations
 
-import math
-import re
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models, layer_kinds
-from jaxpar.config.reading.json_text import parse_json
-from jaxpar.config.reading.text_file import LONGEST_WRITTEN, read_text_file
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.spelling import cut, named, one_of, printable, quoted
-from jaxpar.interop.adapters.adapter import Adapter, MergedAdapter, Pair, by_matrix, stack_of
+from jaxpar.config.spelling import named, quoted
+from jaxpar.interop.adapters.adapter import (
+    LARGEST_RANK,
+    Adapter,
+    MergedAdapter,
+    Pair,
+    StoredPair,
+    by_matrix,
+    stack_of,
+)
+from jaxpar.interop.adapters.adapter_config import CONFIG, config_of, scale_of
 from jaxpar.interop.adapters.expert_factors import (
     array_of,
-    check_targets,
     expert_modules,
     experts_of,
     factors_of_array,
@@ -32,34 +35,13 @@ from jaxpar.interop.mapping.form import Form
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX, weight_specs
 from jaxpar.interop.sources.adapted import AdaptedWeights, check_base
 from jaxpar.interop.sources.open_source import Model, check_one_model, family_of, local_model, open_source
-from jaxpar.interop.sources.tensor_files import TensorFiles
+from jaxpar.interop.sources.tensor_files import TensorFiles, refuse_pickles
 from jaxpar.layers.adapters import adaptable
 from jaxpar.layers.declared import declare_layer
 
-CONFIG, WEIGHTS = "adapter_config.json", "adapter_model.safetensors"
+WEIGHTS = "adapter_model.safetensors"
 PREFIX = "base_model.model."
 """PEFT's prefix of the names of the model's modules."""
-LARGEST_RANK = 512
-MOST_REPETITIONS = 3
-"""Repetitions in a regular expression: matching takes the length of a name to the power of one more, in the worst
-case."""
-FREE = frozenset((
-    "auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version", "revision", "task_type",
-    "exclude_modules", "layers_pattern", "layers_to_transform", "target_modules", "target_parameters",
-    "alpha_pattern", "lora_alpha", "r", "rank_pattern",
-    "corda_config", "eva_config", "loftq_config", "lora_ga_config",
-    "ensure_weight_tying", "ephemeral_gpu_offload", "fan_in_fan_out", "lora_dropout", "megatron_config",
-    "megatron_core", "qalora_group_size", "runtime_config",
-))  # fmt: skip
-"""Keys of `adapter_config.json` that say which matrices have factors, how they are scaled or how they were trained."""
-PLAIN: dict[str, tuple[object, ...]] = {
-    "bias": ("none",), "use_rslora": (False, True, None),
-    "init_lora_weights": (True, False, None, "gaussian", "eva", "orthogonal", "mica"),
-}  # fmt: skip
-"""Other keys with the values that change nothing beside the factors. Other initial values, as those of PiSSA, are
-subtracted from the base; PEFT's `path_initial_model_for_weight_conversion` writes factors of the base as it was."""
-OFF: tuple[object, ...] = (False, None, [], {})
-"""The values that change nothing of every other key."""
 
 
 def merged(base: Model, folder: Path | None) -> Model | MergedAdapter:
@@ -153,9 +135,10 @@ class _Files(TensorFiles):
 
 def _of_files(folder: Path, base: Model, key: str) -> Iterator[tuple[tuple[str, int], Pair]]:
     """The factors of a folder in PEFT's format."""
-    config, of_experts = _config_of(folder, key), defaultdict[tuple[str, int], dict[int, Pair]](dict)
+    config, of_experts = config_of(folder, key), defaultdict[tuple[str, int], dict[int, Pair]](dict)
     specs = [weight_specs(base.model, kind) for kind in layer_kinds(base.model)]
     if not (folder / WEIGHTS).exists():
+        refuse_pickles(folder, WEIGHTS)
         raise UserError(f"{key}: {named(folder)} has no {WEIGHTS}; expected it beside {CONFIG}")
     files = _Files(folder)
     modules, where = _modules(base), f"{key}: {named(folder)}"
@@ -173,23 +156,22 @@ def _of_files(folder: Path, base: Model, key: str) -> Iterator[tuple[tuple[str, 
                 f"{where} has the tensor {quoted(name, 120)}, and {named(base.path)} has no matrix for "
                 "it; expected an adapter of this model, with two factors of each matrix"
             )
-        shapes = [list(files.tensors[one].shape) for one in names]
+        shapes = [files.tensors[one].shape for one in names]
         if any(len(shape) != 2 for shape in shapes) or not shapes[0][0]:
             raise UserError(
-                f"{key}: {named(folder)} has factors {shapes[0]} and {shapes[1]} for {module}; expected [rank, inputs] "
-                "and [outputs, rank], of a rank of at least 1"
+                f"{where} has factors {[*shapes[0]]} and {[*shapes[1]]} for {module}; expected [rank, inputs] and "
+                "[outputs, rank], of a rank of at least 1"
             )
-        a, b = (files.read(one, tuple(slice(0, size) for size in files.tensors[one].shape)) for one in names)
         for one in names:
             del left[one]
-        a = a.astype(np.float32)
         if array is not None:
             experts = experts_of(array, specs[array.layer], where)
-            pair = a, _scale(config, array.name, max(1, len(a) // experts)) * b
-            yield from factors_of_array(array, pair, specs[array.layer], base, config, where)
+            scale = scale_of(config, array.name, max(1, shapes[0][0] // experts))
+            stored = StoredPair(files, names, scale)
+            yield from factors_of_array(array, stored, specs[array.layer], base, config, where)
             continue
         tensor = modules[module]
-        for weight, pair in _factors(tensor, a, _scale(config, module, len(a)) * b, key, folder):
+        for weight, pair in _factors(tensor, StoredPair(files, names, scale_of(config, module, shapes[0][0])), where):
             if tensor.member is None:
                 yield weight, pair
             else:
@@ -206,12 +188,10 @@ def _modules(base: Model) -> dict[str, StoredTensor]:
     return {name.removesuffix(".weight"): one for one in tensors for name in (one.name, one.also) if name}
 
 
-def _factors(
-    tensor: StoredTensor, a: np.ndarray, b: np.ndarray, key: str, folder: Path
-) -> Iterator[tuple[tuple[str, int], Pair]]:
+def _factors(tensor: StoredTensor, stored: StoredPair, where: str) -> Iterator[tuple[tuple[str, int], Pair]]:
     """The factors of each matrix in a tensor, from those of its module."""
     assert tensor.layer is not None, "the matrices of layers have factors"
-    rank, specs = len(a), tensor.laid.specs
+    rank, specs = stored.shapes[0][0], tensor.laid.specs
     inputs = specs[0].shape[specs[0].stack : specs[0].stack + specs[0].inputs]
     outputs = [spec.shape[spec.stack + spec.inputs :] for spec in specs]
     of_outputs = replace(
@@ -221,71 +201,14 @@ def _factors(
             for spec, shape in zip(specs, outputs, strict=True)
         ),
     )  # fmt: skip
-    if (a.shape, b.shape) != ((rank, int(np.prod(inputs))), of_outputs.shape):
+    wanted = (rank, int(np.prod(inputs))), of_outputs.shape
+    if stored.shapes != wanted:
         raise UserError(
-            f"{key}: {named(folder)} has factors {list(a.shape)} and {list(b.shape)} for {tensor.name}; expected "
-            f"{[rank, int(np.prod(inputs))]} and {list(of_outputs.shape)}, of an adapter of this model"
+            f"{where} has factors {stored.shown} for {tensor.name}; expected {[*wanted[0]]} and {[*wanted[1]]}, of an "
+            "adapter of this model"
         )
+    a, b = stored.read(rank, len(tensor.weights), where)
     for index, (weight, shape) in enumerate(zip(tensor.weights, outputs, strict=True)):
         region = tuple(slice(0, size) for size in (rank, *shape))
         part = of_outputs.read(index, region, lambda lines: b[lines])
         yield (weight, tensor.layer), (a.T.reshape(*inputs, rank), part.astype(np.float32))
-
-
-def _config_of(folder: Path, key: str) -> Mapping[str, object]:
-    """The contents of `adapter_config.json`. Raises `UserError` for what is not plain factors."""
-    file = folder / CONFIG
-    try:
-        config = parse_json(read_text_file(file, LONGEST_WRITTEN), named(file))
-    except (OSError, UnicodeDecodeError) as error:
-        why = getattr(error, "strerror", "it is not UTF-8")
-        raise UserError(f"{key}: {named(file)} cannot be read ({why})") from None
-    if not isinstance(config, dict) or config.get("peft_type") != "LORA":
-        raise UserError(f"{key}: {named(file)} is no adapter of LoRA; expected peft_type: LORA")
-    for name, value in config.items():
-        values = PLAIN.get(name, OFF)
-        if name not in FREE and not any(value == one and type(value) is type(one) for one in values):
-            expected, name = one_of(map(repr, values)), printable(cut(name, 60))
-            raise UserError(f"{key}: {named(file)}: {name} is {quoted(value, 60)}; expected {expected}")
-    for name, every in (("lora_alpha", [config.get("lora_alpha")]), ("alpha_pattern", _alphas(config).values())):
-        if not all(isinstance(alpha, (int, float)) and math.isfinite(alpha) for alpha in every):
-            what = "a number" if name == "lora_alpha" else "numbers by the ends of names"
-            raise UserError(f"{key}: {named(file)}: {name} is {quoted(config.get(name), 60)}; expected {what}")
-    _check_patterns(_alphas(config), f"{key}: {named(file)}")
-    check_targets(config.get("target_parameters") or (), f"{key}: {named(file)}")
-    return config
-
-
-def _alphas(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """`alpha_pattern`, by regular expressions of the ends of names of modules."""
-    pattern = config.get("alpha_pattern") or {}
-    return pattern if isinstance(pattern, dict) else {"": None}
-
-
-def _check_patterns(patterns: Iterable[str], where: str) -> None:
-    for pattern in patterns:
-        try:
-            _has_end("", pattern)
-        except (re.error, OverflowError, RecursionError) as error:
-            raise UserError(
-                f"{where}: alpha_pattern has {quoted(pattern, 60)}, which is no regular expression ({error}); expected "
-                "one of the ends of names"
-            ) from None
-        repetitions = re.findall(r"(?<!\()[*+?{]", pattern)  # a question mark behind a parenthesis is none
-        if re.search(r"\)[*+{]", pattern) or len(repetitions) > MOST_REPETITIONS:
-            raise UserError(
-                f"{where}: alpha_pattern has {quoted(pattern, 60)}, and matching what repeats groups, or repeats more "
-                f"than {MOST_REPETITIONS} times, may not end; expected a simpler one, or names"
-            )
-
-
-def _has_end(module: str, pattern: str) -> bool:
-    """Whether PEFT takes a module's name for one with this end. Raises `re.error` for a wrong pattern."""
-    return re.match(rf"(.*\.)?({pattern})$", module) is not None
-
-
-def _scale(config: Mapping[str, Any], module: str, rank: int) -> np.float32:
-    """The factor of the product of a module's factors."""
-    of_module = [alpha for pattern, alpha in _alphas(config).items() if _has_end(module, pattern)]
-    alpha = [*of_module, config["lora_alpha"]][0]
-    return np.float32(alpha / (rank**0.5 if config.get("use_rslora") else rank))

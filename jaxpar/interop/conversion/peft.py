@@ -13,7 +13,8 @@ from safetensors.numpy import save_file
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import named
 from jaxpar.config.strict_json import json_text
-from jaxpar.interop.adapters.open_adapter import CONFIG, PREFIX, WEIGHTS
+from jaxpar.interop.adapters.adapter_config import CONFIG
+from jaxpar.interop.adapters.open_adapter import PREFIX, WEIGHTS
 from jaxpar.interop.config_json import family_for
 from jaxpar.interop.mapping.family import StoredTensor, tensors_of
 from jaxpar.interop.mapping.form import Form

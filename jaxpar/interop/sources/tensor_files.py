@@ -22,7 +22,7 @@ from jaxpar.config.reading.text_file import (
     read_text_file,
 )
 from jaxpar.config.schema import ModelConfig
-from jaxpar.config.spelling import named, quoted
+from jaxpar.config.spelling import named, printable, quoted
 from jaxpar.interop.mapping.family import StoredTensor
 from jaxpar.interop.mapping.form import Region
 
@@ -208,13 +208,18 @@ def _shards(folder: Path) -> dict[Path, list[str] | None]:
         return dict(_listed(folder))
     if (folder / SINGLE_FILE).exists():
         return {folder / SINGLE_FILE: None}
+    refuse_pickles(folder, SINGLE_FILE)
+    raise UserError(f"{named(folder)}: it has neither {SINGLE_FILE} nor {INDEX}")
+
+
+def refuse_pickles(folder: Path, wanted: str) -> None:
+    """Raise `UserError` where a folder has pickles in place of the file `wanted`."""
     pickles = sorted(path.name for pattern in _PICKLES for path in folder.glob(pattern))
     if pickles:
         raise UserError(
-            f"{named(folder)}: {pickles[0]} is a pickle, which can run any code when it is read; expected "
-            f"{SINGLE_FILE} (transformers' save_pretrained writes it)"
+            f"{named(folder)}: {printable(pickles[0])} is a pickle, which can run any code when it is read; expected "
+            f"{wanted} (`save_pretrained` of transformers and PEFT writes it)"
         )
-    raise UserError(f"{named(folder)}: it has neither {SINGLE_FILE} nor {INDEX}")
 
 
 def _listed(folder: Path) -> Iterator[tuple[Path, list[str]]]:

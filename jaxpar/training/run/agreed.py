@@ -1,20 +1,15 @@
-"""Agreement of a job's processes on configuration, plan and program: each has its own, and hosts differ."""
+"""Agreement of a job's processes on configuration and plan: each has its own, and hosts differ."""
 
 from __future__ import annotations
 
 import json
-import os
-import re
 import socket
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, fields
 from hashlib import sha256
 
-import jax
-
 from jaxpar.attention.backends import kernel_request
-from jaxpar.checkpoint.processes import from_first, judged
+from jaxpar.checkpoint.processes import judged
 from jaxpar.config import Config, UserError, config_to_dict
 from jaxpar.config.checks.paths import PATHS
 from jaxpar.config.plan import NAMED_BY, Choice, Plan
@@ -31,10 +26,6 @@ _CHOICE = {field.name for field in fields(Choice)}
 _PLACES = {*PATHS} - {"parallel.schedule"}  # a name, too, and part of the plan
 _LOCAL = ("memory.offload_dir", "run.compile_cache")
 """Keys of folders that a host may have and another not."""
-_SOURCES = "jax_hlo_source_file_canonicalization_regex"
-"""JAX's setting of what is left out of the names of source files."""
-_OF_A_HOST = ("dump", "autotune", "cuda_data_dir")
-"""Words in the names of XLA's flags that may differ between hosts, such as folders for files."""
 
 
 def agreed_plan(make: Callable[[], Plan], config: Config, device: Device) -> Plan:
@@ -176,47 +167,3 @@ def compared_plan(make: Callable[[], Plan], config: Config, devices: Sequence[De
         comparison.settle(request, reason)
         wrong |= reason is not None
     return agreed_plan(make, config, devices[0]) if wrong else plan
-
-
-def name_sources_alike() -> None:
-    """Have programs name source files by module and not by folder, so that hosts may have their packages elsewhere.
-
-    Pallas kernels contain these names, also in the text of a program without its locations.
-    """
-    folders = sorted({os.path.abspath(folder) for folder in sys.path}, key=len, reverse=True)
-    jax.config.update(_SOURCES, f"^(?:{'|'.join(map(re.escape, folders))})/")
-
-
-def compared_flags(flags: str) -> str:
-    """The flags of XLA that all hosts must have alike, sorted. The last value of a flag is the one that XLA takes."""
-    last = {flag.partition("=")[0]: flag for flag in flags.split()}
-    return " ".join(sorted(flag for name, flag in last.items() if not any(word in name for word in _OF_A_HOST)))
-
-
-def check_program(lowered: jax.stages.Lowered) -> None:
-    """Compare the program of a step with that of process 0, before it is compiled. All processes call this.
-
-    Process 0 sends one message, and each other process receives it.
-
-    Raises:
-        UserError: they differ; the watch reports it to the other processes.
-    """
-    if jax.process_count() == 1:
-        return
-    mine = {
-        "host": socket.gethostname(),
-        "jax": jax.__version__,
-        "XLA_FLAGS": compared_flags(os.environ.get("XLA_FLAGS", "")),
-        "program": sha256(lowered.as_text().encode()).hexdigest()[:16],
-    }
-    first = from_first(lambda: mine)
-    differ = [
-        f"{key}: {mine[key]}, and {first[key]} there" for key in mine if mine[key] != first[key] and key != "host"
-    ]
-    if differ:
-        raise UserError(
-            f"process {jax.process_index()} on {mine['host']} has another program of a step than process 0 on "
-            f"{first['host']} ({'; '.join(differ)}): all processes must run one program; give both hosts the same "
-            "packages, files and variables (JAX_*, XLA_FLAGS), or start both with JAX_DUMP_IR_TO=FOLDER and compare "
-            "the files"
-        )

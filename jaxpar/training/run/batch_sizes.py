@@ -12,6 +12,7 @@ from itertools import pairwise
 import jax
 from jax.sharding import Mesh
 
+from jaxpar.checkpoint.same_program import check_program
 from jaxpar.config import Config, UserError
 from jaxpar.config.plan import Plan
 from jaxpar.config.ramp import stretches
@@ -40,6 +41,7 @@ class SizedStep:
         """The compiled step. It never compiles again: an argument of another shape is an error."""
         state, batch = self.functions.residency.abstract_input(), self.layout.abstract_batch(self.mesh)
         lowered = self.functions.train.lower(state, batch, self.layout.abstract_arguments(self.mesh))
+        check_program(lowered, "a step")
         with explained(self.layout, self.mesh):
             return lowered.compile()
 

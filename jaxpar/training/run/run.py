@@ -14,6 +14,7 @@ from typing import Any
 import jax
 
 from jaxpar.checkpoint.facts import CAME_FROM
+from jaxpar.checkpoint.same_program import check_program, name_sources_alike
 from jaxpar.config import Config, UserError, load_config, virtual_devices_needed
 from jaxpar.config.axes import fixed_devices
 from jaxpar.config.parts import OBJECTIVES, implementation
@@ -42,7 +43,7 @@ from jaxpar.observe.timer import StepTimer
 from jaxpar.optim.optimizer import AVERAGE
 from jaxpar.runtime.batch import BatchPlacer
 from jaxpar.training.residency.saved_state import SavedState
-from jaxpar.training.run.agreed import check_program, compared_plan, name_sources_alike
+from jaxpar.training.run.agreed import compared_plan
 from jaxpar.training.run.batch_sizes import SizedStep, smaller_steps
 from jaxpar.training.run.batches import baseline, evaluates, heldout_metrics, placed_batches
 from jaxpar.training.run.out_of_memory import (
@@ -252,7 +253,7 @@ class Run:
         with self.timer.compiling():
             state, batch = self.functions.residency.abstract_input(), self.layout.abstract_batch(self.mesh)
             lowered = self.functions.train.lower(state, batch, self.layout.abstract_arguments(self.mesh))
-            check_program(lowered)
+            check_program(lowered, "a step")
             with explained(self.layout, self.mesh):
                 compiled = lowered.compile()
         check_step_fits(self.layout, self.mesh, needed_bytes(compiled))

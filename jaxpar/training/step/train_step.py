@@ -13,6 +13,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.stages import Wrapped
 from jaxtyping import Array, Float, PyTree
 
+from jaxpar.checkpoint.same_program import compared
 from jaxpar.layout.state import TrainState
 from jaxpar.layout.step_arguments import StepArguments
 from jaxpar.layout.step_layout import StepLayout
@@ -80,7 +81,9 @@ class TrainStep:
             return jax.tree.map(sum_over_islands, functions.evaluate(vary(weights, ()), batch))
 
         function = of_islands if exact.islands else functions.evaluate
-        return self.compiled(function, (exact.weights, exact.evaluated.partitions), REPLICATED)
+        return compared(
+            self.compiled(function, (exact.weights, exact.evaluated.partitions), REPLICATED), "an evaluation"
+        )
 
     @cached_property
     def gradients(self) -> Wrapped:

@@ -56,11 +56,12 @@ PLAN = (
     Fault(
         name="programs_of_processes_not_compared",
         description="A process runs another program of a step than process 0.",
-        file="jaxpar/training/run/agreed.py",
+        file="jaxpar/checkpoint/same_program.py",
         old='        raise UserError(\n            f"process {jax.process_index()} on',
         new='        str(\n            f"process {jax.process_index()} on',
         caught_by=(
-            "tests/training/run/test_agreed.py::test_two_processes_with_other_programs_end_before_the_first_step",
+            "tests/checkpoint/test_same_program.py"
+            "::test_a_program_is_compared_with_that_of_process_0_once_and_before_its_call",
         ),
     ),
     Fault(

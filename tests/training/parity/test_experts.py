@@ -247,6 +247,30 @@ def test_losses_of_routers_are_means_over_routed_tokens_where_the_loss_counts_th
     assert_close(loss, wanted_loss, run.by_layer(gradients), wanted)
 
 
+@pytest.mark.matrix(ci=1)
+@pytest.mark.parametrize(
+    "layout",
+    [
+        {"microbatches": 4},
+        {"fsdp": 2, "zero": 2, "microbatches": 2},
+        {"pipe": 2, "schedule": "zb-h1", "fsdp": 2, "zero": 3, "microbatches": 4},
+        {"microbatches": 4, "memory": {"optimizer_offload": "host", "weights_offload": "host"}},
+    ],
+    ids=["accumulation", "sharded", "pipeline", "layers on the host"],
+)
+def test_tokens_of_experts_are_counted_exactly_where_gradients_accumulate_in_bfloat16(layout: dict[str, Any]):
+    """The gradient of a bias is an expert's share of the tokens; bfloat16 has no such fractions, nor sums above 256."""
+    parallel = {name: value for name, value in layout.items() if name != "memory"}
+    model = {"layers": 2, "experts": ExpertsConfig(count=8, per_token=2, router="sigmoid", width=WIDTH)}
+    precision = {"compute": "bfloat16", "gradient": "bfloat16"}
+    data, memory = {"sequence_length": 66}, layout.get("memory", {})
+    run = SmallRun(small(model=model, parallel=parallel, precision=precision, data=data, memory=memory))
+    _, gradients = run.loss_and_gradients()
+    counts = gradients["layers"]["all"]["mlp"]["bias"] * (8 * 66)
+    np.testing.assert_allclose(counts, np.round(counts), atol=1e-3)
+    np.testing.assert_array_equal(np.round(counts).sum(axis=1), 2 * 8 * 66)
+
+
 @pytest.mark.long
 def test_no_token_is_dropped_when_all_go_to_one_expert():
     """The same numbers as with room for all, in as many rounds as the fullest rank needs and in no more memory; and it

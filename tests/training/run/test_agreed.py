@@ -1,18 +1,13 @@
 """Processes of a job whose hosts have other records of kernels: they run one plan, or refuse with a sentence."""
 
-import importlib
 import socket
-import sys
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from jaxpar.config import Config, UserError
 from jaxpar.config.plan import Choice, Plan
@@ -24,8 +19,8 @@ from jaxpar.training.run import agreed
 from pallas_kernels.attention import comparison
 from tests.sentences import refused_by_command
 from tests.small_run import small
-from tests.training.run.test_processes import free_port, outputs, start_job
-from tests.training.runs import MESH, folder_of, losses, run_config, start, write_config
+from tests.training.run.test_processes import outputs, start_job
+from tests.training.runs import MESH, folder_of, losses, run_config
 
 HOPPER = DescribedGPU.of(gpu_named("h100"))
 HOSTS = ("anna", "berta", "carla")
@@ -186,68 +181,19 @@ def test_a_source_may_have_any_name(monkeypatch: pytest.MonkeyPatch):
     assert plans([lambda: plan] * 2, config, monkeypatch) == [plan, plan]
 
 
-def test_the_last_value_of_a_flag_of_xla_is_compared():
-    assert agreed.compared_flags("--a=1 --a=2") == agreed.compared_flags("--a=2") == "--a=2"
-    assert agreed.compared_flags("--a=2 --a=1") == "--a=1"
-    assert agreed.compared_flags("--b=1 --a --xla_dump_to=/x --xla_gpu_cuda_data_dir=/opt/cuda") == "--a --b=1"
-
-
-KERNEL = """
-from pallas_kernels.pallas import pl, triton
-
-def double(x):
-    def kernel(x, y):
-        y[...] = 2 * x[...]
-
-    return pl.pallas_call(kernel, out_shape=x, compiler_params=triton.CompilerParams())(x)
-"""
-
-
-@pytest.mark.filterwarnings("ignore:The Pallas Triton backend is deprecated")
-def test_a_program_with_a_kernel_is_the_same_in_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    device = AbstractDevice(device_kind="NVIDIA H100 80GB HBM3", num_cores=132, platform="gpu")
-
-    def program(folder: Path) -> str:
-        folder.mkdir()
-        (folder / "doubling.py").write_text(KERNEL)
-        monkeypatch.setattr(sys, "path", [str(folder), *path])
-        sys.modules.pop("doubling", None)
-        double = importlib.import_module("doubling").double
-        agreed.name_sources_alike()
-        with use_abstract_mesh(AbstractMesh((), (), abstract_device=device)):
-            return jax.jit(double).trace(jnp.ones(8)).lower(lowering_platforms=("cuda",)).as_text()
-
-    path, names = sys.path, jax.config.values[agreed._SOURCES]
-    try:
-        here, there = program(tmp_path / "here"), program(tmp_path / "elsewhere")
-    finally:
-        jax.config.update(agreed._SOURCES, names)
-        del sys.modules["doubling"]
-    assert "doubling.py" in here and here == there
-
-
 @pytest.mark.long
-def test_two_processes_with_other_programs_end_before_the_first_step(tmp_path: Path):
+@pytest.mark.parametrize("other", ["a step", "an evaluation", "generation"])
+def test_two_processes_with_other_programs_end_before_the_first_call(tmp_path: Path, other: str):
     """One host has other code, which no plan tells, and a flag that only names a folder for its files."""
-    config = run_config(tmp_path, 2, parallel=MESH)
-    file, settings = (
-        write_config(config, tmp_path / "job.yaml"),
-        (f"coordinator=127.0.0.1:{free_port()}", "processes=2"),
-    )
-    job = [
-        start(
-            file,
-            *(f"distributed.{setting}" for setting in (*settings, f"process_id={rank}")),
-            devices=4,
-            program="tests.training.damage.other_program",
-        )
-        for rank in range(2)
-    ]
+    evaluation = {"every": 1, "batches": 1, "sample_tokens": 8}
+    config = run_config(tmp_path, 1, parallel=MESH, evaluation=evaluation)
+    program, environment = "tests.training.damage.other_program", {"OTHER": other}
+    job = start_job(config, tmp_path / "job.yaml", 2, program=program, environment=environment)
     first, second = outputs(job)
     host = socket.gethostname()
-    sentence = f"process 1 on {host} has another program of a step than process 0 on {host} (program: "
+    sentence = f"process 1 on {host} has another program of {other} than process 0 on {host} (program: "
     said = second[2].splitlines()[-1]
     assert second[0] == 2 and said.startswith(f"jaxpar: {sentence}")
     assert "XLA_FLAGS: " not in said and "JAX_DUMP_IR_TO" in said
     assert first[0] == 1 and f"process 1 on {host} stopped" in first[2] and sentence in first[2]
-    assert not losses(config)
+    assert other == "generation" or not losses(config)

@@ -65,7 +65,8 @@ class PlainText:
 
     def __init__(self, form: TokenForm, tokenizer: Tokenizer) -> None:
         self._form, self._tokenizer = form, tokenizer
-        self._before = as_tokens(tokens_before(tokenizer), form)
+        with without_panics():
+            self._before = as_tokens(tokens_before(tokenizer), form)
         self._cuts = find_cuts(tokenizer)
 
     def text(self, document: str) -> Text:
