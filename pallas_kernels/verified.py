@@ -45,7 +45,7 @@ SOURCES = {
     "grouped_matmul/triton": (
         "grouped_matmul/triton.py", "grouped_matmul/blocks.py", "device.py", "pallas.py", "ranges.py", "varying.py",
     ),
-    "tiled_matmul/mosaic": ("tiled_matmul", *_PERSISTENT),
+    "tiled_matmul/mosaic": ("tiled_matmul", "grouped_matmul/mosaic", "grouped_matmul/blocks.py", *_PERSISTENT),
     "grouped_tiled_matmul/mosaic": (
         "grouped_tiled_matmul", "tiled_matmul/mosaic.py", "grouped_matmul/mosaic", "grouped_matmul/blocks.py",
         *_PERSISTENT,

@@ -1,4 +1,5 @@
-"""The kernel for Hopper GPUs: one warpgroup loads by TMA, two multiply by wgmma and add up in float32.
+"""The kernel for Hopper GPUs of codes with scales of tiles, in groups or not: one warpgroup loads by TMA, two multiply
+by wgmma and add up in float32, for the tiles of the result that `pallas_kernels.grouped_matmul` has.
 
 A step is one tile of the sum, 128 codes of a row: four wgmma with an accumulator that begins at zero. Its result is
 multiplied by the scales of its rows and columns and added to the sum in registers, while the other consumer's products
@@ -11,10 +12,9 @@ and one accumulator are 192 of its 240 registers. A step loads 48 KiB for what t
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,21 +23,19 @@ from jaxtyping import Array, Float, Shaped
 
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
 from pallas_kernels.attention.mosaic.registers import across, column_values, down, full, row_values
-from pallas_kernels.attention.mosaic.schedule import CONSUMERS, ROWS, TILE, scalar, specialise, zero
+from pallas_kernels.attention.mosaic.schedule import CONSUMERS, ROWS, TILE, specialise, zero
 from pallas_kernels.choice import HOPPER, INDEXED, refused_by_gpu
-from pallas_kernels.device import multiprocessors
+from pallas_kernels.grouped_matmul.mosaic.kernel import At, Kernel, Tiles, Work, run
+from pallas_kernels.grouped_matmul.mosaic.tiles import STEP as PIECE
 from pallas_kernels.pallas import mosaic_gpu as plgpu
 from pallas_kernels.pallas import pl
 from pallas_kernels.tiled_matmul.request import Request
-from pallas_kernels.varying import vary_over, varying_axes
 
 STEP = 128
 """Codes of a row that have one scale, and that a step multiplies."""
 STAGES = {(1, 2): 5, (1, 4): 4, (2, 2): 3, (2, 4): 3}
 """Steps in shared memory, by pieces of a tile and bytes of a number of the result: the most that fit into 227 KiB
-beside one piece of it."""
-SECTION = 8
-"""Tiles of rows that are gone through together, column by column, so that programs share what they read in L2."""
+beside one piece of it, and in bfloat16 the rows that leave a tile one by one."""
 
 
 def refusal(request: Request) -> str | None:
@@ -66,30 +64,21 @@ def tiled_matmul(
     if squares:  # one number, which TMA cannot load: the same for all rows of the square, 3% of the bytes of the codes
         right_scales = jnp.repeat(right_scales, n // right_scales.shape[0], axis=0)
     of_tiles = lambda scales: scales.astype(jnp.float32).T  # of a step side by side
-    pieces = pieces_of(n)
-    columns = n // (pieces * TILE)
-    tiles = m // TILE * columns
-    programs = 1 if interpret else min(multiprocessors(), tiles)  # the simulator runs several in turn
-    stages = STAGES[pieces, jnp.dtype(dtype).itemsize]
-    body = Kernel(stages, pieces, m // TILE, columns, programs, squares)
-    steps = jnp.full(1, k // STEP, jnp.int32)
-    out = plgpu.kernel(
-        body,
-        out_type=jax.ShapeDtypeStruct((m, n), dtype),
-        scratch_types={"memory": body.memory(left.dtype, right.dtype, dtype)},
-        grid=(programs,),
-        grid_names=("program",),
-        num_threads=CONSUMERS + 1,
-        thread_name="warpgroup",
-        kernel_name="tiled_matmul",
-        interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else None,
-    )(left, of_tiles(left_scales), right, of_tiles(right_scales), steps)
-    return vary_over(out, varying_axes(left))  # a launch forgets what its results vary over
+    arrays = left, right[None], of_tiles(left_scales), of_tiles(right_scales)[None]
+    tiles, alike = m // TILE, lambda value: jnp.full(m // TILE, value, jnp.int32)
+    work = Work(alike(0), jnp.arange(tiles, dtype=jnp.int32) * TILE, alike(0), alike(TILE), alike(k // STEP))
+    kind = partial(TiledKernel, forms=(left.dtype, right.dtype), squares=squares)
+    return run(kind, tiles_of(n, "rows"), arrays, work, (m, n), dtype, name="tiled_matmul", interpret=interpret)
 
 
 def pieces_of(columns: int) -> int:
     """Pieces of a tile of a result with `columns` columns: two, where they divide it."""
     return 1 + (columns % (2 * TILE) == 0)
+
+
+def tiles_of(columns: int, of: Literal["rows", "weights"]) -> Tiles:
+    """The tiles of a result with `columns` columns."""
+    return Tiles(pieces_of(columns) * TILE, of, transposed=True)
 
 
 class Memory(NamedTuple):
@@ -98,89 +87,102 @@ class Memory(NamedTuple):
     left: Loaded
     """64 quantized rows and their scales, by step and consumer."""
     right: Loaded
-    """128 quantized rows of each piece and their scales, by step."""
+    """128 quantized rows of a matrix, or of transposed gradients, of each piece, and their scales, by step."""
     out: Any
     """A piece of the result, by consumer."""
+    rest: Any
+    """See `pallas_kernels.grouped_matmul.mosaic.kernel.Memory`."""
+
+
+class Arrays(NamedTuple):
+    """Arrays in global memory."""
+
+    left: Any
+    """[rows, codes]; of gradients, and so is the right one, [tiles, rows, codes of a tile]."""
+    right: Any
+    """Quantized matrices [groups, rows, contraction]."""
+    left_scales: Any
+    right_scales: Any
+    work: Work
+    out: Any
 
 
 @dataclass(frozen=True)
-class Kernel:
+class TiledKernel(Kernel):
     """The kernel: each program of the launch computes its tiles of the result one after the other."""
 
-    stages: int
-    pieces: int
-    """Pieces of 128 columns of a tile."""
-    rows: int
-    """Tiles of the rows of the result."""
-    columns: int
-    """Tiles of its columns."""
-    programs: int
-    squares: bool
+    forms: tuple[Any, Any]
+    """The dtypes of both operands."""
+    squares: bool = False
     """Whether all rows of the right operand in a tile have the same scale."""
+    complete: bool = True
+    """Whether a tile has rows of its group alone, or none."""
 
-    def memory(self, left: Any, right: Any, out: Any) -> Memory:
-        """The types of its shared memory, given formats and the dtype of the result."""
-        slots = self.stages
+    @property
+    def of_rows(self) -> bool:
+        return self.tiles.of == "rows"
+
+    @property
+    def pieces(self) -> int:
+        return self.tiles.columns // TILE
+
+    @property
+    def stages(self) -> int:
+        return STAGES[self.pieces, jnp.dtype(self.dtype).itemsize]
+
+    def memory(self) -> Memory:
+        slots, (left, right) = self.stages, self.forms
         return Memory(
             Loaded.of(slots * CONSUMERS, 1, ROWS, (STEP,), left, (1, jnp.float32)),
-            Loaded.of(slots, CONSUMERS, self.pieces * TILE, (STEP,), right, (1, jnp.float32)),
-            tiled((CONSUMERS, ROWS, TILE), out),
+            Loaded.of(slots, CONSUMERS, self.tiles.columns, (STEP,), right, (1, jnp.float32)),
+            tiled((CONSUMERS, ROWS, TILE), self.dtype),
+            None if self.complete else plgpu.SMEM((CONSUMERS, ROWS, PIECE), self.dtype),
         )
 
-    def __call__(self, *refs: Any, memory: Memory) -> None:
-        """`refs` are both operands with their scales, the number of steps and the result."""
-        left, right, steps, out = refs[:2], refs[2:4], refs[4], refs[5]
-        produce = lambda: self.produce(left, right, scalar(steps, 0), memory)
-        specialise(lambda warpgroup: self.consume(out, scalar(steps, 0), memory, warpgroup), produce)
+    def __call__(self, left: Any, right: Any, *refs: Any, memory: Any) -> None:
+        left_scales, right_scales, *rest = refs
+        arrays = Arrays(left, right, left_scales, right_scales, Work(*rest[:5]), rest[5])
+        specialise(partial(self.consume, arrays, memory), partial(self.produce, arrays, memory))
 
-    def for_each_tile(self, steps: Any, body: Callable[[Any, Any, Any], None]) -> None:
-        """`body(row, column, done)` for the tiles of this program, `done` steps after the first one's first."""
-        program = lax.axis_index("program")
-        count = lax.div(self.rows * self.columns - program + self.programs - 1, jnp.int32(self.programs))
+    def produce(self, arrays: Any, memory: Any) -> None:
+        def load_tile(at: At) -> None:
+            first, before = (at.start, 0) if self.of_rows else (at.side, lax.div(at.start, jnp.int32(STEP)))
+            group = (at.group,) if self.of_rows else ()
 
-        def tile(index: Any, _: None) -> None:
-            section, within = _divided(program + index * self.programs, SECTION * self.columns)
-            first = section * SECTION
-            height = jnp.minimum(SECTION, self.rows - first)  # the last section may have fewer rows
-            column = lax.div(within, height)
-            body((first + within - column * height) * TILE, column * self.pieces * TILE, index * steps)
-
-        lax.fori_loop(0, count, tile, None)
-
-    def produce(self, left: tuple[Any, Any], right: tuple[Any, Any], steps: Any, memory: Memory) -> None:
-        def tile(row: Any, column: Any, done: Any) -> None:
-            def step(index: Any, _: None) -> None:
-                contraction = pl.ds(index * STEP, STEP)
-                slot = memory.right.slot(done + index)
+            def load(index: Any, _: None) -> None:
+                step = before + index
+                quantized = lambda rows: (rows, pl.ds(step * STEP, STEP)) if self.of_rows else (step, rows)
+                scales, columns = pl.ds(step, 1), pl.ds(at.column, self.tiles.columns)
+                slot = memory.right.slot(at.done + index)
                 for half in range(CONSUMERS):
-                    rows = pl.ds(row + half * ROWS, ROWS)
-                    sources = left[0].at[rows, contraction], left[1].at[pl.ds(index, 1), rows]
+                    local_rows = pl.ds(first + half * ROWS, ROWS)
+                    sources = arrays.left.at[quantized(local_rows)], arrays.left_scales.at[scales, local_rows]
                     memory.left.load(slot * CONSUMERS + half, *sources)
-                columns = pl.ds(column, self.pieces * TILE)
-                memory.right.load(slot, right[0].at[columns, contraction], right[1].at[pl.ds(index, 1), columns])
+                sources = arrays.right.at[*group, *quantized(columns)], arrays.right_scales.at[*group, scales, columns]
+                memory.right.load(slot, *sources)
 
-            lax.fori_loop(0, steps, step, None)
+            lax.fori_loop(0, at.steps, load, None)
 
-        self.for_each_tile(steps, tile)
+        self.for_each_tile(arrays.work, load_tile)
         memory.left.drain()
         memory.right.drain()
 
-    def consume(self, out: Any, steps: Any, memory: Memory, warpgroup: Any) -> None:
+    def consume(self, arrays: Any, memory: Any, warpgroup: Any) -> None:
         for slot in range(self.stages):
             memory.left.release(slot * CONSUMERS + warpgroup)
             memory.right.release(slot)
-
-        def tile(row: Any, column: Any, done: Any) -> None:
-            add = lambda index, sums: add_products(memory, warpgroup, done + index, sums, squares=self.squares)
-            half, rows = memory.out.at[warpgroup], pl.ds(row + warpgroup * ROWS, ROWS)
-            for piece, total in enumerate(lax.fori_loop(0, steps, add, zeros(self.pieces))):
-                plgpu.wait_smem_to_gmem(0, wait_read_only=True)
-                half[...] = total.astype(half.dtype)
-                plgpu.commit_smem()
-                plgpu.copy_smem_to_gmem(half, out.at[rows, pl.ds(column + piece * TILE, TILE)])
-
-        self.for_each_tile(steps, tile)
+        self.for_each_tile(arrays.work, partial(self.multiply, arrays, memory, warpgroup))
         plgpu.wait_smem_to_gmem(0)
+
+    def multiply(self, arrays: Any, memory: Any, warpgroup: Any, at: At) -> None:
+        """Compute this consumer's half of a tile."""
+        add = lambda index, sums: add_products(memory, warpgroup, at.done + index, sums, squares=self.squares)
+        half = memory.out.at[warpgroup]
+        for piece, total in enumerate(lax.fori_loop(0, at.steps, add, zeros(self.pieces))):
+            plgpu.wait_smem_to_gmem(0, wait_read_only=True)
+            half[...] = total.astype(half.dtype)
+            plgpu.commit_smem()
+            self.write(half, arrays.out, memory.rest, warpgroup, at._replace(column=at.column + piece * TILE))
 
 
 def zeros(pieces: int) -> tuple[jax.Array, ...]:
@@ -223,7 +225,3 @@ def add_products(
 
     once = 1 + zero(index)
     return tuple(lax.fori_loop(0, once, partial(add, piece), total) for piece, total in enumerate(sums))
-
-
-def _divided(dividend: Any, by: int) -> tuple[Any, Any]:
-    return lax.div(dividend, jnp.int32(by)), lax.rem(dividend, jnp.int32(by))

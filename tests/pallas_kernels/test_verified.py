@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator
+from importlib import import_module
 from pathlib import Path
 
 import pytest
@@ -61,3 +62,12 @@ def test_a_record_is_of_all_that_a_kernel_imports(kernel: str) -> None:
 def test_what_a_record_does_not_depend_on_exists() -> None:
     assert {file.name for file in ROOT.rglob("*.py")} >= {*NOT_OF_A_KERNEL}
     assert "device.py" in reached("attention/mosaic"), "imports are followed"
+
+
+def test_what_has_sources_for_a_record_waits_for_one() -> None:
+    """All but cuDNN, whose record is of a speed; `test_choice` has what waiting means."""
+    waiting = set()
+    for operation in {kernel.split("/")[0] for kernel in SOURCES}:
+        registry = import_module(f"pallas_kernels.{operation}.registry").REGISTRY
+        waiting |= {f"{operation}/{one.name}" for one in registry.entries if one.recorded}
+    assert waiting == {*SOURCES} - {"attention/cudnn"}

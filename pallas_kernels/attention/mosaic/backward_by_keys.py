@@ -20,7 +20,7 @@ from jaxtyping import Array, Float, Int
 
 from pallas_kernels.attention.mosaic.bounds import Limits, Visits
 from pallas_kernels.attention.mosaic.loading import load_by_keys
-from pallas_kernels.attention.mosaic.matmuls import product, products
+from pallas_kernels.attention.mosaic.matmuls import Add, product, products
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
 from pallas_kernels.attention.mosaic.query_parts import Exchange, QueryGradientParts
 from pallas_kernels.attention.mosaic.registers import across, column_values, down, full, row_values
@@ -161,7 +161,7 @@ class _KeyGradients:
             keys=Loaded.of(CONSUMERS, readers, ROWS, (width, value_width), dtype, of_key, like=like),
             queries=Loaded.of(stages, CONSUMERS, block, (width,), dtype, *of_query, like=like),
             d_out=Loaded.of(stages, CONSUMERS, block, (value_width,), dtype, like=like),
-            scratch=tiled((CONSUMERS, ROWS, block), dtype) if self.matmuls.needs_scratch else None,
+            scratch=tiled((len(self.widths), CONSUMERS, ROWS, block), dtype) if self.matmuls.needs_scratch else None,
             fused=self.fused.memory(dtype) if self.fused else None,
         )
 
@@ -229,48 +229,51 @@ class _KeyGradients:
     def step(
         self, arrays: _Arrays, memory: _Memory, at: _Position, index: Any, sums: dict[str, jax.Array], *, masked: bool
     ) -> dict[str, jax.Array]:
-        """A block of queries: probabilities, the gradient of the scores, and what they make of dO, Q and K."""
+        """A block of queries: probabilities, the gradient of the scores, and what they make of dO, Q and K.
+
+        The product with dO is under way while the gradient of the scores is made, unless registers hold one product of
+        blocks alone, and that with Q until the end.
+        """
         step = at.done + index
-        slot, scratch = (
-            memory.queries.slot(step),
-            memory.scratch.at[at.warpgroup] if memory.scratch is not None else None,
-        )
+        slot, letters = memory.queries.slot(step), tuple(self.widths)
         (q, statistics, limits), (d_out,) = memory.queries.at(slot), memory.d_out.at(slot)
         memory.queries.wait(slot)
         k, v, _ = memory.keys.at(at.warpgroup + zero(step))
         of_scores, of_dp = (k, q.transpose((1, 0))), (v, d_out.transpose((1, 0)))
-        wait_for_d_out = lambda: memory.d_out.wait(slot)
+        wait_for_d_out, together = lambda: memory.d_out.wait(slot), self.together(masked)
 
-        def weights(raw: jax.Array) -> tuple[jax.Array, jax.Array]:
-            p = self.probabilities(raw, statistics, limits, at, masked)
-            if self.together(masked):
-                self.matmuls.settle(p)
-            return p, self.scores.weight(raw, p)
+        def multiply(add: Add) -> None:
+            def weights(raw: jax.Array) -> jax.Array:
+                p = self.probabilities(raw, statistics, limits, at, masked)
+                weight = self.scores.weight(raw, p)
+                if "v" in letters:
+                    add("v", p.astype(self.dtype), d_out)
+                return weight
 
-        if self.together(masked):
-            (p, weight), dp = products(of_scores, of_dp, wait_for_d_out, weights)
-        else:
-            (p, weight), dp = weights(product(*of_scores, wait_for_d_out)), None
-        if "v" in self.widths:
-            sums = sums | {"v": self.matmuls.add(sums["v"], p.astype(self.dtype), d_out, scratch)}
-        if "k" not in self.widths:
-            memory.d_out.release(slot)
-            memory.queries.release(slot)
-            return sums
-        delta = down(column_values(statistics.at[1]), self.shape)
-        slope = self.matmuls.add_shared(-delta, *of_dp) if dp is None else dp - delta
+            if together:
+                weight, dp = products(of_scores, of_dp, wait_for_d_out, weights, behind=letters.count("v"))
+            else:
+                weight, dp = weights(product(*of_scores, wait_for_d_out)), None
+            if "k" not in letters:
+                return
+            if "v" in letters and self.tiles.together == "none":
+                plgpu.wgmma_wait(0)  # the registers of p are needed for dP
+            delta = down(column_values(statistics.at[1]), self.shape)
+            slope = self.matmuls.add_shared(-delta, *of_dp) if dp is None else dp - delta
+            ds = (weight * slope).astype(self.dtype)
+            if memory.fused is not None:
+                memory.fused.share(step, at.warpgroup, ds)
+            add("k", ds, q)
+            if self.fused is not None and memory.fused is not None:
+                start = block_rows(arrays.visits, at.row, at.tile, index, self.tiles.queries).start
+                memory.fused.wait()
+                target = self.fused.target(arrays.d["q"], at.row, at.head, start)
+                self.fused.add(memory.fused, step, at.warpgroup, memory.keys.memory[0], target)
+
+        operands = () if memory.scratch is None else [memory.scratch.at[n, at.warpgroup] for n in range(len(letters))]
+        sums = self.matmuls.add_all(sums, multiply, operands)
         memory.d_out.release(slot)
-        ds = (weight * slope).astype(self.dtype)
-        if memory.fused is not None:
-            memory.fused.share(step, at.warpgroup, ds)
-        sums = sums | {"k": self.matmuls.add(sums["k"], ds, q, scratch)}
-        if memory.fused is not None:
-            memory.fused.wait()
         memory.queries.release(slot)
-        if self.fused is not None and memory.fused is not None:
-            start = block_rows(arrays.visits, at.row, at.tile, index, self.tiles.queries).start
-            target = self.fused.target(arrays.d["q"], at.row, at.head, start)
-            self.fused.add(memory.fused, step, at.warpgroup, memory.keys.memory[0], target)
         return sums
 
     def together(self, masked: bool) -> bool:

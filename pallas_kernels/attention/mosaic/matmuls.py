@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, reduce
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
@@ -37,10 +37,11 @@ def products[Made](
     second: tuple[Any, Any],
     between: Callable[[], None],
     use: Callable[[jax.Array], Made],
+    behind: int = 0,
 ) -> tuple[Made, jax.Array]:
     """The result of `use` for the first of two products, computed while the second runs, and the second product.
 
-    `between` runs after the first was issued.
+    `between` runs after the first was issued. `use` issues `behind` more, which are under way at the end.
     """
 
     def compute(one: Any, two: Any) -> tuple[Made, jax.Array]:
@@ -48,7 +49,7 @@ def products[Made](
         between()
         plgpu.wgmma(two, *second)
         made = use(_after_wait(plgpu.wgmma_accumulator_load(one, wait_n=1)))
-        return made, _after_wait(plgpu.wgmma_accumulator_load(two, wait_n=0))
+        return made, _after_wait(plgpu.wgmma_accumulator_load(two, wait_n=behind))
 
     return pl.run_scoped(compute, _accumulator(first), _accumulator(second))
 
@@ -78,6 +79,12 @@ class Running(NamedTuple):
     """A sum over products that stays in the registers of an accumulator."""
 
     ref: Any
+
+
+class Add(Protocol):
+    """Issues a product that is added to the sum of a name: of a value and a reference."""
+
+    def __call__(self, name: str, a: jax.Array, b: Any) -> None: ...
 
 
 class InFlight[Made](NamedTuple):
@@ -153,6 +160,16 @@ class OnDevice:
                 meanwhile()
 
         return pl.run_state(compute)(_start(total))
+
+    @staticmethod
+    def add_all(totals: dict[str, jax.Array], body: Callable[[Add], None], scratch: Any) -> dict[str, jax.Array]:
+        """`totals` with the products that `body` issues, which are over at its end."""
+        del scratch
+
+        def compute(sums: dict[str, Any]) -> None:
+            body(lambda name, a, b: plgpu.wgmma(sums[name], a, b))
+
+        return pl.run_state(compute)({name: _start(total) for name, total in totals.items()})
 
     @staticmethod
     def with_sum(body: Callable[[Running], tuple[jax.Array, Any]], total: jax.Array) -> tuple[jax.Array, Any]:
@@ -233,6 +250,23 @@ class Simulated:
         scratch[...] = a
         plgpu.commit_smem()
         return total + product(scratch, b, meanwhile)
+
+    @staticmethod
+    def add_all(totals: dict[str, jax.Array], body: Callable[[Add], None], scratch: Any) -> dict[str, jax.Array]:
+        """`scratch` has an operand of each product."""
+        operands = dict(zip(totals, scratch, strict=True))
+
+        def compute(sums: dict[str, Any]) -> dict[str, jax.Array]:
+            def add(name: str, a: jax.Array, b: Any) -> None:
+                operands[name][...] = a
+                plgpu.commit_smem()
+                plgpu.wgmma(sums[name], operands[name], b)
+
+            body(add)
+            return {name: totals[name] + one[...] for name, one in sums.items()}
+
+        types = {name: plgpu.WGMMAAccumulatorRef((total.shape[0], total.shape[1])) for name, total in totals.items()}
+        return pl.run_scoped(compute, types)
 
     @staticmethod
     def with_sum(body: Callable[[Running], tuple[jax.Array, Any]], total: jax.Array) -> tuple[jax.Array, Any]:

@@ -3,20 +3,16 @@ multiply by wgmma, or one by tcgen05."""
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int
 
 from pallas_kernels.choice import BLACKWELL, HOPPER, refused_by_gpu
-from pallas_kernels.device import multiprocessors, target
+from pallas_kernels.device import target
 from pallas_kernels.grouped_matmul.blocks import all_row_blocks, longest_first
 from pallas_kernels.grouped_matmul.mosaic.blackwell import TensorMemoryKernel
 from pallas_kernels.grouped_matmul.mosaic.kernel import Kernel, Tiles, Work, run
 from pallas_kernels.grouped_matmul.mosaic.tiles import ALIGN, ROWS, STEP, columns
 from pallas_kernels.grouped_matmul.request import Request
-from pallas_kernels.pallas import mosaic_gpu as plgpu
-from pallas_kernels.varying import vary_over, varying_axes
 
 __all__ = ["of_weights", "refusal", "times_weights"]
 
@@ -41,13 +37,9 @@ def times_weights(
     """Like `reference.times_weights`."""
     m, wide = rows.shape[0], weights.shape[1 if transposed else 2]
     tiles = Tiles(columns(wide), "rows", transposed)
-    out = run(kind(), tiles, rows, weights, _work(rows, sizes), (m, wide), **_launch(interpret))
-    return vary_over(out, varying_axes(rows))  # a launch forgets what its results vary over
-
-
-def _work(rows: Float[Array, "m k"], sizes: Int[Array, " groups"]) -> Work:
-    blocks, steps = all_row_blocks(sizes, rows.shape[0], ROWS, rows.shape[1] // STEP, ALIGN)
-    return Work(*blocks, steps)
+    blocks, steps = all_row_blocks(sizes, m, ROWS, rows.shape[1] // STEP, ALIGN)
+    work, name = Work(*blocks, steps), "grouped_matmul_of_rows"
+    return run(kind(), tiles, (rows, weights), work, (m, wide), rows.dtype, name=name, interpret=interpret)
 
 
 def of_weights(
@@ -60,17 +52,10 @@ def of_weights(
     steps = jnp.where(end > start, (high + STEP - 1) // STEP, 0)
     work = Work(order, aligned, low, high, steps)
     tiles = Tiles(columns(d_out.shape[1]), "weights")
-    shape = (sizes.shape[0], rows.shape[1], d_out.shape[1])
-    out = run(kind(), tiles, rows, d_out, work, shape, **_launch(interpret))
-    return vary_over(out, varying_axes(rows))
+    shape, name = (sizes.shape[0], rows.shape[1], d_out.shape[1]), "grouped_matmul_of_weights"
+    return run(kind(), tiles, (rows, d_out), work, shape, rows.dtype, name=name, interpret=interpret)
 
 
 def kind() -> type[Kernel]:
     """The kernel of the GPU that is traced for."""
     return TensorMemoryKernel if target().compute_capability == BLACKWELL else Kernel
-
-
-def _launch(interpret: bool) -> dict[str, Any]:
-    if interpret:  # one program: the simulator runs several in turn, which its search for races does not know
-        return {"programs": 1, "interpret": plgpu.InterpretGPUParams(detect_races=True)}
-    return {"programs": multiprocessors(), "interpret": None}

@@ -21,9 +21,11 @@ from jaxtyping import Array, Int
 
 from pallas_kernels.attention.mosaic.memory import Loaded, tiled
 from pallas_kernels.attention.mosaic.schedule import CONSUMERS, scalar, specialise
+from pallas_kernels.device import multiprocessors
 from pallas_kernels.grouped_matmul.mosaic.tiles import ALIGN, SECTION, STAGES, STEP
 from pallas_kernels.pallas import mosaic_gpu as plgpu
 from pallas_kernels.pallas import pl
+from pallas_kernels.varying import vary_over, varying_axes
 
 HALF = 64
 """Rows of a consumer: what one wgmma computes."""
@@ -67,42 +69,44 @@ class Memory(NamedTuple):
     out: Any
     rest: Any
     """Buffer from which the rows of a partial tile are stored, 64 columns at a time: in plain order, in which any
-    number of rows can be copied. None if tiles are always full."""
+    number of rows can be copied. None if tiles are always full, or empty."""
     together: Any
     """The barrier at which consumers wait for each other's zeros; None where none are written."""
 
 
 def run(
-    kind: type[Kernel],
+    kind: Callable[..., Kernel],
     tiles: Tiles,
-    left: jax.Array,
-    right: jax.Array,
+    arrays: tuple[jax.Array, ...],
     work: Work,
     shape: tuple[int, ...],
-    programs: int,
-    interpret: Any,
+    dtype: Any,
+    *,
+    name: str,
+    interpret: bool,
 ) -> jax.Array:
-    """The result, of this shape, in left's dtype."""
+    """The result, of this shape. `arrays` are both operands, and what else the kernel reads beside `work`."""
     columns, sides, section = -(-shape[-1] // tiles.columns), 1, SECTION
     if tiles.of == "rows":
         work = Work(*(jnp.pad(each, (0, -each.shape[0] % SECTION)) for each in work))  # without rows: nothing is done
     else:
         sides, section = -(-shape[1] // (CONSUMERS * HALF)), 1
     count = work.group.shape[0]
-    programs = min(programs, count * sides * columns)
-    body = kind(tiles, count, sides, columns, section, programs, left.dtype)
+    # The simulator runs several programs in turn, which its search for races does not know.
+    programs = 1 if interpret else min(multiprocessors(), count * sides * columns)
+    body = kind(tiles, count, sides, columns, section, programs, dtype)
     kernel = plgpu.kernel(
         body,
-        out_type=jax.ShapeDtypeStruct(shape, left.dtype),
+        out_type=jax.ShapeDtypeStruct(shape, dtype),
         scratch_types={"memory": body.memory()},
         grid=(programs,),
         grid_names=("program",),
         num_threads=body.threads,
         thread_name="warpgroup",
-        kernel_name=f"grouped_matmul_of_{tiles.of}",
-        interpret=interpret,
+        kernel_name=name,
+        interpret=plgpu.InterpretGPUParams(detect_races=True) if interpret else None,
     )
-    return kernel(left, right, *work)
+    return vary_over(kernel(*arrays, *work), varying_axes(arrays[0]))  # a launch forgets what its results vary over
 
 
 class Arrays(NamedTuple):
@@ -298,6 +302,9 @@ class Kernel:
         @pl.when((low == 0) & (high == HALF))
         def _() -> None:
             plgpu.copy_smem_to_gmem(half, out.at[pl.ds(at.start + first, HALF), columns])
+
+        if rest is None:
+            return
 
         @pl.when((low < high) & (high - low < HALF))
         def _() -> None:

@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from hypothesis import given, settings
 
 from pallas_kernels.attention import ForwardBackward, MaskInputs, Settings, reference, triton
 from pallas_kernels.attention.kinds import kind_of
@@ -21,7 +22,7 @@ from tests.pallas_kernels.attention import blocks64
 from tests.pallas_kernels.attention.triton.test_triton import FLOOR, MASKS, TIMES
 from tests.pallas_kernels.attention.triton.test_triton import run as run_kernels
 from tests.pallas_kernels.dense64 import Tokens, worst
-from tests.pallas_kernels.test_masks import random_tokens
+from tests.pallas_kernels.test_masks import packed_rows, random_tokens
 
 
 def tokens_of(length: int, padding: int) -> Tokens:
@@ -104,19 +105,49 @@ def test_tiles_visit_every_block_with_a_kept_pair_by_every_entry_of_the_tables(
         (128, tiles.query_gradients.keys) for tiles in hopper
     }
     of_mosaic |= {(cut.queries, 128) for tiles in hopper for _, cut in tiles.key_gradients}
-    for (q_block, kv_block), both_ways in visits_of(mask, frozenset(of_triton), frozenset(of_mosaic), named(tokens)):
-        for of_keys, (in_list, interval) in zip((False, True), both_ways, strict=True):
+    check_visits(mask, tokens, kept, tuple(of_triton), tuple(of_mosaic))
+
+
+SMALL = ((2, 3),)
+
+
+@pytest.mark.parametrize("mask", MASKS, ids=str)
+@pytest.mark.parametrize("in_order", [True, False], ids=["in order", "in any order"])
+def test_so_they_do_by_small_tiles_of_tokens_in_any_order(mask: Mask, in_order: bool) -> None:
+    row = np.array([[1] * 5 + [2] * 4 + [0] * 2] * 2, np.int32)
+    tokens = Tokens.whole_rows(row, np.array([4, 11], np.int32)) if in_order else random_tokens(0)
+    check_visits(mask, tokens, dense64.pairs(mask, tokens), SMALL, SMALL, in_order)
+
+
+@settings(max_examples=15, deadline=None)
+@given(segments=packed_rows(length=13))
+def test_so_they_do_for_any_packing(segments: np.ndarray) -> None:
+    mask, tokens = Mask(segmented=True), Tokens.whole_rows(segments)
+    check_visits(mask, tokens, dense64.pairs(mask, tokens), SMALL, SMALL)
+
+
+def check_visits(
+    mask: Mask, tokens: Tokens, kept: np.ndarray, of_triton: tuple, of_mosaic: tuple, in_order: bool = True
+) -> None:
+    """Of tiles of these sizes; intervals are of tokens that come in order."""
+    found = visits_of(mask, of_triton, of_mosaic, named(tokens))
+    for (q_block, kv_block), both_ways in zip([*of_triton, *of_mosaic], found, strict=True):
+        for of_keys, ways in zip((False, True), both_ways, strict=True):
             pairs_, sizes = (kept.swapaxes(1, 2), (kv_block, q_block)) if of_keys else (kept, (q_block, kv_block))
-            assert np.array_equal(in_list[1], interval[1])
-            for order, counts in (in_list, interval):
-                check(np.asarray(order), np.asarray(counts), pairs_, sizes)
+            assert not in_order or np.array_equal(ways[0][1], ways[1][1])
+            for blocks, counts, *order in ways if in_order else ways[:1]:
+                check(np.asarray(blocks), np.asarray(counts), pairs_, sizes)
+                for longest_first in order:
+                    assert (np.diff(np.asarray(counts)[..., 1].reshape(-1)[longest_first]) <= 0).all()
 
 
-def visits_of(mask: Mask, of_triton: frozenset, of_mosaic: frozenset, tokens: MaskInputs) -> list:
-    """Of each pair of block sizes ((order, counts) in a list, the same as an interval), of queries' tiles and keys'."""
-    limits, sizes = bounds.Limits.of(mask), [*sorted(of_triton), *sorted(of_mosaic)]
+@partial(jax.jit, static_argnums=(0, 1, 2))
+def visits_of(mask: Mask, of_triton: tuple, of_mosaic: tuple, tokens: MaskInputs) -> list:
+    """Of each pair of block sizes (blocks and counts in a list, the same as an interval), of queries' tiles and
+    keys'."""
+    limits = bounds.Limits.of(mask)
 
-    def triton_visits(made, size: tuple[int, int], tokens: MaskInputs) -> tuple:
+    def triton_visits(made, size: tuple[int, int]) -> tuple:
         in_list, interval = (made(mask, tokens, *size, neighbours=neighbours) for neighbours in (False, True))
         order = interval.blocks(in_list.order.shape[-1])
         return tuple(
@@ -124,21 +155,14 @@ def visits_of(mask: Mask, of_triton: frozenset, of_mosaic: frozenset, tokens: Ma
             for order, found in ((in_list.order, in_list), (order, interval))
         )
 
-    def mosaic_visits(of_keys: bool, size: tuple[int, int], tokens: MaskInputs) -> tuple:
+    def mosaic_visits(of_keys: bool, size: tuple[int, int]) -> tuple:
         given = bounds.query_limits(mask, tokens, size[0]), bounds.key_tokens(mask, tokens, size[1])
-        return tuple(bounds.visits(limits, *given, *size, of_keys, intervals)[:2] for intervals in (None, mask))
+        return tuple(bounds.visits(limits, *given, *size, of_keys, intervals) for intervals in (None, mask))
 
-    @jax.jit
-    def every(tokens: MaskInputs) -> list:
-        found = [
-            tuple(triton_visits(made, size, tokens) for made in (lists.per_query_block, lists.per_key_block))
-            for size in sorted(of_triton)
-        ]
-        return found + [
-            tuple(mosaic_visits(of_keys, size, tokens) for of_keys in (False, True)) for size in sorted(of_mosaic)
-        ]
-
-    return list(zip(sizes, every(tokens), strict=True))
+    makers = lists.per_query_block, lists.per_key_block
+    return [tuple(triton_visits(made, size) for made in makers) for size in of_triton] + [
+        tuple(mosaic_visits(of_keys, size) for of_keys in (False, True)) for size in of_mosaic
+    ]
 
 
 def check(order: np.ndarray, counts: np.ndarray, kept: np.ndarray, sizes: tuple[int, int]) -> None:

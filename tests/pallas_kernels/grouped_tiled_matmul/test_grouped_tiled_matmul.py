@@ -124,12 +124,6 @@ def test_what_the_kernel_does_not_compute_is_refused_with_the_reason(given: dict
         REGISTRY.choose("mosaic", replace(HOPPER, **given))
 
 
-def test_without_a_record_the_kernel_waits_to_be_named() -> None:
-    assert REGISTRY.choose("auto", HOPPER).name == "xla"
-    named = REGISTRY.choose("mosaic", HOPPER)
-    assert named.name == "mosaic" and not named.verified
-
-
 def test_operands_that_do_not_fit_together_are_refused() -> None:
     left, right = operands(CASES["single rows"])
     sizes = jnp.ones(12, jnp.int32)

@@ -179,9 +179,3 @@ def test_what_the_kernels_do_not_compute_is_refused_with_the_reason(changed: dic
         REGISTRY.choose("mosaic", asked)
     chosen = REGISTRY.choose("auto", asked)
     assert chosen.name == "xla" and chosen.rejected["mosaic"] == REGISTRY["mosaic"].supports(asked)
-
-
-def test_without_a_record_the_kernels_wait_to_be_named() -> None:
-    assert REGISTRY.choose("auto", HOPPER).name == "xla"
-    named = REGISTRY.choose("mosaic", HOPPER)
-    assert named.name == "mosaic" and not named.verified

@@ -126,12 +126,6 @@ def test_blackwell_multiplies_small_tiles_by_cudnn() -> None:
     assert "Blackwell" in REGISTRY.choose("auto", HOPPER).rejected["cudnn"]
 
 
-def test_without_a_record_the_kernel_waits_to_be_named() -> None:
-    assert REGISTRY.choose("auto", HOPPER).name == "xla"
-    named = REGISTRY.choose("mosaic", HOPPER)
-    assert named.name == "mosaic" and not named.verified
-
-
 def test_operands_that_do_not_fit_together_are_refused() -> None:
     left, right = operands(CASES["one step"])
     wrong = {

@@ -130,17 +130,11 @@ def _attention_kernel(op: Op, work: Work, one_backward: bool) -> Product:
 
 
 def _grouped(op: Op) -> Product:
-    """Rows times the matrices of their groups, or the gradients of these: of as many rows as are expected."""
+    """Rows times the matrices of their groups, or one matrix, or gradients of these; of as many rows as expected."""
     left, out = _array(op, 0), next(leaves(op.shape))
     stated = map(expected_rows, scopes(op.op_name))
     rows = next((rows for rows in stated if rows is not None), left.dims[0])
     return _product(op, 2.0 * rows * (out.dims[1] if len(out.dims) == 3 else left.dims[1]) * out.dims[-1])
-
-
-def _tiled(op: Op) -> Product:
-    """Quantized values [m, k] times [n, k], with scales between them."""
-    left, right = _array(op, 0), _array(op, 2)
-    return _product(op, 2.0 * left.dims[0] * right.dims[0] * left.dims[1], 2)
 
 
 def _chunks(op: Op) -> Product:
@@ -218,5 +212,5 @@ _CALLS = {
     r"__cudnn\$blockScaledDot$": _block_scaled,
 }
 """Rules of XLA's custom calls, by pattern of the target."""
-_KERNELS = {"grouped_matmul_of_": _grouped, "tiled_matmul": _tiled, "linear_attention_": _chunks}
+_KERNELS = {"grouped_matmul_of_": _grouped, "tiled_matmul": _grouped, "linear_attention_": _chunks}
 """Rules of the kernels of `pallas_kernels`, by pattern of the name."""

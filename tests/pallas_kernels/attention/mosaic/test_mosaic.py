@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given, settings
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from pallas_kernels.attention import MaskInputs, Settings, compute_delta, reference
@@ -28,8 +27,9 @@ from pallas_kernels.attention.mosaic.tiles import tiles as table_tiles
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
 from tests.pallas_kernels.attention.mosaic.simulator import REPORTED, watch_tensor_cores
+from tests.pallas_kernels.attention.triton.test_triton import MASKS
 from tests.pallas_kernels.dense64 import Tokens, attention, pairs, worst
-from tests.pallas_kernels.test_masks import packed_rows, random_tokens
+from tests.pallas_kernels.test_masks import random_tokens
 from tests.sentences import refused
 
 TIMES = 2.0
@@ -196,53 +196,22 @@ def test_every_entry_of_the_tables_is_simulated() -> None:
     assert entries == simulated
 
 
-MASKS = [Mask(), Mask(causal=False), Mask(window=3, segmented=True), Mask(segmented=True, prefix=True), Mask(window=2)]
-
-
-@partial(jax.jit, static_argnums=(0, 2, 3))
-def visits_of(mask: Mask, tokens: MaskInputs, q_block: int, kv_block: int) -> tuple[Any, ...]:
-    """Ones of the pairs that limits do not hide, what tiles of queries visit, and what tiles of keys do."""
-    queries, keys, limits = query_limits(mask, tokens, q_block), key_tokens(mask, tokens, kv_block), Limits.of(mask)
-    ones = jnp.ones((queries.shape[0], queries.shape[2], keys.shape[2]))
-    hidden = limits.hide(ones, 0.0, lambda i: queries[:, i, :, None], lambda i: keys[:, i, None, :])
-    return hidden, *(visits(limits, queries, keys, q_block, kv_block, of_keys) for of_keys in (False, True))
-
-
-def check_visits(mask: Mask, tokens: Tokens, q_block: int = 2, kv_block: int = 3) -> None:
-    """Against every pair: none is missed, none is hidden from a block called whole, and the longest come first."""
-    kept = pairs(mask, tokens)
-    named = MaskInputs(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
-    hidden, *of_both = visits_of(mask, named, q_block, kv_block)
-    assert np.array_equal(np.asarray(hidden)[:, : kept.shape[1], : kept.shape[2]] == 1.0, kept)
-    for of_keys, found in zip((False, True), of_both, strict=True):
-        judged, sizes = (kept.swapaxes(1, 2), (kv_block, q_block)) if of_keys else (kept, (q_block, kv_block))
-        counts = np.asarray(found.lengths)
-        assert (np.diff(counts[..., 1].reshape(-1)[np.asarray(found.order)]) <= 0).all()
-        for row, tile in np.ndindex(counts.shape[:2]):
-            mine = judged[row, tile * sizes[0] : (tile + 1) * sizes[0]]
-            others = [mine[:, start : start + sizes[1]] for start in range(0, mine.shape[1], sizes[1])]
-            order, (whole, visited) = np.asarray(found.blocks)[row, tile], counts[row, tile]
-            assert sorted(order) == list(range(len(others)))
-            assert {n for n, other in enumerate(others) if other.any()} <= set(order[:visited])
-            assert all(others[n].all() for n in order[:whole])
-
-
 @pytest.mark.parametrize("mask", MASKS, ids=str)
-def test_tiles_visit_every_block_with_a_kept_pair_and_mask_all_but_whole_ones(mask: Mask) -> None:
-    check_visits(mask, random_tokens(0))
-
-
-@settings(max_examples=15, deadline=None)
-@given(segments=packed_rows(length=13))
-def test_so_they_do_for_any_packing(segments: np.ndarray) -> None:
-    check_visits(Mask(segmented=True), Tokens.whole_rows(segments))
+def test_limits_hide_all_but_the_pairs_that_the_mask_keeps(mask: Mask) -> None:
+    tokens = random_tokens(0)
+    kept, named = pairs(mask, tokens), MaskInputs(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
+    queries, keys = query_limits(mask, named, 2), key_tokens(mask, named, 3)
+    ones = jnp.ones((queries.shape[0], queries.shape[2], keys.shape[2]))
+    hidden = Limits.of(mask).hide(ones, 0.0, lambda i: queries[:, i, :, None], lambda i: keys[:, i, None, :])
+    assert np.array_equal(np.asarray(hidden)[:, : kept.shape[1], : kept.shape[2]] == 1.0, kept)
 
 
 def test_a_long_packed_row_visits_few_blocks() -> None:
     indices = jnp.arange(4096)[None]
     segments = 1 + indices // 512
     mask, tokens = Mask(segmented=True), MaskInputs(indices, indices, segments, segments)
-    _, found, _ = visits_of(mask, tokens, 128, 128)
+    made = query_limits(mask, tokens, 128), key_tokens(mask, tokens, 128)
+    found = jax.jit(partial(visits, Limits.of(mask), q_block=128, kv_block=128, of_keys=False))(*made)
     assert np.array_equal(np.asarray(found.lengths)[0, :, 1], np.tile([1, 2, 3, 4], 8))
     assert np.array_equal(np.asarray(found.lengths)[0, :, 0], np.tile([0, 1, 2, 3], 8)), "only the diagonal is masked"
 

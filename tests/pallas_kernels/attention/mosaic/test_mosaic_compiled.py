@@ -57,7 +57,11 @@ def check(configuration: Configuration, found: dict[str, Any]) -> None:
         machine_code.check(compiled_kernel)
         assert compiled_kernel["wgmma"] > 0 and compiled_kernel["tma"] > 0, compiled_kernel
         assert compiled_kernel["tanh"] == 0, compiled_kernel
-        assert all(count >= _scores(configuration, compiled_kernel["name"]) for count in compiled_kernel["beside"])
+        pairs = [
+            count for count in compiled_kernel["beside"] if count >= _scores(configuration, compiled_kernel["name"])
+        ]
+        backward = compiled_kernel["name"] == "attention_key_gradients"  # whose second wait leaves dV under way
+        assert len(compiled_kernel["beside"]) == len(pairs) * (1 + backward), compiled_kernel
         consumers = _entry(configuration).forward.consumers if "forward" in compiled_kernel["name"] else CONSUMERS
         assert compiled_kernel["setmaxnreg"] == [*REGISTERS[consumers]], compiled_kernel
         assert (compiled_kernel["reduce"] > 0) == (fused and compiled_kernel["name"] == "attention_key_gradients"), (
@@ -73,8 +77,8 @@ def _waits(configuration: Configuration, fused: bool) -> list[tuple[str, int, in
 
     A loop for blocks that the mask cuts and one for the others: where scores and a second product are issued together,
     the scores are waited for while the second is under way, else each is waited for by itself. In the forward the
-    second is of the block before, so that a tile's first scores and last product have a wait of their own; in the
-    backward it is dP, and each gradient has a wait of its own.
+    second is of the block before, so that a tile's first scores and last product have a wait of their own. In the
+    backward it is dP, which is waited for while dV is under way; dQ, and then all of a step have the last waits.
     """
     entry = _entry(configuration)
     of_loops = {"all": 2, "whole": 1, "none": 0}
@@ -89,10 +93,11 @@ def _waits(configuration: Configuration, fused: bool) -> list[tuple[str, int, in
         deep = 0 if configuration.widths == (256, 256) else 2
         found.append(("attention_query_gradients", 6 - deep, deep))
     for letters, gradients in launches:
-        deep = of_loops[gradients.together] if "k" in letters else 0
-        apart = "q" in letters and configuration.widths[0] in (96, 192)  # a consumer has the wider or narrower part
-        products = 1 + ("k" in letters) + len(letters) + apart
-        found.append(("attention_key_gradients", 2 * products - deep, deep))
+        deep = of_loops[gradients.together] * letters.count("k") * (1 + letters.count("v"))
+        parts = 1 + (configuration.widths[0] in (96, 192))  # a consumer has the wider or narrower part of dQ
+        alone = gradients.together == "none" and {"k", "v"} <= {*letters}  # dV, before dP
+        waits = 2 + letters.count("k") + letters.count("q") * parts + alone
+        found.append(("attention_key_gradients", 2 * waits - deep, deep))
     return found
 
 

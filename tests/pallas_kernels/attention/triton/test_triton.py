@@ -13,12 +13,11 @@ from jax.experimental.pallas import triton as plgpu
 
 from jaxpar.attention.ring import merge
 from pallas_kernels.attention import ForwardBackward, MaskInputs, Settings, compute_delta, reference, triton
-from pallas_kernels.attention.intervals import Intervals
 from pallas_kernels.attention.triton.lists import per_key_block, per_query_block
 from pallas_kernels.attention.triton.tiles import Tile, Tiles, pieces
 from pallas_kernels.masks import Mask
 from tests.pallas_kernels.dense64 import Tokens, attention, pairs, worst
-from tests.pallas_kernels.test_masks import packed_rows, random_tokens
+from tests.pallas_kernels.test_masks import packed_rows
 
 TIMES = 2.0
 """Errors are at most so many times those of the plain JAX form in the same dtype ..."""
@@ -178,32 +177,6 @@ def test_parts_of_a_row_merge_into_the_whole_and_results_are_the_same_bits_in_ev
 
 
 MASKS = [Mask(), Mask(causal=False), Mask(window=3, segmented=True), Mask(segmented=True, prefix=True), Mask(window=2)]
-
-
-@pytest.mark.parametrize("mask", MASKS, ids=str)
-@pytest.mark.parametrize("seed", [0, None], ids=["in any order", "in order"])
-@pytest.mark.parametrize("neighbours", [False, True], ids=["list", "interval"])
-def test_each_block_with_a_kept_pair_is_visited_once_and_none_is_called_whole_that_is_cut(
-    neighbours: bool, mask: Mask, seed: int | None
-) -> None:
-    tokens = Tokens.whole_rows(np.array([[1] * 5 + [2] * 4 + [0] * 2], np.int32), np.array([4], np.int32))
-    tokens = tokens if seed is None else random_tokens(seed)
-    kept = pairs(mask, tokens)
-    named = MaskInputs(**{name: jnp.asarray(x) for name, x in tokens.named().items()})
-    for visits, pairs_, sizes in (
-        (per_query_block(mask, named, 2, 3, neighbours=neighbours), kept, (2, 3)),
-        (per_key_block(mask, named, 2, 3, neighbours=neighbours), kept.swapaxes(1, 2), (3, 2)),
-    ):
-        orders = visits.blocks(12) if isinstance(visits, Intervals) else visits.order
-        for row, block in np.ndindex(visits.full.shape):
-            mine = pairs_[row, block * sizes[0] : (block + 1) * sizes[0]]
-            others = -(-mine.shape[1] // sizes[1])
-            of_other = [mine[:, other * sizes[1] : (other + 1) * sizes[1]] for other in range(others)]
-            whole, visited = int(visits.full[row, block]), int(visits.visited[row, block])
-            order = list(map(int, orders[row, block]))
-            assert len(set(order[:visited])) == visited and set(order[:visited]) <= set(range(others))
-            assert {other for other in range(others) if of_other[other].any()} <= set(order[:visited])
-            assert all(of_other[other].all() for other in order[:whole])
 
 
 def test_nothing_but_the_diagonal_is_cut_or_visited_in_vain_under_a_causal_mask() -> None:
