@@ -14,6 +14,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from jaxpar.compiler.report.screen import print_lines, screen, table
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster
@@ -39,7 +40,6 @@ from jaxpar.planner.failures import (
 )
 from jaxpar.planner.planning import gpu_numbers, hosts_of_one_kind, planned_config, search_on
 from jaxpar.planner.report import words
-from jaxpar.planner.report.screen import print_lines, screen, table
 
 MOST_STRAGGLERS = 0.9
 """Largest share of the time that may be given as lost to stragglers; ByteDance's worst hundredth of jobs lost 45%."""

@@ -14,10 +14,10 @@ from jaxpar.config import Config, ParallelConfig, UserError
 from jaxpar.config.mappings.sampler import SamplerConfig
 from jaxpar.config.schema.reinforcement import RlConfig
 from jaxpar.cost.head import head_time
+from jaxpar.cost.layout import Layout
 from jaxpar.generation.layout import generation_config, power_of_two, prompt_bucket
 from jaxpar.generation.memory import GenerationBytes, generation_bytes
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.settings import plan_on
 from jaxpar.planner.step_time.common import Common
 from jaxpar.trace.clock import Clock

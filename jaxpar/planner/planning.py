@@ -6,9 +6,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shlex import quote
 
 from jaxpar.compiler.compile import DEFAULT_CACHE, part_of, training_part, with_known_vocab
+from jaxpar.compiler.report.screen import print_lines, screen
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.schema.layout import kept_by_planner
@@ -28,7 +28,6 @@ from jaxpar.planner.profile import Profile, read_profile
 from jaxpar.planner.report import words
 from jaxpar.planner.report.measured import asked_of, measured_words
 from jaxpar.planner.report.page import write_page
-from jaxpar.planner.report.screen import print_lines, screen
 from jaxpar.planner.report.text import print_plans
 from jaxpar.planner.rollouts import Split, draws_here, print_splits, splits
 from jaxpar.planner.search.avoid import parse_avoided
@@ -51,12 +50,13 @@ class Planning:
     fixed: Sequence[str] = ()
     top: int = 5
     output: Path = Path("plan.json")
-    as_json: bool = False
+    json: bool = False
     page: Path | None = None
     verify: bool = False
     show_model: bool = False
     profile: Path | None = None
-    timeout_s: float = 600
+    timeout: float = 600
+    """Seconds of each compile."""
     measured: Sequence[Path] = ()
     avoided: Sequence[str] = ()
 
@@ -69,7 +69,7 @@ class Planning:
         hardware = profile = None
         if self.profile is not None:
             hardware, cluster, profile = read_profile(self.profile, cluster)
-        anchors = read_anchors(self.measured, cluster, hardware) if self.measured else None
+        spread, line = read_anchors(self.measured, cluster, hardware) if self.measured else (None, None)
         fixed, avoided = parse_fixed(list(self.fixed)), parse_avoided(self.avoided)
         nodes = measured(cluster, hardware)
         where = training_part(config, cluster if nodes is None else nodes.cluster)
@@ -77,18 +77,18 @@ class Planning:
         check_stages(asked.cluster, fixed)
         most = self.top if nodes is None else max(self.top, PLACED)
         search, plans, idle = best_with_idle_hosts(asked, most)
-        factor, placed = 1.0 if anchors is None else anchors.spread.factor, len(plans)
+        factor, placed = 1.0 if spread is None else spread.factor, len(plans)
         if nodes is not None:
             plans = nodes.ranked(plans, search.timer)[: self.top]
-        if anchors is not None:
-            plans = [one.on(anchors.spread) for one in plans]
+        if spread is not None:
+            plans = [one.on(spread) for one in plans]
         plans, verified = self._verified(plans, search)
         plan_file.write(self.output, plans[0].file(self.cluster))
         if self.page is not None:
             write_page(self.page, plans, [one.slower(factor) for one in search.evaluated])
         shared = splits(config, cluster, search, plans[0]) if draws_here(config) else []
         islands = offers(asked, factor) if has_slow_link(asked) else None
-        if self.as_json:
+        if self.json:
             self._print_json(plans, verified, shared, islands)
             return
         print_plans(plans, search.effort, screen())
@@ -96,7 +96,7 @@ class Planning:
             print_splits(shared, config.rl.mode, screen())
         if islands is not None:
             print_offers(islands, screen())
-        notes = [*filter(None, [idle]), *([] if anchors is None else [anchors.line])]
+        notes = [*filter(None, (idle, line))]
         of_nodes = [] if nodes is None else nodes.words(plans[0], placed)
         self._print_details(plans[0], search, notes, of_nodes, profile)
         self._print_written(cluster)
@@ -117,9 +117,9 @@ class Planning:
         """The plans in the order of their programs, and what these take; as they are where nothing is compiled."""
         if not self.verify:
             return plans, []
-        report_progress = lambda text: None if self.as_json else print_lines(screen(), text, style="dim")
-        verified = verify(plans, search.reached, self.timeout_s, DEFAULT_CACHE, report_progress)
-        if not self.as_json:
+        report_progress = lambda text: None if self.json else print_lines(screen(), text, style="dim")
+        verified = verify(plans, search.reached, self.timeout, DEFAULT_CACHE, report_progress)
+        if not self.json:
             print_verified(verified, screen())
         return [one.planned for one in verified], verified
 
@@ -144,19 +144,8 @@ class Planning:
         lines = [f"Wrote {self.output}; run it with python -m jaxpar.train --plan {self.output}"]
         lines += [] if self.page is None else [f"Page: {self.page}"]
         checks = not (self.verify or is_cpu(cluster))
-        lines += [f"Check it against the compiled program: {self.verifying}"] if checks else []
+        lines += ["Check it against the compiled program: the same command with --verify"] if checks else []
         print_lines(screen(), *lines)
-
-    @property
-    def verifying(self) -> str:
-        """The command that compiles these plans."""
-        words = ["python -m jaxpar.plan", "--config", str(self.config), "--cluster", self.cluster]
-        for option, values in (("--set", self.overrides), ("--fix", self.fixed), ("--avoid", self.avoided)):
-            words += [part for value in values for part in (option, value)]
-        words += ["--profile", str(self.profile)] if self.profile is not None else []
-        words += [part for folder in self.measured for part in ("--measured", str(folder))]
-        words += ["--top", str(self.top)] if self.top != Planning.top else []
-        return " ".join([words[0], *map(quote, words[1:]), "--verify"])
 
 
 @no_collection()

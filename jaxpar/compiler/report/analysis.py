@@ -16,7 +16,7 @@ from jaxpar.compiler.program.memory.buffers import Buffers, parse_buffers, peak
 from jaxpar.compiler.report.memory_classes import MemoryClasses
 from jaxpar.compiler.report.step_timer import StepTimer
 from jaxpar.compiler.stand_in import counts_one_backward
-from jaxpar.cost.hardware_model import HardwareModel, nearest_hardware
+from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.xla_flags import collectives_at_a_time
@@ -28,15 +28,13 @@ class Analysis:
 
     compilation: Compilation
     cluster: Cluster
-    strict: bool = False
-    """Whether to refuse what no rule covers (`Module.unknown`)."""
     hardware: HardwareModel | None = None
-    """Parameters of GPUs and links; None means those fitted for the GPU, or for the nearest kind."""
+    """Parameters of GPUs and links; None means those of the GPU."""
 
     @cached_property
     def module(self) -> Module:
         """The scheduled program."""
-        return parse(self.compilation.program, strict=self.strict)
+        return parse(self.compilation.program)
 
     @cached_property
     def counts(self) -> Executions:
@@ -57,7 +55,7 @@ class Analysis:
     def timer(self) -> StepTimer:
         """The timer of the GPU that the program was compiled for."""
         gpu = gpu_named(self.compilation.gpu)
-        return StepTimer(gpu, self.cluster, nearest_hardware(gpu) if self.hardware is None else self.hardware)
+        return StepTimer(gpu, self.cluster, hardware_of(gpu) if self.hardware is None else self.hardware)
 
     @cached_property
     def kernel_seconds(self) -> dict[str, float]:

@@ -7,12 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
+from jaxpar.compiler.report.screen import print_lines
 from jaxpar.config.kinds import of_kind
 from jaxpar.layout.choices.reasons import why
 from jaxpar.layout.plan_file import PlanFile, read
 from jaxpar.pages.units import percent, plural, seconds, size
 from jaxpar.planner.report import words
-from jaxpar.planner.report.screen import print_lines
 
 
 def print_explanation(path: Path, console: Console) -> None:
@@ -29,7 +29,7 @@ def _settings(file: PlanFile) -> list[tuple[str, str]]:
     plan, numbers = file.plan, file.predicted
     order = numbers.get("node_order")
     return [
-        ("mesh", " x ".join(f"{axis} {n}" for axis, n in dict(plan.axes).items() if n > 1) or "one device"),
+        ("mesh", words.axes(plan.axes)),
         ("batch", words.batch(plan.axes.data, plan.microbatch_rows, plan.microbatches)),
         (
             "schedule",

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from jaxpar.config import UserError
 from jaxpar.config.spelling import did_you_mean, one_of, quoted
+from jaxpar.cost.layout import Layout
 from jaxpar.pipeline.schedules import SCHEDULES
-from jaxpar.planner.layout import Layout
 
 OFFLOAD, ACTIVATIONS, OPTIMIZER = "offload", "activation_offload", "optimizer_offload"
 SHARED_ENDS = "shared_ends"

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import one_of
+from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import Cluster, Group
 from jaxpar.pages.units import plural
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.pipeline.table import loop_placement, v_placement
-from jaxpar.planner.layout import Layout
 
 type Lengths = tuple[int, ...]
 """Layers of each chunk, in the order of the model."""

@@ -6,22 +6,21 @@ from collections import Counter
 from collections.abc import Collection, Mapping
 from typing import NamedTuple
 
-from jaxpar.config.kinds import kind_counts, kind_models, layer_kinds
+from jaxpar.config.kinds import kind_counts, layer_kinds
 from jaxpar.config.plan import LayerRun
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.cost.head import head_time
 from jaxpar.cost.layer import LayerTime, layer_time
-from jaxpar.cost.layer_case import LayerCase, layer_case
+from jaxpar.cost.layer_case import LayerCase, layer_cases
+from jaxpar.cost.layout import Layout, Remat
 from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
 from jaxpar.cost.work import Work, total
 from jaxpar.layers.declaration.adaptation import OFF
-from jaxpar.layers.declaration.columns import beside_of
 from jaxpar.memory.closed_forms import CLOSED_FORMS
 from jaxpar.memory.layer_shape import activation_bytes
 from jaxpar.memory.remat import remat_map, runs_by_kind
-from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.settings import of_all_names
 from jaxpar.planner.step_time.chunks import Kinds
 from jaxpar.planner.step_time.update import Update, matrix_seconds
@@ -65,18 +64,7 @@ class Layers:
     ):  # fmt: skip
         assert model.vocab is not None, "the vocabulary is known before a step is predicted"
         vocab, counts = model.vocab, _counts(model, layout.matmul_codes)
-        attention = dict(layout.attention)
-        quantised = {
-            kind: layer_case(
-                own, sequence, layout.microbatch, layout.tensor, layout.context, layout.context_strategy,
-                layout.precision, lora, layout.expert, layout.expert_exchange,
-                layout.expert_capacity, layout.imbalance, layout.expert_slices, layout.exchange_dtype,
-                layout.expert_codes, layout.matmul_codes, layout.devices // layout.pipe, attention.get(kind),
-                layout.expert_own_rows, layout.expert_loop, layout.state_messages,
-                beside_of(model).width(layout.tensor),
-            )
-            for kind, own in kind_models(model).items()
-        }  # fmt: skip
+        quantised = layer_cases(model, sequence, layout, lora)
         self.shares = {sort: number / sum(counts.values()) for sort, number in counts.items()}
         """The share of each sort in the layers."""
         sorts = dict.fromkeys((*map(Sort, quantised), *counts))

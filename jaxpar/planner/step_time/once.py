@@ -6,7 +6,7 @@ from collections import Counter
 from math import ceil
 
 from jaxpar.cost.head import lookups, of_rows
-from jaxpar.planner.layout import Layout
+from jaxpar.cost.layout import Layout
 from jaxpar.planner.step_time.chunks import Kinds, chunk_lengths, chunk_slots
 from jaxpar.planner.step_time.common import Common
 from jaxpar.planner.step_time.layer_times import Layers, Sort
@@ -89,9 +89,10 @@ class Once:
     def own_layers(self) -> tuple[float, float]:
         """Trained parameters of the layers' matrices, or of their factors, on a device, and those of experts; padding
         rows of the stacks included, since these take part in what comes once a step. Stages of layers that are alike
-        are counted as equal."""
+        are counted as equal, where no lengths are set."""
         if self.layout.pipe == 1 or not self.slots:
-            own = self.model.layers / self.layout.pipe
+            lengths, rows = self.layout.stage_layers, self.model.layers / self.layout.pipe
+            own = rows if lengths is None else self.layout.virtual_stages * max(lengths)
             return own * self.layers.trained, own * self.layers.experts
         rows, cases = self.layout.virtual_stages, [self.layers.cases[Sort(kind)] for kind in self.slots]
         return rows * sum(case.trained for case in cases), rows * sum(case.experts for case in cases)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from jaxpar.planner.layout import Layout
+from jaxpar.cost.layout import Layout
 from jaxpar.planner.step_time.ticks import Chunk, all_ticks
 from jaxpar.trace.clock import Clock
 from jaxpar.trace.parts import WIRE, Message, Repeat, Run

@@ -20,9 +20,7 @@ from jaxpar.planner.report.text import host_words
 from jaxpar.planner.search.avoid import AVOIDABLE, NEVER_MEASURED, OPTIMIZER, never_measured, parse_avoided
 from jaxpar.planner.search.candidate import Candidate
 from jaxpar.planner.search.fixed import parse_fixed
-from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.search import Search
-from jaxpar.planner.search.space import Group, divisors, splits
 from jaxpar.planner.settings import plan_on
 from jaxpar.planner.stage_work import layout_of
 from tests.planner.spaces import choices, model_of, search_of
@@ -73,15 +71,6 @@ def test_best_first_finds_what_timing_every_layout_finds(name: str):
     found = list(islice(search.by_time(), 20))
     assert [one.seconds for one in found] == pytest.approx(wanted, rel=1e-9)
     assert all(one.memory.device <= search.usable for one in found)
-
-
-def test_a_choice_of_which_nothing_fits_is_not_timed(monkeypatch: pytest.MonkeyPatch):
-    search = search_of(model_of(**FEW), "h100:1x4", limit=int(1.4 * GIB), offload="none", context=1)
-    timed, step = set(), StepTimer.step
-    bare = lambda layout: replace(layout, remat="none")
-    monkeypatch.setattr(StepTimer, "step", lambda self, layout: timed.add(bare(layout)) or step(self, layout))
-    assert list(search.by_time()) and search.effort.too_large
-    assert timed == {bare(one.layout) for one in search.evaluated}
 
 
 def test_the_winner_is_a_layout_that_the_trainer_would_make_itself():
@@ -154,21 +143,6 @@ def test_a_stage_of_a_mixed_cluster_is_of_one_kind_of_host(tmp_path):
     assert all((group.pipe == 1 or group.pipe % 2 == 0) and group.tensor <= 4 for group in groups)
     with refused("no layout of 8 GPUs", "tensor ranks within one host"):
         search_of(model_of(), str(file), tensor=8).best(1)
-
-
-@pytest.mark.parametrize(("experts", "fixed"), [(False, {}), (True, {}), (True, {"expert": 2}), (False, {"fsdp": 2})])
-def test_groups_are_the_splits_that_break_no_rule(experts: bool, fixed: dict[str, int]):
-    space = search_of(
-        model_of(**FEW | {"model": FEW["model"] | (EXPERTS if experts else {})}), "h100:2x3", **fixed
-    ).space
-    found = []
-    for sizes in splits(6, len(space.axes)):
-        named = dict(zip(space.axes, sizes, strict=True))
-        if not any(space._broken(named)):
-            rows = space.config.data.batch_size // (named["replica"] * named["fsdp"] * named.get("expert", 1))
-            groups = [Group(**named, microbatch=n) for n in divisors(rows)]
-            found += [one for one in groups if not any(space._microbatch_broken(one, rows // one.microbatch))]
-    assert space.groups() == found and found
 
 
 @pytest.mark.parametrize(("layers", "virtual"), [(126, {2, 4}), (128, {2, 4, 8}), (96, {2, 3, 6}), (100, set())])

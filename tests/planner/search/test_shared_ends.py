@@ -4,11 +4,11 @@ from typing import Any
 
 import pytest
 
+from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.pipeline.schedules import make_schedule
 from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.simulate import simulate
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.report import words
 from jaxpar.planner.search.avoid import never_measured, parse_avoided
 from jaxpar.planner.search.candidate import Planned
