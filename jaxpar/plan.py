@@ -171,13 +171,12 @@ def _place(arguments: Sequence[str]) -> None:
     parser.add_argument("plan", metavar="FILE", type=Path, help="a plan.json")
     words = "MB/s between nodes, row sends to column; by default the file that the cluster's YAML names"
     parser.add_argument("--bandwidth", metavar="CSV", type=Path, help=words)
-    parser.add_argument("--seed", type=int, default=0, help="of the search (default 0)")
     parser.add_json()
     options = parser.parse_args(arguments)
     _load()
     from jaxpar.planner.placement.placement import print_placement
 
-    print_placement(options.plan, options.bandwidth, options.seed, as_json=options.json)
+    print_placement(options.plan, options.bandwidth, as_json=options.json)
 
 
 def _load() -> None:

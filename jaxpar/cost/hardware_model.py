@@ -6,7 +6,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Annotated, NamedTuple, get_type_hints
+from typing import Annotated, get_type_hints
 
 from jaxpar.cost.tables import NOTHING, Tables
 from jaxpar.hardware.catalogue import GPU, gpu_named
@@ -14,41 +14,31 @@ from pallas_kernels import bounds
 from pallas_kernels.expected import Machine, blackwell, hopper
 
 
-class Parameter(NamedTuple):
-    """The unit and meaning of a number of `HardwareModel`."""
-
-    unit: str
-    meaning: str
-
-
 @dataclass(frozen=True)
 class HardwareModel:
-    """The speeds that a kind of GPU reaches: fitted once to published runs, or measured alone, or cited."""
+    """The speeds that a kind of GPU reaches: fitted once to published runs, or measured alone, or cited. Each has its
+    unit and what it is of."""
 
-    matmul_share: Annotated[float, Parameter("of the dense 16-bit peak", "large matmuls reach")]
-    matmul_ramp: Annotated[
-        float, Parameter("of the inner dimension", "a tile's start and end cost as much as this many steps")
-    ]
-    float8_share: Annotated[float, Parameter("of the dense float8 peak", "large float8 matmuls reach")]
-    attention_share: Annotated[float, Parameter("of the dense 16-bit peak", "matmuls inside FlashAttention-2 reach")]
-    memory_share: Annotated[float, Parameter("of the peak bandwidth", "elementwise kernels reach")]
-    node_share: Annotated[float, Parameter("of the link inside a host", "large collectives reach in a host")]
-    network_share: Annotated[float, Parameter("of the link between hosts", "large collectives reach between two hosts")]
-    network_decline: Annotated[float, Parameter("per doubling", "collectives lose with each doubling of two hosts")]
-    message_seconds: Annotated[float, Parameter("s", "a collective takes before it sends anything")]
-    overlap_slowdown: Annotated[float, Parameter("s per s", "compute loses for each second of a message beside it")]
-    host_jitter: Annotated[float, Parameter("of the step", "waiting for the slowest, per doubling of hosts")]
+    matmul_share: Annotated[float, ("of the dense 16-bit peak", "large matmuls reach")]
+    matmul_ramp: Annotated[float, ("of the inner dimension", "a tile's start and end cost as much as this many steps")]
+    float8_share: Annotated[float, ("of the dense float8 peak", "large float8 matmuls reach")]
+    attention_share: Annotated[float, ("of the dense 16-bit peak", "matmuls inside FlashAttention-2 reach")]
+    memory_share: Annotated[float, ("of the peak bandwidth", "elementwise kernels reach")]
+    node_share: Annotated[float, ("of the link inside a host", "large collectives reach in a host")]
+    network_share: Annotated[float, ("of the link between hosts", "large collectives reach between two hosts")]
+    network_decline: Annotated[float, ("per doubling", "collectives lose with each doubling of two hosts")]
+    message_seconds: Annotated[float, ("s", "a collective takes before it sends anything")]
+    overlap_slowdown: Annotated[float, ("s per s", "compute loses for each second of a message beside it")]
+    host_jitter: Annotated[float, ("of the step", "waiting for the slowest, per doubling of hosts")]
     attention_native_share: Annotated[
         float,
-        Parameter(
+        (
             "of the dense 16-bit peak",
             "the same in kernels written for Hopper (NVIDIA's table for cuDNN 9: 640 TFLOP/s at 8k)",
         ),
     ] = 0.78
-    multiprocessors: Annotated[int, Parameter("", "streaming multiprocessors (datasheet)")] = 132
-    exponentials: Annotated[float, Parameter("1/s", "exponentials: 16 a clock and multiprocessor (whitepaper)")] = (
-        3.9e12
-    )
+    multiprocessors: Annotated[int, ("", "streaming multiprocessors (datasheet)")] = 132
+    exponentials: Annotated[float, ("1/s", "exponentials: 16 a clock and multiprocessor (whitepaper)")] = 3.9e12
     measured: Tables = NOTHING
     """Times that were measured on the machine: near them, shares do not matter."""
 

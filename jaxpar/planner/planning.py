@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -12,7 +11,6 @@ from jaxpar.compiler.report.screen import print_lines, screen
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.schema.layout import kept_by_planner
-from jaxpar.config.spelling import quoted
 from jaxpar.config.strict_json import json_text
 from jaxpar.cost.hardware_model import HardwareModel, borrowed, described
 from jaxpar.hardware.cluster import Cluster
@@ -216,12 +214,3 @@ def model_lines(model: HardwareModel, note: str | None = None) -> list[str]:
         shown, _, scaled = {"s": seconds, "1/s": count}.get(unit, plain)(value).partition(" ")
         lines.append(f"{name:<24}{shown:>12} {scaled or unit:<32} {meaning}")
     return [*lines, *filter(None, [note])]
-
-
-def gpu_numbers(text: str) -> tuple[int, int]:
-    """`128:2048`. Raises `UserError`."""
-    low, colon, high = text.partition(":")
-    digits = all(re.fullmatch(r"[0-9]{1,7}", number) for number in (low, high))
-    if not (colon and digits and 0 < int(low) <= int(high)):
-        raise UserError(f"--gpus {quoted(text)}: expected two numbers of GPUs, the smaller first, as in 128:2048")
-    return int(low), int(high)

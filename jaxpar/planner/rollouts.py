@@ -78,14 +78,13 @@ class Split:
 
     def settings(self, mode: str) -> list[str]:
         """The settings of it, for a configuration with this `rl.mode`."""
-        layout = self.drawing.layout
-        asked = [] if not self.sampler else [f"rl.sampler.devices={self.sampler}"]
-        asked += [] if self.copies == TURNS else [f"rl.sampler.tensor={layout.tensor}"]
-        asked += [f"rl.sampler.expert={layout.expert}"] if layout.expert > 1 and self.copies != TURNS else []
-        asked += [f"rl.sampler.context={layout.context}"] if layout.context > 1 and self.copies != TURNS else []
-        if self.sampler:
-            return asked if mode != "sync" else [*asked, "rl.mode=one_step_off"]
-        return [*asked, "rl.mode=sync"]
+        layout, asked = self.drawing.layout, [f"rl.sampler.devices={self.sampler}"] if self.sampler else []
+        if self.copies != TURNS:
+            sizes = {axis: getattr(layout, axis) for axis in ("tensor", "expert", "context")}
+            asked += [f"rl.sampler.{axis}={ranks}" for axis, ranks in sizes.items() if ranks > 1 or axis == "tensor"]
+        if self.sampler and mode != "sync":
+            return asked
+        return [*asked, f"rl.mode={'one_step_off' if self.sampler else 'sync'}"]
 
     def to_dict(self) -> dict[str, float | int | bool]:
         """For a file."""

@@ -94,9 +94,8 @@ class StepTimer:
         cluster = self.cluster
         if group is not None:
             cluster = self._known.of(group.name, lambda: self.cluster.of_kind(group))
-        hardware = self.hardware if cluster.gpu == self.cluster.gpu else None
         sizes = self.model, self.sequence_length, self.global_batch
-        made = lambda: Steps(*sizes, cluster, hardware, self.update, network)
+        made = lambda: Steps(*sizes, cluster, self.reached(cluster), self.update, network)
         return made() if network is not None else self._known.of((Steps, group and group.name), made)
 
     def chunk_times(self, layout: Layout) -> tuple[list[Chunk], float, float]:

@@ -38,10 +38,14 @@ class StagesOfGroup:
     def __str__(self) -> str:
         last = self.first + self.ranks - 1
         stages = f"stage {self.first}" if self.ranks == 1 else f"stages {self.first} to {last}"
-        least, most = min(self.layers), max(self.layers)
-        layers = f"{most}" if least == most else f"{least} to {most}"
         hosts = plural(self.group.hosts, "host")
-        return f"{stages}: {self.group.name} ({hosts}, {self.group.gpu.name}), {layers} layers each"
+        return f"{stages}: {self.group.name} ({hosts}, {self.group.gpu.name}), {number_words(self.layers)} layers each"
+
+
+def number_words(lengths: Sequence[int]) -> str:
+    """`3`, or `3 to 4`."""
+    least, most = min(lengths), max(lengths)
+    return f"{most}" if least == most else f"{least} to {most}"
 
 
 def stages_by_group(cluster: Cluster, pipe: int, rank_of: Sequence[int], lengths: Lengths) -> list[StagesOfGroup]:

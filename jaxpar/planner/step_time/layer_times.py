@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
 from jaxpar.config.kinds import kind_counts, layer_kinds
@@ -83,15 +83,9 @@ class Layers:
         self.coded = self.average({sort: case.coded for sort, case in self.cases.items()})
         """Weights that are stored as codes of 8 bits; without experts."""
         self.coded_experts = self.average({sort: case.coded_experts for sort, case in self.cases.items()})
-        self._head_time = lambda ends: head_time(self.case, vocab, device, network, ends)
-        self._heads: dict[int, Work] = {}
+        self.head: Callable[[int], Work] = lambda ends: total(head_time(self.case, vocab, device, network, ends))
+        """Head and loss of a microbatch, forward and backward, on a device; so many pipeline ranks share them."""
         self._again: dict[tuple[Remat, Kinds], dict[Sort, Work]] = {}
-
-    def head(self, ends: int) -> Work:
-        """Head and loss of a microbatch, forward and backward, on a device; `ends` pipeline ranks share them."""
-        if ends not in self._heads:
-            self._heads[ends] = total(self._head_time(ends))
-        return self._heads[ends]
 
     def again(self, remat: Remat, slots: Kinds) -> dict[Sort, Work]:
         """Work that a layer of each sort recomputes in the backward, averaged over those of a chunk."""

@@ -64,7 +64,6 @@ class Once:
             exposed += times * (scatter + self.rows) + self._over_replicas(held) + gather
         if holds_chunks(layout):
             exposed += self._held()
-        exposed += self._maxima()
         if self.piped and not layout.shared_ends:
             # The float32 gradients of embedding and head.
             exposed += self.where.sum_over_stages(
@@ -103,15 +102,6 @@ class Once:
             return 0.0, 0.0
         own = self.model.layers / self.layout.pipe
         return own * self.layers.coded, own * self.layers.coded_experts
-
-    def _maxima(self) -> float:
-        """Seconds of the maxima of squares of matrices that become codes, which the first gather waits for."""
-        codes, sent = self.layers.case.codes, self.messages
-        if codes is None or codes.tile is None or not codes.once:
-            return 0.0
-        dense, of_experts = (own / codes.tile**2 for own in (self.coded, self.coded_experts))
-        found = sent.shards.maxima(dense) if dense and self.sharded > 1 else 0.0
-        return found + (sent.expert_shards.maxima(of_experts) if of_experts and self.sharded_experts > 1 else 0.0)
 
     def _held(self) -> float:
         """Seconds of the messages of chunks that are held whole."""
