@@ -15,6 +15,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from jaxpar.compiler.compile import part_of
 from jaxpar.compiler.report.screen import print_lines, screen, table
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.spelling import quoted
@@ -40,8 +41,9 @@ from jaxpar.planner.failures import (
     state_per_parameter,
     straggling,
 )
-from jaxpar.planner.planning import hosts_of_one_kind, planned_config, search_on
+from jaxpar.planner.planning import hosts_of_one_kind, planned_config
 from jaxpar.planner.report import words
+from jaxpar.planner.search.islands import search_of
 
 MOST_STRAGGLERS = 0.9
 """Largest share of the time that may be given as lost to stragglers; ByteDance's worst hundredth of jobs lost 45%."""
@@ -173,7 +175,7 @@ class Budget:
 
     def _cost(self, config: Config, cluster: Cluster, gpus: int) -> Cost:
         """On so many GPUs. Raises `UserError` where no layout fits."""
-        planned = search_on(config, cluster, gpus).best(1)[0]
+        planned = search_of(config, part_of(cluster, gpus)).best(1)[0]
         time, spread = planned.candidate.time, planned.spread
         parameters, state = parameter_count(planned.config.model, padded=False), state_per_parameter(config)
         lost = reliability(gpus, parameters, self.mtbf, self.restart, state)

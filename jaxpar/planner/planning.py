@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from jaxpar.compiler.compile import DEFAULT_CACHE, part_of, training_part, with_known_vocab
+from jaxpar.compiler.compile import DEFAULT_CACHE, training_part, with_known_vocab
 from jaxpar.compiler.report.screen import print_lines, screen
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.schema import ParallelConfig
@@ -28,9 +28,8 @@ from jaxpar.planner.report.measured import asked_of, measured_words
 from jaxpar.planner.report.page import write_page
 from jaxpar.planner.report.text import print_plans
 from jaxpar.planner.rollouts import Split, draws_here, print_splits, splits
-from jaxpar.planner.search.avoid import parse_avoided
+from jaxpar.planner.search.asked import parse_avoided, parse_fixed
 from jaxpar.planner.search.candidate import Planned
-from jaxpar.planner.search.fixed import parse_fixed
 from jaxpar.planner.search.idle import on_fewer_hosts
 from jaxpar.planner.search.islands import search_of
 from jaxpar.planner.search.search import Search
@@ -173,30 +172,21 @@ def best_with_idle_hosts(search: Search, number: int) -> tuple[Search, list[Plan
 
 
 def planned_config(config: Config) -> Config:
-    """`config` as the planner takes it: its own layout left out, and the vocabulary set. Raises `UserError`."""
-    config = without_layout(config)
+    """`config` as the planner takes it: on one device, with the vocabulary set, and layers that keep what the presets
+    name; keys that the planner does not search stay. Raises `UserError`."""
+    memory = replace(
+        config.memory, remat="gemm_last", offload_fraction=0.0, optimizer_offload="none",
+        weights_offload="none", offload_dir=None, mlp_tiles=None,
+    )  # fmt: skip
+    config = replace(config, parallel=ParallelConfig(**kept_by_planner(config.parallel)), memory=memory)
     overlap = replace(config.parallel.overlap, shard_state_over_replicas=False)  # it has no replicas
     validate(replace(config, parallel=replace(config.parallel, overlap=overlap)))
     return with_known_vocab(config)
 
 
-def without_layout(config: Config) -> Config:
-    """`config` on one device, whose layers keep what the presets name; keys that the planner does not search stay."""
-    memory = replace(
-        config.memory, remat="gemm_last", offload_fraction=0.0, optimizer_offload="none",
-        weights_offload="none", offload_dir=None, mlp_tiles=None,
-    )  # fmt: skip
-    return replace(config, parallel=ParallelConfig(**kept_by_planner(config.parallel)), memory=memory)
-
-
 def best_plan(config: Config, cluster: Cluster) -> Planned:
     """The best layout on `cluster`: what `parallel: auto` stands for. Raises `UserError`."""
     return search_of(planned_config(config), cluster).best(1)[0]
-
-
-def search_on(config: Config, cluster: Cluster, gpus: int) -> Search:
-    """The search on so many GPUs of a cluster's hosts, of which there is one kind."""
-    return search_of(config, part_of(cluster, gpus))
 
 
 def hosts_of_one_kind(text: str) -> Cluster:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -139,7 +138,7 @@ def _backward(watch: Stopwatch, config: Config, model: ModelConfig, backend: str
     """Forward and backward."""
     attend, inputs = _attention(config, model, backend)
 
-    def both(_: Any, gradient: jax.Array, *inputs: jax.Array) -> Any:
+    def both(_: object, gradient: jax.Array, *inputs: jax.Array) -> object:
         return jax.vjp(attend, *inputs)[1](gradient)
 
     return watch.loop(both, inputs, attend(*inputs), *inputs)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Annotated
 
+from jaxpar.compiler.compile import part_of
 from jaxpar.config import Config, UserError
 from jaxpar.config.bounds import at_least
 from jaxpar.config.reading.yaml_file import read_record
@@ -14,8 +15,8 @@ from jaxpar.config.spelling import named
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.counting import parameter_count
 from jaxpar.planner.failures import reliability, state_per_parameter
-from jaxpar.planner.planning import search_on
 from jaxpar.planner.report import words
+from jaxpar.planner.search.islands import search_of
 
 HOURS = 1e6
 """Largest number of hours that a file may name: 114 years."""
@@ -153,7 +154,7 @@ def planned_curve(config: Config, cluster: Cluster) -> Curve:
     parameters, last = parameter_count(config.model, padded=False), ""
     for gpus in numbers_of(cluster):
         try:
-            best = search_on(config, cluster, gpus).best(1)[0].candidate
+            best = search_of(config, part_of(cluster, gpus)).best(1)[0].candidate
         except UserError as error:
             last = f"on {gpus}: {error}"
             continue

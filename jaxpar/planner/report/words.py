@@ -16,7 +16,7 @@ from jaxpar.cost.layout import Layout
 from jaxpar.memory.remat import nearest_preset
 from jaxpar.pages.render import Cell
 from jaxpar.pages.units import percent, plural, seconds, size
-from jaxpar.planner.search.avoid import never_measured
+from jaxpar.planner.search.asked import never_measured
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.step_time.chunks import why_padded

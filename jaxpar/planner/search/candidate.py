@@ -10,7 +10,7 @@ from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layout.memory.estimate import MemoryEstimate
 from jaxpar.layout.plan_file import PlanFile
-from jaxpar.planner.search.avoid import never_measured
+from jaxpar.planner.search.asked import never_measured
 from jaxpar.planner.search.stage_groups import StagesOfGroup, ranks_of, stages_by_group
 from jaxpar.planner.step_time.interval import PUBLISHED, Spread
 from jaxpar.planner.step_time.model import StepTime

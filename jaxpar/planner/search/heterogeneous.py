@@ -25,9 +25,8 @@ from jaxpar.planner.memo import Memo
 from jaxpar.planner.search.stage_groups import Lengths, ranks_of
 from jaxpar.planner.step_time.chunks import why_padded
 from jaxpar.planner.step_time.model import Steps, StepTime
-from jaxpar.planner.step_time.pipeline import run_pipeline
+from jaxpar.planner.step_time.pipeline import Chunk, run_pipeline
 from jaxpar.planner.step_time.step import Step
-from jaxpar.planner.step_time.ticks import Chunk
 from jaxpar.planner.step_time.update import Update
 from jaxpar.trace.parts import Run
 

@@ -23,7 +23,7 @@ from jaxpar.layout.memory.estimate import MemoryModel, estimate_memory
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.optim.outer import wire_bytes
 from jaxpar.pages.units import plural
-from jaxpar.planner.search.avoid import OPTIMIZER
+from jaxpar.planner.search.asked import OPTIMIZER
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.search import Search

@@ -21,7 +21,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count, product
+from itertools import count, product, takewhile
 
 from jaxpar.config import UserError
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
@@ -35,7 +35,7 @@ from jaxpar.layout.memory.estimate import MemoryModel, estimate_memory
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.memo import Memo, no_collection
 from jaxpar.planner.search.activation_planner import ActivationPlanner
-from jaxpar.planner.search.avoid import ACTIVATIONS
+from jaxpar.planner.search.asked import ACTIVATIONS
 from jaxpar.planner.search.bounds import Bounds
 from jaxpar.planner.search.candidate import Candidate, Effort, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
@@ -162,12 +162,8 @@ class Search:
         """Seconds of the best layout that jaxpar would run, if they are below `seconds`; slower ones are not timed."""
         self._within, self._wanted = seconds, 0
         with no_collection():
-            for one in self.by_time():
-                if one.seconds >= seconds:
-                    break
-                if self.checked(one) is not None:
-                    return one.seconds
-        return None
+            below = takewhile(lambda one: one.seconds < seconds, self.by_time())
+            return next((one.seconds for one in below if self.checked(one) is not None), None)
 
     def checked(self, candidate: Candidate) -> Planned | None:
         """The configuration and the plan of a layout, as a run would make them; None where it would refuse.
@@ -240,7 +236,9 @@ class Search:
             yield self.bounds.of_schedule(group, own, floor, layers), node
 
     def _simulated(self, activations: ActivationPlanner) -> Iterator[Child]:
-        if not self._can_fit(activations):
+        least = activations.least()
+        moved = least.saved_activations if activations.may_offload else 0  # all of it could go to the host
+        if least.device - moved > self.usable:
             self.effort.too_large += 1
             return
         self.effort.simulated += 1
@@ -270,13 +268,6 @@ class Search:
         return ActivationPlanner(
             self.model, self.cluster, self.reached, group, choice, self.usable, remat, offloads, known=self._known
         )  # fmt: skip
-
-    def _can_fit(self, activations: ActivationPlanner) -> bool:
-        """Whether something may fit: what is kept from forward to backward could all go to the host."""
-        least = activations.least()
-        return least.device <= self.usable or (
-            activations.may_offload and least.device - least.saved_activations <= self.usable
-        )
 
     @property
     def host_limit(self) -> int:

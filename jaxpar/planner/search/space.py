@@ -24,8 +24,7 @@ from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.pipeline.schedules.registry import check_sizes
 from jaxpar.planner.memo import Memo
-from jaxpar.planner.search.avoid import EXPERT, OPTIMIZER, SHARED_ENDS
-from jaxpar.planner.search.fixed import ENDS
+from jaxpar.planner.search.asked import ENDS, EXPERT, OPTIMIZER, SHARED_ENDS
 from jaxpar.planner.settings import ONE_STAGE
 
 SPLIT = ("pipe", "replica", "fsdp", "context", "tensor")
@@ -92,7 +91,7 @@ class Space:
     fixed: Mapping[str, str] = field(default_factory=dict)
     """Parts of a layout that are fixed: a name of `FIXABLE` to its value."""
     avoided: frozenset[str] = frozenset()
-    """Mechanisms that are left out (`search.avoid`)."""
+    """Mechanisms that are left out (`search.asked`)."""
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -194,19 +193,21 @@ class Space:
         return (fixed in ("optimizer", "all"),)
 
     def ends(self, pipe: int, tensor: int) -> tuple[bool, ...]:
-        """Whether so many pipeline ranks may share embedding and head (`parallel.pipe_ends`).
-
-        Sums over all stages come with it, and so not where hosts are of several kinds.
-        """
+        """Whether so many pipeline ranks may share embedding and head (`parallel.pipe_ends`)."""
         if pipe == 1:
             return (False,)
-        refused = SHARED_ENDS in self.avoided or self.cluster.is_heterogeneous or bool(self._vocab_left(pipe, tensor))
-        fixed = self.fixed.get("pipe_ends")
+        fixed, refused = self.fixed.get("pipe_ends"), bool(self._why_ends_stay(pipe, tensor))
         return tuple(one for one in (False, True) if fixed in (None, ENDS[one]) and not (one and refused))
 
-    def _vocab_left(self, pipe: int, tensor: int) -> int:
-        """Columns of the padded vocabulary that pipeline and tensor ranks cannot share evenly."""
-        return padded_vocab(self.config.model) % (pipe * tensor)
+    def _why_ends_stay(self, pipe: int, tensor: int) -> str:
+        """Why so many ranks of a pipeline cannot share embedding and head; empty where they can. Sums over all stages
+        come with it, and so not where hosts are of several kinds."""
+        if SHARED_ENDS in self.avoided:
+            return f"--avoid {SHARED_ENDS}"
+        vocab = padded_vocab(self.config.model)
+        if vocab % (pipe * tensor):
+            return f"the padded vocabulary ({vocab}) over pipe x tensor (pipe_ends is shared)"
+        return "--fix pipe_ends=shared (hosts are of several kinds)" if self.cluster.is_heterogeneous else ""
 
     def _number(self, name: str) -> int | None:
         return int(self.fixed[name]) if name in self.fixed else None
@@ -267,14 +268,6 @@ class Space:
         crosses = self._crosses_kinds(sizes)
         if crosses is not None:
             yield crosses
-
-    def _why_ends_stay(self, pipe: int, tensor: int) -> str:
-        """Why ranks of a pipeline do not share embedding and head, which is fixed."""
-        if SHARED_ENDS in self.avoided:
-            return f"--avoid {SHARED_ENDS}"
-        if self._vocab_left(pipe, tensor):
-            return f"the padded vocabulary ({padded_vocab(self.config.model)}) over pipe x tensor (pipe_ends is shared)"
-        return "--fix pipe_ends=shared (hosts are of several kinds)"
 
     def _crosses_kinds(self, sizes: Mapping[str, int]) -> str | None:
         """Where hosts differ, all devices of a stage are of one kind: only pipeline edges cross (Holmes).

@@ -12,8 +12,7 @@ from jaxpar.planner.step_time.common import Common
 from jaxpar.planner.step_time.layer_times import Sort, sorts_of
 from jaxpar.planner.step_time.once import Once
 from jaxpar.planner.step_time.overlap import beside_copies, beside_weights, first_gather
-from jaxpar.planner.step_time.pipeline import Pieces, joined, run_pipeline
-from jaxpar.planner.step_time.ticks import Chunk
+from jaxpar.planner.step_time.pipeline import Chunk, Pieces, joined, run_pipeline
 from jaxpar.planner.step_time.weight_traffic import (
     SLICED,
     SLICED_GRADIENT,
@@ -58,8 +57,6 @@ class Step:
         self.case = self.layers.case
         self.slots: Kinds = kinds_of_slots(where.model, layout)
         """The kind of each; none where all layers are alike."""
-        self.unlike = layout.matmul_codes is not None and any(layout.matmul_codes.exact)
-        """Whether some layers multiply in FP8 and others do not."""
         self.messages = DataMessages(where, layout, float(self.case.item))
         self.jitter = where.jitter(layout.devices)
         sent = (lambda _: (0.0, 0.0)) if holds_chunks(layout) else self.messages.of_layers
@@ -130,11 +127,7 @@ class Step:
         """All microbatches in the schedule of `layout`."""
         if layout.pipe == 1:
             return self.work
-        if self.slots or self.unlike:
-            chunks = self.chunks(layout)
-        else:
-            chunks = (self.pieces.chunk(max(chunk_lengths(self.model, layout))),)
-        return run_pipeline(layout, self.microbatches, chunks, [self.pieces])
+        return run_pipeline(layout, self.microbatches, self.chunks(layout), [self.pieces])
 
     def program(self, pipeline: Run) -> Run:
         """The microbatches, and what comes once a step."""
@@ -171,7 +164,8 @@ class Step:
                 run = own + padding if why not in (None, GATHERED) else own
                 # A branch skips the work, not the messages.
                 gathered = sum(n * self.sent[sort][0] for sort, n in padding.items()) if why == GATHERED else 0.0
-                shorter = layout.first_layers(length)  # a short chunk runs the first rows of a map
+                # A short chunk runs the first rows of a map.
+                shorter = layout.first_layers(length) if run is own else layout
                 passed = self.passed if self.slots or shorter is layout else self._all_passed(shorter)
                 made[key] = self.pieces.joined([(passed[sort], n) for sort, n in run.items()], gathered)
             chunks.append(made[key])

@@ -17,9 +17,8 @@ from jaxpar.pipeline.timing.simulate import Mode, simulate
 from jaxpar.planner.planning import planned_config
 from jaxpar.planner.report import words
 from jaxpar.planner.report.text import host_words
-from jaxpar.planner.search.avoid import AVOIDABLE, NEVER_MEASURED, OPTIMIZER, never_measured, parse_avoided
+from jaxpar.planner.search.asked import AVOIDABLE, NEVER_MEASURED, OPTIMIZER, never_measured, parse_avoided, parse_fixed
 from jaxpar.planner.search.candidate import Candidate
-from jaxpar.planner.search.fixed import parse_fixed
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.settings import plan_on
 from jaxpar.planner.stage_work import layout_of

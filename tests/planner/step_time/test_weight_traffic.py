@@ -15,7 +15,7 @@ from jaxpar.layout.choices.pipeline import holds_chunks as executor_holds_chunks
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.placements import added_dim, local_shape
 from jaxpar.planner.step_time.model import StepTime, step_time
-from jaxpar.planner.step_time.ticks import ticks_of
+from jaxpar.planner.step_time.pipeline import ticks_of
 from jaxpar.planner.step_time.weight_traffic import held_seconds, holds_chunks, reduces_with_weights
 from tests.compiler.inspected import CLUSTER, asked, wide
 
