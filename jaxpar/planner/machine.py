@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import Any
 
 from jaxpar.config import UserError
 from jaxpar.config.spelling import quoted
@@ -71,7 +72,7 @@ def cluster_at_hand(devices: Sequence[Device]) -> Cluster:
     return parse_cluster(f"{gpu.short}:{len(devices) // each}x{each}")
 
 
-def check_stage_kinds(stages: Sequence[Mapping[str, object]], pipe: int, devices: Sequence[Device]) -> None:
+def check_stage_kinds(stages: Sequence[Mapping[str, Any]], pipe: int, devices: Sequence[Device]) -> None:
     """Each stage of a plan for GPUs of several kinds must be on GPUs of the kind that it was planned for.
 
     Args:

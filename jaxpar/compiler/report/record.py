@@ -137,4 +137,4 @@ class Report:
 
     def to_dict(self) -> dict[str, object]:
         """Plain containers."""
-        return asdict(self) | {"step_seconds": self.step_seconds, "exposed_fraction": self.exposed_fraction}
+        return {**asdict(self), "step_seconds": self.step_seconds, "exposed_fraction": self.exposed_fraction}
