@@ -21,6 +21,7 @@ from jaxpar.layout.step_layout import StepLayout
 from jaxpar.planner.search.space import divisors
 from jaxpar.planner.settings import plan_on
 from jaxpar.planner.step_time.common import Common
+from jaxpar.planner.step_time.weight_traffic import DataMessages
 from jaxpar.trace.clock import Clock
 from jaxpar.trace.parts import Op, Repeat, Run, Trace
 
@@ -123,8 +124,6 @@ class Drawer:
         if layout.zero != 3:
             return []
         layers = self.common.layers(layout)
-        dense, experts = (layers.case.item * size for size in (layers.trained, layers.experts))
-        ring = self.common.ring(layout.data * layout.context, layout.tensor)
-        of_experts = self.common.ring(layout.data * layout.context // layout.expert, layout.tensor * layout.expert)
-        seconds = ring.gather(dense) + (of_experts.gather(experts) if experts else 0.0)
+        sent = DataMessages(self.common, layout, float(layers.case.item))
+        seconds = layers.average({sort: sent.of_layers(case)[0] for sort, case in layers.cases.items()})
         return [Op("weights", self.config.model.layers * seconds, "data")]

@@ -1,6 +1,5 @@
 """The search finds what timing every layout finds; what it may leave out, and what it says where nothing is left."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from itertools import islice, product
 from pathlib import Path
@@ -10,10 +9,8 @@ import pytest
 from jaxpar.config import UserError
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema.model import Pattern
+from jaxpar.cost.layout import Layout
 from jaxpar.pages.units import GIB, size
-from jaxpar.pipeline.schedules import make_schedule
-from jaxpar.pipeline.timing.durations import Durations
-from jaxpar.pipeline.timing.simulate import Mode, simulate
 from jaxpar.planner.planning import planned_config
 from jaxpar.planner.report import words
 from jaxpar.planner.report.text import host_words
@@ -152,27 +149,16 @@ def test_virtual_stages_may_add_a_twentieth_of_the_layers(layers: int, virtual: 
     assert found == virtual
 
 
-LENGTHS = [own for own in product(range(1, 10), repeat=4) if sum(own) == 12]
-"""Four stages of a model of twelve layers."""
-UNIFORM = ("1f1b", "zb-uniform", "gpipe")
-
-
-def seconds_of(name: str, lengths: Sequence[int], head: float, mode: Mode) -> float:
-    """A pipeline whose layers take 1 s forward and 2 s backward, half of it for weights, by the simulator."""
-    forward = tuple(map(float, lengths))
-    durations = Durations(forward, tuple(2 * one for one in forward), forward, head, 0.1)
-    schedule = make_schedule(name, ranks=len(lengths), microbatches=8)
-    return float(simulate(schedule, durations, mode=mode).makespan)
-
-
-@pytest.mark.parametrize("head", [0.0, 4.0, 20.0])
-@pytest.mark.parametrize("name", UNIFORM)
-def test_no_lengths_are_faster_than_equal_ones_in_uniform_ticks(name: str, head: float):
+@pytest.mark.parametrize("vocab", [8192, 524288])
+@pytest.mark.parametrize("name", ["1f1b", "zb-uniform", "gpipe"])
+def test_no_lengths_are_faster_than_equal_ones_in_uniform_ticks(name: str, vocab: int):
     """They are not searched on GPUs of one kind, for they are no faster there: not even where the loss takes longer
     than a stage."""
-    equal = seconds_of(name, (3, 3, 3, 3), head, "lockstep")
-    assert min(seconds_of(name, own, head, "lockstep") for own in LENGTHS) == pytest.approx(equal)
-    assert seconds_of(name, (4, 3, 3, 2), head, "lockstep") > 1.05 * equal
+    timer = search_of(model_of(model={"layers": 12, "vocab": vocab}), "h100:1x4").timer
+    seconds = lambda *lengths: timer.step(Layout(pipe=4, schedule=name, stage_layers=lengths or None)).seconds
+    every = {own: seconds(*own) for own in product(range(1, 6), repeat=4) if sum(own) == 12}
+    assert min(every.values()) == pytest.approx(seconds()) == every[3, 3, 3, 3]
+    assert every[4, 3, 3, 2] > (1.05 if vocab == 8192 else 1.0) * seconds()
 
 
 def test_a_plan_with_uneven_virtual_stages_is_one_that_the_trainer_makes():
