@@ -48,7 +48,7 @@ def _inspect(options: argparse.Namespace) -> int | None:
 
 def _print_answers(options: argparse.Namespace) -> None:
     """Print what drawing answers takes, where the run learns from them."""
-    from jaxpar.compiler.inspection import screen
+    from jaxpar.compiler.report.screen import screen
     from jaxpar.config import load_config
     from jaxpar.hardware.cluster import parse_cluster
     from jaxpar.planner.rollouts import draws_here, of_run, print_splits

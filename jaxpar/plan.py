@@ -53,27 +53,12 @@ def main(arguments: Sequence[str]) -> None:
 
 
 def _plan(arguments: Sequence[str]) -> None:
-    options = _parser().parse_args(arguments)
-    files = by_ending(options.out, OUTPUTS)
+    options = vars(_parser().parse_args(arguments))
+    files = by_ending(options.pop("out"), OUTPUTS)
     _load()
     from jaxpar.planner.planning import Planning
 
-    Planning(
-        config=options.config,
-        cluster=options.cluster,
-        overrides=options.overrides,
-        fixed=options.fixed,
-        top=options.top,
-        output=files.get(".json", Planning.output),
-        as_json=options.json,
-        page=files.get(".html"),
-        verify=options.verify,
-        show_model=options.show_model,
-        profile=options.profile,
-        timeout_s=options.timeout,
-        measured=options.measured,
-        avoided=options.avoided,
-    ).run()
+    Planning(**options, output=files.get(".json", Planning.output), page=files.get(".html")).run()
 
 
 def _parser() -> Parser:
@@ -107,8 +92,8 @@ def _explain(arguments: Sequence[str]) -> None:
     parser.add_argument("plan", metavar="FILE", type=Path, help="a plan.json")
     options = parser.parse_args(arguments)
     _load()
+    from jaxpar.compiler.report.screen import screen
     from jaxpar.planner.report.explain import print_explanation
-    from jaxpar.planner.report.screen import screen
 
     print_explanation(options.plan, screen())
 
@@ -186,13 +171,12 @@ def _place(arguments: Sequence[str]) -> None:
     parser.add_argument("plan", metavar="FILE", type=Path, help="a plan.json")
     words = "MB/s between nodes, row sends to column; by default the file that the cluster's YAML names"
     parser.add_argument("--bandwidth", metavar="CSV", type=Path, help=words)
-    parser.add_argument("--seed", type=int, default=0, help="of the search (default 0)")
     parser.add_json()
     options = parser.parse_args(arguments)
     _load()
     from jaxpar.planner.placement.placement import print_placement
 
-    print_placement(options.plan, options.bandwidth, options.seed, as_json=options.json)
+    print_placement(options.plan, options.bandwidth, as_json=options.json)
 
 
 def _load() -> None:

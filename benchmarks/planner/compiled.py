@@ -26,8 +26,8 @@ from jaxpar.compiler.program.attribution import part_of
 from jaxpar.compiler.report import Analysis, make_report
 from jaxpar.compiler.report.record import Collective
 from jaxpar.config import Config, UserError, load_config
+from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import Cluster, parse_cluster
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.planning import planned_config
 from jaxpar.planner.report import words
 from jaxpar.planner.search.search import Search
@@ -121,7 +121,7 @@ def compiled(program: Program) -> Program:
     """The row, compiled."""
     config, cluster = prepared(program)
     compilation = compile_step(config, cluster, timeout_s=TIMEOUT_S, cache=DEFAULT_CACHE)
-    report = make_report(Analysis(compilation, cluster, strict=True), program.config)
+    report = make_report(Analysis(compilation, cluster), program.config)
     if not report.fits:
         raise UserError(f"{program.command}: the program does not fit, and then XLA gives up overlap")
     layout, _ = laid_out(config, cluster)

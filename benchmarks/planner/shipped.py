@@ -31,9 +31,8 @@ from jaxpar.pages.units import seconds, size
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.planning import best_with_idle_hosts, planned_config
 from jaxpar.planner.report import words
-from jaxpar.planner.search.avoid import parse_avoided
+from jaxpar.planner.search.asked import parse_avoided, parse_fixed
 from jaxpar.planner.search.candidate import Candidate, Planned
-from jaxpar.planner.search.fixed import parse_fixed
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.verified import Verified, verify

@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from benchmarks.validation.cells import Cells
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import one_of, quoted
+from jaxpar.cost.layout import Layout, Precision, Remat
 from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules.registry import SCHEDULES, check_sizes
-from jaxpar.planner.layout import Layout, Precision, Remat
 
 REMATS = ("none", "selective", "operations", "gemm_last", "full")
 """Values of the recomputation column; `selective` where it is empty."""

@@ -15,9 +15,9 @@ from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import one_of, quoted
 from jaxpar.cost.layer import layer_time
+from jaxpar.cost.layout import Layout
 from jaxpar.cost.work import total
 from jaxpar.hardware.cluster import Cluster
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.model import Steps
 from jaxpar.planner.step_time.step import Step
 
@@ -105,17 +105,17 @@ def other_seconds(
     if does.attention != "hopper":
         layout = replace(layout, attention=tuple((kind, "flash2") for kind in kind_models(model)))
     step = Steps(model, sequence, batch, cluster).step(layout)
-    spent = step.spent_in(layout, step.pipeline(layout), step.once)
+    spent = step.spent_in(layout, step.pipeline(layout))
     layers = model.layers / layout.pipe
     more = step.microbatches * layers * _Layer(step, does).more - spent["slices"]
     if does.eager:
         head = step.layers.head(layout.ends).other / (1 if layout.shared_ends else layout.pipe)
         more += (EAGER[model.norm == "rmsnorm"] - 1) * step.microbatches * head
-    grown = more / step.ideal
+    grown = more / step.work.seconds
     hidden = 0.0
     if does.overlap_data and layout.zero < 3:
         # All but a layer's part, as far as one microbatch hides it.
-        hidden = (1 - 1 / layers) * min(step.once["data"], (1 + grown) * step.ideal / step.microbatches)
+        hidden = (1 - 1 / layers) * min(step.once["data"], (1 + grown) * step.work.seconds / step.microbatches)
     return sum(spent.values()) + more + grown * (spent["bubble"] + spent["stragglers"]) - hidden
 
 

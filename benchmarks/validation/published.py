@@ -19,12 +19,12 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema import ModelConfig
 from jaxpar.config.spelling import named, quoted
+from jaxpar.cost.layout import Layout
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.cluster import Cluster, Group
 from jaxpar.hardware.variants import Variant, variant
 from jaxpar.model.flops import causal_pairs, flops_per_step
 from jaxpar.pages.units import TERA, operations
-from jaxpar.planner.layout import Layout
 
 DATA = Path(__file__).parent / "data"
 FILES = tuple(DATA / name for name in ("published.csv", "held_out.csv", "experts.csv", "later.csv"))

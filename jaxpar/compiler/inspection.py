@@ -14,6 +14,7 @@ from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.compiler.report.build import with_utilisation
 from jaxpar.compiler.report.layer_schedule import layer_schedules, layers_picture, turn_words
 from jaxpar.compiler.report.page import html_page
+from jaxpar.compiler.report.screen import screen
 from jaxpar.compiler.report.tables import print_report
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.strict_json import json_text
@@ -22,9 +23,6 @@ from jaxpar.hardware.memory import pool_bytes
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.layout.memory.nearest_fit import describe_fit, nearest_fit
 from jaxpar.layout.step_layout import StepLayout
-
-PLAIN_WIDTH = 140
-"""Columns of the output where there is no terminal: those of the widest table."""
 
 
 def inspect_step(options: Namespace, page: Path | None, picture: Path | None) -> None:
@@ -74,12 +72,6 @@ def _report(file: Path, options: Namespace, cluster: Cluster) -> tuple[Analysis,
             progress.update(task, description="It does not fit: looking for what does ...")
             report = replace(report, way_out=way_out(config, cluster, report.allocated_bytes))
     return analysis, report
-
-
-def screen() -> Console:
-    """The terminal, or a console as wide as the widest table."""
-    console = Console(markup=False)
-    return console if console.is_terminal else Console(width=PLAIN_WIDTH, markup=False)
 
 
 def way_out(config: Config, cluster: Cluster, needed: int | None = None) -> str:

@@ -69,12 +69,8 @@ class Products(NamedTuple):
         device, model = self.device, self.device.model
         tile = min(rows * columns for rows, columns, _ in TILES)
         waves = max(1.0, m * n / (tile * model.multiprocessors))  # of fewer tiles some processors have none
-        rate = device.matmul_rate(item) * share_of(self.groups) * aligned(n, item)
+        many = log2(max(1, self.groups) / FEW_GROUPS) / log2(MANY_GROUPS / FEW_GROUPS)
+        share = 1.0 - (1.0 - MANY) * min(1.0, max(0.0, many))
+        rate = device.matmul_rate(item) * share * aligned(n, item)
         rate = min(rate, grouped_limit(device.machine, n, item))
         return waves * tile * model.multiprocessors * 2.0 * (k + model.matmul_ramp) / rate
-
-
-def share_of(groups: int) -> float:
-    """Rate of so many groups relative to a dense matmul."""
-    steps = log2(MANY_GROUPS / FEW_GROUPS)
-    return 1.0 - (1.0 - MANY) * min(1.0, max(0.0, log2(max(1, groups) / FEW_GROUPS) / steps))

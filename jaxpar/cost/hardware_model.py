@@ -6,69 +6,53 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Annotated, get_type_hints
 
-from jaxpar.config.errors import UserError
-from jaxpar.config.spelling import one_of
 from jaxpar.cost.tables import NOTHING, Tables
-from jaxpar.hardware.catalogue import GPU, GPUS, gpu_named
+from jaxpar.hardware.catalogue import GPU, gpu_named
 from pallas_kernels import bounds
 from pallas_kernels.expected import Machine, blackwell, hopper
 
 
-class Parameter(NamedTuple):
-    """The unit and meaning of a number of `HardwareModel`."""
-
-    unit: str
-    meaning: str
-
-
 @dataclass(frozen=True)
 class HardwareModel:
-    """The speeds that a kind of GPU reaches: fitted once to published runs, or measured alone, or cited."""
+    """The speeds that a kind of GPU reaches: fitted once to published runs, or measured alone, or cited. Each has its
+    unit and what it is of."""
 
-    matmul_share: Annotated[float, Parameter("of the dense 16-bit peak", "large matmuls reach")]
-    matmul_ramp: Annotated[
-        float, Parameter("of the inner dimension", "a tile's start and end cost as much as this many steps")
-    ]
-    float8_share: Annotated[float, Parameter("of the dense float8 peak", "large float8 matmuls reach")]
-    attention_share: Annotated[float, Parameter("of the dense 16-bit peak", "matmuls inside FlashAttention-2 reach")]
-    memory_share: Annotated[float, Parameter("of the peak bandwidth", "elementwise kernels reach")]
-    node_share: Annotated[float, Parameter("of the link inside a host", "large collectives reach in a host")]
-    network_share: Annotated[float, Parameter("of the link between hosts", "large collectives reach between two hosts")]
-    network_decline: Annotated[float, Parameter("per doubling", "collectives lose with each doubling of two hosts")]
-    message_seconds: Annotated[float, Parameter("s", "a collective takes before it sends anything")]
-    overlap_slowdown: Annotated[float, Parameter("s per s", "compute loses for each second of a message beside it")]
-    host_jitter: Annotated[float, Parameter("of the step", "waiting for the slowest, per doubling of hosts")]
+    matmul_share: Annotated[float, ("of the dense 16-bit peak", "large matmuls reach")]
+    matmul_ramp: Annotated[float, ("of the inner dimension", "a tile's start and end cost as much as this many steps")]
+    float8_share: Annotated[float, ("of the dense float8 peak", "large float8 matmuls reach")]
+    attention_share: Annotated[float, ("of the dense 16-bit peak", "matmuls inside FlashAttention-2 reach")]
+    memory_share: Annotated[float, ("of the peak bandwidth", "elementwise kernels reach")]
+    node_share: Annotated[float, ("of the link inside a host", "large collectives reach in a host")]
+    network_share: Annotated[float, ("of the link between hosts", "large collectives reach between two hosts")]
+    network_decline: Annotated[float, ("per doubling", "collectives lose with each doubling of two hosts")]
+    message_seconds: Annotated[float, ("s", "a collective takes before it sends anything")]
+    overlap_slowdown: Annotated[float, ("s per s", "compute loses for each second of a message beside it")]
+    host_jitter: Annotated[float, ("of the step", "waiting for the slowest, per doubling of hosts")]
     attention_native_share: Annotated[
         float,
-        Parameter(
+        (
             "of the dense 16-bit peak",
             "the same in kernels written for Hopper (NVIDIA's table for cuDNN 9: 640 TFLOP/s at 8k)",
         ),
     ] = 0.78
-    multiprocessors: Annotated[int, Parameter("", "streaming multiprocessors (datasheet)")] = 132
-    exponentials: Annotated[float, Parameter("1/s", "exponentials: 16 a clock and multiprocessor (whitepaper)")] = (
-        3.9e12
-    )
+    multiprocessors: Annotated[int, ("", "streaming multiprocessors (datasheet)")] = 132
+    exponentials: Annotated[float, ("1/s", "exponentials: 16 a clock and multiprocessor (whitepaper)")] = 3.9e12
     measured: Tables = NOTHING
     """Times that were measured on the machine: near them, shares do not matter."""
 
 
-_SHARED: dict[str, Any] = {
-    "matmul_ramp": 131.0, "memory_share": 0.73, "node_share": 0.74, "network_share": 0.9,
-    "network_decline": 0.05, "message_seconds": 3.4e-5, "overlap_slowdown": 0.0614, "host_jitter": 0.00417,
-}  # fmt: skip
-"""One value for all kinds, from all sources. `node_share`, `message_seconds`, `network_share` and `network_decline` are
-from collectives that were measured alone."""
-
 AMPERE = HardwareModel(
-    matmul_share=0.787, float8_share=0.0, attention_share=0.849,
-    multiprocessors=108, exponentials=16 * 108 * 1.41e9, **_SHARED,
+    matmul_share=0.787, matmul_ramp=131.0, float8_share=0.0, attention_share=0.849, memory_share=0.73, node_share=0.74,
+    network_share=0.9, network_decline=0.05, message_seconds=3.4e-5, overlap_slowdown=0.0614, host_jitter=0.00417,
+    multiprocessors=108, exponentials=16 * 108 * 1.41e9,
 )  # fmt: skip
-HOPPER = HardwareModel(
-    matmul_share=0.584, float8_share=0.486, attention_share=0.514,
-    multiprocessors=132, exponentials=16 * 132 * 1.755e9, **_SHARED,
+"""All kinds have its `matmul_ramp` and `memory_share`, and its shares of links and of waiting, from all sources.
+`node_share`, `message_seconds`, `network_share` and `network_decline` are from collectives that were measured alone."""
+HOPPER = replace(
+    AMPERE, matmul_share=0.584, float8_share=0.486, attention_share=0.514,
+    multiprocessors=132, exponentials=16 * 132 * 1.755e9,
 )  # fmt: skip
 VOLTA = replace(AMPERE, multiprocessors=80, exponentials=16 * 80 * 1.53e9, node_share=0.895)
 BLACKWELL = replace(
@@ -115,37 +99,18 @@ _UNFITTED = {
 
 
 def hardware_of(gpu: GPU) -> HardwareModel:
-    """The model of a GPU; raises `UserError` if none was fitted."""
-    if gpu.short not in _MODELS:
-        raise UserError(f"no time model was fitted for {gpu.name}; there are models of {one_of(_MODELS)}")
+    """The model of a GPU of the catalogue, or of a virtual device."""
     return _MODELS[gpu.short]
 
 
-def nearest_hardware(gpu: GPU) -> HardwareModel:
-    """The model of a GPU; if none was fitted, that of the newest GPU of the catalogue (by compute capability) that
-    is no newer than it, else of the oldest. `borrowed` reports it."""
-    return _MODELS[_nearest(gpu)]
-
-
 def borrowed(gpu: GPU) -> str | None:
-    """The GPU whose shares `nearest_hardware` takes, and why; None if its own were fitted."""
-    if gpu.short in _UNFITTED:
-        name = re.sub(r"-SXM.*|-\d+GB$", "", gpu.name).replace("-", " ")
-        article = "an" if name[0] in "AHLR" else "a"
-        kind = "run in 16 bits" if gpu.compute_capability == (10, 0) else "run"
-        return f"no {kind} on {article} {name} was at hand: what {_UNFITTED[gpu.short]}"
-    if gpu.short in _MODELS:
+    """The GPU whose shares a GPU's model has, and why; None if its own were fitted."""
+    if gpu.short not in _UNFITTED:
         return None
-    return f"no time model was fitted for {gpu.name}: what {gpu_named(_nearest(gpu)).name} reaches"
-
-
-def _nearest(gpu: GPU) -> str:
-    """Name of the kind in `_MODELS`."""
-    if gpu.short in _MODELS:
-        return gpu.short
-    fitted = sorted((one for one in GPUS if one.short in _MODELS), key=lambda one: one.compute_capability)
-    older = [one for one in fitted if one.compute_capability <= gpu.compute_capability]
-    return max(older or fitted[:1], key=lambda one: one.compute_capability).short
+    name = re.sub(r"-SXM.*|-\d+GB$", "", gpu.name).replace("-", " ")
+    article = "an" if name[0] in "AHLR" else "a"
+    kind = "run in 16 bits" if gpu.compute_capability == (10, 0) else "run"
+    return f"no {kind} on {article} {name} was at hand: what {_UNFITTED[gpu.short]}"
 
 
 def described(model: HardwareModel) -> list[tuple[str, float, str, str]]:

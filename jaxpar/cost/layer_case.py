@@ -7,12 +7,15 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
+from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import LoraConfig, ModelConfig
+from jaxpar.cost.layout import Layout
 from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.cost.operations import Attention
 from jaxpar.layers.declaration.adaptation import OFF
+from jaxpar.layers.declaration.columns import beside_of
 from jaxpar.layers.declaration.part import Matmuls
-from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes, LayerShape, exchange_by
+from jaxpar.memory.layer_shape import NO_CODES, LayerShape, exchange_by
 from jaxpar.mesh.parameters import ParamSpec
 
 
@@ -145,21 +148,20 @@ class LayerCase:
         return self.factors if self.frozen else self.parameters
 
 
-def layer_case(
-    model: ModelConfig, sequence: int, rows: int, tensor: int, context: int, strategy: str,
-    precision: str, lora: LoraConfig = OFF, expert: int = 1, exchange: str = "auto", capacity: float = 1.0,
-    imbalance: float = 1.0, slices: int | Literal["auto"] = "auto", exchange_dtype: str | None = None,
-    expert_codes: ExpertCodes = NO_CODES, codes: MatmulCodes | None = None, magnitude_ranks: int = 1,
-    attention: Attention | None = None, own_rows: str = "auto", expert_loop: bool = False,
-    state_messages: str = "auto", beside: int = 0,
-) -> LayerCase:  # fmt: skip
-    """The case of a layer of `model`, whose layers are all alike. Without experts all ways to split them are one.
-    `beside` are the columns beside the residual stream, of all layers of the model that has this one."""
-    expert = 1 if model.experts is None else expert
-    item = 4 if precision == "float32" else 2
-    exchange = exchange_by(model, exchange, capacity, expert, tensor)
-    shape = LayerShape(
-        model, rows, sequence, context, tensor, item, lora, expert, capacity, exchange, imbalance,
-        exchange_dtype, expert_codes, beside,
-    )  # fmt: skip
-    return LayerCase(shape, strategy, codes, magnitude_ranks, slices, attention, own_rows, expert_loop, state_messages)
+def layer_cases(model: ModelConfig, sequence: int, layout: Layout, lora: LoraConfig = OFF) -> dict[str, LayerCase]:
+    """The case of a layer of each kind, in rows of `sequence` tokens."""
+    attention, beside = dict(layout.attention), beside_of(model).width(layout.tensor)
+    item = 4 if layout.precision == "float32" else 2
+    cases = {}
+    for kind, own in kind_models(model).items():
+        expert = 1 if own.experts is None else layout.expert  # without experts all ways to split them are one
+        exchange = exchange_by(own, layout.expert_exchange, layout.expert_capacity, expert, layout.tensor)
+        shape = LayerShape(
+            own, layout.microbatch, sequence, layout.context, layout.tensor, item, lora, expert, layout.expert_capacity,
+            exchange, layout.imbalance, layout.exchange_dtype, layout.expert_codes, beside,
+        )  # fmt: skip
+        cases[kind] = LayerCase(
+            shape, layout.context_strategy, layout.matmul_codes, layout.devices // layout.pipe, layout.expert_slices,
+            attention.get(kind), layout.expert_own_rows, layout.expert_loop, layout.state_messages,
+        )  # fmt: skip
+    return cases

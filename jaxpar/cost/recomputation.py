@@ -7,41 +7,28 @@ log-sum-exp) share one operation, which runs again when either is not kept.
 
 from __future__ import annotations
 
-from jaxpar.cost.hardware_model import HardwareModel, nearest_hardware
+from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.cost.layer import layer_time
 from jaxpar.cost.layer_case import LayerCase
-from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.cost.messages import network_of
-from jaxpar.cost.operations import Attention, device_of
+from jaxpar.cost.operations import device_of
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.memory.costs import LayerCosts, Recomputation
-from jaxpar.memory.layer_shape import LayerShape, activation_bytes
+from jaxpar.memory.layer_shape import activation_bytes
 
 
 def layer_costs(
-    shape: LayerShape,
-    cluster: Cluster,
-    context_strategy: str = "allgather",
-    hardware: HardwareModel | None = None,
-    attention: Attention | None = None,
-    codes: MatmulCodes | None = None,
-    exact: float = 0.0,
-    magnitude_ranks: int = 1,
+    case: LayerCase, cluster: Cluster, hardware: HardwareModel | None = None, exact: float = 0.0
 ) -> LayerCosts:
-    """The costs of a layer of `shape` in jaxpar.
+    """The costs of a layer in jaxpar.
 
     Args:
-        shape: the layer, on one device.
+        case: the layer, on one device.
         cluster: where it runs; a mesh takes its GPUs in order, the tensor axis innermost.
-        context_strategy: how context ranks share a row.
-        hardware: what the GPUs reach; None is what was fitted for them, or for the nearest kind.
-        attention: the kernels of attention; None is those of jaxpar where cuDNN runs.
-        codes: how dense matmuls run in FP8; None where they run in the compute dtype.
-        exact: share of the layers that are exceptions; times are the mean of both.
-        magnitude_ranks: ranks over which the largest magnitude of a tensor is taken.
+        hardware: what the GPUs reach; None is what was fitted for them.
+        exact: share of the layers that are exceptions in FP8; times are the mean of both.
     """
-    case = LayerCase(shape, context_strategy, codes, magnitude_ranks, attention=attention)
-    model = nearest_hardware(cluster.gpu) if hardware is None else hardware
+    model = hardware_of(cluster.gpu) if hardware is None else hardware
     on = device_of(cluster.gpu, model), network_of(cluster, model)
     shares = ((1.0 - exact, case), (exact, case.exact)) if exact else ((1.0, case),)
     times = [(share, layer_time(own, *on)) for share, own in shares]
@@ -51,7 +38,7 @@ def layer_costs(
     for name, operation in times[0][1].made.items():
         outputs.setdefault(operation, []).append(name)
     return LayerCosts(
-        sizes=activation_bytes(shape),
+        sizes=activation_bytes(case.shape),
         recomputations=tuple(Recomputation(tuple(names), again(one)) for one, names in outputs.items()),
         forward_seconds=mean(lambda time: time.forward.seconds),
         backward_seconds=mean(lambda time: time.backward.seconds),

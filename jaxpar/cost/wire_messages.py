@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import cached_property
 
-from jaxpar.cost.matmul_codes import MAGNITUDE
 from jaxpar.cost.messages import Network, Ring
 from jaxpar.mesh.quantized.blocks import BLOCK, SCALE_BYTES
 from jaxpar.mesh.quantized.transport import Transport
@@ -81,10 +80,6 @@ class WireMessages:
     def gather_whole(self, elements: float, coded: float = 0.0) -> float:
         """The gather of updated weights under ZeRO-1 and 2, once a step."""
         return self._whole.gather(self._sent(elements, coded))
-
-    def maxima(self, numbers: float) -> float:
-        """The maximum of so many numbers in float32 over the ranks."""
-        return self._whole.reduce(MAGNITUDE * numbers)
 
     def scatter(self, elements: float) -> float:
         """A reduce-scatter of the gradient of so many elements."""

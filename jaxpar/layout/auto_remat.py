@@ -8,6 +8,7 @@ from dataclasses import replace
 from jaxpar.config import Config, UserError
 from jaxpar.config.axes import axis_sizes
 from jaxpar.config.plan import AxisSizes, LayerRun, Plan
+from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.described import DescribedGPU
@@ -153,8 +154,11 @@ def costs_of_kinds(config: Config, cluster: Cluster, *, unknown: bool = False) -
     grouped, exact = grouped_codes(config, DescribedGPU.of(cluster.gpu)), exact_shares(config)
     return {
         kind: layer_costs(
-            replace(shape, codes=grouped), cluster, strategy, codes=codes, exact=exact[kind],
-            magnitude_ranks=axes.devices // axes.pipe, attention=runs.get(kind),
+            LayerCase(
+                replace(shape, codes=grouped), strategy, codes, axes.devices // axes.pipe, attention=runs.get(kind)
+            ),
+            cluster,
+            exact=exact[kind],
         )
         for kind, shape in layer_shapes(config, axes, rows).items()
-    }  # fmt: skip
+    }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from math import exp, log
 from pathlib import Path
 from statistics import fmean
@@ -25,17 +25,10 @@ from jaxpar.planner.stage_work import layout_of
 from jaxpar.planner.step_time.interval import NOMINAL, PUBLISHED, Spread
 
 
-@dataclass(frozen=True)
-class Anchors:
-    """The error of predictions that measured runs of a system show."""
-
-    spread: Spread
-    line: str
-    """In words."""
-
-
-def read_anchors(folders: Sequence[Path], cluster: Cluster, hardware: HardwareModel | None = None) -> Anchors:
-    """The change of predictions on `cluster` by runs.
+def read_anchors(
+    folders: Sequence[Path], cluster: Cluster, hardware: HardwareModel | None = None
+) -> tuple[Spread, str]:
+    """The error of predictions on `cluster` that runs show, and a sentence about it.
 
     Args:
         folders: of the runs (`runs/<name>`).
@@ -51,7 +44,7 @@ def read_anchors(folders: Sequence[Path], cluster: Cluster, hardware: HardwareMo
     more = "more" if mean > 0 else "less"
     runs = plural(len(errors), "measured run")
     line = f"{runs} took {abs(mean):.1%} {more} time than predicted: predictions are multiplied by {spread.factor:.3f}"
-    return Anchors(spread, line)
+    return spread, line
 
 
 def _error(folder: Path, cluster: Cluster, hardware: HardwareModel | None) -> float:

@@ -7,6 +7,7 @@ number of GPUs in that time at the predicted speed, not at the peak, which would
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from math import sqrt
@@ -14,7 +15,10 @@ from pathlib import Path
 
 from rich.console import Console
 
+from jaxpar.compiler.compile import part_of
+from jaxpar.compiler.report.screen import print_lines, screen, table
 from jaxpar.config import Config, UserError, load_config
+from jaxpar.config.spelling import quoted
 from jaxpar.config.strict_json import json_text
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.power import capped, power_of
@@ -37,9 +41,9 @@ from jaxpar.planner.failures import (
     state_per_parameter,
     straggling,
 )
-from jaxpar.planner.planning import gpu_numbers, hosts_of_one_kind, planned_config, search_on
+from jaxpar.planner.planning import hosts_of_one_kind, planned_config
 from jaxpar.planner.report import words
-from jaxpar.planner.report.screen import print_lines, screen, table
+from jaxpar.planner.search.islands import search_of
 
 MOST_STRAGGLERS = 0.9
 """Largest share of the time that may be given as lost to stragglers; ByteDance's worst hundredth of jobs lost 45%."""
@@ -146,7 +150,11 @@ class Budget:
 
     def _numbers(self, each: int) -> list[int]:
         """Numbers of GPUs. Raises `UserError` for one that is not of whole hosts."""
-        low, high = gpu_numbers(self.gpus)
+        ends = re.fullmatch(r"([0-9]{1,7}):([0-9]{1,7})", self.gpus)
+        low, high = (0, 0) if ends is None else map(int, ends.groups())
+        if not 0 < low <= high:
+            asked = f"--gpus {quoted(self.gpus)}: expected two numbers of GPUs, the smaller first, as in 128:2048"
+            raise UserError(asked)
         numbers = [low << power for power in range((high // low).bit_length())]
         for gpus in numbers:
             if gpus > each and gpus % each:
@@ -167,7 +175,7 @@ class Budget:
 
     def _cost(self, config: Config, cluster: Cluster, gpus: int) -> Cost:
         """On so many GPUs. Raises `UserError` where no layout fits."""
-        planned = search_on(config, cluster, gpus).best(1)[0]
+        planned = search_of(config, part_of(cluster, gpus)).best(1)[0]
         time, spread = planned.candidate.time, planned.spread
         parameters, state = parameter_count(planned.config.model, padded=False), state_per_parameter(config)
         lost = reliability(gpus, parameters, self.mtbf, self.restart, state)

@@ -14,12 +14,14 @@ from jaxpar.config import Config, ParallelConfig, UserError
 from jaxpar.config.mappings.sampler import SamplerConfig
 from jaxpar.config.schema.reinforcement import RlConfig
 from jaxpar.cost.head import head_time
+from jaxpar.cost.layout import Layout
 from jaxpar.generation.layout import generation_config, power_of_two, prompt_bucket
 from jaxpar.generation.memory import GenerationBytes, generation_bytes
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.planner.layout import Layout
+from jaxpar.planner.search.space import divisors
 from jaxpar.planner.settings import plan_on
 from jaxpar.planner.step_time.common import Common
+from jaxpar.planner.step_time.weight_traffic import DataMessages
 from jaxpar.trace.clock import Clock
 from jaxpar.trace.parts import Op, Repeat, Run, Trace
 
@@ -65,9 +67,9 @@ class Drawer:
 
     def _layouts(self) -> Iterator[Layout]:
         devices, routed = self.common.cluster.devices, self.config.model.experts is not None
-        for tensor in _powers(devices):
+        for tensor in divisors(devices):
             if tensor <= self.common.cluster.gpus_per_host and self.config.model.heads % tensor == 0:
-                for expert in _powers(devices // tensor) if routed else (1,):
+                for expert in divisors(devices // tensor) if routed else (1,):
                     yield Layout(tensor=tensor, expert=expert, fsdp=devices // (tensor * expert))
 
     def _asked(self, asked: SamplerConfig) -> Iterator[Layout]:
@@ -122,14 +124,6 @@ class Drawer:
         if layout.zero != 3:
             return []
         layers = self.common.layers(layout)
-        dense, experts = (layers.case.item * size for size in (layers.trained, layers.experts))
-        ring = self.common.ring(layout.data * layout.context, layout.tensor)
-        of_experts = self.common.ring(layout.data * layout.context // layout.expert, layout.tensor * layout.expert)
-        seconds = ring.gather(dense) + (of_experts.gather(experts) if experts else 0.0)
+        sent = DataMessages(self.common, layout, float(layers.case.item))
+        seconds = layers.average({sort: sent.of_layers(case)[0] for sort, case in layers.cases.items()})
         return [Op("weights", self.config.model.layers * seconds, "data")]
-
-
-def _powers(most: int) -> list[int]:
-    """Divisors of `most` that are powers of two, and `most`."""
-    powers = [1 << bit for bit in range(most.bit_length()) if most % (1 << bit) == 0]
-    return powers if most in powers else [*powers, most]

@@ -4,17 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from rich.console import Console
 
+from jaxpar.compiler.report.screen import print_lines, table
 from jaxpar.config import UserError
 from jaxpar.config.schema.islands import IslandsConfig
 from jaxpar.layout.checks.validate import validate
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.pages.units import percent, plural, seconds, size
 from jaxpar.planner.report import words
-from jaxpar.planner.report.screen import print_lines, table
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.islands import IslandSearch, search_of
 from jaxpar.planner.search.search import Search
@@ -39,7 +38,7 @@ class Offer:
     sent_bytes: float
     """Bytes that a GPU sends to other islands in a step, on average."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For JSON."""
         asked = {name: getattr(self.exchange, name) for name in ("every", "fragments", "delay", "wire")}
         return {
@@ -62,7 +61,7 @@ class Offers:
     refused: str
     """Why there are no rows."""
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For JSON, beside the plan."""
         across = None if self.across is None else self.across.seconds
         rows = [row.to_dict() for row in self.rows]
@@ -85,7 +84,7 @@ def offers(without: Search, factor: float = 1.0) -> Offers:
     """
     space, across, rows, reasons = without.space, None, list[Offer](), list[str]()
     if space.fixed.get("pipe", "1") == "1":
-        across = _best(Search(replace(space, fixed={**space.fixed, "pipe": "1"}), without.hardware))
+        across = Search(replace(space, fixed={**space.fixed, "pipe": "1"}), without.hardware).first()
     for delay in DELAYS:
         try:
             rows += _with_delay(without, delay, factor)
@@ -93,7 +92,7 @@ def offers(without: Search, factor: float = 1.0) -> Offers:
             reasons.append(str(error))
     most = f"exchanges take more than {percent(MOST_WASTED, digits=0)} of the step, however rare"
     refused = "" if rows else [*reasons, most][0]
-    return Offers(across and across.slower(factor), tuple(rows), refused)
+    return Offers(across and across.candidate.slower(factor), tuple(rows), refused)
 
 
 def print_offers(islands: Offers, console: Console) -> None:
@@ -147,13 +146,6 @@ def of_plan(planned: Planned, search: Search) -> list[str]:
 
 def _speed(time: StepTime, wasted: float | None = None) -> tuple[str, str, str]:
     return seconds(time.seconds), "-" if wasted is None else percent(wasted), f"{time.tokens_per_s_per_gpu:,.0f}"
-
-
-def _best(search: Search) -> Candidate | None:
-    try:
-        return search.best(1)[0].candidate
-    except UserError:
-        return None
 
 
 def _with_delay(without: Search, delay: int, factor: float) -> list[Offer]:

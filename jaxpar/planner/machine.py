@@ -113,6 +113,6 @@ def named_cluster(text: str) -> Cluster:
     return cpu_cluster(int(devices), int(hosts))
 
 
-def is_cpu(cluster: Any) -> bool:
+def is_cpu(cluster: Cluster) -> bool:
     """Whether a cluster is of CPUs."""
     return cluster.gpu.short == CPU

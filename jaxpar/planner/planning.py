@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from shlex import quote
 
-from jaxpar.compiler.compile import DEFAULT_CACHE, part_of, training_part, with_known_vocab
+from jaxpar.compiler.compile import DEFAULT_CACHE, training_part, with_known_vocab
+from jaxpar.compiler.report.screen import print_lines, screen
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.schema.layout import kept_by_planner
-from jaxpar.config.spelling import quoted
 from jaxpar.config.strict_json import json_text
 from jaxpar.cost.hardware_model import HardwareModel, borrowed, described
 from jaxpar.hardware.cluster import Cluster
@@ -28,12 +26,10 @@ from jaxpar.planner.profile import Profile, read_profile
 from jaxpar.planner.report import words
 from jaxpar.planner.report.measured import asked_of, measured_words
 from jaxpar.planner.report.page import write_page
-from jaxpar.planner.report.screen import print_lines, screen
 from jaxpar.planner.report.text import print_plans
 from jaxpar.planner.rollouts import Split, draws_here, print_splits, splits
-from jaxpar.planner.search.avoid import parse_avoided
+from jaxpar.planner.search.asked import parse_avoided, parse_fixed
 from jaxpar.planner.search.candidate import Planned
-from jaxpar.planner.search.fixed import parse_fixed
 from jaxpar.planner.search.idle import on_fewer_hosts
 from jaxpar.planner.search.islands import search_of
 from jaxpar.planner.search.search import Search
@@ -51,12 +47,13 @@ class Planning:
     fixed: Sequence[str] = ()
     top: int = 5
     output: Path = Path("plan.json")
-    as_json: bool = False
+    json: bool = False
     page: Path | None = None
     verify: bool = False
     show_model: bool = False
     profile: Path | None = None
-    timeout_s: float = 600
+    timeout: float = 600
+    """Seconds of each compile."""
     measured: Sequence[Path] = ()
     avoided: Sequence[str] = ()
 
@@ -69,7 +66,7 @@ class Planning:
         hardware = profile = None
         if self.profile is not None:
             hardware, cluster, profile = read_profile(self.profile, cluster)
-        anchors = read_anchors(self.measured, cluster, hardware) if self.measured else None
+        spread, line = read_anchors(self.measured, cluster, hardware) if self.measured else (None, None)
         fixed, avoided = parse_fixed(list(self.fixed)), parse_avoided(self.avoided)
         nodes = measured(cluster, hardware)
         where = training_part(config, cluster if nodes is None else nodes.cluster)
@@ -77,18 +74,18 @@ class Planning:
         check_stages(asked.cluster, fixed)
         most = self.top if nodes is None else max(self.top, PLACED)
         search, plans, idle = best_with_idle_hosts(asked, most)
-        factor, placed = 1.0 if anchors is None else anchors.spread.factor, len(plans)
+        factor, placed = 1.0 if spread is None else spread.factor, len(plans)
         if nodes is not None:
             plans = nodes.ranked(plans, search.timer)[: self.top]
-        if anchors is not None:
-            plans = [one.on(anchors.spread) for one in plans]
+        if spread is not None:
+            plans = [one.on(spread) for one in plans]
         plans, verified = self._verified(plans, search)
         plan_file.write(self.output, plans[0].file(self.cluster))
         if self.page is not None:
             write_page(self.page, plans, [one.slower(factor) for one in search.evaluated])
         shared = splits(config, cluster, search, plans[0]) if draws_here(config) else []
         islands = offers(asked, factor) if has_slow_link(asked) else None
-        if self.as_json:
+        if self.json:
             self._print_json(plans, verified, shared, islands)
             return
         print_plans(plans, search.effort, screen())
@@ -96,7 +93,7 @@ class Planning:
             print_splits(shared, config.rl.mode, screen())
         if islands is not None:
             print_offers(islands, screen())
-        notes = [*filter(None, [idle]), *([] if anchors is None else [anchors.line])]
+        notes = [*filter(None, (idle, line))]
         of_nodes = [] if nodes is None else nodes.words(plans[0], placed)
         self._print_details(plans[0], search, notes, of_nodes, profile)
         self._print_written(cluster)
@@ -117,9 +114,9 @@ class Planning:
         """The plans in the order of their programs, and what these take; as they are where nothing is compiled."""
         if not self.verify:
             return plans, []
-        report_progress = lambda text: None if self.as_json else print_lines(screen(), text, style="dim")
-        verified = verify(plans, search.reached, self.timeout_s, DEFAULT_CACHE, report_progress)
-        if not self.as_json:
+        report_progress = lambda text: None if self.json else print_lines(screen(), text, style="dim")
+        verified = verify(plans, search.reached, self.timeout, DEFAULT_CACHE, report_progress)
+        if not self.json:
             print_verified(verified, screen())
         return [one.planned for one in verified], verified
 
@@ -144,19 +141,8 @@ class Planning:
         lines = [f"Wrote {self.output}; run it with python -m jaxpar.train --plan {self.output}"]
         lines += [] if self.page is None else [f"Page: {self.page}"]
         checks = not (self.verify or is_cpu(cluster))
-        lines += [f"Check it against the compiled program: {self.verifying}"] if checks else []
+        lines += ["Check it against the compiled program: the same command with --verify"] if checks else []
         print_lines(screen(), *lines)
-
-    @property
-    def verifying(self) -> str:
-        """The command that compiles these plans."""
-        words = ["python -m jaxpar.plan", "--config", str(self.config), "--cluster", self.cluster]
-        for option, values in (("--set", self.overrides), ("--fix", self.fixed), ("--avoid", self.avoided)):
-            words += [part for value in values for part in (option, value)]
-        words += ["--profile", str(self.profile)] if self.profile is not None else []
-        words += [part for folder in self.measured for part in ("--measured", str(folder))]
-        words += ["--top", str(self.top)] if self.top != Planning.top else []
-        return " ".join([words[0], *map(quote, words[1:]), "--verify"])
 
 
 @no_collection()
@@ -186,30 +172,21 @@ def best_with_idle_hosts(search: Search, number: int) -> tuple[Search, list[Plan
 
 
 def planned_config(config: Config) -> Config:
-    """`config` as the planner takes it: its own layout left out, and the vocabulary set. Raises `UserError`."""
-    config = without_layout(config)
+    """`config` as the planner takes it: on one device, with the vocabulary set, and layers that keep what the presets
+    name; keys that the planner does not search stay. Raises `UserError`."""
+    memory = replace(
+        config.memory, remat="gemm_last", offload_fraction=0.0, optimizer_offload="none",
+        weights_offload="none", offload_dir=None, mlp_tiles=None,
+    )  # fmt: skip
+    config = replace(config, parallel=ParallelConfig(**kept_by_planner(config.parallel)), memory=memory)
     overlap = replace(config.parallel.overlap, shard_state_over_replicas=False)  # it has no replicas
     validate(replace(config, parallel=replace(config.parallel, overlap=overlap)))
     return with_known_vocab(config)
 
 
-def without_layout(config: Config) -> Config:
-    """`config` on one device, whose layers keep what the presets name; keys that the planner does not search stay."""
-    memory = replace(
-        config.memory, remat="gemm_last", offload_fraction=0.0, optimizer_offload="none",
-        weights_offload="none", offload_dir=None, mlp_tiles=None,
-    )  # fmt: skip
-    return replace(config, parallel=ParallelConfig(**kept_by_planner(config.parallel)), memory=memory)
-
-
 def best_plan(config: Config, cluster: Cluster) -> Planned:
     """The best layout on `cluster`: what `parallel: auto` stands for. Raises `UserError`."""
     return search_of(planned_config(config), cluster).best(1)[0]
-
-
-def search_on(config: Config, cluster: Cluster, gpus: int) -> Search:
-    """The search on so many GPUs of a cluster's hosts, of which there is one kind."""
-    return search_of(config, part_of(cluster, gpus))
 
 
 def hosts_of_one_kind(text: str) -> Cluster:
@@ -227,12 +204,3 @@ def model_lines(model: HardwareModel, note: str | None = None) -> list[str]:
         shown, _, scaled = {"s": seconds, "1/s": count}.get(unit, plain)(value).partition(" ")
         lines.append(f"{name:<24}{shown:>12} {scaled or unit:<32} {meaning}")
     return [*lines, *filter(None, [note])]
-
-
-def gpu_numbers(text: str) -> tuple[int, int]:
-    """`128:2048`. Raises `UserError`."""
-    low, colon, high = text.partition(":")
-    digits = all(re.fullmatch(r"[0-9]{1,7}", number) for number in (low, high))
-    if not (colon and digits and 0 < int(low) <= int(high)):
-        raise UserError(f"--gpus {quoted(text)}: expected two numbers of GPUs, the smaller first, as in 128:2048")
-    return int(low), int(high)

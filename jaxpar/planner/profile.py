@@ -6,7 +6,7 @@ from collections import defaultdict
 from dataclasses import asdict, dataclass, field, fields, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from jaxpar.config import UserError
 from jaxpar.config.bounds import at_least
@@ -134,7 +134,7 @@ class Profile:
 def write_profile(path: Path, profile: Profile) -> None:
     """Write a profile, a row of a table on a line. Raises `UserError` where that cannot be."""
     try:
-        plain = _plain(asdict(profile)).items()
+        plain = {name: _plain(value) for name, value in asdict(profile).items()}.items()
         table = lambda value: isinstance(value, list) and all(isinstance(row, dict) for row in value)
         text = "".join(to_yaml({key: value}, rows=table(value)) for key, value in plain)
         path.write_text(text, encoding="utf-8")
@@ -142,7 +142,7 @@ def write_profile(path: Path, profile: Profile) -> None:
         raise UserError(f"{named(path)}: the profile cannot be written ({error.strerror})") from None
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: object) -> object:
     """Lists for tuples, and numbers of five digits: no clock has more."""
     if isinstance(value, dict):
         return {name: _plain(entry) for name, entry in value.items()}

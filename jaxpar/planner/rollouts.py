@@ -8,16 +8,16 @@ from dataclasses import dataclass
 from rich.console import Console
 
 from jaxpar.compiler.compile import is_reinforcement, part_of, training_part
+from jaxpar.compiler.report.screen import print_lines, table
 from jaxpar.config import Config, UserError
 from jaxpar.config.mappings.policy import policy_of
 from jaxpar.config.mappings.sampler import SamplerConfig
+from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.pages.units import plural, seconds, size
 from jaxpar.planner.drawing import Drawer, Drawing
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.report import words
-from jaxpar.planner.report.screen import print_lines, table
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
@@ -78,14 +78,13 @@ class Split:
 
     def settings(self, mode: str) -> list[str]:
         """The settings of it, for a configuration with this `rl.mode`."""
-        layout = self.drawing.layout
-        asked = [] if not self.sampler else [f"rl.sampler.devices={self.sampler}"]
-        asked += [] if self.copies == TURNS else [f"rl.sampler.tensor={layout.tensor}"]
-        asked += [f"rl.sampler.expert={layout.expert}"] if layout.expert > 1 and self.copies != TURNS else []
-        asked += [f"rl.sampler.context={layout.context}"] if layout.context > 1 and self.copies != TURNS else []
-        if self.sampler:
-            return asked if mode != "sync" else [*asked, "rl.mode=one_step_off"]
-        return [*asked, "rl.mode=sync"]
+        layout, asked = self.drawing.layout, [f"rl.sampler.devices={self.sampler}"] if self.sampler else []
+        if self.copies != TURNS:
+            sizes = {axis: getattr(layout, axis) for axis in ("tensor", "expert", "context")}
+            asked += [f"rl.sampler.{axis}={ranks}" for axis, ranks in sizes.items() if ranks > 1 or axis == "tensor"]
+        if self.sampler and mode != "sync":
+            return asked
+        return [*asked, f"rl.mode={'one_step_off' if self.sampler else 'sync'}"]
 
     def to_dict(self) -> dict[str, float | int | bool]:
         """For a file."""
@@ -118,7 +117,7 @@ def splits(config: Config, cluster: Cluster, search: Search, trained: Planned) -
     taken = config.rl.sampler.devices
     ways = [] if taken is not None else _in_turns(config, search, trained)
     for devices in [taken] if taken is not None else _sampler_sizes(cluster):
-        left = trained if taken is not None else _best_of(search, part_of(cluster, cluster.devices - devices))
+        left = trained if taken is not None else search.on(part_of(cluster, cluster.devices - devices)).first()
         if left is not None:
             ways += _apart(config, search, left, part_of(cluster, devices))
     return sorted(_checked(ways, config), key=lambda one: (not one.fits, one.seconds))
@@ -228,14 +227,6 @@ def _drawer(config: Config, search: Search, cluster: Cluster) -> Drawer:
     return Drawer(
         config, Common(config.model, data.sequence_length, data.batch_size, cluster, search.reached, search.update)
     )
-
-
-def _best_of(search: Search, cluster: Cluster) -> Planned | None:
-    """The best layout on a part of the devices, if there is any."""
-    try:
-        return search.on(cluster).best(1)[0]
-    except UserError:
-        return None
 
 
 def _sampler_sizes(cluster: Cluster) -> Iterator[int]:

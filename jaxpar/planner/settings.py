@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from types import SimpleNamespace
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config
 from jaxpar.config.plan import LayerRun, Plan
 from jaxpar.config.schema import MemoryConfig, ParallelConfig
 from jaxpar.config.schema.layout import kept_by_planner
+from jaxpar.cost.layout import Layout, Remat, RematRuns
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.memory.remat import BASE, LAYERS, TREATMENTS, Treatment, layer_runs, nearest_preset
-from jaxpar.planner.layout import Layout, Remat, RematRuns
-from jaxpar.planner.machine import CPU
+from jaxpar.planner.machine import CPU, is_cpu
 
 ONE_STAGE = "one-stage"
 
@@ -90,14 +91,6 @@ def as_remat(runs: Sequence[LayerRun], activations: Sequence[str]) -> RematRuns:
     return tuple((run.layers, tuple((name, run.activations[name]) for name in activations)) for run in runs)
 
 
-@dataclass(frozen=True)
-class _CPUDevice:
-    """The fields of a `jax.Device` that a choice of attention reads."""
-
-    device_kind: str = "cpu"
-    platform: str = "cpu"
-
-
 def plan_on(config: Config, cluster: Cluster, usable: int | None = None) -> tuple[Config, Plan]:
     """`config` with everything filled in and the trainer's own layout of it on `cluster`, checked as a run would be.
 
@@ -106,4 +99,6 @@ def plan_on(config: Config, cluster: Cluster, usable: int | None = None) -> tupl
     Raises:
         UserError: jaxpar would not run it.
     """
-    return plan_for(config, cluster, _CPUDevice() if cluster.gpu.short == CPU else None, usable)
+    return plan_for(
+        config, cluster, SimpleNamespace(device_kind=CPU, platform=CPU) if is_cpu(cluster) else None, usable
+    )

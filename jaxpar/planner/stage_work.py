@@ -11,11 +11,11 @@ from statistics import fmean
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.plan import Plan
+from jaxpar.cost.layout import Layout
 from jaxpar.layers.declared import activation_names
 from jaxpar.layout.choices.pipeline import TABLE, even_chunks
 from jaxpar.layout.memory.estimate import chunk_bytes, kept_for_weights
 from jaxpar.layout.resident_state import resident_share
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.search.islands import search_of
 from jaxpar.planner.search.search import Search
@@ -66,7 +66,8 @@ def stage_work(file: Path, overrides: Sequence[str], cluster: str) -> StageWork:
     times = {"forward": forward, "backward": backward, "weight": weight, "head": head, "transfer": transfer}
     sizes = chunk_bytes(config, plan)
     bytes_kept = {"stash": sizes.stash, "kept": kept_for_weights(config, plan)}
-    numbers: dict[str, int | Fraction] = {name: _milliseconds(seconds) for name, seconds in times.items()}
+    # In milliseconds, to the microsecond, as exact numbers: sums do not depend on their order.
+    numbers: dict[str, int | Fraction] = {name: Fraction(round(1e6 * own), 1000) for name, own in times.items()}
     numbers |= {name: layout.virtual_stages * number for name, number in bytes_kept.items()} | {"sent": sizes.sent}
     own = [chunk.forward.seconds + chunk.backward.seconds for chunk in chunks]
     of_ranks = [0.0] * layout.pipe
@@ -101,8 +102,3 @@ def layout_of(config: Config, plan: Plan, search: Search) -> Layout:
         layout, embedding_messages=plan.embedding_messages.name, state_messages=plan.state_messages.name,
         shard_state=plan.shard_state_over_replicas.name, resident_state=resident_share(config, plan),
     )  # fmt: skip
-
-
-def _milliseconds(seconds: float) -> Fraction:
-    """To the microsecond, as an exact number: sums do not depend on their order."""
-    return Fraction(round(seconds * 1e6), 1000)

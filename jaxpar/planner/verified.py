@@ -10,12 +10,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from rich.console import Console
 
 from jaxpar.compiler.compile import compile_step
 from jaxpar.compiler.report import Analysis, make_report
+from jaxpar.compiler.report.screen import print_lines, table
 from jaxpar.config import UserError
 from jaxpar.config.schema.islands import IslandsConfig
 from jaxpar.cost.hardware_model import HardwareModel
@@ -23,7 +23,6 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.pages.units import percent, plural, seconds, size
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.report import words
-from jaxpar.planner.report.screen import print_lines, table
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.islands import ISLANDS
 from jaxpar.planner.step_time.step import AGAIN
@@ -87,7 +86,7 @@ class Verified:
         )
         return f"does not agree: the program takes {seconds(after)}, {of_step}: {found}"
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """For JSON, beside the plan."""
         return {
             "fits": self.fits,

@@ -8,8 +8,8 @@ import pytest
 from benchmarks.planner.shipped import compared, shipped, table
 from benchmarks.validation.page import MARKS, PAGE, with_table
 from jaxpar.config import Config, config_to_yaml
+from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.model import step_time
 from jaxpar.planner.step_time.update import update_of
 from tests.sentences import refused

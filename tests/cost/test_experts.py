@@ -11,14 +11,14 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.cost.experts import Experts
 from jaxpar.cost.grouped import Products
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
-from jaxpar.cost.layer_case import LayerCase, layer_case
+from jaxpar.cost.layer_case import LayerCase, layer_cases
+from jaxpar.cost.layout import Layout
 from jaxpar.cost.messages import Network, network_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.experts.messages import MESSAGES, rows_sent
 from jaxpar.memory.layer_shape import NO_CODES, ExpertCodes
 from jaxpar.mesh.quantized.blocks import row_bytes
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.step_time.model import step_time
 
@@ -34,10 +34,8 @@ def h100() -> Device:
 
 
 def case_of(expert: int, exchange: str = "all_to_all", capacity: float = 1.0, **other: Any) -> LayerCase:
-    return layer_case(
-        MODEL, 4096, 2, other.pop("tensor", 1), other.pop("context", 1), "allgather", "bfloat16", expert=expert,
-        exchange=exchange, capacity=capacity, **other,
-    )  # fmt: skip
+    layout = Layout(expert=expert, expert_exchange=exchange, expert_capacity=capacity, microbatch=2, **other)
+    return layer_cases(MODEL, 4096, layout)["all"]
 
 
 # rows, k, n, groups, milliseconds: tokamax, data/autotuning/nvidia_h100_80gb_hbm3/pallas_mosaic_gpu_ragged_dot.json at

@@ -9,14 +9,14 @@ from jaxpar.config.schema import Config, LoraConfig, ModelConfig
 from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.head import head_time
 from jaxpar.cost.layer import layer_time
-from jaxpar.cost.layer_case import layer_case
+from jaxpar.cost.layer_case import layer_cases
+from jaxpar.cost.layout import Layout
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.counting import factor_parameters, matmul_parameters
 from jaxpar.layers.declaration.adaptation import OFF, adaptation
 from jaxpar.model.flops import flops_per_step
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.layer_times import Sort
 from jaxpar.planner.step_time.model import Steps
 from jaxpar.planner.step_time.step import Step
@@ -48,7 +48,7 @@ def test_products_are_those_that_the_model_asks_for(name: str, lora: LoraConfig)
     model, device = MODELS[name], device_of(CLUSTER.gpu, HARDWARE)
     counting = Counting(*(getattr(device, field) for field in device.__dataclass_fields__))
     network, vocab = network_of(CLUSTER, HARDWARE), model.vocab or 0
-    case = layer_case(model, SEQUENCE, 1, 1, 1, "allgather", "bfloat16", lora)
+    case = layer_cases(model, SEQUENCE, Layout(), lora)["all"]
     time = layer_time(case, counting, network)
     head = sum(work.matmul for work in head_time(case, vocab, counting, network))
     found = model.layers * (time.forward.matmul + time.backward.matmul) + head

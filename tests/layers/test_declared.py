@@ -23,7 +23,8 @@ from jaxpar.config.schema import Config, ModelConfig
 from jaxpar.config.schema.model import Pattern
 from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.layer import layer_time
-from jaxpar.cost.layer_case import layer_case
+from jaxpar.cost.layer_case import layer_cases
+from jaxpar.cost.layout import Layout
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.hardware.cluster import parse_cluster
@@ -41,7 +42,6 @@ from jaxpar.layout.checks.model import WITH_LAUREL
 from jaxpar.memory.remat import cheap, layer_runs, of_core
 from jaxpar.mesh.axes import AXES, vary
 from jaxpar.model.flops import causal_pairs, flops_per_step, reaches
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.layer_times import Layers, Sort
 from jaxpar.planner.step_time.model import Steps
 from jaxpar.planner.step_time.update import ADAMW
@@ -203,7 +203,7 @@ def test_norms_behind_a_part_take_time_and_memory():
     seconds = {}
     for placement in NORM_POSITIONS:
         model = replace(PRESETS["llama3-8b"], norm_placement=placement)
-        case = layer_case(model, 8192, 1, 1, 1, "allgather", "bfloat16")
+        case = layer_cases(model, 8192, Layout())["all"]
         seconds[placement] = layer_time(case, device, network)
     assert (
         seconds["sandwich"].forward.other > seconds["pre"].forward.other == pytest.approx(seconds["post"].forward.other)
@@ -218,7 +218,7 @@ def test_sinks_scale_attentions_output_in_a_kernel_of_their_own():
     hardware = hardware_of(cluster.gpu)
     device, network = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
     models = [replace(PRESETS["llama3-8b"], attention_sinks=sinks) for sinks in (False, True)]
-    cases = [layer_case(model, 8192, 1, 1, 1, "allgather", "bfloat16") for model in models]
+    cases = [layer_cases(model, 8192, Layout())["all"] for model in models]
     plain, scaled = (layer_time(case, device, network) for case in cases)
     more = 2 * cases[1].shape.sizes["attention_scaled"]  # read and written
     assert scaled.forward.other - plain.forward.other == pytest.approx(device.bytes_seconds(more))

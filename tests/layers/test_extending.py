@@ -15,6 +15,8 @@ from jaxpar.config import Config, ModelConfig, load_config
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.parts import FEED_FORWARDS
 from jaxpar.config.plan import AxisSizes
+from jaxpar.cost.layer_case import LayerCase
+from jaxpar.cost.layout import Layout
 from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.counting import parameter_count
@@ -23,7 +25,6 @@ from jaxpar.memory.closed_forms import CLOSED_FORMS
 from jaxpar.memory.layer_shape import activation_bytes
 from jaxpar.memory.remat import remat_map
 from jaxpar.model.flops import causal_pairs, flops_per_step
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.model import step_time
 from tests.memory.shapes import layer_shape
 from tests.reference import decoder64
@@ -96,7 +97,7 @@ def test_counts_bytes_and_costs_follow(name: str):
     assert activation_bytes(shape)["mlp_squared"] == activation_bytes(other)["mlp_activated"]
     for preset, form in CLOSED_FORMS.items():
         assert form(shape) == form(other), preset
-    costs, others = (layer_costs(one, CLUSTER) for one in (shape, other))
+    costs, others = (layer_costs(LayerCase(one, "allgather"), CLUSTER) for one in (shape, other))
     assert costs.forward_seconds == pytest.approx(others.forward_seconds)
 
 

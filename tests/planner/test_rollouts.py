@@ -8,11 +8,11 @@ import pytest
 
 from jaxpar.compiler.compile import part_of, training_part
 from jaxpar.config import Config, ParallelConfig, load_config
+from jaxpar.cost.layout import Layout
 from jaxpar.inspect import _print_answers
 from jaxpar.layers.counting import parameter_count
 from jaxpar.pages.units import seconds, size
 from jaxpar.planner.drawing import Drawer
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.planning import planned_config
 from jaxpar.planner.rollouts import draws_here, of_run, splits

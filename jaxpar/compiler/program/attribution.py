@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from jaxpar.compiler.program.costs.slices import moved_bytes
 from jaxpar.compiler.program.hlo.groups import Groups, groups_of
 from jaxpar.compiler.program.hlo.opcodes import CALL_OPCODES
-from jaxpar.compiler.program.hlo.records import Frame, Module, Op, ProgramError, leaves, shape_bytes
+from jaxpar.compiler.program.hlo.records import ArrayShape, Frame, Module, Op, leaves, shape_bytes
 from jaxpar.compiler.program.loops import Executions
 from jaxpar.compiler.program.scopes import combined_names, recomputed, scopes
 from jaxpar.compiler.program.transfers import Transfer, to_host, transfers
@@ -164,28 +164,20 @@ def _movement(
     )
 
 
-def _inputs(op: Op) -> list:
-    if op.opcode == "ragged-all-to-all":
-        return list(leaves(op.operands[0].shape))
+def _inputs(op: Op) -> list[ArrayShape]:
     return [leaf for operand in op.operands for leaf in leaves(operand.shape)]
 
 
 def sent(op: Op, operand_bytes: int, groups: Groups) -> float:
     """Bytes that one device sends for a collective over groups of n with an input of x bytes.
 
-    all-gather x(n-1), reduce-scatter and all-to-all x(n-1)/n, all-reduce 2x(n-1)/n, a permutation x, a broadcast x.
-    These are the bytes that rings send; a switch that reduces (NVLink SHARP) needs less for an all-reduce.
+    all-gather x(n-1), reduce-scatter and all-to-all x(n-1)/n, all-reduce 2x(n-1)/n; a permutation, which XLA may write
+    as a send and a receipt, x. These are the bytes that rings send; a switch that reduces (NVLink SHARP) needs less for
+    an all-reduce.
     """
-    n = groups.size
-    if op.opcode == "all-gather":
-        return float(operand_bytes * (n - 1))
-    if op.opcode in ("reduce-scatter", "all-to-all", "ragged-all-to-all"):
-        return operand_bytes * (n - 1) / n
-    if op.opcode == "all-reduce":
-        return 2 * operand_bytes * (n - 1) / n
-    if op.opcode in ("collective-permute", "collective-broadcast", "send", "recv"):
-        return float(operand_bytes)
-    raise ProgramError(f"no formula for the bytes of {op.opcode} {op.name}", line=op.line)
+    others = (groups.size - 1) / groups.size
+    shares = {"all-gather": groups.size - 1, "reduce-scatter": others, "all-to-all": others, "all-reduce": 2 * others}
+    return float(operand_bytes * shares.get(op.opcode, 1.0))
 
 
 def place(frames: tuple[Frame, ...]) -> Frame | None:

@@ -34,10 +34,6 @@ class Executions:
         """How often `op` runs."""
         return self.counts[op.computation]
 
-    def again_share(self, op: Op) -> float:
-        """Share of its runs that a recomputation around it asked for."""
-        return self.again[op.computation] / self.counts[op.computation] if self.counts[op.computation] else 0.0
-
 
 def trip_count(op: Op) -> int:
     """Iterations of a `while`. Where the data decides, one of the calls of packed attention; and with an equal load of

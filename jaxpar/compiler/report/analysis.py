@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 
 from jaxpar.compiler.compilation import Compilation
 from jaxpar.compiler.program.attribution import Movement, movements
@@ -16,7 +17,7 @@ from jaxpar.compiler.program.memory.buffers import Buffers, parse_buffers, peak
 from jaxpar.compiler.report.memory_classes import MemoryClasses
 from jaxpar.compiler.report.step_timer import StepTimer
 from jaxpar.compiler.stand_in import counts_one_backward
-from jaxpar.cost.hardware_model import HardwareModel, nearest_hardware
+from jaxpar.cost.hardware_model import HardwareModel, hardware_of
 from jaxpar.hardware.catalogue import gpu_named
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.hardware.xla_flags import collectives_at_a_time
@@ -28,15 +29,13 @@ class Analysis:
 
     compilation: Compilation
     cluster: Cluster
-    strict: bool = False
-    """Whether to refuse what no rule covers (`Module.unknown`)."""
     hardware: HardwareModel | None = None
-    """Parameters of GPUs and links; None means those fitted for the GPU, or for the nearest kind."""
+    """Parameters of GPUs and links; None means those of the GPU."""
 
     @cached_property
     def module(self) -> Module:
         """The scheduled program."""
-        return parse(self.compilation.program, strict=self.strict)
+        return parse(self.compilation.program)
 
     @cached_property
     def counts(self) -> Executions:
@@ -57,26 +56,18 @@ class Analysis:
     def timer(self) -> StepTimer:
         """The timer of the GPU that the program was compiled for."""
         gpu = gpu_named(self.compilation.gpu)
-        return StepTimer(gpu, self.cluster, nearest_hardware(gpu) if self.hardware is None else self.hardware)
-
-    @cached_property
-    def kernel_seconds(self) -> dict[str, float]:
-        """Time of one execution of each kernel, by name of its op."""
-        return {cost.op.name: self.timer.kernel(cost) for cost in self.costs}
+        return StepTimer(gpu, self.cluster, hardware_of(gpu) if self.hardware is None else self.hardware)
 
     @cached_property
     def schedule(self) -> Schedule:
-        """The program on the clock: transfers with the compute that overlaps them."""
-        slowdown = self.timer.model.overlap_slowdown
+        """The program on the clock: transfers with the compute that overlaps them, one in flight at a time or, where
+        several may be, on each kind of link."""
+        several = collectives_at_a_time(self.compilation.xla_flags, self.compilation.plan.collectives_at_once) > 1
         return schedule(
-            self.module, self.movements, self.kernel_seconds, self.timer.transfer, slowdown, channel=self.channel,
-            kinds={cost.op.name: cost.kind for cost in self.costs},
+            self.module, self.movements, {cost.op.name: self.timer.kernel(cost) for cost in self.costs},
+            self.timer.transfer, self.timer.model.overlap_slowdown, attrgetter("link" if several else "channel"),
+            {cost.op.name: cost.kind for cost in self.costs},
         )  # fmt: skip
-
-    def channel(self, movement: Movement) -> str:
-        """The resource that a transfer shares with others, of which one is in flight at a time."""
-        limit = collectives_at_a_time(self.compilation.xla_flags, self.compilation.plan.collectives_at_once)
-        return movement.link if limit > 1 else movement.channel
 
     @cached_property
     def buffers(self) -> Buffers:

@@ -134,7 +134,7 @@ def layers_picture(layers: Sequence[LayerSchedule], title: str) -> str:
     return str(render(TEMPLATE, alone=True, **picture_of(layers, title)))
 
 
-def picture_of(layers: Sequence[LayerSchedule], title: str) -> dict[str, Any]:
+def picture_of(layers: Sequence[LayerSchedule], title: str) -> dict[str, object]:
     """The values of `TEMPLATE` and `STYLE`, without `alone`: whether the picture brings its style."""
     scale = _rounded(max(layer.seconds for layer in layers))
     used = {box.kind for layer in layers for box in layer.boxes}

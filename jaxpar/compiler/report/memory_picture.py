@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
@@ -62,7 +61,7 @@ def memory_timeline(analysis: Analysis, columns: int = 300) -> MemoryTimeline:
     )
 
 
-def memory_picture(timeline: MemoryTimeline, capacity: int) -> dict[str, Any]:
+def memory_picture(timeline: MemoryTimeline, capacity: int) -> dict[str, object]:
     """Values of the template: stacked areas of the classes over the order of the program, the peak, and what fits."""
     top, bottom = 34, HEIGHT - 26
     most = max(*timeline.totals, 1)
@@ -87,7 +86,7 @@ def memory_picture(timeline: MemoryTimeline, capacity: int) -> dict[str, Any]:
     )  # fmt: skip
 
 
-def pointer_data(timeline: MemoryTimeline) -> dict[str, Any]:
+def pointer_data(timeline: MemoryTimeline) -> dict[str, object]:
     """Values that the page's script needs to say what is under the pointer."""
     shown = {name: getattr(timeline, name) for name in ("length", "places", "ops", "classes")}
     return {"width": WIDTH, "left": LEFT, "right": RIGHT, "peak": max(timeline.totals, default=0), **shown}

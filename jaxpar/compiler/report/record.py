@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass, field
-from typing import Any
 
 
 @dataclass(frozen=True)
@@ -136,6 +135,6 @@ class Report:
         """Share of the step that transfers cost: those that are exposed, and the time that others take from compute."""
         return (self.slowed_seconds + self.exposed_seconds) / self.step_seconds if self.step_seconds else 0.0
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain containers."""
-        return asdict(self) | {"step_seconds": self.step_seconds, "exposed_fraction": self.exposed_fraction}
+        return {**asdict(self), "step_seconds": self.step_seconds, "exposed_fraction": self.exposed_fraction}

@@ -81,11 +81,9 @@ class StepTimer:
                 return ring.gather(size)
             case "all-reduce":
                 return ring.reduce(size)
-            case "all-to-all" | "ragged-all-to-all":
+            case "all-to-all":
                 return ring.exchange(size)
-            case "collective-permute" | "collective-broadcast" | "send" | "recv":
-                return ring.shift(size)
-        raise ProgramError(f"no formula for the seconds of {movement.kind}")
+        return ring.shift(size)
 
     def _links(self, groups: Groups) -> Cluster:
         """The cluster, with the link between its groups of hosts where a message crosses it."""

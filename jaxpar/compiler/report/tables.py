@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from rich import box
-from rich import table as rich
 from rich.console import Console
 from rich.text import Text
 
-from jaxpar.compiler.report.record import Collective, Report
+from jaxpar.compiler.report.record import Report
+from jaxpar.compiler.report.screen import table
 from jaxpar.config.spelling import spaced
 from jaxpar.pages.render import Cell, Table
 from jaxpar.pages.units import operations, percent, seconds, size
@@ -52,12 +51,13 @@ def tables(report: Report) -> dict[str, Table]:
     """The tables by title."""
     hot = 0.02 * report.step_seconds
     transfers = [
-        (row.axis, row.collective, row.dtype, _link(row), _times(row.count), size(row.bytes), seconds(row.seconds),
-         Cell(seconds(row.exposed_s), hot=row.exposed_s > hot), row.kind)
+        (row.axis, row.collective, row.dtype,
+         "host" if row.axis == "host" else "between" if row.crosses_nodes else "in node", f"{row.count:,.0f}",
+         size(row.bytes), seconds(row.seconds), Cell(seconds(row.exposed_s), hot=row.exposed_s > hot), row.kind)
         for row in report.collectives
     ]  # fmt: skip
     waits = [
-        (row.collectives, row.source, _times(row.count), seconds(row.needs_s),
+        (row.collectives, row.source, f"{row.count:,.0f}", seconds(row.needs_s),
          "synchronous" if row.synchronous else seconds(row.enclosed_s), seconds(row.exposed_s))
         for row in report.exposures
     ]  # fmt: skip
@@ -84,14 +84,6 @@ def _memory(report: Report) -> list[Row]:
     return [*rows, ("peak", size(report.peak_bytes), "", ""), ("host (pinned)", size(report.host_bytes), "", "")]
 
 
-def _times(count: float) -> str:
-    return f"{count:,.0f}"
-
-
-def _link(row: Collective) -> str:
-    return "host" if row.axis == "host" else "between" if row.crosses_nodes else "in node"
-
-
 def _work(report: Report) -> list[Row]:
     rows: list[Row] = []
     for kind, time in sorted(report.seconds_by_kind.items(), key=lambda item: -item[1]):
@@ -111,8 +103,8 @@ def print_report(report: Report, console: Console) -> None:
     where = f" on {report.cluster}: {report.devices} x {report.gpu}, mesh {mesh_words(report.axes)}"
     console.print(Text.assemble((report.config, "bold"), where), soft_wrap=True)
     console.print(Text(verdict(report), "bold green" if report.fits else "bold red"), soft_wrap=True)
-    for title, table in tables(report).items():
-        _print_table(title, table, console)
+    for title, shown in tables(report).items():
+        _print_table(title, shown, console)
     console.print()
     console.print(Text(waiting(report), "bold"), soft_wrap=True)
     for note in report.notes:
@@ -127,11 +119,7 @@ def _print_table(title: str, shown: Table, console: Console) -> None:
     if not shown.rows:
         console.print(Text(f"{title}: none"))
         return
-    table = rich.Table(
-        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1)
-    )
-    for place, head in enumerate(shown.heads):
-        table.add_column(head, justify="right" if place in shown.numbers else "left", overflow="fold")
+    made = table(shown.heads, [head for place, head in enumerate(shown.heads) if place not in shown.numbers], title)
     for row in shown.rows:
-        table.add_row(*(Text(cell, "red" if isinstance(cell, Cell) and cell.hot else "") for cell in row))
-    console.print(table)
+        made.add_row(*(Text(cell, "red" if isinstance(cell, Cell) and cell.hot else "") for cell in row))
+    console.print(made)

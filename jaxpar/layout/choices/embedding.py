@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jaxpar.config import Config, UserError
 from jaxpar.config.counting import padded_vocab
 from jaxpar.config.plan import AxisSizes, Choice, Plan
-from jaxpar.cost.hardware_model import nearest_hardware
+from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.head import lookups, of_rows, of_tables
 from jaxpar.cost.messages import network_of
 from jaxpar.distributed.devices import Device
@@ -100,7 +100,7 @@ def _seconds(config: Config, axes: AxisSizes, rows: int, cluster: Cluster) -> tu
     forward, trained = config.parallel.zero == 3, not adaptation_of(config).frozen_by
     compute, gradient = (jnp.dtype(dtype).itemsize for dtype in (precision.compute, precision.gradient))
     storage = jnp.dtype(precision.storage or precision.compute).itemsize
-    ring = network_of(cluster, nearest_hardware(cluster.gpu)).ring(axes.shards, axes.tensor)
+    ring = network_of(cluster, hardware_of(cluster.gpu)).ring(axes.shards, axes.tensor)
     tokens = rows * config.data.sequence_length // axes.context
     looked_up = lookups(model, padded_vocab(model), tokens, axes.tensor)
     rows_s = of_rows(ring, looked_up, model.embed, compute, times=forward + trained)

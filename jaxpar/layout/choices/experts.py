@@ -13,8 +13,8 @@ from jaxpar.config.plan import AxisSizes, Choice, ExpertLayout, Plan
 from jaxpar.config.reading.typed import shown
 from jaxpar.config.schema.layout import expert_options
 from jaxpar.config.spelling import quoted
+from jaxpar.cost import hardware_model
 from jaxpar.cost.experts import Experts
-from jaxpar.cost.hardware_model import nearest_hardware
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.distributed.devices import Device
@@ -234,7 +234,7 @@ def _slices(
 
 def _timed(config: Config, shape: LayerShape, device: Device, cluster: Cluster) -> Experts:
     """The experts of a layer on the GPUs and links of a cluster."""
-    hardware = nearest_hardware(cluster.gpu)
+    hardware = hardware_model.hardware_of(cluster.gpu)
     shape = replace(shape, codes=grouped_codes(config, device))
     on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
     return Experts(shape, *on, own_rows=config.parallel.experts.own_rows)

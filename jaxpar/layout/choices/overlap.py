@@ -11,7 +11,7 @@ from jaxpar.config.plan import AxisSizes, Choice, Plan, TensorOverlap
 from jaxpar.config.reading.typed import shown
 from jaxpar.config.spelling import did_you_mean, quoted
 from jaxpar.cost.collective_matmul import CollectiveMatmul
-from jaxpar.cost.hardware_model import nearest_hardware
+from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.distributed.devices import Device
@@ -156,7 +156,7 @@ def _timed(config: Config, groups: list[_Group], cluster: Cluster | None, tiles:
         return _plain(reason)
     if cluster is None:
         return _ring(allowed[0], "named by parallel.overlap.tensor")
-    hardware = nearest_hardware(cluster.gpu)
+    hardware = hardware_of(cluster.gpu)
     on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
     cases = [(_case(config, one, part * parallel.tensor, tiles), one.layers) for one in groups]
     layers = sum(number for _, number in cases)

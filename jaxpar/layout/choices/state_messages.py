@@ -7,7 +7,7 @@ from typing import Any
 from jaxpar.config import Config, UserError
 from jaxpar.config.kinds import kind_models, layer_kinds
 from jaxpar.config.plan import AxisSizes, Choice, Plan
-from jaxpar.cost.hardware_model import nearest_hardware
+from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.layer_messages import state_seconds
 from jaxpar.cost.messages import network_of
 from jaxpar.distributed.devices import Device
@@ -37,7 +37,7 @@ def state_messages(config: Config, axes: AxisSizes, device: Device, rows: int, c
         return Choice("allgather", "links of CPU devices have no speed")
     if cluster is None:
         return Choice("allgather", "the speeds of these GPUs' links are unknown")
-    ring = network_of(cluster, nearest_hardware(cluster.gpu)).ring(axes.context, axes.tensor)
+    ring = network_of(cluster, hardware_of(cluster.gpu)).ring(axes.context, axes.tensor)
     took = {
         name: sum(state_seconds(name, one, rows, axes.tensor, ring) for one in _recurrences(config))
         for name in TRANSPORTS

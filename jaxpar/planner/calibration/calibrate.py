@@ -17,9 +17,9 @@ from statistics import median
 from typing import Any
 
 import jax
-from rich.console import Console
 
 from jaxpar.compiler.inspection import check_writable
+from jaxpar.compiler.report.screen import print_lines, screen
 from jaxpar.config import Config, DataConfig, ModelConfig, PrecisionConfig, RunConfig, UserError, load_config
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.presets import PRESETS
@@ -33,8 +33,6 @@ from jaxpar.planner.calibration.stopwatch import Stopwatch
 from jaxpar.planner.machine import cluster_at_hand
 from jaxpar.planner.planning import planned_config
 from jaxpar.planner.profile import Profile, Sent, write_profile
-
-CONSOLE = Console(width=120, markup=False, highlight=False, soft_wrap=True)
 
 
 @dataclass(frozen=True)
@@ -142,9 +140,10 @@ class Calibration:
         unmeasurable_here = unmeasurable(config, devices, device)
         if jax.process_index() == 0:
             lengths, messages = ", ".join(map(str, sizes.lengths)), len(sizes.messages)
-            CONSOLE.print(
+            print_lines(
+                screen(),
                 f"Measuring {len(shapes)} matmuls, attention over {lengths} tokens, memory, copies to the host, and "
-                f"collectives of {messages} sizes; on a GPU this takes minutes"
+                f"collectives of {messages} sizes; on a GPU this takes minutes",
             )
         measured = Profile(
             device=device.device_kind,
@@ -240,9 +239,11 @@ def _print(profile: Profile, output: Path) -> None:
         *([f"host copies at {rate(copied)} for a device"] if copied else []),
         f"{len(profile.collectives)} collectives",
     ]  # fmt: skip
-    CONSOLE.print(f"{profile.title}: {'; '.join(parts)}; the smallest kernel takes {seconds(profile.launch_seconds)}")
+    print_lines(
+        screen(), f"{profile.title}: {'; '.join(parts)}; the smallest kernel takes {seconds(profile.launch_seconds)}"
+    )
     if profile.refused:
-        CONSOLE.print(f"Discarded {len(profile.refused)} measurements, the first: {profile.refused[0]}")
+        print_lines(screen(), f"Discarded {len(profile.refused)} measurements, the first: {profile.refused[0]}")
     for line in profile.could_not_measure:
-        CONSOLE.print(f"Could not measure {line}")
-    CONSOLE.print(f"Wrote {output}; plan with --profile {output}")
+        print_lines(screen(), f"Could not measure {line}")
+    print_lines(screen(), f"Wrote {output}; plan with --profile {output}")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -35,8 +35,9 @@ def groups(devices: int, per_host: int) -> list[Shape]:
     """Groups by powers of two, and of all devices, one of each number of ranks and hosts: the ranks next to each other,
     else the nearest."""
     found: dict[tuple[int, int], Shape] = {}
-    for stride in _powers(devices):
-        for ranks in dict.fromkeys((*_powers(devices // stride), devices // stride)):
+    powers = lambda most: [1 << power for power in range(most.bit_length())]
+    for stride in powers(devices):
+        for ranks in dict.fromkeys((*powers(devices // stride), devices // stride)):
             if ranks == 1 or devices % (ranks * stride):
                 continue
             each = max(1, min(ranks, per_host // stride))
@@ -60,13 +61,6 @@ def measured_collectives(watch: Stopwatch, devices: Sequence[Any], sizes: Sequen
                 if seconds is not None:
                     found.append(Sent(collective, group.ranks, group.hosts, whole, seconds))
     return found
-
-
-def _powers(most: int) -> Iterator[int]:
-    power = 1
-    while power <= most:
-        yield power
-        power *= 2
 
 
 def steps(ranks: int) -> list[tuple[Collective, Callable[..., jax.Array]]]:

@@ -6,7 +6,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,10 +17,11 @@ from jaxpar.config import Config
 from jaxpar.config.counting import head_dim, kv_heads, reach, value_dim
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import ModelConfig
-from jaxpar.cost.hardware_model import nearest_hardware
+from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.head import head_time
 from jaxpar.cost.layer import layer_time
-from jaxpar.cost.layer_case import layer_case
+from jaxpar.cost.layer_case import layer_cases
+from jaxpar.cost.layout import Layout
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.tables import NOTHING, Asked
@@ -51,16 +51,16 @@ def matmuls_of(config: Config, cluster: Cluster, tokens: Sequence[float], tensor
         tensor: ranks that share a layer; those that the model cannot have are left out.
     """
     tables = NOTHING.recording()
-    hardware = replace(nearest_hardware(cluster.gpu), measured=tables)
+    hardware = replace(hardware_of(cluster.gpu), measured=tables)
     device, network = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
     vocab = config.model.vocab
     assert vocab is not None, "the vocabulary is known before shapes are"
     possible = [ranks for ranks in tensor if not any(broken_by_tensor(config.model, ranks))]
-    for model in kind_models(config.model).values():
-        for ranks in possible:
-            for rows in tokens:
-                sequence = round(rows * config.data.sequence_length)
-                case = layer_case(model, sequence, 1, ranks, 1, "allgather", config.precision.compute, config.lora)
+    for ranks in possible:
+        for rows in tokens:
+            sequence = round(rows * config.data.sequence_length)
+            layout = Layout(tensor=ranks, precision=config.precision.compute)
+            for case in layer_cases(config.model, sequence, layout, config.lora).values():
                 layer_time(case, device, network)
                 head_time(case, vocab, device, network)
     assert tables.asked is not None, "it records"
@@ -138,7 +138,7 @@ def _backward(watch: Stopwatch, config: Config, model: ModelConfig, backend: str
     """Forward and backward."""
     attend, inputs = _attention(config, model, backend)
 
-    def both(_: Any, gradient: jax.Array, *inputs: jax.Array) -> Any:
+    def both(_: object, gradient: jax.Array, *inputs: jax.Array) -> object:
         return jax.vjp(attend, *inputs)[1](gradient)
 
     return watch.loop(both, inputs, attend(*inputs), *inputs)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from jaxpar.compiler.report.screen import print_lines, screen, table
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.spelling import named
 from jaxpar.config.strict_json import json_text
@@ -18,7 +19,6 @@ from jaxpar.planner.jobs.job import Curve, Job, WrittenJob, planned_curve, read_
 from jaxpar.planner.jobs.policies import Outcome, outcomes
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.planning import hosts_of_one_kind, planned_config
-from jaxpar.planner.report.screen import print_lines, screen, table
 from jaxpar.planner.report.words import INTERVAL
 from jaxpar.planner.step_time.interval import PUBLISHED
 
@@ -127,7 +127,11 @@ def print_outcomes(by_policy: Mapping[str, Outcome], cluster: Cluster, console: 
         jobs.add_row(job.name, f"{first.finished[job.name] / HOUR:,.1f}", due)
     for one in (policies, spans, jobs):
         console.print(one)
-    print_lines(console, *(_late(job, by_policy) for job in first.late), *([] if is_cpu(cluster) else [_certainty()]))
+    print_lines(console, *(_late(job, by_policy) for job in first.late))
+    if not is_cpu(cluster):
+        low, high = PUBLISHED.interval(1.0)
+        times = f"{low:.2f} to {high:.2f} times as long, of all jobs alike"
+        print_lines(console, f"{INTERVAL}: steps of four of five systems take {times}")
 
 
 def _late(job: Job, by_policy: Mapping[str, Outcome]) -> str:
@@ -136,9 +140,3 @@ def _late(job: Job, by_policy: Mapping[str, Outcome]) -> str:
     first, *others = by_policy.values()
     more = ", and after it under every policy" if all(job in one.late for one in others) else ""
     return f"{job.name} finishes {(first.finished[job.name] - job.deadline) / HOUR:,.1f} hours after its deadline{more}"
-
-
-def _certainty() -> str:
-    """A sentence on how far all speeds may be off, which jobs of one cluster are together."""
-    low, high = PUBLISHED.interval(1.0)
-    return f"{INTERVAL}: steps of four of five systems take {low:.2f} to {high:.2f} times as long, of all jobs alike"

@@ -101,10 +101,10 @@ class Measured:
             first += devices
         return found
 
-    def placed(self, planned: Planned, timer: StepTimer, seed: int = 0) -> Planned:
+    def placed(self, planned: Planned, timer: StepTimer) -> Planned:
         """The layout in the better of the default order and that of annealing, in which hosts stay in their group."""
         traffic = traffic_of(planned.config, planned.plan, self.cluster.gpus_per_host)
-        found = place(traffic, self.matrix, seed, SWAPS, groups_of(self.cluster))
+        found = place(traffic, self.matrix, swaps=SWAPS, groups=groups_of(self.cluster))
         default = tuple(range(self.cluster.hosts))
         orders = dict.fromkeys((default, found.order))
         times = {order: timer.step(planned.candidate.layout, self.networks(timer, planned, order)) for order in orders}

@@ -11,7 +11,7 @@ from __future__ import annotations
 import csv
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from itertools import product
 from math import exp
@@ -220,7 +220,7 @@ def place(
     return Placed(chosen, best, default)
 
 
-def print_placement(path: Path, bandwidth_file: Path | None, seed: int, *, as_json: bool) -> None:
+def print_placement(path: Path, bandwidth_file: Path | None, *, as_json: bool) -> None:
     """`python -m jaxpar.plan place`. Raises `UserError` where plan, cluster and matrix do not go together."""
     planned = plan_file.read(path)
     if planned.cluster is None:
@@ -235,11 +235,9 @@ def print_placement(path: Path, bandwidth_file: Path | None, seed: int, *, as_js
             f"--bandwidth: expected a CSV file, since {planned.cluster} names none (bandwidth: in its YAML)"
         )
     matrix = read_bandwidth(source, cluster)
-    placed = place(
-        traffic_of(planned.config, planned.plan, cluster.gpus_per_host), matrix, seed, groups=groups_of(cluster)
-    )
+    placed = place(traffic_of(planned.config, planned.plan, cluster.gpus_per_host), matrix, groups=groups_of(cluster))
     if as_json:
-        print(json_text({"order": placed.order, "seconds": placed.seconds, "default_seconds": placed.default_seconds}))
+        print(json_text(asdict(placed)))
         return
     gain = placed.default_seconds - placed.seconds
     print(

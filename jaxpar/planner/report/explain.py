@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 
 from rich.console import Console
 
+from jaxpar.compiler.report.screen import print_lines
 from jaxpar.config.kinds import of_kind
 from jaxpar.layout.choices.reasons import why
 from jaxpar.layout.plan_file import PlanFile, read
 from jaxpar.pages.units import percent, plural, seconds, size
 from jaxpar.planner.report import words
-from jaxpar.planner.report.screen import print_lines
+from jaxpar.planner.search.stage_groups import number_words
 
 
 def print_explanation(path: Path, console: Console) -> None:
@@ -29,15 +29,18 @@ def _settings(file: PlanFile) -> list[tuple[str, str]]:
     plan, numbers = file.plan, file.predicted
     order = numbers.get("node_order")
     return [
-        ("mesh", " x ".join(f"{axis} {n}" for axis, n in dict(plan.axes).items() if n > 1) or "one device"),
+        ("mesh", words.axes(plan.axes)),
         ("batch", words.batch(plan.axes.data, plan.microbatch_rows, plan.microbatches)),
         (
             "schedule",
             f"{plan.schedule}, {plural(plan.virtual_stages, 'chunk')} a rank, each of "
-            f"{_layers(plan.stage_layers)} layers",
+            f"{number_words(plan.stage_layers)} layers",
         ),
         *(
-            ("stages", f"from {one['first']} on {one['group']} ({one['gpu']}), {_layers(one['layers'])} layers each")
+            (
+                "stages",
+                f"from {one['first']} on {one['group']} ({one['gpu']}), {number_words(one['layers'])} layers each",
+            )
             for one in numbers.get("stages", [])
         ),
         *([("nodes", f"start processes on them in this order: {' '.join(map(str, order))}")] if order else []),
@@ -62,8 +65,3 @@ def _predicted(file: PlanFile) -> list[tuple[str, str]]:
     lines = [("predicted", f"{rate}, MFU {percent(numbers['mfu'])}, {size(numbers['peak_bytes'])} of a GPU")]
     interval = numbers.get("interval_s")
     return [*lines, (words.INTERVAL, " to ".join(map(seconds, interval)))] if interval else lines
-
-
-def _layers(lengths: Sequence[int]) -> str:
-    least, most = min(lengths), max(lengths)
-    return f"{most}" if least == most else f"{least} to {most}"

@@ -8,8 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from jaxpar.config.spelling import named
+from jaxpar.cost.layout import Layout
 from jaxpar.cost.tables import Asked
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.memo import Memo
 from jaxpar.planner.profile import Profile
 from jaxpar.planner.search.heterogeneous import StepTimer

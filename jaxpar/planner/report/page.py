@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 from jaxpar.config import UserError
 from jaxpar.config.spelling import spaced
@@ -66,8 +65,13 @@ def html_page(plans: Sequence[Planned], evaluated: Sequence[Candidate]) -> str:
         left_out=max(0, len(layouts) - MOST_ROWS),
         count=len(layouts),
         scatter=scatter(layouts, len(plans), best.usable),
-        time=_bars(best.candidate.time.breakdown, seconds, best.candidate.seconds, words.MEANINGS),
-        memory=_bars(best.candidate.memory._asdict(), size, best.usable, words.MEMORY_MEANINGS),
+        time=_bars(
+            best.candidate.time.breakdown,
+            seconds,
+            best.candidate.seconds,
+            {name: what for name, (what, _) in words.PARTS.items()},
+        ),
+        memory=_bars(best.candidate.memory._asdict(), size, best.usable, {"host": words.PINNED}),
     )
 
 
@@ -91,7 +95,7 @@ def _bars(
     return [(named(name), value / most, f"{unit(value)}  {percent(value, full)}", "part") for name, value in known]
 
 
-def scatter(layouts: Sequence[Candidate], plans: int, usable: int) -> dict[str, Any]:
+def scatter(layouts: Sequence[Candidate], plans: int, usable: int) -> dict[str, object]:
     """The picture of time against memory, in pixels, with the Pareto frontier.
 
     Args:

@@ -7,13 +7,13 @@ from functools import partial
 
 from rich.console import Console
 
+from jaxpar.compiler.report.screen import print_lines, table
 from jaxpar.config.spelling import spaced
 from jaxpar.hardware.cluster import HOST_MEMORY
 from jaxpar.layout.choices.pipeline import schedule_of
 from jaxpar.pages.units import plural, size
 from jaxpar.pipeline.timing.in_flight import lockstep_peaks
 from jaxpar.planner.report import words
-from jaxpar.planner.report.screen import print_lines, table
 from jaxpar.planner.search.candidate import Effort, Planned
 
 
@@ -67,7 +67,7 @@ def host_words(best: Planned) -> str:
 def memory(best: Planned) -> list[str]:
     """The memory of one layout by part."""
     parts = {name: amount for name, amount in best.candidate.memory._asdict().items() if amount}
-    pinned = lambda name: f"  ({words.MEMORY_MEANINGS[name]})" if name in words.MEMORY_MEANINGS else ""
+    pinned = lambda name: f"  ({words.PINNED})" if name == "host" else ""
     lines = [f"{spaced(name):<18}{size(amount):>10}{pinned(name)}" for name, amount in parts.items()]
     if best.candidate.layout.pipe > 1:
         filled = ", ".join(str(peak.in_flight) for peak in lockstep_peaks(schedule_of(best.plan)))

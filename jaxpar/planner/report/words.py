@@ -9,14 +9,14 @@ from dataclasses import replace
 
 from jaxpar.config.axes import MESH_AXES
 from jaxpar.config.kinds import of_kind
-from jaxpar.config.plan import Plan
+from jaxpar.config.plan import AxisSizes, Plan
 from jaxpar.config.schema import ParallelConfig
 from jaxpar.config.spelling import one_of, printable
+from jaxpar.cost.layout import Layout
 from jaxpar.memory.remat import nearest_preset
 from jaxpar.pages.render import Cell
 from jaxpar.pages.units import percent, plural, seconds, size
-from jaxpar.planner.layout import Layout
-from jaxpar.planner.search.avoid import never_measured
+from jaxpar.planner.search.asked import never_measured
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.step_time.chunks import why_padded
@@ -78,10 +78,7 @@ PARTS = {
     "optimizer": ("updating weights", "the bandwidth of the memory that holds the optimizer's state"),
 }  # fmt: skip
 """Each part of a step's time: what it is; and what causes it, or would reduce it."""
-
-
-MEANINGS = {name: what for name, (what, _) in PARTS.items()}
-MEMORY_MEANINGS = {"host": "pinned, on the host"}
+PINNED = "pinned, on the host"
 
 
 def columns(candidate: Candidate, index: int | None, batch: int, spread: Spread | None) -> dict[str, Cell]:
@@ -121,7 +118,7 @@ def between(spread: Spread, step: float) -> str:
     return " to ".join(map(seconds, spread.interval(step)))
 
 
-def axes(layout: Layout) -> str:
+def axes(layout: Layout | AxisSizes) -> str:
     """`pipe 8 x tensor 8`."""
     named = ((axis, getattr(layout, axis)) for axis in MESH_AXES)
     return " x ".join(f"{axis} {number}" for axis, number in named if number > 1) or "one device"
@@ -278,8 +275,9 @@ def difference(best: Candidate, other: Candidate) -> str:
 
 def parts(breakdown: Mapping[str, float], step: float) -> list[str]:
     """The seconds of the parts of a step, the longest first; a millionth of it is what sums round to."""
+    what = lambda name: PARTS[name][0] if name in PARTS else printable(name)
     return [
-        f"{printable(name):<14}{seconds(spent):>9} {percent(spent, step):>6}  {MEANINGS.get(name, printable(name))}"
+        f"{printable(name):<14}{seconds(spent):>9} {percent(spent, step):>6}  {what(name)}"
         for name, spent in sorted(breakdown.items(), key=lambda item: -item[1])
         if spent > 1e-6 * step
     ]

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from math import ceil, floor
 
-from jaxpar.config.plan import AxisSizes, LayerRun
+from jaxpar.config.plan import LayerRun
+from jaxpar.cost.layer_case import layer_cases
+from jaxpar.cost.layout import Layout, Remat
 from jaxpar.cost.recomputation import layer_costs
 from jaxpar.layers.declared import activation_names
 from jaxpar.layers.matmul_formats import exact_shares
@@ -16,12 +18,10 @@ from jaxpar.layout.memory.estimate import IN_TRANSIT, MemoryEstimate, Units
 from jaxpar.layout.resident_state import resident_weights
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.fraction import kept_bytes
-from jaxpar.memory.layer_shape import layer_shapes
 from jaxpar.memory.pareto import NothingFits, Point, cheapest_of_kinds, layer_frontier
 from jaxpar.memory.pipeline_offload import largest_hidden_fraction
 from jaxpar.memory.remat import joined, runs_by_kind
 from jaxpar.pipeline.schedules import SCHEDULES
-from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.search.kernels import Kernels
 from jaxpar.planner.settings import ONE_STAGE, Runs, as_remat, of_all_names, runs_of
 
@@ -127,34 +127,22 @@ class ActivationPlanner(Kernels):
     @cached_property
     def costs(self) -> dict[str, LayerCosts]:
         """Costs of a layer of each kind."""
-        group, strategy, codes = self.group, self.choice.context_strategy, self.matmul_codes
 
         def made() -> dict[str, LayerCosts]:
-            axes = AxisSizes(expert=group.expert, context=group.context, tensor=group.tensor)
-            attention, exact = dict(self.attention), exact_shares(self.model.config)
-            return {
-                kind: layer_costs(
-                    replace(shape, codes=self.expert_codes), self.cluster, strategy, self.hardware,
-                    attention=attention.get(kind), codes=codes, exact=exact[kind],
-                    magnitude_ranks=self._magnitude_ranks,
-                )
-                for kind, shape in layer_shapes(self.model.config, axes, group.microbatch).items()
-            }  # fmt: skip
+            config = self.model.config
+            cases = layer_cases(config.model, config.data.sequence_length, self.layout("none"), config.lora)
+            exact = exact_shares(config)
+            return {kind: layer_costs(case, self.cluster, self.hardware, exact[kind]) for kind, case in cases.items()}
 
         return self.known.of(("costs", *self._timed), made)
 
     @property
     def _timed(self) -> tuple[Hashable, ...]:
-        """The facts that the times of a layer depend on."""
-        group, strategy = self.group, self.choice.context_strategy
-        sizes = group.microbatch, group.expert, group.context, group.tensor
-        return *sizes, strategy, self.matmul_codes, self._magnitude_ranks
-
-    @property
-    def _magnitude_ranks(self) -> int:
-        """Ranks over which the largest magnitude of a tensor is found in each product; 1 where none is."""
-        group, quantized = self.group, self.matmul_codes
-        return group.data * group.context * group.tensor if quantized is not None and quantized.found else 1
+        """The facts that the times of a layer depend on; where a largest magnitude is found in each product, also the
+        ranks over which it is."""
+        group, codes = self.group, self.matmul_codes
+        ranks = group.devices // group.pipe if codes is not None and codes.found else 1
+        return group.microbatch, group.expert, group.context, group.tensor, self.choice.context_strategy, codes, ranks
 
     def _with_host(self, preset: str) -> Iterator[Kept]:
         """The smallest share of a preset's activations on the host with which it fits and that copies can hide."""

@@ -6,7 +6,6 @@ No bound of a group or a choice recomputes anything, and none waits for what a s
 from __future__ import annotations
 
 from collections.abc import Callable
-from itertools import product
 from math import inf
 
 from jaxpar.cost.operations import device_of
@@ -56,11 +55,6 @@ class Bounds:
         rate = max(rate, device.matmul_rate(1)) if config.precision.matmul else rate
         shares = reached.attention_share, reached.attention_native_share
         return (products / rate + attention / (device.peak * max(shares))) / self.cluster.devices
-
-    def of_group(self, group: Group) -> float:
-        """The bound of the strategy whose kernels of attention are the fastest, and the faster ends."""
-        ends = self.space.ends(group.pipe, group.tensor)
-        return min(self.of_strategy(group, *each) for each in product(self.space.strategies(group), ends))
 
     def of_strategy(self, group: Group, strategy: str, shared_ends: bool) -> float:
         """The bound of a step by `GROUP_PARTS` and the sums over replicas alone, under a context strategy."""

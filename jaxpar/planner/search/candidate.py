@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import Any
 
 from jaxpar.config import Config
 from jaxpar.config.plan import Plan
+from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layout.memory.estimate import MemoryEstimate
 from jaxpar.layout.plan_file import PlanFile
-from jaxpar.planner.layout import Layout
-from jaxpar.planner.search.avoid import never_measured
+from jaxpar.planner.search.asked import never_measured
 from jaxpar.planner.search.stage_groups import StagesOfGroup, ranks_of, stages_by_group
 from jaxpar.planner.step_time.interval import PUBLISHED, Spread
 from jaxpar.planner.step_time.model import StepTime
@@ -31,7 +30,7 @@ class Candidate:
         return self.time.seconds
 
     @property
-    def key(self) -> tuple[Any, ...]:
+    def key(self) -> tuple[object, ...]:
         """The parts that distinguish layouts for a user; how data ranks split into fsdp and replica is a detail."""
         own = self.layout
         return own.pipe, own.data, own.expert, own.context, own.tensor, own.microbatch, own.schedule

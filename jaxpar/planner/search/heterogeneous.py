@@ -15,20 +15,18 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import permutations
 
-from jaxpar.config.kinds import layer_kinds
-from jaxpar.config.schema.model import ModelConfig, Pattern
+from jaxpar.config.schema.model import ModelConfig
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
+from jaxpar.cost.layout import Layout
 from jaxpar.cost.messages import Network
 from jaxpar.hardware.cluster import Cluster, Group
 from jaxpar.layout.choices.pipeline import even_chunks
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.memo import Memo
 from jaxpar.planner.search.stage_groups import Lengths, ranks_of
 from jaxpar.planner.step_time.chunks import why_padded
 from jaxpar.planner.step_time.model import Steps, StepTime
-from jaxpar.planner.step_time.pipeline import run_pipeline
+from jaxpar.planner.step_time.pipeline import Chunk, run_pipeline
 from jaxpar.planner.step_time.step import Step
-from jaxpar.planner.step_time.ticks import Chunk
 from jaxpar.planner.step_time.update import Update
 from jaxpar.trace.parts import Run
 
@@ -61,7 +59,7 @@ class StepTimer:
                 are none).
         """
         if kinds := self.kinds(layout):
-            return _Stages(self, layout, kinds, networks).step(layout.stage_layers)
+            return _Stages(self, layout, kinds, networks).step()
         return self.steps(network=None if networks is None else networks[0]).time(layout)
 
     def floor(self, layout: Layout) -> StepTime:
@@ -77,7 +75,7 @@ class StepTimer:
         fast = min(times, key=lambda time: time.seconds)
         if self.model.pattern is not None:  # chunks of the slowest GPUs may have the shortest layers
             return fast
-        if why_padded(layout) is not None:
+        if why_padded(layout) is not None and self.model.layers % len(ranks_of(layout)) == 0:
             return max(times, key=lambda time: time.seconds)
         heads = [self.steps(group=kind).layers(layout).head(1).seconds for kind in kinds]
         microbatches = layout.microbatches(self.global_batch)
@@ -90,24 +88,23 @@ class StepTimer:
         spent |= {name: scale * fast.breakdown[name] for name in PER_LAYER}
         return replace(fast, seconds=sum(spent.values()), breakdown=spent)
 
-    def steps(self, layers: int | None = None, group: Group | None = None, network: Network | None = None) -> Steps:
-        """The steps of a model of so many layers (None for its own), if all hosts were of one group (None for all)."""
-        layers = self.model.layers if layers is None else layers
+    def steps(self, group: Group | None = None, network: Network | None = None) -> Steps:
+        """The steps of the model if all hosts were of one group; None for all hosts."""
         cluster = self.cluster
         if group is not None:
             cluster = self._known.of(group.name, lambda: self.cluster.of_kind(group))
-        hardware = self.hardware if cluster.gpu == self.cluster.gpu else None
-        made = lambda: Steps(
-            self._model_of(layers), self.sequence_length, self.global_batch, cluster, hardware, self.update, network
-        )
-        return made() if network is not None else self._known.of((layers, group and group.name), made)
+        sizes = self.model, self.sequence_length, self.global_batch
+        made = lambda: Steps(*sizes, cluster, self.reached(cluster), self.update, network)
+        return made() if network is not None else self._known.of((Steps, group and group.name), made)
 
     def chunk_times(self, layout: Layout) -> tuple[list[Chunk], float, float]:
         """Seconds of a microbatch in each chunk, in the order of the model, in the head and between ranks."""
         kinds = self.kinds(layout)
         parts = [self.steps(group=kind).step(layout) for kind in (kinds or [None])]
-        of_chunk = _Stages(self, layout, kinds).kind_of if kinds else (0,) * len(ranks_of(layout))
-        chunks = [parts[kind].chunks(layout)[number] for number, kind in enumerate(of_chunk)]
+        if kinds:
+            chunks = _Stages(self, layout, kinds).chunks(layout, parts)
+        else:
+            chunks = list(parts[0].chunks(layout))
         return chunks, max(part.pieces.head.seconds for part in parts), max(part.pieces.transfer for part in parts)
 
     def kinds(self, layout: Layout) -> tuple[Group, ...]:
@@ -133,15 +130,6 @@ class StepTimer:
         known = self.hardware if cluster.gpu == self.cluster.gpu else None
         return known or hardware_of(cluster.gpu)
 
-    def _model_of(self, layers: int) -> ModelConfig:
-        model = self.model
-        if layers == model.layers:
-            return model
-        if model.pattern is not None:
-            assert layers % model.layers == 0, "kinds in other parts would be another model"
-            model = replace(model, pattern=Pattern(layer_kinds(model)))
-        return replace(model, layers=layers)
-
 
 class _Stages:
     """The stages of one layout."""
@@ -150,10 +138,9 @@ class _Stages:
         self, timer: StepTimer, layout: Layout, kinds: Sequence[Group], networks: Sequence[Network] | None = None
     ):
         self.timer, self.layout, self.kinds = timer, layout, kinds
-        self.networks: Sequence[Network | None] = networks or [None] * len(kinds)
-        self.padded = why_padded(layout) is not None
-        """Whether short chunks take as long as the longest."""
-        self._steps: dict[tuple[int, int], Step] = {}
+        self.steps = [
+            timer.steps(group, network) for group, network in zip(kinds, networks or [None] * len(kinds), strict=True)
+        ]
         self._took = Memo()
 
     @cached_property
@@ -164,50 +151,34 @@ class _Stages:
         of_rank = [self.timer.cluster.groups.index(group) for group in groups]
         return tuple(of_rank[rank] for rank in ranks_of(self.layout))
 
-    def step(self, lengths: Lengths | None = None) -> StepTime:
+    def step(self) -> StepTime:
         """The step of the slowest kind, which all wait for."""
-        lengths = even_chunks(self.timer.model.layers, len(self.kind_of)) if lengths is None else lengths
-        times = self._of_unlike_layers() if self.timer.model.pattern is not None else self.of_kinds(lengths)
-        return self.timer.steps().priced(*max(times, key=_seconds), self.layout.devices)
+        return self.timer.steps().priced(*max(self.of_kinds(self.layout), key=_seconds), self.layout.devices)
 
-    def of_kinds(self, lengths: Lengths) -> list[Spent]:
-        """The step of each kind with its longest chunk; where padded, with the longest of all.
+    def chunks(self, layout: Layout, parts: Sequence[Step]) -> list[Chunk]:
+        """Each chunk on its kind of hosts, in the order of the model."""
+        of_kinds = [part.chunks(layout) for part in parts]
+        return [of_kinds[kind][number] for number, kind in enumerate(self.kind_of)]
+
+    def of_kinds(self, layout: Layout) -> list[Spent]:
+        """The step of each kind, with the slowest chunks, head and transfers; its work is that of its longest chunks.
 
         Rows that pad are left out of ticks; in what comes once a step, messages and the update, they take part.
         """
-        most = max(lengths)
-        longest = [most if self.padded else self._longest(lengths, kind) for kind in range(len(self.kinds))]
-        parts = [self._parts(kind, layers) for kind, layers in enumerate(longest)]
-        chunks = [part.pieces.chunk(layers) for part, layers in zip(parts, longest, strict=True)]
-        return self._spent(chunks, parts, [self._parts(kind, most).once for kind in range(len(parts))])
-
-    def _of_unlike_layers(self) -> list[Spent]:
-        """The step of each kind of hosts for a model whose layers are of several kinds, in equal stages."""
-        each = zip(self.kinds, self.networks, strict=True)
-        parts = [self.timer.steps(group=group, network=network).step(self.layout) for group, network in each]
-        chunks = [parts[kind].chunks(self.layout)[number] for number, kind in enumerate(self.kind_of)]
-        return self._spent(chunks, parts, [part.once for part in parts])
-
-    def _spent(
-        self, chunks: Sequence[Chunk], parts: Sequence[Step], once: Sequence[Mapping[str, float]]
-    ) -> list[Spent]:
-        """The step of each part in a pipeline of such chunks, with the slowest head and transfers."""
-        pipeline = run_pipeline(self.layout, parts[0].microbatches, chunks, [part.pieces for part in parts])
+        parts = [steps.step(layout) for steps in self.steps]
+        chunks, took = self.chunks(layout, parts), lambda chunk: chunk.forward.seconds + chunk.backward.seconds
+        pipeline = run_pipeline(layout, parts[0].microbatches, chunks, [part.pieces for part in parts])
+        of_kind = lambda kind: (chunk for chunk, own in zip(chunks, self.kind_of, strict=True) if own == kind)
         return [
-            (part.spent_in(self.layout, pipeline, own), part.program(pipeline, own))
-            for part, own in zip(parts, once, strict=True)
+            (part.spent_in(layout, pipeline, max(of_kind(kind), key=took)), part.program(pipeline))
+            for kind, part in enumerate(parts)
         ]
 
     def in_proportion(self) -> Lengths:
         """Lengths by the speed of each kind's layers; then layers move away from the slowest stage while that helps."""
-        equal, kinds = even_chunks(self.timer.model.layers, len(self.kind_of)), range(len(self.kinds))
-        layout, each = self.layout, max(equal)
-
-        def alone(kind: int, layers: int) -> float:
-            step = self._parts(kind, layers)
-            return sum(step.spent_in(layout, step.pipeline(layout), step.once).values())
-
-        speeds = [1 / (alone(kind, 2 * each) - alone(kind, each)) for kind in kinds]
+        equal = even_chunks(self.timer.model.layers, len(self.kind_of))
+        layers = [steps.step(self.layout).pieces.layer for steps in self.steps]
+        speeds = [1 / (layer.forward.seconds + layer.backward.seconds) for layer in layers]
         if max(speeds) == min(speeds):
             return equal
         lengths = stage_lengths(self.timer.model.layers, [speeds[kind] for kind in self.kind_of])
@@ -218,7 +189,8 @@ class _Stages:
             lengths = better
 
     def _seconds(self, lengths: Lengths) -> float:
-        return self._took.of(lengths, lambda: max(map(_seconds, self.of_kinds(lengths))))
+        layout = replace(self.layout, stage_layers=lengths)
+        return self._took.of(lengths, lambda: max(map(_seconds, self.of_kinds(layout))))
 
     def _moved(self, lengths: Lengths) -> list[Lengths]:
         """A layer of each of the longest chunks of a kind, given to the shortest chunks of another."""
@@ -236,13 +208,6 @@ class _Stages:
 
     def _longest(self, lengths: Lengths, kind: int) -> int:
         return max(length for length, own in zip(lengths, self.kind_of, strict=True) if own == kind)
-
-    def _parts(self, kind: int, layers: int) -> Step:
-        """The step if all chunks were of this kind and so long."""
-        if (kind, layers) not in self._steps:
-            steps = self.timer.steps(layers * len(self.kind_of), self.kinds[kind], self.networks[kind])
-            self._steps[kind, layers] = steps.step(self.layout.first_layers(layers))
-        return self._steps[kind, layers]
 
 
 def _seconds(step: Spent) -> float:

@@ -15,6 +15,7 @@ from functools import cached_property
 from jaxpar.config import Config, UserError
 from jaxpar.config.schema.islands import IslandsConfig
 from jaxpar.cost.hardware_model import HardwareModel
+from jaxpar.cost.layout import Layout
 from jaxpar.cost.messages import Network, Ring, network_of
 from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import Cluster
@@ -22,8 +23,7 @@ from jaxpar.layout.memory.estimate import MemoryModel, estimate_memory
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.optim.outer import wire_bytes
 from jaxpar.pages.units import plural
-from jaxpar.planner.layout import Layout
-from jaxpar.planner.search.avoid import OPTIMIZER
+from jaxpar.planner.search.asked import OPTIMIZER
 from jaxpar.planner.search.candidate import Candidate, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
 from jaxpar.planner.search.search import Search

@@ -10,6 +10,7 @@ from typing import Literal
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.schema.layout import expert_options
 from jaxpar.cost.hardware_model import HardwareModel
+from jaxpar.cost.layout import Layout, Remat
 from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.cost.operations import Attention
 from jaxpar.hardware.cluster import Cluster
@@ -25,7 +26,6 @@ from jaxpar.layout.memory.estimate import MemoryModel
 from jaxpar.layout.memory.slots import Slots, pipeline_slots
 from jaxpar.memory.layer_shape import ExpertCodes
 from jaxpar.mesh.quantized.transport import Transport
-from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.memo import Memo
 from jaxpar.planner.search.space import Choice, Group

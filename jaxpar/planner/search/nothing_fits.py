@@ -5,12 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import Protocol
+from typing import TYPE_CHECKING
 
-from jaxpar.hardware.cluster import Cluster
 from jaxpar.pages.units import size
 from jaxpar.planner.search.activation_planner import ActivationPlanner
-from jaxpar.planner.search.space import Choice, Group, Space
+from jaxpar.planner.search.space import Choice, Space
+
+if TYPE_CHECKING:
+    from jaxpar.planner.search.search import Search
 
 MOST = 65536
 """The largest number of GPUs tried when looking for a cluster that is large enough."""
@@ -18,31 +20,7 @@ NAMED = 3
 """How many sets of rules are named."""
 
 
-class Tried(Protocol):
-    """A finished search: `jaxpar.planner.search.search.Search`."""
-
-    space: Space
-
-    @property
-    def usable(self) -> int:
-        """Bytes of a device that a layout may take."""
-        ...
-
-    @property
-    def host_limit(self) -> int:
-        """Bytes of its host's memory that a GPU may have pinned."""
-        ...
-
-    def activations(self, group: Group, choice: Choice) -> ActivationPlanner:
-        """The activation planner of a choice."""
-        ...
-
-    def on(self, cluster: Cluster) -> Tried:
-        """The same search on another cluster."""
-        ...
-
-
-def why_none(search: Tried, groups: int, declined: str | None) -> str:
+def why_none(search: Search, groups: int, declined: str | None) -> str:
     """The message for a user.
 
     Args:
@@ -79,17 +57,13 @@ def why_none(search: Tried, groups: int, declined: str | None) -> str:
 def no_layout(space: Space) -> str:
     """The rules that exclude everything: those without which the most layouts would be allowed."""
     nearest = space.nearest().most_common()
-    reasons = [f"{number} would be allowed but for {_joined(rules)}" for rules, number in nearest[:NAMED]]
+    reasons = [f"{number} would be allowed but for {' and '.join(sorted(rules))}" for rules, number in nearest[:NAMED]]
     if len(nearest) > NAMED:
         reasons.append(f"{sum(number for _, number in nearest[NAMED:])} but for other rules")
     return f"no layout of {space.cluster.devices} GPUs is allowed: {'; '.join(reasons)}"
 
 
-def _joined(rules: frozenset[str]) -> str:
-    return " and ".join(sorted(rules))
-
-
-def _planners(search: Tried) -> Iterator[ActivationPlanner]:
+def _planners(search: Search) -> Iterator[ActivationPlanner]:
     """One planner per group, schedule, ZeRO stage and place of the optimizer's state; strategies keep the same, and
     ends that are shared take less than others."""
     for group in search.space.groups():
@@ -101,23 +75,14 @@ def _planners(search: Tried) -> Iterator[ActivationPlanner]:
             yield search.activations(group, Choice(zero, strategy, max(ends), offload, schedule, virtual))
 
 
-def fitting_devices(search: Tried) -> int | None:
+def fitting_devices(search: Search) -> int | None:
     """The fewest GPUs, by doubling the hosts, that the model fits on; None if not even on `MOST`."""
     cluster = search.space.cluster
     while cluster.devices < MOST:
-        cluster = doubled(cluster)
+        cluster = replace(cluster, groups=tuple(replace(group, hosts=2 * group.hosts) for group in cluster.groups))
         larger = search.on(cluster)
-        if any(_fits(activations, larger.usable, larger.host_limit) for activations in _planners(larger)):
-            return cluster.devices
+        for activations in _planners(larger):
+            kept = activations.options() if min(activations.smallest()) <= larger.usable else ()
+            if any(one.memory.host <= larger.host_limit for one in kept):
+                return cluster.devices
     return None
-
-
-def _fits(activations: ActivationPlanner, usable: int, host_limit: int) -> bool:
-    if min(activations.smallest()) > usable:
-        return False
-    return any(kept.memory.host <= host_limit for kept in activations.options())
-
-
-def doubled(cluster: Cluster) -> Cluster:
-    """Twice as many hosts of each group."""
-    return replace(cluster, groups=tuple(replace(group, hosts=2 * group.hosts) for group in cluster.groups))

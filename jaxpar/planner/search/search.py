@@ -1,12 +1,11 @@
 """The best layouts of a space, exactly, without timing all of them.
 
-Best first (A*): a queue of nodes by what they take at least. A node is a group (axis sizes and microbatch), then a
-choice within it (ZeRO stage, context strategy, where the optimizer's state is stored), then a schedule for that, then a
-layout whose step is timed in full. Each node has a lower bound for everything under it:
+Best first (A*): a queue of nodes by what they take at least. A node is a group (axis sizes and microbatch) with a
+context strategy, then a choice within it (ZeRO stage, where the optimizer's state is stored), then a schedule for that,
+then a layout whose step is timed in full. Each node has a lower bound for everything under it:
 
-1. **Group**: matmuls, attention (by the fastest of its strategies' kernels), elementwise work, the messages of tensor
-   ranks and of tokens to experts of a step that recomputes nothing, on a pipeline that never waits. No choice reduces
-   them.
+1. **Group**: matmuls, attention, elementwise work, the messages of tensor ranks and of tokens to experts of a step that
+   recomputes nothing, on a pipeline that never waits. No choice reduces them.
 2. **Choice**: adds the messages of its data and context ranks, and its optimizer.
 3. **Schedule**: adds the shortest bubble that its number of chunks allows, then the simulated one. Recomputation only
    lengthens the backward; it hides at most that much more of a message there.
@@ -22,8 +21,7 @@ import heapq
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import count, product
-from typing import Any
+from itertools import count, product, takewhile
 
 from jaxpar.config import UserError
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
@@ -37,7 +35,7 @@ from jaxpar.layout.memory.estimate import MemoryModel, estimate_memory
 from jaxpar.planner.machine import is_cpu
 from jaxpar.planner.memo import Memo, no_collection
 from jaxpar.planner.search.activation_planner import ActivationPlanner
-from jaxpar.planner.search.avoid import ACTIVATIONS
+from jaxpar.planner.search.asked import ACTIVATIONS
 from jaxpar.planner.search.bounds import Bounds
 from jaxpar.planner.search.candidate import Candidate, Effort, Planned
 from jaxpar.planner.search.heterogeneous import StepTimer
@@ -46,6 +44,10 @@ from jaxpar.planner.search.space import Choice, Group, Space
 from jaxpar.planner.settings import config_of, plan_on
 from jaxpar.planner.step_time.interval import PUBLISHED
 from jaxpar.planner.step_time.update import Update, update_of
+
+type Node = Candidate | Callable[[], Iterator[Child]]
+type Child = tuple[float, Node]
+"""A node and its lower bound."""
 
 NEAR = 1.05
 """Ratio to the best time up to which the order of further layouts is exact."""
@@ -69,7 +71,7 @@ class Search:
     _within: float = float("inf")
     """Seconds above which nothing is searched, once enough different layouts were met."""
     _wanted: int = 1
-    _keys: set[tuple[Any, ...]] = field(default_factory=set)
+    _keys: set[tuple[object, ...]] = field(default_factory=set)
     """Layouts that were met, by what distinguishes them for a user."""
 
     @property
@@ -134,7 +136,7 @@ class Search:
         """
         if not is_cpu(self.cluster):
             check_matmul_units(self.space.config, DescribedGPU.of(self.cluster.gpu))
-        chosen: dict[tuple[Any, ...], Planned] = {}
+        chosen: dict[tuple[object, ...], Planned] = {}
         self._wanted = number
         with no_collection():
             for one in self.by_time():
@@ -149,16 +151,19 @@ class Search:
             raise UserError(why_none(self, self.effort.groups, declined))
         return list(chosen.values())
 
+    def first(self) -> Planned | None:
+        """The best layout; None where there is none."""
+        try:
+            return self.best(1)[0]
+        except UserError:
+            return None
+
     def fastest_below(self, seconds: float) -> float | None:
         """Seconds of the best layout that jaxpar would run, if they are below `seconds`; slower ones are not timed."""
         self._within, self._wanted = seconds, 0
         with no_collection():
-            for one in self.by_time():
-                if one.seconds >= seconds:
-                    break
-                if self.checked(one) is not None:
-                    return one.seconds
-        return None
+            below = takewhile(lambda one: one.seconds < seconds, self.by_time())
+            return next((one.seconds for one in below if self.checked(one) is not None), None)
 
     def checked(self, candidate: Candidate) -> Planned | None:
         """The configuration and the plan of a layout, as a run would make them; None where it would refuse.
@@ -183,14 +188,16 @@ class Search:
         groups = self.space.groups()
         self.effort.groups = len(groups)
         order = count()
-        queue: list[tuple[float, int, Callable[[], Iterator[Any]] | Candidate]] = []
+        queue: list[tuple[float, int, Node]] = []
 
-        def push(bound: float, node: Any) -> None:
+        def push(bound: float, node: Node) -> None:
             heapq.heappush(queue, (bound, next(order), node))
 
         for group in groups:
             self.effort.bounded += 1
-            push(SURE * self.bounds.of_group(group), lambda group=group: self._choices(group))
+            for each in product(self.space.strategies(group), self.space.ends(group.pipe, group.tensor)):
+                bound = SURE * self.bounds.of_strategy(group, *each)
+                push(bound, lambda group=group, each=each: self._choices(group, *each))
         while queue:
             bound, _, node = heapq.heappop(queue)
             if isinstance(node, Candidate):
@@ -203,28 +210,21 @@ class Search:
 
     # ---- nodes
 
-    def _choices(self, group: Group) -> Iterator[tuple[float, Any]]:
-        ends = self.space.ends(group.pipe, group.tensor)
-        for strategy, shared in product(self.space.strategies(group), ends):
-            bound = self.bounds.of_strategy(group, strategy, shared)
-            for zero in self.space.zeros(group):
-                choice = Choice(zero, strategy, shared)
-                yield bound, lambda choice=choice: self._offloads(group, choice)
-
-    def _offloads(self, group: Group, choice: Choice) -> Iterator[tuple[float, Any]]:
-        first, *others = (choice._replace(optimizer_offload=offload) for offload in self.space.offloads())
-        for bound, node in self._bounded(group, first):
+    def _choices(self, group: Group, strategy: str, shared_ends: bool) -> Iterator[Child]:
+        for zero in self.space.zeros(group):
+            first, *others = (Choice(zero, strategy, shared_ends, offload) for offload in self.space.offloads())
+            ((bound, node),) = self._bounded(group, first)
             yield bound, node
             for own in others:  # state on the host only adds copies
                 yield bound, lambda own=own: self._bounded(group, own)
 
-    def _bounded(self, group: Group, choice: Choice) -> Iterator[tuple[float, Any]]:
+    def _bounded(self, group: Group, choice: Choice) -> Iterator[Child]:
         self.effort.bounded += 1
         floor, layers = self.bounds.of_choice(group, choice)
         bound = floor + self.bounds.wait(group, layers, choice.shared_ends)
         yield bound, lambda: self._schedules(group, choice, floor, layers)
 
-    def _schedules(self, group: Group, choice: Choice, floor: float, layers: float) -> Iterator[tuple[float, Any]]:
+    def _schedules(self, group: Group, choice: Choice, floor: float, layers: float) -> Iterator[Child]:
         least = self.bounds.bare(group, choice._replace(context_strategy="allgather")).least()
         if least.device - least.saved_activations > self.usable:
             self.effort.too_large += 1
@@ -235,8 +235,10 @@ class Search:
             node = lambda own=own: self._simulated(self.activations(group, own))
             yield self.bounds.of_schedule(group, own, floor, layers), node
 
-    def _simulated(self, activations: ActivationPlanner) -> Iterator[tuple[float, Any]]:
-        if not self._can_fit(activations):
+    def _simulated(self, activations: ActivationPlanner) -> Iterator[Child]:
+        least = activations.least()
+        moved = least.saved_activations if activations.may_offload else 0  # all of it could go to the host
+        if least.device - moved > self.usable:
             self.effort.too_large += 1
             return
         self.effort.simulated += 1
@@ -266,13 +268,6 @@ class Search:
         return ActivationPlanner(
             self.model, self.cluster, self.reached, group, choice, self.usable, remat, offloads, known=self._known
         )  # fmt: skip
-
-    def _can_fit(self, activations: ActivationPlanner) -> bool:
-        """Whether something may fit: what is kept from forward to backward could all go to the host."""
-        least = activations.least()
-        return least.device <= self.usable or (
-            activations.may_offload and least.device - least.saved_activations <= self.usable
-        )
 
     @property
     def host_limit(self) -> int:

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import chain
 from typing import NamedTuple
 
 from jaxpar.attention.ulysses import exchanges
@@ -23,8 +24,7 @@ from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.pipeline.schedules.registry import check_sizes
 from jaxpar.planner.memo import Memo
-from jaxpar.planner.search.avoid import EXPERT, OPTIMIZER, SHARED_ENDS
-from jaxpar.planner.search.fixed import ENDS
+from jaxpar.planner.search.asked import ENDS, EXPERT, OPTIMIZER, SHARED_ENDS
 from jaxpar.planner.settings import ONE_STAGE
 
 SPLIT = ("pipe", "replica", "fsdp", "context", "tensor")
@@ -91,7 +91,7 @@ class Space:
     fixed: Mapping[str, str] = field(default_factory=dict)
     """Parts of a layout that are fixed: a name of `FIXABLE` to its value."""
     avoided: frozenset[str] = frozenset()
-    """Mechanisms that are left out (`search.avoid`)."""
+    """Mechanisms that are left out (`search.asked`)."""
 
     @cached_property
     def axes(self) -> tuple[str, ...]:
@@ -101,37 +101,23 @@ class Space:
 
     def groups(self) -> list[Group]:
         """Every group that the rules of a configuration allow, by axis sizes and microbatch."""
-        found: list[tuple[tuple[int, ...], Group]] = []
-        for pipe, data, context, tensor in splits(self.cluster.devices, 4):
-            if self.config.data.batch_size % data:
-                continue
-            shape = {"pipe": pipe, "replica": data, "fsdp": 1, "context": context, "tensor": tensor}
-            if any(self._broken_by_shape(shape)):
-                continue
-            rows = self.config.data.batch_size // data
-            for sizes in splits(data, len(self.axes) - 3):
-                named = shape | dict(zip(self.axes[1:-2], sizes, strict=True))
-                if any(self._broken_by_data(named)):
-                    continue
-                for microbatch in divisors(rows):
-                    group = Group(**named, microbatch=microbatch)
-                    if not any(self._microbatch_broken(group, rows // microbatch)):
-                        found.append(((*(named[axis] for axis in self.axes), microbatch), group))
-        return [group for _, group in sorted(found, key=lambda one: one[0])]
+        return [group for group, broken in self._all() if not any(broken)]
 
     def nearest(self) -> Counter[frozenset[str]]:
         """The smallest sets of rules that groups break, and how many groups each set alone excludes."""
-        found: Counter[frozenset[str]] = Counter()
-        batch = self.config.data.batch_size
-        for sizes in splits(self.cluster.devices, len(self.axes)):
-            named: dict[str, int] = dict(zip(self.axes, sizes, strict=True))
-            broken = frozenset(self._broken(named))
-            rows = max(1, batch // _data(named))
-            for microbatch in divisors(rows):
-                group = Group(**named, microbatch=microbatch)
-                found[broken.union(self._microbatch_broken(group, rows // microbatch))] += 1
+        found = Counter(frozenset(broken) for _, broken in self._all())
         least = min(map(len, found))
         return Counter({rules: number for rules, number in found.items() if len(rules) == least})
+
+    def _all(self) -> Iterator[tuple[Group, Iterator[str]]]:
+        """Every group of all devices, and the rules that it breaks."""
+        for sizes in splits(self.cluster.devices, len(self.axes)):
+            named: dict[str, int] = dict(zip(self.axes, sizes, strict=True))
+            broken = list(self._broken(named))
+            rows = max(1, self.config.data.batch_size // _data(named))
+            for microbatch in divisors(rows):
+                group = Group(**named, microbatch=microbatch)
+                yield group, chain(broken, self._microbatch_broken(group, rows // microbatch))
 
     @cached_property
     def _known(self) -> Memo:
@@ -207,38 +193,45 @@ class Space:
         return (fixed in ("optimizer", "all"),)
 
     def ends(self, pipe: int, tensor: int) -> tuple[bool, ...]:
-        """Whether so many pipeline ranks may share embedding and head (`parallel.pipe_ends`).
-
-        Sums over all stages come with it, and so not where hosts are of several kinds.
-        """
+        """Whether so many pipeline ranks may share embedding and head (`parallel.pipe_ends`)."""
         if pipe == 1:
             return (False,)
-        refused = SHARED_ENDS in self.avoided or self.cluster.is_heterogeneous or bool(self._vocab_left(pipe, tensor))
-        fixed = self.fixed.get("pipe_ends")
+        fixed, refused = self.fixed.get("pipe_ends"), bool(self._why_ends_stay(pipe, tensor))
         return tuple(one for one in (False, True) if fixed in (None, ENDS[one]) and not (one and refused))
 
-    def _vocab_left(self, pipe: int, tensor: int) -> int:
-        """Columns of the padded vocabulary that pipeline and tensor ranks cannot share evenly."""
-        return padded_vocab(self.config.model) % (pipe * tensor)
+    def _why_ends_stay(self, pipe: int, tensor: int) -> str:
+        """Why so many ranks of a pipeline cannot share embedding and head; empty where they can. Sums over all stages
+        come with it, and so not where hosts are of several kinds."""
+        if SHARED_ENDS in self.avoided:
+            return f"--avoid {SHARED_ENDS}"
+        vocab = padded_vocab(self.config.model)
+        if vocab % (pipe * tensor):
+            return f"the padded vocabulary ({vocab}) over pipe x tensor (pipe_ends is shared)"
+        return "--fix pipe_ends=shared (hosts are of several kinds)" if self.cluster.is_heterogeneous else ""
 
     def _number(self, name: str) -> int | None:
         return int(self.fixed[name]) if name in self.fixed else None
 
     def _broken(self, sizes: Mapping[str, int]) -> Iterator[str]:
         """Rules that axis sizes break."""
-        yield from self._broken_by_data(sizes)
+        if self.config.data.batch_size % _data(sizes):
+            split = "replica, fsdp and expert" if EXPERT in self.axes else "replica and fsdp"
+            yield f"data.batch_size ({self.config.data.batch_size}) over {split}"
+        for name, size in sizes.items():
+            if name in self.fixed and size != self._number(name):
+                yield f"--fix {name}={self.fixed[name]}"
         yield from self._broken_by_shape(sizes)
+        if EXPERT in self.axes:
+            yield from self._broken_by_experts(sizes)
 
-    def _broken_by_data(self, sizes: Mapping[str, int]) -> Iterator[str]:
-        """Broken rules that depend on how data ranks are split over their axes."""
-        yield from self._not_as_fixed({name: sizes[name] for name in ("replica", "fsdp", "expert") if name in sizes})
-        if EXPERT in self.avoided and sizes.get("expert", 1) > 1:
+    def _broken_by_experts(self, sizes: Mapping[str, int]) -> Iterator[str]:
+        """Broken rules of a model with experts."""
+        if EXPERT in self.avoided and sizes["expert"] > 1:
             yield f"--avoid {EXPERT}"
         for kind, own in kind_models(self.config.model).items():
             if own.experts is not None and own.experts.count % sizes["expert"]:
                 yield f"{key_of(kind, 'experts')}.count ({own.experts.count}) over expert"
-        if EXPERT in self.axes:
-            yield from self._broken_by_exchange(sizes)
+        yield from self._broken_by_exchange(sizes)
 
     def _broken_by_exchange(self, sizes: Mapping[str, int]) -> Iterator[str]:
         """Broken rules of the exchange of tokens, as `parallel.experts` asks for it."""
@@ -261,37 +254,20 @@ class Space:
                 yield f"{key} another exchange than {ALL_GATHER}"
                 return
 
-    def _not_as_fixed(self, sizes: Mapping[str, int]) -> Iterator[str]:
-        for name, size in sizes.items():
-            if name in self.fixed and size != self._number(name):
-                yield f"--fix {name}={self.fixed[name]}"
-
     def _broken_by_shape(self, sizes: Mapping[str, int]) -> Iterator[str]:
-        """Broken rules that depend on the other axes and on the number of data ranks."""
+        """Broken rules of the axes that split a model or a row."""
         model, data = self.config.model, self.config.data
         pipe, tensor, context = sizes["pipe"], sizes["tensor"], sizes["context"]
-        yield from self._not_as_fixed({"pipe": pipe, "context": context, "tensor": tensor})
         yield from self._known.of(("tensor", tensor), lambda: list(broken_by_tensor(model, tensor)))
         if data.sequence_length % (2 * context * tensor if context > 1 else tensor):
             yield f"data.sequence_length ({data.sequence_length}) over context and tensor"
         if pipe > model.layers:
             yield f"model.layers ({model.layers}) over pipe"
-        if data.batch_size % _data(sizes):
-            split = "replica, fsdp and expert" if "expert" in self.axes else "replica and fsdp"
-            yield f"data.batch_size ({data.batch_size}) over {split}"
         if not self.ends(pipe, tensor):
             yield self._why_ends_stay(pipe, tensor)
         crosses = self._crosses_kinds(sizes)
         if crosses is not None:
             yield crosses
-
-    def _why_ends_stay(self, pipe: int, tensor: int) -> str:
-        """Why ranks of a pipeline do not share embedding and head, which is fixed."""
-        if SHARED_ENDS in self.avoided:
-            return f"--avoid {SHARED_ENDS}"
-        if self._vocab_left(pipe, tensor):
-            return f"the padded vocabulary ({padded_vocab(self.config.model)}) over pipe x tensor (pipe_ends is shared)"
-        return "--fix pipe_ends=shared (hosts are of several kinds)"
 
     def _crosses_kinds(self, sizes: Mapping[str, int]) -> str | None:
         """Where hosts differ, all devices of a stage are of one kind: only pipeline edges cross (Holmes).

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.spelling import one_of
+from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import Cluster, Group
 from jaxpar.pages.units import plural
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.pipeline.table import loop_placement, v_placement
-from jaxpar.planner.layout import Layout
 
 type Lengths = tuple[int, ...]
 """Layers of each chunk, in the order of the model."""
@@ -38,10 +38,14 @@ class StagesOfGroup:
     def __str__(self) -> str:
         last = self.first + self.ranks - 1
         stages = f"stage {self.first}" if self.ranks == 1 else f"stages {self.first} to {last}"
-        least, most = min(self.layers), max(self.layers)
-        layers = f"{most}" if least == most else f"{least} to {most}"
         hosts = plural(self.group.hosts, "host")
-        return f"{stages}: {self.group.name} ({hosts}, {self.group.gpu.name}), {layers} layers each"
+        return f"{stages}: {self.group.name} ({hosts}, {self.group.gpu.name}), {number_words(self.layers)} layers each"
+
+
+def number_words(lengths: Sequence[int]) -> str:
+    """`3`, or `3 to 4`."""
+    least, most = min(lengths), max(lengths)
+    return f"{most}" if least == most else f"{least} to {most}"
 
 
 def stages_by_group(cluster: Cluster, pipe: int, rank_of: Sequence[int], lengths: Lengths) -> list[StagesOfGroup]:

@@ -7,9 +7,9 @@ from itertools import islice
 
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.config.schema import ModelConfig
+from jaxpar.cost.layout import Layout
 from jaxpar.layout.choices.pipeline import even_chunks
 from jaxpar.mesh.layer_order import common_sequence
-from jaxpar.planner.layout import Layout
 
 type Kinds = tuple[str, ...]
 """Kinds of layers or of slots, in order."""

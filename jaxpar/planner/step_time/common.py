@@ -9,12 +9,12 @@ from math import log2
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import ModelConfig
 from jaxpar.cost.hardware_model import HardwareModel, hardware_of
+from jaxpar.cost.layout import Layout
 from jaxpar.cost.messages import Network, Ring, network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.cost.wire_messages import WireMessages
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.mesh.quantized.transport import Transport
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.memo import Memo
 from jaxpar.planner.step_time.layer_times import Layers
 from jaxpar.planner.step_time.update import ADAMW, Update

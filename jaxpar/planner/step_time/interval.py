@@ -60,12 +60,7 @@ class Spread:
         return abs(log(first / second)) <= self.beside
 
 
-def read_spread(file: Path = RESIDUALS) -> Spread:
-    """The spread of published runs."""
-    return Spread(**json.loads(file.read_text(encoding="utf-8"))["spread"])
-
-
-PUBLISHED = read_spread()
+PUBLISHED = Spread(**json.loads(RESIDUALS.read_text(encoding="utf-8"))["spread"])
 """The spread of plans on GPUs: jaxpar has not been timed on a cluster, and is taken to be one system more."""
 
 NOMINAL = Spread(alone=0.9, beside=0.2, shared=0.98)

@@ -3,25 +3,24 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import NamedTuple
 
-from jaxpar.config.kinds import kind_counts, kind_models, layer_kinds
+from jaxpar.config.kinds import kind_counts, layer_kinds
 from jaxpar.config.plan import LayerRun
 from jaxpar.config.schema import LoraConfig, ModelConfig
 from jaxpar.cost.head import head_time
 from jaxpar.cost.layer import LayerTime, layer_time
-from jaxpar.cost.layer_case import LayerCase, layer_case
+from jaxpar.cost.layer_case import LayerCase, layer_cases
+from jaxpar.cost.layout import Layout, Remat
 from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.cost.messages import Network
 from jaxpar.cost.operations import Device
 from jaxpar.cost.work import Work, total
 from jaxpar.layers.declaration.adaptation import OFF
-from jaxpar.layers.declaration.columns import beside_of
 from jaxpar.memory.closed_forms import CLOSED_FORMS
 from jaxpar.memory.layer_shape import activation_bytes
 from jaxpar.memory.remat import remat_map, runs_by_kind
-from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.settings import of_all_names
 from jaxpar.planner.step_time.chunks import Kinds
 from jaxpar.planner.step_time.update import Update, matrix_seconds
@@ -65,18 +64,7 @@ class Layers:
     ):  # fmt: skip
         assert model.vocab is not None, "the vocabulary is known before a step is predicted"
         vocab, counts = model.vocab, _counts(model, layout.matmul_codes)
-        attention = dict(layout.attention)
-        quantised = {
-            kind: layer_case(
-                own, sequence, layout.microbatch, layout.tensor, layout.context, layout.context_strategy,
-                layout.precision, lora, layout.expert, layout.expert_exchange,
-                layout.expert_capacity, layout.imbalance, layout.expert_slices, layout.exchange_dtype,
-                layout.expert_codes, layout.matmul_codes, layout.devices // layout.pipe, attention.get(kind),
-                layout.expert_own_rows, layout.expert_loop, layout.state_messages,
-                beside_of(model).width(layout.tensor),
-            )
-            for kind, own in kind_models(model).items()
-        }  # fmt: skip
+        quantised = layer_cases(model, sequence, layout, lora)
         self.shares = {sort: number / sum(counts.values()) for sort, number in counts.items()}
         """The share of each sort in the layers."""
         sorts = dict.fromkeys((*map(Sort, quantised), *counts))
@@ -95,15 +83,9 @@ class Layers:
         self.coded = self.average({sort: case.coded for sort, case in self.cases.items()})
         """Weights that are stored as codes of 8 bits; without experts."""
         self.coded_experts = self.average({sort: case.coded_experts for sort, case in self.cases.items()})
-        self._head_time = lambda ends: head_time(self.case, vocab, device, network, ends)
-        self._heads: dict[int, Work] = {}
+        self.head: Callable[[int], Work] = lambda ends: total(head_time(self.case, vocab, device, network, ends))
+        """Head and loss of a microbatch, forward and backward, on a device; so many pipeline ranks share them."""
         self._again: dict[tuple[Remat, Kinds], dict[Sort, Work]] = {}
-
-    def head(self, ends: int) -> Work:
-        """Head and loss of a microbatch, forward and backward, on a device; `ends` pipeline ranks share them."""
-        if ends not in self._heads:
-            self._heads[ends] = total(self._head_time(ends))
-        return self._heads[ends]
 
     def again(self, remat: Remat, slots: Kinds) -> dict[Sort, Work]:
         """Work that a layer of each sort recomputes in the backward, averaged over those of a chunk."""

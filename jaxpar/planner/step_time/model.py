@@ -14,10 +14,10 @@ from functools import cached_property
 
 from jaxpar.config.schema import ModelConfig
 from jaxpar.cost.hardware_model import HardwareModel
+from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.declaration.adaptation import adaptation
 from jaxpar.model.flops import causal_pairs, flops_per_step
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.chunks import chunk_lengths, kinds_of_slots
 from jaxpar.planner.step_time.common import OF_LAYERS, Common, values
 from jaxpar.planner.step_time.step import Step
@@ -70,8 +70,7 @@ class Steps(Common):
         """The step of a layout; with `waits` false, of a pipeline in which no rank ever waits."""
         step = self.step(layout)
         pipeline = step.pipeline(layout) if waits else step.work
-        spent, program = step.spent_in(layout, pipeline, step.once), step.program(pipeline, step.once)
-        return self.priced(spent, program, layout.devices)
+        return self.priced(step.spent_in(layout, pipeline), step.program(pipeline), layout.devices)
 
     def priced(self, spent: Mapping[str, float], program: Run, devices: int) -> StepTime:
         """A step of such parts and such a program on so many devices."""
@@ -81,7 +80,8 @@ class Steps(Common):
 
     def step(self, layout: Layout) -> Step:
         """The parts of the step of a layout, shared by layouts that differ in the schedule alone."""
-        rows = (layout.virtual_stages, max(chunk_lengths(self.model, layout))) if holds_chunks(layout) else None
+        counted = holds_chunks(layout) or layout.stage_layers is not None
+        rows = (layout.virtual_stages, max(chunk_lengths(self.model, layout))) if counted else None
         key = (
             Step, *values(layout, OF_STEP), kinds_of_slots(self.model, layout), rows, reduces_with_weights(layout),
             layout.shared_ends,

@@ -6,7 +6,7 @@ from collections import Counter
 from math import ceil
 
 from jaxpar.cost.head import lookups, of_rows
-from jaxpar.planner.layout import Layout
+from jaxpar.cost.layout import Layout
 from jaxpar.planner.step_time.chunks import Kinds, chunk_lengths, chunk_slots
 from jaxpar.planner.step_time.common import Common
 from jaxpar.planner.step_time.layer_times import Layers, Sort
@@ -64,7 +64,6 @@ class Once:
             exposed += times * (scatter + self.rows) + self._over_replicas(held) + gather
         if holds_chunks(layout):
             exposed += self._held()
-        exposed += self._maxima()
         if self.piped and not layout.shared_ends:
             # The float32 gradients of embedding and head.
             exposed += self.where.sum_over_stages(
@@ -89,9 +88,10 @@ class Once:
     def own_layers(self) -> tuple[float, float]:
         """Trained parameters of the layers' matrices, or of their factors, on a device, and those of experts; padding
         rows of the stacks included, since these take part in what comes once a step. Stages of layers that are alike
-        are counted as equal."""
+        are counted as equal, where no lengths are set."""
         if self.layout.pipe == 1 or not self.slots:
-            own = self.model.layers / self.layout.pipe
+            lengths, rows = self.layout.stage_layers, self.model.layers / self.layout.pipe
+            own = rows if lengths is None else self.layout.virtual_stages * max(lengths)
             return own * self.layers.trained, own * self.layers.experts
         rows, cases = self.layout.virtual_stages, [self.layers.cases[Sort(kind)] for kind in self.slots]
         return rows * sum(case.trained for case in cases), rows * sum(case.experts for case in cases)
@@ -102,15 +102,6 @@ class Once:
             return 0.0, 0.0
         own = self.model.layers / self.layout.pipe
         return own * self.layers.coded, own * self.layers.coded_experts
-
-    def _maxima(self) -> float:
-        """Seconds of the maxima of squares of matrices that become codes, which the first gather waits for."""
-        codes, sent = self.layers.case.codes, self.messages
-        if codes is None or codes.tile is None or not codes.once:
-            return 0.0
-        dense, of_experts = (own / codes.tile**2 for own in (self.coded, self.coded_experts))
-        found = sent.shards.maxima(dense) if dense and self.sharded > 1 else 0.0
-        return found + (sent.expert_shards.maxima(of_experts) if of_experts and self.sharded_experts > 1 else 0.0)
 
     def _held(self) -> float:
         """Seconds of the messages of chunks that are held whole."""

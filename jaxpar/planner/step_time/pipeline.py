@@ -1,14 +1,135 @@
-"""A pipeline whose ranks run one program in uniform ticks: all wait for the slowest chunk of each kind."""
+"""A pipeline whose ranks run one program in uniform ticks, as a trace: all wait for the slowest chunk of each kind.
+
+In lockstep the length of a tick follows from its composition: which of F, B and W some rank does, whether it has the
+loss, and what is sent at its end. The ticks of each composition are counted once per schedule.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
+from typing import NamedTuple
 
-from jaxpar.planner.layout import Layout
-from jaxpar.planner.step_time.ticks import Chunk, all_ticks
+from jaxpar.cost.layout import Layout
+from jaxpar.pipeline.actions import Kind
+from jaxpar.pipeline.schedules.registry import SCHEDULES, make_schedule
+from jaxpar.pipeline.transfers import receiver
 from jaxpar.trace.clock import Clock
-from jaxpar.trace.parts import WIRE, Message, Repeat, Run
+from jaxpar.trace.parts import WIRE, Done, Message, Part, Repeat, Run
+
+
+class Chunk(NamedTuple):
+    """One microbatch in a chunk, or in a layer."""
+
+    forward: Run
+    backward: Run
+    """All of it."""
+    weight: Run
+    """The part of it that is gradients of weights."""
+
+
+class Tick(NamedTuple):
+    """The composition of a tick."""
+
+    forward: bool
+    backward: bool
+    weight: bool
+    head: bool
+    forward_sends: bool
+    backward_sends: bool
+
+    def parts(self, chunk: Chunk, head: Run, transfer: float) -> Iterator[Part]:
+        """A rank that computes while it sends; `chunk.backward` is without W where the schedule splits it."""
+        if self.forward:
+            yield Repeat("forward", chunk.forward)
+            if self.forward_sends:
+                yield Message("output", transfer, "forward", False, "pipe")
+        if self.backward:
+            yield Repeat("backward", chunk.backward)
+            if self.head:
+                yield Repeat("head", head)
+            if self.backward_sends:
+                yield Message("gradient", transfer, "backward", False, "pipe")
+        if self.weight:
+            yield Repeat("weight", chunk.weight)
+        if self.forward_sends:
+            yield Done("output")
+        if self.backward_sends:
+            yield Done("gradient")
+
+
+class Ticks(NamedTuple):
+    """A schedule's ticks by composition."""
+
+    counts: tuple[tuple[Tick, int], ...]
+    splits_backward: bool
+
+    def run(self, clock: Clock, chunk: Chunk, head: Run, transfer: float) -> Run:
+        """All ticks, as `pipeline.simulate` has them in `lockstep`, of chunks of one length; `head` is loss and head,
+        `transfer` what is sent from a rank to the next."""
+        if self.splits_backward:
+            rest = clock.walk(Repeat("backward", chunk.backward), Repeat("weight", chunk.weight, -1))
+            chunk = chunk._replace(backward=rest)
+        ticks = ((clock.walk(*tick.parts(chunk, head, transfer)), times) for tick, times in self.counts)
+        return clock.walk(*(Repeat("tick", tick, times) for tick, times in ticks))
+
+    def continued(self, before: Ticks, steps: int) -> Ticks:
+        """Extrapolates: `steps` further steps, each as large as that to this from `before`."""
+        counts = dict(before.counts)
+        made = {tick: n + steps * (n - counts.get(tick, 0)) for tick, n in self.counts}
+        return Ticks(tuple((tick, n) for tick, n in made.items() if n), self.splits_backward)
+
+
+FEW, MORE = 4, 8
+"""Ranks of two pipelines: at equal microbatches per rank, each further rank adds equally many ticks of each
+composition."""
+FEW_CHUNKS, MORE_CHUNKS = 2, 3
+"""Virtual stages of two pipelines, for schedules that take any number; each further one adds equally many ticks too."""
+
+
+@lru_cache(maxsize=10_000)
+def ticks_of(schedule: str, ranks: int, microbatches: int, virtual_stages: int) -> Ticks:
+    """The ticks of a published schedule, counted; many microbatches, long pipelines and many chunks are extrapolated
+    from two short. A pipeline repeats itself every so many microbatches as it has ranks."""
+    least = max(1, SCHEDULES[schedule].microbatches_per_rank)  # DualPipe-V cannot be made of fewer than 2p
+    again = microbatches // ranks - least
+    if again > 1:
+        short = microbatches - again * ranks
+        first, second = (ticks_of(schedule, ranks, short + extra * ranks, virtual_stages) for extra in (0, 1))
+        return second.continued(first, again - 1)
+    if virtual_stages > MORE_CHUNKS and SCHEDULES[schedule].virtual_stages[1] is None:
+        few, more = (ticks_of(schedule, ranks, microbatches, v) for v in (FEW_CHUNKS, MORE_CHUNKS))
+        return more.continued(few, virtual_stages - MORE_CHUNKS)
+    each, rest = divmod(microbatches, ranks)
+    if ranks <= MORE or ranks % FEW or rest:
+        return counted_ticks(schedule, ranks, microbatches, virtual_stages)
+    few, more = (counted_ticks(schedule, p, each * p, virtual_stages) for p in (FEW, MORE))
+    return more.continued(few, (ranks - MORE) // (MORE - FEW))
+
+
+@lru_cache(maxsize=10_000)
+def counted_ticks(schedule: str, ranks: int, microbatches: int, virtual_stages: int) -> Ticks:
+    """The ticks of a published schedule, counted."""
+    table = make_schedule(schedule, ranks=ranks, microbatches=microbatches, virtual_stages=virtual_stages)
+    found: Counter[Tick] = Counter()
+    last = table.chunks - 1
+    for tick in table.ticks:
+        actions = [action for of_rank in tick for action in of_rank]
+        has = {kind: [action for action in actions if action.kind is kind] for kind in Kind}
+        sends = lambda kind, has=has: any(receiver(action, table) is not None for action in has[kind])
+        found[
+            Tick(
+                bool(has[Kind.FORWARD]),
+                bool(has[Kind.BACKWARD]),
+                bool(has[Kind.WEIGHT]),
+                any(action.chunk == last for action in has[Kind.BACKWARD]),
+                sends(Kind.FORWARD),
+                sends(Kind.BACKWARD),
+            )
+        ] += 1
+    return Ticks(tuple(found.items()), table.splits_backward)
 
 
 @dataclass(frozen=True)
@@ -28,10 +149,6 @@ class Pieces:
     gather: float = 0.0
     """Seconds of the gather of the first layer of a chunk in each of them, beside which nothing runs."""
 
-    def chunk(self, layers: int) -> Chunk:
-        """A chunk of so many layers."""
-        return self.joined([(self.layer, layers)])
-
     def joined(self, layers: Sequence[tuple[Chunk, float]], padding: float = 0.0) -> Chunk:
         """A chunk of so many of each layer, and of seconds of messages of others that pad it."""
         waits = ("pipe", self.sums), ("data", self.gather + padding)
@@ -48,7 +165,7 @@ def joined(clock: Clock, layers: Sequence[tuple[Chunk, float]], ends: Sequence[M
 def run_pipeline(layout: Layout, microbatches: int, chunks: Sequence[Chunk], pieces: Sequence[Pieces]) -> Run:
     """From the start of the first forward to the end of the last backward, of chunks in the order of the model, with
     the slowest head and transfers; for each kind of work all wait for the chunk that takes longest for it."""
-    ticks = all_ticks(layout.schedule, layout.pipe, microbatches, layout.virtual_stages)
+    ticks = ticks_of(layout.schedule, layout.pipe, microbatches, layout.virtual_stages)
     clock, slowest, seconds = pieces[0].clock, chunks[0], lambda run: run.seconds
     if len(chunks) > 1:
         forward, backward, weight = (max(runs, key=seconds) for runs in zip(*chunks, strict=True))

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
 from itertools import islice
 
+from jaxpar.cost.layout import Layout
 from jaxpar.cost.work import Work
-from jaxpar.layout.choices.pipeline import even_chunks
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.chunks import GATHERED, Kinds, chunk_lengths, chunk_slots, kinds_of_slots, why_padded
 from jaxpar.planner.step_time.common import Common
 from jaxpar.planner.step_time.layer_times import Sort, sorts_of
 from jaxpar.planner.step_time.once import Once
 from jaxpar.planner.step_time.overlap import beside_copies, beside_weights, first_gather
-from jaxpar.planner.step_time.pipeline import Pieces, joined, run_pipeline
-from jaxpar.planner.step_time.ticks import Chunk
+from jaxpar.planner.step_time.pipeline import Chunk, Pieces, joined, run_pipeline
 from jaxpar.planner.step_time.weight_traffic import (
     SLICED,
+    SLICED_GRADIENT,
     DataMessages,
     holds_chunks,
     reduces_with_weights,
@@ -59,17 +57,19 @@ class Step:
         self.case = self.layers.case
         self.slots: Kinds = kinds_of_slots(where.model, layout)
         """The kind of each; none where all layers are alike."""
-        self.unlike = layout.matmul_codes is not None and any(layout.matmul_codes.exact)
-        """Whether some layers multiply in FP8 and others do not."""
         self.messages = DataMessages(where, layout, float(self.case.item))
         self.jitter = where.jitter(layout.devices)
         sent = (lambda _: (0.0, 0.0)) if holds_chunks(layout) else self.messages.of_layers
         self.sent = {sort: sent(case) for sort, case in self.layers.cases.items()}
         """Seconds of messages of the weights of a layer of each sort alone, hidden or not: gathers in the forward, the
         backward has as many, and reductions."""
-        again = self.layers.again(layout.remat, self.slots)
-        self.passed = {sort: self._passed(sort, work) for sort, work in again.items()}
+        self.passed = self._all_passed(layout)
         """A layer of each sort."""
+
+    def _all_passed(self, layout: Layout) -> dict[Sort, Chunk]:
+        """A layer of each sort, where layers keep what those of `layout` do."""
+        again = self.layers.again(layout.remat, self.slots)
+        return {sort: self._passed(sort, work) for sort, work in again.items()}
 
     def _passed(self, sort: Sort, again: Work) -> Chunk:
         """A layer of a sort, with all that is beside it."""
@@ -96,7 +96,7 @@ class Step:
             forth, back = (walk(*beside_copies(run, copy)) for run in (forth, back))
         if slices_chunks(self.layout):
             each, trained = case.parameters + case.experts, case.trained + case.experts
-            moved = SLICED.forward * each, SLICED.backward * each + SLICED.gradient * trained
+            moved = SLICED * each, SLICED * each + SLICED_GRADIENT * trained
             forth, back = (
                 walk(Repeat("layer", run), Op("slices", self.where.device.bytes_seconds(size), "slices"))
                 for run, size in zip((forth, back), moved, strict=True)
@@ -105,49 +105,49 @@ class Step:
 
     def _microbatches(self) -> None:
         """The forward and backward of all microbatches on a rank that never waits, and the pieces of a pipeline."""
-        layout, m, walk = self.layout, self.microbatches, self.clock.walk
+        layout, walk = self.layout, self.clock.walk
         head, sums = self.layers.head(layout.ends).run(), self._sum_over_stages()
         layer = joined(self.clock, [(self.passed[sort], share) for sort, share in self.layers.shares.items()])
         # The output of the last chunk goes to all ranks, and what they find of its gradient is summed.
         ends = walk(Repeat("head", head), Op("sums", 2 * sums, "pipe"))
         first = first_gather(self.layers.average({sort: gather for sort, (gather, _) in self.sent.items()}))
         self.pieces = Pieces(self.clock, layer, ends, self._transfer(), sums, first)
-        count, share = m * self.model.layers / layout.pipe, m if layout.shared_ends else m / layout.pipe
-        self.work = walk(
-            Repeat("forward", layer.forward, count),
-            Repeat("backward", layer.backward, count),
-            Repeat("head", head, share),
+        self.work = self._work_of(layer, self.model.layers / layout.pipe)
+
+    def _work_of(self, chunk: Chunk, number: float) -> Run:
+        """All microbatches on a rank with so many of a chunk, or of a layer, that never waits."""
+        m, head = self.microbatches, self.layers.head(self.layout.ends).run()
+        return self.clock.walk(
+            Repeat("forward", chunk.forward, m * number),
+            Repeat("backward", chunk.backward, m * number),
+            Repeat("head", head, m if self.layout.shared_ends else m / self.layout.pipe),
         )
-        self.ideal = self.work.seconds
 
     def pipeline(self, layout: Layout) -> Run:
         """All microbatches in the schedule of `layout`."""
         if layout.pipe == 1:
             return self.work
-        if self.slots or self.unlike:
-            chunks = self.chunks(layout)
-        else:
-            chunks = (self.pieces.chunk(max(even_chunks(self.model.layers, layout.pipe * layout.virtual_stages))),)
-        return run_pipeline(layout, self.microbatches, chunks, [self.pieces])
+        return run_pipeline(layout, self.microbatches, self.chunks(layout), [self.pieces])
 
-    def program(self, pipeline: Run, once: Mapping[str, float]) -> Run:
+    def program(self, pipeline: Run) -> Run:
         """The microbatches, and what comes once a step."""
         return self.clock.walk(
-            Repeat("microbatches", pipeline), Message("data", once["data"], WIRE, True, "data"),
-            Op("optimizer", once["optimizer"], "optimizer"),
+            Repeat("microbatches", pipeline), Message("data", self.once["data"], WIRE, True, "data"),
+            Op("optimizer", self.once["optimizer"], "optimizer"),
         )  # fmt: skip
 
-    def spent_in(self, layout: Layout, pipeline: Run, once: Mapping[str, float]) -> dict[str, float]:
-        """Seconds by part of a step whose microbatches take as long as `pipeline`: the bubble is what this rank waits
-        in it. `once` is as the attribute, or of longer stages."""
+    def spent_in(self, layout: Layout, pipeline: Run, chunk: Chunk | None = None) -> dict[str, float]:
+        """Seconds by part of a step whose microbatches take as long as `pipeline`: the bubble is what a rank waits in
+        it, whose chunks are as `chunk`; None for the average one, without its first gather."""
+        work = self.work if chunk is None else self._work_of(chunk, layout.virtual_stages)
         spent = dict.fromkeys(PARTS, 0.0)
-        for kind, seconds in self.work.by_kind.items():
+        for kind, seconds in work.by_kind.items():
             spent["recomputation" if kind.startswith(AGAIN) else kind] += seconds
-        waits = pipeline is not self.work
-        gathers = 2 * waits * self.microbatches * layout.virtual_stages * self.pieces.gather
-        spent["data"] += once["data"] + gathers
-        spent["optimizer"] += once["optimizer"]
-        spent["bubble"] = pipeline.seconds - self.ideal - gathers
+        apart = chunk is None and pipeline is not work
+        gathers = 2 * apart * self.microbatches * layout.virtual_stages * self.pieces.gather
+        spent["data"] += self.once["data"] + gathers
+        spent["optimizer"] += self.once["optimizer"]
+        spent["bubble"] = pipeline.seconds - work.seconds - gathers
         spent["stragglers"] = pipeline.seconds * (self.jitter - 1)
         return spent
 
@@ -164,7 +164,10 @@ class Step:
                 run = own + padding if why not in (None, GATHERED) else own
                 # A branch skips the work, not the messages.
                 gathered = sum(n * self.sent[sort][0] for sort, n in padding.items()) if why == GATHERED else 0.0
-                made[key] = self.pieces.joined([(self.passed[sort], n) for sort, n in run.items()], gathered)
+                # A short chunk runs the first rows of a map.
+                shorter = layout.first_layers(length) if run is own else layout
+                passed = self.passed if self.slots or shorter is layout else self._all_passed(shorter)
+                made[key] = self.pieces.joined([(passed[sort], n) for sort, n in run.items()], gathered)
             chunks.append(made[key])
         return tuple(chunks)
 

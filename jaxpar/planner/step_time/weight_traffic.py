@@ -3,31 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import NamedTuple
 
 from jaxpar.cost.layer_case import LayerCase
+from jaxpar.cost.layout import Layout
 from jaxpar.layout.choices.pipeline import holds
 from jaxpar.mesh.quantized.transport import Transport, secondary_ranks
 from jaxpar.pipeline.schedules.registry import SCHEDULES
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.common import Common
 
-
-class Sliced(NamedTuple):
-    """Bytes that a pipeline's program moves in a tick for each number of a chunk's weights, where all of a rank's
-    chunks lie whole on the device: it copies the chunk out of the stack of chunks, and its gradients back in."""
-
-    forward: float = 4.0
-    """A weight of 16 bits, read and written."""
-    backward: float = 4.0
-    """The same again."""
-    gradient: float = 20.0
-    """An accumulator in float32: copied out, added to, and copied in. Of the compiled programs of 405B (pipe 16,
-    four chunks) and 175B (pipe 16, three) it is all but a tenth and a quarter of the memory traffic, of which XLA's own
-    recomputation is the rest."""
-
-
-SLICED = Sliced()
+SLICED, SLICED_GRADIENT = 4.0, 20.0
+"""Bytes that a pipeline's program moves in a tick for each number of a chunk's weights, where all of a rank's chunks
+lie whole on the device: a weight of 16 bits is copied out of the stack of chunks, forward and again backward, and an
+accumulator in float32 copied out, added to, and copied in. Of the compiled programs of 405B (pipe 16, four chunks) and
+175B (pipe 16, three) it is all but a tenth and a quarter of the memory traffic, of which XLA's own recomputation is the
+rest."""
 
 
 def held_seconds(layout: Layout, gather: float, scatter: float) -> tuple[float, float]:

@@ -10,9 +10,9 @@ from benchmarks.validation.mechanisms import FLASH1, SYSTEMS, Mechanisms, mechan
 from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import kind_models
 from jaxpar.config.schema import ModelConfig
+from jaxpar.cost.layout import Layout
 from jaxpar.cost.matmul_codes import MatmulCodes
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.model import StepTime, step_time
 
 MODEL = ModelConfig(layers=8, embed=4096, heads=32, mlp=16384, vocab=50_304, tied=True)

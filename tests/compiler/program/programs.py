@@ -19,19 +19,9 @@ def text(name: str, part: str = "program") -> str:
     return gzip.decompress((FIXTURES / f"{name}.{part}.txt.gz").read_bytes()).decode()
 
 
-def strictly(text: str) -> Module:
-    """The module in `text`: every test reads programs by this, so that none overlooks what there is no rule for."""
-    return parse(text, strict=True)
-
-
-def leniently(text: str) -> Module:
-    """The module in `text` as users read it, for tests of what there is no rule for."""
-    return parse(text)
-
-
 @lru_cache
 def compiled(name: str) -> Module:
-    return strictly(text(name))
+    return parse(text(name))
 
 
 @lru_cache
@@ -46,7 +36,9 @@ def memory(name: str) -> dict[str, int]:
 
 def module(entry: str, *computations: str, partitions: int = 1, tables: str = "") -> Module:
     """A module of hand-written computations: `entry` is the lines of the entry, others are whole."""
-    return strictly(module_text(entry, *computations, partitions=partitions, tables=tables))
+    made = parse(module_text(entry, *computations, partitions=partitions, tables=tables))
+    assert not made.unknown.notes()
+    return made
 
 
 def module_text(entry: str, *computations: str, partitions: int = 1, tables: str = "") -> str:

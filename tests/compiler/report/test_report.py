@@ -146,7 +146,7 @@ def test_an_operation_that_is_not_known_is_named_on_the_screen_in_json_and_on_th
     program = analysis.compilation.program
     opcode = next(name for name in ("negate", "exponential", "sqrt") if f" {name}(" in program)
     renamed = replace(analysis.compilation, program=program.replace(f" {opcode}(", " frobnicate("))
-    lenient = Analysis(renamed, analysis.cluster, strict=False)
+    lenient = Analysis(renamed, analysis.cluster)
     report = make_report(lenient, "small")
     note = "that this release does not know"
     assert [one for one in report.notes if note in one and one.endswith("as memory traffic: frobnicate")]
@@ -174,7 +174,7 @@ def test_device_memory_that_xlas_total_leaves_out_counts():
         f" value: <9999 {value.op}{path} @1> (size=1048576,offset=0): f32[262144]{{0:S(1)}}\n"
     )
     compilation = replace(before.compilation, buffer_assignment=before.compilation.buffer_assignment + own)
-    found = make_report(Analysis(compilation, before.cluster, strict=True), "x")
+    found = make_report(Analysis(compilation, before.cluster), "x")
     assert found.allocated_bytes == report.allocated_bytes + 2**20
     assert found.margin_bytes == report.margin_bytes - 2**20
     assert found.peak_bytes == before.peak[1] + 2**20
@@ -242,7 +242,7 @@ def test_links_are_apart_where_a_program_may_have_several_collectives_in_flight(
     own = () if limit is None else (f"--{OVERLAP_LIMIT}={limit}",)
     plan, flags = replace(compilation.plan, collectives_at_once=planned), (*compilation.xla_flags, *own)
     changed = replace(compilation, program=PROGRAM, plan=plan, xla_flags=flags)
-    analysis = Analysis(changed, cluster, strict=True)
+    analysis = Analysis(changed, cluster)
     inside, across = (analysis.timer.transfer(movement) for movement in analysis.movements)
     wanted = max(inside, across) if apart else inside + across
     assert inside > 0 < across and analysis.schedule.exposed_seconds == pytest.approx(wanted)

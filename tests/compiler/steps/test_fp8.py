@@ -99,7 +99,7 @@ def analysis() -> Analysis:
     cluster = parse_cluster("h100:1x8")
     config = load_config(CONFIG, ("model.layers=4", "precision.matmul=fp8_delayed"))
     compilation = compile_step(config, cluster)
-    return Analysis(compilation, cluster, strict=True)
+    return Analysis(compilation, cluster)
 
 
 def passes() -> Iterator[Cost]:

@@ -8,14 +8,14 @@ import pytest
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.compiler.program.memory.buffers import occupants
-from jaxpar.compiler.report import Analysis, Report, make_report
+from jaxpar.compiler.report import Analysis, Report
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.optim.outer import wire_bytes
 from jaxpar.planner.search.islands import IslandSearch, search_of
 from jaxpar.planner.stage_work import layout_of
-from tests.compiler.inspected import inspected, wide
+from tests.compiler.inspected import inspected, report_of, wide
 
 CLUSTER = "h100:2x8"
 EVERY = LAYERS = 4
@@ -88,7 +88,7 @@ def test_a_message_over_a_slow_link_runs_beside_forward_and_backward(fragments):
     config, report = compiled(None, fragments=fragments)
     halves = slowly_connected(200)
     analysis, _ = inspected(config, CLUSTER)
-    row = between(make_report(Analysis(analysis.compilation, halves, strict=True), "slow"))
+    row = between(report_of(Analysis(analysis.compilation, halves)))
     assert row.seconds > report.step_seconds or fragments < EVERY
     steps = 1 if fragments == EVERY else 2  # with a branch for steps without a message, which the report adds
     assert row.seconds - row.exposed_s == pytest.approx(report.step_seconds / steps, rel=0.1)
@@ -106,7 +106,7 @@ def test_a_plan_counts_with_no_less_waiting_in_a_step_of_realistic_size():
     )  # fmt: skip
     analysis, report = inspected(config, CLUSTER)
     halves = slowly_connected(20)
-    row = between(make_report(Analysis(analysis.compilation, halves, strict=True), "slow"))
+    row = between(report_of(Analysis(analysis.compilation, halves)))
     assert report.step_seconds > 0.3 and row.exposed_s > 0.01
     assert row.exposed_s <= planned_wait(config, halves) <= row.seconds
 

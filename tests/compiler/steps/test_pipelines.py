@@ -1,9 +1,7 @@
 """What pipelines run, send and keep, read from the programs that XLA makes for GPUs."""
 
-from math import prod
 from typing import Any
 
-import jax
 import pytest
 
 from jaxpar.compiler.compile import plan_for
@@ -11,7 +9,6 @@ from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.counting import layer_matmul_parameters
 from jaxpar.layout.memory.estimate import chunk_bytes
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.mesh.placements import added_dim, local_shape
 from jaxpar.pipeline.actions import Kind
 from jaxpar.pipeline.timing.simulate import simulate
 from tests.compiler.inspected import CLUSTER, asked, inspected, sent, wide
@@ -80,36 +77,3 @@ def test_a_pipeline_runs_sends_and_keeps_what_its_table_states(name: str):
         assert report.classes["saved_activations"] == pytest.approx(
             peak * chunk_bytes(layout.config, layout.plan).stash, rel=0.05
         )
-
-
-def shard_bytes(layout: StepLayout, parts: tuple[str, ...]) -> int:
-    """Bytes of the shards of a device's weights that a gather over fsdp joins, in bfloat16."""
-    total = 0
-    for part in parts:
-        roles = (layout.placements.compute.layout[part], layout.placements.optimizer.layout[part])
-        for spec, compute, sharded in zip(
-            jax.tree.leaves(layout.specs[part]), *map(jax.tree.leaves, roles), strict=True
-        ):
-            if added_dim(compute, sharded) is not None:
-                total += 2 * prod(local_shape(spec.shape, sharded, layout.plan.axes))
-    return total
-
-
-@pytest.mark.matrix(ci=1)
-@pytest.mark.parametrize(
-    ("name", "times"),
-    [
-        pytest.param("breadth-first", 1.5, id="breadth-first: the first chunk forward and backward, the last once"),
-        pytest.param("1f1b", 2 * 5, id="1f1b: in each of five ticks forward, and of five backward"),
-        pytest.param("zb-h1", 1, id="ZeRO-1: once a batch"),
-        pytest.param("gpipe", 1, id="ZeRO-2: once a batch"),
-    ],
-)
-def test_how_often_a_layer_is_gathered(name: str, times: float):
-    """Ends are gathered once. One rank of two sends its shards to the other."""
-    layout, (_, report) = layout_of(name), inspected(config_of(name))
-    ends = shard_bytes(layout, ("embedding", "final_norm", "head"))
-    layers = shard_bytes(layout, ("layers",))
-    assert sent(report)["gather_weight", "fsdp"] == times * layers + ends
-    if times == 1:
-        assert sent(report)["scatter_gradient", "fsdp"] == 2 * (layers + ends)  # float32

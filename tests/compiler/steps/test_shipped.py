@@ -5,9 +5,10 @@ from pathlib import Path
 import pytest
 
 from jaxpar.compiler.compile import compile_step
-from jaxpar.compiler.report import Analysis, Report, make_report
+from jaxpar.compiler.report import Analysis, Report
 from jaxpar.config import load_config
 from jaxpar.hardware.cluster import parse_cluster
+from tests.compiler.inspected import report_of
 
 CONFIGS = Path(__file__).parents[3] / "configs"
 
@@ -16,7 +17,7 @@ def compiled(file: str, on: str, *overrides: str) -> Report:
     cluster = parse_cluster(on)
     config = load_config(CONFIGS / f"{file}.yaml", overrides)
     compilation = compile_step(config, cluster)
-    return make_report(Analysis(compilation, cluster, strict=True), file)
+    return report_of(Analysis(compilation, cluster))
 
 
 TENSOR = ("parallel.fsdp=32", "parallel.tensor=8", "parallel.overlap.collectives_at_once=2")

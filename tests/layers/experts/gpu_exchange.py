@@ -15,16 +15,16 @@ from jax.sharding import PartitionSpec as P
 from jaxpar.compiler.program.attribution import movements
 from jaxpar.compiler.program.costs.ops import costs
 from jaxpar.compiler.program.from_program import schedule
+from jaxpar.compiler.program.hlo.parser import parse
 from jaxpar.compiler.program.loops import executions
 from jaxpar.compiler.report.step_timer import StepTimer
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.plan import Choice, ExpertLayout
-from jaxpar.cost.hardware_model import nearest_hardware
+from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.experts.exchange import EXCHANGES
 from jaxpar.layers.experts.rounds import Operands, exchanged, lists_of
 from jaxpar.mesh.axes import AXES, vary
-from tests.compiler.program.programs import strictly
 from tests.gpu_compile import compile_for_gpu, h100s
 
 
@@ -79,12 +79,13 @@ def account(layout: dict[str, Any], sizes: dict[str, int], hosts: int = 2) -> di
 
 
 def _read(text: str, axes: dict[str, int], hosts: int) -> dict[str, Any]:
-    module = strictly(text)
+    module = parse(text)
     counts = executions(module)
     each = prod(axes.values()) // hosts
     cluster = parse_cluster(f"h100:{hosts}x{each}")
-    timer = StepTimer(cluster.gpu, cluster, nearest_hardware(cluster.gpu))
+    timer = StepTimer(cluster.gpu, cluster, hardware_of(cluster.gpu))
     kernels = costs(module, counts)
+    assert not module.unknown.notes()
     times = {cost.op.name: timer.kernel(cost) for cost in kernels}
     found = schedule(module, movements(module, counts, axes, each), times, timer.transfer, 0.0)
     # Loads are even, so that rounds after the first run no times.

@@ -9,7 +9,7 @@ import pytest
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.schema import ModelConfig
 from jaxpar.cost.experts import Experts
-from jaxpar.cost.hardware_model import nearest_hardware
+from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
 from jaxpar.hardware.cluster import parse_cluster
@@ -86,7 +86,7 @@ def test_what_the_planner_expects_of_slices_is_what_the_program_waits_for():
     model = ModelConfig(layers=1, embed=SIZES["embed"], heads=8, mlp=SIZES["width"], vocab=256, experts=experts)
     shape = LayerShape(model, 1, SIZES["tokens"], expert=SIZES["expert"], capacity=CAPACITY)
     cluster = parse_cluster("h100:2x4")
-    hardware = replace(nearest_hardware(cluster.gpu), overlap_slowdown=0.0)
+    hardware = replace(hardware_of(cluster.gpu), overlap_slowdown=0.0)
     on = device_of(cluster.gpu, hardware), network_of(cluster, hardware)
     expected = sum(Experts(shape, *on).waited(SLICES, first=False))
     assert expected == pytest.approx(account("all_to_all", SLICES)["exposed"], rel=1 / 7)

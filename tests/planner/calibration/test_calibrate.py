@@ -14,7 +14,7 @@ from jaxpar.config import config_to_yaml
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.cost.hardware_model import HOPPER
 from jaxpar.cost.operations import device_of
-from jaxpar.cost.tables import Row, Table, Tables
+from jaxpar.cost.tables import Asked, Row, Table, Tables
 from jaxpar.plan import main
 from jaxpar.planner.calibration import calibrate
 from jaxpar.planner.calibration.calibrate import DEFAULT_ON_CPU, Calibration, Sizes
@@ -155,21 +155,15 @@ def test_bad_input_is_one_sentence_before_anything_is_measured(
 
 
 def test_tensor_ranks_that_a_model_cannot_have_are_left_out():
-    config = replace(DEFAULT_ON_CPU, model=replace(DEFAULT_ON_CPU.model, heads=4, kv_heads=4))
-    four, eight = (matmuls_of(config, named_cluster("cpu:1x8"), (1,), ranks) for ranks in ((1, 2, 4), (1, 2, 4, 8)))
-    assert four == eight
+    """Of experts their width is divided, and not that of dense layers."""
 
+    def of(*ranks: int, **keys: Any) -> list[Asked]:
+        config = replace(DEFAULT_ON_CPU, model=replace(DEFAULT_ON_CPU.model, **keys))
+        return matmuls_of(config, named_cluster("cpu:1x8"), (1,), ranks)
 
-def test_of_experts_their_width_is_divided_and_not_that_of_dense_layers():
-    wide, odd = (
-        replace(
-            DEFAULT_ON_CPU, model=replace(DEFAULT_ON_CPU.model, mlp=383, experts=ExpertsConfig(count=4, width=width))
-        )
-        for width in (256, 255)
-    )
-    of = lambda config, *ranks: matmuls_of(config, named_cluster("cpu:1x8"), (1,), ranks)
-    assert len(of(wide, 1, 2)) > len(of(wide, 1))
-    assert of(odd, 1, 2) == of(odd, 1)
+    assert of(1, 2, 4, heads=4, kv_heads=4) == of(1, 2, 4, 8, heads=4, kv_heads=4)
+    wide, odd = ({"mlp": 383, "experts": ExpertsConfig(count=4, width=width)} for width in (256, 255))
+    assert len(of(1, 2, **wide)) > len(of(1, **wide)) and of(1, 2, **odd) == of(1, **odd)
 
 
 def test_groups_are_of_neighbours_and_across_hosts_one_of_each_kind():
@@ -197,22 +191,18 @@ class Gpu:
         return getattr(self.own, name)
 
 
-def calibrated(folder: Path, patched: pytest.MonkeyPatch, launch_s: float, sizes: Sizes) -> tuple[Path, Profile]:
-    """The file and the profile of one GPU, a CPU that goes by the name of an H100, whose smallest kernel takes
-    `launch_s`."""
-    gpu, copies, file = Gpu(jax.devices()[0]), calibrate.compute.copy_rate, folder / "hardware.yaml"
-    (folder / "small.yaml").write_text(config_to_yaml(IN_BFLOAT16))
-    patched.setattr(calibrate, "find_devices", lambda: [gpu])
-    patched.setattr(calibrate.jax, "local_devices", lambda: [gpu])
-    patched.setattr(calibrate.compute, "copy_rate", lambda watch, device, sizes: copies(watch, device.own, sizes))
-    patched.setattr(Stopwatch, "measure_launch", lambda watch: setattr(watch, "launch_s", launch_s))
-    return file, Calibration(file, folder / "small.yaml", sizes=sizes).run()
-
-
 @pytest.fixture(scope="module")
 def on_a_gpu(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Profile]:
+    """The file and the profile of one GPU, a CPU that goes by the name of an H100."""
+    folder = tmp_path_factory.mktemp("gpu")
+    gpu, copies, file = Gpu(jax.devices()[0]), calibrate.compute.copy_rate, folder / "hardware.yaml"
+    (folder / "small.yaml").write_text(config_to_yaml(IN_BFLOAT16))
     with pytest.MonkeyPatch.context() as patched:
-        return calibrated(tmp_path_factory.mktemp("gpu"), patched, 1e-9, ON_GPU)
+        patched.setattr(calibrate, "find_devices", lambda: [gpu])
+        patched.setattr(calibrate.jax, "local_devices", lambda: [gpu])
+        patched.setattr(calibrate.compute, "copy_rate", lambda watch, device, sizes: copies(watch, device.own, sizes))
+        patched.setattr(Stopwatch, "measure_launch", lambda watch: setattr(watch, "launch_s", 1e-9))
+        return file, Calibration(file, folder / "small.yaml", sizes=ON_GPU).run()
 
 
 def test_plans_for_such_gpus_read_its_tables_and_keep_the_shares_of_the_rest(on_a_gpu: tuple[Path, Profile]):
@@ -229,11 +219,3 @@ def test_plans_for_such_gpus_read_its_tables_and_keep_the_shares_of_the_rest(on_
     rows = model.measured.rows[Table("matmul", (2, one.adds))]
     assert rows[0].seconds == pytest.approx(one.seconds, rel=1e-4), "a GPU shares its own with none"
     assert not any(table.what in ("gather", "all_reduce", "permute") for table in model.measured.rows)
-
-
-def test_results_that_are_bound_by_launches_are_in_no_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    file, profile = calibrated(tmp_path, monkeypatch, 3600.0, TINY)
-    assert profile.matmuls == profile.attention == ()
-    assert profile.refused and profile.model == profile.links == {}
-    model, _, _ = read_profile(file, named_cluster("h100:1x8"))
-    assert replace(model, measured=HOPPER.measured) == HOPPER

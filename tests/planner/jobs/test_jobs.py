@@ -62,10 +62,13 @@ def check(outcome: Outcome, gpus: int) -> None:
         assert sum(span.gpus for span in outcome.spans if span.start <= moment < span.end) <= gpus
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-def test_every_token_is_trained_once_on_gpus_that_the_cluster_has(policy: str):
+def test_every_token_is_trained_once_on_gpus_that_the_cluster_has_and_the_plan_is_the_best_of_the_policies():
     for seed in range(8):
-        check(simulate(random_jobs(seed), 8, POLICIES[policy]), 8)
+        found = outcomes(random_jobs(seed), 8)
+        best, *others = found.values()
+        assert all(best.score <= one.score for one in others) and found.keys() == POLICIES.keys()
+        for one in found.values():
+            check(one, 8)
 
 
 def test_first_in_first_out_by_hand():
@@ -94,13 +97,6 @@ def test_the_earliest_deadline_gets_the_fewest_gpus_that_meet_it():
 def test_a_deadline_that_cannot_be_met_takes_nothing_from_the_others():
     jobs = [Job("hopeless", 8000, curve(), deadline=10), Job("due", 80, curve(), deadline=11)]
     assert [job.name for job in simulate(jobs, 8, by_curves).late] == ["hopeless"]
-
-
-def test_the_plan_is_the_best_of_the_policies():
-    for seed in range(8):
-        found = outcomes(random_jobs(seed), 8)
-        best, *others = found.values()
-        assert all(best.score <= one.score for one in others) and len(found) == len(POLICIES)
 
 
 def test_priorities_weigh_in():
@@ -135,8 +131,6 @@ def test_the_command_shares_a_cluster(model: Path, capsys: pytest.CaptureFixture
     ("jobs", "parts"),
     [
         ({"jobs": {"a": {"config": "m", "token": 1}}}, ("jobs.a", "token", "did you mean tokens?")),
-        ({"jobs": {"a": {"config": "model.yaml"}}}, ("jobs.a", "tokens")),
-        ({"jobs": {"a": USUAL | {"tokens": -1}}}, ("jobs.a.tokens", "at least 1")),
         ({"jobs": {"a": USUAL | {"priority": 0}}}, ("jobs.a.priority",)),
         ({"jobs": {"a": USUAL | {"arrives": 5, "deadline": 4}}}, ("jobs.a.deadline", "5", "4")),
         ({"jobs": {}}, ("jobs", "mapping")),

@@ -34,13 +34,8 @@ def test_annealing_finds_the_best_order_of_six_nodes(seed: int):
     assert placed.seconds == pytest.approx(best)
     assert sorted(placed.order) == list(range(6))
     assert traffic.seconds(placed.order, bandwidth) == placed.seconds
-
-
-@pytest.mark.parametrize("seed", range(5))
-def test_it_is_never_worse_than_the_default_order(seed: int):
-    traffic, bandwidth = ring(12), uneven(12, seed)
-    placed = place(traffic, bandwidth, seed=seed, swaps=50)
-    assert placed.seconds <= placed.default_seconds == traffic.seconds(range(12), bandwidth)
+    hasty = place(ring(12), uneven(12, seed), seed=seed, swaps=50)
+    assert hasty.seconds <= hasty.default_seconds == ring(12).seconds(range(12), uneven(12, seed))
 
 
 def test_traffic_of_a_plan_is_that_of_its_axes():

@@ -7,10 +7,10 @@ from pathlib import Path
 
 import pytest
 
+from jaxpar.compiler.report.screen import print_lines, screen
 from jaxpar.pages.units import seconds
 from jaxpar.planner.report import words
 from jaxpar.planner.report.page import html_page, scatter, write_page
-from jaxpar.planner.report.screen import print_lines, screen
 from jaxpar.planner.report.words import INTERVAL
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search

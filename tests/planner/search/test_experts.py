@@ -11,7 +11,7 @@ from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.plan import ExpertLayout
 from jaxpar.planner.machine import named_cluster
 from jaxpar.planner.report import words
-from jaxpar.planner.search.avoid import parse_avoided
+from jaxpar.planner.search.asked import parse_avoided
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space

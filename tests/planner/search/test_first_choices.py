@@ -10,13 +10,14 @@ import pytest
 
 from benchmarks.planner.shipped import Shipped, first_choice, shipped
 from jaxpar.compiler.compile import compile_step
-from jaxpar.compiler.report import Analysis, make_report
+from jaxpar.compiler.report import Analysis
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.settings import config_of, plan_on
 from jaxpar.planner.verified import Verified, judged
+from tests.compiler.inspected import report_of
 
 WITHIN = 0.15
 """Most that a class of time is off, of the compiled step."""
@@ -47,7 +48,7 @@ COMPILED = [pytest.param(one, marks=level(one), id=one.file.stem) for one in shi
 
 def compiled(first: Planned) -> Verified:
     compilation = compile_step(first.config, first.cluster, timeout_s=TIMEOUT_S)
-    report = make_report(Analysis(compilation, first.cluster, strict=True), "first choice")
+    report = report_of(Analysis(compilation, first.cluster))
     return judged(first, report.allocated_bytes, report.fits, report.by_kind, report.notes)
 
 

@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from jaxpar.compiler.report.screen import screen
 from jaxpar.config import Config, DataConfig, config_to_yaml
+from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.memory.estimate import estimate_memory
@@ -17,10 +19,8 @@ from jaxpar.plan import main as plan
 from jaxpar.planner.failures import STATE, state_per_parameter
 from jaxpar.planner.islands import EVERY, MOST_WASTED, has_slow_link, offers, print_offers
 from jaxpar.planner.jobs.job import planned_curve
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.machine import cpu_cluster
 from jaxpar.planner.planning import best_plan, planned_config
-from jaxpar.planner.report.screen import screen
 from jaxpar.planner.search.islands import IslandSearch, island_of, search_of
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space

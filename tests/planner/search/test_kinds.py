@@ -6,11 +6,11 @@ import pytest
 
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema.model import ModelConfig, Pattern
+from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.pipeline.schedules import make_schedule
 from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.simulate import simulate
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.model import Steps, step_time
 from jaxpar.planner.step_time.step import Step
 

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from jaxpar.config import Config, load_config
+from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.matmul_formats import group_names
 from jaxpar.layout.choices.matmul_codes import matmul_codes
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.planning import planned_config
 from jaxpar.planner.step_time.model import StepTime, step_time
 from jaxpar.planner.step_time.update import update_of

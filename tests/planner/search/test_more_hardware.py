@@ -12,9 +12,9 @@ import pytest
 from benchmarks.planner.compiled import CONFIGS
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.mappings.experts import ExpertsConfig
+from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import Cluster, Pods, parse_cluster
 from jaxpar.hardware.xla_flags import SLOW_NETWORK
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.planning import best_with_idle_hosts, planned_config
 from jaxpar.planner.search.candidate import Candidate
 from jaxpar.planner.search.search import Search

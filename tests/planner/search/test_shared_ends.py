@@ -4,20 +4,19 @@ from typing import Any
 
 import pytest
 
+from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.pipeline.schedules import make_schedule
 from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.simulate import simulate
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.report import words
-from jaxpar.planner.search.avoid import never_measured, parse_avoided
+from jaxpar.planner.search.asked import never_measured, parse_avoided
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.settings import plan_on
-from jaxpar.planner.step_time.pipeline import Pieces
+from jaxpar.planner.step_time.pipeline import Pieces, ticks_of
 from jaxpar.planner.step_time.step import Step
-from jaxpar.planner.step_time.ticks import ticks_of
 from tests.compiler.inspected import asked, wide
 from tests.planner.spaces import model_of, search_of
 from tests.sentences import refused

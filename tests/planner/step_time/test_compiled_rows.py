@@ -7,10 +7,10 @@ import pytest
 
 from benchmarks.planner.compiled import COMPILED, MESSAGES, Program, compiled, laid_out, prepared, read_programs
 from jaxpar.config.presets import PRESETS
-from jaxpar.cost.layer_case import LayerCase, layer_case
+from jaxpar.cost.layer_case import layer_cases
+from jaxpar.cost.layout import Layout, Remat
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.memory.layer_shape import activation_bytes
-from jaxpar.planner.layout import Layout, Remat
 from jaxpar.planner.step_time.layer_times import copied_bytes
 from jaxpar.planner.step_time.model import StepTime, step_time
 
@@ -59,7 +59,7 @@ def test_copies_take_what_compiled_programs_need_and_wait_for(row: Program):
 
 HOST = parse_cluster("h100:1x8")
 MODEL = replace(PRESETS["llama3-8b"], layers=8, vocab=32000)
-CASE: LayerCase = layer_case(MODEL, 8192, 1, 1, 1, "allgather", "bfloat16")
+CASE = layer_cases(MODEL, 8192, Layout())["all"]
 SIZES = activation_bytes(CASE.shape)
 
 

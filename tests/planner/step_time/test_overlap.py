@@ -4,8 +4,7 @@ from statistics import median
 
 import pytest
 
-from benchmarks.planner.compiled import WAITED, Program, by_kind, laid_out, predicted, prepared, read_programs
-from jaxpar.compiler.report.record import Collective
+from benchmarks.planner.compiled import WAITED, Program, laid_out, predicted, prepared, read_programs
 from jaxpar.planner.report.words import axes
 from jaxpar.planner.step_time.overlap import BESIDE, GATHERS, SCATTERS, beside_weights
 from jaxpar.trace.clock import Clock
@@ -42,17 +41,3 @@ def test_short_messages_wait_for_their_least_share_and_long_ones_for_what_comput
     assert waited(5.0, 5.0, Run(10.0), 2) > waited(5.0, 5.0, Run(10.0)), "messages of tensor ranks stand in the way"
     assert waited(5.0, 0.0, Run(0.0)) == 5.0
     assert waited(5.0, 5.0, Run(10.0, busy={WIRE: 4.0})) == pytest.approx(10.0 - 6.0 * BESIDE), "one is under way"
-
-
-def test_messages_count_by_kind():
-    sent = lambda axis, name: Collective(axis, name, "all-gather", "bf16", False, 1, 1e6, 2.0, 1.0, 1.0)
-    rows = [
-        sent("fsdp", "gather_weight"), sent("fsdp+context", "scatter_gradient"), sent("replica", "reduce_sum"),
-        sent("host", "to_host"), sent("context", "gather_context"), sent("tensor", "gather_sequence"),
-        sent("expert", "exchange_tokens"), sent("pipe", "shift_stage"),
-        # Of these a step waits for all: they are no part of a share.
-        sent("fsdp", "gather_rows"), sent("fsdp", "scatter_rows"), sent("fsdp+expert", "join_ranks"),
-    ]  # fmt: skip
-    needed, exposed = by_kind(rows)
-    kinds = ("gathers", "scatters", "sums", "host", "context", "tensor", "experts", "pipe")
-    assert needed == dict.fromkeys(kinds, 2.0) and exposed == dict.fromkeys(kinds, 1.0)

@@ -5,7 +5,7 @@ import pytest
 from jaxpar.pipeline.schedules import make_schedule
 from jaxpar.pipeline.timing.durations import Durations
 from jaxpar.pipeline.timing.simulate import simulate
-from jaxpar.planner.step_time.ticks import Chunk, all_ticks, counted_ticks, ticks_of
+from jaxpar.planner.step_time.pipeline import Chunk, counted_ticks, ticks_of
 from jaxpar.trace.clock import Clock
 from jaxpar.trace.parts import Run
 
@@ -53,4 +53,4 @@ def test_long_pipelines_and_many_chunks_follow_from_short_ones(name: str, ranks:
 
 def test_many_microbatches_follow_from_few():
     sizes = "interleaved", 4
-    assert dict(all_ticks(*sizes, 24, 2).counts) == dict(counted_ticks(*sizes, 24, 2).counts)
+    assert dict(ticks_of(*sizes, 24, 2).counts) == dict(counted_ticks(*sizes, 24, 2).counts)

@@ -9,13 +9,13 @@ import pytest
 
 from jaxpar.compiler.compile import plan_for
 from jaxpar.config.presets import PRESETS
+from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.choices.pipeline import holds_chunks as executor_holds_chunks
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.placements import added_dim, local_shape
-from jaxpar.planner.layout import Layout
 from jaxpar.planner.step_time.model import StepTime, step_time
-from jaxpar.planner.step_time.ticks import ticks_of
+from jaxpar.planner.step_time.pipeline import ticks_of
 from jaxpar.planner.step_time.weight_traffic import held_seconds, holds_chunks, reduces_with_weights
 from tests.compiler.inspected import CLUSTER, asked, wide
 

@@ -47,7 +47,7 @@ _DELTA_OPERANDS = 8
 def products(module: Module, op: Op, *, one_backward: bool = False) -> Iterator[Product]:
     """The matrix products that one execution of `op` computes; of a fusion, those inside it.
 
-    None of one whose work is not known, which goes into `module.unknown`. Raises `ProgramError` where that is strict.
+    None of one whose work is not known, which goes into `module.unknown`.
 
     Args:
         module: The program.
@@ -62,9 +62,9 @@ def products(module: Module, op: Op, *, one_backward: bool = False) -> Iterator[
         return
     try:
         product = _product_of(op, one_backward)
-    except ProgramError as problem:
+    except ProgramError:
         types = " and ".join(leaf.dtype for operand in op.operands for leaf in leaves(operand.shape))
-        module.unknown.operation(f"{op.opcode} {op.target or f'of {types}'}", op.name, problem)
+        module.unknown.operation(f"{op.opcode} {op.target or f'of {types}'}", op.name)
     else:
         yield from () if product is None else (product,)
 

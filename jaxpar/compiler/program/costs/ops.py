@@ -78,12 +78,13 @@ def costs(module: Module, counts: Executions, *, one_backward: bool = False) -> 
 
 
 def _cost(module: Module, op: Op, worked: Sequence[Product], slices: Slices, channel: str, counts: Executions) -> Cost:
-    repeated = 1.0 if op.name in counts.repeated_by_xla else counts.again_share(op)
+    repeated = 1.0 if op.name in counts.repeated_by_xla else counts.again[op.computation] / max(counts.of(op), 1.0)
     most = max(worked, key=lambda product: product.flops, default=None)
     vector = 0.0 if channel else _vector_flops(module, op)
+    in_attention = any(part in frame.file for frame in op.frames for part in ATTENTION_SOURCES)
     if channel:
         kind = "collective" if channel == "wire" else "offload"
-    elif any(product.pairs for product in worked) or _in_attention(op):
+    elif any(product.pairs for product in worked) or in_attention:
         kind = "attention"
     elif worked:
         kind = "matmul"
@@ -115,10 +116,6 @@ def _vector_flops(module: Module, op: Op) -> float:
     if op.opcode in REDUCTIONS:
         return float(sum(leaf.elements for operand in op.operands for leaf in leaves(operand.shape)))
     return 0.0
-
-
-def _in_attention(op: Op) -> bool:
-    return any(part in frame.file for frame in op.frames for part in ATTENTION_SOURCES)
 
 
 def flops_by_kind(found: Iterable[Cost]) -> dict[str, float]:

@@ -2,16 +2,7 @@
 
 from __future__ import annotations
 
-from jaxpar.compiler.program.hlo.records import (
-    HOST_MEMORY,
-    Computation,
-    Module,
-    Op,
-    ProgramError,
-    Shape,
-    leaves,
-    shape_bytes,
-)
+from jaxpar.compiler.program.hlo.records import HOST_MEMORY, Computation, Module, Op, Shape, leaves, shape_bytes
 from jaxpar.compiler.program.transfers import to_host
 
 _SLICING = ("dynamic-slice", "slice", "gather")
@@ -92,6 +83,4 @@ def moved_bytes(module: Module, op: Op) -> int:
 def _updates(op: Op) -> int:
     """Bytes of the updates of a scatter of n arrays: operands are n arrays, the indices, n updates."""
     arrays = (len(op.operands) - 1) // 2
-    if len(op.operands) != 2 * arrays + 1:
-        raise ProgramError(f"scatter {op.name} has {len(op.operands)} operands", line=op.line)
     return sum(shape_bytes(operand.shape) for operand in op.operands[arrays + 1 :])

@@ -40,9 +40,7 @@ CONTROL = _words("while conditional call")
 CALL_OPCODES = "call", "call-start"
 """Runs one computation, waited for or not."""
 
-COLLECTIVES = _words(
-    "all-gather all-reduce all-to-all collective-broadcast collective-permute ragged-all-to-all reduce-scatter"
-)
+COLLECTIVES = _words("all-gather all-reduce all-to-all collective-permute reduce-scatter")
 """Moves data between devices."""
 
 CHANNEL_STARTS = _words("send recv")

@@ -1,7 +1,7 @@
 """Parser of scheduled HLO text: a `records.Module`, or `ProgramError`.
 
-It reads `compiled.as_text()`. An unknown opcode is recorded in `Module.unknown`, or an error with `strict`; a line that
-cannot be parsed is an error that shows the line.
+It reads `compiled.as_text()`. An unknown opcode is recorded in `Module.unknown`; a line that cannot be parsed is an
+error that shows the line.
 """
 
 from __future__ import annotations
@@ -38,17 +38,9 @@ class _ComputationBuilder:
         return Computation(self.name, tuple(self.ops), self.root, tuple(parameters), self.by_name)
 
 
-def parse(text: str, *, strict: bool = False) -> Module:
-    """The module in `text`.
-
-    Args:
-        text: scheduled HLO.
-        strict: raise on unknown opcodes and, when costs are computed, on custom calls of unknown cost.
-
-    Raises:
-        ProgramError: the text cannot be parsed, or its module is not scheduled; with `strict`, an opcode is unknown.
-    """
-    unknown = Unknown(strict=strict)
+def parse(text: str) -> Module:
+    """The module in `text`, which is scheduled HLO. Raises `ProgramError` for what is not."""
+    unknown = Unknown()
     lines = [(number, line) for number, line in enumerate(text.splitlines(), start=1) if line]
     if not lines:
         raise ProgramError("the text is empty")
@@ -72,9 +64,7 @@ def parse(text: str, *, strict: bool = False) -> Module:
             raise ProgramError("line is not understood", line, number)
     if entry is None or entry not in computations:
         raise ProgramError("the text ends before the entry computation does")
-    module = Module(name, computations, entry, int(attributes_of_module.get("num_partitions", "1")), unknown)
-    _check_calls(module)
-    return module
+    return Module(name, computations, entry, int(attributes_of_module.get("num_partitions", "1")), unknown)
 
 
 def _module_line(line: str, number: int) -> tuple[str, dict[str, str]]:
@@ -94,8 +84,6 @@ def _read_op(line: str, number: int, current: _ComputationBuilder, stacks: Stack
         op = _op(line, number, current, stacks)
     except ProgramError as error:
         raise ProgramError(str(error), line.strip(), number) from None
-    if op.name in current.by_name:
-        raise ProgramError(f"duplicate instruction name {op.name}", line, number)
     current.ops.append(op)
     current.by_name[op.name] = op
     if line.startswith("  ROOT "):
@@ -114,7 +102,7 @@ def _op(line: str, number: int, current: _ComputationBuilder, stacks: Stacks) ->
     opcode, unknown = call[1], current.unknown
     has_rule = known(opcode)
     if not has_rule:
-        unknown.operation(opcode, head[2], ProgramError(f"opcode {opcode} is not known"))
+        unknown.operation(opcode, head[2])
     end = closing(line, call.end() - 1)
     inside, rest = line[call.end() : end], line[end + 1 :]
     found = attributes(rest.removeprefix(", "))
@@ -153,14 +141,6 @@ def _metadata(text: str, stacks: Stacks) -> tuple[str, tuple[Frame, ...]]:
     found = {match[1]: match[2] for match in _METADATA.finditer(text[1:-1])}
     name = re.sub(r"\\(.)", r"\1", found.get("op_name", '""')[1:-1])
     return name, stacks.frames(int(found["stack_frame_id"])) if "stack_frame_id" in found else ()
-
-
-def _check_calls(module: Module) -> None:
-    for computation in module.computations.values():
-        for op in computation.ops:
-            for name in op.called:
-                if name not in module.computations:
-                    raise ProgramError(f"{op.name} calls {name}, which is not in the module", line=op.line)
 
 
 _NAME = re.compile(r'(\d+) "((?:[^"\\]|\\.)*)"$')

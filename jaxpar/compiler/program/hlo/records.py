@@ -29,16 +29,13 @@ class ProgramError(ValueError):
 
 
 class Unknown:
-    """Operations that no rule covers: an error where `strict`, otherwise they count as memory traffic, with a note."""
+    """Operations that no rule covers: they count as memory traffic, with a note."""
 
-    def __init__(self, *, strict: bool):
-        self._strict = strict
+    def __init__(self) -> None:
         self._operations: dict[str, set[str]] = {}
 
-    def operation(self, name: str, op: str, problem: ProgramError) -> None:
-        """An operation `op` of the kind `name`. Raises `problem` where `strict`."""
-        if self._strict:
-            raise problem
+    def operation(self, name: str, op: str) -> None:
+        """An operation `op` of the kind `name`."""
         self._operations.setdefault(name, set()).add(op)
 
     def notes(self) -> tuple[str, ...]:

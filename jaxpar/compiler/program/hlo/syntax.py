@@ -60,8 +60,6 @@ def attributes(text: str) -> dict[str, str]:
         if match[1] == "device_ids" and found:  # belongs to the mesh before it: `mesh['a'=2], device_ids=(1,0) {'a'}`
             found[next(reversed(found))] += f", {part}"
             continue
-        if match[1] in found:
-            raise ProgramError(f"attribute {match[1]} stands twice", text)
         found[match[1]] = part[match.end() :]
     return found
 

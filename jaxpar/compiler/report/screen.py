@@ -31,7 +31,9 @@ def print_lines(console: Console, *texts: str, style: str = "", title: str | Non
 
 def table(heads: Collection[str], left: Collection[str], title: str | None = None) -> Table:
     """A table without rows; the columns of `left` are aligned left, the others right."""
-    made = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1))
+    made = Table(
+        title=title, title_justify="left", title_style="bold", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1)
+    )
     for head in heads:
-        made.add_column(head, justify="left" if head in left else "right")
+        made.add_column(head, justify="left" if head in left else "right", overflow="fold")
     return made
