@@ -42,9 +42,7 @@ def test_logits_of_text_equal_those_of_transformers(name: str):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_what_is_left_out_is_said_and_the_rest_is_exported_as_a_model_of_text(
-    name: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
+def test_what_is_left_out_is_said_and_the_rest_is_exported_as_a_model_of_text(name: str, tmp_path, capfd):
     folder = FOLDER / "multimodal" / name
     source, stored = HFFolder(folder), tensors(folder)
     (remark,) = source.remarks
