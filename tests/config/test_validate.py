@@ -60,6 +60,8 @@ SIX = "model.layers=6 | parallel.pipe=2"
     MASKED | loss.mask_token=3 | loss.contrastive.most=3 => loss.contrastive.most: 3 | would not be used | or 32
     MASKED | loss.mask_token=3 | loss.contrastive.relations={a: 2} => loss.contrastive.relations: {a: 2.0} |
         would not be used | or {}
+    loss.contrastive.weight=1 => loss.contrastive | cross_entropy
+    MASKED | loss.mask_token=3 | loss.contrastive.weight=1 | loss.contrastive.relations={a: -1} => relations.a | from 0
     MASKED | loss.mask_token=3 | model.mixer=gla => model.causal: false | mixer gla sees earlier tokens
     MASKED | loss.mask_token=3 | model.z_loss=1e-4 => model.z_loss: 0.0001 | loss.name: masked
     MASKED | loss.mask_token=3 | evaluation.sample_tokens=3 => model.causal: false | a sample
