@@ -74,9 +74,7 @@ def test_jax_s_plugin_tells_its_headers():
         (None, "aarch64", True, None),
     ],
 )
-def test_a_version_with_a_known_fault_is_named(
-    version: Version | None, machine: str, pipelined: bool, named: str | None
-):
+def test_a_version_with_a_known_fault_is_named(version, machine, pipelined, named):
     sentences = faults(version and Loaded(version, version), machine, pipelined=pipelined)
     assert len(sentences) == (named is not None)
     for sentence in sentences:

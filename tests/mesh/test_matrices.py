@@ -79,20 +79,6 @@ def matrix_exchange_bytes(shape: tuple[int, ...], layout: P, axis_sizes: Mapping
     return share * prod(shape[1:]) * itemsize * (group - 1) // group
 
 
-@pytest.mark.parametrize(
-    ("name", "sent"),
-    [
-        ("one_axis", 2 * 48 * 4 // 2),  # 2 of 4 layers, half of which are here already
-        ("three_axes", 96 * 4 * 7 // 8),
-        ("padded", 96 * 4 * 7 // 8),  # the padding travels
-        ("layers_split_too", 48 * 4 * 3 // 4),
-        ("no_group", 0),
-    ],
-)
-def test_bytes_per_device(name, sent):
-    assert matrix_exchange_bytes(*CASES[name], axis_sizes=SIZES, itemsize=4) == sent
-
-
 @pytest.mark.parametrize("name", CASES)
 def test_the_program_moves_the_bytes_of_the_formula(name, mesh):
     shape, layout = CASES[name]

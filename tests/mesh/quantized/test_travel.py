@@ -11,8 +11,6 @@ import numpy as np
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from jaxpar.mesh import collectives
-from jaxpar.mesh.axes import AXES
 from jaxpar.mesh.quantized.blocks import LARGEST, row_bytes
 from jaxpar.mesh.quantized.transport import Transport
 from jaxpar.mesh.quantized.travel import gather_secondary, gather_shards, gather_stored, reduce_shards, scatter_shards
@@ -143,17 +141,6 @@ def test_a_reduce_scatter_sends_the_bytes_of_its_formula_by_link(transport: Tran
     back = ELEMENTS // 8 * (2 if transport.gradient else 4) if last is None else last
     more = (2 * 3 * back, back) if transport.node_devices else (0, 7 * back)
     assert (whole[False], whole[True]) == (inside + more[0], between + more[1]), "an all-reduce gathers what it reduced"
-
-
-@pytest.mark.parametrize("name", ["scatter_gradient", "scatter_sequence", "scatter_context", "reduce_sum"])
-@pytest.mark.parametrize("dtype", ["int8", "float8_e4m3fn", "uint8"])
-def test_a_plain_sum_of_codes_is_refused(name: str, dtype: str):
-    arguments: dict[str, Any] = {"scatter_gradient": {"axes": SHARDS, "dim": 1}, "reduce_sum": {"axes": SHARDS}}
-    function = partial(getattr(collectives, name), **arguments.get(name, {}))
-    mesh = mesh_of(fsdp=2, context=2, tensor=2)
-    program = jax.shard_map(function, mesh=mesh, in_specs=P(AXES), out_specs=P(AXES))
-    with refused(name, jnp.dtype(dtype).name, "all-to-all", error=ValueError):
-        jax.eval_shape(program, jax.ShapeDtypeStruct((8, 16, 4), jnp.dtype(dtype)))
 
 
 @pytest.mark.parametrize("function", [scatter_shards, reduce_shards, gather_shards])
