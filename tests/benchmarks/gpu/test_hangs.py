@@ -87,9 +87,7 @@ def test_a_slow_compilation_is_no_hang(shown: bool, tmp_path: Path, monkeypatch:
     assert ("1024 x 16, causal, 128: HANG: not compiled in 3 s" in text) != shown
 
 
-def test_a_kernel_that_hangs_once_it_is_compiled_is_not_waited_for_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_kernel_that_hangs_once_it_is_compiled_is_not_waited_for_longer(tmp_path, monkeypatch):
     file = stub(tmp_path, monkeypatch, f"{COMPILING}; sleep 0.5; {BEGIN}; sleep 60")
     monkeypatch.setattr(run, "HANG", 1.0)
     run.watch(STEPS[0], 60, file)
@@ -114,9 +112,7 @@ def test_programs_that_steps_share_are_compiled_once(tmp_path: Path, monkeypatch
     assert [row["part"] for row in read(file)] == [str(tmp_path / "compiled")]
 
 
-def test_what_hung_while_it_was_timed_is_left_out_when_the_same_command_runs_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_what_hung_while_it_was_timed_is_left_out_when_the_same_command_runs_again(tmp_path, monkeypatch):
     case = Case("causal", 128, 64, 1, 1)
     what = "causal, 128 tokens, width 64"
     monkeypatch.setattr(attention, "DRY_TIMED", (case,))
