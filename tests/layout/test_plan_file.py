@@ -135,9 +135,7 @@ def test_every_number_of_a_plan_has_a_range(file: Path, value: int):
         ("parallel", {"microbatches": ...}),
     ],
 )
-def test_numbers_of_the_configuration_in_a_plan_have_their_ranges(
-    file: Path, section: str, mapping: dict[str, Any], value: int
-):
+def test_numbers_of_the_configuration_in_a_plan_have_their_ranges(file, section, mapping, value):
     config = json.loads(file.read_text())["config"]
     config[section] |= json.loads(json.dumps(mapping, default=lambda _: value))
     edit(file, config=config)
