@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +21,7 @@ from jaxpar.serving.updates import Updates
 from jaxpar.serving.worker import Worker
 from tests.generation.test_adapters import CAPACITY, SLOTS, Request, base_of, drawn_by, generator_of, placed
 from tests.goldens.loading import FOLDER
+from tests.serving.served import asked
 
 pytestmark = pytest.mark.long
 
@@ -55,18 +56,6 @@ def weights_in(folder: Path, change: Callable[[dict[str, np.ndarray]], dict[str,
     tensors = load_file(FOLDER / "llama/model.safetensors")
     save_file(change(tensors), folder / "model.safetensors")
     return folder
-
-
-def asked(server: Server, ask: Callable[[httpx.AsyncClient], Awaitable[None]], key: str = "key") -> None:
-    async def run() -> None:
-        headers = {"Authorization": f"Bearer {key}"}
-        transport = httpx.ASGITransport(app=server.app())
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://localhost", timeout=300, headers=headers
-        ) as client:
-            await ask(client)
-
-    asyncio.run(run())
 
 
 def loading(folder: Path | str, method: str = "reload_weights") -> dict[str, Any]:
