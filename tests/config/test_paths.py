@@ -21,17 +21,9 @@ WRITTEN = {"run.dir", "islands.folder", "memory.offload_dir"}
 STORED = {"run.init_from", "run.mirror", "loss.reference", "data.path", "data.heldout_path", "data.tokenizer"}
 """Keys that take the URL of an object store."""
 NO_PATHS = {
-    "run.name",
-    "run.profile",
-    "run.wandb",
-    "run.compile_cache",
-    "model.preset",
-    "model.keys_of",
-    "data.end_token",
-    "data.text_key",
-    "distributed.coordinator",
-    "rl.environment",
-}
+    "run.name", "run.profile", "run.wandb", "run.compile_cache", "model.preset", "model.keys_of", "data.end_token",
+    "data.text_key", "distributed.coordinator", "rl.environment",
+}  # fmt: skip
 """Other keys with text; JAX reads and writes its cache of programs at URLs itself."""
 CHECKED = ("run.dir", "run.compile_cache", "data.path", "data.heldout_path", "data.sources", "memory.offload_dir",
            "distributed.secret_file")  # fmt: skip
@@ -143,9 +135,7 @@ def test_a_url_to_read_is_refused_where_a_path_is_needed(key: str):
 @pytest.mark.parametrize(
     ("url", "hint"), [("gs://mine/runs", "docs/object-stores.md"), ("file:///runs", "the path '/runs'")]
 )
-def test_a_url_to_write_to_is_refused_and_no_folder_is_made(
-    key: str, url: str, hint: str, elsewhere: Path, capfd: pytest.CaptureFixture[str]
-):
+def test_a_url_to_write_to_is_refused_and_no_folder_is_made(key: str, url: str, hint: str, elsewhere: Path, capfd):
     status = train.main(["--set", f"{key}={url}"])
     refused_by_command(status, *capfd.readouterr(), f"{key}: '{url}' is a URL", hint)
     assert not list(elsewhere.iterdir())
@@ -186,9 +176,7 @@ INTO = ("--input", "*", "--out", "o", "--train-bpe", "260")
         (("--inspect", "file:///data/t"), ("'/data/t'",)),
     ],
 )
-def test_every_path_of_prepare_is_checked(
-    arguments: tuple[str, ...], parts: tuple[str, ...], elsewhere: Path, capfd: pytest.CaptureFixture[str]
-):
+def test_every_path_of_prepare_is_checked(arguments: tuple[str, ...], parts: tuple[str, ...], elsewhere: Path, capfd):
     (elsewhere / "a.txt").write_text("text")
     refused_by_command(prepare(arguments), *capfd.readouterr(), arguments[0], *parts)
     assert [path.name for path in elsewhere.iterdir()] == ["a.txt"]
