@@ -58,9 +58,7 @@ def served(model: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str],
 
 
 @pytest.mark.long
-def test_the_client_of_openai_is_answered_and_sigterm_ends_the_server(
-    served: tuple[subprocess.Popen[str], str], model: Path
-):
+def test_the_client_of_openai_is_answered_and_sigterm_ends_the_server(served, model):
     """Completions and chat, at once and as streams; an answer under way is finished before the end."""
     process, address = served
     with openai.OpenAI(base_url=address, api_key="sk-local", max_retries=0) as client:
