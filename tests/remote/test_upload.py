@@ -26,15 +26,6 @@ def names() -> set[str]:
     return set(store.listed(URL))
 
 
-def test_a_folder_is_uploaded_with_the_file_that_makes_it_whole_last(system: Any, folder: Path, monkeypatch):
-    sent = list[str]()
-    monkeypatch.setattr(upload, "upload_file", lambda file, url: (sent.append(url), store.upload_file(file, url)))
-    assert upload._upload(folder, URL, LAST) == (3, 40)
-    assert sorted(sent) == [f"{URL}/{name}" for name in ("a.safetensors", "config.json", "hf/b.safetensors")]
-    assert sent[-1] == f"{URL}/config.json"
-    assert names() == {"a.safetensors", "config.json", "hf/b.safetensors"}
-
-
 def test_an_interrupted_upload_sends_only_what_is_missing(system: Any, folder: Path, monkeypatch: pytest.MonkeyPatch):
     def broken(file: Path, url: str) -> None:
         if file.name == "b.safetensors":
