@@ -75,7 +75,6 @@ def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str]):
 
 
 def test_a_model_that_cannot_be_is_one_sentence(capsys: pytest.CaptureFixture[str]):
-    """Also what JAX is needed to check, as of layers and adapters."""
     settings = [part for key in ("rank=2", "targets=[quary]") for part in ("--set", f"lora.{key}")]
     refused_by_command(main([*settings, "--set", "run.init_from=hf"]), *capsys.readouterr(), "lora.targets", "quary")
 

@@ -114,7 +114,6 @@ def test_a_budget_has_a_row_for_each_number_of_gpus(folder: Path, capsys: pytest
 
 
 def test_every_time_of_a_budget_has_an_interval(folder: Path, capsys: pytest.CaptureFixture[str]):
-    """Of steps alone in the first table, and of the whole run in the second."""
     usual = ["budget", "--config", folder / "small.yaml", "--gpus", "4:8", "--tokens", "1e9", "--price", "2"]
     _, out, _ = run_plan(capsys, *usual, "--cluster", "h100:1x8", "--json")
     for one in json.loads(out)["costs"]:

@@ -106,7 +106,6 @@ def test_another_schedule_has_the_same_times(found: Any):
     ],
 )
 def test_a_mistake_gets_one_sentence(arguments: str, parts: tuple[str, ...], tmp_path, capfd):
-    """Arguments, or keys of `parallel`."""
     file = tmp_path / "config.yaml"
     file.write_text(DENSE)
     keys = [word for key in arguments.split() for word in ("--set", f"parallel.{key}")]

@@ -119,7 +119,6 @@ class Trained:
 
 
 def test_a_point_that_fails_does_not_stop_the_others_and_is_trained_by_the_next_sweep(tmp_path, monkeypatch, capsys):
-    """Also where it failed before anything was in its folder."""
     command, page = ["--set", f"run.dir={tmp_path}", "--set", RATES], str(tmp_path / "run-sweep.html")
     monkeypatch.setattr(sweep, "run_command", trained := Trained(1, 0))
     assert sweep.main(command) == 1

@@ -35,7 +35,6 @@ def files_of(checkpoint):
 
 
 def test_a_flipped_bit_in_any_file_is_found_and_the_checkpoint_before_is_used(folder, checkpointer, reports):
-    """And a file that is cut, longer than it was, or missing."""
     checkpoints = checkpointer(folder)
     files = files_of(folder / "00000002")
     assert len(files) >= 8

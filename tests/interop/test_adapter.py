@@ -110,7 +110,6 @@ def test_an_adapter_of_tensors_that_hold_matrices_by_head_or_others_too_makes_th
     [("mixtral", None), ("qwen3_moe", ("query", "down")), ("gpt_oss", ("query", "output"))],
 )
 def test_an_adapter_of_a_model_with_experts_makes_the_merged_tensors(name, targets, tmp_path):
-    """Each expert has factors of its own, and the router none."""
     check_exports(name, targets, tmp_path)
     names = json.loads((tmp_path / "peft/adapter_config.json").read_text())["target_modules"]
     assert not {"gate", "router"} & set(names)

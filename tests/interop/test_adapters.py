@@ -40,7 +40,6 @@ def assert_products(one: Adapter, other: Adapter) -> None:
 @pytest.mark.matrix(quick=("llama",), ci=2)
 @pytest.mark.parametrize("name", [*WITH_PEFT, "qwen3_5", "mixtral", "qwen3_moe"])
 def test_a_folder_in_pefts_format_has_the_factors_of_the_run_that_was_exported(name: str, tmp_path: Path):
-    """Whatever tensor the matrices are in; merged, they are the weights of the run."""
     base, lora = HFFolder(FOLDER / name), replace(LORA, targets=TARGETS.get(name, LORA.targets))
     if name == "qwen3_5":
         lora = replace(LORA, targets=("query", "value"))
@@ -203,7 +202,6 @@ def test_patterns_of_scales_are_regular_expressions_as_in_peft(exported: Path, t
 
 
 def test_keys_that_change_nothing_are_read_over(exported: Path, tmp_path: Path):
-    """PEFT 0.21 writes some of them; others are off."""
     keys: dict[str, Any] = {
         "init_lora_weights": "gaussian", "loftq_config": {}, "kasa_config": None, "use_bdlora": None,
         "revision": "main", "exclude_modules": ["lm_head"], "auto_mapping": {"base_model_class": "A"},

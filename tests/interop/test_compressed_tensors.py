@@ -96,7 +96,6 @@ def test_a_scale_is_the_least_power_of_two_by_which_a_matrix_fits_and_that_of_a_
 
 
 def test_a_run_with_fp8_matmuls_has_the_same_exceptions_in_its_export():
-    """First and last layers, and the parts that are exceptions, are left as they are and named."""
     config = small(model={"layers": 3, "embed": 64, "mlp": 128}, precision={"matmul": "fp8_delayed"})
     source: Any = SimpleNamespace(model=config.model, config=config)
     family = HFFolder(FOLDER / "llama").family

@@ -153,7 +153,6 @@ def test_a_router_that_needs_state_which_the_weights_lack_is_refused_by_its_key(
 
 
 def test_keys_that_no_block_of_a_layer_reads_are_no_difference():
-    """Heads of a layer without attention, and the width of one without a feed-forward."""
     _, model = model_of(golden("mamba2"))
     assert model.linear_attention is not None
     assert differences(replace(model, heads=2, head_dim=3, mlp=5, position="rope"), model) == []

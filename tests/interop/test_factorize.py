@@ -104,7 +104,6 @@ def test_random_factors_are_those_that_a_new_run_draws(tmp_path: Path):
 @pytest.mark.matrix(quick=(), ci=1)
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "phi3"])
 def test_the_merged_export_has_the_logits_of_the_factors(name: str, tmp_path: Path):
-    """The factors on two tensor ranks, the export of their products on one device."""
     factorize(FOLDER / name, tmp_path / "out", "--share", 0.5)
     assert main(["jaxpar-to-hf", str(tmp_path / "out"), str(tmp_path / "merged"), "--dtype", "float32"]) == 0
     assert tensors(tmp_path / "merged").keys() == tensors(FOLDER / name).keys()

@@ -19,7 +19,6 @@ def test_the_temperature_of_llama_4_may_be_a_number_as_published(stated: object,
 
 
 def test_a_window_that_is_off_may_be_0():
-    """As transformers 5 writes it for Qwen2-MoE."""
     off = {"use_sliding_window": False, "sliding_window": 0, "layer_types": ...}
     _, model = model_of(golden("qwen2_moe", **off))
     assert (model.window, model.kinds) == (None, {})
@@ -216,7 +215,6 @@ def test_gemma_3n_has_a_cap_of_logits():
     ids=["E4B", "E2B"],
 )
 def test_keys_of_gemma_3n_have_the_defaults_of_transformers(keys: dict[str, object], parameters: int):
-    """The number of parameters is that of its class."""
     stated = {
         "model_type": "gemma3n_text", "architectures": ["Gemma3nForCausalLM"], "vocab_size": 262400,
         "hidden_size": 2048, "num_attention_heads": 8, "num_key_value_heads": 2,

@@ -59,7 +59,6 @@ def test_a_stream_has_the_text_in_pieces(client: httpx.Client):
 
 
 def test_draws_without_a_seed_are_never_those_of_another_answer(server: Server):
-    """Each answer has a stream to itself, and each server a seed."""
     values = fields_of(b'{"model": "tiny", "prompt": ["a", "b"]}', COMPLETION)
     model = replace(server.model, _drawn=0)
     asked = [request for n in (1, 4, 1) for request, _ in model.completions(values | {"n": n})]
@@ -178,7 +177,6 @@ def test_a_client_that_is_gone_frees_its_slots_and_a_full_queue_refuses(client, 
 
 
 def test_a_request_that_takes_too_long_ends(server: Server):
-    """Over the application itself, with a time limit of its own."""
     short = replace(server, seconds=0.3)
     asked = {"model": "tiny", "prompt": "a", "max_tokens": LENGTH - 1}
     running = uvicorn.Server(uvicorn.Config(short.app(), port=0, log_level="warning", lifespan="off"))

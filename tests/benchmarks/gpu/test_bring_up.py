@@ -42,7 +42,6 @@ def test_it_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 
 def test_where_jax_does_not_start_the_sentence_has_its_reason(monkeypatch, capsys):
-    """As without a driver, where the user asks for `cuda`."""
     monkeypatch.setenv("JAX_PLATFORMS", "driverless")
     assert suite.main(["--bring-up"]) == 2
     printed = capsys.readouterr().err
@@ -51,7 +50,6 @@ def test_where_jax_does_not_start_the_sentence_has_its_reason(monkeypatch, capsy
 
 
 def test_a_kernel_that_the_gpu_cannot_run_is_refused_and_neither_launched_nor_wrong(monkeypatch: pytest.MonkeyPatch):
-    """As those for Hopper on an A100; here on a CPU."""
     monkeypatch.setattr(steps, "_processors", lambda journal: 2)
     climb, launch = (steps.step(f"attention/mosaic, {what}") for what in (RUNGS[2], "launches"))
     climbed = Journal(climb.name, 100)
@@ -113,7 +111,6 @@ def test_other_bits_in_one_of_many_launches_are_seen_but_where_they_may_vary(mon
 
 
 def test_one_case_of_each_sort_is_launched_and_once(monkeypatch: pytest.MonkeyPatch):
-    """Of each width, the last; not one that the GPU cannot run, and not again when the step goes on."""
     monkeypatch.setattr(steps, "LAUNCHES", 40)
     monkeypatch.setattr(steps, "_processors", lambda journal: 78)
     names = ["64 a", "64 b", "96 a", "128 a", "128 b"]

@@ -76,7 +76,6 @@ COMPILING = BEGIN.replace("begin", "compiling")
 
 @pytest.mark.parametrize("shown", [True, False])
 def test_a_slow_compilation_is_no_hang(shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Not where it is slow; it is one, and is named as such, where nothing is compiled for longer."""
     last = "" if shown else "; sleep 60"
     file = stub(tmp_path, monkeypatch, f"{COMPILING}; sleep 1.7; {COMPILING}{last}")
     monkeypatch.setattr(run, "HANG", 1.2)

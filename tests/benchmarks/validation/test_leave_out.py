@@ -47,7 +47,6 @@ def test_runs_of_a_system_are_pairs_and_of_another_gpu_are_not():
 
 
 def test_systems_whose_runs_share_their_error_are_known_by_one_of_them():
-    """And those whose runs differ as much as systems do are not."""
     shared = [run(name, sign * 0.3 + each) for name, sign in (("a", 1), ("b", -1)) for each in (-0.01, 0.01)]
     apart = [run(name, each) for name in ("a", "b") for each in (-0.3, 0.3, 0.31)]
     one, other = spread_of(by_source(shared)), spread_of(by_source(apart))

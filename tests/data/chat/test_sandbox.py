@@ -109,7 +109,6 @@ def test_a_conversation_that_is_too_long_to_send_is_refused_and_the_next_is_rend
 
 
 def test_a_process_that_ended_fails_one_conversation_at_most(monkeypatch):
-    """The next one has a new process."""
     monkeypatch.setattr("jaxpar.data.chat.renderer.SECONDS", 0.3)
     loops = (
         "{% if messages | length == 1 %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

@@ -241,7 +241,6 @@ def test_what_is_left_out_is_counted_and_named(tmp_path):
 
 
 def test_broken_documents_stop_at_the_limit_and_a_higher_one_goes_on(tmp_path):
-    """They are named in their order, also when the same command is given again."""
     source = write_jsonl(tmp_path / "a.jsonl", texts(100))
     source.write_text("oops\n" + source.read_text() + "oops\n" * 2)
     for _ in range(2):

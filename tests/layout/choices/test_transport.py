@@ -76,7 +76,6 @@ ROUTED = {"experts": ExpertsConfig(count=8, per_token=2)}
     ],
 )  # fmt: skip
 def test_a_secondary_shard_of_an_expert_is_among_the_neighbours_that_share_it(own, sizes, ranks):
-    """Counted from the places of the neighbours on (fsdp, expert, context)."""
     places = [np.unravel_index(rank, sizes) for rank in range(own)]
     assert sum(place[1] == 0 for place in places) == ranks
     axes: dict[str, int] = dict(zip(("fsdp", "expert", "context"), sizes, strict=True))

@@ -125,7 +125,6 @@ def test_a_step_larger_than_a_gpu_names_what_it_takes_and_the_nearest_that_fits(
 
 
 def test_virtual_devices_share_the_machines_memory(monkeypatch: pytest.MonkeyPatch):
-    """What would fit one of them does not fit all: refused before anything is allocated."""
     step = wide_step(memory={"remat": "none"})
     needed = round(1.1 * estimate_of(step).device)
     in_memory(monkeypatch, 4 * needed, 4)

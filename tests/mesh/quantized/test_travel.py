@@ -153,7 +153,6 @@ def test_a_value_that_all_ranks_hold_alike_is_refused(function: Any):
 
 
 def test_quantised_programs_send_nothing_but_codes():
-    """No message in another type: an all-gather of float32 scales, or of what was decoded too early."""
     transport = Transport(weight="int8", gradient="int4", node_devices=NODE)
     program = on_ranks(
         lambda x: scatter_shards(gather_shards(x, SHARDS, 1, transport), SHARDS, 1, transport), P(SHARDS)
