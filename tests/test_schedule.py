@@ -47,12 +47,6 @@ def test_json_has_the_numbers_of_1f1b(capfd: pytest.CaptureFixture[str]):
     assert (found["peak_in_flight"], found["transfers"]) == ([4, 3, 2, 1], 48)
 
 
-def test_interleaved_has_half_the_bubble_with_two_chunks(capfd: pytest.CaptureFixture[str]):
-    found = numbers(capfd, "--name", "interleaved", "--virtual", "2", *SIZES)
-    assert (found["makespan"], found["ideal"], found["bubble_fraction"]) == (28.5, 24, 3 / 16)
-    assert found["peak_in_flight"] == [11, 9, 7, 5]
-
-
 def test_times_are_those_of_the_command_line(capfd: pytest.CaptureFixture[str]):
     work = {
         "forward": "2", "backward": "3", "weight": "1", "head": "0.5", "transfer": "0.05", "stage-times": "1,1,1.2,1",

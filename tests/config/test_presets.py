@@ -6,7 +6,6 @@ from dataclasses import replace
 import pytest
 
 from jaxpar.config import Config, DataConfig, LossConfig, ModelConfig
-from jaxpar.config.kinds import kind_model, layer_kinds
 from jaxpar.config.presets import PRESETS
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layers.counting import matmul_parameters, parameter_count
@@ -95,19 +94,6 @@ def test_each_kind_of_layer_is_counted_as_often_as_it_comes():
     attention_and_norms = 4 * 8 * 8 + 2 * 8
     layers = 5 * attention_and_norms + 3 * (3 * 8 * 12) + 2 * (2 * 8 * 4)
     assert parameter_count(model, False) == 2 * 16 * 8 + layers + 8
-
-
-LOCAL_TO_GLOBAL = {"gemma2-2b": 1, "gemma3-1b": 5, "gemma3-4b": 5}
-
-
-@pytest.mark.parametrize("name", LOCAL_TO_GLOBAL)
-def test_gemma_has_so_many_local_layers_before_each_global_one(name: str):
-    model, before = PRESETS[name], LOCAL_TO_GLOBAL[name]
-    wanted = ["local" if (layer + 1) % (before + 1) else "global" for layer in range(model.layers)]
-    assert list(layer_kinds(model)) == wanted
-    assert kind_model(model, "local").window and kind_model(model, "global").window is None
-    assert kind_model(model, "global").rope.base == (1e4 if name == "gemma2-2b" else 1e6)
-    assert kind_model(model, "local").rope.base == 1e4
 
 
 def test_without_a_vocabulary_there_is_no_count():

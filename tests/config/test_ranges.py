@@ -45,25 +45,11 @@ def test_every_number_has_a_range_with_a_largest_value():
 
 @refusals(r"""
     run.steps=0 => run.steps: | at least 1 | got 0
-    run.seed=-1 => run.seed: | from 0 to 2^32 - 1 | got -1
-    model.embed=-8 => model.embed: | at least 1 | got -8
-    model.kv_heads=0 => model.kv_heads: | at least 1 | got 0
-    model.window=0 => model.window: | at least 1 | got 0
     model.dropout=1 => model.dropout: | from 0 to below 1 | got 1.0
-    model.norm_epsilon=0 => model.norm_epsilon: | above 0 | got 0.0
-    parallel.microbatches=0 => parallel.microbatches: | at least 1 | got 0
     run.steps=2147483648 => run.steps: | at most 2^31 - 1 | got 2147483648
     run.steps=1000000000000000000000000000000 => run.steps: | at most 64 bits | got 1000000000000000000000000000000
-    model.embed=1000000000000000000 => model.embed: | at most 2^24 | got 1000000000000000000
-    data.prefetch=1000000000000000000 => data.prefetch: | at most 1024 | got 1000000000000000000
     model.z_loss=1e300 => model.z_loss: | at most 1e+30 | got 1e+300
     parallel.tensor=0 => parallel.tensor: | at least 1, or -1 for what remains | got 0
-    optimizer.decay_fraction=1.5 => optimizer.decay_fraction: | from 0 to 1 | got 1.5
-    optimizer.warmup_steps=-1 => optimizer.warmup_steps: | at least 0 | got -1
-    data.batch_size=0 => data.batch_size: | at least 1 | got 0
-    evaluation.every=-1 => evaluation.every: | at least 0 | got -1
-    checkpoint.keep_last=0 => checkpoint.keep_last: | at least 1 | got 0
-    checkpoint.every_minutes=-1 => checkpoint.every_minutes: | at least 0 | got -1.0
     memory.remat=ful => memory.remat: | none, full, selective, gemm_last, auto, a mapping or a list | got 'ful' | full?
     model.kinds.local.window=128 => model.kinds.local.window: no such key | model.kinds={local: {window: ...}}
     memory.remat.query=save => memory.remat.query: no such key | memory.remat={query: ...}

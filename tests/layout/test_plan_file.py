@@ -177,13 +177,6 @@ def test_text_that_is_not_a_plan_is_one_sentence(tmp_path: Path, text: str, part
         read(tmp_path / "plan.json")
 
 
-def test_a_file_with_a_version_has_all_that_is_decided(file: Path):
-    plan = json.loads(file.read_text())["plan"]
-    edit(file, plan={key: value for key, value in plan.items() if key != "mlp_tiles"})
-    with refused(str(file), "plan", "mlp_tiles is missing"):
-        read(file)
-
-
 def test_a_new_field_of_a_plan_raises_the_version():
     """Files of before lack it; the version tells. The number of fields, by version."""
     assert {20: 38}.get(PLAN_VERSION) == len(fields(Plan))

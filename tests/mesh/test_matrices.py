@@ -93,11 +93,3 @@ def test_the_program_moves_the_bytes_of_the_formula(name, mesh):
     shapes = [tuple(map(int, operand.split("x"))) for operand in operands]
     sent = matrix_exchange_bytes(shape, layout, SIZES, itemsize=4)
     assert [(ranks - 1) * prod(rest) * 4 for ranks, *rest in shapes] == ([sent, sent] if sent else [])
-
-
-def test_a_value_that_does_not_vary_over_its_group_is_refused(mesh):
-    exchange = jax.shard_map(
-        lambda x: gather_matrices(x, P(None, "fsdp")), mesh=mesh, in_specs=P(), out_specs=P("fsdp")
-    )
-    with pytest.raises(AssertionError, match="varies over \\[\\], expected \\['fsdp'\\]"):
-        jax.eval_shape(exchange, jnp.ones((4, 8)))

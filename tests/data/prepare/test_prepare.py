@@ -20,7 +20,6 @@ from jaxpar.data.prepare.job import WORK
 from jaxpar.data.prepare.output import pieces, tokenize
 from jaxpar.data.prepare.run import TOKENIZER
 from jaxpar.data.tokens.text_codec import TextCodec
-from jaxpar.data.tokens.token_folder import open_token_folder
 from tests.data.folders import END, contents, decoded, options, prepared, quiet, texts, write_jsonl, write_tokenizer
 from tests.full_disk import full_disk
 from tests.processes import ROOT, run_python
@@ -313,14 +312,6 @@ def test_a_worker_that_is_killed_is_reported_as_killed(tmp_path):
     assert done.stderr.startswith(
         "jaxpar: a worker process was ended by SIGKILL, as when memory runs out; the same comm"
     )
-
-
-def test_the_record_states_what_was_prepared(tmp_path):
-    folder = prepared(tmp_path / "out", texts(20))
-    record = json.loads((folder.path / "prepare.json").read_text())
-    assert record["options"]["heldout_fraction"] == 0.2
-    assert [file["path"] for file in record["inputs"]] == [str(tmp_path / "out-input.jsonl")]
-    assert open_token_folder(folder.path, key="x").identity == folder.identity
 
 
 def test_a_key_that_the_first_record_does_not_have_is_refused_before_anything_is_written(tmp_path):

@@ -163,11 +163,3 @@ def test_quantised_programs_send_nothing_but_codes():
         if equation.primitive.name in ("all_gather", "all_to_all", "reduce_scatter", "psum_invariant")
     ]
     assert moves == ["uint8"] * 3
-
-
-@pytest.mark.parametrize(("name", "reduce"), [("scatter_gradient", scatter_shards), ("reduce_sum", reduce_shards)])
-def test_a_sum_in_8_bits_is_refused(name: str, reduce: Any):
-    dim = (1,) if reduce is scatter_shards else ()
-    function = on_ranks(lambda x: reduce(x, SHARDS, *dim, Transport()), P(SHARDS))
-    with refused(f"{name} of int8", "computed in this type", "float32", error=ValueError):
-        jax.eval_shape(function, jax.ShapeDtypeStruct((RANKS, *SHAPE), jnp.int8))
