@@ -4,6 +4,8 @@ import pytest
 
 from jaxpar.config import load_config
 from jaxpar.config.checks.run import profile_steps
+from jaxpar.config.kinds import kind_model
+from jaxpar.layers.declared import declare_layer
 from jaxpar.layout.checks.validate import validate
 from jaxpar.layout.make_plan import resolve_config
 from tests.sentences import refusals, refused
@@ -13,6 +15,9 @@ TAUGHT = "loss.name=distill | loss.reference=a"
 DPO = "loss.name=dpo | run.init_from=a | data.source=tokens | data.path=a"
 LORA = "lora.rank=8 | run.init_from=a"
 SIX = "model.layers=6 | parallel.pipe=2"
+PATTERN = "model.pattern={prefix: [a], unit: [b]}"
+KINDS = "model.kinds={a: {}, b: {keys_of: a}}"
+LATENT = "model.kv_heads=null | model.latent_attention={kv_rank: 16}"
 
 
 @refusals(
@@ -142,12 +147,40 @@ SIX = "model.layers=6 | parallel.pipe=2"
         less than distributed.processes (2) | got 2
     distributed.secret_file='' => distributed.secret_file: | path of a file with the job's secret | got an empty text
     distributed.coordinator=localhost => distributed.coordinator: | host:port | got 'localhost'
+    model.keys_of=a => model.keys_of: 'a' | all layers | in a kind
+    PATTERN | model.kinds={a: {}, b: {keys_of: c}} => model.kinds.b.keys_of: 'c' | not declared | a, b
+    PATTERN | model.kinds={a: {}, b: {keys_of: b}} => model.kinds.b.keys_of | no keys and values | a kind that does
+    PATTERN | model.kinds={a: {mixer: retention}, b: {keys_of: a}} => model.kinds.b.keys_of | no keys and values
+    PATTERN | model.kinds={a: {}, b: {keys_of: a, mixer: retention}} => model.kinds.b.keys_of: a | another mixer | null
+    PATTERN | model.kinds={a: {window: 4}, b: {keys_of: a}} => model.kinds.b.window: None | 4 in | the same
+    PATTERN | model.kinds={a: {}, b: {keys_of: a, kv_heads: 2}} => model.kinds.b.kv_heads: 2 | 8 in | the same
+    PATTERN | model.kinds={a: {}, b: {keys_of: a, head_dim: 4}} => model.kinds.b.head_dim: 4 | the same
+    KINDS | model.pattern={unit: [b, a]} => model.kinds.b.keys_of | no layer of kind a is before | expected one
+    PATTERN | model.kinds={a: {}, b: {keys_of: a, qk_norm: projection}} => model.kinds.b.qk_norm: projection | keys
+    PATTERN | model.kinds={a: {kv_heads: 3}, b: {}} => model.heads: 8 | model.kinds.a.kv_heads (3)
+    model.per_layer_embeddings={width: 6} | parallel.tensor=4 => model.per_layer_embeddings.width: 6 | (4) | 4 or 8
+    model.per_layer_embeddings={width: 0} => model.per_layer_embeddings.width: | at least 1
+    model.latent_attention={query_rank: 8} => model.latent_attention | kv_rank
+    model.latent_attention={kv_rank: 8, rope_dims: 8} => model.latent_attention | 'rope_dims' | rope_dim?
+    model.kv_lora_rank=512 => model.kv_lora_rank | latent_attention
+    model.latent_attention={kv_rank: 0} => model.latent_attention.kv_rank | at least 1 | 0
+    model.latent_attention={kv_rank: 8, query_rank: 1000000000000} => model.latent_attention.query_rank | at most
+    model.latent_attention={kv_rank: 8, rope_dim: 7} => model.latent_attention.rope_dim | even | 7
+    model.kv_heads=2 | model.latent_attention={kv_rank: 8} => model.kv_heads | 2 | model.latent_attention | null
+    LATENT | model.head_dim=64 => model.head_dim | 64 | model.latent_attention | null
+    LATENT | model.qk_norm=true => model.qk_norm | true | model.latent_attention | false
+    LATENT | model.attention_bias=qkv => model.attention_bias | qkv | model.latent_attention | false
+    LATENT | model.low_rank={output: 4} => model.low_rank.output | model.latent_attention
+    LATENT | lora.rank=4 | run.init_from=a => lora.rank: 4 | model.latent_attention | null
 """,
     DPO=DPO,
     MASKED=MASKED,
     TAUGHT=TAUGHT,
     LORA=LORA,
     SIX=SIX,
+    PATTERN=PATTERN,
+    KINDS=KINDS,
+    LATENT=LATENT,
 )
 def test_keys_that_do_not_fit_together_are_one_sentence(overrides, parts):
     with refused(*parts):
@@ -204,3 +237,12 @@ def test_the_known_axes_are_checked_beside_a_free_one():
 def test_the_steps_of_a_profile_are_read():
     assert profile_steps("10:15") == (10, 15)
     assert profile_steps("3:3") == (3, 3)
+
+
+def test_layers_that_share_keys_need_no_projection_of_values_where_no_layer_has_one():
+    parts = []
+    for as_values in ("true", "false"):
+        config = load_config(None, [PATTERN, KINDS, f"model.keys_as_values={as_values}"])
+        validate(config)
+        parts.append(declare_layer(kind_model(config.model, "b")).parts)
+    assert parts[0] == parts[1]
