@@ -1,4 +1,4 @@
-"""Latent attention: what is refused in one sentence, and numbers of weights and FLOPs from the paper's formulas."""
+"""Latent attention: numbers of weights and FLOPs from the paper's formulas."""
 
 import pytest
 
