@@ -1,7 +1,5 @@
 """`python -m jaxpar.serve`, asked by the client of OpenAI; and what it refuses before it listens."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil

@@ -1,7 +1,5 @@
 """The runs that islands are compared with have the settings that were asked for."""
 
-from __future__ import annotations
-
 from benchmarks.islands import QUARTER, settings_of
 
 

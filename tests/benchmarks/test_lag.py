@@ -1,7 +1,5 @@
 """Data of the study of lags."""
 
-from __future__ import annotations
-
 from benchmarks.lag import reversed_words
 
 

@@ -1,7 +1,5 @@
 """Adapters are read as they were trained, from a folder in PEFT's format and from a run, and only for their model."""
 
-from __future__ import annotations
-
 import json
 import shutil
 from collections.abc import Callable, Mapping

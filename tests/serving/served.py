@@ -1,7 +1,5 @@
 """A small served model: its sizes, its texts, and requests to it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

@@ -1,7 +1,5 @@
 """Clients load, replace and unload adapters while the server draws answers; what has begun ends as it began."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import threading

@@ -1,7 +1,5 @@
 """Clients get answers, streams and refusals over HTTP, and free their slots when they go away."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import threading

@@ -1,7 +1,5 @@
 """A trainer puts new weights in place of a server's while its clients wait, and asks what only it needs to know."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Iterator
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The worker of a server ends, fails and cancels calls."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 
