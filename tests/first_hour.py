@@ -1,13 +1,13 @@
 """Types what the README and the pages say, from top to bottom, in a fresh clone, and compares what they say is printed.
 
-    python tests/first_hour.py                      # every page that has marked blocks
-    python tests/first_hour.py README.md --full     # as a newcomer: a new environment, and runs of full length
+    python tests/first_hour.py              # every page that has marked blocks
+    python tests/first_hour.py README.md
 
 A page marks what can be run with a comment, which readers do not see:
 
     <!-- run -->            the next block, or the commands in the next table, run in order; in a block with lines that
                             begin with "$ " these are the commands, and the others what they print
-    <!-- run: --set a.b=1 -->   the same, each training command with these arguments besides, unless --full
+    <!-- run: --set a.b=1 -->   the same, each training command with these arguments besides
     <!-- refused: ... -->   the same for commands that end with exit code 2
     <!-- prints -->         the next block is what the last command printed
     <!-- given: ... -->     a command that readers do not see, for what the page takes as there
@@ -49,13 +49,12 @@ class Step:
     printed: str | None = None
 
 
-def steps(name: str, text: str, *, full: bool = False) -> Iterator[Step]:
+def steps(name: str, text: str) -> Iterator[Step]:
     """The marked commands of a page, in order.
 
     Args:
         name: of the page, for messages.
         text: its Markdown.
-        full: without the arguments that shorten runs.
 
     Raises:
         ValueError: a mark has no block, or a block has no command before it.
@@ -85,7 +84,7 @@ def steps(name: str, text: str, *, full: bool = False) -> Iterator[Step]:
                 for command, printed in _commands(re.sub(r"\\\n\s*", "", token.content)):
                     if waiting is not None:
                         yield waiting
-                    waiting = replace(_step(place, command, mark, full), printed=printed)
+                    waiting = replace(_step(place, command, mark), printed=printed)
             mark = None
         elif mark and token.type == "table_open":
             cells = []
@@ -99,7 +98,7 @@ def steps(name: str, text: str, *, full: bool = False) -> Iterator[Step]:
                 yield waiting
                 waiting = None
             for command in (line for cell in cells for line in cell.splitlines() if " " in line):
-                yield _step(place, command, mark, full)
+                yield _step(place, command, mark)
             cells = mark = None
     if mark:
         raise ValueError(f"{name}: {mark[0]} has no block")
@@ -118,13 +117,13 @@ def _commands(block: str) -> Iterator[tuple[str, str | None]]:
         yield lines[start], "\n".join(lines[start + 1 : end]) or None
 
 
-def _step(place: str, line: str, mark: re.Match[str], full: bool) -> Step:
-    return Step(place, _command(line, mark[2], full), 2 if mark[1] == "refused" else 0)
+def _step(place: str, line: str, mark: re.Match[str]) -> Step:
+    return Step(place, _command(line, mark[2]), 2 if mark[1] == "refused" else 0)
 
 
-def _command(line: str, arguments: str | None, full: bool) -> str:
+def _command(line: str, arguments: str | None) -> str:
     line = re.sub(r"\s+#\s.*", "", line.strip().removeprefix("$ "))
-    if full or not arguments or not any(name in line for name in TRAINS):
+    if not arguments or not any(name in line for name in TRAINS):
         return line
     if not line.startswith("make "):
         return f"{line} {arguments}"
@@ -139,20 +138,9 @@ def missing(expected: str, printed: str) -> str | None:
         wanted = words(part)
         found = next((at for at in range(place, len(output) + 1) if output[at : at + len(wanted)] == wanted), None)
         if found is None:
-            return _from_the_first_difference(wanted, output, place)
+            return " ".join(wanted)
         place = found + len(wanted)
     return None
-
-
-def _from_the_first_difference(wanted: list[str], output: list[str], place: int) -> str:
-    """Some words of `wanted`, from where the longest beginning of it that was printed ends."""
-    longest = 0
-    for at in range(place, len(output)):
-        same = 0
-        while same < len(wanted) and output[at + same : at + same + 1] == wanted[same : same + 1]:
-            same += 1
-        longest = max(longest, same)
-    return " ".join(wanted[longest : longest + 12])
 
 
 def words(text: str) -> list[str]:
@@ -160,29 +148,28 @@ def words(text: str) -> list[str]:
     return [word for word in NUMBER.sub(" ", DRAWN.sub(" ", text)).split() if re.search(r"\w", word)]
 
 
-def clone(folder: Path, *, install: bool) -> Path:
-    """A fresh clone of what is committed; unless `install`, the environment of the tests serves as its `.venv`."""
+def clone(folder: Path) -> Path:
+    """A fresh clone of what is committed; the environment of the tests serves as its `.venv`."""
     place = folder / "jaxpar"
     subprocess.run(["git", "clone", "--quiet", str(ROOT), str(place)], check=True)
-    if not install:
-        venv = place / ".venv"
-        venv.mkdir()
-        for part in ("bin", "lib"):
-            (venv / part).symlink_to(ENVIRONMENT / part)
-        shutil.copy(ENVIRONMENT / "pyvenv.cfg", venv)
-        sum_of = ["bash", "-c", "cat pyproject.toml constraints.txt | cksum"]  # as in launch/setup.sh
-        requirements = subprocess.run(sum_of, cwd=place, capture_output=True, text=True, check=True).stdout
-        (venv / "installed").write_text(f"{place}\n[data] {requirements}")
+    venv = place / ".venv"
+    venv.mkdir()
+    for part in ("bin", "lib"):
+        (venv / part).symlink_to(ENVIRONMENT / part)
+    shutil.copy(ENVIRONMENT / "pyvenv.cfg", venv)
+    sum_of = ["bash", "-c", "cat pyproject.toml constraints.txt | cksum"]  # as in launch/setup.sh
+    requirements = subprocess.run(sum_of, cwd=place, capture_output=True, text=True, check=True).stdout
+    (venv / "installed").write_text(f"{place}\n[data] {requirements}")
     return place
 
 
-def walk(page: str, place: Path, *, full: bool = False) -> list[str]:
+def walk(page: str, place: Path) -> list[str]:
     """Run the steps of a page in a clone, and return what was wrong, each in one paragraph."""
     wrong = []
     environment = {key: value for key, value in os.environ.items() if not key.startswith(("JAX_", "XLA_"))}
     environment |= {"PATH": f"{place / '.venv/bin'}{os.pathsep}{os.environ['PATH']}", "PYTHONPATH": str(place)}
     environment |= {key: os.environ[key] for key in ("JAX_COMPILATION_CACHE_DIR",) if key in os.environ}
-    for step in steps(page, (place / page).read_text(), full=full):
+    for step in steps(page, (place / page).read_text()):
         print(f"{step.place}: {step.command}", flush=True)
         try:
             done = subprocess.run(
@@ -215,12 +202,11 @@ def pages() -> list[str]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("pages", nargs="*", help="pages of the repository (default: all that have marked blocks)")
-    parser.add_argument("--full", action="store_true", help="a new environment, and runs of full length")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
-        place = clone(Path(folder), install=arguments.full)
+        place = clone(Path(folder))
         asked = arguments.pages or pages()
-        wrong = [problem for page in asked for problem in walk(page, clean(place), full=arguments.full)]
+        wrong = [problem for page in asked for problem in walk(page, clean(place))]
     print("\n\n".join(wrong) or "Every command worked and printed what its page says.")
     return bool(wrong)
 

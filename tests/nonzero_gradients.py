@@ -14,58 +14,24 @@ from tests.given_weights import state_with
 from tests.short_documents import into_documents
 from tests.small_run import SmallRun
 
-FAMILIES: dict[str, dict[str, Any]] = {
+FAMILIES = {
     "llama": {"z_loss": 1e-3},
-    "gpt2": {
-        "norm": "layernorm",
-        "position": "learned",
-        "activation": "gelu",
-        "attention_bias": True,
-        "mlp_bias": True,
-        "max_positions": 64,
-    },
+    "gpt2": {"norm": "layernorm", "position": "learned", "activation": "gelu", "attention_bias": True, "mlp_bias": True,
+     "max_positions": 64},
     "qwen3": {"qk_norm": True, "attention_gate": True, "rope": RopeConfig(base=1e6), "head_dim": 8},
-    "mistral": {
-        "window": 11,
-        "activation": "relu2",
-        "logit_softcap": 5.0,
-        "attention_softcap": 3.0,
-        "norm_placement": "stream",
-        "residual": ResidualConfig(1.5, 0.75, 2.0, 1.25),
-    },
+    "mistral": {"window": 11, "activation": "relu2", "logit_softcap": 5.0, "attention_softcap": 3.0,
+     "norm_placement": "stream", "residual": ResidualConfig(1.5, 0.75, 2.0, 1.25)},
     "qwen2": {"attention_bias": "qkv", "rope": RopeConfig(base=1e6, partial=0.5)},
-    "cohere": {
-        "norm": "unbiased_layernorm",
-        "norm_placement": "parallel",
-        "qk_norm": "layernorm",
-        "logit_divisor": 0.5,
-        "attention_temperature": AttentionTemperature(3, 0.5),
-    },
-    "olmo": {
-        "norm": "weightless_layernorm",
-        "norm_placement": "parallel_norms",
-        "qkv_clip": 0.5,
-        "activation": "xielu",
-    },
-    "gemma3n": {
-        "altup": AltUpConfig(3, 1),
-        "laurel_rank": 8,
-        "norm_placement": "sandwich",
-        "activation": "geglu",
-        "activation_sparsity": 0.6,
-    },
+    "cohere": {"norm": "unbiased_layernorm", "norm_placement": "parallel", "qk_norm": "layernorm", "logit_divisor": 0.5,
+     "attention_temperature": AttentionTemperature(3, 0.5)},
+    "olmo": {"norm": "weightless_layernorm", "norm_placement": "parallel_norms", "qkv_clip": 0.5,
+     "activation": "xielu"},
+    "gemma3n": {"altup": AltUpConfig(3, 1), "laurel_rank": 8, "norm_placement": "sandwich", "activation": "geglu",
+     "activation_sparsity": 0.6},
     "olmo2": {"norm_placement": "post", "qk_norm": "projection"},
-    "gemma": {
-        "norm": "zero_centered_rmsnorm",
-        "norm_placement": "sandwich",
-        "activation": "geglu",
-        "embedding_scale": True,
-        "attention_scale": 0.3,
-        "attention_softcap": 3.0,
-        "logit_softcap": 5.0,
-        "qk_norm": True,
-    },
-}
+    "gemma": {"norm": "zero_centered_rmsnorm", "norm_placement": "sandwich", "activation": "geglu",
+     "embedding_scale": True, "attention_scale": 0.3, "attention_softcap": 3.0, "logit_softcap": 5.0, "qk_norm": True},
+}  # fmt: skip
 
 LOCAL_AND_GLOBAL = {"local": {"window": 7, "rope": {"base": 100.0}}, "global": {"attention_softcap": None}}
 """The kinds of layers that the family `gemma` has in the matrices."""

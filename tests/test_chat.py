@@ -58,9 +58,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, lines: str, *arguments: object) -> in
     return main(["--chat", *map(str, arguments)])
 
 
-def test_each_line_is_answered_up_to_the_end_of_the_turn(
-    model: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_each_line_is_answered_up_to_the_end_of_the_turn(model: Path, monkeypatch, capfd):
     assert asked(monkeypatch, "hi\n\n  \nand now?\n", "--model", model, "--tokens", 9, "--system", "be brief.") == 0
     assert capfd.readouterr().out == "ok.\nok.\n"
     assert asked(monkeypatch, "hi\nhi\n", "--model", model, "--tokens", 2, "--json") == 0
@@ -125,9 +123,7 @@ def test_an_answer_that_spells_a_special_token_is_not_a_part_of_the_conversation
     encoder.close()
 
 
-def test_a_model_without_a_template_is_refused_with_the_way_out(
-    model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_without_a_template_is_refused_with_the_way_out(model: Path, tmp_path, monkeypatch, capfd):
     folder = tmp_path / "model"
     shutil.copytree(model, folder)
     (folder / "tokenizer_config.json").unlink()
@@ -140,9 +136,7 @@ def test_a_model_without_a_template_is_refused_with_the_way_out(
 
 
 @pytest.mark.long
-def test_a_base_model_is_tuned_on_conversations_and_answers(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_base_model_is_tuned_on_conversations_and_answers(tmp_path, monkeypatch, capfd):
     base = copy_of("smollm2", tmp_path / "base")
     shutil.copy(FOLDER / "tokenizer.json", base)
     given = {"tokenizer": base / "tokenizer.json", "chat_template": "chatml"}

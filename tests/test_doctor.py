@@ -24,9 +24,7 @@ def report(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, di
 
 
 @pytest.mark.long
-def test_a_machine_that_is_well_is_code_0_and_one_that_is_not_is_code_1(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path
-):
+def test_a_machine_that_is_well_is_code_0_and_one_that_is_not_is_code_1(capsys, tmp_path):
     code, printed = report(capsys, "--set", f"run.dir={tmp_path}")
     found = {finding["check"]: finding for finding in printed["findings"]}
     assert [check for check in found if check != "plugin"] == CHECKS
@@ -39,9 +37,7 @@ def test_a_machine_that_is_well_is_code_0_and_one_that_is_not_is_code_1(
     assert all(found[check]["mend"] for check in ("run.dir", "layout"))
 
 
-def test_what_native_code_prints_is_not_among_the_json(
-    capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_what_native_code_prints_is_not_among_the_json(capfd, monkeypatch):
     def counting_connections(config: object) -> tuple[list[Finding], bool]:
         os.write(1, b"[Gloo] Rank 1 is connected to 1")
         return [Finding("python", "ok", "3.12")], True
@@ -79,7 +75,6 @@ def test_a_mistake_is_one_sentence(capsys: pytest.CaptureFixture[str]):
 
 
 def test_a_model_that_cannot_be_is_one_sentence(capsys: pytest.CaptureFixture[str]):
-    """Also what JAX is needed to check, as of layers and adapters."""
     settings = [part for key in ("rank=2", "targets=[quary]") for part in ("--set", f"lora.{key}")]
     refused_by_command(main([*settings, "--set", "run.init_from=hf"]), *capsys.readouterr(), "lora.targets", "quary")
 

@@ -33,9 +33,7 @@ MODEL = ["--model", str(GOLDENS / "llama")]
 
 
 @pytest.mark.long
-def test_results_of_a_run_are_printed_written_and_in_its_report(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_results_of_a_run_are_printed_written_and_in_its_report(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     data = {"source": "stdlib", "batch_size": 8, "sequence_length": 32}
     config = run_config(tmp_path, 3, model={"vocab": None, "vocab_multiple": 16}, data=data, parallel={"fsdp": 8})
     Trainer(config).fit(())
@@ -88,9 +86,7 @@ def fake_tasks(monkeypatch: pytest.MonkeyPatch) -> Outcome:
 FAKED = ["--tasks", str(CHOICE), "--tokenizer", str(TOKENIZER), "--json"]
 
 
-def test_results_of_factors_are_in_their_run_and_null_where_they_are_not_finite(
-    tmp_path: Path, fake_tasks: Outcome, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_results_of_factors_are_in_their_run_and_null_where_they_are_not_finite(tmp_path, fake_tasks: Outcome, capfd):
     save_factors(GOLDENS / "llama", tmp_path / "run")
     (tmp_path / "run/config.yaml").write_text("")
     out = tmp_path / "results.json"
@@ -104,9 +100,7 @@ def test_results_of_factors_are_in_their_run_and_null_where_they_are_not_finite(
     assert written == printed | {"details": {"choice": [{"acc": None, "of": [None]}]}}
 
 
-def test_a_task_of_a_file_and_one_of_the_harness_may_have_one_name(
-    fake_tasks: Outcome, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_task_of_a_file_and_one_of_the_harness_may_have_one_name(fake_tasks: Outcome, capfd, monkeypatch):
     theirs = {name: Outcome(name, 2, {"acc": Metric(0.5, None)}) for name in ("choice", "other")}
     monkeypatch.setattr(evaluate, "_harness", lambda names, folder: SimpleNamespace(run=lambda model: theirs))
     assert main([*MODEL, *FAKED, "--tasks", str(CHOICE), "choice", "other"]) == 0
@@ -147,9 +141,7 @@ def test_a_tokenizer_without_a_beginning_is_refused_before_tasks_are_run_for_min
          ("--length 65", "at most 64")),
     ],
 )  # fmt: skip
-def test_mistakes_are_one_sentence(
-    arguments: list[str], parts: tuple[str, ...], capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_mistakes_are_one_sentence(arguments: list[str], parts: tuple[str, ...], capfd, monkeypatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)  # as if it were not installed
     refused_by_command(main(arguments), *capfd.readouterr(), *parts)
 

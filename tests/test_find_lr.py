@@ -2,7 +2,6 @@
 
 import io
 import json
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -78,9 +77,7 @@ def test_a_loss_that_still_falls_at_the_end_reports_it():
 
 
 @pytest.mark.long
-def test_the_command_sweeps_draws_and_suggests_and_leaves_the_run_alone(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_the_command_sweeps_draws_and_suggests_and_leaves_the_run_alone(tmp_path, capsys):
     config = run_config(tmp_path, 50, parallel=MESH, optimizer={"ema": 0.9}, evaluation={"ema": True})
     file = str(write_config(config, tmp_path / "run.yaml"))
     folder = tmp_path / "run-learning-rate"
@@ -110,13 +107,7 @@ def test_the_command_sweeps_draws_and_suggests_and_leaves_the_run_alone(
         (["--out", "file/inside"], "--out: file/inside cannot be written"),
     ],
 )
-def test_a_sweep_that_cannot_be_made_is_one_sentence(
-    arguments: list[str],
-    expected: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
-    tmp_path: Path,
-):
+def test_a_sweep_that_cannot_be_made_is_one_sentence(arguments, expected, capsys, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").touch()
     assert refused_by_command(main(arguments), *capsys.readouterr()).startswith(f"jaxpar: {expected}")

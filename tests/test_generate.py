@@ -57,9 +57,7 @@ def test_a_run_continues_text_on_any_layout(tmp_path: Path, capfd: pytest.Captur
         (["--chat", "--special-tokens"], ("--special-tokens", "template")),
     ],
 )
-def test_mistakes_are_one_sentence(
-    arguments: list[str], parts: tuple[str, ...], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_one_sentence(arguments: list[str], parts: tuple[str, ...], capfd: pytest.CaptureFixture[str]):
     refused_by_command(main(["--model", str(FOLDER / "llama"), *arguments]), *capfd.readouterr(), *parts)
 
 
@@ -99,18 +97,14 @@ def test_a_prompt_has_the_tokens_that_transformers_gives_it(tmp_path: Path, capf
     assert plain == rows[0]["tokens"] != spelled, "the name of the token is text like any other"
 
 
-def test_a_tokenizer_of_another_model_is_named_before_anything_is_printed(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_a_tokenizer_of_another_model_is_named_before_anything_is_printed(tmp_path, capfd):
     file = tmp_path / "tokenizer.json"
     Tokenizer(WordLevel({"zebra": 300, "<unk>": 0}, unk_token="<unk>")).save(str(file))
     status = main(["--model", str(FOLDER / "llama"), "--tokenizer", str(file), "--prompt", "zebra", "--tokens", "2"])
     refused_by_command(status, *capfd.readouterr(), "--tokenizer", "token 300", "61")
 
 
-def test_weights_that_are_not_finite_are_one_sentence_and_no_json(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_weights_that_are_not_finite_are_one_sentence_and_no_json(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
     model = marked_llama(tmp_path / "m")
     tensors = load_file(model / "model.safetensors")
     tensors["model.norm.weight"] = np.full_like(tensors["model.norm.weight"], np.nan)

@@ -54,7 +54,5 @@ def test_the_picture_is_of_both_directions(config: Path, tmp_path: Path, capfd: 
         (["--cluster", CLUSTER, "--no-cache", "--timeout", "0.2"], "took longer than 0.2 s and was stopped"),
     ],
 )
-def test_a_mistake_gets_one_sentence(
-    config: Path, arguments: list[str], expected: str, capfd: pytest.CaptureFixture[str]
-):
+def test_a_mistake_gets_one_sentence(config: Path, arguments: list[str], expected: str, capfd):
     refused_by_command(run("--config", config, *arguments), *capfd.readouterr(), expected)

@@ -66,7 +66,6 @@ def test_completion_shows_what_is_public():
 
 
 def test_a_trainer_shows_no_parts_of_its_own():
-    """All that completion shows of a trainer is described by its docstring."""
     shown = [name for name in dir(jaxpar.Trainer) if not name.startswith("_")]
     described = jaxpar.Trainer.__doc__ or ""
     assert "save" in shown and [name for name in shown if name not in described] == []

@@ -100,9 +100,7 @@ def test_documents_are_clustered_by_a_trained_model(made: Path, tmp_path: Path, 
 
 @pytest.mark.long
 @pytest.mark.parametrize("top", [1, 2])
-def test_an_evaluated_mixture_is_that_of_its_models_and_router(
-    made: Path, tmp_path: Path, top: int, capfd: pytest.CaptureFixture[str]
-):
+def test_an_evaluated_mixture_is_that_of_its_models_and_router(made: Path, tmp_path, top: int, capfd):
     assert mixture.main(command(made, "--top", str(top))) == 0
     (text := tmp_path / "text.txt").write_text("the ship sails over 0123 4567 import np")
     capfd.readouterr()

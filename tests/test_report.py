@@ -30,12 +30,6 @@ def test_two_runs_go_into_the_file_that_is_named(runs: Path) -> None:
     assert "<h1>first and second</h1>" in Path("both.html").read_text()
 
 
-def test_a_sweep_goes_into_one_page(runs: Path) -> None:
-    write_run(runs / "third", steps=10)
-    assert main(["runs/first", "runs/second", "runs/third", "--out", "sweep.html"]) == 0
-    assert "<h1>first and second and third</h1>" in Path("sweep.html").read_text()
-
-
 def test_half_a_surrogate_pair_is_written(runs: Path) -> None:
     with (runs / "first" / "events.jsonl").open("a") as file:
         file.write('{"event": "message", "text": "half \\ud83d"}\n')
@@ -47,6 +41,7 @@ def test_half_a_surrogate_pair_is_written(runs: Path) -> None:
     ("arguments", "expected"),
     [
         (["runs/frist"], "runs/frist: there is no such folder; did you mean first?"),
+        (["runs/first/config.yaml"], "a file, expected the folder of a run"),
         (["runs"], "it holds the runs first, second"),
         (["runs/first", "runs/first"], "runs/first: given twice; expected different runs"),
         (["runs/first", "--out", "runs/second/config.yaml"], "the file is there and is no page of jaxpar"),
@@ -55,7 +50,5 @@ def test_half_a_surrogate_pair_is_written(runs: Path) -> None:
         (["runs/first", "--out", "/proc/page.html"], "--out /proc/page.html: cannot be written"),
     ],
 )
-def test_a_mistake_gets_one_sentence(
-    runs: Path, arguments: list[str], expected: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_mistake_gets_one_sentence(runs: Path, arguments: list[str], expected: str, capsys):
     refused_by_command(main(arguments), *capsys.readouterr(), expected)

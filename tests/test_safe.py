@@ -19,15 +19,6 @@ def test_arrays_are_read_without_pickles():
     assert not found
 
 
-def test_yaml_is_made_of_plain_values_only():
-    """The loader is PyYAML's safe one, with fewer abilities."""
-    import yaml
-
-    from jaxpar.config.reading.yaml_text import _Loader
-
-    assert issubclass(_Loader, yaml.SafeLoader) and not issubclass(_Loader, yaml.UnsafeLoader)
-
-
 def test_no_text_on_a_screen_is_markup():
     """Names and paths come from users and files: `[/x]` in one would end a command in a traceback."""
     found = [

@@ -105,10 +105,7 @@ def test_another_schedule_has_the_same_times(found: Any):
         ("--virtual 2", ("1f1b needs exactly 1 virtual stages",)),
     ],
 )
-def test_a_mistake_gets_one_sentence(
-    arguments: str, parts: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
-    """Arguments, or keys of `parallel`."""
+def test_a_mistake_gets_one_sentence(arguments: str, parts: tuple[str, ...], tmp_path, capfd):
     file = tmp_path / "config.yaml"
     file.write_text(DENSE)
     keys = [word for key in arguments.split() for word in ("--set", f"parallel.{key}")]

@@ -1,7 +1,5 @@
 """`python -m jaxpar.serve`, asked by the client of OpenAI; and what it refuses before it listens."""
 
-from __future__ import annotations
-
 import gc
 import os
 import shutil
@@ -58,10 +56,7 @@ def served(model: Path, tmp_path: Path) -> Iterator[tuple[subprocess.Popen[str],
 
 
 @pytest.mark.long
-def test_the_client_of_openai_is_answered_and_sigterm_ends_the_server(
-    served: tuple[subprocess.Popen[str], str], model: Path
-):
-    """Completions and chat, at once and as streams; an answer under way is finished before the end."""
+def test_the_client_of_openai_is_answered_and_sigterm_ends_the_server(served, model):
     process, address = served
     with openai.OpenAI(base_url=address, api_key="sk-local", max_retries=0) as client:
         assert [one.id for one in client.models.list()] == ["model", "adapted", "twin"]
@@ -106,7 +101,6 @@ def test_the_client_of_openai_is_answered_and_sigterm_ends_the_server(
 
 
 def test_the_weights_are_on_the_devices_once(model: Path, monkeypatch: pytest.MonkeyPatch):
-    """In the generator's layout: what was read is freed, also beside the function that reads others."""
     read = list[weakref.ref[jax.Array]]()
 
     def place(*arguments: Any) -> PlacedModel:

@@ -58,9 +58,7 @@ def test_random_points_are_in_their_ranges_evenly_by_logarithm_and_more_begin_wi
         (["--set", "run.profile=1:2,5000:6000"], ("run.profile", "5000:6000")),
     ],
 )
-def test_what_is_no_sweep_is_refused_before_a_run(
-    arguments: list[str], parts: tuple[str, ...], capsys: pytest.CaptureFixture[str]
-):
+def test_what_is_no_sweep_is_refused_before_a_run(arguments: list[str], parts: tuple[str, ...], capsys):
     refused_by_command(sweep.main(arguments), *capsys.readouterr(), *parts)
 
 
@@ -73,9 +71,7 @@ def test_a_job_of_a_slurm_array_becomes_the_training_of_its_point(monkeypatch: p
     assert became[0][1:3] == ["-m", "jaxpar.train"] and became[0][-1] == "run.name=first-learning_rate=3e-3"
 
 
-def test_a_point_that_a_slurm_array_does_not_have_is_refused(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_point_that_a_slurm_array_does_not_have_is_refused(monkeypatch, capsys):
     monkeypatch.setenv(sweep.ARRAY_INDEX, "2")
     refused_by_command(sweep.main(["--set", RATES]), *capsys.readouterr(), sweep.ARRAY_INDEX, "--array=0-1")
 
@@ -122,10 +118,7 @@ class Trained:
         return 0
 
 
-def test_a_point_that_fails_does_not_stop_the_others_and_is_trained_by_the_next_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    """Also where it failed before anything was in its folder."""
+def test_a_point_that_fails_does_not_stop_the_others_and_is_trained_by_the_next_sweep(tmp_path, monkeypatch, capsys):
     command, page = ["--set", f"run.dir={tmp_path}", "--set", RATES], str(tmp_path / "run-sweep.html")
     monkeypatch.setattr(sweep, "run_command", trained := Trained(1, 0))
     assert sweep.main(command) == 1
@@ -136,9 +129,7 @@ def test_a_point_that_fails_does_not_stop_the_others_and_is_trained_by_the_next_
     assert [words[0] for words in trained.started] == ["jaxpar.train", "jaxpar.report"]
 
 
-def test_a_run_of_another_configuration_or_of_fewer_steps_is_not_done_and_not_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_run_of_another_configuration_or_of_fewer_steps_is_not_done_and_not_compared(tmp_path, monkeypatch):
     command = ["--set", f"run.dir={tmp_path}", "--set", RATES]
     monkeypatch.setattr(sweep, "run_command", Trained())
     assert sweep.main(command) == 0
@@ -156,9 +147,7 @@ def test_a_page_that_cannot_be_written_is_refused_before_a_run(tmp_path: Path, c
 
 
 @pytest.mark.long
-def test_a_sweep_trains_compares_and_continues_and_compiles_its_programs_once(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_sweep_trains_compares_and_continues_and_compiles_its_programs_once(tmp_path, capfd, monkeypatch):
     monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
     monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
     config = {

@@ -34,9 +34,7 @@ def test_reports_each_strategy_beside_one_device() -> None:
     assert "not the speed of GPUs" in shown and "refused: 2 query heads" in shown and "+0%" in shown
 
 
-def test_a_length_that_does_not_divide_is_refused_in_one_sentence(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_length_that_does_not_divide_is_refused_in_one_sentence(monkeypatch, capsys):
     monkeypatch.setenv("XLA_FLAGS", "")
     monkeypatch.setenv("JAX_PLATFORMS", "cpu")
     assert main(["--lengths", "100", "--context", "8"]) == 2

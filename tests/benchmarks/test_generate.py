@@ -65,9 +65,7 @@ def test_requests_of_unequal_lengths_are_drawn_by_each_side_and_slots_are_busier
 @pytest.mark.parametrize(
     ("arguments", "parts"), [(["--tokens", "1"], ("--tokens 1", "at least 2")), (["--threads", "4096"], ("4096",))]
 )
-def test_mistakes_are_one_sentence(
-    arguments: list[str], parts: tuple[str, ...], capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_mistakes_are_one_sentence(arguments: list[str], parts: tuple[str, ...], capfd: pytest.CaptureFixture[str]):
     status = benchmark.main(arguments)
     printed = capfd.readouterr()
     refused_by_command(status, printed.out, printed.err, *parts)

@@ -5,20 +5,13 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-import jax.numpy as jnp
 import pytest
 
 import jaxpar
 from benchmarks import quantized
 from benchmarks.fp8 import __main__ as fp8
-from benchmarks.fp8 import branched, planted
-from jaxpar import train
+from benchmarks.fp8 import branched
 from jaxpar.config import load_config
-from jaxpar.layers.ops import quantised
-from jaxpar.layers.ops.plain import Matrix
-from jaxpar.mesh.collective_matmul import PLAIN
-from jaxpar.precision import dense, matmul
-from jaxpar.precision.recipe import Recipe
 
 
 @pytest.fixture
@@ -39,9 +32,7 @@ def trained(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     return found
 
 
-def test_each_seed_is_compared_with_the_exact_run_of_its_own(
-    trained: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_each_seed_is_compared_with_the_exact_run_of_its_own(trained: list[Any], tmp_path, capsys):
     arguments = ["--folder", str(tmp_path), "--seeds", "2", "--steps", "7", "--messages", "exact", "both int8"]
     quantized.main(arguments)
     assert [(c.run.seed, c.parallel.quantized.weights, c.parallel.quantized.gradients) for c in trained] == [
@@ -54,11 +45,6 @@ def test_each_seed_is_compared_with_the_exact_run_of_its_own(
     assert len(trained) == 4, "what is in the folder is not run again"
 
 
-def test_all_messages_are_a_configuration_of_its_own(trained: list[Any], tmp_path: Path):
-    quantized.main(["--folder", str(tmp_path), "--seeds", "1"])
-    assert len({(config.parallel.quantized, config.parallel.fsdp) for config in trained}) == len(quantized.MESSAGES)
-
-
 def test_an_outlier_is_planted_in_quantised_runs_alone(trained: list[Any], tmp_path: Path):
     fp8.main(["--folder", str(tmp_path), "--seeds", "1", "--recipes", "none", "fp8_block", "--outlier", "64"])
     exact, block = trained
@@ -66,20 +52,7 @@ def test_an_outlier_is_planted_in_quantised_runs_alone(trained: list[Any], tmp_p
     assert block.precision.matmul_options.first_layers == 0 and exact.precision.matmul is None
 
 
-def test_quantised_matmuls_read_the_outlier_and_matrices_that_do_not_see_it(monkeypatch: pytest.MonkeyPatch):
-    layer = quantised.QuantisedMatmul(PLAIN, scaling=matmul.GroupScaling(Recipe()))
-    read: list[Any] = []
-    monkeypatch.setattr(dense, "products", lambda x, weights, *_, **__: read.append((x, *weights)))
-    monkeypatch.setattr(quantised, "products", quantised.products)
-    monkeypatch.setattr(train, "main", lambda _: layer.local(jnp.ones((1, 2, 4)), [Matrix(jnp.ones((4, 3)))]) or 0)
-    assert planted.main(["64"]) == 0
-    [(x, w)] = read
-    assert x.tolist() == [[[64, 1, 1, 1]] * 2] and w.tolist() == [[0] * 3, *[[1] * 3] * 3]
-
-
-def test_all_recipes_go_on_from_the_weights_of_one_bfloat16_run(
-    trained: list[Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_all_recipes_go_on_from_the_weights_of_one_bfloat16_run(trained: list[Any], tmp_path, monkeypatch, capsys):
     class Fake:
         def __init__(self, path: Path, overrides: list[str]) -> None:
             self.config, self.steps = load_config(path, overrides), 0
@@ -103,9 +76,7 @@ def test_all_recipes_go_on_from_the_weights_of_one_bfloat16_run(
     assert "+0.000%" in lines[-4] and lines[-1].split() == ["fp8_block", "2.0600", "+3.000%", "+3.000%,", "+3.000%"]
 
 
-def test_what_no_run_can_be_trained_with_is_one_sentence(
-    trained: list[Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
-):
+def test_what_no_run_can_be_trained_with_is_one_sentence(trained: list[Any], tmp_path, capsys):
     for arguments, sentence in ((["--seeds", "0"], "--seeds: expected"), (["--embed", "100"], "model.embed: 100")):
         with pytest.raises(SystemExit) as ended:
             raise SystemExit(fp8.main(["--folder", str(tmp_path), *arguments]))

@@ -4,7 +4,7 @@ from math import inf
 
 import pytest
 
-from benchmarks.largest import FIRST, most_layers, most_on_the_host, table
+from benchmarks.largest import most_layers, most_on_the_host
 
 
 class Sizes:
@@ -29,19 +29,6 @@ def test_as_many_layers_as_go_in_and_not_one_more(limit: int, jump: int) -> None
 
 def test_nothing_where_not_even_one_layer_fits() -> None:
     assert most_layers(Sizes(100, 0), 55) == 0
-
-
-def test_the_table_has_a_line_for_each_tier() -> None:
-    measured = {
-        "tier": "host", "layers": FIRST, "parameters": 13.5e9, "allocated_bytes": 72 * 2**30,
-        "refused_bytes": 76 * 2**30,
-        "host_bytes": 2**41, "disk_bytes": 0, "link_seconds": 3.4,
-    }  # fmt: skip
-    full = measured | {"tier": "layers", "refused_bytes": None}
-    lines = table([measured, {"tier": "file", "layers": 0}, full]).splitlines()
-    assert lines[1].split() == ["host", "6", "13.50B", "72.00", "76.00", "2048.0", "0.0", "3.40"]
-    assert lines[2].split() == ["file", "none", "fits"]
-    assert lines[3].split() == ["layers", "6", "13.50B", "72.00", "host", "full", "2048.0", "0.0", "3.40"]
 
 
 def test_the_host_may_be_full_first() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks.longest.__main__ import Layout, layouts, table
+from benchmarks.longest.__main__ import Layout, layouts
 from benchmarks.longest.search import Longest, furthest, longest
 from jaxpar.hardware.cluster import parse_cluster
 
@@ -58,16 +58,3 @@ def test_layouts_take_all_gpus_and_lengths_that_their_chunks_and_blocks_divide()
     assert Layout(1, 32, 1, "usp") in found
     assert all(entry.step % (2 * 512 * entry.context * entry.tensor) == 0 for entry in found)
     assert [entry.name for entry in layouts(parse_cluster("h100:1x1"))] == ["one GPU"]
-
-
-def test_the_table_states_what_limits_and_which_hosts_are_too_small() -> None:
-    memory = {
-        "allocated_bytes": 70 * 2**30, "usable_bytes": 75 * 2**30, "gpu_host_bytes": 300 * 2**30,
-        "host_bytes": 2400 * 2**30, "classes": {"optimizer": 20 * 2**30, "temporaries": 50 * 2**30},
-        "limit": "temporaries",
-    }  # fmt: skip
-    row = {"config": "configs/llama3_8b.yaml", "cluster": "h100:1x8", "gpus": 8, "others": []}
-    shown = table([{**row, "layout": "tensor 8", "length": 4_000_000, **memory}, row])
-    assert "temporaries 50.0 GiB (state 20.0 GiB)" in shown and "4,000,000" in shown
-    assert "2.3 TiB in each host, more than 2 TB" in shown
-    assert "none of those tried fits" in shown

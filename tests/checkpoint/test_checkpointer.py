@@ -40,7 +40,6 @@ def test_latest_and_facts_give_back_what_was_saved(saved, checkpointer, reports)
 
 
 def test_facts_that_are_bytes_are_files_of_their_own(tmp_path):
-    """They are verified like all others; a checkpoint without them has none."""
     checkpointer = Checkpointer(tmp_path, keep_last=2, keep_every=None, report=print)
     state, contents = put(host_state(), mesh_of(fsdp=1)), {"one": bytes(range(256)), "two": b""}
     checkpointer.save(1, state, {"loss": 2.5} | contents)

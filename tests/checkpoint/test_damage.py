@@ -35,7 +35,6 @@ def files_of(checkpoint):
 
 
 def test_a_flipped_bit_in_any_file_is_found_and_the_checkpoint_before_is_used(folder, checkpointer, reports):
-    """And a file that is cut, longer than it was, or missing."""
     checkpoints = checkpointer(folder)
     files = files_of(folder / "00000002")
     assert len(files) >= 8
@@ -54,12 +53,6 @@ def test_a_flipped_bit_in_any_file_is_found_and_the_checkpoint_before_is_used(fo
         path.write_bytes(intact)
     assert checkpoints.latest() == 2
     assert_same_bits(checkpoints.restore(2, like(host_state(2), mesh_of(fsdp=4))), host_state(2))
-
-
-def test_a_checkpoint_without_a_manifest_is_half_written(folder, checkpointer, reports):
-    (folder / "00000002" / "manifest.json").unlink()
-    assert checkpointer(folder).latest() == 1
-    assert reports == [f"checkpoint {folder}/00000002 is skipped, because it is half-written (it has no manifest.json)"]
 
 
 def test_damaged_checkpoints_are_never_restored(folder, checkpointer):

@@ -54,7 +54,6 @@ def test_a_failed_save_surfaces_at_the_next_save_and_then_saving_works_again(che
 
 
 def test_a_manifest_that_does_not_fit_leaves_no_checkpoint(checkpointer, monkeypatch):
-    """The arrays are written; then the disk is full."""
     encode = manifest.encode
     checkpoints = checkpointer()
     checkpoints.save(1, {"x": jnp.ones(3)}, {})

@@ -1,7 +1,6 @@
 """The manifest: one text for given files, any other text refused."""
 
 import hashlib
-import json
 import os
 
 import pytest
@@ -64,36 +63,31 @@ def test_any_changed_bit_of_the_manifest_is_found(folder):
             manifest.read(folder)
 
 
+def written(name="facts.json", step=1):
+    return manifest.encode({name: digests.Entry(3, "")}, step)
+
+
+ELSEWHERE = ("../outside", "/etc/hostname", "state/../../outside", "..\\outside", "")
+NO_FILES = ("a\0b", "\ud800", "state/\udc80")
+OTHERS = (b"", b"[]", b"null", b'{"version": 1}', b'{"version": 1, "files": [1]}', b"\xff", b"[", b"[" * 100_000)
+
+
 @pytest.mark.parametrize(
-    "text", [b"", b"[]", b"null", b'{"version": 1}', b'{"version": 1, "files": [1]}', b"\xff", b"[", b"[" * 100_000]
+    ("content", "parts"),
+    [
+        *((content, ("corrupt",)) for content in OTHERS),
+        *((written(step=step), ("corrupt",)) for step in ("1", 1.0, True, [1])),
+        *((written(name), ("outside", repr(name))) for name in ELSEWHERE),
+        *((written(name), ("cannot be", repr(name))) for name in NO_FILES),
+        *((written().replace(b'"version": 2', b'"version": %d' % n), (f"version {n}", "version 2")) for n in (1, 3)),
+    ],
+    ids=range(22),
 )
-def test_a_manifest_of_another_form_is_corrupt(folder, text):
-    (folder / manifest.MANIFEST).write_bytes(text)
-    with refused("manifest.json", "corrupt", error=Damage):
-        manifest.read(folder)
-
-
-@pytest.mark.parametrize("version", [1, 3])
-def test_a_manifest_of_another_version_reports_it(folder, version):
-    seal(folder)
-    path = folder / manifest.MANIFEST
-    path.write_text(json.dumps({**json.loads(path.read_text()), "version": version}))
-    with refused("manifest.json", f"version {version}", "version 2", error=Damage):
-        manifest.read(folder)
-
-
-@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "state/../../outside", "..\\outside", ""])
-def test_a_manifest_that_names_files_elsewhere_is_refused_before_they_are_opened(folder, name):
-    (folder / manifest.MANIFEST).write_bytes(manifest.encode({name: digests.Entry(0, "")}, 1))
-    with refused("manifest.json", "outside", repr(name), error=Damage):
-        manifest.verify(folder)
-
-
-@pytest.mark.parametrize("name", ["a\0b", "\ud800", "state/\udc80"])
-def test_a_manifest_with_a_name_that_no_file_has_is_refused(folder, name):
-    (folder / manifest.MANIFEST).write_bytes(manifest.encode({name: digests.Entry(0, "")}, 1))
+def test_a_manifest_of_another_form_or_version_or_of_files_elsewhere_is_refused(folder, content, parts):
+    """Before a file that it names is opened."""
+    (folder / manifest.MANIFEST).write_bytes(content)
     for check in (manifest.verify, manifest.verify_sizes):
-        with refused("manifest.json", "cannot be", repr(name), error=Damage):
+        with refused("manifest.json", *parts, error=Damage):
             check(folder)
 
 
@@ -115,15 +109,6 @@ def test_the_step_is_part_of_the_manifest_and_the_folder_has_its_name(folder):
     path.write_text(path.read_text().replace('"step": 1', '"step": 2'))
     with refused("manifest.json", "corrupt", error=Damage):
         manifest.read(later)
-
-
-@pytest.mark.parametrize("step", ["1", 1.0, True, [1]])
-def test_a_step_that_is_no_number_is_corrupt(folder, step):
-    seal(folder)
-    path = folder / manifest.MANIFEST
-    path.write_bytes(manifest.encode({"facts.json": digests.Entry(3, "")}, step))
-    with refused("manifest.json", "corrupt", error=Damage):
-        manifest.read(folder)
 
 
 def test_the_processes_of_a_job_share_the_bytes_of_a_checkpoint_evenly():

@@ -49,9 +49,7 @@ def test_room_for_checkpoints_is_counted(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 @pytest.mark.parametrize("shared", [True, False])
-def test_another_process_states_whether_it_sees_what_process_0_writes(
-    tmp_path: Path, shared: bool, monkeypatch: pytest.MonkeyPatch
-):
+def test_another_process_states_whether_it_sees_what_process_0_writes(tmp_path, shared: bool, monkeypatch):
     token = tmp_path / "token-1" if shared else Path("/elsewhere/token-1")
     if shared:
         token.touch()

@@ -17,30 +17,16 @@ FOLDER = Path(__file__).parents[2] / "configs"
 
 # name: devices, tokens per step, parameters in millions (published shape, learned positions included)
 GOLDEN = {
-    "deepseek_v3": (128, 4_194_304, 671_026),
-    "dpo": (8, 32_768, 135),
-    "kto": (8, 32_768, 135),
-    "gemma3_1b": (8, 1_048_576, 1000),
-    "gpt2_124m": (8, 524_288, 124),
-    "gpt3_175b_32k": (256, 4_194_304, 174_982),
-    "llama3_1b": (8, 524_288, 1236),
-    "llama3_405b": (1024, 16_777_216, 405_853),
-    "llama3_70b": (256, 4_194_304, 70_554),
-    "llama3_8b": (8, 524_288, 8030),
-    "lora": (8, 524_288, 8030),
-    "qwen3_30b_a3b": (16, 4_194_304, 30_532),
-    "qwen3_0p6b": (8, 524_288, 596),
-    "sft": (8, 65_536, 135),
-}
+    "deepseek_v3": (128, 4_194_304, 671_026), "dpo": (8, 32_768, 135), "kto": (8, 32_768, 135),
+    "gemma3_1b": (8, 1_048_576, 1000), "gpt2_124m": (8, 524_288, 124), "gpt3_175b_32k": (256, 4_194_304, 174_982),
+    "llama3_1b": (8, 524_288, 1236), "llama3_405b": (1024, 16_777_216, 405_853), "llama3_70b": (256, 4_194_304, 70_554),
+    "llama3_8b": (8, 524_288, 8030), "lora": (8, 524_288, 8030), "qwen3_30b_a3b": (16, 4_194_304, 30_532),
+    "qwen3_0p6b": (8, 524_288, 596), "sft": (8, 65_536, 135),
+}  # fmt: skip
 OTHERS = (
-    "quickstart",
-    "quickstart_experts",
-    "quickstart_hybrid",
-    "grpo_digits",
-    "grpo_json",
-    "grpo_json_sft",
+    "quickstart", "quickstart_experts", "quickstart_hybrid", "grpo_digits", "grpo_json", "grpo_json_sft",
     "long_context",
-)
+)  # fmt: skip
 
 
 def test_every_configuration_is_covered():

@@ -16,42 +16,28 @@ CASES = {
     "unused outer": (["islands.outer.rate=0.5"], ("islands.outer.rate", "not be used")),
     "period of 0": (["islands.every=0"], ("islands.every", "at least 1", "0")),
     "no exchange": (["islands.every=11"], ("islands.every", "11", "run.steps (10)")),
-    "no delayed exchange": (
-        ["islands.every=10", "islands.delay=1"],
-        ("islands.every", "10", "islands.delay: 1", "step 11", "run.steps (10)"),
-    ),
+    "no delayed exchange": (["islands.every=10", "islands.delay=1"],
+     ("islands.every", "10", "islands.delay: 1", "step 11", "run.steps (10)")),
     "fragments": (["islands.every=10", "islands.fragments=5"], ("islands.fragments", "5", "layers of the model (4)")),
     "uneven": (["islands.every=10", "islands.fragments=4"], ("islands.every", "10", "islands.fragments (4)")),
-    "delay of a period": (
-        ["run.steps=11", "islands.every=10", "islands.delay=10"],
-        ("islands.delay", "10", "at most 9"),
-    ),
+    "delay of a period": (["run.steps=11", "islands.every=10", "islands.delay=10"],
+     ("islands.delay", "10", "at most 9")),
     "delay": (["islands.every=8", "islands.fragments=4", "islands.delay=3"], ("islands.delay", "3", "at most 2")),
-    "eager with a delay": (
-        ["run.steps=11", "islands.every=10", "islands.eager=true", "islands.delay=1"],
-        ("islands.delay: 1", "not be used", "islands.eager: true"),
-    ),
-    "eager with a share": (
-        ["run.steps=11", "islands.every=10", "islands.eager=true", "islands.mix=0.5"],
-        ("islands.mix: 0.5", "not be used", "islands.eager: true"),
-    ),
-    "no eager exchange": (
-        ["islands.every=10", "islands.eager=true"],
-        ("islands.every", "10", "islands.eager: true", "step 11", "run.steps (10)"),
-    ),
-    "eager jobs": (
-        ["islands.every=5", "islands.folder=a", "islands.eager=true"],
-        ("islands.eager: true", "not be used", "islands.folder"),
-    ),
-    "jobs with host state": (
-        ["islands.every=5", "islands.folder=a", "islands.offload=host"],
-        ("islands.offload: host", "not be used", "islands.folder"),
-    ),
+    "eager with a delay": (["run.steps=11", "islands.every=10", "islands.eager=true", "islands.delay=1"],
+     ("islands.delay: 1", "not be used", "islands.eager: true")),
+    "eager with a share": (["run.steps=11", "islands.every=10", "islands.eager=true", "islands.mix=0.5"],
+     ("islands.mix: 0.5", "not be used", "islands.eager: true")),
+    "no eager exchange": (["islands.every=10", "islands.eager=true"],
+     ("islands.every", "10", "islands.eager: true", "step 11", "run.steps (10)")),
+    "eager jobs": (["islands.every=5", "islands.folder=a", "islands.eager=true"],
+     ("islands.eager: true", "not be used", "islands.folder")),
+    "jobs with host state": (["islands.every=5", "islands.folder=a", "islands.offload=host"],
+     ("islands.offload: host", "not be used", "islands.folder")),
     "unused host state": (["islands.offload=host"], ("islands.offload", "not be used", "islands.every is null")),
     "average": (["islands.every=8", "optimizer.ema=0.9"], ("islands.every", "optimizer.ema: 0.9")),
     "host": (["islands.every=8", "memory.optimizer_offload=host"], ("islands.every", "memory.optimizer_offload: host")),
     "mix of 1": (["islands.every=8", "islands.mix=1"], ("islands.mix", "below 1")),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -1,4 +1,4 @@
-"""Latent attention: what is refused in one sentence, and numbers of weights and FLOPs from the paper's formulas."""
+"""Latent attention: numbers of weights and FLOPs from the paper's formulas."""
 
 import pytest
 
@@ -8,34 +8,9 @@ from jaxpar.config.mappings.latent_attention import LatentAttentionConfig
 from jaxpar.layers.counting import matmul_parameters, parameter_count
 from jaxpar.layout.checks.validate import validate
 from jaxpar.model.flops import pair_flops
-from tests.sentences import refusals, refused
 from tests.small_run import small
 
 GOOD = ["model.kv_heads=null", "model.latent_attention={kv_rank: 16}"]
-
-
-@refusals("""
-    model.latent_attention={query_rank: 8} => model.latent_attention | kv_rank
-    model.latent_attention={kv_rank: 8, rope_dims: 8} => model.latent_attention | 'rope_dims' | rope_dim?
-    model.kv_lora_rank=512 => model.kv_lora_rank | latent_attention
-    model.latent_attention={kv_rank: 0} => model.latent_attention.kv_rank | at least 1 | 0
-    model.latent_attention={kv_rank: 8, query_rank: 1000000000000} => model.latent_attention.query_rank | at most
-    model.latent_attention={kv_rank: 8, rope_dim: 7} => model.latent_attention.rope_dim | even | 7
-    model.kv_heads=2 | model.latent_attention={kv_rank: 8} => model.kv_heads | 2 | model.latent_attention | null
-    model.kv_heads=null | model.latent_attention={kv_rank: 16} | model.head_dim=64 => model.head_dim | 64 |
-        model.latent_attention | null
-    model.kv_heads=null | model.latent_attention={kv_rank: 16} | model.qk_norm=true => model.qk_norm | true |
-        model.latent_attention | false
-    model.kv_heads=null | model.latent_attention={kv_rank: 16} | model.attention_bias=qkv => model.attention_bias |
-        qkv | model.latent_attention | false
-    model.kv_heads=null | model.latent_attention={kv_rank: 16} | model.low_rank={output: 4} => model.low_rank.output |
-        model.latent_attention
-    model.kv_heads=null | model.latent_attention={kv_rank: 16} | lora.rank=4 | run.init_from=a => lora.rank: 4 |
-        model.latent_attention | null
-""")
-def test_what_latent_attention_does_not_have_is_refused(overrides: list[str], parts: tuple[str, ...]):
-    with refused(*parts):
-        validate(load_config(None, overrides))
 
 
 def test_layers_beside_it_may_have_other_attention():

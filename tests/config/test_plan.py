@@ -44,14 +44,8 @@ def test_a_plan_survives_json_and_can_be_a_key():
 
 def test_axis_sizes_read_like_a_mapping_in_mesh_order():
     assert dict(PLAN.axes) == {
-        "islands": 1,
-        "pipe": 2,
-        "replica": 2,
-        "fsdp": 3,
-        "expert": 5,
-        "context": 7,
-        "tensor": 11,
-    }
+        "islands": 1, "pipe": 2, "replica": 2, "fsdp": 3, "expert": 5, "context": 7, "tensor": 11,
+    }  # fmt: skip
     assert tuple(PLAN.axes.keys()) == MESH_AXES and PLAN.axes["tensor"] == 11
     assert (PLAN.axes.devices, PLAN.axes.data) == (2 * 2 * 3 * 5 * 7 * 11, 2 * 3 * 5)
     assert AxisSizes(**axis_sizes(ParallelConfig(fsdp=4))) == AxisSizes(fsdp=4)

@@ -4,6 +4,8 @@ import pytest
 
 from jaxpar.config import load_config
 from jaxpar.config.checks.run import profile_steps
+from jaxpar.config.kinds import kind_model
+from jaxpar.layers.declared import declare_layer
 from jaxpar.layout.checks.validate import validate
 from jaxpar.layout.make_plan import resolve_config
 from tests.sentences import refusals, refused
@@ -13,6 +15,10 @@ TAUGHT = "loss.name=distill | loss.reference=a"
 DPO = "loss.name=dpo | run.init_from=a | data.source=tokens | data.path=a"
 LORA = "lora.rank=8 | run.init_from=a"
 SIX = "model.layers=6 | parallel.pipe=2"
+PATTERN = "model.pattern={prefix: [a], unit: [b]}"
+KINDS = "model.kinds={a: {}, b: {keys_of: a}}"
+EXPERTS = "model.experts={count: 8, per_token: 2}"
+LATENT = "model.kv_heads=null | model.latent_attention={kv_rank: 16}"
 
 
 @refusals(
@@ -60,6 +66,8 @@ SIX = "model.layers=6 | parallel.pipe=2"
     MASKED | loss.mask_token=3 | loss.contrastive.most=3 => loss.contrastive.most: 3 | would not be used | or 32
     MASKED | loss.mask_token=3 | loss.contrastive.relations={a: 2} => loss.contrastive.relations: {a: 2.0} |
         would not be used | or {}
+    loss.contrastive.weight=1 => loss.contrastive | cross_entropy
+    MASKED | loss.mask_token=3 | loss.contrastive.weight=1 | loss.contrastive.relations={a: -1} => relations.a | from 0
     MASKED | loss.mask_token=3 | model.mixer=gla => model.causal: false | mixer gla sees earlier tokens
     MASKED | loss.mask_token=3 | model.z_loss=1e-4 => model.z_loss: 0.0001 | loss.name: masked
     MASKED | loss.mask_token=3 | evaluation.sample_tokens=3 => model.causal: false | a sample
@@ -140,12 +148,127 @@ SIX = "model.layers=6 | parallel.pipe=2"
         less than distributed.processes (2) | got 2
     distributed.secret_file='' => distributed.secret_file: | path of a file with the job's secret | got an empty text
     distributed.coordinator=localhost => distributed.coordinator: | host:port | got 'localhost'
+    model.keys_of=a => model.keys_of: 'a' | all layers | in a kind
+    PATTERN | model.kinds={a: {}, b: {keys_of: c}} => model.kinds.b.keys_of: 'c' | not declared | a, b
+    PATTERN | model.kinds={a: {}, b: {keys_of: b}} => model.kinds.b.keys_of | no keys and values | a kind that does
+    PATTERN | model.kinds={a: {mixer: retention}, b: {keys_of: a}} => model.kinds.b.keys_of | no keys and values
+    PATTERN | model.kinds={a: {}, b: {keys_of: a, mixer: retention}} => model.kinds.b.keys_of: a | another mixer | null
+    PATTERN | model.kinds={a: {window: 4}, b: {keys_of: a}} => model.kinds.b.window: None | 4 in | the same
+    PATTERN | model.kinds={a: {}, b: {keys_of: a, kv_heads: 2}} => model.kinds.b.kv_heads: 2 | 8 in | the same
+    PATTERN | model.kinds={a: {}, b: {keys_of: a, head_dim: 4}} => model.kinds.b.head_dim: 4 | the same
+    KINDS | model.pattern={unit: [b, a]} => model.kinds.b.keys_of | no layer of kind a is before | expected one
+    PATTERN | model.kinds={a: {}, b: {keys_of: a, qk_norm: projection}} => model.kinds.b.qk_norm: projection | keys
+    PATTERN | model.kinds={a: {kv_heads: 3}, b: {}} => model.heads: 8 | model.kinds.a.kv_heads (3)
+    model.per_layer_embeddings={width: 6} | parallel.tensor=4 => model.per_layer_embeddings.width: 6 | (4) | 4 or 8
+    model.per_layer_embeddings={width: 0} => model.per_layer_embeddings.width: | at least 1
+    model.latent_attention={query_rank: 8} => model.latent_attention | kv_rank
+    model.latent_attention={kv_rank: 8, rope_dims: 8} => model.latent_attention | 'rope_dims' | rope_dim?
+    model.kv_lora_rank=512 => model.kv_lora_rank | latent_attention
+    model.latent_attention={kv_rank: 0} => model.latent_attention.kv_rank | at least 1 | 0
+    model.latent_attention={kv_rank: 8, query_rank: 1000000000000} => model.latent_attention.query_rank | at most
+    model.latent_attention={kv_rank: 8, rope_dim: 7} => model.latent_attention.rope_dim | even | 7
+    model.kv_heads=2 | model.latent_attention={kv_rank: 8} => model.kv_heads | 2 | model.latent_attention | null
+    LATENT | model.head_dim=64 => model.head_dim | 64 | model.latent_attention | null
+    LATENT | model.qk_norm=true => model.qk_norm | true | model.latent_attention | false
+    LATENT | model.attention_bias=qkv => model.attention_bias | qkv | model.latent_attention | false
+    LATENT | model.low_rank={output: 4} => model.low_rank.output | model.latent_attention
+    LATENT | lora.rank=4 | run.init_from=a => lora.rank: 4 | model.latent_attention | null
+    model.experts={per_token: 2} => model.experts | count
+    model.experts={count: 8, pertoken: 2} => model.experts | 'pertoken' | per_token?
+    model.experts={count: 8, router: sigmod} => model.experts.router | 'sigmod' | sigmoid?
+    model.experts={count: 2, per_token: 3} => model.experts.per_token | at most 2 | 3
+    model.experts={count: 2, per_token: 2, router: noisy_top_k} => model.experts.per_token | at most 1 | 2
+    model.experts={count: 8, per_token: 2, router: switch} => model.experts.per_token | switch | 1
+    model.experts={count: 8, per_token: 1, router: gshard} => model.experts.per_token | gshard | 2
+    model.experts={count: 8, per_token: 3, router: k_top_1} => model.experts.count | 8 | per_token (3) | 9
+    model.experts={count: 8, router_options: {groups: 3, groups_per_token: 1}} => model.experts.count | groups (3)
+    model.experts={count: 8, router_options: {groups: 4}} => model.experts.router_options.groups_per_token | null | both
+    model.experts={count: 8, per_token: 3, router_options: {groups: 4, groups_per_token: 1}} =>
+        model.experts.per_token | at most 2
+    model.experts={count: 8, router: hash, router_options: {groups: 4}} => model.experts.router_options | 'groups'
+    model.experts={count: 8, router: expert_choice} => model.experts.router | expert_choice | force: true
+    model.experts={count: 8, router_options: {force: true}} => router_options | 'force'
+    model.experts={count: 8, router_options: null} => model.experts.router_options | null | {}
+    model.experts={count: 8, per_token: 2, router: base} => model.experts.per_token | base | 1
+    model.experts={count: 8, router: sam} => router_options | groups | missing
+    model.experts={count: 8, router: sam, router_options: {groups: 4, groups_per_token: 2}} =>
+        model.experts.router_options | 'groups_per_token'
+    model.experts={count: 8, router: dense_to_sparse, router_options: {anneal_step: 5}} =>
+        model.experts.router_options | 'anneal_step' | anneal_steps?
+    model.experts={count: 8, router: hash, sequence_loss: 0.1} => model.experts.sequence_loss | 0.1 | hash
+    model.experts={count: 8, capacity_factor: 0.0} => model.experts.capacity_factor | at least | 0
+    model.experts={count: 8, norms: true} => model.experts.norms | true | model.experts.shared is 0
+    model.experts={count: 8, shared: 1, norms: true} | model.norm=layernorm => model.experts.norms | true |
+        model.norm: layernorm | rmsnorm
+    data.routing=a => data.routing | a | model.experts | null
+    model.experts={count: 8, router: gshard, router_options: {scale: 2.0}} => router_options | 'scale'
+    model.experts={count: 8, clusters: {share: 1.5}} => model.experts.clusters.share | 1.5 | at most 1
+    model.experts={count: 8, clusters: {hashes: 3}} => clusters | share | missing
+    model.experts={count: 8, clusters: {share: 0.5, hash: 3}} => model.experts.clusters | 'hash' | hashes?
+    model.experts={count: 8, groups: 4} => 'groups' | router_options
+    model.experts={count: 8, compression: 0.5} => 'compression' | clusters
+    model.experts={count: 8, router: dense_to_sparse, clusters: {share: 0.5}} => model.experts.clusters | 0.5 |
+        dense_to_sparse | {}
+    model.experts={count: 8, balance_loss: -1.0} => model.experts.balance_loss | 0 | -1.0
+    EXPERTS | parallel.expert=3 | data.batch_size=24 => model.experts.count | 8 | parallel.expert (3)
+    model.experts={count: 8, width: 6} | parallel.tensor=4 => model.experts.width | 6 | parallel.tensor (4)
+    EXPERTS | model.low_rank={query: 8} => model.low_rank | query | {}
+    EXPERTS | memory.mlp_tiles=2 => memory.mlp_tiles | 2 | every layer | 1 or null
+    parallel.experts.exchange=all_gather => parallel.experts.exchange | all_gather | model.experts
+    parallel.experts.imbalance=1.5 => parallel.experts.imbalance | 1.5 | 1.0
+    EXPERTS | parallel.experts.imbalance=0.9 => experts.imbalance | at least 1 | 0.9
+    parallel.experts.backend=mosaic => parallel.experts.backend | mosaic | model.experts
+    EXPERTS | parallel.experts.backend=mosiac => parallel.experts.backend | mosiac | mosaic
+    parallel.experts.own_rows=first => parallel.experts.own_rows | first | model.experts
+    EXPERTS | parallel.experts.own_rows=frist => parallel.experts.own_rows | frist | first
+    parallel.experts.slices=2 => parallel.experts.slices | 2 | model.experts
+    parallel.quantized.tokens=float8_e4m3fn => parallel.quantized.tokens | float8_e4m3fn | model.experts | null
+    EXPERTS | parallel.quantized.tokens=float8_e5m2 => parallel.quantized.tokens | float8_e5m2 | float8_e4m3fn
+    EXPERTS | parallel.experts.slices=0 => parallel.experts.slices | at least 1 | 0
+    EXPERTS | parallel.experts.slices=aut => parallel.experts.slices | auto | 'aut'
+    EXPERTS | parallel.experts.exchange=ragged => parallel.experts.exchange | ragged | all_to_all
+    EXPERTS | parallel.experts.capacity=0.5 => parallel.experts.capacity | at least 1 | 0.5
+    EXPERTS | model.kinds={a: {experts: 4}} | model.pattern={unit: [a]} => model.kinds.a.experts | mapping | 4
+    run.steps=0 => run.steps: | at least 1 | got 0
+    model.dropout=1 => model.dropout: | from 0 to below 1 | got 1.0
+    run.steps=2147483648 => run.steps: | at most 2^31 - 1 | got 2147483648
+    run.steps=1000000000000000000000000000000 => run.steps: | at most 64 bits | got 1000000000000000000000000000000
+    model.z_loss=1e300 => model.z_loss: | at most 1e+30 | got 1e+300
+    parallel.tensor=0 => parallel.tensor: | at least 1, or -1 for what remains | got 0
+    memory.remat=ful => memory.remat: | none, full, selective, gemm_last, auto, a mapping or a list | got 'ful' | full?
+    model.kinds.local.window=128 => model.kinds.local.window: no such key | model.kinds={local: {window: ...}}
+    memory.remat.query=save => memory.remat.query: no such key | memory.remat={query: ...}
+    model.layers.first=3 => model.layers.first: no such key | layers?
+    model.kinds={1: {}} => model.kinds: | names of its entries that are text | got 1
+    model.kinds={global: } => model.kinds.global: | a mapping | got null | {}?
+    model.pattern=[a, b] => model.pattern: | a mapping or null | got [a, b] | {unit: [a, b]}?
+    run.name=a/b => run.name: | name of one folder | got 'a/b' | run.dir
+    run.name=.. => run.name: | name of one folder | got '..' | run.dir
+    run.wandb=team/project => run.wandb: | name of a project, at most 128 letters and none of /\\#?%: |
+        got 'team/project'
+    run.profile=15 => run.profile: | first:last, for example 10:15 | got '15'
+    run.profile=15:10 => run.profile: | first:last, for example 10:15 | got '15:10'
+    run.profile=0:3 => run.profile: | first:last, for example 10:15 | got '0:3'
+    run.profile=5000:5001 => run.profile: 5000:5001 | run.steps (1000)
+    data.source=tokens => data.path: null | data.source: tokens | path of a token folder or a file of tokens
+    data.path=train.npy => data.path: 'train.npy' | data.source is stdlib | data.source: tokens | or null
+    model.layers=10000 | model.embed=16777216 | model.mlp=16777216 =>
+        model: layers 10000, embed 16777216, mlp 16777216, heads 8, vocab None | 2e+19 parameters | at most 1e+15
+    data.batch_size=16777216 | data.sequence_length=131072 =>
+        data.batch_size x sequence_length x (1 + prefetch): 16777216 x 131072 x 3 tokens | at most 2^36
+    parallel.fsdp=1048576 | parallel.tensor=8 => parallel: the mesh (fsdp 1048576 x tensor 8) | 8388608 devices |
+        at most 2^20
+    model.vocab=2147483647 => model.vocab: 2147483647 | 2147483648 | model.vocab_multiple (128) | at most 2^31 - 1
 """,
     DPO=DPO,
     MASKED=MASKED,
     TAUGHT=TAUGHT,
     LORA=LORA,
     SIX=SIX,
+    PATTERN=PATTERN,
+    KINDS=KINDS,
+    LATENT=LATENT,
+    EXPERTS=EXPERTS,
 )
 def test_keys_that_do_not_fit_together_are_one_sentence(overrides, parts):
     with refused(*parts):
@@ -202,3 +325,12 @@ def test_the_known_axes_are_checked_beside_a_free_one():
 def test_the_steps_of_a_profile_are_read():
     assert profile_steps("10:15") == (10, 15)
     assert profile_steps("3:3") == (3, 3)
+
+
+def test_layers_that_share_keys_need_no_projection_of_values_where_no_layer_has_one():
+    parts = []
+    for as_values in ("true", "false"):
+        config = load_config(None, [PATTERN, KINDS, f"model.keys_as_values={as_values}"])
+        validate(config)
+        parts.append(declare_layer(kind_model(config.model, "b")).parts)
+    assert parts[0] == parts[1]

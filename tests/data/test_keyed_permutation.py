@@ -4,7 +4,6 @@ from collections import Counter
 from itertools import permutations
 from math import factorial, sqrt
 
-import numpy as np
 import pytest
 
 from jaxpar.data.randomness import KeyedPermutation
@@ -33,13 +32,6 @@ def test_all_orders_of_few_numbers_are_equally_likely(count):
     expected, freedom = keys / factorial(count), factorial(count) - 1
     square = sum((counts[order] - expected) ** 2 / expected for order in permutations(range(count)))
     assert square < freedom + 4 * sqrt(2 * freedom) + 6
-
-
-def test_places_and_neighbours_are_uncorrelated():
-    for count in (1000, 4099):
-        found = np.array(listed(count, count, 7), float)
-        for other in (np.arange(count), np.roll(found, 1), np.array(listed(count, count, 8), float)):
-            assert abs(np.corrcoef(found, other)[0, 1]) < 4 / sqrt(count)
 
 
 def test_the_order_of_a_key_never_changes():

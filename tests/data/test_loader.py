@@ -75,12 +75,6 @@ def test_examples_are_numbered_over_all_rows_of_all_steps(dataset):
     assert late.tolist() == [2**32, 2**32 + 7, 2**32 + 2]
 
 
-def test_another_batch_size_regroups_the_same_rows(dataset):
-    by_four = np.concatenate([batch_rows(dataset, step, 4, range(4))["tokens"] for step in range(4)])
-    by_eight = np.concatenate([batch_rows(dataset, step, 8, range(8))["tokens"] for step in range(2)])
-    np.testing.assert_array_equal(by_four, by_eight)
-
-
 def test_an_error_while_a_batch_is_made_reaches_the_caller():
     class Broken(SyntheticRows):
         def row(self, example):

@@ -56,9 +56,3 @@ def test_the_default_vocabulary_and_one_that_is_too_small():
     assert open_data(DataConfig(source="synthetic"), vocab=None, seed=0).vocab == 256
     with refused("model.vocab=1", "data.source=synthetic", "too small"):
         open_data(DataConfig(source="synthetic"), vocab=1, seed=0)
-
-
-def test_the_sample_has_the_documents_of_the_language():
-    stream = open_data(DataConfig(source="synthetic"), vocab=64, seed=0).train.stream
-    assert (stream.tokens[stream.starts[1:] - 1] == 63).all()
-    assert (stream.tokens == 63).sum() in (len(stream.starts), len(stream.starts) - 1)

@@ -1,14 +1,11 @@
 """Relations between spans: those of the lines, in the rows that have both spans, and a sentence for each mistake."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pytest
 
-from jaxpar.config import LossConfig
 from jaxpar.config.mappings.contrastive import ContrastiveConfig
 from jaxpar.config.schema import DataConfig
 from jaxpar.data.masked import MaskedRows
@@ -16,13 +13,11 @@ from jaxpar.data.packing import PackedRows
 from jaxpar.data.prepare import mark_triples
 from jaxpar.data.tokens.token_folder import open_token_folder
 from jaxpar.data.tokens.triple_file import Triples, read_triples, triple_file
-from jaxpar.layout.checks.validate import validate
 from tests.data.chat_files import prepared_chat
 from tests.data.folders import quiet, texts
 from tests.data.test_masked import masked, prepared
 from tests.goldens.chat.generate import conversations
 from tests.sentences import refused
-from tests.small_run import small
 
 TERM = ContrastiveConfig(weight=1.0, hop_decay=0.5, relations={"far": 3.0, "none": 0.0}, most=8)
 
@@ -119,21 +114,3 @@ def test_lines_that_do_not_fit_are_refused(tmp_path: Path):
         masked(mask_token=63, contrastive=TERM)
     with refused("--triples are of text", "conversations"):
         mark_triples(written(tmp_path, lines), prepared_chat(tmp_path / "chat", conversations()).path, quiet())
-
-
-@pytest.mark.parametrize(
-    ("model", "loss", "parts"),
-    [
-        ({"causal": True}, MASKED | {"contrastive": TERM}, ("loss.name: masked", "model.causal: true")),
-        ({"causal": True}, {"contrastive": TERM}, ("loss.contrastive", "cross_entropy")),
-        (
-            {"causal": False},
-            MASKED | {"contrastive": ContrastiveConfig(1.0, relations={"a": -1.0})},
-            ("loss.contrastive.relations.a", "from 0"),
-        ),
-    ],
-    ids=["causal", "another loss", "a weight"],
-)
-def test_a_term_without_its_loss_is_refused(model: dict[str, Any], loss: dict[str, Any], parts: tuple[str, ...]):
-    with refused(*parts):
-        validate(replace(small(model=model), loss=LossConfig(**loss)))

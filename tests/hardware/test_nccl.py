@@ -65,18 +65,12 @@ def test_jax_s_plugin_tells_its_headers():
 @pytest.mark.parametrize(
     ("version", "machine", "pipelined", "named"),
     [
-        ((2, 29, 2), "aarch64", False, "2.29.3"),
-        ((2, 29, 2), "x86_64", True, None),
-        ((2, 29, 3), "aarch64", True, None),
-        ((2, 30, 7), "x86_64", True, "2.31.2"),
-        ((2, 30, 7), "x86_64", False, None),
-        ((2, 31, 2), "aarch64", True, None),
-        (None, "aarch64", True, None),
+        ((2, 29, 2), "aarch64", False, "2.29.3"), ((2, 29, 2), "x86_64", True, None),
+        ((2, 29, 3), "aarch64", True, None), ((2, 30, 7), "x86_64", True, "2.31.2"),
+        ((2, 30, 7), "x86_64", False, None), ((2, 31, 2), "aarch64", True, None), (None, "aarch64", True, None),
     ],
-)
-def test_a_version_with_a_known_fault_is_named(
-    version: Version | None, machine: str, pipelined: bool, named: str | None
-):
+)  # fmt: skip
+def test_a_version_with_a_known_fault_is_named(version, machine, pipelined, named):
     sentences = faults(version and Loaded(version, version), machine, pipelined=pipelined)
     assert len(sentences) == (named is not None)
     for sentence in sentences:

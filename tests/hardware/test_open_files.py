@@ -17,9 +17,7 @@ from jaxpar.hardware.open_files import allow_more_files
         (resource.RLIM_INFINITY, resource.RLIM_INFINITY, 9, None),
     ],
 )
-def test_the_limit_grows_as_far_as_the_system_lets_it(
-    monkeypatch: pytest.MonkeyPatch, soft: int, hard: int, more: int, wanted: tuple[int, int] | None
-):
+def test_the_limit_grows_as_far_as_the_system_lets_it(monkeypatch, soft, hard, more, wanted):
     set_to = []
     monkeypatch.setattr(open_files.resource, "getrlimit", lambda _: (soft, hard))
     monkeypatch.setattr(open_files.resource, "setrlimit", lambda _, limits: set_to.append(limits))

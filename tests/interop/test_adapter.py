@@ -100,9 +100,7 @@ def test_an_adapter_in_pefts_format_makes_the_merged_tensors(name: str, tmp_path
 
 @pytest.mark.parametrize(("name", "targets"), [("mamba2", None), ("qwen3_5", ("query", "value")), ("qwen3_next", None)])
 @pytest.mark.matrix(quick=("qwen3_5-targets1",), ci=1)
-def test_an_adapter_of_tensors_that_hold_matrices_by_head_or_others_too_makes_the_merged_ones(
-    name: str, targets: tuple[str, ...] | None, tmp_path: Path
-):
+def test_an_adapter_of_tensors_that_hold_matrices_by_head_or_others_too_makes_the_merged_ones(name, targets, tmp_path):
     """Queries and their gates by head; projections of Mamba-2 beside one without factors."""
     check_exports(name, targets, tmp_path)
 
@@ -111,10 +109,7 @@ def test_an_adapter_of_tensors_that_hold_matrices_by_head_or_others_too_makes_th
     ("name", "targets"),
     [("mixtral", None), ("qwen3_moe", ("query", "down")), ("gpt_oss", ("query", "output"))],
 )
-def test_an_adapter_of_a_model_with_experts_makes_the_merged_tensors(
-    name: str, targets: tuple[str, ...] | None, tmp_path: Path
-):
-    """Each expert has factors of its own, and the router none."""
+def test_an_adapter_of_a_model_with_experts_makes_the_merged_tensors(name, targets, tmp_path):
     check_exports(name, targets, tmp_path)
     names = json.loads((tmp_path / "peft/adapter_config.json").read_text())["target_modules"]
     assert not {"gate", "router"} & set(names)

@@ -96,7 +96,6 @@ def test_a_scale_is_the_least_power_of_two_by_which_a_matrix_fits_and_that_of_a_
 
 
 def test_a_run_with_fp8_matmuls_has_the_same_exceptions_in_its_export():
-    """First and last layers, and the parts that are exceptions, are left as they are and named."""
     config = small(model={"layers": 3, "embed": 64, "mlp": 128}, precision={"matmul": "fp8_delayed"})
     source: Any = SimpleNamespace(model=config.model, config=config)
     family = HFFolder(FOLDER / "llama").family
@@ -118,9 +117,7 @@ def test_a_run_with_fp8_matmuls_has_the_same_exceptions_in_its_export():
         ({"strategy": "block"}, ("weights.strategy", "block", "tensor or channel")),
     ],
 )
-def test_what_is_packed_otherwise_is_refused(
-    weights: dict[str, Any], parts: tuple[str, ...], exported: Path, tmp_path: Path
-):
+def test_what_is_packed_otherwise_is_refused(weights: dict[str, Any], parts: tuple[str, ...], exported: Path, tmp_path):
     folder = shutil.copytree(exported, tmp_path / "changed")
     config = json.loads((folder / "config.json").read_text())
     config["quantization_config"]["config_groups"]["group_0"]["weights"] |= weights
@@ -139,9 +136,7 @@ def test_a_matrix_without_a_scale_is_refused(tmp_path: Path):
     (["gpt2", "OUT"], ("--format", "gpt2", "without --format")),
     (["qwen3", "--check"], ("--check", "without --format", "rounds")),
 ])  # fmt: skip
-def test_an_export_that_cannot_be_is_one_sentence(
-    arguments: list[str], parts: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
+def test_an_export_that_cannot_be_is_one_sentence(arguments: list[str], parts: tuple[str, ...], tmp_path, capfd):
     model, out = str(FOLDER / arguments[0]), arguments[1].replace("OUT", str(tmp_path / "out"))
     status = main(["jaxpar-to-hf", model, out, "--format", "compressed-tensors"])
     refused_by_command(status, *capfd.readouterr(), *parts)

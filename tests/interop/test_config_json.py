@@ -109,34 +109,11 @@ def test_what_is_absent_is_what_transformers_takes(name: str, key: str, ours: st
     assert wanted in [getattr(model, ours) for model in models]
 
 
-@pytest.mark.parametrize(("model_type", "near"), [("gpt-oss", "gpt_oss"), ("Llama", "llama")])
-def test_a_type_that_is_spelled_otherwise_is_named(model_type: str, near: str):
-    with refused("model_type", model_type, f"did you mean {near}?"):
-        model_of(golden("llama", model_type=model_type))
-
-
-@pytest.mark.parametrize("model_type", ["olmo_hybrid", "recurrent_gemma", "qwen2_vl", "jamba", 3])
+@pytest.mark.parametrize("model_type", ["olmo_hybrid", "recurrent_gemma", "qwen2_vl", "jamba", "Qwen_2", 3])
 def test_another_architecture_with_a_name_alike_is_not_suggested(model_type: object):
     with refused("model_type", str(model_type), "expected one of those that python -m jaxpar.models lists") as caught:
-        model_of(golden("llama", model_type=model_type))
+        model_of(golden("gpt2" if model_type == "Qwen_2" else "llama", model_type=model_type))
     assert "did you mean" not in str(caught.value)
-
-
-@pytest.mark.parametrize(
-    ("changed", "parts"),
-    [
-        ({"model_type": None}, ("model_type is missing", "jaxpar.models")),
-        ({"model_type": "gemma3"}, ("'gemma3'", "expected its text_config")),
-        (
-            {"model_type": "qwen2_vl", "text_config": {}},
-            ("'qwen2_vl'", "expected one of gemma3, gemma3n, gemma4, mistral3"),
-        ),
-    ],
-    ids=["no type", "no text part", "another text part"],
-)
-def test_what_a_type_lacks_is_said(changed: dict[str, object], parts: tuple[str, ...]):
-    with refused("config.json", *parts):
-        model_of(golden("llama", **changed))
 
 
 def test_what_no_family_can_hold_is_refused():
@@ -144,13 +121,6 @@ def test_what_no_family_can_hold_is_refused():
         family_for(replace(PRESETS["llama3-1b"], activation="gelu"))
     with refused("model", "no family"):
         family_for(replace(PRESETS["llama3-1b"], window=128, attention_bias=True))
-
-
-def test_a_model_goes_to_the_family_that_can_hold_it():
-    found = {name: family_for(PRESETS[name]).name for name in ("llama3-8b", "mistral-7b", "qwen2.5-7b", "gemma3-4b")}
-    assert found == {"llama3-8b": "llama", "mistral-7b": "mistral", "qwen2.5-7b": "qwen2", "gemma3-4b": "gemma3"}
-    assert differences(PRESETS["llama3-8b"], PRESETS["llama3-8b"]) == []
-    assert [one.key for one in differences(PRESETS["llama3-8b"], replace(PRESETS["llama3-8b"], window=8))] == ["window"]
 
 
 def test_experts_that_differ_are_named_by_the_keys_in_which_they_do():
@@ -183,7 +153,6 @@ def test_a_router_that_needs_state_which_the_weights_lack_is_refused_by_its_key(
 
 
 def test_keys_that_no_block_of_a_layer_reads_are_no_difference():
-    """Heads of a layer without attention, and the width of one without a feed-forward."""
     _, model = model_of(golden("mamba2"))
     assert model.linear_attention is not None
     assert differences(replace(model, heads=2, head_dim=3, mlp=5, position="rope"), model) == []

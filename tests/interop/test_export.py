@@ -8,7 +8,6 @@ import pytest
 
 from jaxpar.convert import main
 from jaxpar.interop.conversion.export import Export, plan_export
-from jaxpar.interop.conversion.new_folder import new_folder
 from jaxpar.interop.sources.hf_folder import HFFolder
 from tests.goldens.loading import FOLDER, NAMES
 from tests.interop.folders import copy_of, tensors
@@ -37,9 +36,7 @@ def test_a_folder_comes_back_byte_for_byte(name: str, tmp_path: Path):
 
 @pytest.mark.matrix(quick=("gemma3", "mamba2", "mixtral", "nemotron_h", "phi3", "qwen3_next"), ci=8, always=True)
 @pytest.mark.parametrize("name", NAMES)
-def test_both_ways_in_memory(
-    name: str, capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_both_ways_in_memory(name: str, capfd, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     before = sorted((FOLDER / name).iterdir())
     convert("hf-to-jaxpar", FOLDER / name, "--check")
@@ -93,9 +90,7 @@ def test_the_files_of_a_tokenizer_are_copied(tmp_path: Path):
     assert made["_from_model_config"] is True and made["eos_token_id"] == 2, "from config.json where there was none"
 
 
-def test_an_export_that_fails_leaves_no_folder(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
-):
+def test_an_export_that_fails_leaves_no_folder(tmp_path, monkeypatch, capfd):
     whole, seen = Export.values, []
 
     def fails(self: Export, tensor: object) -> np.ndarray:
@@ -108,13 +103,6 @@ def test_an_export_that_fails_leaves_no_folder(
     status = main(["jaxpar-to-hf", str(FOLDER / "llama"), str(tmp_path / "out")])
     refused_by_command(status, *capfd.readouterr(), str(tmp_path / "out"), "No space left")
     assert list(tmp_path.iterdir()) == []
-
-
-def test_a_folder_appears_when_it_is_whole(tmp_path: Path):
-    with new_folder(tmp_path / "out") as folder:
-        (folder / "file").write_text("x")
-        assert not (tmp_path / "out").exists()
-    assert [file.name for file in (tmp_path / "out").iterdir()] == ["file"]
 
 
 @pytest.mark.parametrize(
@@ -130,9 +118,7 @@ def test_a_folder_appears_when_it_is_whole(tmp_path: Path):
         ("jaxpar-to-hf {golden} {new} --shard-size 5", ("--shard-size", "'5'", "GB")),
     ],
 )
-def test_what_the_command_refuses(
-    arguments: str, parts: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
+def test_what_the_command_refuses(arguments: str, parts: tuple[str, ...], tmp_path, capfd):
     (tmp_path / "old").mkdir()
     given = {"golden": FOLDER / "llama", "new": tmp_path / "new", "old": tmp_path / "old"}
     status = main([word.format(**given) for word in arguments.split()])

@@ -47,9 +47,7 @@ def layers_of(source: Any, weight: str) -> np.ndarray:
 
 
 @pytest.mark.parametrize(("name", "left"), [("llama", []), ("gemma3", ["key", "value"]), ("gpt2", [])])
-def test_no_product_of_the_rank_is_nearer(
-    name: str, left: list[str], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
+def test_no_product_of_the_rank_is_nearer(name: str, left: list[str], tmp_path, capfd):
     """Eckart and Young: what is lost is the sum of the squares of the singular values that are left out."""
     found = factorize(FOLDER / name, tmp_path / "out", "--rank", 11)
     printed = capfd.readouterr().out
@@ -106,7 +104,6 @@ def test_random_factors_are_those_that_a_new_run_draws(tmp_path: Path):
 @pytest.mark.matrix(quick=(), ci=1)
 @pytest.mark.parametrize("name", ["gpt2", "gemma2", "phi3"])
 def test_the_merged_export_has_the_logits_of_the_factors(name: str, tmp_path: Path):
-    """The factors on two tensor ranks, the export of their products on one device."""
     factorize(FOLDER / name, tmp_path / "out", "--share", 0.5)
     assert main(["jaxpar-to-hf", str(tmp_path / "out"), str(tmp_path / "merged"), "--dtype", "float32"]) == 0
     assert tensors(tmp_path / "merged").keys() == tensors(FOLDER / name).keys()
@@ -163,9 +160,7 @@ def test_a_run_of_other_ranks_is_refused(tmp_path: Path):
         (["--rank", "4", "--check"], ("--check", "hf-to-jaxpar")),
     ],
 )
-def test_a_bad_argument_is_one_sentence(
-    arguments: list[str], parts: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
+def test_a_bad_argument_is_one_sentence(arguments: list[str], parts: tuple[str, ...], tmp_path, capfd):
     status = main(["factorize", str(FOLDER / "llama"), str(tmp_path / "out"), *arguments])
     refused_by_command(status, *capfd.readouterr(), *parts)
     assert not list(tmp_path.iterdir())

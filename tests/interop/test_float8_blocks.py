@@ -6,7 +6,6 @@ from pathlib import Path
 
 import ml_dtypes
 import numpy as np
-import pytest
 from safetensors.numpy import load_file, save_file
 
 from jaxpar.convert import main
@@ -71,9 +70,7 @@ def test_values_and_parts(tmp_path: Path):
     np.testing.assert_array_equal(files.read("z", (slice(2, 5),)), other[2:5])
 
 
-def test_an_export_has_the_same_values_in_bfloat16_and_is_bit_exact_from_there(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
+def test_an_export_has_the_same_values_in_bfloat16_and_is_bit_exact_from_there(tmp_path, capfd):
     leaves = quantized(tmp_path / "float8")
     source = HFFolder(tmp_path / "float8")
     assert source.remarks == ["without layer 3, for the prediction of further tokens"]

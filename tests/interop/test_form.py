@@ -65,35 +65,3 @@ def test_every_part_of_every_weight_comes_from_its_lines(case: str):
 
             np.testing.assert_array_equal(laid.read(place, region, read), weight[region])
             assert asked[0] <= weight[region].size * max(spec.shape), "only the lines in which it lies"
-
-
-def test_rotating_pairs_of_deepseek_are_the_halves_of_ours_and_values_follow_keys_in_each_head():
-    """Written out: of 6 outputs the last 4 rotate, and of each pair of neighbours the first is in our first half."""
-    laid = LaidByHead(Form.LINEAR, (ParamSpec((1, 1, 6), ("embed", "heads", "head_dim")),), rotary=4)
-    whole = tuple(slice(0, size) for size in (1, 1, 6))
-    found = laid.read(0, whole, lambda lines: np.arange(6).reshape(6, 1)[lines])
-    assert found.ravel().tolist() == [0, 1, 2, 4, 3, 5]
-    both = LaidByHead(Form.LINEAR, (KEY, WIDER_KEY)).join([np.zeros(KEY.shape), np.ones(WIDER_KEY.shape)])
-    assert both[:, 0].tolist() == [0, 0, 1, 1, 1] * 2
-
-
-def test_queries_are_transposed_and_stand_before_keys():
-    """Written out: a `Linear` has its outputs in rows, heads one after the other."""
-    query = np.arange(6 * 8).reshape(QUERY.shape)
-    key = 100 + np.arange(6 * 4).reshape(KEY.shape)
-    tensor = Laid(Form.LINEAR, (QUERY, KEY)).join([query, key])
-    assert tensor[3].tolist() == query[:, 1, 1].tolist()  # row 3 is head 1, dim 1
-    assert tensor[8 + 2].tolist() == key[:, 1, 0].tolist()
-
-
-def test_columns_of_gate_and_up_take_turns():
-    gate = np.arange(3 * 6 * 4).reshape(UP.shape)
-    tensor = Laid(Form.TABLE, (UP, UP), interleaved=True).join([gate, 100 + gate])
-    assert tensor[2, 5, 2:4].tolist() == [gate[2, 5, 1], 100 + gate[2, 5, 1]]
-
-
-def test_heads_of_values_stand_behind_the_head_of_keys_that_they_use():
-    """Written out: two heads of keys of 3, each with two heads of values of 5 behind it."""
-    key, value = np.zeros(GROUP.shape), np.ones(VALUE.shape) * np.arange(1, 5)[:, None]
-    rows = LaidByHead(Form.LINEAR, (GROUP, VALUE), groups=2).join([key, value])[:, 0]
-    assert rows.tolist() == [0] * 3 + [1] * 5 + [2] * 5 + [0] * 3 + [3] * 5 + [4] * 5

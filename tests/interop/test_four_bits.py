@@ -14,7 +14,7 @@ from jaxpar.interop.conversion.export import plan_export
 from jaxpar.interop.conversion.round_trip import check_export
 from jaxpar.interop.sources.bitsandbytes import BitsAndBytesFiles
 from jaxpar.interop.sources.hf_folder import HFFolder
-from jaxpar.interop.sources.packed_integers import AwqFiles, GptqFiles, PackedFiles
+from jaxpar.interop.sources.packed_integers import AwqFiles, GptqFiles
 from jaxpar.interop.sources.tensor_files import TensorFiles
 from tests.goldens.loading import FOLDER
 from tests.interop.folders import tensors
@@ -279,12 +279,7 @@ def test_matrices_that_stand_the_other_way_round_are_refused(tmp_path: Path):
         ),
     ],
 )  # fmt: skip
-def test_tensors_that_do_not_belong_together_are_refused(
-    format: type[PackedFiles] | type[BitsAndBytesFiles],
-    changed: dict[str, np.ndarray | None],
-    parts: tuple[str, ...],
-    tmp_path: Path,
-):
+def test_tensors_that_do_not_belong_together_are_refused(format, changed, parts, tmp_path):
     made = {GptqFiles: lambda: gptq((40, 64), 4, 1, 0), AwqFiles: lambda: awq((40, 64), 0)}
     leaves = made.get(format, lambda: nf4((40, 64), True, "float16", 0))()[0]
     stem = "w.weight" if format is BitsAndBytesFiles else "w"

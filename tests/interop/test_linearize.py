@@ -56,9 +56,7 @@ def test_weights_are_those_of_attention_and_new_decays(tmp_path: Path):
         ("mamba2", ("MODEL", "model.mixer (mamba2)")),
     ],
 )
-def test_what_is_no_such_model_is_refused(
-    name: str, parts: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
+def test_what_is_no_such_model_is_refused(name: str, parts: tuple[str, ...], tmp_path, capfd):
     status = linearize(FOLDER / name, tmp_path / "out")
     refused_by_command(status, *capfd.readouterr(), *parts)
     assert not list(tmp_path.iterdir())

@@ -19,50 +19,32 @@ YARN = {"rope_type": "yarn", "factor": 4.0}
 LENGTH = {"original_max_position_embeddings": 32}
 BY_TYPE = {"full_attention": DEFAULT, "sliding_attention": DEFAULT}
 
-READ: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
-    "a base beside rope_parameters": (
-        "llama", {"rope_theta": 5e5, "rope_parameters": LLAMA3 | LENGTH},
-        {"base": 5e5, "scaling": "llama3", "original_length": 32},
-    ),
-    "the same base twice": ("qwen3", {"rope_theta": 1e3}, {"base": 1e3, "scaling": "none"}),
-    "a scaling beside rope_parameters": (
-        "llama", {"rope_scaling": LLAMA3 | LENGTH, "rope_parameters": DEFAULT | {"rope_theta": 1e4}},
-        {"base": 1e4, "scaling": "llama3", "factor": 4.0},
-    ),
-    "the same scaling twice": (
-        "llama", {"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": LINEAR, "rope_theta": 7e3},
-        {"base": 7e3, "scaling": "linear", "factor": 2.0},
-    ),
-    "an empty scaling": ("qwen3", {"rope_scaling": {}}, {"base": 1e3, "scaling": "none"}),
-    "yarn without its length": (
-        "qwen2", {"rope_parameters": None, "rope_scaling": YARN, "rope_theta": 1e3, "max_position_embeddings": 99},
-        {"scaling": "yarn", "original_length": 99},
-    ),
-    "llama3 without its length": ("llama", {"rope_parameters": LLAMA3}, {"original_length": 128}),
-    "yarn that was fine-tuned": (
-        "llama", {"rope_parameters": None, "rope_scaling": YARN | LENGTH | {"finetuned": True}},
-        {"base": 1e4, "scaling": "yarn", "original_length": 32},
-    ),
-    "a family that has yarn by itself": (
-        "gpt_oss", {"rope_parameters": None},
-        {"base": 150000.0, "scaling": "yarn", "factor": 32.0, "original_length": 4096,
-         "truncate": False},
-    ),
-    "that family without": ("gpt_oss", {"rope_parameters": {}}, {"base": 150000.0, "scaling": "none"}),
-    "a part of each head": (
-        "phi4_mini", {"rope_parameters": None, "rope_theta": 2e4, "partial_rotary_factor": 0.5},
-        {"base": 2e4, "partial": 0.5},
-    ),
-    "a part beside rope_parameters": (
-        "phi3", {"partial_rotary_factor": 0.5, "rope_parameters": DEFAULT | {"rope_theta": 3e3}},
-        {"base": 3e3, "partial": 0.5},
-    ),
-}  # fmt: skip
+READ = [
+    ("llama", {"rope_theta": 5e5, "rope_parameters": LLAMA3 | LENGTH},
+     {"base": 5e5, "scaling": "llama3", "original_length": 32}),
+    ("qwen3", {"rope_theta": 1e3}, {"base": 1e3, "scaling": "none"}),
+    ("llama", {"rope_scaling": LLAMA3 | LENGTH, "rope_parameters": DEFAULT | {"rope_theta": 1e4}},
+     {"base": 1e4, "scaling": "llama3", "factor": 4.0}),
+    ("llama", {"rope_scaling": {"type": "linear", "factor": 2}, "rope_parameters": LINEAR, "rope_theta": 7e3},
+     {"base": 7e3, "scaling": "linear", "factor": 2.0}),
+    ("qwen3", {"rope_scaling": {}}, {"base": 1e3, "scaling": "none"}),
+    ("qwen2", {"rope_parameters": None, "rope_scaling": YARN, "rope_theta": 1e3, "max_position_embeddings": 99},
+     {"scaling": "yarn", "original_length": 99}),
+    ("llama", {"rope_parameters": LLAMA3}, {"original_length": 128}),
+    ("llama", {"rope_parameters": None, "rope_scaling": YARN | LENGTH | {"finetuned": True}},
+     {"base": 1e4, "scaling": "yarn", "original_length": 32}),
+    ("gpt_oss", {"rope_parameters": None},
+     {"base": 150000.0, "scaling": "yarn", "factor": 32.0, "original_length": 4096, "truncate": False}),
+    ("gpt_oss", {"rope_parameters": {}}, {"base": 150000.0, "scaling": "none"}),
+    ("phi4_mini", {"rope_parameters": None, "rope_theta": 2e4, "partial_rotary_factor": 0.5},
+     {"base": 2e4, "partial": 0.5}),
+    ("phi3", {"partial_rotary_factor": 0.5, "rope_parameters": DEFAULT | {"rope_theta": 3e3}},
+     {"base": 3e3, "partial": 0.5}),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", READ)
-def test_what_is_stated_twice_or_elsewhere_is_read_as_transformers_reads_it(case: str):
-    name, keys, wanted = READ[case]
+@pytest.mark.parametrize(("name", "keys", "wanted"), READ)
+def test_what_is_stated_twice_or_elsewhere_is_read_as_transformers_reads_it(name: str, keys: dict, wanted: dict):
     family, model = model_of(golden(name, **keys))
     for own in kind_models(model).values():
         assert {key: getattr(own.rope, key) for key in wanted} == wanted
@@ -85,55 +67,36 @@ def test_bases_of_types_of_layers_beside_rope_parameters(keys: dict[str, Any], f
 
 
 NAN, INFINITE = math.nan, math.inf
-REFUSED: dict[str, tuple[str, dict[str, Any], tuple[str, ...]]] = {
-    "two bases": ("qwen3", {"rope_theta": 5e5}, ("rope_theta", "500000.0", "rope_parameters.rope_theta", "1000.0")),
-    "two scalings": ("llama", {"rope_scaling": LINEAR}, ("rope_scaling", "rope_parameters", "differ")),
-    "no scaling in place of one": ("llama", {"rope_scaling": DEFAULT}, ("rope_scaling", "rope_parameters", "differ")),
-    "a base that rope_scaling hides": (
-        "qwen3", {"rope_scaling": YARN | LENGTH}, ("rope_parameters.rope_theta", "1000.0", "rope_scaling")
-    ),
-    "two types": (
-        "llama", {"rope_parameters": LINEAR | {"type": "yarn"}}, ("rope_type", "linear", "rope_parameters.type", "yarn")
-    ),
-    "two parts": (
-        "phi4_mini", {"partial_rotary_factor": 0.5},
-        ("partial_rotary_factor", "0.5", "rope_parameters.partial_rotary_factor", "0.75"),
-    ),
-    "a part in another family": ("llama", {"partial_rotary_factor": 0.5}, ("partial_rotary_factor", "0.5")),
-    "a part above 1": ("phi3", {"rope_parameters": {}, "partial_rotary_factor": 1.5}, ("partial_rotary_factor", "1.5")),
-    "a scaling that the family does not have": (
-        "ministral3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
-        ("rope_parameters.rope_type", "linear", "yarn"),
-    ),
-    "two original lengths, of which transformers reads the one outside": (
-        "phi3", {"rope_parameters": YARN | LENGTH}, ("original_max_position_embeddings", "4096", "32")
-    ),
-    "a list": ("qwen3", {"rope_scaling": []}, ("rope_scaling", "[]", "a mapping")),
-    "false": ("qwen3", {"rope_scaling": False}, ("rope_scaling", "False", "a mapping")),
-    "a list of parameters": ("qwen3", {"rope_parameters": []}, ("rope_parameters", "[]", "a mapping")),
-    "NaN as base": ("qwen3", {"rope_parameters": None, "rope_theta": NAN}, ("rope_theta", "nan")),
-    "NaN as factor": ("llama", {"rope_parameters": LINEAR | {"factor": NAN}}, ("rope_parameters.factor", "nan")),
-    "NaN as part": ("phi3", {"rope_parameters": {}, "partial_rotary_factor": NAN}, ("partial_rotary_factor", "nan")),
-    "NaN as scale of scores": ("gemma2", {"query_pre_attn_scalar": NAN}, ("query_pre_attn_scalar", "nan")),
-    "an infinite scale of experts": (
-        "deepseek_v2", {"routed_scaling_factor": INFINITE}, ("routed_scaling_factor", "inf")
-    ),
-    "parameters that are not by type": ("gemma3", {"rope_parameters": LINEAR}, ("rope_parameters.", "full_attention")),
-    "two bases of local layers": (
-        "gemma3", {"rope_local_base_freq": 7.0}, ("rope_local_base_freq", "7.0", "sliding_attention", "100.0")
-    ),
-    "two scalings of global layers": (
-        "gemma3", {"rope_scaling": LINEAR}, ("rope_scaling", "rope_parameters.full_attention", "differ")
-    ),
-    "a length that is none": (
-        "llama", {"rope_parameters": LLAMA3, "max_position_embeddings": "x"}, ("max_position_embeddings", "x")
-    ),
-}  # fmt: skip
+REFUSED = [
+    ("qwen3", {"rope_theta": 5e5}, ("rope_theta", "500000.0", "rope_parameters.rope_theta", "1000.0")),
+    ("llama", {"rope_scaling": LINEAR}, ("rope_scaling", "rope_parameters", "differ")),
+    ("llama", {"rope_scaling": DEFAULT}, ("rope_scaling", "rope_parameters", "differ")),
+    ("qwen3", {"rope_scaling": YARN | LENGTH}, ("rope_parameters.rope_theta", "1000.0", "rope_scaling")),
+    ("llama", {"rope_parameters": LINEAR | {"type": "yarn"}}, ("rope_type", "linear", "rope_parameters.type", "yarn")),
+    ("phi4_mini", {"partial_rotary_factor": 0.5},
+     ("partial_rotary_factor", "0.5", "rope_parameters.partial_rotary_factor", "0.75")),
+    ("llama", {"partial_rotary_factor": 0.5}, ("partial_rotary_factor", "0.5")),
+    ("phi3", {"rope_parameters": {}, "partial_rotary_factor": 1.5}, ("partial_rotary_factor", "1.5")),
+    ("ministral3", {"rope_parameters": {"rope_type": "linear", "factor": 2.0}},
+     ("rope_parameters.rope_type", "linear", "yarn")),
+    ("phi3", {"rope_parameters": YARN | LENGTH}, ("original_max_position_embeddings", "4096", "32")),
+    ("qwen3", {"rope_scaling": []}, ("rope_scaling", "[]", "a mapping")),
+    ("qwen3", {"rope_scaling": False}, ("rope_scaling", "False", "a mapping")),
+    ("qwen3", {"rope_parameters": []}, ("rope_parameters", "[]", "a mapping")),
+    ("qwen3", {"rope_parameters": None, "rope_theta": NAN}, ("rope_theta", "nan")),
+    ("llama", {"rope_parameters": LINEAR | {"factor": NAN}}, ("rope_parameters.factor", "nan")),
+    ("phi3", {"rope_parameters": {}, "partial_rotary_factor": NAN}, ("partial_rotary_factor", "nan")),
+    ("gemma2", {"query_pre_attn_scalar": NAN}, ("query_pre_attn_scalar", "nan")),
+    ("deepseek_v2", {"routed_scaling_factor": INFINITE}, ("routed_scaling_factor", "inf")),
+    ("gemma3", {"rope_parameters": LINEAR}, ("rope_parameters.", "full_attention")),
+    ("gemma3", {"rope_local_base_freq": 7.0}, ("rope_local_base_freq", "7.0", "sliding_attention", "100.0")),
+    ("gemma3", {"rope_scaling": LINEAR}, ("rope_scaling", "rope_parameters.full_attention", "differ")),
+    ("llama", {"rope_parameters": LLAMA3, "max_position_embeddings": "x"}, ("max_position_embeddings", "x")),
+]  # fmt: skip
 
 
-@pytest.mark.parametrize("case", REFUSED)
-def test_two_that_differ_and_nonsense_are_refused(case: str):
-    name, keys, parts = REFUSED[case]
+@pytest.mark.parametrize(("name", "keys", "parts"), REFUSED)
+def test_two_that_differ_and_nonsense_are_refused(name: str, keys: dict[str, Any], parts: tuple[str, ...]):
     with refused("config.json", *parts):
         model_of(golden(name, **keys))
 

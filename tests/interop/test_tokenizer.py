@@ -136,9 +136,7 @@ def test_in_a_conversation_a_text_also_ends_as_documents_of_the_run_do(tmp_path:
     assert len(reports) == 2
 
 
-def test_the_tokenizer_is_looked_for_elsewhere_where_the_tokens_are_at_a_url_that_is_gone(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_tokenizer_is_looked_for_elsewhere_where_the_tokens_are_at_a_url_that_is_gone(tmp_path, monkeypatch):
     monkeypatch.setattr(urls, "STORES", ("memory",))
     monkeypatch.setenv("JAXPAR_CACHE", str(tmp_path))
     reports: list[str] = []

@@ -60,9 +60,7 @@ def test_logits_are_those_of_the_dense_model(name: str, tmp_path: Path):
         (["mixtral", "--experts", 2], ("MODEL", "experts already", "dense")),
     ],
 )
-def test_what_cannot_be_upcycled_is_one_sentence(
-    arguments: list[object], parts: tuple[str, ...], tmp_path: Path, capfd: pytest.CaptureFixture[str]
-):
+def test_what_cannot_be_upcycled_is_one_sentence(arguments: list[object], parts: tuple[str, ...], tmp_path, capfd):
     folder, *options = arguments
     status = upcycle(FOLDER / str(folder), tmp_path / "out", *options)
     refused_by_command(status, *capfd.readouterr(), *parts)

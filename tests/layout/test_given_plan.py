@@ -98,9 +98,7 @@ CHANGES: dict[str, tuple[dict[str, Any], tuple[str, ...]]] = {
 
 
 @pytest.mark.parametrize("devices", [8, 256])
-def test_a_plan_for_other_gpus_is_refused_with_where_it_is_for_first(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], devices: int
-):
+def test_a_plan_for_other_gpus_is_refused_with_where_it_is_for_first(tmp_path, capsys, devices: int):
     config, plan = planned(run_config(tmp_path / "runs", 1, parallel=FSDP))
     plan = replace(plan, axes=AxisSizes(fsdp=devices), attention={"all": Choice("cudnn", "")})
     write(tmp_path / "plan.json", PlanFile(config, plan, cluster=f"h100:{devices // 8}x8"))
@@ -111,9 +109,7 @@ def test_a_plan_for_other_gpus_is_refused_with_where_it_is_for_first(
 
 
 @pytest.mark.parametrize(("changed", "parts"), CHANGES.values(), ids=CHANGES.keys())
-def test_a_plan_that_cannot_run_here_is_one_sentence_before_anything_is_allocated(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], changed: dict[str, Any], parts: tuple[str, ...]
-):
+def test_a_plan_that_cannot_run_here_is_one_sentence_before_anything_is_allocated(tmp_path, capsys, changed, parts):
     config, plan = planned(run_config(tmp_path / "runs", 1, parallel=FSDP))
     write(tmp_path / "plan.json", PlanFile(config, replace(plan, **changed)))
     before = len(jax.live_arrays())

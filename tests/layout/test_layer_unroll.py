@@ -9,12 +9,10 @@ from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.plan import Choice, Plan
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.described import DescribedGPU
-from jaxpar.layout.choices.reasons import choice_rows
 from jaxpar.layout.layer_unroll import check_layer_unroll
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.memory.estimate import estimate_memory
 from jaxpar.pages.units import GIB
-from jaxpar.training.run.plan_table import _limits_rows
 from tests.nonzero_gradients import gemma
 from tests.sentences import refused
 from tests.small_run import small
@@ -55,9 +53,7 @@ def plan_with(key: str, value: object, why: str, **sections: dict[str, Any]) -> 
         ({"parallel": {"fsdp": 4}, "memory": {"weights_offload": "host", "optimizer_offload": "host"}}, 1, "copies to"),
     ],
 )
-def test_two_layers_where_weights_are_gathered_ahead_and_nothing_else_passes(
-    sections: dict[str, dict[str, Any]], layers: int, why: str
-):
+def test_two_layers_where_weights_are_gathered_ahead_and_nothing_else_passes(sections, layers, why):
     check_layer_unroll(plan_with("layer_unroll", layers, why, **sections))
 
 
@@ -73,20 +69,6 @@ def test_one_layer_where_there_is_no_memory_for_more():
     assert tight < GIB
     _, plan = plan_of(tight, **sections)
     assert plan.layer_unroll.name == 1 and "no memory" in plan.layer_unroll.reason
-
-
-def test_the_table_of_a_plan_has_what_runs_beside_messages_and_why():
-    config, plan = plan_of(parallel={"replica": 2, "fsdp": 2})
-    rows = {name: rest for name, *rest in choice_rows(plan)}
-    assert rows["layer unroll"] == ["2", plan.layer_unroll.reason]
-    assert rows["shard state over replicas"] == ["true", plan.shard_state_over_replicas.reason]
-    assert {"weight prefetch", "embedding messages"} <= set(rows)
-    nothing_sent = plan_of(parallel={"fsdp": 4, "zero": 1})[1]
-    assert not {"layer unroll", "weight prefetch", "embedding messages"} & {
-        name for name, *_ in choice_rows(nothing_sent)
-    }
-    asked = _limits_rows(config, replace(plan, collectives_at_once=2, merged_matmuls_mb=0))
-    assert [row[:2] for row in asked] == [("collectives at once", "2"), ("merged matmuls", "none")]
 
 
 def test_what_would_change_nothing_is_refused():

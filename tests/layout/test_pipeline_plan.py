@@ -1,6 +1,5 @@
 """What a pipeline's plan says, and the sizes that a schedule cannot have: one sentence, before anything is compiled."""
 
-from pathlib import Path
 from typing import Any
 
 import jax
@@ -37,12 +36,6 @@ def test_sizes_that_a_schedule_cannot_have_are_one_sentence(overrides: list[str]
     config = with_overrides(small(model={"layers": 8}, data={"batch_size": 24}), overrides)
     with refused(*parts):
         make_plan(resolve_config(config, layout_of(config.parallel)), jax.devices()[0])
-
-
-def test_a_table_that_is_missing_or_for_other_sizes_is_one_sentence(tmp_path: Path):
-    table = tmp_path / "mine.csv"
-    with refused("parallel.schedule", "mine.csv", "cannot be read"):
-        plan_of(pipe=2, schedule=str(table))
 
 
 def test_auto_is_1f1b_and_the_fewest_virtual_stages():

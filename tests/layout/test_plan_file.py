@@ -135,9 +135,7 @@ def test_every_number_of_a_plan_has_a_range(file: Path, value: int):
         ("parallel", {"microbatches": ...}),
     ],
 )
-def test_numbers_of_the_configuration_in_a_plan_have_their_ranges(
-    file: Path, section: str, mapping: dict[str, Any], value: int
-):
+def test_numbers_of_the_configuration_in_a_plan_have_their_ranges(file, section, mapping, value):
     config = json.loads(file.read_text())["config"]
     config[section] |= json.loads(json.dumps(mapping, default=lambda _: value))
     edit(file, config=config)
@@ -177,13 +175,6 @@ def test_text_that_is_not_a_plan_is_one_sentence(tmp_path: Path, text: str, part
     (tmp_path / "plan.json").write_text(text)
     with refused(*parts):
         read(tmp_path / "plan.json")
-
-
-def test_a_file_with_a_version_has_all_that_is_decided(file: Path):
-    plan = json.loads(file.read_text())["plan"]
-    edit(file, plan={key: value for key, value in plan.items() if key != "mlp_tiles"})
-    with refused(str(file), "plan", "mlp_tiles is missing"):
-        read(file)
 
 
 def test_a_new_field_of_a_plan_raises_the_version():

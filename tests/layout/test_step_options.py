@@ -63,7 +63,6 @@ def test_there_are_none_where_nothing_is_gathered_and_nothing_on_the_host():
 
 
 def test_xla_has_what_it_would_have_of_the_device_and_what_is_on_the_host():
-    """At least so much, and less than a percent of the device more."""
     filled, plan = plan_for(config_of(memory=OFFLOADED), parse_cluster("h100:1x8"))
     estimate = estimate_memory(filled, plan)
     usable = 10**6 + estimate.optimizer

@@ -33,9 +33,7 @@ OFFLOADED = {"parallel": {"fsdp": 4}, "memory": {"remat": {"mlp_input": "offload
         ({"parallel": {"replica": 4}}, "layer", ""),
     ],
 )
-def test_in_parts_where_a_layer_sends_more_than_weights_and_gradients(
-    sections: dict[str, dict[str, Any]], prefetch: str, why: str
-):
+def test_in_parts_where_a_layer_sends_more_than_weights_and_gradients(sections, prefetch, why):
     check_weight_prefetch(plan_with("weight_prefetch", prefetch, why, **sections))
 
 

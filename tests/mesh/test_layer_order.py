@@ -24,19 +24,11 @@ def test_one_rank_has_all_layers_in_order():
     assert order.stacks[ALL].row_of_layer.tolist() == [0, 1, 2, 3, 4]
 
 
-def test_stages_of_one_length_have_the_layers_in_order():
-    assert LayerOrder.of_chunks((0, 1, 2), (2, 2, 2)).in_order
-
-
 def test_chunks_that_go_round_lie_with_their_rank():
     order = LayerOrder.of_chunks(loop_placement(2, 2), (2, 2, 2, 2))
     assert order.stacks[ALL].numbers.tolist() == [[[0, 1], [4, 5]], [[2, 3], [6, 7]]]
     assert order.stacks[ALL].row_of_layer.tolist() == [0, 1, 4, 5, 2, 3, 6, 7]
     assert not order.in_order and not order.padded
-
-
-def test_chunks_in_a_v_give_rank_0_both_ends():
-    assert LayerOrder.of_chunks(v_placement(2), (1, 1, 1, 1)).stacks[ALL].numbers.tolist() == [[[0], [3]], [[1], [2]]]
 
 
 def test_short_chunks_are_padded_to_the_longest():

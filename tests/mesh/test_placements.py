@@ -98,9 +98,7 @@ def test_no_role_is_split_over_replica_and_rest_is_over_context_too():
     ],
 )
 @pytest.mark.parametrize("zero", [1, 2, 3])
-def test_state_over_replicas_splits_a_sharded_dim_further(
-    zero: int, sizes: dict[str, int], shape: tuple[int, ...], layout: P
-):
+def test_state_over_replicas_splits_a_sharded_dim_further(zero, sizes, shape, layout):
     specs = {"w": ParamSpec(shape, ("layers", "embed", "mlp")), "norm": ParamSpec((3, 32), ("layers", "norm"))}
     both = [placed(specs, AxisSizes(**sizes | {"tensor": 2}), zero, over_replicas=own) for own in (False, True)]
     apart, found = both

@@ -34,9 +34,7 @@ def test_a_rule_that_names_no_mesh_axis_is_a_mistake_of_the_code():
 
 
 @pytest.mark.parametrize(("kv_heads", "tensor", "split"), [(8, 4, True), (4, 4, True), (2, 4, False), (6, 4, False)])
-def test_kv_heads_are_split_over_tensor_where_they_divide_and_else_whole_on_every_rank(
-    kv_heads: int, tensor: int, split: bool
-):
+def test_kv_heads_are_split_over_tensor_where_they_divide_and_else_whole_on_every_rank(kv_heads, tensor, split):
     key = ParamSpec((8, kv_heads, 4), ("embed", "kv_heads", "head_dim"))
     rules = rules_of(key, compute_rules(), {"tensor": tensor})
     assert rules.kv_heads == (("tensor",) if split else ())

@@ -44,9 +44,7 @@ def test_it_states_what_ran_where_and_how(tmp_path: Path, monkeypatch: pytest.Mo
     assert "secret" not in (tmp_path / "environment.json").read_text()
 
 
-def test_a_start_with_another_environment_keeps_the_earlier_one_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_start_with_another_environment_keeps_the_earlier_one_beside_it(tmp_path, monkeypatch):
     EnvironmentFile().start(run_info(tmp_path))
     before = (tmp_path / "environment.json").read_text()
     EnvironmentFile().start(run_info(tmp_path, first_step=11))

@@ -75,7 +75,6 @@ def test_the_tables_are_the_papers():
 
 @pytest.mark.parametrize("signed", [True, False])
 def test_a_value_is_found_in_the_table(signed: bool):
-    """Every entry, what is just below and above it, and values over all decades."""
     table = magnitude_table(signed)
     near = [table, np.nextafter(table, 2, dtype=np.float32), np.nextafter(table, -1, dtype=np.float32)]
     powers = np.float32(10.0) ** np.arange(-9, 1, dtype=np.float32)
@@ -179,14 +178,10 @@ RULES = {
 @pytest.mark.parametrize(
     ("name", "moments", "bound"),
     [
-        ("adamw", "bfloat16", 0.005),
-        ("adamw", "int8", 0.05),
-        ("muon", "bfloat16", 0.005),
-        ("muon", "int8", 0.05),
-        ("lion", "bfloat16", 0.03),
-        ("lion", "int8", 0.12),
+        ("adamw", "bfloat16", 0.005), ("adamw", "int8", 0.05), ("muon", "bfloat16", 0.005), ("muon", "int8", 0.05),
+        ("lion", "bfloat16", 0.03), ("lion", "int8", 0.12),
     ],
-)
+)  # fmt: skip
 def test_five_updates_stay_near_those_in_float32(name: str, moments: str, bound: float):
     """The distance that weights move apart, as a share of the distance that they move. Lion takes signs: they flip."""
     found, state = run_optimizer(RULES[name], SPECS, WHOLE, GRADIENTS, MASTER, moments=moments)
@@ -207,7 +202,6 @@ def test_a_split_mesh_updates_as_one_device(moments: str):
 
 @pytest.mark.parametrize("moments", ["bfloat16", "int8"])
 def test_a_slice_of_the_layers_is_updated_as_in_the_whole(moments: str):
-    """What streams through a device comes in slices."""
     specs = {"layers": SPECS["layers"]}
     master, gradients = ({"layers": tree["layers"]} for tree in (MASTER, GRADIENTS[0]))
     layout = jax.tree.map(lambda spec: P(), specs)

@@ -77,16 +77,6 @@ def test_decay_moves_only_the_weights_that_ask_for_it():
         np.testing.assert_allclose(weight, expected, rtol=1e-6, err_msg=str(path))
 
 
-def test_bias_correction_follows_the_step_that_is_passed():
-    spec, layout = {"w": ParamSpec((2,), ("norm",))}, {"w": P()}
-    optimizer = make_optimizer(CONFIG, moments="float32", specs=spec, layout=layout)
-    master = {"w": jnp.zeros(2)}
-    gradients = {"w": jnp.array([1.0, -2.0])}
-    weights, _ = update_every_weight(optimizer, ARGUMENTS, gradients, optimizer.init(master), master, jnp.int32(3))
-    size = 0.05 * 0.1 / (1 - 0.9**4) / np.sqrt(0.05 / (1 - 0.95**4))
-    np.testing.assert_allclose(weights["w"], [-size, size], rtol=1e-5)
-
-
 @pytest.mark.parametrize("name", ["adamw", "muon"])
 def test_the_layout_of_the_state_is_that_of_the_weights(name):
     config = OptimizerConfig(name=name)
@@ -97,13 +87,6 @@ def test_the_layout_of_the_state_is_that_of_the_weights(name):
     assert layout["mu"] == LAYOUT
     without_matrices = LAYOUT | {"layers": {"rest": None, "split": None, "stage": None, "scale": P("pipe")}}
     assert layout["nu"] == (LAYOUT if name == "adamw" else without_matrices)
-
-
-def test_the_state_is_a_pair_of_trees_of_zeros():
-    optimizer = make_optimizer(CONFIG, moments="float32", specs=SPECS, layout=LAYOUT)
-    state = optimizer.init(jax.tree.map(lambda spec: jnp.ones(spec.shape), SPECS))
-    assert list(state) == ["mu", "nu"]
-    assert all(not leaf.any() for leaf in jax.tree.leaves(state))
 
 
 PADDED = {

@@ -31,47 +31,27 @@ def test_options_are_arguments_by_the_types_of_their_fields(monkeypatch):
         assert set(arguments.options) == {"damping"}
 
 
-@pytest.mark.parametrize("name", ["cosine", "linear", "wsd", "constant"])
-def test_warmup_reaches_the_peak_at_its_last_step(name):
-    assert rates([0, 1, 3, 4], schedule=name, warmup_steps=4) == pytest.approx([0.5, 1.0, 2.0, 2.0])
+QUARTER = 0.2 + 1.8 * (1 + np.sqrt(0.5)) / 2
+"""Of a cosine from 2.0 to 0.2: cos(pi / 4)."""
 
 
-def test_cosine():
-    # between step 10 and step 50; cos(pi / 4) at a quarter
-    quarter = 0.2 + 1.8 * (1 + np.sqrt(0.5)) / 2
-    points = rates([9, 10, 20, 30, 50, 70], schedule="cosine", warmup_steps=10)
-    assert points == pytest.approx([2.0, 2.0, quarter, 1.1, 0.2, 0.2], rel=1e-6)
-
-
-def test_linear():
-    points = rates([10, 20, 30, 50, 70], schedule="linear", warmup_steps=10)
-    assert points == pytest.approx([2.0, 1.55, 1.1, 0.2, 0.2], rel=1e-6)
-
-
-def test_wsd_falls_over_the_last_share_of_the_schedule():
-    points = rates([10, 39, 40, 45, 50, 70], schedule="wsd", warmup_steps=10, decay_fraction=0.2)
-    assert points == pytest.approx([2.0, 2.0, 2.0, 1.1, 0.2, 0.2], rel=1e-6)
-
-
-def test_constant():
-    assert rates([10, 50, 70], schedule="constant", warmup_steps=10) == [2.0, 2.0, 2.0]
-
-
-def test_decay_steps_end_the_schedule_before_the_run():
-    assert rates([15, 20, 40], schedule="linear", warmup_steps=10, decay_steps=20) == pytest.approx([1.1, 0.2, 0.2])
-
-
-def test_without_warmup_the_first_step_has_the_peak():
-    assert rates([0, 25], schedule="linear", warmup_steps=0) == pytest.approx([2.0, 1.1])
-
-
-def test_a_run_shorter_than_its_warmup_ends_warming_up():
-    assert rates([0, 4, 9, 10], schedule="cosine", warmup_steps=10, steps=5) == pytest.approx([0.2, 1.0, 2.0, 0.2])
-
-
-def test_wsd_without_a_fall_drops_at_the_end():
-    points = rates([49, 50], schedule="wsd", warmup_steps=0, decay_fraction=0.0)
-    assert points == pytest.approx([2.0, 0.2])
+@pytest.mark.parametrize(
+    ("schedule", "warmup", "more", "wanted"),
+    [
+        *((name, 4, {}, {0: 0.5, 1: 1.0, 3: 2.0, 4: 2.0}) for name in ("cosine", "linear", "wsd", "constant")),
+        ("cosine", 10, {}, {9: 2.0, 10: 2.0, 20: QUARTER, 30: 1.1, 50: 0.2, 70: 0.2}),
+        ("linear", 10, {}, {10: 2.0, 20: 1.55, 30: 1.1, 50: 0.2, 70: 0.2}),
+        ("wsd", 10, {"decay_fraction": 0.2}, {10: 2.0, 39: 2.0, 40: 2.0, 45: 1.1, 50: 0.2, 70: 0.2}),
+        ("constant", 10, {}, {10: 2.0, 50: 2.0, 70: 2.0}),
+        ("linear", 10, {"decay_steps": 20}, {15: 1.1, 20: 0.2, 40: 0.2}),
+        ("linear", 0, {}, {0: 2.0, 25: 1.1}),
+        ("cosine", 10, {"steps": 5}, {0: 0.2, 4: 1.0, 9: 2.0, 10: 0.2}),  # a run that is shorter than its warm-up
+        ("wsd", 0, {"decay_fraction": 0.0}, {49: 2.0, 50: 0.2}),
+    ],
+)
+def test_a_schedule_has_these_rates(schedule, warmup, more, wanted):
+    found = rates(wanted, schedule=schedule, warmup_steps=warmup, **more)
+    assert found == pytest.approx([*wanted.values()], rel=1e-6)
 
 
 def test_muons_matrices_have_the_same_schedule_with_a_peak_of_their_own():

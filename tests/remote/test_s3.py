@@ -152,9 +152,7 @@ def test_the_least_recently_used_copy_goes_and_one_in_use_stays(s3: Server, monk
         local_path(put("big", bytes(3000)), "data.path")
 
 
-def test_a_file_that_changes_while_it_is_copied_is_refused_and_copied_again(
-    s3: Server, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_file_that_changes_while_it_is_copied_is_refused_and_copied_again(s3: Server, monkeypatch):
     monkeypatch.setattr(store, "BLOCK_BYTES", 1000)
     url, persistent, calls = put("a.bin", b"A" * 3000), store.persistent, []
 
@@ -190,9 +188,7 @@ def test_a_changed_file_is_copied_again(s3: Server):
         ("busy", ("failed 6 times",)),
     ],
 )
-def test_a_url_that_cannot_be_read_is_refused_in_one_sentence(
-    s3: Server, fault: str, parts: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
-):
+def test_a_url_that_cannot_be_read_is_refused_in_one_sentence(s3, fault, parts, monkeypatch):
     url = f"{URL}/tokens" if fault != "bucket" else "s3://no-such-bucket/tokens"
     if fault == "nobody":
         monkeypatch.delenv("AWS_ACCESS_KEY_ID")
@@ -238,9 +234,7 @@ def test_a_killed_upload_is_not_whole_and_the_next_one_sends_the_rest(s3: Server
     assert sent == {"a.safetensors", "b.safetensors", "c.safetensors", "config.json"} - names
 
 
-def test_a_run_whose_folder_is_gone_continues_from_its_mirror_as_if_nothing_had_been(
-    s3: Server, tmp_path: Path, capsys: Any
-):
+def test_a_run_whose_folder_is_gone_continues_from_its_mirror_as_if_nothing_had_been(s3: Server, tmp_path, capsys):
     def config(name: str, steps: int, **run: Any):
         options = {"name": name, "mirror": f"{URL}/runs", **run}
         return run_config(tmp_path, steps, run=options, checkpoint={"every": 2, "keep_last": 1})

@@ -26,17 +26,6 @@ def names() -> set[str]:
     return set(store.listed(URL))
 
 
-def test_a_folder_is_uploaded_with_the_file_that_makes_it_whole_last(
-    system: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-):
-    sent = list[str]()
-    monkeypatch.setattr(upload, "upload_file", lambda file, url: (sent.append(url), store.upload_file(file, url)))
-    assert upload._upload(folder, URL, LAST) == (3, 40)
-    assert sorted(sent) == [f"{URL}/{name}" for name in ("a.safetensors", "config.json", "hf/b.safetensors")]
-    assert sent[-1] == f"{URL}/config.json"
-    assert names() == {"a.safetensors", "config.json", "hf/b.safetensors"}
-
-
 def test_an_interrupted_upload_sends_only_what_is_missing(system: Any, folder: Path, monkeypatch: pytest.MonkeyPatch):
     def broken(file: Path, url: str) -> None:
         if file.name == "b.safetensors":
@@ -74,9 +63,7 @@ def test_an_upload_does_not_make_the_files_of_another_one_whole(system: Any, fol
     assert names() == {"a.safetensors", upload.MARKER}
 
 
-def test_a_folder_that_is_removed_is_not_whole_from_the_first_file_on(
-    system: Any, folder: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_folder_that_is_removed_is_not_whole_from_the_first_file_on(system: Any, folder: Path, monkeypatch):
     upload._upload(folder, URL, LAST)
     removed = list[str]()
     monkeypatch.setattr(upload, "remove", lambda urls: removed.extend(urls))
@@ -107,9 +94,7 @@ def test_a_call_is_tried_again_and_counted(system: Any):
     ],
     ids=["credentials", "bucket", "busy"],
 )
-def test_what_a_store_refuses_is_one_sentence_without_credentials(
-    system: Any, failure: OSError, tries: int, parts: tuple[str, ...]
-):
+def test_what_a_store_refuses_is_one_sentence_without_credentials(system, failure, tries, parts):
     asked = list[str]()
 
     def call(_system: Any, path: str) -> None:

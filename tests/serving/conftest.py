@@ -1,7 +1,5 @@
 """A server of a small model, and a client of it."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections.abc import Iterator

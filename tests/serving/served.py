@@ -1,10 +1,9 @@
 """A small served model: its sizes, its texts, and requests to it."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time
+from collections.abc import Callable
 from typing import Any
 
 import httpx
@@ -42,13 +41,21 @@ def wait_until_idle(server: Server) -> None:
         time.sleep(0.01)
 
 
-def control(server: Server, *asked: tuple[str, Any]) -> list[httpx.Response]:
+def asked(server: Server, ask: Callable[[httpx.AsyncClient], Any], key: str = "key", base: str = "http://localhost"):
+    """What `ask` finds with a client of a server that has no socket."""
+
+    async def run() -> Any:
+        headers, transport = {"Authorization": f"Bearer {key}"}, httpx.ASGITransport(server.app())
+        async with httpx.AsyncClient(transport=transport, base_url=base, timeout=300, headers=headers) as client:
+            return await ask(client)
+
+    return asyncio.run(run())
+
+
+def control(server: Server, *requests: tuple[str, Any]) -> list[httpx.Response]:
     """The answers to requests in turn."""
 
-    async def ask() -> list[httpx.Response]:
-        headers = {"Authorization": f"Bearer {KEY}"}
-        transport = httpx.ASGITransport(server.app())
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost", headers=headers) as client:
-            return [await client.post(path, json=body) for path, body in asked]
+    async def ask(client: httpx.AsyncClient) -> list[httpx.Response]:
+        return [await client.post(path, json=body) for path, body in requests]
 
-    return asyncio.run(ask())
+    return asked(server, ask, KEY)

@@ -1,12 +1,10 @@
 """Clients load, replace and unload adapters while the server draws answers; what has begun ends as it began."""
 
-from __future__ import annotations
-
 import asyncio
 import shutil
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Iterator
 from itertools import combinations
 from pathlib import Path
 from typing import Any
@@ -27,6 +25,7 @@ from jaxpar.serving.worker import Worker
 from tests.generation.test_adapters import CAPACITY, SLOTS, Request, base_of, drawn_by, generator_of, placed
 from tests.goldens.loading import FOLDER
 from tests.interop.test_adapter import LORA, save_factors
+from tests.serving.served import asked
 
 pytestmark = pytest.mark.long
 
@@ -67,20 +66,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def asked(server: Server, ask: Callable[[httpx.AsyncClient], Awaitable[None]]) -> None:
-    async def run() -> None:
-        headers, transport = {"Authorization": "Bearer key"}, httpx.ASGITransport(app=server.app())
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://localhost/v1", timeout=300, headers=headers
-        ) as client:
-            await ask(client)
-
-    asyncio.run(run())
-
-
-def test_a_replaced_adapter_serves_what_has_begun_and_nothing_compiles(
-    server: Server, weights: ServedWeights, folders: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_replaced_adapter_serves_what_has_begun_and_nothing_compiles(server, weights, folders, monkeypatch):
     base, generator = base_of("llama"), weights.generator
     wanted, alone = {}, generator_of(base, {})
     for name in ("run", "peft", "third"):
@@ -136,7 +122,7 @@ def test_a_replaced_adapter_serves_what_has_begun_and_nothing_compiles(
         assert (gone.status_code, gone.text) == (200, "Success: LoRA adapter 'other' removed successfully.")
         assert (await client.post("/completions", json={"model": "other", "prompt": PROMPT})).status_code == 404
 
-    asked(server, ask)
+    asked(server, ask, base="http://localhost/v1")
     assert dict(adapters._uses) == {0: 0, 1: 0}, "every answer has ended"
 
 
@@ -176,4 +162,4 @@ def test_only_adapters_in_the_operators_folders_are_read(server: Server, folders
             missing = await other.post("/load_lora_adapter", json=load())
             assert missing.status_code == 404, "a server without the flag has no such path"
 
-    asked(server, ask)
+    asked(server, ask, base="http://localhost/v1")

@@ -1,7 +1,5 @@
 """A trainer gets scores of prompts, and refusals where its requests would be ignored."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Sequence
 from dataclasses import replace

@@ -1,9 +1,7 @@
 """A trainer puts new weights in place of a server's while its clients wait, and asks what only it needs to know."""
 
-from __future__ import annotations
-
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +19,7 @@ from jaxpar.serving.updates import Updates
 from jaxpar.serving.worker import Worker
 from tests.generation.test_adapters import CAPACITY, SLOTS, Request, base_of, drawn_by, generator_of, placed
 from tests.goldens.loading import FOLDER
+from tests.serving.served import asked
 
 pytestmark = pytest.mark.long
 
@@ -57,24 +56,11 @@ def weights_in(folder: Path, change: Callable[[dict[str, np.ndarray]], dict[str,
     return folder
 
 
-def asked(server: Server, ask: Callable[[httpx.AsyncClient], Awaitable[None]], key: str = "key") -> None:
-    async def run() -> None:
-        headers = {"Authorization": f"Bearer {key}"}
-        transport = httpx.ASGITransport(app=server.app())
-        async with httpx.AsyncClient(
-            transport=transport, base_url="http://localhost", timeout=300, headers=headers
-        ) as client:
-            await ask(client)
-
-    asyncio.run(run())
-
-
 def loading(folder: Path | str, method: str = "reload_weights") -> dict[str, Any]:
     return {"method": method, "kwargs": {"weights_path": str(folder)}}
 
 
 def test_answers_wait_for_new_weights_and_name_them(server: Server, generator: Generator, tmp_path: Path):
-    """Answers that have begun end with the previous weights."""
     folder = weights_in(tmp_path / "shared/version-1", lambda all: {name: 1.5 * one for name, one in all.items()})
 
     async def ask(client: httpx.AsyncClient) -> None:

@@ -1,7 +1,5 @@
 """The worker of a server ends, fails and cancels calls."""
 
-from __future__ import annotations
-
 import asyncio
 import threading
 
@@ -51,7 +49,6 @@ def test_a_model_that_is_not_finite_fails_the_request_alone(generator: Generator
 
 
 def test_a_call_that_nobody_waits_for_is_not_made(generator: Generator):
-    """As where the client that asked for it is gone."""
     worker, begun, go, calls = Worker(generator.engine(1, 64), 4), threading.Event(), threading.Event(), list[int]()
     worker.start()
     running = worker.call(lambda: (begun.set(), go.wait(60)))
@@ -64,7 +61,6 @@ def test_a_call_that_nobody_waits_for_is_not_made(generator: Generator):
 
 @pytest.mark.parametrize("fails", [False, True])
 def test_calls_that_wait_at_the_end_are_told_so(generator: Generator, fails: bool):
-    """But those that were cancelled."""
     worker = Worker(generator.engine(1, 64), 4)
     worker._engine.step = lambda: [1 / 0] if fails else []  # pyright: ignore[reportAttributeAccessIssue]
     worker.submit([Job(Request([1], 2), [Stop(decode, [])], 0, lambda piece: None)])

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
 from typing import Any, NamedTuple
@@ -15,29 +14,9 @@ import pytest
 from benchmarks.gpu import attention, attention_cases, jax_attention, torch_attention
 from benchmarks.gpu.attention_cases import CHECKED, Case, timed
 from benchmarks.gpu.journal import Journal
-from benchmarks.gpu.record import verified
-from benchmarks.gpu.report import table
-from pallas_kernels.attention import cudnn, cudnn_packed
 from pallas_kernels.device import Target
-from pallas_kernels.unsupported import Unsupported
-from tests.benchmarks.gpu.rows import H200, attention_row
-from tests.sentences import refused
 
 KINDS = {"have": "xla", "low": "xla", "wanted": None}
-
-
-def test_what_the_registry_supports_has_to_run(monkeypatch: pytest.MonkeyPatch):
-    def fail(*_: Any, **__: Any) -> Any:
-        raise RuntimeError("wgmma does not support this layout")
-
-    monkeypatch.setattr(attention, "DRY_CHECKED", (Case("a", 8, 64, 2, 1), Case("b", 8, 40, 2, 1)))
-    monkeypatch.setattr(Case, "call", lambda *_, **__: fail)
-    journal = Journal("check-mosaic", 100, dry=True)
-    attention.check(journal, "mosaic")
-    checked = [row for row in journal.rows if row["kind"] == "check"]
-    supported, refused = sorted(checked, key=lambda row: row["case"])
-    assert "does not support this layout" in supported["failed"] and "refused" not in supported
-    assert "a width of 64" in refused["refused"] and verified(journal.rows) == []
 
 
 def test_a_row_in_zigzag_parts_with_padding_is_attended_as_on_paper():
@@ -61,22 +40,6 @@ def test_cases_on_the_device_give_each_program_three_tiles_and_scores_at_their_c
     assert capped.softcap is not None and capped.spread > capped.softcap
 
 
-def test_what_a_run_calls_of_cudnn_for_packed_documents_is_timed(monkeypatch: pytest.MonkeyPatch):
-    inside = import_module(cudnn_packed.MODULE)
-    monkeypatch.setattr(inside, "check_compute_capability", lambda capability: True)
-    monkeypatch.setattr(inside, "is_cuda_compute_capability_equal", lambda capability: False)
-    monkeypatch.setattr(inside, "check_cudnn_version", lambda: 91900)
-    case = Case("packed", 1024, 64, 4, 2, batch=2, packed=200)
-    assert "an NVIDIA GPU" in str(cudnn.supports(case.request(lse=False)))
-    with refused("cudnn", "the platform is cpu", error=Unsupported):
-        jax.eval_shape(case.call("cudnn", lse=False), *case.arrays()[:3])
-    monkeypatch.setattr(attention_cases, "target", lambda: Target("gpu", 9.0, "NVIDIA H200", 132))
-    total = lambda q, k, v: case.call("cudnn", lse=False)(q, k, v).astype("float32").sum()
-    text = str(jax.make_jaxpr(jax.grad(total, (0, 1, 2)))(*case.arrays()[:3]))
-    assert "dot_product_attention_fwd" in text and "dot_product_attention_bwd" in text
-    assert cudnn_packed.CALLS in text or "while" in text, "the loop over calls is timed too"
-
-
 def test_a_packed_call_that_is_not_that_of_plain_xla_is_not_timed(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(attention_cases, "target", lambda: Target("gpu", 9.0, "NVIDIA H200", 132))
     monkeypatch.setattr(attention, "DRY_TIMED", (Case("packed", 1024, 64, 1, 1, packed=200),))
@@ -92,46 +55,6 @@ def test_a_packed_call_that_is_not_that_of_plain_xla_is_not_timed(monkeypatch: p
     monkeypatch.setattr(attention.comparison, "compare", lambda request: None)
     attention.measure(Journal("attention", 100, dry=True))
     assert "cudnn" in asked
-
-
-def test_ours_are_in_the_table_as_shares_of_cudnn_of_pytorch_and_of_jax():
-    rates = {"mosaic": (600, 400), "cudnn": (500, 500), "torch flash": (300, 320), "torch cudnn": (400, 250)}
-    rates |= {"jax mosaic": (1200, None), "cudnn, dense mask": (1000, 1000)}
-    rows = [
-        attention_row(name, float(rate), way=way)
-        for name, both in rates.items()
-        for way, rate in zip(("forward", "backward"), both, strict=True)
-        if rate is not None
-    ]
-    printed = table({"device": H200, "dry_run": False, "seconds": 1.0, "targets": [], "rows": rows}).splitlines()
-    (head,) = (line for line in printed if line.endswith("/ cuDNN    / PyTorch        / JAX"))
-    of = {name: [line for line in printed if f"  {name:20}" in line] for name in rates}
-    assert of["mosaic"][0].split()[-8:] == ["600", "400", "1.20", "0.80", "1.50", "1.25", "0.50", "-"]
-    assert len(of["mosaic"][0]) == len(head), "columns end together"
-    assert of["cudnn"][0].split()[-2:] == ["500", "500"] and of["jax mosaic"][0].split()[-2:] == ["1200", "-"]
-
-
-@pytest.mark.parametrize(("changed", "passed"), [("dq", True), ("dk", False), ("dv", False), ("out", False)])
-def test_of_mosaic_the_gradient_of_queries_alone_may_differ_in_the_second_run(
-    changed: str, passed: bool, monkeypatch: pytest.MonkeyPatch
-):
-    case = Case("causal", 64, 64, 1, 1, dtype="float32")
-    ours = replace(attention.REGISTRY["mosaic"], supports=lambda _: None)
-    arrays, runs = case.arrays(), []
-    compiled = {kind: attention.gradients(case, by, True, arrays)().compile() for kind, by in KINDS.items()}
-
-    def have(*given: Any) -> tuple:
-        found = dict(zip(attention.RESULTS, compiled["have"](*given), strict=True))
-        runs.append(None)
-        return tuple(x * (1 + 1e-7) if name == changed and len(runs) == 2 else x for name, x in found.items())
-
-    programs = compiled | {"have": have}
-    of_kinds = lambda journal, what, lowers: {(case, kind): programs[kind] for _, kind in lowers}
-    monkeypatch.setattr(attention, "compile_all", of_kinds)
-    journal = Journal("check", 100)
-    attention.check_some(journal, ours, [case])
-    (row,) = (row for row in journal.rows if row["kind"] == "check")
-    assert row["differ"] == [changed] and row["passed"] == passed, row
 
 
 def test_pytorch_gets_values_of_the_width_of_the_case():

@@ -10,11 +10,10 @@ import pytest
 from benchmarks.gpu import __main__ as suite
 from benchmarks.gpu.attention_cases import Case
 from benchmarks.gpu.bring_up import run, steps
-from benchmarks.gpu.bring_up.ladder import KERNELS, RUNGS, WIDTHS, Kernel, kernel
+from benchmarks.gpu.bring_up.ladder import RUNGS, Kernel, kernel
 from benchmarks.gpu.bring_up.message import message
-from benchmarks.gpu.bring_up.steps import STAGES, Step, launched, trouble
+from benchmarks.gpu.bring_up.steps import STAGES, Step, trouble
 from benchmarks.gpu.journal import Journal, read
-from benchmarks.gpu.record import ALWAYS
 from pallas_kernels.verified import SOURCES, read_records, user_file
 from tests.benchmarks.gpu.rows import H20, attention_row
 
@@ -26,9 +25,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
-def test_a_dry_run_climbs_the_ladder_and_records_nothing(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_a_dry_run_climbs_the_ladder_and_records_nothing(monkeypatch, capsys):
     of_one = tuple(one for one in STEPS if one.kernel == "tiled_matmul/mosaic")
     monkeypatch.setattr(run, "STAGES", (of_one,))
     assert suite.main(["--bring-up", "--dry-run"]) == 0
@@ -44,10 +41,7 @@ def test_it_needs_a_gpu(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     assert "needs an NVIDIA GPU, and JAX has cpu: python -m jaxpar.doctor" in capsys.readouterr().err
 
 
-def test_where_jax_does_not_start_the_sentence_has_its_reason(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
-    """As without a driver, where the user asks for `cuda`."""
+def test_where_jax_does_not_start_the_sentence_has_its_reason(monkeypatch, capsys):
     monkeypatch.setenv("JAX_PLATFORMS", "driverless")
     assert suite.main(["--bring-up"]) == 2
     printed = capsys.readouterr().err
@@ -56,7 +50,6 @@ def test_where_jax_does_not_start_the_sentence_has_its_reason(
 
 
 def test_a_kernel_that_the_gpu_cannot_run_is_refused_and_neither_launched_nor_wrong(monkeypatch: pytest.MonkeyPatch):
-    """As those for Hopper on an A100; here on a CPU."""
     monkeypatch.setattr(steps, "_processors", lambda journal: 2)
     climb, launch = (steps.step(f"attention/mosaic, {what}") for what in (RUNGS[2], "launches"))
     climbed = Journal(climb.name, 100)
@@ -66,26 +59,6 @@ def test_a_kernel_that_the_gpu_cannot_run_is_refused_and_neither_launched_nor_wr
     [line] = (line for line in message(climbed.rows, H20, []).splitlines() if line.startswith("attention/mosaic "))
     assert "refused: it needs an NVIDIA GPU, and the platform is cpu" in line
     assert not run._all_over("attention/mosaic", climbed.rows), "nothing is recorded"
-
-
-def test_every_kernel_of_ours_climbs_in_one_order_attention_first_and_sanitizers_last():
-    assert {one.name for one in KERNELS} == {*SOURCES} - {*ALWAYS}
-    for one in KERNELS:
-        own = [step.name.removeprefix(f"{one.name}, ") for step in STEPS if step.kernel == one.name]
-        assert own == [*RUNGS, "launches", "racecheck", "synccheck"]
-    first, speed, *_, last = STAGES
-    attention = {name for name in SOURCES if name.startswith("attention/")} - {*ALWAYS}
-    assert {one.kernel for one in first} == {one.kernel for one in last[: 2 * len(attention)]} == attention
-    assert speed == (steps.ATTENTION_SPEEDS,)
-    assert [one.tool is not None for stage in STAGES for one in stage] == [False] * (len(STEPS) - len(last)) + [
-        True
-    ] * len(last)
-
-
-def test_each_width_of_attention_and_both_grouped_kernels_are_launched():
-    sorts = {one.name: len(launched(one, one.cases(132, False)[RUNGS[2]])) for one in KERNELS}
-    assert {number for name, number in sorts.items() if name.startswith("attention/")} == {len(WIDTHS)}
-    assert {number for name, number in sorts.items() if name.startswith("grouped_tiled")} == {2}
 
 
 @pytest.mark.parametrize("processors", [132, 114, 78, 16])
@@ -99,9 +72,7 @@ def test_waves_are_of_the_processors_at_hand(processors: int):
     assert all(len({*map(kernel("attention/mosaic").label, cases)}) == len(cases) for cases in rungs.values())
 
 
-def test_a_step_that_runs_out_of_time_goes_on_with_the_cases_that_are_left(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_step_that_runs_out_of_time_goes_on_with_the_cases_that_are_left(tmp_path, monkeypatch):
     ran: list[str] = []
 
     def check(journal: Journal, cases: Sequence[str]) -> None:
@@ -123,19 +94,6 @@ def test_a_step_that_runs_out_of_time_goes_on_with_the_cases_that_are_left(
     assert [row["what"] for row in read(file) if row["kind"] == "begin"] == ["a", "b"]
 
 
-def test_cases_that_compile_side_by_side_are_begun_together(monkeypatch: pytest.MonkeyPatch):
-    checked: list[Sequence[str]] = []
-    check = lambda journal, cases: checked.append(cases)
-    one = Kernel(
-        "k", ("k_",), lambda *_: {RUNGS[0]: ["a", "b", "c", "d"]}, str, check, lambda *_: (None, ()), together=2
-    )
-    monkeypatch.setattr(steps, "_processors", lambda journal: 78)
-    journal = Journal("p", 100, earlier=[{"part": "p", "kind": "over", "step": "p", "case": "b"}])
-    assert steps._climb(one, RUNGS[0])(journal)
-    assert checked == [("a", "c"), ("d",)]
-    assert [row["what"] for row in journal.rows if row["kind"] == "begin"] == ["a, c", "d"]
-
-
 def test_other_bits_in_one_of_many_launches_are_seen_but_where_they_may_vary(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(steps, "LAUNCHES", 50)
     monkeypatch.setattr(steps, "_processors", lambda journal: 78)
@@ -153,7 +111,6 @@ def test_other_bits_in_one_of_many_launches_are_seen_but_where_they_may_vary(mon
 
 
 def test_one_case_of_each_sort_is_launched_and_once(monkeypatch: pytest.MonkeyPatch):
-    """Of each width, the last; not one that the GPU cannot run, and not again when the step goes on."""
     monkeypatch.setattr(steps, "LAUNCHES", 40)
     monkeypatch.setattr(steps, "_processors", lambda journal: 78)
     names = ["64 a", "64 b", "96 a", "128 a", "128 b"]
@@ -171,9 +128,7 @@ def test_one_case_of_each_sort_is_launched_and_once(monkeypatch: pytest.MonkeyPa
     assert not steps._launch(one)(Journal("k, launches", 1, earlier=earlier)), "time is up: another run goes on"
 
 
-def test_what_is_right_in_every_step_is_recorded_and_the_text_has_the_record(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-):
+def test_what_is_right_in_every_step_is_recorded_and_the_text_has_the_record(monkeypatch, capsys):
     def right(journal: Journal) -> bool:
         journal.add("check", kernel=journal.part.split(",")[0], case="c", passed=True, errors={}, allowed={})
         return True

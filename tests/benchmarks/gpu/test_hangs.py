@@ -1,22 +1,18 @@
 """Steps of a bring-up that hang, crash or take too long: what the journal has of them, and what is left out after."""
 
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import pytest
 
 from benchmarks.gpu import attention, grouped, grouped_tiled, tiled
-from benchmarks.gpu.attention_cases import Case
 from benchmarks.gpu.bring_up import run, steps
 from benchmarks.gpu.bring_up.message import left, message
-from benchmarks.gpu.bring_up.steps import STAGES, Step, trouble
+from benchmarks.gpu.bring_up.steps import STAGES, trouble
 from benchmarks.gpu.journal import Journal, read
 from benchmarks.gpu.programs import compile_all
-from pallas_kernels.attention.registry import REGISTRY
 from tests.benchmarks.gpu.rows import H20
 
 STEPS = [one for stage in STAGES for one in stage]
@@ -76,7 +72,6 @@ COMPILING = BEGIN.replace("begin", "compiling")
 
 @pytest.mark.parametrize("shown", [True, False])
 def test_a_slow_compilation_is_no_hang(shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Not where it is slow; it is one, and is named as such, where nothing is compiled for longer."""
     last = "" if shown else "; sleep 60"
     file = stub(tmp_path, monkeypatch, f"{COMPILING}; sleep 1.7; {COMPILING}{last}")
     monkeypatch.setattr(run, "HANG", 1.2)
@@ -87,9 +82,7 @@ def test_a_slow_compilation_is_no_hang(shown: bool, tmp_path: Path, monkeypatch:
     assert ("1024 x 16, causal, 128: HANG: not compiled in 3 s" in text) != shown
 
 
-def test_a_kernel_that_hangs_once_it_is_compiled_is_not_waited_for_longer(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_kernel_that_hangs_once_it_is_compiled_is_not_waited_for_longer(tmp_path, monkeypatch):
     file = stub(tmp_path, monkeypatch, f"{COMPILING}; sleep 0.5; {BEGIN}; sleep 60")
     monkeypatch.setattr(run, "HANG", 1.0)
     run.watch(STEPS[0], 60, file)
@@ -114,39 +107,14 @@ def test_programs_that_steps_share_are_compiled_once(tmp_path: Path, monkeypatch
     assert [row["part"] for row in read(file)] == [str(tmp_path / "compiled")]
 
 
-def test_what_hung_while_it_was_timed_is_left_out_when_the_same_command_runs_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
-    case = Case("causal", 128, 64, 1, 1)
-    what = "causal, 128 tokens, width 64"
-    monkeypatch.setattr(attention, "DRY_TIMED", (case,))
-    monkeypatch.setattr(attention, "REGISTRY", replace(REGISTRY, entries=(REGISTRY["xla"],)))
-    monkeypatch.setattr(attention.torch_attention, "programs", lambda *_: {})
-    nothing = jnp.zeros(1)
-    monkeypatch.setattr(attention, "compile_all", lambda *of: {key: lambda *_: (nothing, 0) for key in of[-1]})
-    speed = Step("speeds of attention", steps._measure(attention.measure))
-    file = stub(tmp_path, monkeypatch, f"""{BEGIN.replace("1024 x 16, causal, 128", f"{what} by xla")}; sleep 60""")
-    monkeypatch.setattr(run, "HANG", 1.0)
-    run.watch(speed, 60, file)
-    assert read(file)[-1]["case"] == f"{what} by xla" and not steps.is_over(speed, read(file))
-    for earlier, timed, begins in (
-        (read(file), [], [what, what, what]),
-        ([], ["forward", "backward"], [what, f"{what} by xla", what, f"{what} by xla", what]),
-        ([{"part": speed.name, "kind": "crash", "case": what}], [], []),
-    ):
-        journal = Journal(speed.name, 100, dry=True, earlier=earlier)
-        assert speed.run(journal)
-        assert [row["way"] for row in journal.rows if row["kind"] == "attention"] == timed
-        assert [row["what"] for row in journal.rows if row["kind"] == "begin"] == begins
-
-
 @pytest.mark.parametrize(
     ("measure", "cases"),
     [
         (grouped.measure, [case.name for case in grouped.DRY]), (tiled.measure, [case.name for case in tiled.DRY]),
         (grouped_tiled.measure, [case.name for case in grouped_tiled.DRY]),
+        (attention.measure, [f"{one.name}, {one.seq} tokens, width {one.width}" for one in attention.DRY_TIMED]),
     ],
-    ids=["grouped", "tiled", "grouped tiled"],
+    ids=["grouped", "tiled", "grouped tiled", "attention"],
 )  # fmt: skip
 def test_a_case_that_hung_is_not_begun_again(measure: Any, cases: list[str], monkeypatch: pytest.MonkeyPatch):
     begun: list[str] = []

@@ -53,9 +53,7 @@ def test_records_are_read_back_by_the_registry(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("mosaic", "cudnn", "first"), [(300.0, 400.0, "cudnn"), (400.0, 300.0, "mosaic")])
-def test_of_packed_rows_auto_takes_the_faster_of_what_was_timed(
-    mosaic: float, cudnn: float, first: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_of_packed_rows_auto_takes_the_faster_of_what_was_timed(mosaic, cudnn, first, tmp_path, monkeypatch):
     (case,) = (case for case in timed() if case.packed is not None and case.width == 128)
     rows = [
         attention_row(by, rate, case=case.name, seq=case.seq, way=way, seconds=part * case.flops() / (1e12 * rate))

@@ -6,7 +6,6 @@ import pytest
 
 from benchmarks.gpu import rings
 from benchmarks.gpu.journal import Journal
-from benchmarks.gpu.report import table
 from benchmarks.gpu.targets import targets
 
 
@@ -43,7 +42,3 @@ def test_rings_are_timed_beside_whole_products_and_held_to_their_target():
     assert [found.pop(f"products of a ring in 2 chunks, against whole ones: {rings.TIMED[0].name}, {way}")
             for way in rings.WAYS] == [True, False]  # fmt: skip
     assert len(found) == 6 and {*found.values()} == {None}
-    printed = table(
-        {"rows": rows, "device": {"count": 1, "device": "cpu"}, "seconds": 1, "dry_run": True, "targets": []}
-    )
-    assert "2 chunks" in printed and "of whole" in printed

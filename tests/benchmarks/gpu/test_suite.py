@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.gpu import __main__ as suite
 from benchmarks.gpu.journal import Journal, read
-from benchmarks.gpu.parts import PARTS, SECONDS, Part
+from benchmarks.gpu.parts import PARTS, Part
 from benchmarks.gpu.record import ALWAYS
 from jaxpar.hardware.xla_flags import xla_flags
 from pallas_kernels.verified import SOURCES
@@ -83,9 +83,7 @@ def flags_of(part: Part, folder: Path, monkeypatch: pytest.MonkeyPatch) -> list[
     return printed.split()[3:]
 
 
-def test_parts_run_with_the_flags_of_a_run_and_those_that_the_user_set_win(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_parts_run_with_the_flags_of_a_run_and_those_that_the_user_set_win(tmp_path, monkeypatch):
     own = "--xla_gpu_enable_triton_gemm=true"
     monkeypatch.setenv("XLA_FLAGS", own)
     found = flags_of(Part("any", 1, lambda journal: None), tmp_path, monkeypatch)
@@ -101,15 +99,3 @@ def test_the_part_with_tritons_matmuls_writes_their_tiles(tmp_path: Path, monkey
     file = Path(flags[-1].partition("=")[2])
     assert flags[-1].startswith("--xla_gpu_dump_autotune_results_to=") and file.suffix == ".txt", "text, not binary"
     assert file.parent == tmp_path / "cache" / "jaxpar" and file.parent.is_dir() and version("jaxlib") in file.name
-
-
-def test_parts_share_the_time_that_is_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    given: list[float] = []
-    monkeypatch.setattr(suite, "_child", lambda part, seconds, file, compiled: given.append(seconds))
-    suite._in_processes(PARTS, SECONDS)
-    suite._in_processes(PARTS, 2 * SECONDS)
-    first, twice = given[: len(PARTS)], given[len(PARTS) :]
-    assert first[0] == PARTS[0].seconds and twice[0] == 2 * first[0]
-    given.clear()
-    suite._in_processes(PARTS[:1], 100)
-    assert given == [pytest.approx(100, abs=1)], "a part alone has all of it"

@@ -1,7 +1,5 @@
 """How other software spends a step: beside jaxpar's, and what a row may state."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

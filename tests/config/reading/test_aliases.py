@@ -69,7 +69,6 @@ def typed_keys() -> set[str]:
 
 @pytest.mark.parametrize("old", MOVED)
 def test_a_key_that_moved_is_refused_with_the_key_that_it_is_now(old: str, tmp_path: Path):
-    """In a file and as an override, which name it alike; and there is such a key."""
     new, (mapping, _, name) = MOVED[old], old.partition(".")
     assert new in OURS | typed_keys()
     section = {"experts": "model", "overlap": "parallel", "matmul_except": "precision"}.get(mapping)

@@ -14,26 +14,11 @@ from tests.sentences import refused
 @pytest.mark.parametrize(
     ("text", "value"),
     [
-        ("1e-3", 0.001),
-        ("1E5", 100000.0),
-        (".5", 0.5),
-        ("-2.", -2.0),
-        ("12", 12),
-        ("1_000_000", 1000000),
-        ("007", 7),
-        ("10:15", "10:15"),
-        ("on", "on"),
-        ("no", "no"),
-        ("none", "none"),
-        ("2026-01-01", "2026-01-01"),
-        ("true", True),
-        ("null", None),
-        ("~", None),
-        ("", None),
-        ("'1e-3'", "1e-3"),
-        ("[1, 1e-3, a]", [1, 0.001, "a"]),
+        ("1e-3", 0.001), ("1E5", 100000.0), (".5", 0.5), ("-2.", -2.0), ("12", 12), ("1_000_000", 1000000), ("007", 7),
+        ("10:15", "10:15"), ("on", "on"), ("no", "no"), ("none", "none"), ("2026-01-01", "2026-01-01"), ("true", True),
+        ("null", None), ("~", None), ("", None), ("'1e-3'", "1e-3"), ("[1, 1e-3, a]", [1, 0.001, "a"]),
     ],
-)
+)  # fmt: skip
 def test_a_scalar_is_read_by_the_rules_of_yaml_1_2(text, value):
     read = parse_value(text)
     assert read == value and type(read) is type(value)

@@ -9,11 +9,10 @@ import pytest
 from jaxpar.config.schema import DataConfig
 from jaxpar.data import open_data
 from jaxpar.data.document_rows import DocumentRows
-from jaxpar.data.prepare import prepare
 from jaxpar.data.tokens.token_folder import open_token_folder
 from jaxpar.data.tokens.token_index import INDEX
-from tests.data.chat_files import END, END_TURN, MARKED, VOCAB, prepared_chat, reported_chat, spelled, turns, write_chat
-from tests.data.folders import contents, options, prepared, quiet
+from tests.data.chat_files import END, END_TURN, MARKED, VOCAB, prepared_chat, reported_chat, spelled, turns
+from tests.data.folders import prepared
 from tests.goldens.chat.generate import FOLDER, conversations
 from tests.sentences import refused
 
@@ -127,20 +126,6 @@ def test_a_folder_of_conversations_has_a_version_of_its_own_and_is_checked_whole
         open_token_folder(chat.path, key="data.path")
 
 
-@pytest.mark.long
-def test_the_folder_is_the_same_for_any_number_of_processes(tmp_path):
-    source = write_chat(tmp_path / "a.jsonl", conversations() * 3)
-    found = []
-    for processes in (1, 2):
-        out = tmp_path / str(processes)
-        given = {"format": "chat", "tokenizer": FOLDER / "tokenizer.json", "processes": processes}
-        prepare(options(out, source, **given), quiet())
-        found.append(contents(out))
-    assert found[0] == found[1]
-    with refused("--chat-template", "was made with"):
-        prepare(options(out, source, **given, chat_template="chatml"), quiet())
-
-
 @pytest.mark.parametrize(
     ("line", "parts"),
     [
@@ -156,6 +141,17 @@ def test_the_folder_is_the_same_for_any_number_of_processes(tmp_path):
         (called([{}], name="<|im_end|>"), ("message 2", "special token", "'<|im_end|>'")),
         ({"messages": turns("a", "b"), "tools": [{"name": END}]}, ("`tools`", "special token", f"'{END}'")),
         ({"messages": turns("a", "\ud800")}, ("surrogate",)),
+        ({"conversations": [{"from": "robot", "value": "a"}]}, ("message 1", "'robot'", "human", "gpt")),
+        ({"conversations": [{"from": "gpt", "value": 3}]}, ("`value` of message 1",)),
+        ({"conversations": "a"}, ("`conversations`", "list")),
+        ({"instruction": "a", "output": "b", "history": [["a", "b"]]}, ("`history`", "`messages`")),
+        ({"instruction": "a", "output": None}, ("`output`", "not text")),
+        ({"messages": [*turns("a"), {"role": "assistant", "content": "b", "weight": 0}]}, ("`weight` 1", "nothing")),
+        ({"messages": [*turns("a"), {"role": "assistant", "content": "b", "weight": 0.5}]}, ("`weight`", "0 or 1")),
+        ({"messages": [*turns("a"), {"role": "assistant", "content": "b", "train": 0}]}, ("`train`", "false or true")),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, ("`content` of message 1", "not text")),
+        ({"messages": turns("a", "b"), "functions": {}}, ("`functions`", "list")),
+        ({"messages": [turns("a")[0] | {"train": True}, *turns("a", "b")[1:]]}, ("message 1", "`train`", "'user'")),
         (["a"], ("an array",)),
     ],
 )

@@ -4,7 +4,6 @@ import pytest
 
 from jaxpar.data.chat.conversation import conversation_of
 from tests.data.chat_files import prepared_chat, spelled, turns
-from tests.sentences import refused
 
 SHAREGPT = [{"from": "human", "value": "a"}, {"from": "gpt", "value": "b"}]
 
@@ -30,30 +29,6 @@ def test_records_of_other_forms_are_conversations(tmp_path, line, messages):
     folder, plain = prepared_chat(tmp_path / "out", [line]), prepared_chat(tmp_path / "plain", [{"messages": messages}])
     assert spelled(folder) == spelled(plain)
     assert spelled(folder, counted=True) == spelled(plain, counted=True)
-
-
-@pytest.mark.parametrize(
-    ("line", "parts"),
-    [
-        ({"conversations": [{"from": "robot", "value": "a"}]}, ("message 1", "'robot'", "human", "gpt")),
-        ({"conversations": [{"from": "gpt", "value": 3}]}, ("`value` of message 1",)),
-        ({"conversations": "a"}, ("`conversations`", "list")),
-        ({"instruction": "a", "output": "b", "history": [["a", "b"]]}, ("`history`", "`messages`")),
-        ({"instruction": "a", "output": None}, ("`output`", "not text")),
-        ({"messages": [*turns("a"), {"role": "assistant", "content": "b", "weight": 0}]}, ("`weight` 1", "nothing")),
-        ({"messages": [*turns("a"), {"role": "assistant", "content": "b", "weight": 0.5}]}, ("`weight`", "0 or 1")),
-        ({"messages": [*turns("a"), {"role": "assistant", "content": "b", "train": 0}]}, ("`train`", "false or true")),
-        (
-            {"messages": [turns("a")[0] | {"content": [{"type": "image_url"}]}, *turns("a", "b")[1:]]},
-            ("`content` of message 1", "not text"),
-        ),
-        ({"messages": turns("a", "b"), "functions": {}}, ("`functions`", "list")),
-        ({"messages": [turns("a")[0] | {"train": True}, *turns("a", "b")[1:]]}, ("message 1", "`train`", "'user'")),
-    ],
-)
-def test_records_of_other_forms_that_cannot_be_used_are_named(tmp_path, line, parts):
-    with refused("out-input.jsonl:1: ", *parts):
-        prepared_chat(tmp_path / "out", [line])
 
 
 def test_calls_in_openais_format_are_what_templates_expect():

@@ -108,15 +108,7 @@ def test_a_conversation_that_is_too_long_to_send_is_refused_and_the_next_is_rend
     renderer.close()
 
 
-def test_a_template_that_does_not_end_is_ended(monkeypatch):
-    monkeypatch.setattr("jaxpar.data.chat.renderer.SECONDS", 0.3)
-    loops = "{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"
-    with refused("--chat-template 'a'", "0.3 seconds of processor time"):
-        printed(loops)
-
-
 def test_a_process_that_ended_fails_one_conversation_at_most(monkeypatch):
-    """The next one has a new process."""
     monkeypatch.setattr("jaxpar.data.chat.renderer.SECONDS", 0.3)
     loops = (
         "{% if messages | length == 1 %}{% for a in range(99999) %}{% for b in range(99999) %}{% endfor %}{% endfor %}"

@@ -6,7 +6,6 @@ import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
@@ -15,14 +14,12 @@ import pytest
 from rich.console import Console
 from tokenizers import Tokenizer, processors
 
-from jaxpar.data.prepare import prepare, progress, train_bpe
+from jaxpar.data.prepare import prepare, progress
 from jaxpar.data.prepare.input import compression
 from jaxpar.data.prepare.job import WORK
 from jaxpar.data.prepare.output import pieces, tokenize
 from jaxpar.data.prepare.run import TOKENIZER
-from jaxpar.data.prepare.workers import Report, do_tasks
 from jaxpar.data.tokens.text_codec import TextCodec
-from jaxpar.data.tokens.token_folder import open_token_folder
 from tests.data.folders import END, contents, decoded, options, prepared, quiet, texts, write_jsonl, write_tokenizer
 from tests.full_disk import full_disk
 from tests.processes import ROOT, run_python
@@ -98,22 +95,6 @@ def test_the_folder_is_the_same_for_any_number_of_processes(tmp_path, trained):
     assert not [name for name in found[1] if WORK in name or name.endswith(".tmp")]
 
 
-def test_progress_of_a_tokenizer_is_a_share_of_the_units_that_it_is_trained_on(tmp_path, monkeypatch):
-    monkeypatch.setattr(progress, "SECONDS_BETWEEN_LINES", 0.0)
-    source = write_jsonl(tmp_path / "a.jsonl", texts(150))
-    monkeypatch.setattr(train_bpe, "TRAINED_ON", source.stat().st_size // 4)
-    printed, _ = printed_by(options(tmp_path / "out", source, train_bpe=300))
-    assert re.findall(r"training the tokenizer: (\d+)%", printed)[-1] == "100"
-
-
-def test_the_process_count_may_change_between_two_starts(tmp_path):
-    source = write_jsonl(tmp_path / "a.jsonl", texts(150))
-    whole = prepare(options(tmp_path / "whole" / "out", source), quiet())
-    interrupted(tmp_path / "out", source, after=5)
-    prepare(options(tmp_path / "out", source, processes=2), quiet())
-    assert contents(tmp_path / "out") == contents(whole.path)
-
-
 @pytest.mark.parametrize("trained", [False, True])
 def test_progress_is_shown_within_one_large_archive(tmp_path, monkeypatch, trained):
     """A compressed file is one unit: without progress inside it, the first line would be the last."""
@@ -129,23 +110,6 @@ def test_progress_is_shown_within_one_large_archive(tmp_path, monkeypatch, train
         shares = [int(share) for share in re.findall(rf"{phase}: (\d+)%", screen.getvalue())]
         assert shares == sorted(shares) and shares[-1] == 100
         assert len({share for share in shares if 0 < share < 100}) > 2, shares
-
-
-def reporting(argument: int, report: Report) -> Callable[[int], int]:
-    def work(task: int) -> int:
-        report((task, argument))
-        return task
-
-    return work
-
-
-@pytest.mark.parametrize("processes", [1, 2])
-def test_tasks_report_before_they_are_done(processes):
-    heard, done = [], []
-    for task in do_tasks(reporting, 7, range(4), processes, heard.append):
-        assert (task, 7) in heard
-        done.append(task)
-    assert sorted(done) == [0, 1, 2, 3] and sorted(heard) == [(task, 7) for task in range(4)]
 
 
 class Interruption(Exception):
@@ -196,7 +160,7 @@ def test_a_damaged_unit_is_made_again_and_never_used(tmp_path):
     for name in flipped:
         with refused(name, "missing or damaged", "the same command"):
             prepare(options(tmp_path / "out", source), quiet())
-    prepare(options(tmp_path / "out", source), quiet())
+    prepare(options(tmp_path / "out", source, processes=2), quiet())
     assert contents(tmp_path / "out") == contents(whole.path)
 
 
@@ -216,13 +180,6 @@ def test_equal_documents_are_held_out_together_and_the_share_is_what_was_asked(t
     assert 0.17 < len(heldout) / len(documents) < 0.33
     more = decoded(prepared(tmp_path / "more", documents, heldout_fraction=0.4, unit_bytes=10**5))[1]
     assert set(heldout) < set(more), "a larger share holds out the same ones and more"
-
-
-def test_a_long_document_is_cut_for_the_tokenizer_and_is_one_document(tmp_path, monkeypatch):
-    monkeypatch.setattr(pieces, "LONGEST_PIECE", 40)
-    long = "a line of text\n" * 30 + "b" * 100
-    folder = prepared(tmp_path / "out", [long, "short"], heldout_fraction=0.0)
-    assert decoded(folder)[0] == [long, "short"]
 
 
 def test_a_document_that_cannot_be_cut_is_broken_and_named(tmp_path, monkeypatch):
@@ -283,7 +240,6 @@ def test_what_is_left_out_is_counted_and_named(tmp_path):
 
 
 def test_broken_documents_stop_at_the_limit_and_a_higher_one_goes_on(tmp_path):
-    """They are named in their order, also when the same command is given again."""
     source = write_jsonl(tmp_path / "a.jsonl", texts(100))
     source.write_text("oops\n" + source.read_text() + "oops\n" * 2)
     for _ in range(2):
@@ -356,14 +312,6 @@ def test_a_worker_that_is_killed_is_reported_as_killed(tmp_path):
     assert done.stderr.startswith(
         "jaxpar: a worker process was ended by SIGKILL, as when memory runs out; the same comm"
     )
-
-
-def test_the_record_states_what_was_prepared(tmp_path):
-    folder = prepared(tmp_path / "out", texts(20))
-    record = json.loads((folder.path / "prepare.json").read_text())
-    assert record["options"]["heldout_fraction"] == 0.2
-    assert [file["path"] for file in record["inputs"]] == [str(tmp_path / "out-input.jsonl")]
-    assert open_token_folder(folder.path, key="x").identity == folder.identity
 
 
 def test_a_key_that_the_first_record_does_not_have_is_refused_before_anything_is_written(tmp_path):

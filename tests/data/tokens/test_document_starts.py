@@ -1,6 +1,5 @@
 """Starts of documents in files are the array that laying the shards end to end gives, and take no memory for each."""
 
-import os
 import tracemalloc
 from pathlib import Path
 
@@ -84,15 +83,6 @@ def test_damage_is_found_when_a_shard_is_first_used(tmp_path: Path):
     for used in (lambda: starts[1500:1510], lambda: starts.searchsorted(4500), starts.check):
         with refused("b.npy", "is damaged"):
             used()
-
-
-def test_a_file_that_is_truncated_while_it_is_in_use_is_one_sentence(tmp_path: Path):
-    starts = DocumentStarts([shard(tmp_path / "a.npy", np.arange(3000), 3000)])
-    starts.check()
-    os.truncate(tmp_path / "a.npy", 4096)
-    assert starts[:100].tolist() == list(range(100))
-    with refused("a.npy", "was truncated", "4096 bytes"):
-        starts.searchsorted(2999)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Sharded tokens are the array that laying the shards end to end gives, and a damaged block is never given out."""
 
 import io
-import os
 
 import numpy as np
 import pytest
@@ -57,17 +56,6 @@ def test_a_damaged_block_is_not_given_out_and_the_others_are(tmp_path):
         with refused("a.npy", "is damaged", "bytes 262144 to 524288"):
             used()
     np.testing.assert_array_equal(tokens[2 * BLOCK_BYTES // 2 :], whole[2 * BLOCK_BYTES // 2 :])
-
-
-def test_a_file_that_is_truncated_while_it_is_in_use_is_one_sentence(tmp_path):
-    whole = np.arange(3 * BLOCK_BYTES // 2, dtype=np.uint32) % 50000
-    tokens = ShardedTokens([shard(tmp_path, whole)], np.dtype("u2"))
-    tokens.check()
-    os.truncate(tmp_path / "a.npy", BLOCK_BYTES)
-    np.testing.assert_array_equal(tokens[:1000], whole[:1000])
-    for used in (lambda: tokens[np.array([3, len(tokens) - 1])], lambda: tokens[BLOCK_BYTES // 2 - 100 :]):
-        with refused("/a.npy", "was truncated", f"has {BLOCK_BYTES} bytes", "copy or make it again"):
-            used()
 
 
 def test_a_token_beyond_the_vocabulary_is_not_given_out(tmp_path):

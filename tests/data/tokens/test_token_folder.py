@@ -9,11 +9,8 @@ import numpy as np
 import pytest
 
 from jaxpar.data.packing import PackedRows
-from jaxpar.data.stream import TokenStream
 from jaxpar.data.tokens import token_folder
 from jaxpar.data.tokens.digests import BLOCK_BYTES
-from jaxpar.data.tokens.document_starts import DocumentStarts
-from jaxpar.data.tokens.sharded_tokens import ShardedTokens
 from jaxpar.data.tokens.token_folder import open_token_folder
 from jaxpar.data.tokens.token_index import INDEX
 from tests.data.folders import contents, decoded, prepared, texts, write_tokenizer
@@ -47,18 +44,6 @@ def test_the_documents_come_back(made):
     assert heldout
 
 
-def test_rows_are_those_of_the_same_tokens_in_one_array(made):
-    stream = made.train
-    plain = TokenStream(stream.tokens[:], stream.starts[:])
-    assert isinstance(stream.tokens, ShardedTokens) and isinstance(plain.tokens, np.ndarray)
-    for example in range(0, 200, 7):
-        found, wanted = (
-            PackedRows(each, sequence_length=64, packed=True, seed=3).row(example) for each in (stream, plain)
-        )
-        for name, values in wanted.items():
-            np.testing.assert_array_equal(found[name], values)
-
-
 def test_tokens_are_not_kept_in_memory(tmp_path):
     made = prepared(tmp_path / "tokens", ["x" * 1000 + str(number) for number in range(1500)], shard_tokens=10**7)
     size = sum(shard.tokens.bytes for shard in made.index.shards("train"))
@@ -84,20 +69,6 @@ def test_any_file_that_is_flipped_cut_or_missing_is_named(made, folder):
         assert name in sentence_of(folder)
         (folder / name).write_bytes(raw)
     open_token_folder(folder, key="data.path")
-
-
-def test_swapped_files_are_named(made, folder):
-    first, second = (folder / f"train-0000{number}.starts.npy" for number in (0, 1))
-    aside = first.read_bytes()
-    shutil.copy(second, first)
-    second.write_bytes(aside)
-    assert str(first) in sentence_of(folder)
-
-
-def test_files_of_another_folder_are_not_used(folder, tmp_path):
-    other = prepared(tmp_path / "other", [text.swapcase() for text in DOCUMENTS])
-    shutil.copy(other.path / "train-00001.npy", folder / "train-00001.npy")
-    assert "train-00001.npy" in sentence_of(folder)
 
 
 def test_links_that_leave_the_folder_are_not_followed(made, folder):
@@ -130,23 +101,6 @@ def test_a_large_folder_is_checked_block_by_block_when_it_is_used(tmp_path, monk
         opened.train.tokens[np.array([len(opened.train) - 1])]
     with refused("train-00000.npy", "is damaged"):
         opened.check()
-
-
-def test_starts_of_documents_stay_in_their_files(made, monkeypatch, folder):
-    """A large folder opens without reading them; damage is found in the shard that is used."""
-    monkeypatch.setattr(token_folder, "CHECKED_AT_OPEN", 0)
-    path = folder / "train-00001.starts.npy"
-    raw = bytearray(path.read_bytes())
-    raw[-1] ^= 1
-    path.write_bytes(raw)
-    opened = open_token_folder(folder, key="data.path").train
-    assert isinstance(opened.starts, DocumentStarts) and len(opened.starts) == len(made.train.starts)
-    assert opened.starts[:2].tolist() == made.train.starts[:2].tolist()
-    second = made.index.shards("train")[0].document_count
-    with refused("train-00001.starts.npy", "is damaged"):
-        opened.starts[second : second + 1]
-    monkeypatch.undo()
-    assert "train-00001.starts.npy is damaged" in sentence_of(folder), "a small folder is checked when it is opened"
 
 
 def test_a_folder_has_more_shards_than_a_process_may_open_files_at_first(made, monkeypatch):

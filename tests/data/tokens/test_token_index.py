@@ -90,7 +90,6 @@ def scrambled(raw, draw):
 
 
 def test_no_index_whatsoever_shows_a_traceback(folder, tmp_path):
-    """Thousands of changed indexes beside intact files: each opens, or is refused in one sentence that names it."""
     target = tmp_path / "tokens"
     shutil.copytree(folder, target)
     draw = random.Random(7)

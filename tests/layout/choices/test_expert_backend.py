@@ -13,7 +13,6 @@ from jaxpar.config.plan import AxisSizes, Choice
 from jaxpar.config.schema.model import Pattern
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layout.choices.experts import expert_layouts
-from pallas_kernels.choice import UNVERIFIED
 from tests.sentences import refused
 from tests.small_run import small
 
@@ -44,14 +43,6 @@ def test_auto_takes_the_kernel_that_was_right_where_layers_can_run_it(verified: 
     assert "not float32" in products(run(compute="float32"), H100).rejected["mosaic"]
     assert products(run(**KINDS), H100, "routed").name == "mosaic"
     assert "128 x 48" in products(run(**KINDS), H100, "other").rejected["mosaic"]
-
-
-def test_auto_leaves_a_kernel_that_nobody_has_verified_and_one_that_is_named_runs(verified: Callable[..., None]):
-    verified(H100)
-    found = products(run(), H100)
-    assert found.name == "xla" and found.rejected["mosaic"] == UNVERIFIED
-    found = products(run(backend="mosaic"), H100)
-    assert found.name == "mosaic" and found.reason == f"parallel.experts.backend names mosaic, though {UNVERIFIED}"
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.plan import Choice, ExpertLayout, Plan
 from jaxpar.config.schema.model import Pattern
 from jaxpar.layout.choices.experts import expert_rows
-from jaxpar.layout.choices.reasons import choice_rows
 from jaxpar.layout.given_plan import check_plan
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.stages import stages_of
@@ -111,11 +110,3 @@ def test_own_rows_go_first_where_they_may_and_are_asked_for() -> None:
     ):
         with refused("parallel.experts.own_rows", "first", *parts, "auto"):
             found("first", **parallel)
-
-
-def test_rows_of_choices_name_a_kind_where_the_model_declares_kinds() -> None:
-    names = {name for name, _, _ in choice_rows(planned()[1])}
-    assert {"attention dense", "attention routed", "experts routed exchange"} <= names
-    config = resolve_config(small(model={"experts": KINDS["experts"]}, parallel={"expert": 4, "tensor": 2}), 8)
-    names = {name for name, _, _ in choice_rows(make_plan(config, jax.devices()[0], 8))}
-    assert {"attention", "experts exchange"} <= names and not [name for name in names if "all" in name.split()]

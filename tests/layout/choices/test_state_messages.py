@@ -1,7 +1,5 @@
 """How a plan passes on states: by the transport whose messages take the least time, or the one that is named."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path

@@ -60,9 +60,7 @@ def test_logits_of_a_tile_are_a_gibibyte_or_less(options: tuple[str, ...], tiles
         ),
     ],
 )
-def test_tiles_of_the_feed_forward_are_about_as_long_as_wide_where_they_cost_nothing(
-    options: tuple[str, ...], tiles: int, why: str
-):
+def test_tiles_of_the_feed_forward_are_about_as_long_as_wide_where_they_cost_nothing(options, tiles, why):
     config = llama(*options)
     plan = plan_of(config)
     assert plan.mlp_tiles == Choice(tiles, why)

@@ -11,9 +11,7 @@ from jaxpar.config.plan import Plan
 from jaxpar.layout.choices.transport import transport_of
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.memory.estimate import estimated_bytes
-from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.quantized.transport import Transport, secondary_ranks
-from jaxpar.training.run.plan_table import _message_row
 from tests.sentences import refused
 from tests.small_run import layout_of, small
 
@@ -36,9 +34,7 @@ INT4 = {"gradients": "int4"}
         (4, {"weights": "int8"}, {"fsdp": 8, "secondary_shard": 4}, Transport(weight="int8", secondary=4)),
     ],
 )
-def test_a_plan_cuts_messages_at_the_border_of_nodes(
-    node_devices: int | None, quantized: dict[str, Any], parallel: dict[str, Any], transport: Transport
-):
+def test_a_plan_cuts_messages_at_the_border_of_nodes(node_devices, quantized, parallel, transport):
     assert transport_of(plan_of(node_devices, quantized, **parallel)) == transport
 
 
@@ -55,9 +51,7 @@ def test_a_plan_cuts_messages_at_the_border_of_nodes(
         (4, {}, {"fsdp": 12, "secondary_shard": 3}, ("secondary_shard: 3", "node of 4 devices", "for example 4")),
     ],
 )
-def test_what_nodes_do_not_divide_is_refused(
-    node_devices: int, quantized: dict[str, Any], parallel: dict[str, Any], parts: tuple[str, ...]
-):
+def test_what_nodes_do_not_divide_is_refused(node_devices, quantized, parallel, parts):
     with refused(*parts):
         plan_of(node_devices, quantized, **parallel)
 
@@ -77,18 +71,11 @@ ROUTED = {"experts": ExpertsConfig(count=8, per_token=2)}
 @pytest.mark.parametrize(
     ("own", "sizes", "ranks"),
     [
-        (8, (4, 4, 2), 2),
-        (4, (2, 4, 2), 2),
-        (2, (2, 4, 4), 2),
-        (16, (4, 4, 2), 4),
-        (4, (2, 4, 1), 1),
+        (8, (4, 4, 2), 2), (4, (2, 4, 2), 2), (2, (2, 4, 4), 2), (16, (4, 4, 2), 4), (4, (2, 4, 1), 1),
         (12, (2, 4, 3), 3),
     ],
-)
-def test_a_secondary_shard_of_an_expert_is_among_the_neighbours_that_share_it(
-    own: int, sizes: tuple[int, int, int], ranks: int
-):
-    """Counted from the places of the neighbours on (fsdp, expert, context)."""
+)  # fmt: skip
+def test_a_secondary_shard_of_an_expert_is_among_the_neighbours_that_share_it(own, sizes, ranks):
     places = [np.unravel_index(rank, sizes) for rank in range(own)]
     assert sum(place[1] == 0 for place in places) == ranks
     axes: dict[str, int] = dict(zip(("fsdp", "expert", "context"), sizes, strict=True))
@@ -102,23 +89,6 @@ def test_neighbours_of_an_axis_of_one_rank_are_those_of_the_others():
     config = resolve_config(small(parallel=parallel, data={"batch_size": 24, "sequence_length": 48}), 6)
     plan = make_plan(config, jax.devices()[0], None)
     assert transport_of(plan).secondary == 2 and estimated_bytes(config, plan) > 0
-
-
-@pytest.mark.parametrize(
-    ("model", "expert", "own", "way"),
-    [
-        (ROUTED, 4, 4, "a secondary shard of 4 ranks, none of experts' weights, which are gathered from all their "
-         "ranks with each use"),
-        (ROUTED, 4, 8, "a secondary shard of 8 ranks, 2 ranks for experts' weights"),
-        (ROUTED, 1, 4, "a secondary shard of 4 ranks"),
-        ({}, 4, 4, "a secondary shard of 4 ranks"),
-    ],
-)  # fmt: skip
-def test_the_plan_states_the_secondary_shard_that_experts_have(model: dict[str, Any], expert: int, own: int, way: str):
-    parallel = {"fsdp": 16 // expert, "expert": expert, "secondary_shard": own}
-    config = resolve_config(small(model=model, parallel=parallel, data={"batch_size": 16}), 16)
-    layout = StepLayout(config, make_plan(config, jax.devices()[0], None))
-    assert _message_row(layout) == [("messages", "exact", way)]
 
 
 def test_neighbours_that_are_a_part_of_several_axes_are_refused():

@@ -122,7 +122,6 @@ def test_scales_of_rows_of_experts_are_kept_and_counted(remat: str):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_each_weight_and_its_state_count_once(name: str):
-    """As large as their placements make them, and the state as its shapes."""
     config, plan = planned(name)
     layout, case, found = StepLayout(config, plan), case_of(config, plan), estimate_memory(config, plan)
     parts, rows = parts_of(Weights(config), case), case.local_rows
@@ -148,7 +147,6 @@ def test_each_weight_and_its_state_count_once(name: str):
 
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_the_state_of_each_weight_is_what_its_shapes_take(name: str):
-    """To the byte."""
     config, plan = planned(name)
     layout = StepLayout(config, plan)
     state = layout.abstract_state()

@@ -33,8 +33,6 @@ def test_an_exchange_in_two_levels_has_the_bits_of_one_and_sends_between_nodes_i
 
 
 def test_rows_travel_as_codes_and_their_gradient_as_it_is():
-    """Each row arrives as the value of its codes, in a message of their bytes; the gradient has the bits of an exact
-    exchange's."""
     width, wire = 300, "float8_e4m3fn"
     rows = np.random.default_rng(3).standard_normal((4, 8, width)).astype(np.float32)
     mesh = mesh_of(expert=4)

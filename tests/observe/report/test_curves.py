@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from jaxpar.observe.report.curves import page_data, points, skipped_at, thin, training_clock
+from jaxpar.observe.report.curves import page_data, points, thin, training_clock
 from jaxpar.observe.report.run_record import RunRecord, read_runs
 from tests.observe.report.written_runs import write_run
 
@@ -39,12 +39,6 @@ def test_the_clock_counts_the_steps_between_two_records() -> None:
     assert training_clock(run) == [(0, 0.0), (1, 2.0), (11, 7.0), (21, 9.5)]
 
 
-def test_skipped_steps_are_marked_where_the_count_grows() -> None:
-    counts = [0, 0, 1, 1, 4]
-    run = record(*({"step": step, "skipped_steps": count} for step, count in enumerate(counts, start=1)))
-    assert skipped_at(run) == [3, 5]
-
-
 def test_charts_without_values_are_left_out_and_the_data_is_json(tmp_path: Path) -> None:
     data = page_data(read_runs([write_run(tmp_path / "run")]))
     titles = [chart["title"] for chart in data["charts"]]
@@ -53,10 +47,3 @@ def test_charts_without_values_are_left_out_and_the_data_is_json(tmp_path: Path)
     assert run["series"]["eval_loss"][0] == [10, 20, 30, 40, 50, 60]
     assert run["batches"] == [[0, 0, 4096]]
     assert json.loads(json.dumps(data, allow_nan=False)) == json.loads(json.dumps(data))
-
-
-def test_a_restart_is_a_start_after_a_step(tmp_path: Path) -> None:
-    folder = write_run(tmp_path / "run", until=20)
-    with (folder / "events.jsonl").open("a") as file:
-        file.write(json.dumps({"event": "start", "step": 20, "time": "2026-01-01T00:00:00+00:00"}) + "\n")
-    assert page_data(read_runs([folder]))["runs"][0]["restarts"] == [20]

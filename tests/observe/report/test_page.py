@@ -97,11 +97,6 @@ def test_mixtures_that_differ_are_reported_source_by_source(tmp_path: Path) -> N
     assert {"data.sources", "data.sources.web"} <= set(difference(third, first))
 
 
-def test_runs_alike_are_reported_as_alike(tmp_path: Path) -> None:
-    reported = words(page_of(write_run(tmp_path / "a"), write_run(tmp_path / "b")))
-    assert "The two runs have the same configuration." in reported
-
-
 def test_a_number_that_one_run_lacks_is_left_empty(tmp_path: Path) -> None:
     rows = figure_rows(read_runs([write_run(tmp_path / "a"), write_run(tmp_path / "b", until=20)]))
     assert ("compilation", "4.50 s", "", "") in rows

@@ -14,7 +14,7 @@ from jaxpar.config import UserError
 from jaxpar.config.plan import PLAN_VERSION
 from jaxpar.observe.evaluations import EVALUATIONS_FILE, append_evaluation
 from jaxpar.observe.report.page import html_page
-from jaxpar.observe.report.run_record import number, read_runs
+from jaxpar.observe.report.run_record import read_runs
 from tests.observe.report.written_runs import BASELINE, write_run
 
 FILES = ("config.yaml", "metrics.jsonl", "events.jsonl", "plan.json", "environment.json", "summary.json")
@@ -99,37 +99,11 @@ def test_what_is_no_file_is_not_waited_for(tmp_path: Path) -> None:
     assert notes(folder) == "summary.json is no file. | events.jsonl is no file."
 
 
-@pytest.mark.parametrize(
-    ("name", "sentence"),
-    [
-        ("run", "there is no such folder; did you mean runs?"),
-        ("runs", "no run of jaxpar, because it has neither config.yaml nor metrics.jsonl; it holds the runs a, b"),
-        ("runs/a/config.yaml", "a file, expected the folder of a run"),
-        ("empty", "no run of jaxpar, because it has neither config.yaml nor metrics.jsonl"),
-        ("a\0b", "there is no such folder"),
-    ],
-)
-def test_what_is_no_run_is_one_sentence(tmp_path: Path, name: str, sentence: str) -> None:
-    for run in "ab":
-        write_run(tmp_path / "runs" / run, steps=4)
-    (tmp_path / "empty").mkdir()
-    with pytest.raises(UserError) as error:
-        read_runs([tmp_path / name])
-    assert str(error.value).startswith(f"{tmp_path / name}: {sentence}".replace("\0", r"\x00"))
-
-
 def test_runs_of_one_name_are_called_by_their_paths_and_a_run_is_not_compared_with_itself(tmp_path: Path) -> None:
     folders = [write_run(tmp_path / parent / "run", steps=4) for parent in "ab"]
     assert [run.label for run in read_runs(folders)] == [str(folder) for folder in folders]
     with pytest.raises(UserError, match="given twice"):
         read_runs([folders[0], tmp_path / "a" / "." / "run"])
-
-
-@pytest.mark.parametrize("value", [None, True, "1", [1], 10**400, float("nan"), float("inf"), 1e31])
-def test_what_is_no_finite_number_is_none(value: object) -> None:
-    assert number({"key": value}, "key") is None
-    assert number({}, "key") is None
-    assert number({"key": 3}, "key") == 3.0
 
 
 JSON = st.recursive(

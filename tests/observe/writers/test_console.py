@@ -54,7 +54,8 @@ def test_the_whole_run_is_reported(tmp_path: Path) -> None:
     assert set(re.findall(r"[^ -~]", printed)) == {"\n"}, "without a terminal there are only plain lines"
     assert "as written" not in printed, "reasons are for --verbose"
     for part in ("fsdp 2 x tensor 4", "--verbose", "2.8765", "1.250", "3.00e-04", "81.2k", "10.2k", "41.2%",
-                 "12.0 GiB", "1:15", "0.4000 below the bigram baseline of 2.3000", "saved checkpoints/20",
+                 "12.0 GiB", "1:15", "09:08:07", " 50.0% ",
+                 "0.4000 below the bigram baseline of 2.3000", "saved checkpoints/20",
                  "Baseline: a bigram model, with a held-out loss of 2.3000",
                  "- checkpoint 10 is corrupt and was skipped", "| def main():", "|     return 0",
                  "peak 3.0 GiB on the fullest device", "predicted 2.0 GiB per device"):  # fmt: skip
@@ -112,23 +113,6 @@ def test_what_is_known_has_a_column_and_what_is_not_has_none(changes: dict[str, 
     assert not any(word in text(screen) for word in ("MFU", "mem", "GiB", "matrix lr"))
     shown.step(record(2, **changes))
     assert re.search(shows, text(screen))
-
-
-def test_a_line_has_the_time_of_day_the_share_done_and_the_seconds_of_a_step(tmp_path: Path) -> None:
-    shown, screen = view()
-    shown.start(run_info(tmp_path, steps=400))
-    shown.step(record(50, step_time_s=0.5))
-    shown.evaluation(50, 1.9, 2.3)
-    shown.saved(50, str(tmp_path / "checkpoints" / "00000050"))
-    title, line, *others = text(screen).splitlines()[-4:]
-    found = dict(zip(title.replace("grad norm", "grad-norm").split(), line.split(), strict=True))
-    assert {name: found[name] for name in ("time", "step", "done", "s/step")} == {
-        "time": "09:08:07", "step": "50", "done": "12.5%", "s/step": "0.500"
-    }  # fmt: skip
-    shown.step(record(51, step_time_s=1234.5))
-    assert " 1,234 " in text(screen).splitlines()[-1]
-    for other, words in zip(others, ("held-out loss 1.9000", "saved checkpoints/00000050"), strict=True):
-        assert other.startswith(line[:16]) and words in other
 
 
 def test_experts_have_a_column_for_their_load_and_a_line_under_the_heading() -> None:

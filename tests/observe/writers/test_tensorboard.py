@@ -52,9 +52,7 @@ def test_scalars_of_steps_and_evaluations_are_written(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("first_step", "rewound", "purged"), [(1, None, []), (21, None, [21]), (1, 20, [21])])
-def test_steps_after_the_checkpoint_are_purged(
-    tmp_path: Path, first_step: int, rewound: int | None, purged: list[int]
-) -> None:
+def test_steps_after_the_checkpoint_are_purged(tmp_path: Path, first_step: int, rewound: int | None, purged: list[int]):
     writer = TensorBoard()
     writer.start(run_info(tmp_path, first_step=first_step))
     if rewound is not None:

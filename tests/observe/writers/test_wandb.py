@@ -174,9 +174,7 @@ def test_a_damaged_identity_is_named(tmp_path: Path) -> None:
         ({"WANDB_API_KEY": "0" * 40, "WANDB_BASE_URL": "http://127.0.0.1:9"}, "deadline exceeded"),
     ],
 )
-def test_a_refusal_or_a_server_that_does_not_answer_is_one_sentence(
-    tmp_path: Path, environment: dict[str, str], expected: str
-) -> None:
+def test_a_refusal_or_a_server_that_does_not_answer_is_one_sentence(tmp_path, environment, expected):
     program = """
 jaxpar.observe.writers.wandb.INIT_PATIENCE_S = 3
 try:
