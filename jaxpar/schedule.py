@@ -190,8 +190,8 @@ def _configure(options: argparse.Namespace) -> None:
     from jaxpar.planner.stage_work import stage_work
 
     work = stage_work(options.config, options.overrides, options.cluster)
-    own = options.name is None and not options.compare
-    if own:
+    of_config = options.name is None and not options.compare
+    if of_config:
         options.name, options.virtual = work.schedule, options.virtual or work.virtual
     options.stages, options.microbatches, options.unit = work.stages, work.microbatches, "ms"
     for name, value in work.numbers.items():

@@ -11,7 +11,7 @@ from shlex import quote
 from jaxpar.compiler.compile import DEFAULT_CACHE, part_of, training_part, with_known_vocab
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.schema import ParallelConfig
-from jaxpar.config.schema.layout import kept_by_planner
+from jaxpar.config.schema.layout import fixed_for_planner
 from jaxpar.config.spelling import quoted
 from jaxpar.config.strict_json import json_text
 from jaxpar.cost.hardware_model import HardwareModel, borrowed, described
@@ -199,7 +199,7 @@ def without_layout(config: Config) -> Config:
         config.memory, remat="gemm_last", offload_fraction=0.0, optimizer_offload="none",
         weights_offload="none", offload_dir=None, mlp_tiles=None,
     )  # fmt: skip
-    return replace(config, parallel=ParallelConfig(**kept_by_planner(config.parallel)), memory=memory)
+    return replace(config, parallel=ParallelConfig(**fixed_for_planner(config.parallel)), memory=memory)
 
 
 def best_plan(config: Config, cluster: Cluster) -> Planned:

@@ -7,7 +7,7 @@ import pytest
 
 from jaxpar.data.tokens import text_codec
 from jaxpar.data.tokens.ngrams import Overlap
-from jaxpar.evaluation.contamination import Contamination, min_k, overlaps_with, with_contamination
+from jaxpar.evaluation.contamination import Contamination, min_k, shared_ngrams, with_contamination
 from jaxpar.evaluation.outcome import Outcome, mean
 from jaxpar.evaluation.task import Choice, Document, MultipleChoice, Perplexity, Task
 from tests.data.folders import decoded, prepared
@@ -26,7 +26,7 @@ def test_planted_texts_are_found_in_the_training_documents_alone(tmp_path: Path)
         Task("choices", MultipleChoice("x", delimiter=""), (choice,)),
         Task("held out", Perplexity("x"), (Document(held_out[0]),)),
     ]
-    found = overlaps_with(folder.path, tasks, 20)
+    found = shared_ngrams(folder.path, tasks, 20)
     planted_overlap, other, joined, short = found[0]
     assert planted_overlap == Overlap(len(planted), len(planted) - 19, 21, 40), "40 bytes, 21 places of 20 bytes"
     assert other.matched == joined.matched == short.matched == short.ngrams == 0
@@ -38,13 +38,13 @@ def test_the_tokenizer_of_the_folder_is_loaded_once_for_all_texts(tmp_path: Path
     folder, loaded, load = prepared(tmp_path / "tokens", ["abc " * 40] * 9), [], text_codec.load_tokenizer
     monkeypatch.setattr(text_codec, "load_tokenizer", lambda *given: loaded.append(given) or load(*given))
     texts = tuple(Document(f"text {number}") for number in range(5))
-    overlaps_with(folder.path, [Task("a", Perplexity("x"), texts), Task("b", Perplexity("x"), texts)], 5)
+    shared_ngrams(folder.path, [Task("a", Perplexity("x"), texts), Task("b", Perplexity("x"), texts)], 5)
     assert len(loaded) == 1
 
 
 def test_what_is_no_token_folder_is_refused(tmp_path: Path):
     with refused("--contamination", "index.json"):
-        overlaps_with(tmp_path, [], 13)
+        shared_ngrams(tmp_path, [], 13)
 
 
 def test_results_come_also_without_the_texts_that_were_found():

@@ -20,7 +20,7 @@ from jaxpar.layout.memory.stored import StoredBytes, Widths
 from jaxpar.layout.memory.weights import Ends, Parts, Weight, Weights
 from jaxpar.memory.layer_shape import FLOAT32_BYTES, LayerShape, between_bytes, matmul_bytes
 from jaxpar.memory.streaming import PIECES
-from jaxpar.optim.outer import wire_bytes
+from jaxpar.optim.outer import message_bytes
 from jaxpar.runtime.batch import CONTEXT, LABELS, MASK, union
 
 
@@ -129,10 +129,10 @@ class _Counted:
         """The message of a fragment (what is sent, and the sum or the codes of all islands), and about one more copy of
         the gradients that are updated with: compiled programs took 85 to 114% of both, the most with int4."""
         islands = self.config.islands
-        if not (islands.of_one_job and islands.beside_a_step):
+        if not (islands.of_one_job and islands.overlaps_step):
             return 0
         received = 1 if islands.wire is None else self.config.parallel.islands
-        message = (1 + received) * wire_bytes(round(state.trained / islands.fragments), islands.wire)
+        message = (1 + received) * message_bytes(round(state.trained / islands.fragments), islands.wire)
         return int(FLOAT32_BYTES * state.trained) + message
 
     @property
@@ -166,7 +166,7 @@ class _Counted:
         case, quantized = self.case, self.config.parallel.quantized
         if case.shards == 1 or case.zero < 3:
             return 0
-        weights = max(own.compute for own in self.parts.layers.values())
+        weights = max(part.compute for part in self.parts.layers.values())
         largest = max(one.compute for one in self._layer_weights)
         gathered = weights * (quantized.weights is not None and case.secondary == 1)
         exchanged = {None: 0.0, "bfloat16": 4.0, "int8": 2.0, "int4": 1.0}[quantized.gradients] * largest
@@ -175,7 +175,7 @@ class _Counted:
     @property
     def _layer(self) -> int:
         """The maximum over kinds."""
-        return self._widths.compute * max(own.compute for own in self.parts.layers.values())
+        return self._widths.compute * max(part.compute for part in self.parts.layers.values())
 
     @property
     def _gathered_layers(self) -> int:
@@ -187,7 +187,7 @@ class _Counted:
     @property
     def _layer_weights(self) -> list[Weight]:
         """Weights of one layer of each kind."""
-        return [weight for own in self.parts.layers.values() for weight in own.weights]
+        return [weight for part in self.parts.layers.values() for weight in part.weights]
 
     @property
     def _largest_gradient(self) -> int:
@@ -242,11 +242,11 @@ class _Counted:
                 logits = self._widths.compute * shape.tokens * columns
                 gradients = gradients._replace(head=min(gradients.head, logits))
         whole = shape.tokens * shape.embed * self._widths.compute
-        whole_gradients = self._widths.gradient * max(own.trained.compute for own in self.parts.layers.values())
-        own = 2 * self._largest_gradient if case.layers_on_host else whole_gradients
+        whole_gradients = self._widths.gradient * max(part.trained.compute for part in self.parts.layers.values())
+        layer_gradients = 2 * self._largest_gradient if case.layers_on_host else whole_gradients
         return Work(
             weights.all + self.stored.frozen + self._gathered_layers,
-            gradients.all + own,
+            gradients.all + layer_gradients,
             (4 * whole if case.tensor > 1 else 0) + self._codes() + case.scratch + self._of_experts(),
         )
 

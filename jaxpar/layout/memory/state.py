@@ -50,8 +50,8 @@ class StateBytes:
         if place == "file":
             return 0, 0, PIECES * self._largest_piece
         name = "state" if self.sharded else "whole_state"
-        ends = sum(getattr(own, name) for own in self.parts.ends.values())
-        total = int(ends + sum(getattr(own, name) * self.rows[kind] for kind, own in self.parts.layers.items()))
+        ends = sum(getattr(part, name) for part in self.parts.ends.values())
+        total = int(ends + sum(getattr(part, name) * self.rows[kind] for kind, part in self.parts.layers.items()))
         if place == "none":
             return total, 0, 0
         stays = int(sum(state.bytes for state in self._weights if state.weight.name in resident))
@@ -83,9 +83,9 @@ class StateBytes:
 
     @property
     def _weights(self) -> Iterator[StackState]:
-        stacks = [(own, self.rows[kind]) for kind, own in self.parts.layers.items()]
-        for own, rows in (*stacks, *((own, 1) for own in self.parts.ends.values())):
-            for weight in own.weights:
+        stacks = [(part, self.rows[kind]) for kind, part in self.parts.layers.items()]
+        for part, rows in (*stacks, *((part, 1) for part in self.parts.ends.values())):
+            for weight in part.weights:
                 if not weight.trained:
                     continue
                 yield StackState(weight, weight.state if self.sharded else weight.whole_state, rows)

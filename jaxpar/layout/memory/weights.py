@@ -66,8 +66,8 @@ class Elements(NamedTuple):
     @staticmethod
     def of(weights: Iterable[Weight], trained: bool) -> Elements:
         """Elements of those `weights` that are trained, or of the others."""
-        own = [one for one in weights if one.trained == trained]
-        return Elements(sum(one.compute for one in own), sum(one.sharded for one in own))
+        selected = [one for one in weights if one.trained == trained]
+        return Elements(sum(one.compute for one in selected), sum(one.sharded for one in selected))
 
 
 class Part(NamedTuple):
@@ -178,14 +178,14 @@ class Weights:
         if key not in self._parts:
             ends = {name: self._part((name,), tree, key) for name, tree in self._specs.items() if name != LAYERS}
             paths = {kind: (LAYERS, kind) for kind in self.kinds}
-            own = lambda kind: self._specs[LAYERS][kind]
-            self._parts[key] = Parts(ends, {kind: self._part(path, own(kind), key) for kind, path in paths.items()})
+            specs_of = lambda kind: self._specs[LAYERS][kind]
+            self._parts[key] = Parts(ends, {kind: self._part(path, specs_of(kind), key) for kind, path in paths.items()})
         return self._parts[key]
 
     def _part(self, path: tuple[str, ...], tree: Nested[ParamSpec] | ParamSpec, ranks: _Ranks) -> Part:
         """The weights of the tree at `path`."""
-        found = jax.tree_util.tree_leaves_with_path(tree)
-        return Part.of(self._weight(path, tuple(key.key for key in below), spec, ranks) for below, spec in found)
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        return Part.of(self._weight(path, tuple(key.key for key in below), spec, ranks) for below, spec in leaves)
 
     def _weight(self, path: tuple[str, ...], below: tuple[str, ...], spec: ParamSpec, ranks: _Ranks) -> Weight:
         tensor, shards, pipe, routed, replicas = ranks
@@ -221,10 +221,10 @@ class Weights:
         if not spec.trained:
             return 0.0
         sizes = [local.get(axis, 1) for axis in spec.axes]  # one layer
-        kept = sum(array.local_bytes(spec, sizes) for array in self._rule(spec).state.values())
+        state = sum(array.local_bytes(spec, sizes) for array in self._rule(spec).state.values())
         average, islands = self.config.optimizer.ema is not None, self.config.islands
         more = 2 * (islands.of_one_job and islands.offload == "none") + 2 * islands.eager
-        return kept + FLOAT32_BYTES * (1 + average + more) * prod(sizes)
+        return state + FLOAT32_BYTES * (1 + average + more) * prod(sizes)
 
     def _rule(self, spec: ParamSpec) -> Rule:
         """The rule of a weight."""

@@ -97,7 +97,7 @@ def evaluate[Result](
             last = (row["f_counts"] & row["f_last"]) == 1
             new = result(inputs.shared(y, last), inputs.last(row, given, "f"))
             mine = True if inputs.shares_ends else last
-            total = jax.tree.map(lambda so_far, own: so_far + _where(mine, own), total, new)
+            total = jax.tree.map(lambda so_far, value: so_far + _where(mine, value), total, new)
         return inputs.arrived(run, "y", row, y, arrivals), total
 
     for part in program.loops:

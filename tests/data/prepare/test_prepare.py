@@ -20,7 +20,7 @@ from jaxpar.data.prepare.input import compression
 from jaxpar.data.prepare.job import WORK
 from jaxpar.data.prepare.output import pieces, tokenize
 from jaxpar.data.prepare.run import TOKENIZER
-from jaxpar.data.prepare.workers import Report, do_tasks
+from jaxpar.data.prepare.workers import Report, run_tasks
 from jaxpar.data.tokens.text_codec import TextCodec
 from jaxpar.data.tokens.token_folder import open_token_folder
 from tests.data.folders import END, contents, decoded, options, prepared, quiet, texts, write_jsonl, write_tokenizer
@@ -142,7 +142,7 @@ def reporting(argument: int, report: Report) -> Callable[[int], int]:
 @pytest.mark.parametrize("processes", [1, 2])
 def test_tasks_report_before_they_are_done(processes):
     heard, done = [], []
-    for task in do_tasks(reporting, 7, range(4), processes, heard.append):
+    for task in run_tasks(reporting, 7, range(4), processes, heard.append):
         assert (task, 7) in heard
         done.append(task)
     assert sorted(done) == [0, 1, 2, 3] and sorted(heard) == [(task, 7) for task in range(4)]
