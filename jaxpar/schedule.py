@@ -198,7 +198,7 @@ def _configure(options: argparse.Namespace) -> None:
         if getattr(options, name) is None:
             setattr(options, name, value)
     if options.stage_times is None:
-        options.stage_times = work.chunks if own and options.virtual == work.virtual else work.ranks
+        options.stage_times = work.chunks if of_config and options.virtual == work.virtual else work.ranks
 
 
 def _check_size(stages: int, microbatches: int, virtual: int) -> None:

@@ -79,7 +79,9 @@ class Chat:
                 screen.show(stop.text if done else stop.certain)
             return done
 
-        (continuation,) = generator.continued([prompt], tokens, sampling=sampling, stop=self._end_tokens, on_token=on_token)
+        (continuation,) = generator.continued(
+            [prompt], tokens, sampling=sampling, stop=self._end_tokens, on_token=on_token
+        )
         if screen is not None:
             screen.show(stop.text)
             screen.end()

@@ -45,7 +45,7 @@ class DecodedRows(NamedTuple):
 
 
 class Context(NamedTuple):
-    """What a block is told of its layer."""
+    """Facts about a layer that its blocks read."""
 
     index: Int[Array, ""]
     """The layer's index in the full model."""

@@ -34,7 +34,7 @@ from jaxpar.layout.memory.device import host_share, local_host_share, usable_byt
 from jaxpar.layout.resident_state import with_resident_state
 from jaxpar.layout.weight_prefetch import weight_prefetch
 from jaxpar.memory.costs import LayerCosts
-from jaxpar.memory.fraction import STAYS_BELOW, saved_bytes, offload_share
+from jaxpar.memory.fraction import STAYS_BELOW, offload_share, saved_bytes
 from jaxpar.memory.pipeline_offload import check_hidden
 from jaxpar.memory.remat import AUTO, layer_runs, offloaded, remat_name
 from jaxpar.pages.units import size

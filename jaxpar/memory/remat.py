@@ -210,7 +210,8 @@ def nearest_preset(treatments: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """The preset that differs least, and how."""
     bases = {preset: remat_map(preset, treatments) for preset in PRESETS}
     changes = {
-        preset: {name: treatment for name, treatment in treatments.items() if treatment != base[name]} for preset, base in bases.items()
+        preset: {name: treatment for name, treatment in treatments.items() if treatment != base[name]}
+        for preset, base in bases.items()
     }
     nearest = min(changes, key=lambda preset: len(changes[preset]))
     return nearest, changes[nearest]

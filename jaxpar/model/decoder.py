@@ -37,7 +37,7 @@ from jaxpar.model.head import Head, bound_logits, head_operands, head_part, proj
 from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.model.loop.layer_program import LayerProgram
 from jaxpar.model.loop.layer_stack import Keep, LayerStack
-from jaxpar.model.programs import split_backward_weights, ops_of, wide_matrices
+from jaxpar.model.programs import ops_of, split_backward_weights, wide_matrices
 from jaxpar.model.tiled_loss import HeadLoss, TokenLosses, tiled_choices, tiled_scores
 from jaxpar.runtime.batch import CARRIED, SEED, Field, union
 from jaxpar.runtime.objective import Objective

@@ -97,7 +97,9 @@ def encode_message(rows: Values, wire: str | None) -> Any:
     return rows if wire is None else encode(jnp.asarray(rows), wire)
 
 
-def decode_message(sent: UInt8[Array, "rows bytes"] | Any, elements: int, wire: str | None) -> Float[Array, "rows elements"]:
+def decode_message(
+    sent: UInt8[Array, "rows bytes"] | Any, elements: int, wire: str | None
+) -> Float[Array, "rows elements"]:
     """The outer gradient that `encode_message` sent."""
     return sent if wire is None else decode(jnp.asarray(sent), elements, wire)
 

@@ -203,7 +203,9 @@ class Ring(Dense):
             products = (scattered_products(self.chunks, [codes.values], values, x.dtype),)
         else:
             products = gathered_products(self.chunks, codes.values, values, x.dtype)
-        return tuple(y * (codes.scales * matrix.scales).astype(x.dtype) for y, matrix in zip(products, matrices, strict=True))
+        return tuple(
+            y * (codes.scales * matrix.scales).astype(x.dtype) for y, matrix in zip(products, matrices, strict=True)
+        )
 
     def gradients(
         self,

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpar.config.plan import LayerRun
-from jaxpar.memory.fraction import saved_bytes, offload_share
+from jaxpar.memory.fraction import offload_share, saved_bytes
 
 SIZES = {"input": 8, "query": 4, "key": 3, "lse": 1}
 SAVED = dict.fromkeys(SIZES, "save")

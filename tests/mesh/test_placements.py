@@ -10,7 +10,7 @@ from jaxpar.config.plan import AxisSizes, Dtypes
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.parameters import ParamSpec
-from jaxpar.mesh.placements import added_dim, bytes_per_device, local_shape, is_quantizable, place, unreduced_axes
+from jaxpar.mesh.placements import added_dim, bytes_per_device, is_quantizable, local_shape, place, unreduced_axes
 from jaxpar.mesh.rules import compute_rules
 from tests.small_run import small
 

@@ -21,8 +21,8 @@ from jaxpar.optim.moments import (
     blocks_of,
     decode,
     encode,
-    form_of,
     floor_index,
+    form_of,
     magnitude_table,
     zeros,
 )

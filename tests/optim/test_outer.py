@@ -5,15 +5,15 @@ import pytest
 
 from jaxpar.optim.outer import (
     OuterArguments,
-    eager_move,
-    fragment_sent,
     decode_message,
+    eager_move,
+    encode_message,
+    fragment_sent,
     is_sent,
+    message_bytes,
     mixed,
     outer_gradient,
     outer_update,
-    encode_message,
-    message_bytes,
 )
 
 PLAIN = OuterArguments(rate=1.0, momentum=0.0, mix=0.0)

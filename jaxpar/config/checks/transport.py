@@ -17,8 +17,8 @@ def check_secondary(config: Config) -> None:
         return
     if parallel.zero != 3:
         raise UserError(
-            f"parallel.secondary_shard: {shard} is for weights that are sharded between their uses, and parallel.zero is "
-            f"{parallel.zero}; expected parallel.zero: 3 with it, or null"
+            f"parallel.secondary_shard: {shard} is for weights that are sharded between their uses, and parallel.zero "
+            f"is {parallel.zero}; expected parallel.zero: 3 with it, or null"
         )
     if -1 in (getattr(parallel, axis) for axis in SHARD_AXES):
         return

@@ -183,7 +183,9 @@ class Experts(Block):
         global_sums, ranks = unpack(reduce_sum(lax.stop_gradient(packed), STREAM_AXES)), lax.axis_size(STREAM_AXES)
         total = self.experts.z_loss * z_loss(logits, valid) if self.experts.z_loss else 0 * local_sums.tokens
         if self.kind.loss is not None and self.experts.balance_loss:
-            total += self.experts.balance_loss * global_sums.tokens * share(self.kind.loss, local_sums, global_sums, ranks)
+            total += (
+                self.experts.balance_loss * global_sums.tokens * share(self.kind.loss, local_sums, global_sums, ranks)
+            )
         if self.experts.sequence_loss:
             rows = lambda a: a.reshape(*of_rows.shape, -1)
             probabilities = rows(routing.statistics["probabilities"])

@@ -25,10 +25,10 @@ from jaxpar.layers.experts.routing import (
     Routing,
     balance_loss,
     chosen,
+    expert_mask,
     gshard_loss,
     importance_and_load_loss,
     largest,
-    expert_mask,
     sam_loss,
     selected,
 )

@@ -96,7 +96,9 @@ def backends_on(config: Config, gpu: GPU, strategy: str) -> dict[str, str]:
     that the configured one does not support, which a run refuses."""
     whole_rows = config.parallel.context == 1 or strategy == "ulysses"
     requests = attention_requests(config, DescribedGPU.of(gpu), ()).items()
-    backends = {kind: backend_of(config.attention.backend, replace(one, whole_rows=whole_rows)) for kind, one in requests}
+    backends = {
+        kind: backend_of(config.attention.backend, replace(one, whole_rows=whole_rows)) for kind, one in requests
+    }
     return {kind: name for kind, name in backends.items() if name is not None}
 
 

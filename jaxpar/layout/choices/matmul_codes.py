@@ -11,7 +11,7 @@ from jaxpar.cost.matmul_codes import DECODED_SQUARES, EACH_USE, OF_TILES, STORED
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layers.matmul_formats import dense_groups, exact_layers, quantised
-from jaxpar.layout.choices.matmul import tiled_choice, each_use_reason
+from jaxpar.layout.choices.matmul import each_use_reason, tiled_choice
 from jaxpar.precision.recipe import Recipe, recipe_of
 
 

@@ -55,7 +55,7 @@ class Case(NamedTuple):
         return {kind: rows * self.virtual_stages for kind, rows in self.rows_of.items()}
 
     @property
-    def ends(self) -> int:
+    def vocab_ranks(self) -> int:
         """Pipeline ranks that share embedding and head, in addition to the tensor ranks."""
         return self.pipe if self.shared_ends else 1
 

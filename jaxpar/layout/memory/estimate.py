@@ -212,7 +212,8 @@ class MemoryModel:
         """
         shapes = self.shapes(case)
         each = [
-            _units(activation_bytes(shapes[kind]), kind_runs, tiles) for kind, kind_runs in runs_by_kind(runs, case.slots).items()
+            _units(activation_bytes(shapes[kind]), kind_runs, tiles)
+            for kind, kind_runs in runs_by_kind(runs, case.slots).items()
         ]
         saved, offloaded, kept, back, transit, again = zip(*each, strict=True)
         scales = sum(
@@ -295,7 +296,7 @@ class MemoryModel:
 
     def loss_tiles(self, case: Case) -> int:
         """Tiles of a microbatch's tokens in the head."""
-        key = "loss tiles", case.rows, case.context, case.tensor, case.ends
+        key = "loss tiles", case.rows, case.context, case.tensor, case.vocab_ranks
         if key not in self._known:
             self._known[key] = loss_tiles(self.alike(case)).name
         return self._known[key]

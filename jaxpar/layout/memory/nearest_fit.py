@@ -45,9 +45,9 @@ def nearest_fit(
 ) -> Search:
     """The first change of a configuration, in order of usual cost, that takes at most `limit` bytes on a device.
 
-    Each change of `changes` is tried alone, then they are applied one after the other (`_combination_order`), each kept if it
-    makes the step smaller. Estimates are corrected by the error of the estimate of `layout` itself against `needed`,
-    XLA's number. Devices without separate memory (`separate_memory`) gain nothing by what goes to the host's.
+    Each change of `changes` is tried alone, then they are applied one after the other (`_combination_order`), each
+    kept if it makes the step smaller. Estimates are corrected by the error of the estimate of `layout` itself against
+    `needed`, XLA's number. Devices without separate memory (`separate_memory`) gain nothing by what goes to the host's.
     """
     config = layout.config
     estimated = estimated_bytes(config, layout.plan, separate_memory=separate_memory)

@@ -13,7 +13,7 @@ from jaxpar.layers.matmul_formats import quantised
 from jaxpar.layout.choices.matmul import each_use_reason
 from jaxpar.layout.choices.matmul_codes import coded_rows
 from jaxpar.layout.memory.case import Case
-from jaxpar.layout.memory.weights import Ends, Part, Parts, Weight
+from jaxpar.layout.memory.weights import Part, PartBytes, Parts, Weight
 from jaxpar.memory.layer_shape import FLOAT32_BYTES, ITEM_BYTES
 from jaxpar.precision.recipe import TILES
 
@@ -53,28 +53,28 @@ class StoredBytes:
         return self._bytes(self.widths.storage, sharded, sharded and self.case.pipe == 1, "frozen").all
 
     @cached_property
-    def weights(self) -> Ends:
+    def weights(self) -> PartBytes:
         """Bytes of the copies that are made of the master weights."""
         width = self.widths.storage
         case, precision = self.case, self.config.precision
         sharded = case.zero >= 3
-        embed_and_head = sharded and case.pipe == 1
+        vocab_sharded = sharded and case.pipe == 1
         same = (precision.storage or precision.compute) == "float32"
         if case.secondary > 1:
             return self._fetched()
-        placed = case.state_replicas == 1 and (case.shards == 1 or case.zero == 0 or embed_and_head)
+        placed = case.state_replicas == 1 and (case.shards == 1 or case.zero == 0 or vocab_sharded)
         if same and placed and case.state == "none":
-            return Ends(self._coded(sharded, True) + self._coded(sharded, False), 0, 0, 0)
-        made = self._bytes(width, sharded, embed_and_head, "trained")
+            return PartBytes(self._coded(sharded, True) + self._coded(sharded, False), 0, 0, 0)
+        made = self._bytes(width, sharded, vocab_sharded, "trained")
         # Codes replace the copies of trained matrices; frozen ones are a part of the state, and their codes are made.
         return made._replace(
             layers=made.layers - (width - 1) * self._coded(sharded, True) + self._coded(sharded, False)
         )
 
     @cached_property
-    def gradients(self) -> Ends:
+    def gradients(self) -> PartBytes:
         """As they accumulate over microbatches."""
-        return self._bytes(self.widths.gradient, self.gradients_sharded, self.ends_sharded, "trained")
+        return self._bytes(self.widths.gradient, self.gradients_sharded, self.embed_and_head_sharded, "trained")
 
     @property
     def arriving(self) -> int:
@@ -85,14 +85,14 @@ class StoredBytes:
             return 0
         if case.state_replicas > 1:
             elements = sum(part.updated * self.rows[kind] for kind, part in self.parts.layers.items())
-            return self.widths.storage * (elements + sum(part.updated for part in self.parts.ends.values()))
+            return self.widths.storage * (elements + sum(part.updated for part in self.parts.embed_and_head.values()))
         arguments = self._bytes(self.widths.storage, True, True, "trained")
         embed_and_head = 0 if case.zero >= 3 and case.pipe == 1 else arguments.all - arguments.layers
         return embed_and_head + (0 if case.zero >= 3 else arguments.layers)
 
-    def on_device(self, embed_and_head: Ends) -> Ends:
-        """Rows without the layers that are on the host."""
-        return embed_and_head._replace(layers=0) if self.case.layers_on_host else embed_and_head
+    def on_device(self, parts: PartBytes) -> PartBytes:
+        """`parts` without the layers that are on the host."""
+        return parts._replace(layers=0) if self.case.layers_on_host else parts
 
     def reduced(self, weight: Weight) -> int:
         """A layer's elements in the accumulated gradients."""
@@ -103,14 +103,14 @@ class StoredBytes:
         return int(self._in_layers("compute", self.case.rows_of, which))
 
     @property
-    def ends_sharded(self) -> bool:
+    def embed_and_head_sharded(self) -> bool:
         """Whether gradients of embedding and head accumulate sharded."""
         return self.case.zero >= 2 and self.case.pipe == 1
 
     @property
     def gradients_sharded(self) -> bool:
         """Whether those of layers do."""
-        return self.case.zero >= 3 or self.ends_sharded
+        return self.case.zero >= 3 or self.embed_and_head_sharded
 
     def _coded(self, sharded: bool, trained: bool) -> int:
         """Elements of matrices that are stored as codes of 8 bits, once per step, trained or frozen.
@@ -150,7 +150,7 @@ class StoredBytes:
             elements += self.rows[kind] * sum(one.compute for one in part.weights if one.name.split(".")[-1] in names)
         return FLOAT32_BYTES * elements // tiles.size**2
 
-    def _fetched(self) -> Ends:
+    def _fetched(self) -> PartBytes:
         """Weights in a secondary shard: several shards of each that is sharded, frozen ones too."""
         width = self.widths.storage
         copies = self.case.copies
@@ -158,15 +158,18 @@ class StoredBytes:
         layers = sum(fetched(layer) * self.rows[kind] for kind, layer in self.parts.layers.items())
         if self.case.pipe > 1:
             return self._bytes(width, True, False, "trained")._replace(layers=width * layers)
-        embed_and_head = {name: width * fetched(part) for name, part in self.parts.ends.items()}
-        return Ends(width * layers, *(embed_and_head.get(name, 0) for name in Ends._fields[1:]))
+        embed_and_head = {name: width * fetched(part) for name, part in self.parts.embed_and_head.items()}
+        return PartBytes(width * layers, *(embed_and_head.get(name, 0) for name in PartBytes._fields[1:]))
 
-    def _bytes(self, width: int, layers_sharded: bool, ends_sharded: bool, which: str) -> Ends:
+    def _bytes(self, width: int, layers_sharded: bool, embed_and_head_sharded: bool, which: str) -> PartBytes:
         """Bytes of the weights that are `which`: trained or frozen."""
         form = lambda sharded: "sharded" if sharded else "compute"
-        embed_and_head = {name: width * _elements(part, form(ends_sharded), which) for name, part in self.parts.ends.items()}
+        embed_and_head = {
+            name: width * _elements(part, form(embed_and_head_sharded), which)
+            for name, part in self.parts.embed_and_head.items()
+        }
         layers = width * int(self._in_layers(form(layers_sharded), self.rows, which))
-        return Ends(layers, *(embed_and_head.get(name, 0) for name in Ends._fields[1:]))
+        return PartBytes(layers, *(embed_and_head.get(name, 0) for name in PartBytes._fields[1:]))
 
     def _in_layers(self, form: str, rows: Mapping[str, int], which: str) -> float:
         """`_elements` of so many layers of each kind."""

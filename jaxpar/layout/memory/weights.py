@@ -114,13 +114,13 @@ class Part(NamedTuple):
 class Parts(NamedTuple):
     """The parts of a model on a device."""
 
-    ends: dict[str, Part]
+    embed_and_head: dict[str, Part]
     """Embedding, head and the norm before it, by name."""
     layers: dict[str, Part]
     """Weights of one layer of each kind."""
 
 
-class Ends(NamedTuple):
+class PartBytes(NamedTuple):
     """Bytes by part of the model."""
 
     layers: int
@@ -170,16 +170,20 @@ class Weights:
         Args:
             tensor: ranks that share every matrix.
             shards: ranks that ZeRO shards over.
-            pipe: ranks that share the ends of the model; 1 where they do not.
+            pipe: ranks that share embedding and head; 1 where they do not.
             routed: ranks among `shards` that split the matrices among which a router chooses.
             replicas: those that share the state of a weight.
         """
         key = tensor, shards, pipe, routed, replicas
         if key not in self._parts:
-            ends = {name: self._part((name,), tree, key) for name, tree in self._specs.items() if name != LAYERS}
+            embed_and_head = {
+                name: self._part((name,), tree, key) for name, tree in self._specs.items() if name != LAYERS
+            }
             paths = {kind: (LAYERS, kind) for kind in self.kinds}
             specs_of = lambda kind: self._specs[LAYERS][kind]
-            self._parts[key] = Parts(ends, {kind: self._part(path, specs_of(kind), key) for kind, path in paths.items()})
+            self._parts[key] = Parts(
+                embed_and_head, {kind: self._part(path, specs_of(kind), key) for kind, path in paths.items()}
+            )
         return self._parts[key]
 
     def _part(self, path: tuple[str, ...], tree: Nested[ParamSpec] | ParamSpec, ranks: _Ranks) -> Part:

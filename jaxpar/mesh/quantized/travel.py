@@ -21,7 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jaxtyping import Array, Float, Shaped
 
-from jaxpar.mesh.collectives import gather_weight, refuse_8_bit_sum, require_varying, reduce_sum, scatter_gradient
+from jaxpar.mesh.collectives import gather_weight, reduce_sum, refuse_8_bit_sum, require_varying, scatter_gradient
 from jaxpar.mesh.quantized.blocks import decode, encode
 from jaxpar.mesh.quantized.transport import Levels, RankGroups, Transport, WeightDtype, levels_of
 

@@ -48,7 +48,8 @@ def saved_by_kind(
     for slot, keep in zip(slots, each, strict=True):
         rows.setdefault(slot.kind, []).append(keep._replace(variant=variants[slot.kind][slot.row]))
     return {
-        kind: tuple(keep._replace(layers=len(list(same))) for keep, same in groupby(kind_rows)) for kind, kind_rows in rows.items()
+        kind: tuple(keep._replace(layers=len(list(same))) for keep, same in groupby(kind_rows))
+        for kind, kind_rows in rows.items()
     }
 
 

@@ -82,7 +82,7 @@ class Inputs:
         assert ranks == size, f"a program for {ranks} ranks on a pipe axis of {size}"
 
     @property
-    def shares_ends(self) -> bool:
+    def shares_vocabulary(self) -> bool:
         """Whether all pipeline ranks take part in the embedding and the loss."""
         return "pipe" in self.stages.vocab_axes
 
@@ -105,7 +105,7 @@ class Inputs:
 
     def shared(self, y: Shaped[Array, "batch seq embed"], counts: Bool[Array, ""]) -> Shaped[Array, "batch seq embed"]:
         """The last chunk's output, on every rank where all share the head, and on its own otherwise."""
-        if not self.shares_ends:
+        if not self.shares_vocabulary:
             return y
         return sum_over_stages(jnp.where(counts, y, 0))
 

@@ -65,7 +65,9 @@ class OnDevice:
         """Weights in storage placement, from the weights passed to the step, with the frozen ones among them, and zeros
         in gradient placement for those that are trained; a `CodedStack` is on the device. Layers in host memory
         stay as they are."""
-        moved = self.here({part: weights for part, weights in master.items() if not (self.layers_on_host and part == LAYERS)})
+        moved = self.here(
+            {part: weights for part, weights in master.items() if not (self.layers_on_host and part == LAYERS)}
+        )
         return master | to_storage(moved, self.layout.placements), self.accumulators()
 
     @property

@@ -26,11 +26,11 @@ from jaxpar.training.run.out_of_memory import explained
 from jaxpar.training.run.plan_brief import report_first_weights, run_info, start_notes
 from jaxpar.training.run.progress import Progress
 from jaxpar.training.run.run import Run
-from jaxpar.training.termination import Termination, termination
 from jaxpar.training.run_folder.folder import RunFolder
 from jaxpar.training.run_folder.mirroring import fetching, mirror_of, mirrored
 from jaxpar.training.run_folder.saves import Saves
 from jaxpar.training.step.forward_backward import StepMetrics
+from jaxpar.training.termination import Termination, termination
 
 
 def fit(trainer: Run, listeners: Iterable[Listener], progress: Progress | None = None) -> Summary:

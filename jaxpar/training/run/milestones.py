@@ -39,19 +39,19 @@ class Milestones:
         self._announced: set[str] = set()
         """Programs that this process has compiled so far."""
 
-    def interrupt(self, number: int) -> bool:
-        """Whether an evaluation, a save, or a look at the clock comes between step `number` and the next."""
-        return self._every(number) or self.clock.looks(number)
+    def interrupt(self, step: int) -> bool:
+        """Whether an evaluation, a save, or a look at the clock comes between `step` and the next one."""
+        return self._every(step) or self.clock.looks(step)
 
-    def after(self, number: int, metrics: StepMetrics, *, stop: bool) -> None:
-        """Log, evaluate and save what is due after step `number`; `stop` if no step follows."""
-        if self.clock.looks(number):
-            liveness.at(f"deciding whether to save after step {number}")
+    def after(self, step: int, metrics: StepMetrics, *, stop: bool) -> None:
+        """Log, evaluate and save what is due after `step`; `stop` if no step follows."""
+        if self.clock.looks(step):
+            liveness.at(f"deciding whether to save after step {step}")
         every = self.config.checkpoint.every
-        last = number == self.config.run.steps or stop
-        save = self.clock.due(number) or last or (every > 0 and number % every == 0)
-        if save or self.logged == 0 or number % self.config.run.log_every == 0 or self._every(number):
-            self._reach(number, metrics, stop=stop, save=save)
+        last = step == self.config.run.steps or stop
+        save = self.clock.due(step) or last or (every > 0 and step % every == 0)
+        if save or self.logged == 0 or step % self.config.run.log_every == 0 or self._every(step):
+            self._reach(step, metrics, stop=stop, save=save)
 
     def announce_compiling(self, what: str) -> None:
         """Announce what is compiled now, unless this process has compiled it before."""
@@ -91,43 +91,43 @@ class Milestones:
         self.listeners.end(summary)
         return summary
 
-    def _every(self, number: int) -> bool:
+    def _every(self, step: int) -> bool:
         cadences = (self.config.evaluation.every, self.config.checkpoint.every)
-        return any(every and number % every == 0 for every in cadences)
+        return any(every and step % every == 0 for every in cadences)
 
-    def _reach(self, number: int, metrics: StepMetrics, *, stop: bool, save: bool) -> None:
-        """Log step `number`, and evaluate and save after it if that is due."""
-        liveness.at(f"logging step {number}")
+    def _reach(self, step: int, metrics: StepMetrics, *, stop: bool, save: bool) -> None:
+        """Log `step`, and evaluate and save after it if that is due."""
+        liveness.at(f"logging step {step}")
         config, last = self.config, self.config.run.steps
-        lap = self.timer.lap(number - self.logged if self.logged else None)
-        self.logged = number
-        data_wait = self.monitor.logged(number)
+        lap = self.timer.lap(step - self.logged if self.logged else None)
+        self.logged = step
+        data_wait = self.monitor.logged(step)
         every = config.evaluation.every
-        if self.trainer.evaluates and not stop and (number == last or (every and number % every == 0)):
-            self._evaluate(number)
-        record = self.progress.record(self.trainer, number, metrics, lap, data_wait)
-        self.monitor.features(number, record)
+        if self.trainer.evaluates and not stop and (step == last or (every and step % every == 0)):
+            self._evaluate(step)
+        record = self.progress.record(self.trainer, step, metrics, lap, data_wait)
+        self.monitor.features(step, record)
         self.listeners.step(record)
         if save:
-            liveness.at(f"saving step {number}")
+            liveness.at(f"saving step {step}")
             with self.timer.paused():
-                self._save(number, int(metrics.skipped_in_row), must=stop or number == last)
+                self._save(step, int(metrics.skipped_in_row), must=stop or step == last)
 
-    def _evaluate(self, number: int) -> None:
+    def _evaluate(self, step: int) -> None:
         self.announce_compiling("the evaluation")
-        liveness.at(f"evaluating after step {number}")
+        liveness.at(f"evaluating after step {step}")
         with self.timer.paused():
             metrics = self.trainer.evaluation()
             loss = metrics.pop("loss", None)
             if loss is None:
                 self.listeners.message("Nothing of the held-out data has a loss: this step is not evaluated.")
                 return
-            self.progress.evaluated(number, loss, metrics)
-            self.listeners.evaluation(number, loss, self.baseline)
+            self.progress.evaluated(step, loss, metrics)
+            self.listeners.evaluation(step, loss, self.baseline)
             for prompt, continuation in self.trainer.samples:
                 self.listeners.sample(prompt, continuation)
 
-    def _save(self, number: int, skipped_in_row: int, *, must: bool) -> None:
+    def _save(self, step: int, skipped_in_row: int, *, must: bool) -> None:
         facts = checkpoint_facts(self.trainer, self.progress, skipped_in_row) | {MONITOR: self.monitor.facts()}
         self.clock.saved()
-        self.saves.begin(number, self.trainer.saved.outgoing(without_frozen(self.trainer.state)), facts, must=must)
+        self.saves.begin(step, self.trainer.saved.outgoing(without_frozen(self.trainer.state)), facts, must=must)

@@ -35,7 +35,10 @@ def plan_brief(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tu
     config, plan, axes = layout.config, layout.plan, layout.plan.axes
     device = mesh.devices.flat[0]
     rows, length = config.data.batch_size, config.data.sequence_length
-    estimate, needed = estimate_memory(config, plan), estimated_bytes(config, plan, separate_memory=separate_memory(mesh))
+    estimate, needed = (
+        estimate_memory(config, plan),
+        estimated_bytes(config, plan, separate_memory=separate_memory(mesh)),
+    )
     parts = {"state": estimate.optimizer, "gradients": estimate.gradients, "activations": estimate.saved_activations}
     largest = ", ".join(f"{name} {size(amount)}" for name, amount in parts.items())
     zero = f"; ZeRO-{plan.zero}" if axes.devices > 1 else ""
@@ -76,7 +79,7 @@ def report_first_weights(run: Run, report: Callable[[str], None]) -> None:
 
 
 def run_info(run: Run, first: int, folder: str, baseline: float | None) -> RunInfo:
-    """What listeners are told of a run at its start.
+    """The facts that listeners get at the start of a run.
 
     Args:
         run: the run.

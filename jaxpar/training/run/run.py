@@ -16,7 +16,7 @@ from jaxpar.config import Config, UserError
 from jaxpar.config.parts import OBJECTIVES
 from jaxpar.config.plan import Plan
 from jaxpar.config.ramp import examples_before, stretch_of, stretches
-from jaxpar.data import Data, batch_index
+from jaxpar.data import batch_index
 from jaxpar.distributed import liveness
 from jaxpar.distributed.devices import Device
 from jaxpar.layout.state import TrainState

@@ -169,7 +169,9 @@ def read_state(
     """
     facts = _run_facts(checkpointer, step)
     described = facts[CARRIED]
-    wanted = {name: expected for name, expected in like.carried.items() if described.get(name) == carried[name].saved_as}
+    wanted = {
+        name: expected for name, expected in like.carried.items() if described.get(name) == carried[name].saved_as
+    }
     optional = [f"optimizer/{AVERAGE}", *(f"carried/{name}" for name in {**described, **wanted})]
     state = checkpointer.restore(step, like._replace(carried=wanted), optional=optional)
     if AVERAGE in like.optimizer and not jax.tree.leaves(state.optimizer[AVERAGE]):

@@ -57,7 +57,7 @@ class OneRank:
     def whole(self, x: Any) -> Any:
         return x
 
-    own = whole
+    local = whole
 
 
 ALONE = RouterState(bias=jnp.float32(BIAS), valid=jnp.asarray(COUNTS > 0), order=OneRank())
