@@ -15,7 +15,7 @@ from jaxpar.cli import Parser, command, positive, without_gpus
 from jaxpar.config import UserError
 from jaxpar.config.spelling import named, quoted
 from jaxpar.pages.units import parse_file_size, plural
-from jaxpar.remote.cache import written_as
+from jaxpar.remote.cache import source_url
 
 if TYPE_CHECKING:
     from jaxpar.interop.sources.open_source import Model
@@ -108,7 +108,7 @@ def _parser() -> Parser:
 
 def _name(out: Path) -> str:
     """The new folder as the user wrote it, for messages."""
-    return named(written_as(out))
+    return named(source_url(out))
 
 
 def _into_jaxpar(options: argparse.Namespace) -> None:

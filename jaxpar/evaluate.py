@@ -123,11 +123,11 @@ def _evaluate(options: argparse.Namespace) -> None:
 
 def _overlaps(options: argparse.Namespace, tasks: Sequence[Task]) -> list[list[Overlap]]:
     """The n-grams that each text of each task shares with `--contamination`."""
-    from jaxpar.evaluation.contamination import overlaps_with
+    from jaxpar.evaluation.contamination import shared_ngrams
 
     if options.model is None:
         without_gpus()
-    overlaps = overlaps_with(options.contamination, tasks, options.ngram)
+    overlaps = shared_ngrams(options.contamination, tasks, options.ngram)
     if short := sum(not one.ngrams for task_overlaps in overlaps for one in task_overlaps):
         report(f"{plural(short, 'text has', 'texts have')} fewer than {options.ngram} tokens, and so no n-gram.")
     return overlaps

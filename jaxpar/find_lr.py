@@ -75,14 +75,14 @@ def _conclude(sweep: Sweep, config: Config, folder: Path) -> None:
     from jaxpar.observe.files import write_atomically
     from jaxpar.observe.writers.sweep_plot import draw_sweep
 
-    found = sweep.suggestion
+    suggestion = sweep.suggestion
     numbers = json.dumps({"config": config_to_dict(config), **sweep.to_json()}, indent=1, allow_nan=False) + "\n"
     picture = draw_sweep(
         sweep.rates,
         sweep.losses,
         sweep.smooth,
-        suggested=found.rate if found else None,
-        lowest=found.lowest if found else None,
+        suggested=suggestion.rate if suggestion else None,
+        lowest=suggestion.lowest if suggestion else None,
         title=f"{config.run.name}: {config.optimizer.name}",
     )
     try:
@@ -93,11 +93,11 @@ def _conclude(sweep: Sweep, config: Config, folder: Path) -> None:
     except OSError as error:
         raise UserError(f"--out: {folder} cannot be written ({error.strerror})") from error
     print(f"\nThe sweep ended because {sweep.ended}.")
-    if found is None:
+    if suggestion is None:
         print("No rate is suggested.")
     else:
-        print("Suggested: " + " ".join(f"--set {key}={value:g}" for key, value in found.settings.items()))
-        print(f"  {found.reason[0].upper()}{found.reason[1:]}.")
+        print("Suggested: " + " ".join(f"--set {key}={value:g}" for key, value in suggestion.settings.items()))
+        print(f"  {suggestion.reason[0].upper()}{suggestion.reason[1:]}.")
     print(f"  {path.with_suffix('.png')} shows the sweep, {path.with_suffix('.json')} has its numbers.")
 
 

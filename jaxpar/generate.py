@@ -128,10 +128,10 @@ def _generate(options: argparse.Namespace) -> None:
     stops = [Stop(text.decode, options.stop) for _ in prompt_tokens]
 
     def on_token(row: int, token: int) -> bool:
-        ends = stops[row].add_token(token)
+        done = stops[row].add_token(token)
         if screen is not None:
-            screen.show(stops[row].text if ends else stops[row].certain)
-        return ends
+            screen.show(stops[row].text if done else stops[row].certain)
+        return done
 
     continuations = generator.continued(
         prompt_tokens, options.tokens, sampling=sampling, stop=text.stops, on_token=on_token

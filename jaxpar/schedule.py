@@ -190,15 +190,15 @@ def _configure(options: argparse.Namespace) -> None:
     from jaxpar.planner.stage_work import stage_work
 
     work = stage_work(options.config, options.overrides, options.cluster)
-    own = options.name is None and not options.compare
-    if own:
+    of_config = options.name is None and not options.compare
+    if of_config:
         options.name, options.virtual = work.schedule, options.virtual or work.virtual
     options.stages, options.microbatches, options.unit = work.stages, work.microbatches, "ms"
     for name, value in work.numbers.items():
         if getattr(options, name) is None:
             setattr(options, name, value)
     if options.stage_times is None:
-        options.stage_times = work.chunks if own and options.virtual == work.virtual else work.ranks
+        options.stage_times = work.chunks if of_config and options.virtual == work.virtual else work.ranks
 
 
 def _check_size(stages: int, microbatches: int, virtual: int) -> None:

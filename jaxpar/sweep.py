@@ -68,7 +68,7 @@ def main(arguments: Sequence[str]) -> int:
         print("\n".join(f"{index}: python -m {shlex.join(run.words)}" for index, run in enumerate(runs)))
         return 0
     if ARRAY_INDEX in os.environ:
-        _become(runs)
+        _exec_point(runs)
     page = runs[0].folder.parent / f"{runs[0].sweep}-sweep.html"
     if options.out is not None:
         from jaxpar.observe.report.page import check_page
@@ -99,7 +99,7 @@ def _runs(options: argparse.Namespace) -> list[Run]:
     return runs
 
 
-def _become(runs: Sequence[Run]) -> None:
+def _exec_point(runs: Sequence[Run]) -> None:
     """Replace this process of a Slurm array by the training of its point, so that signals reach it."""
     index = os.environ[ARRAY_INDEX]
     if not index.isdecimal() or int(index) >= len(runs):

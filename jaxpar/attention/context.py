@@ -68,13 +68,13 @@ def _supports_usp(request: AttentionRequest) -> str | None:
     return exchanges(request.heads, request.ulysses) or _supports_ring(request)
 
 
-def _of_allgather(request: AttentionRequest, layout: ContextLayout) -> Traffic:
+def _allgather_traffic(request: AttentionRequest, layout: ContextLayout) -> Traffic:
     forward = request.key_bytes * (request.context - 1)
     # Under full rematerialisation the backward recomputes output and log-sum-exp, from the gather that it does anyway.
     return Traffic(forward, 2 * forward)
 
 
-def _of_exchange_and_ring(request: AttentionRequest, layout: ContextLayout) -> Traffic:
+def _exchange_and_ring_traffic(request: AttentionRequest, layout: ContextLayout) -> Traffic:
     """Traffic of every strategy but the gather: groups of one exchange nothing, and rings of one send nothing."""
     group = layout.ulysses
     key = request.key_bytes * repeats(request.kv_heads, group)
@@ -96,10 +96,10 @@ def ring_hops(request: AttentionRequest, layout: ContextLayout) -> int:
 
 
 CONTEXT_STRATEGIES = (
-    ContextStrategy("allgather", _supports_everything, allgather, _of_allgather),
-    ContextStrategy("ring", _supports_ring, ring, _of_exchange_and_ring),
-    ContextStrategy("ulysses", _supports_ulysses, usp, _of_exchange_and_ring),
-    ContextStrategy("usp", _supports_usp, usp, _of_exchange_and_ring),
+    ContextStrategy("allgather", _supports_everything, allgather, _allgather_traffic),
+    ContextStrategy("ring", _supports_ring, ring, _exchange_and_ring_traffic),
+    ContextStrategy("ulysses", _supports_ulysses, usp, _exchange_and_ring_traffic),
+    ContextStrategy("usp", _supports_usp, usp, _exchange_and_ring_traffic),
 )
 
 

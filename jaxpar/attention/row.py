@@ -23,7 +23,7 @@ class ContextLayout:
     order: Order = "contiguous"
     """Order of the tokens, one of `jaxpar.attention.balance.ORDERS`."""
     ulysses: int = 1
-    """Neighbouring ranks that exchange sequence for heads: 1 none, `context` all of them."""
+    """Neighbouring ranks in a group that exchanges sequence for heads: 1 for no exchange, `context` for Ulysses."""
 
 
 class ContextAttention(NamedTuple):
@@ -45,9 +45,9 @@ class RowTokens(NamedTuple):
     row_segments: Int[Array, "batch seq"]
 
     def seen(self, mask: Mask, queries: tuple[jax.Array, int] | None, keys: tuple[jax.Array, int] | None) -> MaskInputs:
-        """Tokens of some queries and keys, each a group of ranks (number of the group, ranks in a group).
+        """The inputs of `mask` for queries and keys of groups of ranks, (index of the group, ranks in a group).
 
-        None means this rank's own queries, and the keys of all ranks.
+        None means the queries of this rank, and the keys of all ranks.
         """
         q_indices, q_segments = (self.indices, self.segments) if queries is None else self._of(*queries)
         kv_indices, kv_segments = (self.row_indices, self.row_segments) if keys is None else self._of(*keys)

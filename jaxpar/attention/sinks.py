@@ -12,10 +12,10 @@ def with_sinks(
     lse: Float[Array, "batch queries heads"],
     sinks: Float[Array, " heads"] | None,
 ) -> Float[Array, "batch queries heads width"]:
-    """The output of attention that has `exp(sink)` in its denominator besides the keys' terms; without sinks, `out`.
+    """The output of attention whose softmax has `exp(sink)` as a further term of its denominator; without sinks, `out`.
 
-    With l the log-sum-exp of the scores that is `out * exp(l) / (exp(l) + exp(sink)) = out * sigmoid(l - sink)`: any
-    kernel will do whose log-sum-exp has a derivative.
+    With l the log-sum-exp of the scores, it is `out * exp(l) / (exp(l) + exp(sink)) = out * sigmoid(l - sink)`. This
+    works for every kernel that gives a derivative for its log-sum-exp.
     """
     if sinks is None:
         return out

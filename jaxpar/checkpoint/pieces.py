@@ -1,8 +1,8 @@
 """Arrays that need not fit in memory: written and read a piece at a time, by TensorStore.
 
-Orbax copies all arrays of a save to the host before it writes the first, and returns whole ones. An array of pieces has
-its own folder next to Orbax's, in the format that Orbax uses too (zarr), one file per piece. An array saved in either
-form can be read in either.
+Orbax copies all arrays of a save to the host before it writes the first, and restores full arrays. An array of pieces
+has a folder next to Orbax's, in zarr, the format that Orbax uses too, with one file per piece. An array saved in either
+way can be restored in either.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
     import tensorstore
 
 type Region = tuple[slice, ...]
-"""A part of an array, by its first and last index along each dim."""
+"""A part of an array: a slice along each dim."""
 
 FOLDER = "pieces"
-"""Next to Orbax's folder."""
+"""Name of the folder of pieces, next to Orbax's."""
 WRITES = 2
 """Pieces that may be written to disk at the same time."""
 
@@ -41,7 +41,7 @@ class Pieces(ABC):
     @property
     @abstractmethod
     def piece_shape(self) -> tuple[int, ...]:
-        """Shape of a saved piece, those at the end excepted; a multiple of it begins each of `pieces`."""
+        """Shape of a saved piece; the last piece of a dim may be smaller. Each piece begins at a multiple of it."""
 
     @abstractmethod
     def pieces(self) -> Iterator[tuple[Region, np.ndarray]]:
@@ -49,7 +49,7 @@ class Pieces(ABC):
 
     @abstractmethod
     def restored(self, read: Callable[[Region], np.ndarray], rows: int) -> object:
-        """Restore the array with `read`, which is fastest for `rows` rows of the first dim, or a divisor of them."""
+        """Restore the array with `read`. A read of `rows` rows of the first dim, or a divisor of it, is fastest."""
 
 
 def write_pieces(folder: Path, leaves: Mapping[str, Pieces]) -> list[str]:
@@ -58,17 +58,17 @@ def write_pieces(folder: Path, leaves: Mapping[str, Pieces]) -> list[str]:
     Returns:
         Names of the files of pieces that this process wrote, relative to `folder`.
     """
-    going: deque[tensorstore.WriteFutures] = deque()
+    pending: deque[tensorstore.WriteFutures] = deque()
     written: list[str] = []
     for name, leaf in leaves.items():
         store = _created(_spec(folder, name), leaf)
         for region, piece in leaf.pieces():
-            going.append(store[region].write(piece))
+            pending.append(store[region].write(piece))
             numbers = [part.start // size for part, size in zip(region, leaf.piece_shape, strict=True)]
             written.append(f"{name}/{'.'.join(map(str, numbers)) or '0'}")
-            while len(going) >= WRITES:
-                going.popleft().result()
-    for write in going:
+            while len(pending) >= WRITES:
+                pending.popleft().result()
+    for write in pending:
         write.result()
     return written
 
@@ -84,9 +84,9 @@ def read_saved(folder: Path, name: str, like: jax.ShapeDtypeStruct | Pieces, *, 
     """Read one array: `Pieces` restore themselves, anything else becomes a `jax.Array` with the sharding of `like`.
 
     Args:
-        folder: that of pieces, or Orbax's.
+        folder: the folder of pieces, or Orbax's.
         name: of the array.
-        like: the wanted array.
+        like: shape, dtype and sharding of the result, or the object that restores itself.
         from_orbax: whether `folder` is Orbax's.
     """
     store = _opened(_spec_of_orbax(folder, name) if from_orbax else _spec(folder, name))
@@ -107,8 +107,8 @@ def open_saved(checkpoint: Path, name: str, orbax: str) -> tensorstore.TensorSto
     Raises:
         ValueError: it has no such array.
     """
-    beside = checkpoint / FOLDER
-    return _opened(_spec(beside, name) if (beside / name).exists() else _spec_of_orbax(checkpoint / orbax, name))
+    pieces = checkpoint / FOLDER
+    return _opened(_spec(pieces, name) if (pieces / name).exists() else _spec_of_orbax(checkpoint / orbax, name))
 
 
 def _spec(folder: Path, name: str) -> dict[str, object]:
@@ -121,7 +121,7 @@ def _spec_of_orbax(folder: Path, name: str) -> dict[str, object]:
 
 
 def _created(spec: dict[str, object], leaf: Pieces) -> tensorstore.TensorStore:
-    """A store for `leaf`; the process that comes first makes it."""
+    """A store for `leaf`; the first process that calls this creates it."""
     metadata = {"shape": leaf.shape, "chunks": leaf.piece_shape, "compressor": None}
     # A piece of zeros is a file like any other: a missing piece is an error, not zeros.
     strict = {"store_data_equal_to_fill_value": True, "fill_missing_data_reads": False}

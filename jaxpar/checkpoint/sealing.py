@@ -90,6 +90,6 @@ def _local_answer(folder: Path) -> tuple[str, str]:
         sealed = manifest.read(folder)
         share = manifest.divided(sealed.files, jax.process_count())[jax.process_index()]
         manifest.verify(folder, only=share)
-    except Damage as found:
-        return "", str(found)
+    except Damage as damage:
+        return "", str(damage)
     return hashlib.blake2b(sealed.text, digest_size=32).hexdigest(), ""

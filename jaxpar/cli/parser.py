@@ -20,7 +20,7 @@ DEFAULTS = "YAML file; without one, every key has its default"
 CLUSTER = "gpu:hosts x gpus, as in h100:1x8, or a .yaml file (docs/cluster-files.md)"
 
 FILES = ("FILE", "PATTERN", "MODEL")
-"""Metavars of options that a user might take for arguments without a name."""
+"""Metavars of options whose values a user might give as positional arguments."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -30,16 +30,16 @@ class Parser(argparse.ArgumentParser):
         command: what follows `python -m`.
         description: what the command does. With line ends it is printed as it is.
         epilog: printed as it is after the arguments.
-        words: what may stand in place of options, for suggestions.
+        words: names of subcommands, which are suggested for a misspelled option too.
     """
 
     def __init__(self, command: str, description: str | None, epilog: str | None = None, words: Iterable[str] = ()):
-        as_it_is = epilog or "\n" in (description or "")
+        preformatted = epilog or "\n" in (description or "")
         super().__init__(
             prog=f"python -m {command}",
             description=description,
             epilog=epilog,
-            formatter_class=argparse.RawDescriptionHelpFormatter if as_it_is else argparse.HelpFormatter,
+            formatter_class=argparse.RawDescriptionHelpFormatter if preformatted else argparse.HelpFormatter,
             allow_abbrev=False,
         )
         self._words = tuple(words)
@@ -85,7 +85,7 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--json", action="store_true", help=help)
 
     def add_out(self, kinds: Mapping[str, str]) -> None:
-        """`--out`, for files whose endings are the keys of `kinds`, with words for what is written."""
+        """`--out`, for files with the extensions of `kinds`; its values describe what each file contains."""
         words = "; ".join(f"{ending}: {what}" for ending, what in kinds.items())
         help = f"write a file, by its ending ({words}); may be repeated"
         self.add_argument("--out", metavar="FILE", type=Path, action="append", default=[], help=help)
@@ -115,7 +115,7 @@ class Parser(argparse.ArgumentParser):
         raise UserError(f"there is no argument {word}{near or self._option_of(word)}")
 
     def _option_of(self, word: str) -> str:
-        """A clause for a value without an option: the first option that takes a file. Nothing for an option."""
+        """A hint for `word`, a value without an option: the first option for a file. Empty if it is an option."""
         files = (action for action in self._actions if action.option_strings and action.metavar in FILES)
         first = None if word.startswith("-") else next(files, None)
         if first is None:
@@ -125,15 +125,15 @@ class Parser(argparse.ArgumentParser):
 
 def by_ending(files: Sequence[Path], endings: Iterable[str]) -> dict[str, Path]:
     """The files of `--out` by their endings. Raises `UserError` for another ending, and for two files of one."""
-    expected, found = tuple(endings), dict[str, Path]()
+    expected, chosen = tuple(endings), dict[str, Path]()
     for file in files:
         ending = file.suffix.lower()
         if ending not in expected:
             raise UserError(f"--out {file}: expected a name that ends in {one_of(expected)}")
-        if ending in found:
-            raise UserError(f"--out {file}: expected one file that ends in {ending}, and {found[ending]} does too")
-        found[ending] = file
-    return found
+        if ending in chosen:
+            raise UserError(f"--out {file}: expected one file that ends in {ending}, and {chosen[ending]} does too")
+        chosen[ending] = file
+    return chosen
 
 
 def whole_number(text: str) -> int:
@@ -148,7 +148,7 @@ def number(text: str) -> float:
 
 def positive(text: str) -> int:
     """Type of an argument: a whole number from 1 up."""
-    if not re.fullmatch(r"0*[1-9]\d{0,8}", text.strip(), re.ASCII):  # nothing that is counted has more digits
+    if not re.fullmatch(r"0*[1-9]\d{0,8}", text.strip(), re.ASCII):  # no count has more digits
         raise argparse.ArgumentTypeError(f"expected a whole number from 1 up, got {quoted(text, 40)}")
     return int(text)
 

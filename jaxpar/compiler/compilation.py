@@ -23,9 +23,9 @@ class MemoryNumbers:
     alias: int
     """The part of the output that reuses buffers of the arguments (donated)."""
     temp: int
-    """Everything that is alive during the step only."""
+    """Temporaries: live within the step only."""
     peak: int
-    """The most alive at one time, arguments and outputs included."""
+    """The most live bytes at one time, arguments and outputs included."""
     total_allocation: int
     """Sum of all allocations: what the program reserves."""
     host_argument: int

@@ -13,7 +13,7 @@ from functools import lru_cache
 from typing import Any
 
 from jaxpar.config.errors import UserError
-from jaxpar.config.reading.aliases import known_elsewhere
+from jaxpar.config.reading.aliases import key_of_other_system
 from jaxpar.config.reading.sections import NESTED, with_values, written_value
 from jaxpar.config.reading.typed import field_types
 from jaxpar.config.schema.model import ModelConfig, Pattern
@@ -108,15 +108,15 @@ def _check_overrides(kind: str, overrides: Mapping[str, Any]) -> None:
     for key, value in overrides.items():
         if key not in OWN:
             why = "is of the whole model" if key in _types() else "is no key of model"
-            raise UserError(f"{where}.{cut(key, 80)}: {key} {why}{_meant(key)}")
+            raise UserError(f"{where}.{cut(key, 80)}: {key} {why}{_suggestion(key)}")
         _checked(f"{where}.{key}", key, value)
 
 
 def _check_sum(pattern: Pattern, layers: int) -> None:
-    ends, unit = len(pattern.prefix) + len(pattern.suffix), len(pattern.unit)
-    units, rest = divmod(layers - ends, unit)
+    once, unit = len(pattern.prefix) + len(pattern.suffix), len(pattern.unit)
+    units, rest = divmod(layers - once, unit)
     if units < 1 or rest:
-        below = ends + unit * max(1, units)
+        below = once + unit * max(1, units)
         near = f"{below} or {below + unit}" if units >= 1 else str(below)
         raise UserError(
             f"model.pattern: a prefix of {len(pattern.prefix)}, units of {unit} and a suffix of {len(pattern.suffix)} "
@@ -132,9 +132,9 @@ def _checked(place: str, key: str, value: object) -> Any:
     return written_value(place, value, _types()[key], f"model.{key}" in NESTED)
 
 
-def _meant(key: str) -> str:
+def _suggestion(key: str) -> str:
     """A clause with the key that a wrong name probably means."""
-    section, _, known = (known_elsewhere(key) or "").partition(".")
+    section, _, known = (key_of_other_system(key) or "").partition(".")
     if section == "model" and known.partition(".")[0] in OWN:
         return f"; did you mean {known}?"
     return did_you_mean(key, OWN) or f"; a kind may set {', '.join(OWN)}"

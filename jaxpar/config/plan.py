@@ -286,7 +286,7 @@ class Plan:
 
     def with_exact_messages(self) -> Plan:
         """The plan with weights and routed tokens that travel as they are."""
-        experts = {kind: replace(own, sent_dtype=None) for kind, own in self.experts.items()}
+        experts = {kind: replace(layout, sent_dtype=None) for kind, layout in self.experts.items()}
         return replace(self, dtypes=replace(self.dtypes, weight_message=None), experts=experts)
 
 

@@ -52,13 +52,13 @@ def validate(config: Config, since: Config | None = None) -> None:
     Raises:
         UserError: the first thing that is wrong, in one sentence.
     """
-    known = None if since is None else became_known(since, config)
+    known = None if since is None else resolved_keys(since, config)
     for facts, rule in _RULES:
         if known is None or not known.isdisjoint(facts):
             rule(config)
 
 
-def became_known(before: Config, now: Config) -> set[str]:
+def resolved_keys(before: Config, now: Config) -> set[str]:
     """The mesh axes, and `vocab`, that differ between two stages of one configuration."""
     axes = {axis for axis in MESH_AXES if getattr(before.parallel, axis) != getattr(now.parallel, axis)}
     return axes | ({VOCAB} if before.model.vocab != now.model.vocab else set())

@@ -29,10 +29,10 @@ def batch_rows(dataset: Rows, step: int, batch_size: int, rows: Sequence[int] | 
         rows: numbers of the rows wanted, each below `batch_size`.
     """
     assert len(rows) and all(0 <= row < batch_size for row in rows), "rows of the global batch"
-    return rows_from(dataset, step * batch_size, rows)
+    return rows_at(dataset, step * batch_size, rows)
 
 
-def rows_from(dataset: Rows, first: int, rows: Sequence[int] | np.ndarray) -> Batch:
+def rows_at(dataset: Rows, first: int, rows: Sequence[int] | np.ndarray) -> Batch:
     """The given rows of the batch whose first example is `first`."""
     examples = [first + int(row) for row in rows]
     if isinstance(plain := plain_rows(dataset), PositionedRows):
@@ -75,4 +75,4 @@ def batches(
     steps = grain.MapDataset.range(first_step, 2**62)
     options = grain.ReadOptions(num_threads=min(prefetch, _THREADS), prefetch_buffer_size=prefetch)
     numbers = steps.map(lambda step: batch_index(step, left_out))
-    return iter(numbers.map(lambda index: rows_from(dataset, *batch(index))).to_iter_dataset(options))
+    return iter(numbers.map(lambda index: rows_at(dataset, *batch(index))).to_iter_dataset(options))

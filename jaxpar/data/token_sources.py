@@ -269,9 +269,9 @@ def _joined(streams: list[TokenStream]) -> TokenStream:
     assert isinstance(tokens, ShardedTokens) and isinstance(starts, DocumentStarts)
     for stream in others:
         assert isinstance(stream.tokens, ShardedTokens) and isinstance(stream.starts, DocumentStarts)
-        tokens, starts = tokens.followed_by(stream.tokens), starts.followed_by(stream.starts)
+        tokens, starts = tokens.concatenate(stream.tokens), starts.concatenate(stream.starts)
         if isinstance(counted, ShardedTokens) and isinstance(stream.counted, ShardedTokens):
-            counted = counted.followed_by(stream.counted)
+            counted = counted.concatenate(stream.counted)
     return TokenStream(tokens, starts, counted)
 
 

@@ -49,7 +49,7 @@ class Contamination:
         ]
 
 
-def overlaps_with(folder: str | Path, tasks: Sequence[Task], size: int) -> list[list[Overlap]]:
+def shared_ngrams(folder: str | Path, tasks: Sequence[Task], size: int) -> list[list[Overlap]]:
     """The n-grams that the texts of tasks share with the training documents of a token folder.
 
     Texts are encoded by the folder's tokenizer, so no n-gram goes from one document into the next. The folder is read
@@ -62,7 +62,7 @@ def overlaps_with(folder: str | Path, tasks: Sequence[Task], size: int) -> list[
     codec = opened.codec  # Loads the tokenizer once.
     encoded = [[codec.encode(text) for text in task.texts] for task in tasks]
     ngrams = NGrams([text for texts in encoded for text in texts], size)
-    ngrams.look_in(opened.train.tokens)
+    ngrams.search_stream(opened.train.tokens)
     overlaps = iter(ngrams.overlaps())
     return [[next(overlaps) for _ in texts] for texts in encoded]
 

@@ -65,11 +65,11 @@ class LanguageModel:
         White space at the end of the context is part of the continuation, and the two are encoded as one text.
         """
         if not context:
-            return Window([self.begin], self._after_begin(continuation))
+            return Window([self.begin], self._encode_without_begin(continuation))
         before = self.text.encode_start(context.rstrip())
         return Window(before or [self.begin], self.text.encode_start(context + continuation)[len(before) :])
 
-    def _after_begin(self, text: str) -> list[int]:
+    def _encode_without_begin(self, text: str) -> list[int]:
         """The tokens of a text behind `begin`, which is not one of them where the text has it already."""
         tokens = self.text.encode(text)
         return tokens[1:] if tokens[:1] == [self.begin] else tokens
@@ -110,7 +110,7 @@ class LanguageModel:
         Raises:
             UserError: a text has no token, or the model is not finite.
         """
-        encoded = [self._after_begin(text) for text in texts]
+        encoded = [self._encode_without_begin(text) for text in texts]
         for text, tokens in zip(texts, encoded, strict=True):
             if not tokens:
                 raise UserError(f"--tasks: the text {quoted(text, 60)} has no token; expected one at least")

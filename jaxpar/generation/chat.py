@@ -43,7 +43,7 @@ class Chat:
             end = encoder.end_of_turn()
         except Unusable as error:
             raise UserError(f"--chat: {error}") from None
-        self._ends, self._stops = (*text.stops, *end.tokens), (*stops, *end.texts)
+        self._end_tokens, self._stops = (*text.stops, *end.tokens), (*stops, *end.texts)
 
     def answer(
         self,
@@ -74,12 +74,14 @@ class Chat:
         stop = Stop(self._text.decode, self._stops)
 
         def on_token(_: int, token: int) -> bool:
-            ends = stop.add_token(token)
+            done = stop.add_token(token)
             if screen is not None:
-                screen.show(stop.text if ends else stop.certain)
-            return ends
+                screen.show(stop.text if done else stop.certain)
+            return done
 
-        (found,) = generator.continued([prompt], tokens, sampling=sampling, stop=self._ends, on_token=on_token)
+        (continuation,) = generator.continued(
+            [prompt], tokens, sampling=sampling, stop=self._end_tokens, on_token=on_token
+        )
         if screen is not None:
             screen.show(stop.text)
             screen.end()
@@ -89,4 +91,4 @@ class Chat:
         except Unusable as error:
             raise UserError(f"--chat: {error}, so this answer does not become part of the conversation") from None
         self.messages = [*messages, said]
-        return Answer(stop.text, found)
+        return Answer(stop.text, continuation)

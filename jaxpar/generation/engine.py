@@ -123,7 +123,7 @@ class Engine:
         for slot, row in enumerate(self._slots):
             if row is not None and row.full:
                 self._slots[slot] = None
-                self._pages.give_back(slot)
+                self._pages.free_slot_pages(slot)
 
     def _open(self, rank: int) -> list[int]:
         """The free slots of a data rank, by their index on it."""
@@ -135,7 +135,7 @@ class Engine:
         that have pages for them."""
         waiting = [[one.row for begun in self._begun for one in begun.waiting[rank]] for rank in range(self._ranks)]
         room = [len(self._open(rank)) - len(rows) for rank, rows in enumerate(waiting)]
-        free = [self._pages.free(rank) - self._pages.needed_by(rows) for rank, rows in enumerate(waiting)]
+        free = [self._pages.free(rank) - self._pages.pages_for(rows) for rank, rows in enumerate(waiting)]
         chosen: list[list[Request]] = [[] for _ in room]
         answers = self._requests[0].answers if self._requests else 0
         while self._requests and self._requests[0].answers == answers:

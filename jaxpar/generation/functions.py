@@ -263,7 +263,7 @@ class GenerationFunctions:
         for kind, row in stages.order.slots:
             weight = gather(weights[LAYERS][kind][row], stages.placements, part=(LAYERS, kind), unstacked=True)
             layer = with_weights(layers[kind], weight)
-            index = stages.loop.stacks[kind].order.own(0)[row]
+            index = stages.loop.stacks[kind].order.local(0)[row]
             new = {} if records else None
             source = latest.get(kind_model(stages.model, kind).keys_of or "")
             context = Context(index, tokens[kind], stages.attend[kind], False, rows, new, source=source)

@@ -52,10 +52,10 @@ def joined_weights(weights: Weights, layout: StepLayout, mesh: Mesh, config: Con
     target = joined_mesh(mesh)
     placement = generation_layout(config, target, zero=ZERO).placements.storage
     dtype = placement.dtype
-    ends = {name: leaf for name, leaf in weights.items() if name != LAYERS}
+    embed_and_head = {name: leaf for name, leaf in weights.items() if name != LAYERS}
     end_specs = {name: leaf for name, leaf in placement.layout.items() if name != LAYERS}
     joined = jax.tree.map(
-        lambda leaf, spec: _on(target, spec, _cut(mesh, spec, dtype)(_on_device(mesh, leaf))), ends, end_specs
+        lambda leaf, spec: _on(target, spec, _cut(mesh, spec, dtype)(_on_device(mesh, leaf))), embed_and_head, end_specs
     )
     layers: dict[str, list[Arrays]] = {}
     for kind, stack in layout.order.stacks.items():

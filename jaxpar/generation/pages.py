@@ -61,7 +61,7 @@ class Pages:
         filled, others = pages_of(request, self.tokens)
         return rows * others + (filled if rows and request not in self._prompts else 0)
 
-    def needed_by(self, rows: Sequence[Row]) -> int:
+    def pages_for(self, rows: Sequence[Row]) -> int:
         """Pages that rows without slots would take."""
         requests = Counter(row.request for row in rows if not row.full)
         return sum(self.needed(request, rows) for request, rows in requests.items())
@@ -82,7 +82,7 @@ class Pages:
         partial = range(filled, -(-len(request.prompt) // self.tokens))
         return [(index, pages[index]) for index in (*new, *partial)]
 
-    def give_back(self, slot: int) -> None:
+    def free_slot_pages(self, slot: int) -> None:
         """Free the pages of the row in a slot."""
         free = self._free[slot // (len(self.table) // self.ranks)]
         request, rest = self._rows.pop(slot)

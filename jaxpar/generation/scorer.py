@@ -84,7 +84,7 @@ class Scorer:
             UserError: a row has fewer than two tokens or an unknown one, or is too long for learned positions.
         """
         self._check(rows)
-        found: list[TokenScores | None] = [None] * len(rows)
+        row_scores: list[TokenScores | None] = [None] * len(rows)
         by_length: dict[int, list[int]] = defaultdict(list)
         for number, row in enumerate(rows):
             by_length[bucket(len(row) - 1, self._part)].append(number)
@@ -95,8 +95,8 @@ class Scorer:
                 chosen = numbers[first : first + size]
                 batch = self._batch([rows[one] for one in chosen], length, records, choices)
                 for number, scores in zip(chosen, batch, strict=True):
-                    found[number] = scores
-        return [scores for scores in found if scores is not None]
+                    row_scores[number] = scores
+        return [scores for scores in row_scores if scores is not None]
 
     def _batch(self, rows: Sequence[Sequence[int]], length: int, records: bool, choices: int) -> list[TokenScores]:
         per_part = -(-len(rows) // self._parts)

@@ -107,7 +107,7 @@ def faults(present: Loaded | None, machine: str, *, pipelined: bool) -> list[str
     version, headers = present
     return [
         f"NCCL {text(version)} {fault.what.format(headers=headers and text(headers))} ({fault.source}): "
-        f"install {_mend(fault)}"
+        f"install {_remedy(fault)}"
         for fault in FAULTS
         if fault.first <= version
         and (fault.mended is None or version < fault.mended)
@@ -117,7 +117,7 @@ def faults(present: Loaded | None, machine: str, *, pipelined: bool) -> list[str
     ]
 
 
-def _mend(fault: Fault) -> str:
+def _remedy(fault: Fault) -> str:
     if fault.headers is not None:
         return f"a release of JAX whose plugin has the headers of {text(fault.headers)} or newer, as 0.11.2 has"
     assert fault.mended is not None, "what newer headers mend has these"

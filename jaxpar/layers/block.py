@@ -23,8 +23,8 @@ from jaxpar.runtime.batch import Field
 from jaxpar.runtime.passes import Output
 
 type Attend = Callable[..., jax.Array]
-"""Attention of this rank's queries over the whole sequence: (query, key, value, tokens) -> output like query. A fifth
-argument, if heads have them, is their sinks."""
+"""Attention of this rank's queries over the full sequence: (query, key, value, tokens) -> output of the query's shape.
+A fifth argument is the attention sinks of heads that have them."""
 
 
 CACHED_ROWS = ("pipe", *DATA_AXES)
@@ -32,12 +32,12 @@ CACHED_ROWS = ("pipe", *DATA_AXES)
 
 
 class DecodedRows(NamedTuple):
-    """The rows that generation continues."""
+    """The rows that generation continues with further tokens."""
 
     lengths: Int[Array, " batch"]
     """Tokens of each row, the last one included."""
     capacity: int
-    """Tokens that a row may get to."""
+    """Largest number of tokens of a row."""
     page: int
     """Tokens of a page, a multiple of the context ranks."""
     pages: Int[Array, "batch pages"] | None = None
@@ -45,55 +45,56 @@ class DecodedRows(NamedTuple):
 
 
 class Context(NamedTuple):
-    """The layer that a block is in, as far as the block needs to know it."""
+    """Facts about a layer that its blocks read."""
 
     index: Int[Array, ""]
-    """The layer's number in the whole model."""
+    """The layer's index in the full model."""
     tokens: TokenContext
     attend: Attend
     train: bool
-    """Whether what is drawn in training is drawn."""
+    """Whether this is training, with dropout and other random draws."""
     rows: DecodedRows | None = None
-    """In generation, the rows that are continued."""
+    """In generation, the rows that are continued; else None."""
     recorded: dict[str, jax.Array] | None = None
-    """Where blocks write what they record (`Block.records`), [batch, part, ...]; None where nobody asks for it."""
+    """Blocks write their `Block.records` here, [batch, part, ...]; None if none are wanted."""
     layout: LayerLayout = UNTILED
-    """How the layer is computed."""
+    """The layer's part of the plan: tiles, exchange of experts, linear attention."""
     stream: Float[Array, "batch part embed"] | None = None
-    """The residual stream at the block, which its input is, or is a norm of."""
+    """The residual stream before the block; the block's input is this or its norm."""
     beside: Columns | None = None
-    """The columns beside the residual stream."""
+    """Values that layers pass on beside the residual stream, for each token."""
     source: PyTree = None
     """In generation, the cache of the keys and values that the layer shares with an earlier one."""
 
 
 class Block(nnx.Module, ABC):
-    """Weights, and what they make of the residual stream; `part` declares both."""
+    """Weights, and a function of the residual stream; `part` declares both."""
 
     reports: tuple[str, ...] = ()
-    """Names of what it reports."""
+    """Names of the values that it reports."""
     fields: tuple[Field, ...] = ()
     """The fields of a batch that it reads, as `TokenContext.fields`."""
     records: tuple[Field, ...] = ()
-    """The optional ones of `fields` that replay what another forward recorded in `Context.recorded`: [layer, ...] for
-    each token, with `limits`, whose least number stands for none."""
+    """The optional ones of `fields` that replay what another forward wrote to `Context.recorded`: [layer, ...] for each
+    token; the lower one of the field's `limits` means that nothing was recorded."""
     reads: ClassVar[tuple[str, ...]] = ()
-    """The keys of `model` for some mixers alone (`jaxpar.layout.checks.model.OF_SOME_MIXERS`) that it reads."""
+    """The keys of `model` that it reads, of those that only some mixers read
+    (`jaxpar.layout.checks.model.OF_SOME_MIXERS`)."""
     order: ClassVar[Literal["any", "contiguous"]] = "any"
-    """The orders of a row's tokens over context ranks that it can take."""
+    """The order of a row's tokens over context ranks that it requires."""
     wide_gradients: ClassVar[bool] = False
-    """Whether the gradients of its matrices leave their products in the dtype in which they accumulate and travel.
-    Those of mixers are computed beside gathers, which XLA would hide behind too little (docs/decisions.md)."""
+    """Whether matmuls give the gradients of its matrices in the dtype in which gradients accumulate and are reduced.
+    False for mixers: XLA would overlap too little with the gathers beside them (docs/decisions.md)."""
     cache: ClassVar[PyTree] = ()
-    """The partition of each array of its cache in generation: it keeps nothing of earlier tokens."""
+    """The partition of each array of its cache in generation; empty if it needs no earlier tokens."""
 
     def __init__(self, part: Part):
         self.part = part
         declare_weights(self, part.weights)
 
     def paged(self, capacity: int) -> bool:
-        """Whether rows of up to `capacity` tokens have its cache in pages, [page, ..., token, width], and not each a
-        part of an array."""
+        """Whether the cache of rows of up to `capacity` tokens is in pages, [page, ..., token, width]; else each row
+        has a part of an array."""
         return False
 
     @abstractmethod
@@ -102,7 +103,7 @@ class Block(nnx.Module, ABC):
 
     @classmethod
     def check(cls, model: ModelConfig, kind: str) -> None:
-        """Raise `UserError` for a model, whose layers are all alike, that the block cannot be of; `key_of(kind, ...)`
+        """Raise `UserError` if the block does not support `model`, whose layers are all alike; `key_of(kind, ...)`
         (`jaxpar.config.kinds`) names its keys for the user."""
 
     def decode(
@@ -110,14 +111,14 @@ class Block(nnx.Module, ABC):
     ) -> tuple[jax.Array, PyTree]:
         """The summand of the residual stream in generation, and the cache after these tokens.
 
-        Where `cache` is None, they are the prompts of `context.rows` in contiguous order, padded behind their lengths.
-        Else they are the last token of each row, side by side as one row.
+        If `cache` is None, the tokens of `x` are the prompts of `context.rows` in contiguous order, each padded at its
+        end. Else they are the last token of each row, side by side in one row.
         """
         assert not self.cache, "a block with a cache decodes"
         return self(x, context, ops)[0], ()
 
     def project(self, group: str, x: jax.Array, matmul: Matmul) -> Any:
-        """A group of matmuls with the collectives around it: linear in the block's matrices, and in `x`."""
+        """`x` times each matrix of a group, with the collectives that the group needs."""
         (declared,) = (one for one in self.part.groups if one.name == group)
         matrices = [self.matrix(name) for name in declared.weights]
         if not declared.inward:
@@ -125,11 +126,11 @@ class Block(nnx.Module, ABC):
         return matmul.local(x, matrices) if declared.between else matmul.gather(x, matrices)
 
     def matrix(self, name: str) -> Matrix:
-        """A matrix or its factors."""
+        """A matrix, or its factors if it has low-rank ones."""
         return matrix_of(self.part, name, self.weight)
 
     def weight(self, name: str) -> jax.Array:
-        """A weight, which perhaps only some models have."""
+        """A weight, also one that only some models have."""
         return getattr(self, name)[...]
 
     def biased(self, x: Float[Array, "*batch width"], weight: str) -> Float[Array, "*batch width"]:

@@ -27,20 +27,20 @@ def routed_groups(model: ModelConfig) -> Iterator[tuple[Part, Matmuls]]:
 
 def group_names(model: ModelConfig) -> tuple[str, ...]:
     """Names of the groups of matmuls of a model's layers, of all kinds, that some recipe quantises."""
-    each = ((*dense_groups(own), *routed_groups(own)) for own in kind_models(model).values())
-    return tuple(dict.fromkeys(group.name for own in each for _, group in own))
+    each = ((*dense_groups(one), *routed_groups(one)) for one in kind_models(model).values())
+    return tuple(dict.fromkeys(group.name for groups in each for _, group in groups))
 
 
 def quantised(config: Config, model: ModelConfig) -> dict[str, tuple[str, ...]]:
     """By group of the layers of `model`, a model of one kind, the matrices that are quantised."""
     if config.precision.matmul is None:
         return {}
-    found = {
+    by_name = {
         group.name: tuple(name for name in group.weights if not part.is_factored(name))
         for part, group in (*dense_groups(model), *routed_groups(model))
         if group.name not in config.precision.matmul_options.exclude
     }
-    return {name: matrices for name, matrices in found.items() if matrices}
+    return {name: matrices for name, matrices in by_name.items() if matrices}
 
 
 def tensor_names(config: Config) -> tuple[str, ...]:
@@ -68,8 +68,8 @@ def tensor_columns(config: Config, groups: Mapping[str, tuple[str, ...]]) -> dic
 
 def _groups_of_kinds(config: Config) -> list[tuple[str, tuple[str, ...]]]:
     """Groups with the matrices that are quantised; kinds whose groups have other matrices have columns of their own."""
-    each = (quantised(config, own).items() for own in kind_models(config.model).values())
-    return list(dict.fromkeys(pair for own in each for pair in own))
+    each = (quantised(config, one).items() for one in kind_models(config.model).values())
+    return list(dict.fromkeys(pair for pairs in each for pair in pairs))
 
 
 def exact_layers(config: Config) -> tuple[int, int]:

@@ -53,19 +53,19 @@ def auto_runs(
     """
     gathered = plan.zero == 3 and plan.axes.shards > 1
     kinds, least = [slot.kind for slot in layer_order(plan, config.model).slots], 0
-    found: list[tuple[LayerRun, ...]] = []
+    choices: list[tuple[LayerRun, ...]] = []
     for share in (OVERLAPPED, 1.0) if gathered else (1.0,):
         room = memory_room(config, plan, int(ESTIMATED * share * usable_bytes))
         for host_bytes in (0, room.host_unit_bytes(host_limit)):
             try:
-                found.append(cheapest_runs(room, costs, kinds, host_bytes, activation_names(config.model)))
+                choices.append(cheapest_runs(room, costs, kinds, host_bytes, activation_names(config.model)))
             except NothingFits as error:
                 least = error.least_bytes
                 continue
             if config.memory.host_limit is None:
                 break
-        if found:
-            return min(found, key=lambda runs: lost_seconds(costs, kinds, runs))
+        if choices:
+            return min(choices, key=lambda runs: lost_seconds(costs, kinds, runs))
     ways = [
         "raise parallel.microbatches" if plan.microbatch_rows > 1 else "split the sequence (parallel.context)",
         *(["choose parallel.zero: 3"] if plan.zero < 3 else []),
@@ -92,31 +92,31 @@ def cheapest_runs(
     """
     if not host_bytes:
         return _named(cheapest_of_kinds(costs, kinds, room.unit_bytes, 0), names)
-    found: list[tuple[float, tuple[LayerRun, ...]]] = []
+    choices: list[tuple[float, tuple[LayerRun, ...]]] = []
     least: list[int] = []
-    points = {kind: layer_frontier(own) for kind, own in costs.items()}
-    kept = max(sum(own.sizes.values()) for own in costs.values())
+    points = {kind: layer_frontier(cost) for kind, cost in costs.items()}
+    layer_bytes = max(sum(cost.sizes.values()) for cost in costs.values())
     for part in PARTS:
         # The choice decides which copies are in flight, and copies in flight leave less memory for the choice.
-        on_their_way = IN_TRANSIT * kept // part
-        own_host = min(host_bytes, len(kinds) * on_their_way // IN_TRANSIT)
+        on_their_way = IN_TRANSIT * layer_bytes // part
+        host_share = min(host_bytes, len(kinds) * on_their_way // IN_TRANSIT)
         unit_bytes = room.unit_bytes - on_their_way // room.units
         try:
-            runs = _named(cheapest_of_kinds(costs, kinds, unit_bytes, own_host, points), names)
+            runs = _named(cheapest_of_kinds(costs, kinds, unit_bytes, host_share, points), names)
         except NothingFits as error:
             least.append(error.least_bytes + on_their_way // room.units)
             continue
-        if IN_TRANSIT * max(_offloaded(costs[kind], own) for kind, own in _each(kinds, runs)) <= on_their_way:
-            found.append((lost_seconds(costs, kinds, runs), runs))
-    if not found:
+        if IN_TRANSIT * max(_offloaded(costs[kind], run) for kind, run in _each(kinds, runs)) <= on_their_way:
+            choices.append((lost_seconds(costs, kinds, runs), runs))
+    if not choices:
         raise NothingFits(min(least), room.unit_bytes)
-    return min(found, key=lambda choice: choice[0])[1]
+    return min(choices, key=lambda choice: choice[0])[1]
 
 
 def _named(runs: list[tuple[int, dict[str, Treatment]]], names: Sequence[str]) -> tuple[LayerRun, ...]:
     """Runs of layers that recompute what the choice leaves out: what a feed-forward in tiles does not keep."""
     again: dict[str, Treatment] = dict.fromkeys(names, "recompute")
-    return joined(LayerRun(number, again | own) for number, own in runs)
+    return joined(LayerRun(number, again | activations) for number, activations in runs)
 
 
 def _each(kinds: Sequence[str], runs: Sequence[LayerRun]) -> list[tuple[str, Mapping[str, Treatment]]]:
@@ -126,7 +126,7 @@ def _each(kinds: Sequence[str], runs: Sequence[LayerRun]) -> list[tuple[str, Map
 
 def lost_seconds(costs: Mapping[str, LayerCosts], kinds: Sequence[str], runs: Sequence[LayerRun]) -> float:
     """Time that the slots of a chunk lose by not keeping everything on the device."""
-    return sum(point_of(costs[kind], own).seconds for kind, own in _each(kinds, runs))
+    return sum(point_of(costs[kind], run).seconds for kind, run in _each(kinds, runs))
 
 
 def _offloaded(costs: LayerCosts, treatments: Mapping[str, Treatment]) -> int:
@@ -145,9 +145,9 @@ def costs_of_kinds(config: Config, cluster: Cluster, *, unknown: bool = False) -
     rows = config.data.batch_size // (axes.data * config.parallel.microbatches)
     schedule, strategy = choose_schedule(config), strategy_on(config, cluster)
     slots = order_of_chunks(schedule, chunk_layers(config, schedule.chunks), config.model).slots
-    held = holds(schedule.name, schedule.virtual_stages, config.parallel.zero, axes.shards)
+    in_flight = holds(schedule.name, schedule.virtual_stages, config.parallel.zero, axes.shards)
     codes = matmul_codes(
-        config, cluster.gpu, config.memory.optimizer_offload, schedule.name if held else None,
+        config, cluster.gpu, config.memory.optimizer_offload, schedule.name if in_flight else None,
         [slot.kind for slot in slots], schedule.chunks, config.memory.weights_offload,
     )  # fmt: skip
     runs = {} if unknown else backends_on(config, cluster.gpu, strategy)

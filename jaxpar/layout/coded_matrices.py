@@ -21,7 +21,7 @@ from jaxpar.precision.weight_codes import CodedMatrix
 
 def coded_matrices(config: Config, plan: Plan, placements: Placements, order: LayerOrder) -> tuple[CodedMatrix, ...]:
     """The matrices that are quantised once per step, where `codes_once`."""
-    found = []
+    matrices = []
     for kind, model in kind_models(config.model).items():
         groups, stack = quantised(config, model), order.stacks[kind]
         quantized = tuple(are_exact(config, layers) is False for layers in stack.layers_of_rows)
@@ -32,8 +32,8 @@ def coded_matrices(config: Config, plan: Plan, placements: Placements, order: La
             for column, name in zip(columns.get(group.name, ())[1:], groups.get(group.name, ()), strict=False):
                 path = (LAYERS, kind, part.name, name)
                 squares = _squares(config, plan, placements, path, part.weights[name].stacked(stack.rows))
-                found.append(CodedMatrix(path, column, quantized, stack, kind, group.name, squares))
-    return tuple(found)
+                matrices.append(CodedMatrix(path, column, quantized, stack, kind, group.name, squares))
+    return tuple(matrices)
 
 
 def _squares(config: Config, plan: Plan, placements: Placements, path: tuple[str, ...], spec: ParamSpec) -> Squares:

@@ -18,7 +18,7 @@ from jaxpar.layout.choices.embedding import check_embedding_messages
 from jaxpar.layout.choices.experts import check_expert_layouts
 from jaxpar.layout.choices.linear_attention import check_linear_backends
 from jaxpar.layout.choices.overlap import check_overlap
-from jaxpar.layout.choices.pipeline import layer_order, schedule_of, whole_backward
+from jaxpar.layout.choices.pipeline import layer_order, schedule_of, unsplit_backward_reason
 from jaxpar.layout.choices.replica_state import check_state_over_replicas
 from jaxpar.layout.choices.state_messages import check_state_messages
 from jaxpar.layout.choices.tiles import head_tokens
@@ -65,11 +65,11 @@ def check_plan(plan: Plan, config: Config, device: Device, node_devices: int | N
     Raises:
         UserError: it does not, or cannot: one sentence with the key of the plan.
     """
-    if (why := whole_backward(config)) is not None and schedule_of(plan).splits_backward:
+    if (why := unsplit_backward_reason(config)) is not None and schedule_of(plan).splits_backward:
         raise UserError(f"plan.schedule: {plan.schedule} splits the backward, but {why}; {OTHERWISE}")
-    for key, found, wanted, what in _sizes(plan, config):
-        if found != wanted:
-            raise UserError(f"plan.{key}: {shown(found)}, and {what} is {shown(wanted)}; {OTHERWISE}")
+    for key, planned, wanted, what in _sizes(plan, config):
+        if planned != wanted:
+            raise UserError(f"plan.{key}: {shown(planned)}, and {what} is {shown(wanted)}; {OTHERWISE}")
     tokens = head_tokens(config)
     for key in ("loss_tiles", "mlp_tiles"):
         if (tiles := getattr(plan, key).name) > tokens:
@@ -99,7 +99,7 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
     schedule = schedule_of(plan)
     slots = layer_order(plan, config.model).layers_per_chunk if len(plan.stage_layers) == schedule.chunks else 0
     same = ("zero", "microbatches", "pipe_ends", "pipe_ticks")
-    kept, matrix = ("optimizer_offload", "weights_offload"), matrix_dtype(config.optimizer)
+    offloads, matrix = ("optimizer_offload", "weights_offload"), matrix_dtype(config.optimizer)
     return [
         ("axes", dict(plan.axes), axis_sizes(parallel), "the mesh of the configuration"),
         *((key, getattr(plan, key), getattr(parallel, key), f"parallel.{key}") for key in same),
@@ -117,7 +117,7 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
         *_named(plan, parallel.overlap),
         ("secondary_shard", plan.secondary_shard, parallel.secondary_shard or 1, "parallel.secondary_shard"),
         ("dtypes.storage", plan.dtypes.storage, precision.storage or precision.compute, "precision.storage"),
-        *((key, getattr(plan, key), getattr(memory, key), f"memory.{key}") for key in kept),
+        *((key, getattr(plan, key), getattr(memory, key), f"memory.{key}") for key in offloads),
         *([("dtypes.matrix", plan.dtypes.matrix, matrix, f"{OPTIONS}.matrix_dtype")] if matrix != "auto" else []),
     ]
 
@@ -125,9 +125,9 @@ def _sizes(plan: Plan, config: Config) -> list[tuple[str, Any, Any, str]]:
 def _named(plan: Plan, overlap: OverlapConfig) -> list[tuple[str, Any, Any, str]]:
     """The values among `_sizes` that a configuration names where it could leave the choice to the plan."""
     asked = {key: getattr(overlap, key) for key in NAMED}
-    named = [(key, getattr(plan, key).name, own) for key, own in asked.items() if own != "auto"]
+    named = [(key, getattr(plan, key).name, value) for key, value in asked.items() if value != "auto"]
     named.append(("collectives_at_once", plan.collectives_at_once, overlap.collectives_at_once))
-    return [(key, planned, own, f"parallel.overlap.{key}") for key, planned, own in named]
+    return [(key, planned, value, f"parallel.overlap.{key}") for key, planned, value in named]
 
 
 NAMED = ("embedding_messages", "state_messages", "shard_state_over_replicas", "layer_unroll", "weight_prefetch")

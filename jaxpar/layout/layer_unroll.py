@@ -18,7 +18,7 @@ from jaxpar.distributed.devices import Device
 from jaxpar.layers.declared import declare_layer
 from jaxpar.layout.auto_remat import ESTIMATED, OVERLAPPED
 from jaxpar.layout.memory.estimate import estimate_memory
-from jaxpar.layout.weight_prefetch import gathers_ahead
+from jaxpar.layout.weight_prefetch import prefetches_weights
 from jaxpar.memory.remat import offloaded
 
 SHORT = 16
@@ -41,7 +41,7 @@ def layer_unroll(
     """
     asked = config.parallel.overlap.layer_unroll
     shards = axes.shards
-    if not gathers_ahead(shards, config.parallel.zero):
+    if not prefetches_weights(shards, config.parallel.zero):
         if asked not in ("auto", 1):
             raise UserError(
                 f"parallel.overlap.layer_unroll: {asked} would change nothing, because no layer's weights are gathered "
@@ -73,14 +73,14 @@ def with_room_for_turns(config: Config, plan: Plan, usable_bytes: int) -> Plan:
 
 def _longest(runs: Sequence[LayerRun], kinds: Sequence[str]) -> int:
     """Layers of the longest loop over one kind of layers that keep the same."""
-    kept = [place for place, run in enumerate(runs) for _ in range(run.layers)]
-    return max(len(list(group)) for _, group in groupby(zip(kinds, kept, strict=True)))
+    run_of_layer = [place for place, run in enumerate(runs) for _ in range(run.layers)]
+    return max(len(list(group)) for _, group in groupby(zip(kinds, run_of_layer, strict=True)))
 
 
 def check_layer_unroll(plan: Plan) -> None:
     """Raise `UserError` if a plan has several layers in a turn for nothing."""
     axes = plan.axes
-    if plan.layer_unroll.name > 1 and not gathers_ahead(axes.shards, plan.zero):
+    if plan.layer_unroll.name > 1 and not prefetches_weights(axes.shards, plan.zero):
         raise UserError(
             f"plan.layer_unroll: {plan.layer_unroll.name}, and no layer's weights are gathered while another computes; "
             "expected 1"

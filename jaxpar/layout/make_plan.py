@@ -30,11 +30,11 @@ from jaxpar.layout.choices.tiles import loss_tiles, mlp_tiles, without_hidden
 from jaxpar.layout.choices.transport import check_transport
 from jaxpar.layout.compiler_choices import with_host_buffers, with_joined_messages, with_merged_matmuls
 from jaxpar.layout.layer_unroll import layer_unroll, with_room_for_turns
-from jaxpar.layout.memory.device import host_share, own_host_share, usable_bytes
+from jaxpar.layout.memory.device import host_share, local_host_share, usable_bytes
 from jaxpar.layout.resident_state import with_resident_state
 from jaxpar.layout.weight_prefetch import weight_prefetch
 from jaxpar.memory.costs import LayerCosts
-from jaxpar.memory.fraction import STAYS_BELOW, kept_bytes, offload_share
+from jaxpar.memory.fraction import STAYS_BELOW, offload_share, saved_bytes
 from jaxpar.memory.pipeline_offload import check_hidden
 from jaxpar.memory.remat import AUTO, layer_runs, offloaded, remat_name
 from jaxpar.pages.units import size
@@ -93,14 +93,14 @@ def make_plan(
     def keeping(asked: Sequence[LayerRun]) -> Plan:
         """The layout in which layers keep what is configured, without what a feed-forward in tiles cannot keep."""
         tiles = mlp_tiles(config, asked, schedule.splits_backward)
-        kept = without_hidden(asked, tiles.name)
-        kept = _partly_offloaded(config, kept, [costs[kind] for kind in kinds], known=at_hand is not None)
-        attention = attention_plan(config, device, kept, node_devices)
+        treated = without_hidden(asked, tiles.name)
+        treated = _partly_offloaded(config, treated, [costs[kind] for kind in kinds], known=at_hand is not None)
+        attention = attention_plan(config, device, treated, node_devices)
         overlap = tensor_overlap(config, device, at_hand, rows, tiles.name)
         plan = settled(
-            layer_unroll=layer_unroll(config, axes, device, kept, kinds),
-            weight_prefetch=weight_prefetch(config, axes, device, kept),
-            runs=kept,
+            layer_unroll=layer_unroll(config, axes, device, treated, kinds),
+            weight_prefetch=weight_prefetch(config, axes, device, treated),
+            runs=treated,
             mlp_tiles=tiles,
             tensor_overlap=overlap,
             **attention._asdict(),
@@ -150,7 +150,7 @@ def _settled(
         loss_tiles=loss_tiles(config),
         dtypes=_dtypes(config, device),
         secondary_shard=parallel.secondary_shard or 1,
-        collectives_at_once=max(parallel.overlap.collectives_at_once, 2 if config.islands.beside_a_step else 1),
+        collectives_at_once=max(parallel.overlap.collectives_at_once, 2 if config.islands.overlaps_step else 1),
         node_devices=check_transport(config, axes, node_devices),
         embedding_messages=embedding_messages(config, axes, device, rows, cluster),
         state_messages=state_messages(config, axes, device, rows, cluster),
@@ -187,7 +187,7 @@ def _host_limit(config: Config, described: Cluster | None, *, alone: bool) -> in
         return described.host_limit(config.memory.host_limit)
     if config.memory.host_limit is not None:
         return config.memory.host_limit
-    return own_host_share() if alone else host_share()
+    return local_host_share() if alone else host_share()
 
 
 def _without_tiled(config: Config, costs: LayerCosts) -> LayerCosts:
@@ -217,16 +217,16 @@ def _partly_offloaded(
             f"{', '.join(names)} by name; expected one of the two"
         )
     each = [LayerRun(1, run.activations) for run in runs for _ in range(run.layers)]
-    alike = [(own, list(group)) for own, group in groupby(zip(each, costs, strict=True), key=lambda pair: pair)]
-    pieces = [(LayerRun(len(group), run.activations), own.sizes) for (run, own), group in alike]
-    unit = sum(kept_bytes([run], sizes) for run, sizes in pieces)
-    times = sum(own.forward_seconds for own in costs), sum(own.backward_seconds for own in costs)
+    alike = [(cost, list(group)) for cost, group in groupby(zip(each, costs, strict=True), key=lambda pair: pair)]
+    pieces = [(LayerRun(len(group), run.activations), cost.sizes) for (run, cost), group in alike]
+    unit = sum(saved_bytes([run], sizes) for run, sizes in pieces)
+    times = sum(cost.forward_seconds for cost in costs), sum(cost.backward_seconds for cost in costs)
     if known:
         check_hidden(fraction, unit, costs[0].host_bandwidth, *times)
-    found = offload_share(pieces, fraction)
-    if not offloaded(found):
+    offloading = offload_share(pieces, fraction)
+    if not offloaded(offloading):
         raise UserError(
             f"memory.offload_fraction: {fraction:g} moves nothing: no array that a layer keeps has "
             f"{size(STAYS_BELOW)} or more, or none is near that share of {size(unit)}"
         )
-    return found
+    return offloading

@@ -140,13 +140,13 @@ def _check_predicted(label: str, predicted: Mapping[str, Any]) -> None:
     for table in TABLES:
         _check_table(f"{label}: {table}", predicted.get(table))
     try:
-        found = {name: checked(name, predicted[name], kind) for name, kind in MORE.items() if name in predicted}
+        values = {name: checked(name, predicted[name], kind) for name, kind in MORE.items() if name in predicted}
     except UserError as error:
         raise UserError(f"{label}: {error}") from None
-    stages = found.pop("stages", None)
+    stages = values.pop("stages", None)
     if stages and stages[0].first != 0:
         raise UserError(f"{label}: stages: expected the first group to have stage 0, got {stages[0].first}")
-    for name, value in found.items():
+    for name, value in values.items():
         numbers = value if isinstance(value, tuple) else () if value is None else (value,)
         if not all(0 <= number <= LARGEST_NUMBER for number in numbers):
             raise UserError(f"{label}: {name}: expected numbers of at least 0, got {shown(predicted[name])}")

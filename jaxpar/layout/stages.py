@@ -18,7 +18,7 @@ from jaxpar.layout.step_layout import StepLayout
 from jaxpar.layout.weight_prefetch import gathered_before
 from jaxpar.memory.remat import LAYER_INPUT, remat_policy
 from jaxpar.model.decoder import DecoderStages
-from jaxpar.model.loop.layer_stack import Keep, keeps_by_kind
+from jaxpar.model.loop.layer_stack import Keep, saved_by_kind
 from jaxpar.model.programs import program_of
 from jaxpar.stores.host_rows import HostRows
 from jaxpar.stores.sharded import Sharded
@@ -72,7 +72,7 @@ def _store_of(plan: Plan) -> type[Sharded]:
 def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
     """The parts of the model of a plan; without `train` there is no dropout."""
     config, plan = layout.config, layout.plan
-    policy = cache(lambda kept: remat_policy(dict(kept)))
+    policy = cache(lambda treatments: remat_policy(dict(treatments)))
     keeps = [
         Keep(run.layers, policy(tuple(run.activations.items())), run.activations[LAYER_INPUT] == "offload")
         for run in plan.runs
@@ -86,7 +86,7 @@ def stages_of(layout: StepLayout, *, train: bool) -> DecoderStages:
         plan=plan,
         placements=layout.placements,
         attend=make_attend(config, plan),
-        keeps=keeps_by_kind(layout.order.slots, keeps, variants),
+        keeps=saved_by_kind(layout.order.slots, keeps, variants),
         train=train,
         order=layout.order,
         split_backward=layout.schedule.splits_backward,

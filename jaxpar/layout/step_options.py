@@ -17,7 +17,7 @@ for five times as long and that of a step for 1.4 times, and both run no faster.
 
 def cpu_options(mesh: Mesh) -> dict[str, int]:
     """Compiler options of any program on a mesh of CPUs; none on others. A flag of the user's counts more."""
-    return _unless_given(CPU_OPTIONS) if mesh.devices.flat[0].platform == "cpu" else {}
+    return _without_user_flags(CPU_OPTIONS) if mesh.devices.flat[0].platform == "cpu" else {}
 
 
 def step_options(plan: Plan, mesh: Mesh) -> dict[str, int]:
@@ -29,10 +29,10 @@ def step_options(plan: Plan, mesh: Mesh) -> dict[str, int]:
         MEMORY_PERCENT: plan.memory_percent,
         OVERLAP_LIMIT: plan.collectives_at_once if plan.collectives_at_once > 1 else None,
     }  # fmt: skip
-    return _unless_given({name: limit for name, limit in limits.items() if limit is not None})
+    return _without_user_flags({name: limit for name, limit in limits.items() if limit is not None})
 
 
-def _unless_given(options: Mapping[str, int]) -> dict[str, int]:
+def _without_user_flags(options: Mapping[str, int]) -> dict[str, int]:
     """`options` without those that the user's flags name."""
     given = {flag_name(flag) for flag in os.environ.get("XLA_FLAGS", "").split()}
     return {name: value for name, value in options.items() if name not in given}

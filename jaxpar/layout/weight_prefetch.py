@@ -23,7 +23,7 @@ from jaxpar.layout.choices.hardware import hardware_of
 from jaxpar.memory.remat import offloaded
 
 
-def gathers_ahead(shards: int, zero: int) -> bool:
+def prefetches_weights(shards: int, zero: int) -> bool:
     """Whether a layer's weights are gathered while another computes; `shards` are the ranks that ZeRO shards over."""
     return zero == 3 and shards > 1
 
@@ -42,7 +42,7 @@ def weight_prefetch(
     Raises `UserError` for `parts` where nothing is gathered ahead, or the weights have no two parts.
     """
     asked = config.parallel.overlap.weight_prefetch
-    if not gathers_ahead(axes.shards, config.parallel.zero):
+    if not prefetches_weights(axes.shards, config.parallel.zero):
         if asked == "parts":
             raise UserError(
                 "parallel.overlap.weight_prefetch: parts would change nothing, because no layer's weights are gathered "
@@ -90,7 +90,7 @@ def gathered_before(plan: Plan) -> int | None:
 def check_weight_prefetch(plan: Plan) -> None:
     """Raise `UserError` if a plan gathers in parts where no weights are gathered ahead."""
     axes = plan.axes
-    if plan.weight_prefetch.name == "parts" and not gathers_ahead(axes.shards, plan.zero):
+    if plan.weight_prefetch.name == "parts" and not prefetches_weights(axes.shards, plan.zero):
         raise UserError(
             "plan.weight_prefetch: parts, and no layer's weights are gathered while another computes; expected layer"
         )

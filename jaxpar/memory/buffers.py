@@ -36,11 +36,11 @@ def stacked(
     types: list[Any] = traced.out_avals
     both = [(leaf, its.memory_space == HOST) for leaf, its in zip(leaves, types, strict=True)]
     # Of buffers that are alike XLA would allocate one in host memory, and copy it for the others.
-    own = iter(lax.optimization_barrier([zeros(leaf, ()) for leaf, host in both if host]))
+    host_zeros = iter(lax.optimization_barrier([zeros(leaf, ()) for leaf, host in both if host]))
 
     def empty(leaf: jax.ShapeDtypeStruct, host: bool) -> jax.Array:
         shape = (*lead, *leaf.shape)
-        return to_host(jnp.broadcast_to(next(own), shape)) if host else on_device(leaf, shape)
+        return to_host(jnp.broadcast_to(next(host_zeros), shape)) if host else on_device(leaf, shape)
 
     return tree.unflatten([empty(leaf, host) for leaf, host in both])
 

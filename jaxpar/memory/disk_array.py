@@ -94,7 +94,7 @@ class DiskArray:
         for place, part in self._parts.items():
             yield _region(place), part
 
-    def own_parts(self) -> Iterator[tuple[Region, np.ndarray]]:
+    def local_parts(self) -> Iterator[tuple[Region, np.ndarray]]:
         """The parts among `parts` that this process saves: replicas are saved by one process only."""
         owners: dict[_Place, Device] = {}
         for device, index in self.sharding.devices_indices_map(self.shape).items():
@@ -153,7 +153,7 @@ def _place(index: Any, shape: tuple[int, ...]) -> _Place:
 
 
 def _region(place: _Place) -> Region:
-    return tuple(slice(*ends) for ends in place)
+    return tuple(slice(*bounds) for bounds in place)
 
 
 def remove_stale(folder: Path) -> None:

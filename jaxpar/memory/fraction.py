@@ -12,7 +12,7 @@ STAYS_BELOW = 2**20
 """Arrays of fewer bytes are not worth a copy."""
 
 
-def kept_bytes(runs: Sequence[LayerRun], sizes: Mapping[str, int], treatment: str | None = None) -> int:
+def saved_bytes(runs: Sequence[LayerRun], sizes: Mapping[str, int], treatment: str | None = None) -> int:
     """Bytes that layers keep of a microbatch, on the device and in host memory, or under one treatment alone.
 
     Args:
@@ -21,8 +21,8 @@ def kept_bytes(runs: Sequence[LayerRun], sizes: Mapping[str, int], treatment: st
     return sum(
         run.layers * sizes.get(name, 0)
         for run in runs
-        for name, own in run.activations.items()
-        if own == treatment or (treatment is None and own != "recompute")
+        for name, now in run.activations.items()
+        if now == treatment or (treatment is None and now != "recompute")
     )
 
 
@@ -36,20 +36,20 @@ def offload_share(
     than `stays_below` (by default `STAYS_BELOW`) stay.
     """
     stays_below = STAYS_BELOW if stays_below is None else stays_below
-    wanted = fraction * sum(kept_bytes([run], sizes) for run, sizes in runs)
-    found: list[LayerRun] = []
+    wanted = fraction * sum(saved_bytes([run], sizes) for run, sizes in runs)
+    shared: list[LayerRun] = []
     for run, sizes in runs:
-        moved = {n for n, own in run.activations.items() if own == "save" and sizes.get(n, 0) >= stays_below}
+        moved = {n for n, now in run.activations.items() if now == "save" and sizes.get(n, 0) >= stays_below}
         each = sum(sizes[name] for name in moved)
         whole = min(run.layers, int(max(0.0, wanted) // each)) if each else 0
-        found.append(_offloading(run, whole, moved))
+        shared.append(_offloading(run, whole, moved))
         wanted -= whole * each
         if whole < run.layers:
             part = _nearest({name: sizes[name] for name in sorted(moved)}, wanted)
-            found.append(_offloading(run, 1, part))
-            found.append(LayerRun(run.layers - whole - 1, run.activations))
+            shared.append(_offloading(run, 1, part))
+            shared.append(LayerRun(run.layers - whole - 1, run.activations))
             wanted -= sum(sizes[name] for name in part)
-    return joined(found)
+    return joined(shared)
 
 
 def _offloading(run: LayerRun, layers: int, names: set[str]) -> LayerRun:

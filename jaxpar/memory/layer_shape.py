@@ -216,8 +216,8 @@ class LayerShape:
 
     def inside(self, part: Part, group: Matmuls) -> int:
         """Numbers of a token that a group's matmuls make or read inside its part, on a device."""
-        ends = [part.factors_of(name)[-1 if group.inward else 0] for name in group.weights]
-        return sum(self.matrix(part.weights[name])[group.inward] for name in ends)
+        names = [part.factors_of(name)[-1 if group.inward else 0] for name in group.weights]
+        return sum(self.matrix(part.weights[name])[group.inward] for name in names)
 
     def factors(self, part: Part, name: str) -> tuple[tuple[int, int], ...]:
         """Inputs and outputs on a device of the factors of a matrix; none if it has none."""

@@ -96,8 +96,8 @@ def layer_frontier(costs: LayerCosts, *, offload: bool = True) -> list[Point]:
         ]
         points = [sums[i] for i in _undominated([entry[:3] for entry in sums])]
     exposed = [(d, t + _exposed(costs, h), h, chosen) for d, t, h, chosen in points]
-    kept = [exposed[i] for i in _undominated([entry[:3] for entry in exposed])]
-    return [Point(d, t, h, tuple(chosen[name] for name in names)) for d, t, h, chosen in kept]
+    frontier = [exposed[i] for i in _undominated([entry[:3] for entry in exposed])]
+    return [Point(d, t, h, tuple(chosen[name] for name in names)) for d, t, h, chosen in frontier]
 
 
 def cheapest(
@@ -159,49 +159,49 @@ def cheapest_of_kinds(
         NothingFits: not even the least does.
     """
     if points is None:
-        points = {kind: layer_frontier(own, offload=host_budget_bytes > 0) for kind, own in costs.items()}
+        points = {kind: layer_frontier(cost, offload=host_budget_bytes > 0) for kind, cost in costs.items()}
     if len(costs) == 1:
         (kind,) = costs
         return cheapest(costs[kind], len(slots), budget_bytes, host_budget_bytes, points[kind])
     number = Counter(slots)
-    own = {
+    frontiers = {
         kind: [point for point in points[kind] if number[kind] * point.host_bytes <= host_budget_bytes]
         for kind in costs
     }
-    least = sum(number[kind] * min(point.device_bytes for point in found) for kind, found in own.items())
+    least = sum(number[kind] * min(point.device_bytes for point in frontier) for kind, frontier in frontiers.items())
     *others, last = costs
     sums: list[tuple[int, int, int, tuple[Point, ...]]] = [(0, 0, 0, ())]
     for kind in others:
         n = number[kind]
         more = [
             (d + n * p.device_bytes, t + n * p.picoseconds, h + n * p.host_bytes, (*chosen, p))
-            for (d, t, h, chosen), p in product(sums, own[kind])
+            for (d, t, h, chosen), p in product(sums, frontiers[kind])
             if d + n * p.device_bytes <= budget_bytes and h + n * p.host_bytes <= host_budget_bytes
         ]
         sums = [more[i] for i in _undominated([entry[:3] for entry in more])] if more else []
-    ends = number[last] * np.array([_triple(point) for point in own[last]], np.int64)
-    best = _best_sum(np.array([entry[:3] for entry in sums], np.int64), ends, budget_bytes, host_budget_bytes)
+    last_sums = number[last] * np.array([_triple(point) for point in frontiers[last]], np.int64)
+    best = _best_sum(np.array([entry[:3] for entry in sums], np.int64), last_sums, budget_bytes, host_budget_bytes)
     if best is None:
         raise NothingFits(max(least, budget_bytes + 1), budget_bytes)
-    chosen = (*sums[best[0]][3], own[last][best[1]])
+    chosen = (*sums[best[0]][3], frontiers[last][best[1]])
     named = {kind: point.named(costs[kind]) for kind, point in zip(costs, chosen, strict=True)}
     return [(1, named[kind]) for kind in slots]
 
 
-def _best_sum(sums: np.ndarray, ends: np.ndarray, budget: int, host_budget: int) -> tuple[int, int] | None:
+def _best_sum(sums: np.ndarray, others: np.ndarray, budget: int, host_budget: int) -> tuple[int, int] | None:
     """The pair from `sums` and `ends`, (device, time, host) each, with the least total time within both budgets.
 
     Of equals: the fewest bytes on the host, then on the device. None where nothing fits.
     """
     best: tuple[tuple[int, int, int], tuple[int, int]] | None = None
     for place, (device, time, host) in enumerate(sums):
-        fits = np.flatnonzero((ends[:, 0] <= budget - device) & (ends[:, 2] <= host_budget - host))
+        fits = np.flatnonzero((others[:, 0] <= budget - device) & (others[:, 2] <= host_budget - host))
         if best is not None:
-            fits = fits[ends[fits, 1] <= best[0][0] - time]
+            fits = fits[others[fits, 1] <= best[0][0] - time]
         if not len(fits):
             continue
-        end = fits[np.lexsort((ends[fits, 0], ends[fits, 2], ends[fits, 1]))[0]]
-        key = int(time + ends[end, 1]), int(host + ends[end, 2]), int(device + ends[end, 0])
+        end = fits[np.lexsort((others[fits, 0], others[fits, 2], others[fits, 1]))[0]]
+        key = int(time + others[end, 1]), int(host + others[end, 2]), int(device + others[end, 0])
         if best is None or key < best[0]:
             best = key, (place, int(end))
     return None if best is None else best[1]
@@ -238,8 +238,8 @@ def _best_pair(
         copied = number * host[first, None] + (layers - number) * host
         least = np.arange(total.size)
         for column in (total, kinds, copied):
-            found = column.ravel()[least]
-            least = least[found == found.min()]
+            values = column.ravel()[least]
+            least = least[values == values.min()]
         i, other = divmod(int(least[0]), len(device))
         key = int(total[i, other]), int(kinds[i, other]), int(copied[i, other])
         if best is None or key < best[0]:
@@ -256,32 +256,32 @@ def _options(
     If it runs again because one output is not kept, keeping another one would be useless.
     """
     keeps: tuple[Treatment, ...] = ("save", "offload") if offload else ("save",)
-    found = []
+    options = []
     for chosen in product(keeps, repeat=len(group.outputs)):
         named = dict(zip(group.outputs, chosen, strict=True))
-        size = lambda wanted, named=named: sum(sizes[name] for name, own in named.items() if own == wanted)
-        found.append((size("save"), 0, size("offload"), named))
+        size = lambda wanted, named=named: sum(sizes[name] for name, treatment in named.items() if treatment == wanted)
+        options.append((size("save"), 0, size("offload"), named))
     if group.outputs != (LAYER_INPUT,):
         again: dict[str, Treatment] = dict.fromkeys(group.outputs, "recompute")
-        found.append((0, _picoseconds(group.seconds), 0, again))
-    return found
+        options.append((0, _picoseconds(group.seconds), 0, again))
+    return options
 
 
 def _undominated(triples: Sequence[tuple[int, int, int]]) -> list[int]:
     """The triples that no other one dominates, in increasing order; of equals the first."""
     ordered, place = np.unique(np.array(triples, np.int64), axis=0, return_index=True)
-    kept = np.empty_like(ordered)
-    found: list[int] = []
+    frontier = np.empty_like(ordered)
+    indices: list[int] = []
     # In this order nothing is dominated by a later one, and the first column need not be compared.
     for begin in range(0, len(ordered), BLOCK):
         block = ordered[begin : begin + BLOCK]
-        before, own = kept[: len(found)], len(found)
+        before, before_block = frontier[: len(indices)], len(indices)
         beaten = (before[:, 1] <= block[:, 1, None]) & (before[:, 2] <= block[:, 2, None])
         for i in np.flatnonzero(~beaten.any(axis=1)):
-            if not (kept[own : len(found), 1:] <= block[i, 1:]).all(axis=1).any():
-                kept[len(found)] = block[i]
-                found.append(int(place[begin + i]))
-    return found
+            if not (frontier[before_block : len(indices), 1:] <= block[i, 1:]).all(axis=1).any():
+                frontier[len(indices)] = block[i]
+                indices.append(int(place[begin + i]))
+    return indices
 
 
 def _triple(point: Point) -> tuple[int, int, int]:

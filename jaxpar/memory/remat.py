@@ -82,27 +82,27 @@ def layer_runs(
         raise UserError(f"memory.remat: {given} says nothing; expected {one_of((*PRESETS, AUTO))}, or a map by name")
     if isinstance(remat, str | Mapping):
         return (LayerRun(layers, dict(remat_map(remat, names))),)
-    found: list[Mapping[str, Treatment] | None] = [None] * layers
+    maps: list[Mapping[str, Treatment] | None] = [None] * layers
     for place, entry in enumerate(remat):
         key = f"memory.remat[{place}]"
-        own = remat_map({name: value for name, value in entry.items() if name != LAYERS}, names, key)
+        treatments = remat_map({name: value for name, value in entry.items() if name != LAYERS}, names, key)
         for layer in _range(key, entry, layers):
-            if found[layer] is not None:
+            if maps[layer] is not None:
                 raise UserError(f"{key}.{LAYERS}: layer {layer} is in an earlier map too; expected each once")
-            found[layer] = own
+            maps[layer] = treatments
     default = remat_map(DEFAULT, names)
-    return joined([LayerRun(1, dict(default if own is None else own)) for own in found])
+    return joined([LayerRun(1, dict(default if treatments is None else treatments)) for treatments in maps])
 
 
 def joined(runs: Iterable[LayerRun]) -> tuple[LayerRun, ...]:
     """The same, with neighbours that keep the same joined, and without runs of no layers."""
-    found: list[LayerRun] = []
+    merged: list[LayerRun] = []
     for run in runs:
-        if found and found[-1].activations == run.activations:
-            run = LayerRun(found.pop().layers + run.layers, run.activations)
+        if merged and merged[-1].activations == run.activations:
+            run = LayerRun(merged.pop().layers + run.layers, run.activations)
         if run.layers:
-            found.append(run)
-    return tuple(found)
+            merged.append(run)
+    return tuple(merged)
 
 
 def runs_by_kind(runs: Sequence[LayerRun], slots: Sequence[str]) -> dict[str, tuple[LayerRun, ...]]:
@@ -115,10 +115,10 @@ def runs_by_kind(runs: Sequence[LayerRun], slots: Sequence[str]) -> dict[str, tu
     if len(kinds := dict.fromkeys(slots)) == 1:
         return dict.fromkeys(kinds, tuple(runs))
     each = zip(slots, (run.activations for run in runs for _ in range(run.layers)), strict=True)
-    found: dict[str, list[LayerRun]] = {kind: [] for kind in kinds}
-    for kind, own in each:
-        found[kind].append(LayerRun(1, own))
-    return {kind: joined(own) for kind, own in found.items()}
+    by_kind: dict[str, list[LayerRun]] = {kind: [] for kind in kinds}
+    for kind, activations in each:
+        by_kind[kind].append(LayerRun(1, activations))
+    return {kind: joined(kind_runs) for kind, kind_runs in by_kind.items()}
 
 
 def remat_map(remat: Written, activations: Iterable[str], key: str = "memory.remat") -> dict[str, Treatment]:
@@ -144,8 +144,8 @@ def remat_map(remat: Written, activations: Iterable[str], key: str = "memory.rem
 
 def offloaded(runs: Iterable[LayerRun]) -> list[str]:
     """Names of the activations that some layers keep in host memory between forward and backward."""
-    found = [name for run in runs for name, treatment in run.activations.items() if treatment == "offload"]
-    return list(dict.fromkeys(found))
+    names = [name for run in runs for name, treatment in run.activations.items() if treatment == "offload"]
+    return list(dict.fromkeys(names))
 
 
 def recomputed(runs: Iterable[LayerRun], name: str) -> bool:
@@ -193,10 +193,10 @@ def _range(key: str, entry: Mapping[str, str | int], layers: int) -> range:
     return range(first, last + 1)
 
 
-def _checked(key: str, name: str, wanted: object, own: Mapping[str, Treatment]) -> Treatment:
-    known = {**own, **known_activations()}
+def _checked(key: str, name: str, wanted: object, activations: Mapping[str, Treatment]) -> Treatment:
+    known = {**activations, **known_activations()}
     if name not in known:
-        near = did_you_mean(name, (*known, BASE)) or f"; there are {', '.join(own)}"
+        near = did_you_mean(name, (*known, BASE)) or f"; there are {', '.join(activations)}"
         raise UserError(f"{key}: {name!r} is no activation{near}")
     allowed = [t for t in TREATMENTS if name != LAYER_INPUT or t != "recompute"]
     if wanted in allowed:
@@ -210,7 +210,8 @@ def nearest_preset(treatments: Mapping[str, str]) -> tuple[str, dict[str, str]]:
     """The preset that differs least, and how."""
     bases = {preset: remat_map(preset, treatments) for preset in PRESETS}
     changes = {
-        preset: {name: own for name, own in treatments.items() if own != base[name]} for preset, base in bases.items()
+        preset: {name: treatment for name, treatment in treatments.items() if treatment != base[name]}
+        for preset, base in bases.items()
     }
     nearest = min(changes, key=lambda preset: len(changes[preset]))
     return nearest, changes[nearest]

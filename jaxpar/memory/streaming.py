@@ -83,8 +83,8 @@ def streamed[State, Along](
         return _fetch(state, place, count), there
 
     def apply(piece: tuple[State, PyTree[Array | None]], place: Index, count: int) -> State:
-        own = lambda a, there: _slice(a, place, count) if there is None else there
-        return function(piece[0], jax.tree.map(own, along, piece[1]))
+        slice_of = lambda a, there: _slice(a, place, count) if there is None else there
+        return function(piece[0], jax.tree.map(slice_of, along, piece[1]))
 
     def turn(number: Index, carry: tuple[State, PyTree]) -> tuple[State, PyTree]:
         state, piece = carry
@@ -151,7 +151,7 @@ def of_rows(function: Callable[..., Array], a: Num[Array, "..."], along: tuple[A
     memory, else at once."""
     if on_host(a):
         return by_rows(function, a, rows_of_piece(a), rows.start, rows.stop, along)
-    return function(*(own[rows.start : rows.stop] for own in (a, *along)))
+    return function(*(array[rows.start : rows.stop] for array in (a, *along)))
 
 
 def by_rows(

@@ -30,5 +30,5 @@ def assert_varies_over(x: jax.Array, axes: Iterable[str], what: str) -> None:
     Varying types do not catch a value that every rank computes alike but is typed as varying: summed over the axis, it
     would count once per rank. A loss is checked with this before it is summed.
     """
-    found = varying_axes(x)
-    assert found == frozenset(axes), f"{what} varies over {sorted(found)}, expected {sorted(axes)}"
+    actual = varying_axes(x)
+    assert actual == frozenset(axes), f"{what} varies over {sorted(actual)}, expected {sorted(axes)}"

@@ -25,7 +25,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, PyTree, Shaped
 
 from jaxpar.config.plan import TensorOverlap
-from jaxpar.mesh.collectives import gather_sequence, must_vary, scatter_sequence
+from jaxpar.mesh.collectives import gather_sequence, require_varying, scatter_sequence
 from jaxpar.mesh.rings import (
     ArrayTuple,
     ChunkSlice,
@@ -57,7 +57,7 @@ def gather_matmul(
     Sends `x * (n - 1)` bytes with n = tensor. Backward with respect to `x` and `weights`, twice as many: the input
     again, if it was not kept, and sums of its gradient.
     """
-    must_vary(x, ("tensor",), "gather_matmul")
+    require_varying(x, ("tensor",), "gather_matmul")
     if overlap.algorithm.name == "plain":
         joined = gather_sequence(x)
         return tuple(product(joined, w) for w in weights)
@@ -74,7 +74,7 @@ def matmul_scatter(
 
     Sends `x * (n - 1) / n` bytes with n = tensor and x the bytes of a product. The backward sends as many.
     """
-    must_vary(xs[0], ("tensor",), "matmul_scatter")
+    require_varying(xs[0], ("tensor",), "matmul_scatter")
     if overlap.algorithm.name == "plain":
         return scatter_sequence(_sum([product(x, w) for x, w in zip(xs, weights, strict=True)]))
     inputs, matrices = vary_alike((tuple(xs), tuple(weights)))

@@ -184,8 +184,8 @@ def sum_over_heads(x: Shaped[Array, "..."]) -> Shaped[Array, "..."]:
 @custom_vjp(1, 2)
 def _sum_for_each(x: Shaped[Array, "..."], axis: str, collective: str) -> Shaped[Array, "..."]:
     """The sum over `axis`, which each rank uses differently; so the derivative is the sum of the ranks' gradients."""
-    must_vary(x, (axis,), collective)
-    must_add_up(x, collective)
+    require_varying(x, (axis,), collective)
+    refuse_8_bit_sum(x, collective)
     with jax.named_scope(collective):
         return vary_over(lax.psum(x, axis), frozenset({axis}))
 
@@ -202,8 +202,8 @@ def reduce_sum(x: Shaped[Array, "..."], axes: Sequence[str]) -> Shaped[Array, ".
     Sends `2 * x * (n - 1) / n` bytes. Raises `ValueError` for an axis that `x` does not vary over: `lax.psum` would
     multiply by its size.
     """
-    must_vary(x, axes, "reduce_sum")
-    must_add_up(x, "reduce_sum")
+    require_varying(x, axes, "reduce_sum")
+    refuse_8_bit_sum(x, "reduce_sum")
     with jax.named_scope("reduce_sum"):
         return lax.psum(x, tuple(axes)) if axes else x
 
@@ -230,14 +230,14 @@ def gather_from_islands(x: Shaped[Array, "..."]) -> Shaped[Array, "islands ..."]
 
 
 def _gather(x: Array, axes: Sequence[str], dim: int, collective: str) -> Array:
-    must_vary(x, axes, collective)
+    require_varying(x, axes, collective)
     with jax.named_scope(collective):
         return lax.all_gather(x, tuple(axes), axis=dim, tiled=True)
 
 
 def _scatter(x: Array, axes: Sequence[str], dim: int, collective: str) -> Array:
-    must_vary(x, axes, collective)
-    must_add_up(x, collective)
+    require_varying(x, axes, collective)
+    refuse_8_bit_sum(x, collective)
     with jax.named_scope(collective):
         return lax.psum_scatter(x, tuple(axes), scatter_dimension=dim, tiled=True)
 
@@ -245,13 +245,13 @@ def _scatter(x: Array, axes: Sequence[str], dim: int, collective: str) -> Array:
 def _exchange(
     x: Array, axes: Sequence[str], split: int, joined: int, collective: str, groups: list[list[int]] | None = None
 ) -> Array:
-    must_vary(x, axes, collective)
+    require_varying(x, axes, collective)
     with jax.named_scope(collective):
         return lax.all_to_all(x, tuple(axes), split, joined, axis_index_groups=groups, tiled=True)
 
 
 def _shift(x: Array, axis: str, by: int, wrap: bool, collective: str, senders: Collection[int] | None = None) -> Array:
-    must_vary(x, (axis,), collective)
+    require_varying(x, (axis,), collective)
     ranks = lax.axis_size(axis)
     pairs = [(rank, (rank + by) % ranks) for rank in range(ranks) if 0 <= rank + by < ranks or wrap]
     pairs = [pair for pair in pairs if senders is None or pair[0] in senders]
@@ -259,7 +259,7 @@ def _shift(x: Array, axis: str, by: int, wrap: bool, collective: str, senders: C
         return lax.ppermute(x, axis, pairs)
 
 
-def must_add_up(x: jax.Array, collective: str) -> None:
+def refuse_8_bit_sum(x: jax.Array, collective: str) -> None:
     """Raise `ValueError` for a sum in 8 bits, which would compile, and overflow: codes are exchanged, and summed in
     float32."""
     if x.dtype.itemsize < 2 and x.dtype != bool:
@@ -269,7 +269,7 @@ def must_add_up(x: jax.Array, collective: str) -> None:
         )
 
 
-def must_vary(x: jax.Array, axes: Sequence[str], collective: str) -> None:
+def require_varying(x: jax.Array, axes: Sequence[str], collective: str) -> None:
     """Raise `ValueError` unless `x` may differ between the ranks of each of `axes`."""
     fixed = [axis for axis in axes if axis not in varying_axes(x)]
     if fixed:

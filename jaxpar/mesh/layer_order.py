@@ -70,14 +70,14 @@ class StackOrder:
         return self.numbers.shape[2]
 
     @cached_property
-    def sometimes_padding(self) -> Bool[np.ndarray, " rows"]:
+    def padded_in_some_chunk(self) -> Bool[np.ndarray, " rows"]:
         """For each row of a chunk, whether it only pads the stack in some chunks."""
         return (self.numbers == PADDING).any(axis=(0, 1))
 
     @property
     def padded(self) -> bool:
         """Whether some rows hold no layer."""
-        return bool(self.sometimes_padding.any())
+        return bool(self.padded_in_some_chunk.any())
 
     @property
     def layers(self) -> Int[np.ndarray, " layers"]:
@@ -108,7 +108,7 @@ class StackOrder:
         rows = self.numbers.reshape(-1, self.rows_per_chunk).T
         return [row[row != PADDING].tolist() for row in rows]
 
-    def own(self, chunk: Index) -> Int[Array, " rows"]:
+    def local(self, chunk: Index) -> Int[Array, " rows"]:
         """Inside the step's `shard_map`: the numbers of the layers of this rank's `chunk`."""
         numbers = jnp.asarray(self.numbers, jnp.int32)
         return numbers[lax.axis_index("pipe"), chunk]
@@ -203,13 +203,13 @@ def _shortest_common(a: tuple[str, ...], b: tuple[str, ...]) -> tuple[str, ...]:
         for j in reversed(range(len(b))):
             same = a[i] == b[j]
             longest[i, j] = longest[i + 1, j + 1] + 1 if same else max(longest[i + 1, j], longest[i, j + 1])
-    found: list[str] = []
+    merged: list[str] = []
     i = j = 0
     while i < len(a) and j < len(b):
         if a[i] == b[j]:
-            found, i, j = [*found, a[i]], i + 1, j + 1
+            merged, i, j = [*merged, a[i]], i + 1, j + 1
         elif longest[i + 1, j] >= longest[i, j + 1]:
-            found, i = [*found, a[i]], i + 1
+            merged, i = [*merged, a[i]], i + 1
         else:
-            found, j = [*found, b[j]], j + 1
-    return (*found, *a[i:], *b[j:])
+            merged, j = [*merged, b[j]], j + 1
+    return (*merged, *a[i:], *b[j:])

@@ -152,8 +152,8 @@ def _stored(weight: jax.Array, placed: WeightPlacement, *, dtype: str, unstacked
     with jax.named_scope("stored_weights"):
         weight = weight if is_code(weight) else weight.astype(dtype)
         dim, axes = added_dim(placed.storage, placed.optimizer) or (0, ())
-        for own in reversed(one_message_each(axes)):
-            weight = gather_shards(weight, own, dim - unstacked, transport.exact if own == REPLICAS else transport)
+        for over in reversed(one_message_each(axes)):
+            weight = gather_shards(weight, over, dim - unstacked, transport.exact if over == REPLICAS else transport)
         added = added_dim(placed.compute, placed.storage)
         if added is None or transport.secondary == 1:
             return weight

@@ -105,19 +105,19 @@ def map_specs[T](function: Callable[..., T], specs: Specs, *rest: ModelTree[obje
 
 def only[Leaf](tree: Nested[Leaf], like: Nested[object]) -> Nested[Leaf]:
     """The leaves of `tree` that `like` has too."""
-    return {name: only(tree[name], own) if isinstance(own, dict) else tree[name] for name, own in like.items()}
+    return {name: only(tree[name], entry) if isinstance(entry, dict) else tree[name] for name, entry in like.items()}
 
 
 def select[Leaf](tree: Nested[Leaf], mask: Nested[bool], wanted: bool) -> Nested[Leaf]:
     """The leaves of `tree` whose `mask` is `wanted`, as nested dicts without empty ones."""
-    found = {}
+    selected = {}
     for name, entry in tree.items():
         if isinstance(entry, dict):
             if part := select(entry, mask[name], wanted):
-                found[name] = part
+                selected[name] = part
         elif mask[name] == wanted:
-            found[name] = entry
-    return found
+            selected[name] = entry
+    return selected
 
 
 def merge[Leaf](under: Nested[Leaf], over: Nested[Leaf]) -> Nested[Leaf]:

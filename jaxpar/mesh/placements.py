@@ -155,13 +155,13 @@ def _transport(spec: ParamSpec, rules: Rules, sizes: AxisSizes, transport: Trans
     secondary = secondary_ranks(transport.secondary, dict(sizes), claimed)
     assert secondary is not None, "neighbours that are whole ranks of an axis"
     return replace(
-        transport if may_be_quantised(spec) else transport.exact,
+        transport if is_quantizable(spec) else transport.exact,
         secondary=secondary,
         rows=transport.rows and spec.axes[-1] == "embed" and spec.axes[0] in TABLES,
     )
 
 
-def may_be_quantised(spec: ParamSpec) -> bool:
+def is_quantizable(spec: ParamSpec) -> bool:
     """Whether a weight and its gradient may travel quantised: not norms and biases, which few elements would profit,
     nor a router, whose small errors send tokens to other matrices."""
     return (spec.matrix or spec.decay) and "router" not in spec.axes

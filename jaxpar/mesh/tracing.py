@@ -37,8 +37,8 @@ def refuse_permutes(jaxpr: Jaxpr) -> None:
     collectives are right: all members of a group are on one pipeline rank, and take the same branch.
     """
     for equation in equations(jaxpr):
-        name, found = equation.primitive.name, equation.params.get("axis_name", equation.params.get("axes", ()))
-        axes = [found] if isinstance(found, str) else [axis for axis in found or () if isinstance(axis, str)]
+        name, over = equation.primitive.name, equation.params.get("axis_name", equation.params.get("axes", ()))
+        axes = [over] if isinstance(over, str) else [axis for axis in over or () if isinstance(axis, str)]
         if name == "ppermute" or ("pipe" in axes and name not in TYPE_ONLY):
             kind = "collective permutes" if name == "ppermute" else "collectives over the pipeline"
             raise UserError(

@@ -32,12 +32,12 @@ from jaxpar.mesh.layer_order import LAYERS, LayerOrder
 from jaxpar.mesh.parameters import Arrays, Nested, ParamSpec, Specs, Weights, map_specs
 from jaxpar.mesh.placements import Placements
 from jaxpar.model.embedding import Embedding
-from jaxpar.model.gathered_chunks import GatheredChunks, held
+from jaxpar.model.gathered_chunks import GatheredChunks, fetched_placements
 from jaxpar.model.head import Head, bound_logits, head_operands, head_part, project, vocab_axes
 from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.model.loop.layer_program import LayerProgram
 from jaxpar.model.loop.layer_stack import Keep, LayerStack
-from jaxpar.model.programs import computed_apart, ops_of, wide_matrices
+from jaxpar.model.programs import ops_of, split_backward_weights, wide_matrices
 from jaxpar.model.tiled_loss import HeadLoss, TokenLosses, tiled_choices, tiled_scores
 from jaxpar.runtime.batch import CARRIED, SEED, Field, union
 from jaxpar.runtime.objective import Objective
@@ -206,7 +206,7 @@ class DecoderStages:
     def _programs(self) -> dict[str, dict[Hashable, LayerProgram]]:
         """The programs of the layers of each kind: with plain ops, and the others of some of them."""
         keys = {kind: dict.fromkeys([None, *(keep.variant for keep in self.keeps[kind])]) for kind in self.order.stacks}
-        return {kind: {key: self._program(kind, key) for key in own} for kind, own in keys.items()}
+        return {kind: {key: self._program(kind, key) for key in chunk_keys} for kind, chunk_keys in keys.items()}
 
     def _program(self, kind: str, program: Hashable) -> LayerProgram:
         prototype = self.prototype(kind, program)
@@ -223,7 +223,7 @@ class DecoderStages:
             return with_weights(prototype, w).linear(name, x, number, tokens)
 
         specs = layer_specs(prototype, self.config)
-        matrices = computed_apart(prototype.blocks, specs) if self.split_backward else None
+        matrices = split_backward_weights(prototype.blocks, specs) if self.split_backward else None
         frozen = map_specs(lambda spec: not spec.trained, specs)
         frozen = frozen if any(jax.tree.leaves(frozen)) else None
         observes = prototype.ops.observes if self.train else 0
@@ -232,7 +232,7 @@ class DecoderStages:
     @cached_property
     def chunks(self) -> GatheredChunks:
         """Chunks of layers that are gathered once for all microbatches."""
-        return GatheredChunks(self.loop, self._loop(Sharded, held(self.placements)), self.placements)
+        return GatheredChunks(self.loop, self._loop(Sharded, fetched_placements(self.placements)), self.placements)
 
     def logits(self, weights: Weights, accumulators: Weights, x: jax.Array) -> Float[Array, "batch seq local_vocab"]:
         """Float32 logits of this rank's part of the vocabulary, whose padding columns are -inf, for its context part of

@@ -52,17 +52,17 @@ class GatheredChunks:
         Otherwise the compiler would merge the second gather of a chunk with the first, and keep its result until then.
         Bytes: `gather_weight` of each sharded weight.
         """
-        part = self.source.by_stack(lambda stack, own: _chunk(stack, own, chunk), layers)
+        part = self.source.by_stack(lambda stack, leaf: _chunk(stack, leaf, chunk), layers)
         part, _ = lax.optimization_barrier((part, after))
         new = gather(part, self.placements, part=LAYERS)
-        return self.source.by_stack(lambda stack, own, new: _put(stack, own, new, slot), chunks, new)
+        return self.source.by_stack(lambda stack, leaf, new: _put(stack, leaf, new, slot), chunks, new)
 
     def release(self, chunks: Arrays, slot: int, gradients: Arrays, chunk: int) -> tuple[Arrays, Arrays]:
         """Add the gradients of the chunk in `slot` to `gradients` (gradient placement): (chunks emptied, gradients).
 
         Bytes: `scatter_gradient` of each weight that the gradient placement shards.
         """
-        part = self.source.by_stack(lambda stack, own: _chunk(stack, own, slot), chunks)
+        part = self.source.by_stack(lambda stack, leaf: _chunk(stack, leaf, slot), chunks)
         new = to_accumulators(part, self.placements, part=LAYERS)
 
         def added(stack: LayerStack, totals: Arrays, new: Arrays) -> Arrays:
@@ -71,7 +71,7 @@ class GatheredChunks:
 
         with jax.named_scope("gradients"):
             nothing = jax.tree.map(jnp.zeros_like, part)
-            emptied = self.source.by_stack(lambda stack, own, new: _put(stack, own, new, slot), chunks, nothing)
+            emptied = self.source.by_stack(lambda stack, leaf, new: _put(stack, leaf, new, slot), chunks, nothing)
             return emptied, self.source.by_stack(added, gradients, new)
 
 
@@ -87,7 +87,7 @@ def _put(stack: LayerStack, weights: Arrays, new: Arrays, place: int) -> Arrays:
     return jax.tree.map(lambda a, b: lax.dynamic_update_slice_in_dim(a, b, first, 0), weights, new)
 
 
-def held(roles: Placements) -> Placements:
+def fetched_placements(roles: Placements) -> Placements:
     """The placements of chunks that are gathered, and of gradients that are not yet scattered."""
     gathered = lambda weight: replace(weight, storage=weight.compute, gradient=weight.compute)
     dtypes = replace(roles.dtypes, storage=roles.dtypes.compute)

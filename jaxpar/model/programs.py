@@ -38,7 +38,7 @@ def ops_of(plan: Plan, program: Hashable) -> Ops:
     return Ops(overlap) if program is None else feature("quantised_ops")(overlap, groups=program)
 
 
-def computed_apart(blocks: Iterable[Block], specs: Nested[ParamSpec]) -> Nested[bool]:
+def split_backward_weights(blocks: Iterable[Block], specs: Nested[ParamSpec]) -> Nested[bool]:
     """The weights of a layer whose gradients a separate action computes where a backward is split. Those of routed
     matrices are computed with the gradients of their rows, which are exchanged in slices, in rounds whose number is a
     value on the device."""

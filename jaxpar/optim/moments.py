@@ -118,7 +118,7 @@ def encode(form: Form, moment: Float[Array, "*shard"], step: Int[Array, ""], *, 
     scales = _largest(magnitudes, form)
     relative = magnitudes / _spread(jnp.where(scales > 0, scales, 1.0), form)
     table = magnitude_table(signed)
-    lower = last_not_above(table, relative)
+    lower = floor_index(table, relative)
     upper = jnp.minimum(lower + 1, len(table) - 1)
     below, above = _look_up(table, lower), _look_up(table, upper)
     index = jnp.where(relative - below > _threshold(step) * (above - below), upper, lower)
@@ -162,7 +162,7 @@ def _look_up(table: np.ndarray, indices: Int[Array, "*shard"]) -> Float[Array, "
     return jnp.asarray(table).at[indices].get(mode="promise_in_bounds")
 
 
-def last_not_above(table: np.ndarray, values: Float[Array, "*shard"]) -> Int[Array, "*shard"]:
+def floor_index(table: np.ndarray, values: Float[Array, "*shard"]) -> Int[Array, "*shard"]:
     """Index of the last magnitude of `table` that is no larger than each of `values`, from 0 to 1.
 
     Computed by arithmetic and corrected by the neighbours: a binary search, each look-up dependent on the one before,

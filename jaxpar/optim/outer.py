@@ -88,7 +88,7 @@ def fragment_sent(step: Steps, every: int, fragments: int) -> Steps:
     return (step // (every // fragments) - 1) % fragments
 
 
-def to_wire(rows: Values, wire: str | None) -> Any:
+def encode_message(rows: Values, wire: str | None) -> Any:
     """An outer gradient as the array that travels: float32, or the bytes of codes with a scale for each 256 elements.
 
     Codes are rounded to the nearest. The error of an element is at most 1/250 of the largest of its block under int8,
@@ -97,11 +97,13 @@ def to_wire(rows: Values, wire: str | None) -> Any:
     return rows if wire is None else encode(jnp.asarray(rows), wire)
 
 
-def from_wire(sent: UInt8[Array, "rows bytes"] | Any, elements: int, wire: str | None) -> Float[Array, "rows elements"]:
-    """The outer gradient that `to_wire` sent."""
+def decode_message(
+    sent: UInt8[Array, "rows bytes"] | Any, elements: int, wire: str | None
+) -> Float[Array, "rows elements"]:
+    """The outer gradient that `encode_message` sent."""
     return sent if wire is None else decode(jnp.asarray(sent), elements, wire)
 
 
-def wire_bytes(elements: int, wire: str | None) -> int:
+def message_bytes(elements: int, wire: str | None) -> int:
     """Bytes of a row of `elements` that travels."""
     return 4 * elements if wire is None else row_bytes(elements, wire)

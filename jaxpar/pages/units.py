@@ -72,8 +72,8 @@ def plural(number: int, noun: str, nouns: str | None = None) -> str:
     if number == 1:
         return f"1 {noun}"
     if nouns is None:
-        ends_in_y = noun.endswith("y") and noun[-2:-1] not in tuple("aeiou")
-        nouns = f"{noun[:-1]}ies" if ends_in_y else noun + ("es" if noun.endswith(("s", "x", "sh", "ch")) else "s")
+        y_last = noun.endswith("y") and noun[-2:-1] not in tuple("aeiou")
+        nouns = f"{noun[:-1]}ies" if y_last else noun + ("es" if noun.endswith(("s", "x", "sh", "ch")) else "s")
     return f"{number:,} {nouns}"
 
 

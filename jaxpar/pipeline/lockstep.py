@@ -35,7 +35,7 @@ def branching_ticks(orders: Sequence[Order], chunks: int) -> tuple[Tick, ...]:
     return tuple(ticks)
 
 
-def stuck_at(orders: Sequence[Order], chunks: int) -> list[int]:
+def deadlock_positions(orders: Sequence[Order], chunks: int) -> list[int]:
     """Position in each rank's order at which it blocks forever; the length of the order if it does not."""
     return _one_by_one(orders, chunks)[1]
 

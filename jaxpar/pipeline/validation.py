@@ -9,7 +9,7 @@ from typing import Literal
 from jaxpar.pipeline.actions import Action, Kind
 from jaxpar.pipeline.drawing.grid import cells_of_orders, cells_of_ticks, grid
 from jaxpar.pipeline.errors import ScheduleError
-from jaxpar.pipeline.lockstep import stuck_at
+from jaxpar.pipeline.lockstep import deadlock_positions
 from jaxpar.pipeline.table import Schedule, needs
 from jaxpar.pipeline.transfers import receiver
 
@@ -65,7 +65,7 @@ def order_faults(schedule: Schedule, *, in_flight: int | None = None) -> Iterato
         for column, action in enumerate(order)
     ]
     yield from _not_once(schedule, placed, "orders")
-    yield from _transfers_too_far(schedule, placed)
+    yield from _long_transfers(schedule, placed)
     yield from _deadlocks(schedule)
     yield from _over_limit(schedule, placed, in_flight)
 
@@ -133,7 +133,7 @@ def _not_once(schedule: Schedule, placed: list[_Placed], table: Literal["orders"
         yield Fault(f"{action} is missing on rank {rank}", table, rank, end)
 
 
-def _transfers_too_far(schedule: Schedule, placed: list[_Placed]) -> Iterator[Fault]:
+def _long_transfers(schedule: Schedule, placed: list[_Placed]) -> Iterator[Fault]:
     """A program sends along a ring of ranks, one step at a time."""
     for placement in placed:
         target = receiver(placement.action, schedule)
@@ -143,7 +143,7 @@ def _transfers_too_far(schedule: Schedule, placed: list[_Placed]) -> Iterator[Fa
 
 
 def _deadlocks(schedule: Schedule) -> Iterator[Fault]:
-    position = stuck_at(schedule.orders, schedule.chunks)
+    position = deadlock_positions(schedule.orders, schedule.chunks)
     waiting = [
         _Placed(order[at], rank, at, "orders")
         for rank, (order, at) in enumerate(zip(schedule.orders, position, strict=True))

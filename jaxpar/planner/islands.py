@@ -132,7 +132,7 @@ def of_plan(planned: Planned, search: Search) -> list[str]:
     message, total = exchange.message(weights), exchange.joined(alone, weights)
     exposed = exchange.share * max(0.0, message - exchange.hidden_by(alone))
     often = "in each step" if exchange.share == 1 else f"in 1 of {round(1 / exchange.share)} steps"
-    way = "beside forward and backward" if exchange.config.beside_a_step else "waited for"
+    way = "beside forward and backward" if exchange.config.overlaps_step else "waited for"
     lines = [f"{plural(exchange.islands, 'island')} of {plural(layout.devices, 'GPU')}, alike; the step is a mean"]
     if exchange.islands > 1:
         lines += [
@@ -173,7 +173,7 @@ def _least(search: IslandSearch, island: Planned, periods: Sequence[int], wire: 
     weights, alone = search.timer.weights(layout), search.timer.alone(layout)
     layers = search.run.model.layers
     for every in periods:
-        fragments = max(n for n in divisors(every) if n <= layers) if exchange.config.beside_a_step else 1
+        fragments = max(n for n in divisors(every) if n <= layers) if exchange.config.overlaps_step else 1
         tried = {"every": every, "fragments": fragments, "wire": wire}
         other = replace(exchange, config=replace(exchange.config, **tried))
         time = other.joined(alone, weights)

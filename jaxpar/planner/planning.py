@@ -10,7 +10,7 @@ from jaxpar.compiler.compile import DEFAULT_CACHE, training_part, with_known_voc
 from jaxpar.compiler.report.screen import print_lines, screen
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.schema import ParallelConfig
-from jaxpar.config.schema.layout import kept_by_planner
+from jaxpar.config.schema.layout import fixed_for_planner
 from jaxpar.config.strict_json import json_text
 from jaxpar.cost.hardware_model import HardwareModel, borrowed, described
 from jaxpar.hardware.cluster import Cluster
@@ -178,7 +178,7 @@ def planned_config(config: Config) -> Config:
         config.memory, remat="gemm_last", offload_fraction=0.0, optimizer_offload="none",
         weights_offload="none", offload_dir=None, mlp_tiles=None,
     )  # fmt: skip
-    config = replace(config, parallel=ParallelConfig(**kept_by_planner(config.parallel)), memory=memory)
+    config = replace(config, parallel=ParallelConfig(**fixed_for_planner(config.parallel)), memory=memory)
     overlap = replace(config.parallel.overlap, shard_state_over_replicas=False)  # it has no replicas
     validate(replace(config, parallel=replace(config.parallel, overlap=overlap)))
     return with_known_vocab(config)

@@ -10,7 +10,7 @@ from jaxpar.compiler.compile import plan_for
 from jaxpar.config import Config
 from jaxpar.config.plan import LayerRun, Plan
 from jaxpar.config.schema import MemoryConfig, ParallelConfig
-from jaxpar.config.schema.layout import kept_by_planner
+from jaxpar.config.schema.layout import fixed_for_planner
 from jaxpar.cost.layout import Layout, Remat, RematRuns
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.memory.remat import BASE, LAYERS, TREATMENTS, Treatment, layer_runs, nearest_preset
@@ -29,7 +29,7 @@ def config_of(config: Config, layout: Layout) -> Config:
         layout: of all devices.
     """
     pipelined = layout.pipe > 1
-    kept = kept_by_planner(config.parallel)
+    kept = fixed_for_planner(config.parallel)
     kept["overlap"] = replace(kept["overlap"], shard_state_over_replicas=layout.shard_state)
     kept["experts"] = replace(kept["experts"], slices=layout.expert_slices, own_rows=layout.expert_own_rows)
     parallel = ParallelConfig(

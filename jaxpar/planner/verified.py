@@ -2,7 +2,7 @@
 
 Memory and the time of a step become those of the program: kernels and transfers on the clock of the inspector
 (`trace.clock`), by the same model of GPUs and links as the prediction. Stragglers, which no program has, stay as
-predicted. A verdict names the classes of time in which the two are apart.
+predicted. A verdict names the classes of time in which the two differ.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ CLASSES = {
 }
 """Classes of time: kinds of the predicted and of the compiled trace. The first is a part of a predicted step."""
 APART = 0.05
-"""Share of the step from which the seconds of a class are apart."""
+"""Predicted and compiled seconds of a class do not agree if they differ by more than this share of the step."""
 
 
 @dataclass(frozen=True)
@@ -168,7 +168,7 @@ def judged(
         time=time.taking(total, breakdown, Run(program, kinds=dict(kinds))),
         memory=memory._replace(temporaries=memory.temporaries + allocated_bytes - memory.device),
     )
-    # What places are worth is assumed to change by the same ratio.
+    # The gain of placing nodes well is assumed to change by the same ratio.
     after = replace(planned, candidate=better, default_seconds=planned.default_seconds * total / time.seconds)
     return Verified(after, planned, fits, notes)
 
@@ -201,6 +201,6 @@ def print_verified(results: Sequence[Verified], console: Console) -> None:
         for name, one in zip(names, results, strict=True)
     ]
     if not results[0].fits:
-        lines.append("none of these fits: raise --top, or hold less with --fix")
+        lines.append("none of these fits: raise --top, or use less memory with --fix")
     notes = dict.fromkeys(note for one in results for note in one.notes)
     print_lines(console, *(f"  {line}" for line in (*lines, *notes)))

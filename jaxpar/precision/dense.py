@@ -76,8 +76,8 @@ def _with_scales(x: jax.Array, weights: Sequence[jax.Array], scaling: GroupScali
     of_x = scale_of(largest_over([x], STREAM_AXES), E4M3)
     if of_weights is None:
         of_weights = scale_of(largest_over(weights, ("tensor",)), E4M3)
-    found = checkpoint_name(jnp.concatenate(vary_alike((of_x, jnp.asarray(of_weights), x))[:2]), ALWAYS_SAVED)
-    return replace(scaling, scales=Scales(found[0], found[1:]))
+    scales = checkpoint_name(jnp.concatenate(vary_alike((of_x, jnp.asarray(of_weights), x))[:2]), ALWAYS_SAVED)
+    return replace(scaling, scales=Scales(scales[0], scales[1:]))
 
 
 class Dense:
@@ -109,13 +109,13 @@ class Whole(Dense):
         """The outputs."""
         del sizes
         codes = _rows(scaling.quantised(_flat(x), scaling.scales.input, E4M3), joins=self.gathers)
-        found = []
+        outputs = []
         for n, w in enumerate(weights):
             matrix = scaling.matrix(_matrix(w, x), n, by_input=True)
             y = _product(codes, matrix, (1, 0), x.dtype, OUTPUTS, scaling.recipe.backend)
             y = y.reshape(x.shape[0], -1, *w.shape[x.ndim - 2 :])
-            found.append(scatter_sequence(y) if self.scatters else y)
-        return tuple(found)
+            outputs.append(scatter_sequence(y) if self.scatters else y)
+        return tuple(outputs)
 
     def exact_outputs(self, x: jax.Array, weights: ArrayTuple, sizes: Any) -> ArrayTuple:
         """The outputs where nothing is quantised."""
@@ -160,8 +160,8 @@ def _product(
         )
         return tiled_matmul(*left, *right, dtype, implementation=backend)
     dims = (((contracted[0],), (contracted[1],)), ((), ()))
-    found = lax.dot_general(a.values, b.values, dims, precision, preferred_element_type=dtype)
-    return found * (a.scales * b.scales).astype(dtype)
+    product = lax.dot_general(a.values, b.values, dims, precision, preferred_element_type=dtype)
+    return product * (a.scales * b.scales).astype(dtype)
 
 
 def _flat(x: jax.Array) -> jax.Array:
@@ -198,12 +198,14 @@ class Ring(Dense):
         del sizes
         codes = scaling.quantised(x, scaling.scales.input, E4M3)
         matrices = [scaling.matrix(w, n, by_input=True) for n, w in enumerate(weights)]
-        values = [own.values for own in matrices]
+        values = [matrix.values for matrix in matrices]
         if self.scatters:
-            found = (scattered_products(self.chunks, [codes.values], values, x.dtype),)
+            products = (scattered_products(self.chunks, [codes.values], values, x.dtype),)
         else:
-            found = gathered_products(self.chunks, codes.values, values, x.dtype)
-        return tuple(y * (codes.scales * own.scales).astype(x.dtype) for y, own in zip(found, matrices, strict=True))
+            products = gathered_products(self.chunks, codes.values, values, x.dtype)
+        return tuple(
+            y * (codes.scales * matrix.scales).astype(x.dtype) for y, matrix in zip(products, matrices, strict=True)
+        )
 
     def gradients(
         self,
@@ -220,8 +222,8 @@ class Ring(Dense):
         matrices = [scaling.matrix(w, n, by_input=False) for n, w in enumerate(weights)]
         form, of_dy = scaling.recipe.gradient, scaling.scales.of_gradient
         each = [scaling.quantised(dy, of_dy(n), form) for n, dy in enumerate(dys)]
-        values, codes = [own.values for own in matrices], [own.values for own in each]
-        scales = [dy.scales * own.scales for dy, own in zip(each, matrices, strict=True)]
+        values, codes = [matrix.values for matrix in matrices], [dy.values for dy in each]
+        scales = [dy.scales * matrix.scales for dy, matrix in zip(each, matrices, strict=True)]
         if self.scatters:
             dxs, sums = scattered_gradients(self.chunks, perturbed, [inputs.values], values, codes[0], x.dtype)
             dx = None if dxs is None else dxs[0] * scales[0].astype(x.dtype)

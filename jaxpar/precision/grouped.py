@@ -184,14 +184,14 @@ class Places(NamedTuple):
 
 def in_full_tiles(sizes: Int[Array, " experts"], rows: int, tile: int) -> Places:
     """The places of `rows` rows: those of each expert from the first row of a tile on."""
-    found = row_blocks(sizes, rows, tile)
+    blocks = row_blocks(sizes, rows, tile)
     within = jnp.arange(tile, dtype=jnp.int32)
-    row = jnp.where(within < found.high[:, None], found.start[:, None] + within, -1)
-    used = (found.high > 0)[:, None] & (found.group[:, None] == jnp.arange(sizes.shape[0]))
+    row = jnp.where(within < blocks.high[:, None], blocks.start[:, None] + within, -1)
+    used = (blocks.high > 0)[:, None] & (blocks.group[:, None] == jnp.arange(sizes.shape[0]))
     return Places(row.ravel(), tile * jnp.sum(used, axis=0, dtype=jnp.int32))
 
 
 def _filled(x: jax.Array, places: Places) -> jax.Array:
     """[places, columns], with zeros where there is no row."""
-    found = x.at[jnp.maximum(places.row, 0)].get(mode="promise_in_bounds")
-    return jnp.where((places.row >= 0)[:, None], found, 0)
+    gathered = x.at[jnp.maximum(places.row, 0)].get(mode="promise_in_bounds")
+    return jnp.where((places.row >= 0)[:, None], gathered, 0)

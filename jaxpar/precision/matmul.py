@@ -1,16 +1,16 @@
-"""Matmuls in FP8: one derivative for every group of a layer's linear maps, whatever has a scale and whoever multiplies.
+"""Matmuls in FP8: one derivative for every group of a layer's linear maps, for every recipe of scales and every `Form`.
 
-A tensor becomes 8-bit values and scales (`jaxpar.precision.scale`). Three products follow from one matrix, each of two
-such operands and summed in float32: the output, of input and weight (both `E4M3`); the input's gradient, of the
-output's gradient (`Recipe.gradient`) and the weight; the weight's gradient, of the input and the output's gradient. A
-`Form` computes them: with the sequence gathered and scattered around whole products, or as rings
+A tensor is quantized to 8-bit values and scales (`jaxpar.precision.scale`). A linear map has three products of two
+quantized operands, summed in float32: output = input x weight (both `E4M3`); input's gradient = output's gradient
+(`Recipe.gradient`) x weight; weight's gradient = input x output's gradient. A `Form` computes them: with the sequence
+gathered before and scattered after each product, or as rings
 (`jaxpar.precision.dense`), or for groups of rows (`jaxpar.precision.grouped`).
 
-**Scales do not depend on the layout.** A largest magnitude is taken over all ranks that hold a part of the tensor: rows
-and tokens of the microbatch, columns of tensor ranks. `fp8_current` does so in each product, with a message of a few
-numbers; `fp8_delayed` once per step (`jaxpar.precision.history`); tiles are whole on each rank.
+**Scales do not depend on the layout.** The amax is the maximum over all ranks that have a part of the tensor: rows and
+tokens of the microbatch, columns of tensor ranks. `fp8_current` computes it in each product, with a message of a few
+numbers; `fp8_delayed` once per step (`jaxpar.precision.history`); no tile is split between ranks.
 
-**A recomputed product has the scales of the first**: they are a named value, which every remat policy saves.
+**A recomputed product has the scales of the first one**: they are a named value, which every remat policy saves.
 """
 
 from __future__ import annotations
@@ -33,21 +33,21 @@ from pallas_kernels.varying import vary_alike
 from pallas_kernels.vjp_parts import custom_vjp
 
 SCALES = "matmul_scales"
-"""Among what layers read of carried state the scales of earlier steps, [layers, tensors]."""
+"""Name, in the carried state that layers read, of the scales from earlier steps, [layers, tensors]."""
 WEIGHT_SCALES = "weight_scales"
-"""Among what layers read of carried state the scales of matrices that are quantised once a step: by kind of layers,
-`StackScales`."""
+"""Name, in the carried state that layers read, of the scales of matrices that are quantized once a step: `StackScales`
+by kind of layer."""
 
 
 class Scales(NamedTuple):
-    """The scales of a group's tensors, as far as they are known before its products; None is computed from these."""
+    """The scales of a group's tensors that are known before its products; None: computed from the tensor itself."""
 
     input: Float[Array, "*rows"] | None = None
-    """A scalar, or one for each row."""
+    """A scalar, or a scale for each row."""
     weights: Array | Sequence[Array] | None = None
-    """For each matrix a scalar, or those of its squares."""
+    """For each matrix a scalar, or the scales of its square tiles."""
     gradients: Array | Sequence[Array] | None = None
-    """For the gradient of each output."""
+    """For the gradient of each output a scalar, or scales of its tiles."""
 
     def of_gradient(self, n: int) -> jax.Array | None:
         """The scale of the gradient of an output."""
@@ -64,22 +64,23 @@ class GroupScaling:
 
     recipe: Recipe = field(metadata={"static": True})
     exact: Bool[Array, ""] | None = None
-    """Whether they are not quantised in this layer; None if they are in all layers."""
+    """Whether this layer's products are in the compute dtype instead; None if all layers are quantized."""
     scales: Scales = NONE_KNOWN
     zeros: Maxima | None = None
-    """Zeros, whose cotangent is the largest magnitude of each tensor on this rank; None observes none."""
+    """Zeros, whose cotangent is the amax of each tensor on this rank; None if no amax is recorded."""
     coded: bool = field(default=False, metadata={"static": True})
-    """Whether the matrices are quantised values already; then they are not quantised here, nor observed."""
+    """Whether the matrices are quantized already; then they are not quantized here, and their amax is not recorded."""
 
     def quantised(self, x: jax.Array, scale: jax.Array | None, form: str, *, by_row: bool = False) -> Codes:
-        """An input or gradient [..., rows, columns] with its scale, or in tiles along its rows or its columns."""
+        """An input or gradient [..., rows, columns], quantized with its scale, or in tiles along rows or columns."""
         if self.recipe.tiles is not None:
             return in_tiles(x, self.recipe.tiles.along(by_row), form)
         assert scale is not None, "a tensor has a scale"
         return Codes(quantise(x, scale, form), scale)
 
     def matrix(self, w: jax.Array, n: int, *, by_input: bool) -> Codes:
-        """Matrix `n` of the group, [..., inputs, outputs]; in squares, or in tiles along its inputs or its outputs."""
+        """Matrix `n` of the group, [..., inputs, outputs], quantized: in square tiles, or in tiles along its inputs or
+        its outputs."""
         if self.recipe.tiles is not None and not self.coded:
             return in_tiles(w, self.recipe.tiles.of_weight(by_input), E4M3)
         assert self.scales.weights is not None, "a matrix has a scale"
@@ -91,15 +92,15 @@ class Form(Protocol):
     """How the products of a group are computed. A static argument."""
 
     def outputs(self, x: jax.Array, weights: ArrayTuple, scaling: GroupScaling, sizes: Any) -> ArrayTuple:
-        """The outputs."""
+        """The quantized products of `x` and each of the weights."""
         ...
 
     def exact_outputs(self, x: jax.Array, weights: ArrayTuple, sizes: Any) -> ArrayTuple:
-        """The outputs where nothing is quantised, with a derivative."""
+        """The same products without quantization, differentiable."""
         ...
 
     def gradient_scales(self, dys: Sequence[jax.Array], recipe: Recipe) -> Any:
-        """The scales of the gradients of the outputs, from these; None where tiles of them have a scale."""
+        """The scales of the outputs' gradients `dys`; None where each of their tiles has its scale."""
         ...
 
     def gradients(
@@ -125,10 +126,10 @@ def quantised_products(
     """`x` times each of the matrices, forward and both gradients.
 
     Args:
-        form: how.
+        form: how the products are computed.
         x: the input.
         weights: the matrices.
-        scaling: of the group; what its scales lack is found in the tensors, and is not kept.
+        scaling: of the group; scales that are None are computed from the tensors, and not saved.
         sizes: rows of each group, where `x` is rows of several.
     """
     return _products(form, *vary_alike((x, tuple(weights), scaling, sizes)))
@@ -189,14 +190,14 @@ def _amax_of_group(
         weights: the matrices.
         dys: the gradients of the outputs.
         zeros: of the group; None where nothing observes it.
-        coded: whether the weights are quantised values, whose magnitudes are known: theirs are 0 here.
+        coded: whether the weights are quantised values, whose amax is known: 0 is reported here.
         sizes: rows of each group, where `x` and `dys` are rows of several; rows behind these are not read.
     """
     if zeros is None:
         return None
     if sizes is not None:
-        there = (jnp.arange(len(x)) < sizes.sum())[:, None]
-        x, *dys = (jnp.where(there, rows, 0) for rows in (x, *dys))
-    of_weights = [jnp.float32(0) if coded else largest_of(w) for w in weights]
-    tensors = vary_alike((largest_of(x), *of_weights, *map(largest_of, dys)))
+        valid = (jnp.arange(len(x)) < sizes.sum())[:, None]
+        x, *dys = (jnp.where(valid, rows, 0) for rows in (x, *dys))
+    weight_amax = [jnp.float32(0) if coded else largest_of(w) for w in weights]
+    tensors = vary_alike((largest_of(x), *weight_amax, *map(largest_of, dys)))
     return vary(jnp.stack(tensors), varying_axes(zeros))

@@ -112,26 +112,26 @@ def coded_weights(
         by_rows: how a matrix is read.
     """
     leaves: dict[tuple[str, ...], Any] = flatten_dict(weights)
-    stacks = {own.path: leaves[own.path] for own in matrices}
-    found = _largest(stacks, matrices, by_rows)
+    stacks = {matrix.path: leaves[matrix.path] for matrix in matrices}
+    amax = _largest(stacks, matrices, by_rows)
     magnitudes, by_kind = vary(jnp.zeros(shape, jnp.float32)), dict[str, StackScales]()
-    for own in matrices:
-        stack, largest, numbers = stacks[own.path], found[own.path], own.numbers
+    for matrix in matrices:
+        stack, largest, numbers = stacks[matrix.path], amax[matrix.path], matrix.numbers
         padding = numbers == PADDING
         if scales is None:
             scale = scale_of(largest, E4M3)
         else:
-            scale = jnp.where(padding, 1.0, scales[numbers, own.column]).reshape(largest.shape)
-        codes = partial(by_rows, own.codes, stack, (own.squares.local(scale),))
+            scale = jnp.where(padding, 1.0, scales[numbers, matrix.column]).reshape(largest.shape)
+        codes = partial(by_rows, matrix.codes, stack, (matrix.squares.local(scale),))
         others = partial(by_rows, lambda w: w.astype(storage), stack, ())
-        leaves[own.path] = coded_stack(own.coded, codes, others)
-        if own.kind not in by_kind:
+        leaves[matrix.path] = coded_stack(matrix.coded, codes, others)
+        if matrix.kind not in by_kind:
             rows = jnp.zeros(shape[0], jnp.int32).at[jnp.where(padding, shape[0], numbers)]
-            by_kind[own.kind] = StackScales(rows.set(jnp.arange(len(numbers)), mode="drop"), {})
-        groups = by_kind[own.kind].groups
-        groups[own.group] = (*groups.get(own.group, ()), scale)
-        observed = jnp.where(jnp.array(own.coded) & ~padding, largest.max(tuple(range(1, largest.ndim))), 0)
-        magnitudes = magnitudes.at[numbers, own.column].max(vary(observed))
+            by_kind[matrix.kind] = StackScales(rows.set(jnp.arange(len(numbers)), mode="drop"), {})
+        groups = by_kind[matrix.kind].groups
+        groups[matrix.group] = (*groups.get(matrix.group, ()), scale)
+        observed = jnp.where(jnp.array(matrix.coded) & ~padding, largest.max(tuple(range(1, largest.ndim))), 0)
+        magnitudes = magnitudes.at[numbers, matrix.column].max(vary(observed))
     return StepWeights(unflatten_dict(leaves), {WEIGHT_SCALES: by_kind}, magnitudes)
 
 
@@ -142,15 +142,15 @@ def _largest(
 
     Those over the same ranks are one message.
     """
-    found: dict[tuple[str, ...], jax.Array] = {}
+    amax: dict[tuple[str, ...], jax.Array] = {}
     alike: dict[tuple[str, ...], list[tuple[str, ...]]] = {}
-    for own in matrices:
-        stack = stacks[own.path]
-        found[own.path] = own.squares.joined(by_rows(own.squares.largest, stack, (), range(stack.shape[0])))
-        axes = tuple(axis for axis in sorted(own.squares.axes(stack)) if lax.axis_size(axis) > 1)
-        alike.setdefault(axes, []).append(own.path)
+    for matrix in matrices:
+        stack = stacks[matrix.path]
+        amax[matrix.path] = matrix.squares.joined(by_rows(matrix.squares.largest, stack, (), range(stack.shape[0])))
+        axes = tuple(axis for axis in sorted(matrix.squares.axes(stack)) if lax.axis_size(axis) > 1)
+        alike.setdefault(axes, []).append(matrix.path)
     for axes, paths in alike.items():
         if axes:
-            joined, split = ravel_pytree(vary_alike([found[path] for path in paths]))
-            found |= dict(zip(paths, split(reduce_max(joined, axes)), strict=True))
-    return found
+            joined, split = ravel_pytree(vary_alike([amax[path] for path in paths]))
+            amax |= dict(zip(paths, split(reduce_max(joined, axes)), strict=True))
+    return amax

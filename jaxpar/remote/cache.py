@@ -59,7 +59,7 @@ def local_path(location: str | Path, key: str, choose: Choose = lambda names: na
         raise UserError(f"{key}: the copy of {where} cannot be written ({error.strerror or error})") from error
 
 
-def written_as(path: Path) -> str:
+def source_url(path: Path) -> str:
     """The URL of which `path` is a copy, or in one; the path itself where it is none. Other hosts know the URL."""
     for copy in (path, *path.parents):
         if copy in _urls:
@@ -68,7 +68,7 @@ def written_as(path: Path) -> str:
 
 
 def note_url(path: Path, url: str) -> None:
-    """Note what `written_as` is to return for a path."""
+    """Note what `source_url` is to return for a path."""
     _urls[path] = url
 
 

@@ -1,6 +1,6 @@
-"""A process of its own for code of the user's, which is ended where it takes too long: a line of JSON for each request.
+"""A child process for the user's code, killed if a request takes too long. Requests and answers are lines of JSON.
 
-`WorkerProcess` is the run's side of its pipes, `serve` the other one.
+`WorkerProcess` is the run's side of the pipes, `serve` the child's.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ class WorkerProcess:
 
     Args:
         module: the module of the worker.
-        arguments: of its command.
-        label: the name of what it runs, for messages.
-        key: the key of the configuration that has the name.
-        seconds: longest time for a request.
+        arguments: command-line arguments of the module.
+        label: name of the user's function, for messages.
+        key: the configuration key that names it, for messages.
+        seconds: time limit of a request.
 
     Raises:
-        UserError: it cannot begin; its first line says why.
+        UserError: it cannot start; its first line says why.
     """
 
     def __init__(self, module: str, arguments: Sequence[str], label: str, key: str, seconds: float):
@@ -67,7 +67,7 @@ class WorkerProcess:
         self._end()
 
     def _begin(self) -> None:
-        # In a session of its own, so that Ctrl-C reaches the run alone, which then closes its pipe.
+        # A new session, so that Ctrl-C reaches the run alone, which then closes the pipe.
         self._process = subprocess.Popen(
             self._command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True
         )
@@ -84,18 +84,18 @@ class WorkerProcess:
             raise UserError(answer["error"])
 
     def _write(self, line: str) -> None:
-        late = threading.Timer(self._seconds, self.close)  # a pipe takes so much that is not read
+        late = threading.Timer(self._seconds, self.close)  # a write blocks once the pipe is full and nobody reads
         late.start()
         try:
             assert self._process.stdin is not None, "it is a pipe"
             self._process.stdin.write(line)
             self._process.stdin.flush()
-        except (OSError, ValueError):  # of the pipe's other end, or of a pipe that was closed meanwhile
+        except (OSError, ValueError):  # the child closed the pipe, or `late` did
             why = "its process ended" if self._end.alive else f"it did not read for {self._seconds:g} s"
             raise WorkerError(f"{self.label}: {why}") from None
         finally:
             late.cancel()
-            late.join()  # what ends this process must not end the next one
+            late.join()  # the timer must not end the next process
 
     def _read(self, seconds: float) -> dict[str, Any]:
         try:
@@ -117,9 +117,9 @@ def serve(load: Callable[[], Callable[[dict[str, Any]], dict[str, Any]]]) -> Non
     """Answer requests until standard input ends. What the user's code prints goes to stderr.
 
     Args:
-        load: imports the user's code, and gives what answers a request; a `UserError` is the only answer then.
+        load: imports the user's code, and returns the function that answers a request; its `UserError` is sent instead.
     """
-    # Neither the code nor a process that it begins gets hold of the pipes.
+    # Neither the user's code nor a process that it starts inherits the pipes.
     requests, answers = os.fdopen(os.dup(0)), os.fdopen(os.dup(1), "w")
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
@@ -138,9 +138,9 @@ def serve(load: Callable[[], Callable[[dict[str, Any]], dict[str, Any]]]) -> Non
 
 
 def _end(process: subprocess.Popen[str], reader: threading.Thread) -> None:
-    """End a process with those that it began, and close its pipes."""
+    """End a process and its children, and close its pipes."""
     with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)  # it leads a session
+        os.killpg(process.pid, signal.SIGKILL)  # the leader of its session
     process.wait()
     reader.join(timeout=5)
     for pipe in (process.stdin, process.stdout):

@@ -30,7 +30,7 @@ def repeats(keys: Sequence[Hashable], longest: int | None = None) -> Iterator[Re
         most = (len(keys) - first) // 2
         periods = range(1, (most if longest is None else min(longest, most)) + 1)
         each = (Repeat(first, period, _times(keys, first, period)) for period in periods)
-        best = max(each, key=lambda own: (own.times - 1) * own.period, default=Repeat(first, 1, 1))
+        best = max(each, key=lambda repeat: (repeat.times - 1) * repeat.period, default=Repeat(first, 1, 1))
         yield best
         first += best.period * best.times
 

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from jaxpar.data.tokens.ngrams import Overlap
-from jaxpar.evaluation.contamination import Contamination, min_k, overlaps_with, with_contamination
+from jaxpar.evaluation.contamination import Contamination, min_k, shared_ngrams, with_contamination
 from jaxpar.evaluation.outcome import Outcome, mean
 from jaxpar.evaluation.task import Choice, Document, MultipleChoice, Perplexity, Task
 from tests.data.folders import decoded, prepared
@@ -25,7 +25,7 @@ def test_planted_texts_are_found_in_the_training_documents_alone(tmp_path: Path)
         Task("choices", MultipleChoice("x", delimiter=""), (choice,)),
         Task("held out", Perplexity("x"), (Document(held_out[0]),)),
     ]
-    found = overlaps_with(folder.path, tasks, 20)
+    found = shared_ngrams(folder.path, tasks, 20)
     planted_overlap, other, joined, short = found[0]
     assert planted_overlap == Overlap(len(planted), len(planted) - 19, 21, 40), "40 bytes, 21 places of 20 bytes"
     assert other.matched == joined.matched == short.matched == short.ngrams == 0
@@ -35,7 +35,7 @@ def test_planted_texts_are_found_in_the_training_documents_alone(tmp_path: Path)
 
 def test_what_is_no_token_folder_is_refused(tmp_path: Path):
     with refused("--contamination", "index.json"):
-        overlaps_with(tmp_path, [], 13)
+        shared_ngrams(tmp_path, [], 13)
 
 
 def test_results_come_also_without_the_texts_that_were_found():

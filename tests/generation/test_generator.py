@@ -15,7 +15,7 @@ from jaxpar.generation.sampling import Sampling
 from jaxpar.generation.unstacked import unstacked
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.layout.step_layout import shardings
-from jaxpar.training.run.reference import begun_from
+from jaxpar.training.run.reference import initial_state_from
 from tests.generation.gpu_decode import EMBED
 from tests.goldens.loading import BIDIRECTIONAL, FOLDER, NAMES, ROUTED, WITH_STATE, section_of
 from tests.gpu_compile import in_child
@@ -51,7 +51,7 @@ def model_of(name: str) -> tuple[HFFolder, dict[str, Any]]:
 
 def weights_on(run: SmallRun, source: HFFolder) -> Any:
     residency = run.step.residency
-    return begun_from(source, residency.initial_state(), residency).master
+    return initial_state_from(source, residency.initial_state(), residency).master
 
 
 def prompts(vocab: int) -> list[list[int]]:

@@ -33,7 +33,7 @@ from jaxpar.interop.mapping.keys import HFConfig
 from jaxpar.interop.sources.hf_folder import HFFolder
 from jaxpar.layout.checks.validate import validate
 from jaxpar.mesh.parameters import Weights
-from jaxpar.training.run.reference import begun_from
+from jaxpar.training.run.reference import initial_state_from
 from tests.goldens.configurations import LENGTH, Keys, drawn
 from tests.goldens.loading import FOLDER, NAMES, section_of
 from tests.interop.folders import tensors
@@ -142,7 +142,7 @@ def weights_of(source: HFFolder, parallel: Mapping[str, Any] | None = None) -> W
     step = run_of(source, LENGTH, parallel=parallel).step
     zeros = lambda leaf: jax.device_put(np.zeros(leaf.shape, leaf.dtype), leaf.sharding)
     before = jax.tree.map(zeros, step.layout.abstract_state(step.mesh))  # initial ones are slow to compile
-    return begun_from(source, before, step.residency).master
+    return initial_state_from(source, before, step.residency).master
 
 
 def ours(source: HFFolder, run: SmallRun, weights: Weights, tokens: np.ndarray) -> np.ndarray:

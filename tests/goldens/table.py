@@ -8,23 +8,23 @@ from tests.goldens.loading import FOLDER, NAMES, WITH_PEFT
 
 BEGINNING = """# Families
 
-For anyone who has a model and asks whether it can be read, trained and written. The table is made from the families
+For anyone who wants to know whether a model can be read, trained and written. The table is made from the families
 and their tests (`python -m tests.goldens.table`); `python -m jaxpar.models FOLDER` prints the configuration for a
-folder, or the key that stands in the way.
+folder, or the key of its `config.json` that is not supported.
 
 | `model_type` | published models | class in transformers | tiny models that are compared | adapters | with images |
 |---|---|---|---|---|---|
 """
 ENDING = """
-- *Tiny models that are compared*: random models that `transformers` made (`tests/goldens/`). Their logits are within
-  1e-5 of the largest of its float64 ones, on one device and split over fsdp, context and tensor; an export is the
-  folder that was read, byte for byte. Of models that generate, all but `bert` and `modernbert`, they are so at lengths
-  1 and 17 too, and greedy tokens are the likeliest of the training forward, on five layouts; of those two, the masked
-  loss is that of transformers. SpikingBrain's are of a reference of our own.
-- *Adapters*: the logits of low-rank factors, exported in PEFT's format, are those that PEFT computes.
-- *With images*: models with this text part that are read without their images.
+- *Tiny models that are compared*: random models that `transformers` made (`tests/goldens/`). Logits
+  differ from its float64 logits by at most 1e-5 of the largest, on one device and split over fsdp, context and tensor;
+  an export equals the folder that was read, byte for byte. Models that generate are also compared at lengths 1 and 17,
+  and their greedy tokens with the likeliest of the training forward, on five layouts. `bert` and `modernbert`, which do
+  not, are compared by their masked loss. `transformers` has no SpikingBrain: the reference is written here.
+- *Adapters*: LoRA factors exported in PEFT's format give the logits that PEFT computes.
+- *With images*: multimodal models with this text model; only the text model is read.
 - `make goldens-check TRANSFORMERS=PYTHON`: the same with configurations drawn at random around each tiny model, at
-  lengths 1, 17 and 200, every other one split, in float32 and bfloat16, with exports that `transformers` loads again.
+  lengths 1, 17 and 200, every second one sharded, in float32 and bfloat16; `transformers` loads the exports again.
 """
 
 

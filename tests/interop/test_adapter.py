@@ -24,7 +24,7 @@ from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.parameters import map_specs, select
 from jaxpar.model.decoder import decoder_specs
 from jaxpar.observe.writers.jsonl import JsonLines
-from jaxpar.training.run.reference import begun_from
+from jaxpar.training.run.reference import initial_state_from
 from tests.goldens.loading import DENSE, FOLDER, WITH_PEFT, tokens_and_logits
 from tests.interop.folders import copy_of, rewrite, tensors
 from tests.model.test_goldens import logits
@@ -168,7 +168,7 @@ def test_merged_weights_and_peft_have_the_logits_of_the_factors(name: str, tmp_p
         (plain, open_source(tmp_path, "MODEL")),
     ):
         run = SmallRun(config)
-        state = begun_from(source, run.step.residency.initial_state(), run.step.residency)
+        state = initial_state_from(source, run.step.residency.initial_state(), run.step.residency)
         state = state._replace(master=factors) if config.lora.rank else state
         found.append(np.asarray(logits(run.step)(all_weights(state), run.place(plain_batch(tokens)))))
     adapted, merged = (values[..., : HFFolder(FOLDER / name).model.vocab] for values in found)

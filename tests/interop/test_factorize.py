@@ -17,7 +17,7 @@ from jaxpar.interop.sources.source import check_fits
 from jaxpar.mesh.layer_order import LayerOrder
 from jaxpar.mesh.parameters import initial_weights
 from jaxpar.model.decoder import decoder_specs
-from jaxpar.training.run.reference import begun_from
+from jaxpar.training.run.reference import initial_state_from
 from tests.goldens.loading import FOLDER, tokens_and_logits
 from tests.interop.folders import copy_of, tensors
 from tests.interop.test_adapter import save_factors
@@ -115,7 +115,7 @@ def test_the_merged_export_has_the_logits_of_the_factors(name: str, tmp_path: Pa
         run = SmallRun(small(model=model, data=data, parallel={"tensor": tensor}))
         source, residency = open_source(tmp_path / folder, "MODEL"), run.step.residency
         check_fits(source, run.config.model, "MODEL")
-        state = begun_from(source, residency.initial_state(), residency)
+        state = initial_state_from(source, residency.initial_state(), residency)
         found.append(
             np.asarray(logits(run.step)(state.master, run.place(plain_batch(tokens))))[..., : before.shape[-1]]
         )

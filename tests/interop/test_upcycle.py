@@ -8,7 +8,7 @@ import pytest
 from jaxpar.convert import main
 from jaxpar.interop.sources.open_source import open_source
 from jaxpar.interop.sources.source import check_fits
-from jaxpar.training.run.reference import begun_from
+from jaxpar.training.run.reference import initial_state_from
 from tests.goldens.loading import FOLDER, tokens_and_logits
 from tests.model.test_goldens import logits
 from tests.reference.decoder64 import plain_batch
@@ -44,7 +44,7 @@ def test_logits_are_those_of_the_dense_model(name: str, tmp_path: Path):
     run = SmallRun(small(model=section, data={"sequence_length": tokens.shape[1], "batch_size": len(tokens)}))
     check_fits(source, run.config.model, "MODEL")
     residency = run.step.residency
-    state = begun_from(source, residency.initial_state(), residency)
+    state = initial_state_from(source, residency.initial_state(), residency)
     ours = np.asarray(logits(run.step)(state.master, run.place(plain_batch(tokens))))[..., : theirs.shape[-1]]
     assert np.abs(ours - theirs).max() <= 1e-4 * np.abs(theirs).max()
 

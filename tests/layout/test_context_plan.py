@@ -14,7 +14,7 @@ from jaxpar.distributed.devices import devices_per_node
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layout.choices.attention import unused_blocks
 from jaxpar.layout.make_plan import make_plan, resolve_config
-from jaxpar.training.run import run
+from jaxpar.training.run import setup
 from tests.sentences import refused
 from tests.small_run import layout_of, small
 
@@ -41,9 +41,9 @@ def test_ranks_exchange_heads_inside_a_node(cluster: str, tensor: int, groups: i
 
 
 def test_a_trainer_looks_at_the_nodes_that_it_runs_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(run, "devices_per_node", lambda devices: len(devices) // 4)
+    monkeypatch.setattr(setup, "devices_per_node", lambda devices: len(devices) // 4)
     config = config_of(context=8, context_strategy="usp")
-    assert run.Run(config, devices=jax.devices()[:8]).plan.ulysses == 2
+    assert setup.RunSetup(config, devices=jax.devices()[:8]).plan.ulysses == 2
 
 
 def test_groups_that_the_user_names_may_span_nodes() -> None:

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from jaxpar.config.plan import LayerRun
-from jaxpar.memory.fraction import kept_bytes, offload_share
+from jaxpar.memory.fraction import offload_share, saved_bytes
 
 SIZES = {"input": 8, "query": 4, "key": 3, "lse": 1}
 SAVED = dict.fromkeys(SIZES, "save")
@@ -25,7 +25,7 @@ def test_the_first_layers_go_whole_and_one_in_part():
     offloaded = [{name for name, own in run.activations.items() if own == "offload"} for run in found]
     # 25.6 of 64 bytes: 15 of the first layer (its statistics stay), and as near as may be to 10.6 of the second.
     assert offloaded == [{"input", "query", "key"}, {"input", "key"}, set()]
-    assert kept_bytes(found, SIZES, "offload") == 26
+    assert saved_bytes(found, SIZES, "offload") == 26
 
 
 def test_what_is_recomputed_neither_counts_nor_goes():
@@ -45,9 +45,9 @@ def test_what_goes_is_within_half_of_the_smallest_array_or_all_that_may_go(fract
     asked = [*runs(layers), *([LayerRun(second, SAVED | {"input": "recompute"})] if second else [])]  # pyright: ignore[reportArgumentType]
     found = offload_share(sized(asked), fraction, stays_below=2)
     assert sum(run.layers for run in found) == layers + second
-    whole = kept_bytes(asked, SIZES)
-    assert kept_bytes(found, SIZES) == whole
-    moved = kept_bytes(found, SIZES, "offload")
+    whole = saved_bytes(asked, SIZES)
+    assert saved_bytes(found, SIZES) == whole
+    moved = saved_bytes(found, SIZES, "offload")
     most = whole - (layers + second)  # the statistics stay
     assert moved == most or abs(moved - fraction * whole) <= 2
     assert moved <= most

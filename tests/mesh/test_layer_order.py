@@ -55,7 +55,7 @@ def test_every_layer_has_one_row_on_the_rank_of_its_chunk(ranks: int, virtual_st
 def test_a_rank_knows_the_numbers_of_its_own_layers():
     order = LayerOrder.of_chunks(v_placement(2), (1, 2, 2, 1))
     program = jax.shard_map(
-        lambda: jnp.stack([order.stacks[ALL].own(chunk) for chunk in range(2)])[None],
+        lambda: jnp.stack([order.stacks[ALL].local(chunk) for chunk in range(2)])[None],
         mesh=mesh_of(pipe=2), in_specs=(), out_specs=PartitionSpec("pipe"),
     )  # fmt: skip
     np.testing.assert_array_equal(jax.jit(program)(), order.stacks[ALL].numbers)

@@ -10,7 +10,7 @@ from jaxpar.config.plan import AxisSizes, Dtypes
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.mesh.parameters import ParamSpec
-from jaxpar.mesh.placements import added_dim, bytes_per_device, local_shape, may_be_quantised, place, unreduced_axes
+from jaxpar.mesh.placements import added_dim, bytes_per_device, is_quantizable, local_shape, place, unreduced_axes
 from jaxpar.mesh.rules import compute_rules
 from tests.small_run import small
 
@@ -171,6 +171,6 @@ def test_norms_biases_and_routers_travel_exactly():
     layout = StepLayout(config, make_plan(config, jax.devices()[0], None))
     flat, _ = jax.tree_util.tree_flatten_with_path(layout.specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
     specs = {keystr(path, simple=True, separator="/"): spec for path, spec in flat}
-    exact = {name for name, spec in specs.items() if not may_be_quantised(spec)}
+    exact = {name for name, spec in specs.items() if not is_quantizable(spec)}
     assert exact == {name for name in specs if any(part in name for part in ("norm", "bias", "router"))}
     assert len(exact) >= 6 and len(specs) - len(exact) >= 8

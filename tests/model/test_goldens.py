@@ -15,7 +15,7 @@ from jaxpar.mesh.layer_order import Chunk
 from jaxpar.mesh.materialize import to_storage, zero_accumulators
 from jaxpar.mesh.parameters import Weights
 from jaxpar.model.decoder import Batch
-from jaxpar.training.run.reference import begun_from
+from jaxpar.training.run.reference import initial_state_from
 from jaxpar.training.step.train_step import TrainStep
 from tests.goldens.loading import BIDIRECTIONAL, FOLDER, NAMES, section_of, short_logits, tokens_and_logits
 from tests.reference.decoder64 import plain_batch
@@ -74,7 +74,7 @@ def compare(name: str, parallel: dict[str, Any], length: int | None = None, expe
     data = {"batch_size": tokens.shape[0], "sequence_length": tokens.shape[1]}
     run = SmallRun(small(model=section_of(source.model), parallel=parallel, data=data))
     residency = run.step.residency
-    weights = begun_from(source, residency.initial_state(), residency).master
+    weights = initial_state_from(source, residency.initial_state(), residency).master
     found = np.asarray(logits(run.step)(weights, run.place(plain_batch(tokens))))
     vocab = wanted.shape[-1]
     assert np.abs(found[..., :vocab] - wanted).max() <= TOLERANCE * np.abs(wanted).max()

@@ -7,7 +7,7 @@ import pytest
 from jaxpar.config import Config
 from jaxpar.generation.placed_model import place_on
 from jaxpar.interop.sources.hf_folder import HFFolder
-from jaxpar.training.run.reference import begun_from
+from jaxpar.training.run.reference import initial_state_from
 from tests.goldens.loading import FOLDER, section_of
 from tests.reference.decoder64 import plain_batch
 from tests.sentences import refused
@@ -25,7 +25,7 @@ def test_the_masked_loss_is_that_of_transformers(name: str):
     data = {"batch_size": tokens.shape[0], "sequence_length": tokens.shape[1]}
     run = SmallRun(small(model=section_of(source.model), parallel={"tensor": 2, "context": 2}, data=data))
     residency = run.step.residency
-    state = begun_from(source, residency.initial_state(), residency)
+    state = initial_state_from(source, residency.initial_state(), residency)
     counted = labels >= 0
     batch = plain_batch(tokens) | {
         "labels": np.where(counted, labels, 0).astype(np.int32), "mask": counted.astype(np.float32),

@@ -21,8 +21,8 @@ from jaxpar.optim.moments import (
     blocks_of,
     decode,
     encode,
+    floor_index,
     form_of,
-    last_not_above,
     magnitude_table,
     zeros,
 )
@@ -80,7 +80,7 @@ def test_a_value_is_found_in_the_table(signed: bool):
     powers = np.float32(10.0) ** np.arange(-9, 1, dtype=np.float32)
     values = np.concatenate([*near, powers, 10 ** np.random.default_rng(0).uniform(-9, 0, 100_000)])
     values = values[(values >= 0) & (values <= 1)].astype(np.float32)
-    found = jax.jit(lambda values: last_not_above(table, values))(values)
+    found = jax.jit(lambda values: floor_index(table, values))(values)
     np.testing.assert_array_equal(found, np.searchsorted(table, values, side="right") - 1)
 
 

@@ -5,15 +5,15 @@ import pytest
 
 from jaxpar.optim.outer import (
     OuterArguments,
+    decode_message,
     eager_move,
+    encode_message,
     fragment_sent,
-    from_wire,
     is_sent,
+    message_bytes,
     mixed,
     outer_gradient,
     outer_update,
-    to_wire,
-    wire_bytes,
 )
 
 PLAIN = OuterArguments(rate=1.0, momentum=0.0, mix=0.0)
@@ -84,15 +84,15 @@ def test_each_fragment_is_sent_once_in_every_period():
 def test_messages_of_few_bits_are_within_their_stated_error(elements):
     rows = np.random.default_rng(elements).normal(size=(3, elements)).astype(np.float32)
     for wire, of_largest, of_itself in (("int8", 1 / 250, 0.0), ("int4", 1 / 100, 1 / 2)):
-        sent = to_wire(rows, wire)
-        assert sent.nbytes == 3 * wire_bytes(elements, wire)
+        sent = encode_message(rows, wire)
+        assert sent.nbytes == 3 * message_bytes(elements, wire)
         for first in range(0, elements, 256):
             block = rows[:, first : first + 256]
-            error = np.abs(np.asarray(from_wire(sent, elements, wire))[:, first : first + 256] - block)
+            error = np.abs(np.asarray(decode_message(sent, elements, wire))[:, first : first + 256] - block)
             largest = np.abs(block).max(axis=1, keepdims=True)
             assert (error <= np.maximum(of_largest * largest, of_itself * np.abs(block))).all()
-    assert to_wire(rows, None) is rows and wire_bytes(elements, None) == 4 * elements
+    assert encode_message(rows, None) is rows and message_bytes(elements, None) == 4 * elements
 
 
 def test_a_message_of_4_bits_is_an_eighth_of_float32():
-    assert wire_bytes(2**20, None) / wire_bytes(2**20, "int4") == pytest.approx(8, rel=0.02)
+    assert message_bytes(2**20, None) / message_bytes(2**20, "int4") == pytest.approx(8, rel=0.02)

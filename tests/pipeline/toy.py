@@ -20,7 +20,7 @@ from jaxpar.mesh.materialize import materialize, to_optimizer, to_storage, zero_
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import Placements, place
 from jaxpar.mesh.rules import compute_rules
-from jaxpar.model.gathered_chunks import GatheredChunks, held
+from jaxpar.model.gathered_chunks import GatheredChunks, fetched_placements
 from jaxpar.model.loop.layer_loop import LayerLoop
 from jaxpar.model.loop.layer_program import LayerProgram
 from jaxpar.model.loop.layer_stack import Keep, LayerStack
@@ -118,7 +118,7 @@ class ToyStages:
 
     @cached_property
     def chunks(self) -> GatheredChunks:
-        return GatheredChunks(self.loop, self._loop(held(self.placements)), self.placements)
+        return GatheredChunks(self.loop, self._loop(fetched_placements(self.placements)), self.placements)
 
     def _loop(self, placements: Placements) -> LayerLoop:
         matrices = MATRICES if self.split_backward else None

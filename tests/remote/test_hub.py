@@ -20,13 +20,13 @@ import sys
 from jaxpar.config.errors import UserError
 from jaxpar.interop.sources.open_source import local_model
 from jaxpar.remote import store
-from jaxpar.remote.cache import local_path, written_as
+from jaxpar.remote.cache import local_path, source_url
 store.PAUSES_S = ()
 folder = local_model("hf://org/model", "run.init_from")
 assert {path.name: path.read_bytes() for path in folder.iterdir()} == {
     "config.json": b"{}", "model.safetensors": bytes(range(200))
 }
-assert written_as(folder) == "hf://org/model"
+assert source_url(folder) == "hf://org/model"
 assert local_path("hf://org/model@main/config.json", "x").read_bytes() == b"{}"
 try:
     local_path("hf://org/other", "data.path")

@@ -20,7 +20,7 @@ from jaxpar.config import DataConfig
 from jaxpar.data import open_data
 from jaxpar.remote import cache as cache_module
 from jaxpar.remote import store
-from jaxpar.remote.cache import local_path, written_as
+from jaxpar.remote.cache import local_path, source_url
 from jaxpar.remote.upload import MARKER
 from jaxpar.training.errors import TrainingError
 from jaxpar.training.run.trainer import Trainer
@@ -88,7 +88,7 @@ def test_what_is_refused_or_cut_is_read_again_to_the_last_byte(s3: Server, monke
     folder = local_path(f"{URL}/shards", "data.path")
     assert [(folder / f"{index}.bin").read_bytes() for index in range(4)] == [BYTES[index:] for index in range(4)]
     assert store.traffic.retries - before == 5
-    assert written_as(folder / "2.bin") == urls[2]
+    assert source_url(folder / "2.bin") == urls[2]
     assert s3.busy == s3.cut == 0
 
 

@@ -28,7 +28,7 @@ DUALS = dict(_PAIRS) | {dual: name for name, dual in _PAIRS} | {name: name for n
 """The collectives, and the name of the derivative of each."""
 
 PLACELESS = ("jaxpar/mesh/", "jaxpar/layers/block.py", "jaxpar/layers/ops/", "jaxpar/model/loop/stash.py")
-"""Parts of file names whose lines implement a transfer and do not show its purpose."""
+"""Parts of names of files that implement transfers: their lines do not tell what a transfer is for."""
 
 _TURNED = {"gather": ("reduce-scatter", "all-reduce"), "scatter": ("all-gather",)}
 """Collectives that do the work of the dual of a gather or a scatter."""
@@ -56,7 +56,7 @@ class Part:
     """One array of a transfer."""
 
     collective: str | None
-    """The collective that asked for it; None for what no named scope of `DUALS` surrounds."""
+    """The collective that asked for it; None outside all named scopes of `DUALS`."""
     dtype: str
     operand_bytes: int
     """Bytes of this rank's input."""
@@ -85,8 +85,8 @@ class Movement:
 
     @property
     def channel(self) -> str:
-        """The link that it shares with others: `wire` between devices, `to_host` or `from_host`; of its own for what
-        XLA runs on a stream of its own."""
+        """The link that it shares with other transfers: `wire` between devices, `to_host` or `from_host`; `wire apart`
+        for calls, which XLA runs on a separate stream."""
         if self.transfer.channel == "host":
             return self.kind
         return "wire apart" if self.transfer.start.opcode in CALL_OPCODES else "wire"

@@ -34,7 +34,7 @@ def check_islands(config: Config) -> None:
 
 def _check_period(config: Config, every: int) -> None:
     islands = config.islands
-    first = every + islands.beside_a_step
+    first = every + islands.overlaps_step
     if first > config.run.steps:
         how = "eager: true" if islands.eager else f"delay: {islands.delay}"
         raise UserError(

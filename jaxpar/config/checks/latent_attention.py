@@ -14,10 +14,10 @@ def check_latent_attention(config: Config) -> None:
     models = kind_models(model)
     for kind, one in models.items():
         _check_mixer(kind, one)
-    latent = {kind: own.latent_attention for kind, own in models.items() if own.latent_attention is not None}
-    for kind, own in latent.items():
+    latent = {kind: one.latent_attention for kind, one in models.items() if one.latent_attention is not None}
+    for kind, attention in latent.items():
         key = key_of(kind, "latent_attention") if "latent_attention" in model.kinds.get(kind, {}) else _KEY
-        _check_widths(key, own)
+        _check_widths(key, attention)
         _check_alone(kind, models[kind])
     if not latent:
         return

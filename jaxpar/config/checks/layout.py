@@ -12,7 +12,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.kinds import key_of, kind_models
 from jaxpar.config.reading.sections import by_key
 from jaxpar.config.schema import Config, ParallelConfig
-from jaxpar.config.schema.layout import kept_by_planner
+from jaxpar.config.schema.layout import fixed_for_planner
 from jaxpar.pages.units import plural
 
 
@@ -33,7 +33,7 @@ def check_mesh(config: Config) -> None:
 def check_auto(config: Config) -> None:
     """Refuse keys of the layout beside `parallel: auto`, which would not be used."""
     if config.parallel.auto:
-        planned = ParallelConfig(**kept_by_planner(config.parallel), auto=True)
+        planned = ParallelConfig(**fixed_for_planner(config.parallel), auto=True)
         usual = by_key("parallel", asdict(planned))
         for key, asked in by_key("parallel", asdict(config.parallel)).items():
             if asked != usual[key]:

@@ -12,21 +12,21 @@ def check_secondary(config: Config) -> None:
     """Refuse a secondary shard without sharded weights, or whose ranks do not divide those that they are sharded over;
     while an axis is -1 their number is not known."""
     parallel = config.parallel
-    own = parallel.secondary_shard
-    if own is None:
+    shard = parallel.secondary_shard
+    if shard is None:
         return
     if parallel.zero != 3:
         raise UserError(
-            f"parallel.secondary_shard: {own} is for weights that are sharded between their uses, and parallel.zero is "
-            f"{parallel.zero}; expected parallel.zero: 3 with it, or null"
+            f"parallel.secondary_shard: {shard} is for weights that are sharded between their uses, and parallel.zero "
+            f"is {parallel.zero}; expected parallel.zero: 3 with it, or null"
         )
     if -1 in (getattr(parallel, axis) for axis in SHARD_AXES):
         return
     ranks, over = known(parallel, *SHARD_AXES), f"parallel.{' x '.join(SHARD_AXES)}"
-    divides(over, ranks, "parallel.secondary_shard", own)
-    if ranks == own:
+    divides(over, ranks, "parallel.secondary_shard", shard)
+    if ranks == shard:
         raise UserError(
-            f"parallel.secondary_shard: {own} would not be used, because the weights are sharded over no more than "
+            f"parallel.secondary_shard: {shard} would not be used, because the weights are sharded over no more than "
             f"{ranks} ranks ({over}); expected fewer, or null"
         )
 

@@ -232,6 +232,6 @@ REMOVED: dict[str, str] = {
 _BY_ALIAS = {alias: key for key, aliases in ALIASES.items() for alias in aliases.split()}
 
 
-def known_elsewhere(name: str) -> str | None:
+def key_of_other_system(name: str) -> str | None:
     """The `section.key` that another system calls `name`, whatever its section there; None if there is none."""
     return _BY_ALIAS.get(re.sub(r"[-.\s]", "_", name.strip().lower()))

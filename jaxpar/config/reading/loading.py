@@ -23,8 +23,8 @@ SHOWN = 10
 def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Config:
     """Read a configuration. Later wins: defaults, the model's preset, the file, the overrides.
 
-    Names and types are checked here; what must hold between keys is checked by `validate`. Warns of keys of the file
-    that an override makes unused (`optimizer.name=adamw` over a file for Muon); they then have their defaults.
+    Checks names and types; `validate` checks keys against each other. Warns of keys of the file that an override makes
+    unused (`optimizer.name=adamw` over a file for Muon); they then have their defaults.
 
     Args:
         path: A YAML file of sections, or None for the defaults.
@@ -34,17 +34,17 @@ def load_config(path: str | Path | None, overrides: Sequence[str] = ()) -> Confi
         UserError: the file cannot be read, or a name or value is wrong; the sentence names the file and the line.
     """
     written = {} if path is None else read_sections(path)
-    given = parse_overrides(overrides)
-    preset = given.get("model", {}).get("preset")
+    overridden = parse_overrides(overrides)
+    preset = overridden.get("model", {}).get("preset")
     in_file = written.get("model", {})
     if preset not in (None, in_file.get("preset")) and set(in_file) >= set(field_types(ModelConfig)) - {"preset"}:
         raise UserError(
             f"model.preset={preset} would change nothing: {named(path)} sets every other key of model itself"
         )
     before = assemble(written)
-    for section, values in given.items():
+    for section, values in overridden.items():
         written[section] = joined(section, written.get(section, {}), values)
-    return without_unused(assemble(written), given, before.optimizer)
+    return without_unused(assemble(written), overridden, before.optimizer)
 
 
 def read_sections(path: str | Path) -> Written:
@@ -85,13 +85,13 @@ def config_to_yaml(config: Config) -> str:
 class _Mistakes:
     """Records the message of a `UserError` raised within, with its file and line, and suppresses the error."""
 
-    def __init__(self, mistakes: list[str], place: str) -> None:
-        self.mistakes, self.place = mistakes, place
+    def __init__(self, mistakes: list[str], position: str) -> None:
+        self.mistakes, self.position = mistakes, position
 
     def __enter__(self) -> None:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> bool:
         if isinstance(error, UserError):
-            self.mistakes.append(f"{self.place}: {error}")
+            self.mistakes.append(f"{self.position}: {error}")
         return isinstance(error, UserError)

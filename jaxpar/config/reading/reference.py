@@ -67,15 +67,15 @@ def entries() -> dict[str, list[Entry]]:
     """The keys of each section, in the order of the schema."""
     meanings = _field_strings()
     defaults = config_to_dict(schema.Config())
-    found: dict[str, list[Entry]] = {}
+    sections: dict[str, list[Entry]] = {}
     for section in SECTIONS:
-        values, found[section] = by_key(section, defaults[section]), []
+        values, sections[section] = by_key(section, defaults[section]), []
         for name, annotation in keys_of(section).items():
             key, default = f"{section}.{name}", values.get(name, {})
             outer, _, field = key.rpartition(".")
             record = NESTED.get(outer) or SECTIONS[outer]
-            found[section].append(Entry(key, _kind(annotation), spell(default), meanings[record, field]))
-    return found
+            sections[section].append(Entry(key, _kind(annotation), spell(default), meanings[record, field]))
+    return sections
 
 
 def options() -> Iterator[Entry]:
@@ -122,15 +122,15 @@ def help_text() -> str:
 
 def _field_strings() -> dict[tuple[type, str], str]:
     """The string under each field of each dataclass of the schema; a field without one is a bug."""
-    found: dict[tuple[type, str], str] = {}
+    docstrings: dict[tuple[type, str], str] = {}
     of_options = (record for name in OPTIMIZERS for record in record_of(name).__mro__[:-1])
     for record in {*SECTIONS.values(), *NESTED.values(), *of_options}:
         (body,) = [one.body for one in ast.parse(inspect.getsource(record)).body if isinstance(one, ast.ClassDef)]
         for field, string in pairwise(body):
             match field, string:
                 case ast.AnnAssign(target=ast.Name(id=name)), ast.Expr(value=ast.Constant(value=str() as text)):
-                    found[record, name] = " ".join(text.split())
-    return found
+                    docstrings[record, name] = " ".join(text.split())
+    return docstrings
 
 
 def _summary(section: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any
 from jaxpar.config.errors import UserError
 from jaxpar.config.mappings.overlap import OFF, OverlapConfig
 from jaxpar.config.presets import PRESETS
-from jaxpar.config.reading.aliases import MOVED, REMOVED, known_elsewhere
+from jaxpar.config.reading.aliases import MOVED, REMOVED, key_of_other_system
 from jaxpar.config.reading.options import OPTIONS, with_all_options
 from jaxpar.config.reading.typed import checked, field_types, shown, spell, type_names
 from jaxpar.config.schema import Config, ModelConfig, OptimizerConfig
@@ -83,7 +83,7 @@ def check_section(section: str) -> None:
     """
     if section in SECTIONS:
         return
-    raise UserError(f"{cut(section, 80)}: no such section{_meant(section, SECTIONS)}")
+    raise UserError(f"{cut(section, 80)}: no such section{_suggestion(section, SECTIONS)}")
 
 
 def check_key(section: str, key: str) -> Any:
@@ -105,14 +105,14 @@ def check_key(section: str, key: str) -> Any:
         example = reduce(lambda value, name: f"{{{name}: {value}}}", reversed(inner), "...")
         near = f"; a mapping is written as a whole, as in {section}.{whole}={cut(example, 80)}"
     else:
-        near = _meant(key, known)
+        near = _suggestion(key, known)
     raise UserError(f"{section}.{cut(key, 80)}: no such key{near}")
 
 
-def _meant(name: str, near: Iterable[str]) -> str:
+def _suggestion(name: str, near: Iterable[str]) -> str:
     """A clause with the key that a wrong name probably means: of another section, of another system, or the nearest."""
     section_keys = [f"{section}.{name}" for section, record in SECTIONS.items() if name in field_types(record)]
-    meant = section_keys[0] if section_keys else known_elsewhere(name)
+    meant = section_keys[0] if section_keys else key_of_other_system(name)
     return f"; did you mean {meant}?" if meant else did_you_mean(name, near)
 
 

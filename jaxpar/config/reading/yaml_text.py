@@ -90,10 +90,10 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         """A mapping that is the value of a key; of names that appear twice YAML would silently take the last."""
-        found = super().construct_mapping(node, deep)
-        if len(found) < len(node.value):
+        mapping = super().construct_mapping(node, deep)
+        if len(mapping) < len(node.value):
             raise ConstructorError(None, None, "a name appears twice in a mapping", node.start_mark)
-        return found
+        return mapping
 
 
 class _Dumper(yaml.SafeDumper):
@@ -144,15 +144,15 @@ def parse_document(text: str, source: str) -> dict[str, Located]:
         if not isinstance(root, yaml.MappingNode):
             kind = "a list" if isinstance(root, yaml.SequenceNode) else repr(root.value)
             raise UserError(f"{source}:{_line(root)}: expected a mapping of sections, got {kind}")
-        found: dict[str, Located] = {}
+        located: dict[str, Located] = {}
         for name, line, node in _pairs(root, source):
             if isinstance(node, yaml.MappingNode):
                 keys = _pairs(node, source)
                 value = {key: Located(at, loader.construct_object(leaf, deep=True)) for key, at, leaf in keys}
             else:
                 value = loader.construct_object(node, deep=True)
-            found[name] = Located(line, value)
-        return found
+            located[name] = Located(line, value)
+        return located
     except yaml.YAMLError as error:
         raise UserError(f"{source}:{_error_line(error, text)}: not valid YAML ({_problem(error)})") from None
 

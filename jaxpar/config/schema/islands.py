@@ -49,7 +49,7 @@ class IslandsConfig:
     older ones stay."""
 
     @property
-    def beside_a_step(self) -> bool:
+    def overlaps_step(self) -> bool:
         """Whether the message of an outer gradient runs beside the step after it."""
         return self.eager or self.delay > 0
 

@@ -79,7 +79,7 @@ def expert_options(parallel: ParallelConfig) -> ExpertOptions:
     return replace(options, slices=1) if off else options
 
 
-def kept_by_planner(parallel: ParallelConfig) -> dict[str, Any]:
+def fixed_for_planner(parallel: ParallelConfig) -> dict[str, Any]:
     """Keys of `parallel` that the planner takes as they are, where it searches the others.
 
     Rows of the embedding, and several layers in a turn, are possible on some

@@ -161,7 +161,7 @@ class ChatEncoder:
             return EndOfTurn(tokens | {ids[0]}, ())
         return EndOfTurn(tokens, (end,) if end else ())
 
-    def uncounted_end(self) -> str:
+    def masked_end_notice(self) -> str:
         """A sentence about ends of the assistant's turns that the loss does not count; empty where it counts them."""
         try:
             text, ranges = self._renderer.rendered(_example(USER, ASSISTANT))

@@ -44,7 +44,7 @@ def messages_of(record: dict[str, object]) -> list[Message]:
     if form == "messages":
         return checked_messages("messages", record["messages"])
     if form == "prompt":
-        return [_said(USER, record, "prompt"), _said(ASSISTANT, record, "completion")]
+        return [_message(USER, record, "prompt"), _message(ASSISTANT, record, "completion")]
     if form == "sharegpt":
         return [*_system(record), *_sharegpt(record["conversations"])]
     if form == "alpaca":
@@ -74,17 +74,17 @@ def _sharegpt_turn(number: int, turn: object) -> Message:
 def _alpaca(record: dict[str, object]) -> list[Message]:
     if record.get("history"):
         raise Unusable("`history` of an Alpaca record is not read; expected `messages` for several turns")
-    question = _said(USER, record, "instruction")
+    question = _message(USER, record, "instruction")
     if record.get("input"):
-        question["content"] = f"{question['content']}\n{_said(USER, record, 'input')['content']}"
-    return [question, _said(ASSISTANT, record, "output")]
+        question["content"] = f"{question['content']}\n{_message(USER, record, 'input')['content']}"
+    return [question, _message(ASSISTANT, record, "output")]
 
 
 def _system(record: dict[str, object]) -> list[Message]:
-    return [_said(SYSTEM, record, "system")] if record.get("system") else []
+    return [_message(SYSTEM, record, "system")] if record.get("system") else []
 
 
-def _said(role: str, record: dict[str, object], key: str) -> Message:
+def _message(role: str, record: dict[str, object], key: str) -> Message:
     if not isinstance(record[key], str):
         raise Unusable(f"the value of `{key}` is not text")
     return {"role": role, "content": record[key]}

@@ -36,7 +36,7 @@ def check_template(encoder: ChatEncoder, chosen: bool, report: Callable[[str], N
         encoder.check_markers()
     elif markers := encoder.text_markers():
         report(f"The chat template writes {', '.join(markers)} as text: the tokenizer has no such tokens.")
-    if words := encoder.uncounted_end():
+    if words := encoder.masked_end_notice():
         report(words)
     encoder.close()
 

@@ -45,7 +45,7 @@ def check_usable(out: Path) -> None:
         )
 
 
-def begin_or_go_on(options: Options, inputs: list[Input], decisive: dict[str, object]) -> None:
+def begin_or_resume(options: Options, inputs: list[Input], decisive: dict[str, object]) -> None:
     """Write the record into a new folder, or compare it with that of an unfinished one.
 
     Args:

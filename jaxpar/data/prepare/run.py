@@ -22,7 +22,7 @@ from jaxpar.data.prepare.input.files import find_inputs
 from jaxpar.data.prepare.input.units import plan_units
 from jaxpar.data.prepare.job import WORK, Job
 from jaxpar.data.prepare.options import CHAT_FORMATS, Options
-from jaxpar.data.prepare.output.atomic_files import TEMPORARY, alone_in, write_file
+from jaxpar.data.prepare.output.atomic_files import TEMPORARY, folder_lock, write_file
 from jaxpar.data.prepare.output.shards import ShardPlan, plan_shards, read_shard, remove_units, shard_maker
 from jaxpar.data.prepare.output.tokenize import (
     UnitRecord,
@@ -33,10 +33,10 @@ from jaxpar.data.prepare.output.tokenize import (
     unit_maker,
 )
 from jaxpar.data.prepare.progress import metering
-from jaxpar.data.prepare.record import begin_or_go_on, check_usable
+from jaxpar.data.prepare.record import begin_or_resume, check_usable
 from jaxpar.data.prepare.selection.screening import choose_documents
 from jaxpar.data.prepare.train_bpe import chosen_units, train_bpe
-from jaxpar.data.prepare.workers import do_tasks
+from jaxpar.data.prepare.workers import run_tasks
 from jaxpar.data.tokens.digests import digest, file_digest
 from jaxpar.data.tokens.text_codec import tokens_before
 from jaxpar.data.tokens.token_folder import TokenFolder, open_token_folder
@@ -100,10 +100,10 @@ def _prepare(options: Options, console: Console) -> TokenFolder:
     check_usable(options.out)
     work = options.out / WORK
     work.mkdir(parents=True, exist_ok=True)
-    with alone_in(options.out, work / "lock"):
+    with folder_lock(options.out, work / "lock"):
         try:
             digests = [None if content is None else digest(content) for content in (tokenizer, chat and chat.encode())]
-            begin_or_go_on(options, inputs, options.decisive(*digests, before=before))
+            begin_or_resume(options, inputs, options.decisive(*digests, before=before))
             if (options.out / INDEX).exists():
                 _print(console, f"{options.out} is prepared already; nothing was changed.")
             else:
@@ -204,7 +204,7 @@ class _Preparation:
         tokens = 0
         with metering(self.console, "tokenizing", sum(weights), done) as meter:
             during = lambda read: meter.read(*read)
-            for index, record in do_tasks(unit_maker, job, missing, self.options.processes, during):
+            for index, record in run_tasks(unit_maker, job, missing, self.options.processes, during):
                 records[index] = record
                 if record.broken:
                     self._check_broken(records)
@@ -244,7 +244,7 @@ class _Preparation:
         shards = {plan: shard for plan in plans if (shard := read_shard(job, plan))}
         missing = [plan for plan in plans if plan not in shards]
         with metering(self.console, "writing shards", len(plans), len(shards)) as meter:
-            for plan, shard in do_tasks(shard_maker, job, missing, min(self.options.processes, max(1, len(missing)))):
+            for plan, shard in run_tasks(shard_maker, job, missing, min(self.options.processes, max(1, len(missing)))):
                 shards[plan] = shard
                 remove_units(job, plan)
                 meter.advance(1)

@@ -18,7 +18,7 @@ type Report = Callable[[object], None]
 type Maker[A, T, R] = Callable[[A, Report], Callable[[T], R]]
 
 
-def do_tasks[A, T, R](
+def run_tasks[A, T, R](
     make: Maker[A, T, R], argument: A, tasks: Sequence[T], processes: int, during: Report = lambda _: None
 ) -> Iterator[R]:
     """The results of the tasks, in order of completion.

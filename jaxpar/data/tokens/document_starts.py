@@ -124,6 +124,6 @@ class DocumentStarts:
         for shard in self._shards:
             shard.check()
 
-    def followed_by(self, other: DocumentStarts) -> DocumentStarts:
+    def concatenate(self, other: DocumentStarts) -> DocumentStarts:
         """These documents and then the other ones."""
         return DocumentStarts([*self._shards, *other._shards])

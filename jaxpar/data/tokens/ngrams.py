@@ -72,7 +72,7 @@ class NGrams:
         self._filter: Bool[np.ndarray, " prefixes"] = np.zeros(2**bits, bool)
         self._filter[self._hashes >> self._shift] = True
 
-    def look_in(self, stream: Tokens) -> None:
+    def search_stream(self, stream: Tokens) -> None:
         """Look for the n-grams in a stream, a block at a time; may be called for several."""
         if not len(self._hashes):
             return

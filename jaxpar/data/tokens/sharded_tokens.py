@@ -119,7 +119,7 @@ class ShardedTokens:
         for shard in self._shards:
             shard.check()
 
-    def followed_by(self, other: ShardedTokens) -> ShardedTokens:
+    def concatenate(self, other: ShardedTokens) -> ShardedTokens:
         """These tokens and then the other ones."""
         assert self.dtype == other.dtype, "one type"
         return ShardedTokens([*self._shards, *other._shards], self.dtype)

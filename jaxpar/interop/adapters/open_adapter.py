@@ -64,7 +64,7 @@ def open_adapter(path: str | Path, base: Model, key: str) -> Adapter:
     folder = local_model(path, key)
     _check_model(base.model, key)
     if (folder / CONFIG).exists():
-        factors = by_matrix(_of_files(folder, base, key), f"{key}: {named(folder)}")
+        factors = by_matrix(_file_factors(folder, base, key), f"{key}: {named(folder)}")
     else:
         source = open_source(path, key)
         if not isinstance(source, AdaptedWeights):
@@ -133,7 +133,7 @@ class _Files(TensorFiles):
         self.tensors = dict(self._tensors_of(folder / WEIGHTS, None))
 
 
-def _of_files(folder: Path, base: Model, key: str) -> Iterator[tuple[tuple[str, int], Pair]]:
+def _file_factors(folder: Path, base: Model, key: str) -> Iterator[tuple[tuple[str, int], Pair]]:
     """The factors of a folder in PEFT's format."""
     config, of_experts = config_of(folder, key), defaultdict[tuple[str, int], dict[int, Pair]](dict)
     specs = [weight_specs(base.model, kind) for kind in layer_kinds(base.model)]

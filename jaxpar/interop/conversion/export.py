@@ -180,7 +180,7 @@ def plan_export(
         UserError: no family of Hugging Face's format can hold the model.
     """
     model, origin = full_matrix_model(source.model), origin_of(source, report)
-    if origin is not None and not _holds(origin.family, model):
+    if origin is not None and not _supports(origin.family, model):
         report(f"The format of {origin.family.name}, in which the weights came, cannot hold what the model is now.")
         origin = None
     family = family_for(model) if origin is None else origin.family
@@ -207,7 +207,7 @@ def plan_export(
     return Export(source, family, tensors, dtypes, config, beside, tokenizer, quantized, images)
 
 
-def _holds(family: Family, model: ModelConfig) -> bool:
+def _supports(family: Family, model: ModelConfig) -> bool:
     """Whether a family can still hold what a run made of its model."""
     try:
         tensors_of(family, model)

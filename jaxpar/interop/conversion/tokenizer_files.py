@@ -14,7 +14,7 @@ from jaxpar.data.tokens.token_index import INDEX, read_index
 from jaxpar.data.tokens.tokenizer_file import TOKENIZER, load_tokenizer
 from jaxpar.interop.conversion.new_folder import copy_beside
 from jaxpar.interop.sources.open_source import Model
-from jaxpar.interop.sources.tokenizer import trained_on
+from jaxpar.interop.sources.tokenizer import training_folders
 
 FILES = (
     TOKENIZER, CHAT, "tokenizer.model", "special_tokens_map.json", "added_tokens.json",
@@ -73,7 +73,7 @@ def tokenizer_files(source: Model, origin: Path | None, report: Callable[[str], 
 
     Where both have one and the two differ, it is that of the data: the model has learned its tokens.
     """
-    folders = [folder for folder in trained_on(source, report) if (folder / TOKENIZER).exists()]
+    folders = [folder for folder in training_folders(source, report) if (folder / TOKENIZER).exists()]
     data = next((folder for folder in folders if (folder / INDEX).exists()), None)
     if data is None or origin is None or not (origin / TOKENIZER).exists():
         return TokenizerFiles(origin, data)

@@ -152,7 +152,7 @@ def _tensors(family: Family, model: ModelConfig) -> Iterator[StoredTensor]:
                     continue
                 if bool(specs_of_kind[weights[0]].routed) == line.of_experts:
                     specs_here = tuple(specs_of_kind[weight] for weight in weights)
-                    yield from _of_line(
+                    yield from _line_tensors(
                         line, weights, layer, model.layers, _laid(line, specs_here, models[kinds[layer or 0]])
                     )
 
@@ -171,7 +171,7 @@ def _laid(line: Tensor, specs: tuple[ParamSpec, ...], model: ModelConfig) -> Lai
     return (LaidInRows if line.form in (Form.TAPS, Form.HEADS, Form.ROW) else Laid)(form, specs, line.interleaved)
 
 
-def _of_line(
+def _line_tensors(
     line: Tensor, weights: tuple[str, ...], layer: int | None, layers: int, laid: Laid
 ) -> Iterator[StoredTensor]:
     """The tensor of a line in a layer, or one for each expert."""

@@ -22,12 +22,12 @@ from jaxpar.interop.sources.saved_weights import SavedWeights
 from jaxpar.interop.sources.source import Origin, WeightSource
 from jaxpar.layers.adapters import FACTORS, Adapters, targets_of
 from jaxpar.layers.declared import declare_layer
-from jaxpar.remote.cache import written_as
+from jaxpar.remote.cache import source_url
 
 
 def base_facts(source: WeightSource) -> dict[str, object]:
     """The fact that names `source` as the model that factors adapt."""
-    return {BASE: {"path": written_as(source.location), "digest": source.digest}}
+    return {BASE: {"path": source_url(source.location), "digest": source.digest}}
 
 
 def check_base(source: WeightSource, facts: Mapping[str, Any], what: str) -> None:

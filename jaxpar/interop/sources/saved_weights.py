@@ -27,7 +27,7 @@ from jaxpar.interop.families.registry import FAMILIES
 from jaxpar.interop.mapping.form import Region
 from jaxpar.interop.mapping.weight_names import LAYER_PREFIX
 from jaxpar.interop.sources.source import Origin
-from jaxpar.remote.cache import written_as
+from jaxpar.remote.cache import source_url
 
 if TYPE_CHECKING:
     import tensorstore
@@ -100,7 +100,7 @@ class SavedWeights:
     def lineage(self) -> tuple[str, ...]:
         step = "" if self.step is None else f" (step {self.step})"
         return (
-            f"{written_as(self.path)}{step}",
+            f"{source_url(self.path)}{step}",
             *self.facts.get(CAME_FROM, ()),
         )
 

@@ -46,7 +46,7 @@ def text_of(source: Model, tokenizer: Path | None, report: Report, *, special_to
     if not isinstance(source, HFFolder) and source.origin is None:
         if (codec := DATA_SOURCES[source.config.data.source].codec) is not None:
             return _text_of_codec(source.config.data, codec, special_tokens)
-        for folder in trained_on(source, report):
+        for folder in training_folders(source, report):
             if (folder / TOKENIZER).exists():
                 return read_model_text(folder / TOKENIZER, None, special_tokens=special_tokens)
         run = source.config
@@ -117,7 +117,7 @@ def _texts(names: Iterable[str]) -> list[str]:
     return [name for name in names if name.endswith((".json", ".jinja"))]
 
 
-def trained_on(source: Model, report: Report) -> list[Path]:
+def training_folders(source: Model, report: Report) -> list[Path]:
     """The token folders that a model's own run was trained on; none for a model that is no run's."""
     folders = []
     tuned = isinstance(source, AdaptedWeights) or source.origin is None
@@ -145,7 +145,7 @@ def _tokenizer_folder(tokenizer: str) -> Path:
 
 def tokenizer_folders(source: Model, report: Report) -> list[Path]:
     """Folders that may have a model's tokenizer, the likeliest first."""
-    folders = trained_on(source, report)
+    folders = training_folders(source, report)
     origin = origin_of(source, report)
     return folders if origin is None else [*folders, origin.folder]
 

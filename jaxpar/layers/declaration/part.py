@@ -139,7 +139,7 @@ class Part:
         first, *_, last = self.groups
         assert first.inward and not last.inward, "a part begins and ends with a group of matmuls"
         assert first is self.operations[0] and last is self.operations[-1], "its operations lie between"
-        made = [name for operation in self.operations for name in made_by(operation)]
+        made = [name for operation in self.operations for name in activations_of(operation)]
         assert sorted(made) == sorted(one.name for one in self.activations), f"{self.name}: each is made once"
         assert all(name in self.weights for name in self.factors_of(*self.matrix_names)), self.name
 
@@ -238,7 +238,7 @@ class Layer:
         return next(part for part in reversed(self.parts) if part.norms is None)
 
 
-def made_by(operation: Operation) -> tuple[str, ...]:
+def activations_of(operation: Operation) -> tuple[str, ...]:
     """Names of the activations that an operation makes."""
     return (operation.output,) if isinstance(operation, Elementwise) else operation.outputs
 

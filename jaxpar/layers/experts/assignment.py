@@ -54,17 +54,17 @@ def balanced(scores: Float[Array, "tokens experts"], valid: Bool[Array, " tokens
         new = state.prices[best[:, 0]] + values[:, 0] - values[:, 1] + step
         owner = jnp.where(waits(state), best[:, 0], state.owner)
         bids = jnp.where(waits(state), new, state.bids)
-        place, ends = _places(owner, -bids, experts)
-        kept = place < room
-        lowest = jnp.full(experts, jnp.inf).at[owner].min(jnp.where(kept, bids, jnp.inf), mode="drop")
-        prices = jnp.where(ends >= room, lowest, 0.0)
-        return alike(_Auction(jnp.where(kept, owner, experts), bids, prices, state.rounds + 1))
+        place, bidders = _places(owner, -bids, experts)
+        accepted = place < room
+        lowest = jnp.full(experts, jnp.inf).at[owner].min(jnp.where(accepted, bids, jnp.inf), mode="drop")
+        prices = jnp.where(bidders >= room, lowest, 0.0)
+        return alike(_Auction(jnp.where(accepted, owner, experts), bids, prices, state.rounds + 1))
 
     start = _Auction(jnp.full(tokens, experts), jnp.zeros(tokens), jnp.zeros(experts), jnp.int32(0))
-    found = lax.while_loop(lambda state: waits(state).any() & (state.rounds < ROUNDS), bid, alike(start))
-    free = room - jnp.bincount(found.owner, length=experts)
-    late = jnp.searchsorted(jnp.cumsum(free), jnp.cumsum(waits(found)) - 1, side="right")
-    return jnp.where(waits(found), late, jnp.where(valid, found.owner, NO_EXPERT)).astype(jnp.int32)
+    auction = lax.while_loop(lambda state: waits(state).any() & (state.rounds < ROUNDS), bid, alike(start))
+    free = room - jnp.bincount(auction.owner, length=experts)
+    late = jnp.searchsorted(jnp.cumsum(free), jnp.cumsum(waits(auction)) - 1, side="right")
+    return jnp.where(waits(auction), late, jnp.where(valid, auction.owner, NO_EXPERT)).astype(jnp.int32)
 
 
 def chosen_by_experts(

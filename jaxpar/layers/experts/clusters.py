@@ -198,8 +198,8 @@ def restored(
     moved = results.astype(jnp.float32) - residual * centroids.astype(jnp.float32)
     weights = spread(gates.reshape(-1, 1), clusters.order, clusters.place.reshape(-1, 1))
     moved = collect(weights * _members(moved, clusters.cluster, clusters.last), clusters.tokens, clusters.place)
-    own = jnp.where(clusters.place >= 0, gates, 0).sum(axis=1, keepdims=True) * x.astype(jnp.float32)
-    return (moved + residual * own).astype(x.dtype)
+    inputs = jnp.where(clusters.place >= 0, gates, 0).sum(axis=1, keepdims=True) * x.astype(jnp.float32)
+    return (moved + residual * inputs).astype(x.dtype)
 
 
 def interleaved(x: Array, slices: int) -> Array:
@@ -240,9 +240,9 @@ def _at(x: jax.Array, places: jax.Array) -> jax.Array:
 
 _sums.defvjp(
     lambda rows, cluster, last: (_sums(rows, cluster, last), (cluster, last)),
-    lambda kept, dy: (_members(dy, *kept), None, None),
+    lambda saved, dy: (_members(dy, *saved), None, None),
 )
 _members.defvjp(
     lambda values, cluster, last: (_members(values, cluster, last), (cluster, last)),
-    lambda kept, dy: (_sums(dy, *kept), None, None),
+    lambda saved, dy: (_sums(dy, *saved), None, None),
 )

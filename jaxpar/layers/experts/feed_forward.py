@@ -25,7 +25,7 @@ from jaxpar.layers.experts.clusters import clustered
 from jaxpar.layers.experts.declaration import IN, OUT, SHARED_ROUTER, declare
 from jaxpar.layers.experts.exchange import EXCHANGES
 from jaxpar.layers.experts.logits import logits_of, router_logits
-from jaxpar.layers.experts.rounds import Operands, exchanged, lists_of
+from jaxpar.layers.experts.rounds import Operands, exchanged, stacked_lists
 from jaxpar.layers.experts.routers import ROUTERS, entropy, options_of
 from jaxpar.layers.experts.routing import (
     NO_EXPERT,
@@ -167,7 +167,7 @@ class Experts(Block):
             return routing
         order = TokenOrder.of(tokens)
         inside = within_capacity(order.whole(routing.indices), order.whole(valid), self.experts.count, factor)
-        return routing._replace(indices=jnp.where(order.own(inside), routing.indices, NO_EXPERT))
+        return routing._replace(indices=jnp.where(order.local(inside), routing.indices, NO_EXPERT))
 
     def _report(
         self, logits: jax.Array, routing: Routing, valid: Float[Array, "batch part"]
@@ -178,12 +178,14 @@ class Experts(Block):
         chosen = routing.indices[:, :, None] == jnp.arange(self.experts.count)
         of_expert = jnp.sum(jnp.where(chosen, valid[:, None, None], 0.0), axis=(0, 1))
         statistics = {name: valid @ values for name, values in routing.statistics.items()}
-        own = Sums(valid.sum(), lax.stop_gradient(of_expert), statistics)
-        packed, unpack = ravel_pytree(own)
-        whole, ranks = unpack(reduce_sum(lax.stop_gradient(packed), STREAM_AXES)), lax.axis_size(STREAM_AXES)
-        total = self.experts.z_loss * z_loss(logits, valid) if self.experts.z_loss else 0 * own.tokens
+        local_sums = Sums(valid.sum(), lax.stop_gradient(of_expert), statistics)
+        packed, unpack = ravel_pytree(local_sums)
+        global_sums, ranks = unpack(reduce_sum(lax.stop_gradient(packed), STREAM_AXES)), lax.axis_size(STREAM_AXES)
+        total = self.experts.z_loss * z_loss(logits, valid) if self.experts.z_loss else 0 * local_sums.tokens
         if self.kind.loss is not None and self.experts.balance_loss:
-            total += self.experts.balance_loss * whole.tokens * share(self.kind.loss, own, whole, ranks)
+            total += (
+                self.experts.balance_loss * global_sums.tokens * share(self.kind.loss, local_sums, global_sums, ranks)
+            )
         if self.experts.sequence_loss:
             rows = lambda a: a.reshape(*of_rows.shape, -1)
             probabilities = rows(routing.statistics["probabilities"])
@@ -191,15 +193,15 @@ class Experts(Block):
         if self.kind.bias:
             # Zero, with the counts as its derivative: they are summed over ranks and microbatches like any gradient.
             bias = self.weight("bias").astype(jnp.float32)
-            total += jnp.sum((bias - lax.stop_gradient(bias)) * own.counts)
+            total += jnp.sum((bias - lax.stop_gradient(bias)) * local_sums.counts)
         fullest = lambda counts: counts.max() / jnp.maximum(counts.mean(), 1e-20)
-        of_rank = whole.counts.reshape(lax.axis_size("expert"), -1).sum(axis=1)
+        of_rank = global_sums.counts.reshape(lax.axis_size("expert"), -1).sum(axis=1)
         return {
             AUXILIARY_LOSS: total,
-            ROUTED_TOKENS: own.tokens,
-            LOAD: fullest(whole.counts) * own.tokens,
-            RANK_LOAD: fullest(of_rank) * own.tokens,
-            ENTROPY: jnp.sum(valid * entropy(lax.stop_gradient(logits))) if logits.ndim else 0 * own.tokens,
+            ROUTED_TOKENS: local_sums.tokens,
+            LOAD: fullest(global_sums.counts) * local_sums.tokens,
+            RANK_LOAD: fullest(of_rank) * local_sums.tokens,
+            ENTROPY: jnp.sum(valid * entropy(lax.stop_gradient(logits))) if logits.ndim else 0 * local_sums.tokens,
         }
 
     # ---- experts
@@ -224,7 +226,7 @@ class Experts(Block):
         if grouped.kind is not None:  # rows of each kind are sent as those of experts beside each other
             indices = jnp.where(indices == NO_EXPERT, NO_EXPERT, indices * grouped.kinds + grouped.kind.reshape(-1, 1))
             exchange.experts *= grouped.kinds
-        lists = lists_of(exchange, slices, indices, valid)
+        lists = stacked_lists(exchange, slices, indices, valid)
         weights |= grouped.constants
         x, gates = vary_alike((x, routing.weights))  # those of a hash are constants
         products = partial(self._products, grouped)

@@ -106,20 +106,20 @@ def _aligned(rows: int) -> int:
 
 def ranks_per_token(experts: ExpertsConfig, ranks: int) -> float:
     """Ranks that have one of a token's experts, on average over routers that choose all alike."""
-    count, own = experts.count, experts.count // ranks
+    count, per_rank = experts.count, experts.count // ranks
     groups, some = groups_of(experts)
     if some < groups and ranks % groups == 0:
         ranks = ranks * some // groups
-        count = own * ranks
-    none = prod(max(0, count - own - i) / (count - i) for i in range(experts.per_token))
+        count = per_rank * ranks
+    none = prod(max(0, count - per_rank - i) / (count - i) for i in range(experts.per_token))
     return ranks * (1 - none)
 
 
 def row_room(tokens: int, room: int, experts: ExpertsConfig, ranks: int, capacity: float) -> int:
     """Rows that a round has room for in each rank's list, of so many `tokens`, each of which is sent once to a rank;
     `room` is that for assignments."""
-    own = tokens if ranks == 1 else min(tokens, ceil(capacity * tokens * ranks_per_token(experts, ranks) / ranks))
-    return min(room, _aligned(own))
+    rows = tokens if ranks == 1 else min(tokens, ceil(capacity * tokens * ranks_per_token(experts, ranks) / ranks))
+    return min(room, _aligned(rows))
 
 
 def rows_to_send(experts: ExpertsConfig) -> float:

@@ -84,7 +84,7 @@ class Inputs(NamedTuple):
     """The constants of `Layer.shared`."""
 
 
-def lists_of(
+def stacked_lists(
     exchange: Exchange, slices: int, indices: Int[Array, "tokens chosen"], valid: Bool[Array, " tokens"]
 ) -> Lists:
     """The lists of each slice of a rank's tokens, stacked."""
@@ -183,10 +183,10 @@ def _all_rounds(layer: Layer, inputs: Inputs, lists: Lists) -> _Results:
     would fill buffers like all matrices with zeros, copy them into the loop and add them, also where the loop does not
     run.
     """
-    return _with_rest(layer, inputs, lists, *_first_round(layer, inputs, lists))
+    return _add_later_rounds(layer, inputs, lists, *_first_round(layer, inputs, lists))
 
 
-def _with_rest(layer: Layer, inputs: Inputs, lists: Lists, sums: Any, counts: Any) -> _Results:
+def _add_later_rounds(layer: Layer, inputs: Inputs, lists: Lists, sums: Any, counts: Any) -> _Results:
     """The results of the first round with those of the others."""
     (y, added), (handled, needed) = sums, counts
     rounds = reduce_max(needed, STREAM_AXES)  # so that no rank waits for another in the loop
@@ -204,7 +204,7 @@ def _with_rest(layer: Layer, inputs: Inputs, lists: Lists, sums: Any, counts: An
 
 def _forward(layer: Layer, inputs: Inputs, lists: Lists) -> tuple[_Results, tuple[Any, ...]]:
     first, pullback, counts = jax.vjp(lambda inputs: _first_round(layer, inputs, lists), inputs, has_aux=True)
-    results = _with_rest(layer, inputs, lists, first, counts)
+    results = _add_later_rounds(layer, inputs, lists, first, counts)
     return results, (pullback, inputs, lists, results[1][1])
 
 

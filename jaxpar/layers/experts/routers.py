@@ -25,10 +25,10 @@ from jaxpar.layers.experts.routing import (
     Routing,
     balance_loss,
     chosen,
+    expert_mask,
     gshard_loss,
     importance_and_load_loss,
     largest,
-    ones_at,
     sam_loss,
     selected,
 )
@@ -60,7 +60,7 @@ def gshard(logits: Logits, state: RouterState, experts: ExpertsConfig, options: 
     probabilities = jax.nn.softmax(logits)
     indices = selected(state, logits, 2)
     gates = chosen(probabilities, indices)
-    first = ones_at(indices[:, :1], logits.shape[-1])[:, 0]
+    first = expert_mask(indices[:, :1], logits.shape[-1])[:, 0]
     return Routing(indices, gates / gates.sum(-1, keepdims=True), {"probabilities": probabilities, "first": first})
 
 
@@ -77,7 +77,7 @@ def noisy_top_k(logits: Logits, state: RouterState, experts: ExpertsConfig, opti
     indices = selected(state, noisy, experts.per_token)
     values = chosen(noisy, best)
     weights = jax.nn.softmax(chosen(noisy, indices))
-    gates = jnp.einsum("tk,tke->te", weights, ones_at(indices, logits.shape[-1]), precision="highest")
+    gates = jnp.einsum("tk,tke->te", weights, expert_mask(indices, logits.shape[-1]), precision="highest")
     inside = noisy > values[:, -1:]
     threshold = jnp.where(inside, values[:, -1:], values[:, -2:-1])
     load = jax.scipy.stats.norm.cdf((logits - threshold) / deviation)
@@ -145,7 +145,7 @@ def sam(logits: Logits, state: RouterState, experts: ExpertsConfig, options: Gro
     the k largest, which are the weights. Probabilities of other groups above the least of those are `misaligned`."""
     probabilities = jax.nn.softmax(logits)
     of_groups = probabilities.reshape(len(logits), options.groups, -1).sum(-1)
-    group = ones_at(largest(of_groups, 1), options.groups)[:, 0]
+    group = expert_mask(largest(of_groups, 1), options.groups)[:, 0]
     inside = jnp.repeat(group, experts.count // options.groups, axis=1) > 0
     indices = selected(state, jnp.where(inside, logits, HIDDEN), experts.per_token)
     weights = chosen(probabilities, indices)
@@ -158,15 +158,15 @@ def sparse_mixer(logits: Logits, state: RouterState, experts: ExpertsConfig, opt
     near it (GRIN, arXiv:2409.12136, section 2.2). The paper draws both in training; here they are the largest, for
     which its estimate of the gradient is the derivative of the weight."""
     indices = selected(state, logits, 2)
-    others = jnp.where(ones_at(indices[:, :1], experts.count)[:, 0] > 0, HIDDEN, logits)
+    others = jnp.where(expert_mask(indices[:, :1], experts.count)[:, 0] > 0, HIDDEN, logits)
     weights = [
-        chosen(_among_near(logits, rest, options.jitter), indices[:, turn : turn + 1])
+        chosen(_softmax_near_largest(logits, rest, options.jitter), indices[:, turn : turn + 1])
         for turn, rest in enumerate((logits, others))
     ]
     return Routing(indices, jnp.concatenate(weights, axis=-1), {"probabilities": jax.nn.softmax(logits)})
 
 
-def _among_near(logits: Logits, rest: Logits, jitter: float) -> Logits:
+def _softmax_near_largest(logits: Logits, rest: Logits, jitter: float) -> Logits:
     """Probabilities of the logits in `rest` that are not far below the largest of them."""
     best = rest.max(-1, keepdims=True)
     far = best - logits > 2 * jitter * jnp.maximum(jnp.abs(logits), best)
@@ -185,7 +185,7 @@ def dense_to_sparse(logits: Logits, state: RouterState, experts: ExpertsConfig, 
     done = jnp.minimum(state.step / max(1, options.anneal_steps), 1.0)
     temperature = options.temperature + done * (options.last_temperature - options.temperature)
     gates = jax.nn.softmax((logits + state.drawn) / temperature)
-    best = ones_at(largest(gates, experts.per_token), experts.count).sum(1) > 0
+    best = expert_mask(largest(gates, experts.per_token), experts.count).sum(1) > 0
     used = best | (lax.stop_gradient(gates) >= options.threshold)
     if state.replay is not None:
         return Routing(state.replay, chosen(gates, state.replay), {"probabilities": gates})
@@ -197,7 +197,7 @@ def base(logits: Logits, state: RouterState, experts: ExpertsConfig, options: No
     largest; else a token's largest logit is chosen. The weight is its sigmoid (BASE layers, arXiv:2103.16716)."""
     if state.train and state.replay is None:
         assert state.order is not None and state.valid is not None, "an assignment is one of all tokens"
-        indices = state.order.own(balanced(state.order.whole(logits), state.order.whole(state.valid)))[:, None]
+        indices = state.order.local(balanced(state.order.whole(logits), state.order.whole(state.valid)))[:, None]
     else:
         indices = selected(state, logits, 1)
     return Routing(indices, jax.nn.sigmoid(chosen(logits, indices)), {})
@@ -211,7 +211,7 @@ def expert_choice(logits: Logits, state: RouterState, experts: ExpertsConfig, op
         return Routing(state.replay, chosen(probabilities, state.replay), {})
     assert state.order is not None and state.valid is not None, "a choice is one among all tokens"
     valid = state.order.whole(state.valid)
-    used = state.order.own(chosen_by_experts(state.order.whole(probabilities), valid, experts.per_token))
+    used = state.order.local(chosen_by_experts(state.order.whole(probabilities), valid, experts.per_token))
     return Routing(_used(used), probabilities, {})
 
 
@@ -235,7 +235,7 @@ def _in_groups(scores: Logits, options: InGroups, ranked: Logits, best: int) -> 
         return scores
     groups = lax.stop_gradient(ranked).reshape(len(ranked), options.groups, -1)
     rank = lax.top_k(groups, min(best, groups.shape[-1]))[0].sum(-1)
-    allowed = ones_at(largest(rank, options.groups_per_token or 1), options.groups).sum(1) > 0
+    allowed = expert_mask(largest(rank, options.groups_per_token or 1), options.groups).sum(1) > 0
     allowed: Bool[Array, "tokens experts"] = jnp.repeat(allowed, groups.shape[-1], axis=1)
     return jnp.where(allowed, scores, HIDDEN)
 

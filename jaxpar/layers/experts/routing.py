@@ -50,7 +50,7 @@ class TokenOrder(NamedTuple):
         """`x` of the tokens of all ranks, in order, without a derivative."""
         return join_ranks(lax.stop_gradient(x), STREAM_AXES)[self.order]
 
-    def own(self, x: Shaped[Array, " all_tokens *rest"]) -> Shaped[Array, " tokens *rest"]:
+    def local(self, x: Shaped[Array, " all_tokens *rest"]) -> Shaped[Array, " tokens *rest"]:
         """This rank's part of `x`, which is in order."""
         return x[self.places]
 
@@ -136,10 +136,10 @@ class Router:
 
 def chosen(values: Logits, indices: Int[Array, "tokens chosen"]) -> Float[Array, "tokens chosen"]:
     """The values at `indices`; the derivative is a product with ones, without a scatter."""
-    return jnp.einsum("te,tke->tk", values, ones_at(indices, values.shape[-1]), precision="highest")
+    return jnp.einsum("te,tke->tk", values, expert_mask(indices, values.shape[-1]), precision="highest")
 
 
-def ones_at(indices: Int[Array, "tokens chosen"], experts: int) -> Float[Array, "tokens chosen experts"]:
+def expert_mask(indices: Int[Array, "tokens chosen"], experts: int) -> Float[Array, "tokens chosen experts"]:
     """1 at the experts that are chosen, and 0 at the others."""
     return jax.nn.one_hot(indices, experts, dtype=jnp.float32)
 
@@ -197,16 +197,16 @@ def z_loss(logits: Logits, valid: Float[Array, " tokens"]) -> Float[Array, ""]:
     return jnp.sum(valid * jnp.square(jax.nn.logsumexp(logits, axis=-1)))
 
 
-def share(loss: Loss, own: Sums, whole: Sums, ranks: int) -> Float[Array, ""]:
+def share(loss: Loss, local: Sums, total: Sums, ranks: int) -> Float[Array, ""]:
     """This rank's share of `loss(whole)`, of which `own` are this rank's parts of the sums.
 
     The value is an equal share. The derivative is that of the loss at `whole` with respect to `own`: no rank needs
     those of the others.
     """
-    value, slopes = jax.value_and_grad(lambda statistics: loss(whole._replace(statistics=statistics)))(
-        lax.stop_gradient(whole.statistics)
+    value, slopes = jax.value_and_grad(lambda statistics: loss(total._replace(statistics=statistics)))(
+        lax.stop_gradient(total.statistics)
     )
-    linear = sum(jnp.sum(slopes[name] * (part - lax.stop_gradient(part))) for name, part in own.statistics.items())
+    linear = sum(jnp.sum(slopes[name] * (part - lax.stop_gradient(part))) for name, part in local.statistics.items())
     return value / ranks + linear
 
 
@@ -219,7 +219,7 @@ def sequence_loss(
     equations 17-20). A row's tokens are all in one microbatch, so the sum does not depend on the microbatches."""
     one_hot = indices[..., None] == jnp.arange(probabilities.shape[-1])
     chosen = jnp.sum(jnp.where(one_hot, valid[..., None, None], 0.0), axis=(1, 2))
-    own = Sums(valid.sum(1), chosen, {"probabilities": jnp.einsum("rt,rte->re", valid, probabilities)})
-    whole = jax.tree.map(lambda leaf: reduce_sum(lax.stop_gradient(leaf), ROW_AXES), own)
-    of_row = lambda own, whole: whole.tokens * share(balance_loss, own, whole, lax.axis_size(ROW_AXES))
-    return jnp.sum(jax.vmap(of_row)(own, whole))
+    local = Sums(valid.sum(1), chosen, {"probabilities": jnp.einsum("rt,rte->re", valid, probabilities)})
+    total = jax.tree.map(lambda leaf: reduce_sum(lax.stop_gradient(leaf), ROW_AXES), local)
+    of_row = lambda local, total: total.tokens * share(balance_loss, local, total, lax.axis_size(ROW_AXES))
+    return jnp.sum(jax.vmap(of_row)(local, total))

@@ -37,11 +37,11 @@ def collect(y: Float[Array, "places width"], take: Take, back: Back) -> Float[Ar
 
 spread.defvjp(
     lambda x, take, back: (_rows(x, take), (back,)),
-    lambda kept, dy: (_sums(dy, *kept), None, None),
+    lambda saved, dy: (_sums(dy, *saved), None, None),
 )
 collect.defvjp(
     lambda y, take, back: (_sums(y, back), (take,)),
-    lambda kept, dx: (_rows(dx, *kept), None, None),
+    lambda saved, dx: (_rows(dx, *saved), None, None),
 )
 
 
@@ -59,9 +59,9 @@ def _sums(y: jax.Array, back: Back) -> jax.Array:
 
 def expert_of_row(group_sizes: Int[Array, " groups"], rows: int) -> Float[Array, "rows groups"]:
     """1 at the group of each row, which is 0 after the last group."""
-    ends = jnp.cumsum(group_sizes)
+    stops = jnp.cumsum(group_sizes)
     places = jnp.arange(rows)[:, None]
-    return ((places >= ends - group_sizes) & (places < ends)).astype(jnp.float32)
+    return ((places >= stops - group_sizes) & (places < stops)).astype(jnp.float32)
 
 
 def rows_of_experts(of_row: Float[Array, "rows groups"], vectors: Float[Array, "groups n"]) -> Float[Array, "rows n"]:

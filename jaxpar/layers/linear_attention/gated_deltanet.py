@@ -28,6 +28,7 @@ from jaxpar.layers.linear_attention.recurrence import Streams
 from jaxpar.layers.norm import rms_normalize
 
 RATES = partial(log_of_uniform, 0.01, 16.0)
+"""Initial values of A, whose exponential is uniform between these."""
 
 
 class GatedDeltaNet(LinearAttention):
@@ -39,7 +40,7 @@ class GatedDeltaNet(LinearAttention):
 
     @staticmethod
     def declare(model: ModelConfig) -> Part:
-        """Six projections inward, two of which make one number of each head."""
+        """Six input projections; `rate` and `decay` have one output for each head."""
         sizes = sizes_of(model)
         vectors = {
             "decay_rate": vector((sizes.heads,), ("heads",), RATES),
@@ -55,7 +56,7 @@ class GatedDeltaNet(LinearAttention):
         return Streams(query * self.sizes.key_dim**-0.5, key, made["value"], self.log_decay(made["decay"]), rate)
 
     def log_decay(self, made: jax.Array) -> Float[Array, "batch seq heads width"]:
-        """The log decay from its projection: one of each head, or in a subclass of each key dim."""
+        """The log decay from its projection: one for each head; a subclass may have one for each key dim."""
         return (-self.decay_rates() * self.softplus_steps(made))[..., None]
 
     def decay_rates(self) -> Float[Array, " heads"]:

@@ -135,7 +135,7 @@ class QuantisedOps(Ops):
             scales = Scales(row[0], row[1 : 1 + matrices], row[1 + matrices :])
         elif squares is not None:
             one = groups.recipe.tiles is None
-            scales = Scales(weights=jnp.concatenate([own.ravel() for own in squares]) if one else squares)
+            scales = Scales(weights=jnp.concatenate([scale.ravel() for scale in squares]) if one else squares)
         zeros = None if zeros is None else zeros[columns]
         return GroupScaling(groups.recipe, exact, scales, zeros, coded=squares is not None)
 

@@ -111,17 +111,17 @@ def stream_matrices(model: ModelConfig) -> dict[str, ParamSpec]:
 
 def spread(x: Stream, matrices: Sequence[jax.Array]) -> Float[Array, "batch part wide"]:
     """The streams before the first layer: `x`, and its products with the matrices, each as large as `x`."""
-    return side_by_side(jnp.stack([x, *(_as_large(x @ matrix, x) for matrix in matrices)], axis=-2))
+    return side_by_side(jnp.stack([x, *(_match_magnitude(x @ matrix, x) for matrix in matrices)], axis=-2))
 
 
 def merged(x: Float[Array, "batch part wide"], matrices: Sequence[jax.Array]) -> Stream:
     """The mean of the first stream, and of the others' products with their matrices, each as large as the first."""
     first, *others = jnp.unstack(apart(x, 1 + len(matrices)), axis=-2)
-    others = [_as_large(stream @ matrix, first) for stream, matrix in zip(others, matrices, strict=True)]
+    others = [_match_magnitude(stream @ matrix, first) for stream, matrix in zip(others, matrices, strict=True)]
     return jnp.stack([first, *others]).astype(jnp.float32).mean(axis=0).astype(x.dtype)
 
 
-def _as_large(y: Stream, x: Stream) -> Stream:
+def _match_magnitude(y: Stream, x: Stream) -> Stream:
     """`y` with the root mean square of `x`, by token."""
     square = lambda one: jnp.mean(jnp.square(one.astype(jnp.float32)), axis=-1, keepdims=True)
     wanted = jnp.sqrt(jnp.maximum(square(x), TINY))  # the root has no derivative at 0

@@ -43,24 +43,24 @@ def check_experts(config: Config) -> None:
 def check_expert_ranks(config: Config) -> None:
     """Refuse feed-forwards, or experts, that the ranks of the mesh do not divide."""
     expert, tensor = known(config.parallel, "expert"), known(config.parallel, "tensor")
-    for kind, own in kind_models(config.model).items():
-        if own.experts is None:
-            divides(key_of(kind, "mlp"), own.mlp, "parallel.tensor", tensor)
+    for kind, one in kind_models(config.model).items():
+        if one.experts is None:
+            divides(key_of(kind, "mlp"), one.mlp, "parallel.tensor", tensor)
         else:
             key = key_of(kind, "experts")
-            divides(f"{key}.count", own.experts.count, "parallel.expert", expert)
-            width = own.mlp if own.experts.width is None else own.experts.width
+            divides(f"{key}.count", one.experts.count, "parallel.expert", expert)
+            width = one.mlp if one.experts.width is None else one.experts.width
             divides(f"{key}.width", width, "parallel.tensor", tensor)
 
 
 def routers_without_gradient(model: ModelConfig) -> list[str]:
     """Sentences for the user: routers that the loss of the task does not train, since they always weigh by the same."""
     return [
-        f"{key_of(kind, 'experts')}.per_token: 1 with the router {own.experts.router}, which divides the weights of a "
+        f"{key_of(kind, 'experts')}.per_token: 1 with the router {one.experts.router}, which divides the weights of a "
         "token by their sum: its one expert always weighs the same, so the loss of the task gives the router no "
         "gradient. softmax_top_k and switch weigh by a probability."
-        for kind, own in kind_models(model).items()
-        if own.experts is not None and own.experts.per_token == 1 and ROUTERS[own.experts.router].normalised
+        for kind, one in kind_models(model).items()
+        if one.experts is not None and one.experts.per_token == 1 and ROUTERS[one.experts.router].normalised
     ]
 
 
@@ -137,7 +137,7 @@ def _check_combined(config: Config) -> None:
     if config.model.low_rank:
         names = ", ".join(config.model.low_rank)
         raise UserError(f"model.low_rank: {names}, and models with experts have no products of two yet; expected {{}}")
-    if (memory.mlp_tiles or 1) > 1 and all(own.experts for own in kind_models(config.model).values()):
+    if (memory.mlp_tiles or 1) > 1 and all(one.experts for one in kind_models(config.model).values()):
         raise UserError(
             f"memory.mlp_tiles: {memory.mlp_tiles} is for layers without experts, and every layer has them; expected 1 "
             "or null"

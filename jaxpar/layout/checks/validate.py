@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from jaxpar.config.axes import MESH_AXES
 from jaxpar.config.schema import Config
-from jaxpar.config.validate import VOCAB, became_known
+from jaxpar.config.validate import VOCAB, resolved_keys
 from jaxpar.config.validate import validate as validate_keys
 from jaxpar.layout.checks.adapters import check_adapters, check_targets
 from jaxpar.layout.checks.matmul import check_exceptions, check_ranks
@@ -24,12 +24,12 @@ def validate(config: Config, since: Config | None = None) -> None:
         check_blocks(config)
         check_input(config)
         check_low_rank(config.model)
-    if since is None or VOCAB in became_known(since, config):
+    if since is None or VOCAB in resolved_keys(since, config):
         check_parameters(config.model)
     if since is None:
         check_targets(config)
         check_exceptions(config)
         check_spikes(config)
-    if since is None or not became_known(since, config).isdisjoint(MESH_AXES):
+    if since is None or not resolved_keys(since, config).isdisjoint(MESH_AXES):
         check_ranks(config)
         check_convolutions(config)

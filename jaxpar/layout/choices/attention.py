@@ -96,8 +96,10 @@ def backends_on(config: Config, gpu: GPU, strategy: str) -> dict[str, str]:
     that the configured one does not support, which a run refuses."""
     whole_rows = config.parallel.context == 1 or strategy == "ulysses"
     requests = attention_requests(config, DescribedGPU.of(gpu), ()).items()
-    found = {kind: backend_of(config.attention.backend, replace(one, whole_rows=whole_rows)) for kind, one in requests}
-    return {kind: name for kind, name in found.items() if name is not None}
+    backends = {
+        kind: backend_of(config.attention.backend, replace(one, whole_rows=whole_rows)) for kind, one in requests
+    }
+    return {kind: name for kind, name in backends.items() if name is not None}
 
 
 def scratch_on(config: Config, gpu: GPU, strategy: str) -> int:
@@ -118,8 +120,8 @@ def check_attention(plan: Plan, config: Config, device: Device, node_devices: in
             f"plan.attention: is of the kinds {planned}; expected those of the layers that attend, {attending}"
         )
     for kind, request in requests.items():
-        own = replace(request, whole_rows=plan.ulysses == plan.axes.context, ulysses=plan.ulysses)
-        choose_backend(plan.attention[kind].name, own, f"plan.attention.{kind}", kind)
+        planned_request = replace(request, whole_rows=plan.ulysses == plan.axes.context, ulysses=plan.ulysses)
+        choose_backend(plan.attention[kind].name, planned_request, f"plan.attention.{kind}", kind)
     served = replace(widest(requests), ulysses=plan.ulysses)
     choose_context_strategy(plan.context_strategy.name, served, key="plan.context_strategy")
 

@@ -50,24 +50,24 @@ def expert_layouts(
         UserError: The nodes or the tokens do not divide as they are asked to, or the kernel that is named does not
             support the run.
     """
-    options, found, shapes = config.parallel.experts, {}, layer_shapes(config, axes, rows)
+    options, layouts, shapes = config.parallel.experts, {}, layer_shapes(config, axes, rows)
     for kind, model in kind_models(config.model).items():
         if model.experts is not None:
             name, why = exchange_of(options.exchange, model.experts, options.capacity, axes.expert, axes.tensor)
             slices = _slices(config, shapes[kind], axes, device, cluster, rows)
             chosen: Any = name
-            found[kind] = ExpertLayout(
+            layouts[kind] = ExpertLayout(
                 Choice(chosen, why if axes.expert * axes.tensor > 1 else ""),
                 options.capacity,
                 slices=slices,
-                own_first=_own_rows(config, shapes[kind], name, slices.name, device, cluster),
+                own_first=_local_first(config, shapes[kind], name, slices.name, device, cluster),
                 node_devices=_check_nodes(axes, node_devices) if name == "hierarchical" else None,
                 sent_dtype=config.parallel.quantized.tokens,
             )
-    for kind, request in _requests(config, axes, device, found, rows).items():
+    for kind, request in _requests(config, axes, device, layouts, rows).items():
         products = choose_kernel(REGISTRY, options.backend, request, "parallel.experts.backend", kind)
-        found[kind] = replace(found[kind], products=products)
-    return found
+        layouts[kind] = replace(layouts[kind], products=products)
+    return layouts
 
 
 def sent_bytes(config: Config, plan: Plan, kind: str) -> float:
@@ -84,8 +84,8 @@ def sent_bytes(config: Config, plan: Plan, kind: str) -> float:
 def expert_rows(config: Config, plan: Plan) -> list[tuple[str, str, str]]:
     """Rows of the plan's table: the experts of each kind of layers that has some, and how tokens reach them."""
     model, axes, rows = config.model, plan.axes, []
-    for kind, own in kind_models(model).items():
-        if (experts := own.experts) is None:
+    for kind, kind_model in kind_models(model).items():
+        if (experts := kind_model.experts) is None:
             continue
         shared = f" and {experts.shared} shared" if experts.shared else ""
         used = f"a token is multiplied with {count(matmul_parameters(model, model.vocab or 0))} weights of the model"
@@ -108,21 +108,21 @@ def check_expert_layouts(plan: Plan, config: Config, device: Device, node_device
     asked = options.exchange
     kinds = [kind for kind, model in kind_models(config.model).items() if model.experts is not None]
     if set(plan.experts) != set(kinds):
-        found, wanted = (", ".join(map(quoted, each)) or "none" for each in (plan.experts, kinds))
-        raise UserError(f"plan.experts: kinds of layers {found}, and those of the model with experts are {wanted}")
+        planned, wanted = (", ".join(map(quoted, each)) or "none" for each in (plan.experts, kinds))
+        raise UserError(f"plan.experts: kinds of layers {planned}, and those of the model with experts are {wanted}")
     tokens = _tokens(config, plan.axes, plan.microbatch_rows)
-    for own in plan.experts.values():
-        exchange, slices = own.exchange.name, own.slices.name
+    for layout in plan.experts.values():
+        exchange, slices = layout.exchange.name, layout.slices.name
         if exchange not in EXCHANGES or asked not in ("auto", exchange):
             wanted = " or ".join(EXCHANGES) if asked == "auto" else asked
             raise UserError(f"plan.experts: exchange: expected {wanted}, got {shown(exchange)}")
-        if own.capacity != options.capacity:
+        if layout.capacity != options.capacity:
             raise UserError(
-                f"plan.experts: capacity: {own.capacity:g}, and parallel.experts.capacity is {options.capacity:g}"
+                f"plan.experts: capacity: {layout.capacity:g}, and parallel.experts.capacity is {options.capacity:g}"
             )
-        if own.sent_dtype != config.parallel.quantized.tokens:
+        if layout.sent_dtype != config.parallel.quantized.tokens:
             raise UserError(
-                f"plan.experts: sent_dtype: {shown(own.sent_dtype)}, and parallel.quantized.tokens is "
+                f"plan.experts: sent_dtype: {shown(layout.sent_dtype)}, and parallel.quantized.tokens is "
                 f"{shown(config.parallel.quantized.tokens)}"
             )
         if tokens % slices or options.slices not in ("auto", slices):
@@ -131,19 +131,19 @@ def check_expert_layouts(plan: Plan, config: Config, device: Device, node_device
                 f"plan.experts: slices: {slices}, and parallel.experts.slices{asked_for} divides the {tokens} "
                 "tokens of a rank"
             )
-        _check_own_first(own.own_first.name, options.own_rows, _why_exchanged(exchange, slices, plan.axes.tensor))
+        _check_local_first(layout.own_first.name, options.own_rows, _why_exchanged(exchange, slices, plan.axes.tensor))
         wanted = _check_nodes(plan.axes, node_devices) if exchange == "hierarchical" else None
-        if own.node_devices != wanted:
+        if layout.node_devices != wanted:
             raise UserError(
-                f"plan.experts: node_devices: {shown(own.node_devices)}, and the exchange {exchange} here wants "
+                f"plan.experts: node_devices: {shown(layout.node_devices)}, and the exchange {exchange} here wants "
                 f"{shown(wanted)}"
             )
     for kind, request in _requests(config, plan.axes, device, plan.experts, plan.microbatch_rows).items():
-        own = plan.experts[kind]
-        choose_kernel(REGISTRY, own.products.name, request, "plan.experts: products", kind)
+        layout = plan.experts[kind]
+        choose_kernel(REGISTRY, layout.products.name, request, "plan.experts: products", kind)
 
 
-def _check_own_first(own_first: bool, asked: str, why_not: str | None) -> None:
+def _check_local_first(own_first: bool, asked: str, why_not: str | None) -> None:
     if own_first and why_not:
         raise UserError(f"plan.experts: own_first: expected false, because {why_not}, got true")
     if asked != "auto" and own_first != (asked == "first"):
@@ -249,7 +249,7 @@ def _why_exchanged(exchange: str, slices: int, tensor: int) -> str | None:
     return "tokens are sent in one piece" if slices == 1 else None
 
 
-def _own_rows(
+def _local_first(
     config: Config, shape: LayerShape, exchange: str, slices: int, device: Device, cluster: Cluster | None
 ) -> Choice[bool]:
     """Whether a rank computes its rows for its experts apart, first."""

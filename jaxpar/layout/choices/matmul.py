@@ -81,11 +81,11 @@ def tiled_choice(config: Config, device: Device, *, laid_out: bool = True) -> Ch
     request = tiled.Request(forms=forms, dtype=precision.compute, m=m, n=n, k=k, tile=size, **hardware_of(device))
     key = "precision.matmul_options.backend"
     try:
-        found = tiled.REGISTRY.choose(precision.matmul_options.backend, request, named_by=f"{key} names")
+        kernel = tiled.REGISTRY.choose(precision.matmul_options.backend, request, named_by=f"{key} names")
     except Unsupported as error:
         name = precision.matmul_options.backend
         raise UserError(f"{key} is {name}, which does not run here: {error.refused[name]}; expected auto") from None
-    return Choice(found.name, found.reason, found.rejected)
+    return Choice(kernel.name, kernel.reason, kernel.rejected)
 
 
 def _dense_products(config: Config) -> Iterator[tuple[int, int, int]]:
@@ -141,26 +141,26 @@ def routed_choice(config: Config, device: Device, plan: Plan | None = None) -> C
     key, name = "precision.matmul_options.backend", precision.matmul_options.backend
     names = grouped.REGISTRY.names
     try:
-        found = grouped.REGISTRY.choose(name if name in names else "auto", request, named_by=f"{key} names")
+        kernel = grouped.REGISTRY.choose(name if name in names else "auto", request, named_by=f"{key} names")
     except Unsupported as error:
         raise UserError(
             f"{key} is {name}, which does not run here for routed experts: {error.refused[name]}; expected auto, or "
             f"{' and '.join(sorted(sides))} in precision.matmul_options.exclude"
         ) from None
-    return Choice(found.name, found.reason, found.rejected)
+    return Choice(kernel.name, kernel.reason, kernel.rejected)
 
 
 def _largest_routed(config: Config, plan: Plan, sides: Mapping[str, list[int]]) -> tuple[int, int, int, int]:
     """Rows, experts, outputs and inputs of the largest product of routed experts on a rank, or of one without tiles."""
     shapes = layer_shapes(config, plan.axes, plan.microbatch_rows)
     rows = max(
-        own.routed_rows // plan.experts[kind].slices.name for kind, own in shapes.items() if kind in plan.experts
+        shape.routed_rows // plan.experts[kind].slices.name for kind, shape in shapes.items() if kind in plan.experts
     )
-    count = max(own.experts.count for own in kind_models(config.model).values() if own.experts is not None)
+    count = max(one.experts.count for one in kind_models(config.model).values() if one.experts is not None)
     experts = count // plan.axes.expert
     pairs = [pair for each in sides.values() for pair in zip(each[::2], each[1::2], strict=True)]
     inputs, outputs = max(
-        pairs, key=lambda own: (any(side % TILE for side in own), max(rows * max(own), experts * prod(own)))
+        pairs, key=lambda pair: (any(side % TILE for side in pair), max(rows * max(pair), experts * prod(pair)))
     )
     return rows, experts, outputs, inputs
 
@@ -170,27 +170,27 @@ def grouped_codes(config: Config, device: Device) -> ExpertCodes:
     without it."""
     groups = tuple(_routed_sides(config))
     try:
-        found = routed_choice(config, device)
+        choice = routed_choice(config, device)
     except UserError:
         return ExpertCodes(groups)
-    kernel = found is not None and not grouped.REGISTRY[found.name].by_numbers
+    kernel = choice is not None and not grouped.REGISTRY[choice.name].by_numbers
     return ExpertCodes(groups, kernel, kernel and config.precision.matmul in TILES)
 
 
 def _routed_sides(config: Config) -> dict[str, list[int]]:
     """By group of the routed experts that is quantised, the sides of its matrices on a rank, of all kinds."""
-    found: dict[str, list[int]] = {}
+    sides_of: dict[str, list[int]] = {}
     for model in kind_models(config.model).values():
         groups = quantised(config, model)
         for part, group in routed_groups(model):
             for name in groups.get(group.name, ()):
                 sides = list(part.weights[name].shape[1:])
                 sides[group.inward] //= known(config.parallel, "tensor")
-                found.setdefault(group.name, []).extend(sides)
-    return found
+                sides_of.setdefault(group.name, []).extend(sides)
+    return sides_of
 
 
-def why_each_use(recipe: str | None, optimizer_offload: str, weights_offload: str, holds: str | None) -> str | None:
+def each_use_reason(recipe: str | None, optimizer_offload: str, weights_offload: str, holds: str | None) -> str | None:
     """Why matrices are quantised with each use under `recipe`, and not once per step; None if they are not.
 
     Args:
@@ -212,13 +212,13 @@ def why_each_use(recipe: str | None, optimizer_offload: str, weights_offload: st
 
 def codes_once(plan: Plan) -> bool:
     """Whether quantised matrices become codes once per optimizer step, and are stored and gathered as these."""
-    return plan.dtypes.matmul is not None and _why_each_use(plan) is None
+    return plan.dtypes.matmul is not None and _each_use_reason(plan) is None
 
 
-def _why_each_use(plan: Plan) -> str | None:
+def _each_use_reason(plan: Plan) -> str | None:
     """Why matrices are quantised with each use and not once per step; None if they are not."""
     holds = plan.schedule if holds_chunks(plan) else None
-    return why_each_use(plan.dtypes.matmul, plan.optimizer_offload, plan.weights_offload, holds)
+    return each_use_reason(plan.dtypes.matmul, plan.optimizer_offload, plan.weights_offload, holds)
 
 
 def matmul_rows(
@@ -244,7 +244,7 @@ def matmul_rows(
     formats = f"inputs and weights e4m3, gradients {FORMATS[recipe.gradient]}; {_scales(config, recipe)}"
     what = f"{precision.matmul}: {', '.join(matrices)} of layers {first} to {last - 1}"
     rows = [("matmuls", what, formats)]
-    each_use = _why_each_use(plan)
+    each_use = _each_use_reason(plan)
     once = "stored and gathered in 8 bits, 1 byte a number; from the master weights"
     rows.append(("FP8 weights", "quantised with each use" if each_use else "quantised once per step", each_use or once))
     if tiled is not None:
@@ -252,7 +252,7 @@ def matmul_rows(
     if routed is not None:
         only = "" if recipe.tiles is not None else f"; {WEIGHT_GRADIENTS}"
         rows.append(("codes of routed experts", routed.name, why_of(routed) + only))
-    rows += [(f"matmuls, {precision.compute}", own.what, own.why) for own in exempt(config)]
+    rows += [(f"matmuls, {precision.compute}", one.what, one.why) for one in exempt(config)]
     if gpu is not None and gpu.eight_bit_peak is not None:
         peaks = f"{operations(gpu.training_peak)}/s in bfloat16, {operations(gpu.eight_bit_peak)}/s in FP8"
         rows.append(("peaks", peaks, "of a GPU, dense; MFU is a share of the first"))
@@ -281,19 +281,19 @@ def exempt(config: Config) -> list[Exempt]:
     """Groups and layers that stay in the compute dtype under the recipe of `config`, each with the reason."""
     precision, models = config.precision, kind_models(config.model).values()
     excepted, layers = precision.matmul_options, config.model.layers
-    found = [Exempt("head", NEVER["head"])]
-    if any(own.experts is not None for own in models):
-        found.append(Exempt("router", NEVER["router"]))
+    exempt_parts = [Exempt("head", NEVER["head"])]
+    if any(one.experts is not None for one in models):
+        exempt_parts.append(Exempt("router", NEVER["router"]))
     named = [name for name in group_names(config.model) if name in excepted.exclude]
-    found += [Exempt(name, "precision.matmul_options.exclude") for name in named]
+    exempt_parts += [Exempt(name, "precision.matmul_options.exclude") for name in named]
     first, last = exact_layers(config)
-    ends = [f"0 to {first - 1}"] if first else []
-    ends += [f"{last} to {layers - 1}"] if last < layers else []
-    if ends:
-        what = "first_layers and last_layers" if len(ends) == 2 else "first_layers" if first else "last_layers"
-        found.append(Exempt(f"layers {' and '.join(ends)}", f"precision.matmul_options: {what}"))
+    ranges = [f"0 to {first - 1}"] if first else []
+    ranges += [f"{last} to {layers - 1}"] if last < layers else []
+    if ranges:
+        what = "first_layers and last_layers" if len(ranges) == 2 else "first_layers" if first else "last_layers"
+        exempt_parts.append(Exempt(f"layers {' and '.join(ranges)}", f"precision.matmul_options: {what}"))
     if frozen_by := adaptation_of(config).frozen_by:
-        found.append(Exempt("the adapters' factors", f"too few columns to gain ({frozen_by})"))
+        exempt_parts.append(Exempt("the adapters' factors", f"too few columns to gain ({frozen_by})"))
     if config.model.low_rank:
-        found.append(Exempt("factors of model.low_rank", "products of two are not quantised"))
-    return found
+        exempt_parts.append(Exempt("factors of model.low_rank", "products of two are not quantised"))
+    return exempt_parts

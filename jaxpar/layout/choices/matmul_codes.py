@@ -11,7 +11,7 @@ from jaxpar.cost.matmul_codes import DECODED_SQUARES, EACH_USE, OF_TILES, STORED
 from jaxpar.hardware.catalogue import GPU
 from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layers.matmul_formats import dense_groups, exact_layers, quantised
-from jaxpar.layout.choices.matmul import tiled_choice, why_each_use
+from jaxpar.layout.choices.matmul import each_use_reason, tiled_choice
 from jaxpar.precision.recipe import Recipe, recipe_of
 
 
@@ -33,8 +33,8 @@ def matmul_codes(
     recipe, precision = recipe_of(config.precision), config.precision
     if recipe is None:
         return None
-    once = why_each_use(precision.matmul, optimizer_offload, weights_offload, holds) is None
-    multiplied = _multiplies_codes(config, gpu)
+    once = each_use_reason(precision.matmul, optimizer_offload, weights_offload, holds) is None
+    multiplied = _multiplies_quantized(config, gpu)
     first, last = exact_layers(config)
     layers = config.model.layers
     coded = chunks * coded_rows(config, slots).total()
@@ -71,16 +71,16 @@ def _dense(config: Config) -> tuple[str, ...]:
     """The groups that are quantised, of all kinds of layers, but routed ones."""
     models = kind_models(config.model).values()
     each = ((quantised(config, model), group.name) for model in models for _, group in dense_groups(model))
-    return tuple(dict.fromkeys(name for own, name in each if name in own))
+    return tuple(dict.fromkeys(name for names, name in each if name in names))
 
 
-def _multiplies_codes(config: Config, gpu: GPU) -> bool:
+def _multiplies_quantized(config: Config, gpu: GPU) -> bool:
     """Whether codes are multiplied, and not what they stand for; where a backend is named that does not run on such a
     GPU, they are not."""
     if gpu.eight_bit_peak is None:
         return False
     try:
-        found = tiled_choice(config, DescribedGPU.of(gpu), laid_out=False)
+        choice = tiled_choice(config, DescribedGPU.of(gpu), laid_out=False)
     except UserError:
         return False
-    return found is None or found.name != "xla"
+    return choice is None or choice.name != "xla"

@@ -58,34 +58,35 @@ def tensor_overlap(
     _check(config)
     if parallel.tensor == 1:
         return {}
-    axes, found = AxisSizes(tensor=parallel.tensor, context=parallel.context), {}
+    axes, overlaps = AxisSizes(tensor=parallel.tensor, context=parallel.context), {}
     for name, groups in _groups(config, axes, rows).items():
         tiles = mlp_tiles if groups[0].tiled else 1
         if parallel.overlap.tensor == "plain":
-            found[name] = _plain("named by parallel.overlap.tensor")
-        elif parallel.overlap.tensor == "auto" and (why := _plain_because(config, device, cluster)):
-            found[name] = _plain(why)
+            overlaps[name] = _plain("named by parallel.overlap.tensor")
+        elif parallel.overlap.tensor == "auto" and (why := _plain_reason(config, device, cluster)):
+            overlaps[name] = _plain(why)
         else:
-            found[name] = _timed(config, groups, cluster, tiles)
-    return found
+            overlaps[name] = _timed(config, groups, cluster, tiles)
+    return overlaps
 
 
 def check_overlap(plan: Plan, config: Config) -> None:
     """Raise `UserError` if the groups or chunks of a plan do not fit the model, the mesh or the pipeline."""
     declared = _groups(config, AxisSizes(), 1)
-    for name, own in plan.tensor_overlap.items():
+    for name, overlap in plan.tensor_overlap.items():
         if name not in declared:
             raise UserError(
                 f"plan.tensor_overlap: {quoted(name)} is no group of matmuls of a layer{did_you_mean(name, declared)}"
             )
-        if own.algorithm.name not in ("plain", "ring"):
-            raise UserError(f"plan.tensor_overlap.{name}: expected plain or ring, got {shown(own.algorithm.name)}")
-        if own.algorithm.name == "ring":
+        if overlap.algorithm.name not in ("plain", "ring"):
+            raise UserError(f"plan.tensor_overlap.{name}: expected plain or ring, got {shown(overlap.algorithm.name)}")
+        if overlap.algorithm.name == "ring":
             _refuse_branching(config, f"plan.tensor_overlap.{name}", "plain")
             part = _part(config, plan.mlp_tiles.name if declared[name][0].tiled else 1)
-            if part % own.chunks:
+            if part % overlap.chunks:
                 raise UserError(
-                    f"plan.tensor_overlap.{name}: {own.chunks} chunks do not divide the {part} tokens of a tensor rank"
+                    f"plan.tensor_overlap.{name}: {overlap.chunks} chunks do not divide the {part} tokens of a "
+                    "tensor rank"
                 )
 
 
@@ -116,7 +117,7 @@ def _branches(config: Config) -> bool:
     return config.parallel.pipe > 1 and config.parallel.pipe_ticks == "branching"
 
 
-def _plain_because(config: Config, device: Device, cluster: Cluster | None) -> str | None:
+def _plain_reason(config: Config, device: Device, cluster: Cluster | None) -> str | None:
     """Why `auto` does not consider rings."""
     if _branches(config):
         return "a ring permutes, and in the branching ticks of a pipeline (parallel.pipe_ticks) permutes corrupt data"
@@ -187,7 +188,7 @@ def _case(config: Config, one: _Group, tokens: int, tiles: int) -> CollectiveMat
     """The collective matmul of a group for all rows, or for one tile, which has tokens of all rows."""
     factor = 0 if one.group.inward else 1  # of two, that next to the exchange
     each = [one.part.factors_of(name) for name in one.group.weights]
-    sides = [one.shape.matrix(one.part.weights[own[factor if len(own) > 1 else 0]]) for own in each]
+    sides = [one.shape.matrix(one.part.weights[factors[factor if len(factors) > 1 else 0]]) for factors in each]
     inside = sum(outputs for _, outputs in sides) if one.group.inward else sides[0][0]
     between = round(one.shape.embed * one.shape.gathered(one.part, one.group))
     tokens *= one.shape.rows if tiles == 1 else 1
@@ -202,15 +203,15 @@ def _quantised(config: Config, one: _Group) -> bool:
 
 def _groups(config: Config, axes: AxisSizes, rows: int) -> dict[str, list[_Group]]:
     """By name, the groups of each kind of layers; routed rows are exchanged apart, always plainly."""
-    found: dict[str, list[_Group]] = {}
+    by_name: dict[str, list[_Group]] = {}
     counts = kind_counts(config.model)
     for kind, shape in layer_shapes(config, axes, rows).items():
         for part in shape.layer.parts:
             for group in () if part.routed else part.groups:
                 if group.between:
                     continue
-                found.setdefault(group.name, []).append(_Group(shape, counts[kind], part, group))
-    return found
+                by_name.setdefault(group.name, []).append(_Group(shape, counts[kind], part, group))
+    return by_name
 
 
 def _part(config: Config, tiles: int) -> int:

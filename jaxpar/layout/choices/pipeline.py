@@ -39,7 +39,7 @@ def choose_schedule(config: Config) -> Schedule:
         schedule = _schedule(name, parallel.pipe, parallel.microbatches, parallel.virtual_stages)
     except ScheduleError as error:
         raise UserError(*f"parallel.schedule: {error}".split("\n")) from None
-    if schedule.splits_backward and (why := whole_backward(config)) is not None:
+    if schedule.splits_backward and (why := unsplit_backward_reason(config)) is not None:
         raise UserError(
             f"parallel.schedule: {name} fills the bubble with gradients of the layers' matrices, but {why}; expected a "
             "schedule that does not split the backward, as 1f1b, interleaved or breadth-first"
@@ -47,7 +47,7 @@ def choose_schedule(config: Config) -> Schedule:
     return schedule
 
 
-def whole_backward(config: Config) -> str | None:
+def unsplit_backward_reason(config: Config) -> str | None:
     """Why no schedule may split the backward; None if one may."""
     if why := adaptation_of(config).frozen_by:
         return f"under {why} these are frozen"
@@ -124,9 +124,9 @@ def table_text(file: str) -> str:
 def _table(file: str, text: str, ranks: int, microbatches: int, virtual_stages: int | None) -> Schedule:
     """The schedule in the text of a file, called by its path. Raises `ScheduleError` where it is for other sizes."""
     schedule = parse_schedule(text, name=Path(file).stem)
-    found = {"ranks": schedule.ranks, "microbatches": schedule.microbatches, "virtual stages": schedule.virtual_stages}
+    actual = {"ranks": schedule.ranks, "microbatches": schedule.microbatches, "virtual stages": schedule.virtual_stages}
     wanted = {"ranks": ranks, "microbatches": microbatches, "virtual stages": virtual_stages or schedule.virtual_stages}
-    for what, number in found.items():
+    for what, number in actual.items():
         if number != wanted[what]:
             raise ScheduleError(
                 f"the table {quoted(file)} is for {number} {what}, and the configuration has {wanted[what]}"

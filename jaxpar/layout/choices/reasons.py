@@ -36,12 +36,12 @@ def why(choice: Choice[Any]) -> str:
         if not against.startswith(NEEDS_GPU):
             names.setdefault(against, []).append(name)
     clauses = (
-        f"not {', '.join(which)}: {against if len(which) == 1 else _of_several(against)}"
+        f"not {', '.join(which)}: {against if len(which) == 1 else _plural(against)}"
         for against, which in names.items()
     )
     return "; ".join([choice.reason, *clauses])
 
 
-def _of_several(against: str) -> str:
+def _plural(against: str) -> str:
     """A reason that begins with "it", of several."""
     return f"each {against.removeprefix('it ')}" if against.startswith("it ") else against

@@ -25,13 +25,13 @@ def state_messages(config: Config, axes: AxisSizes, device: Device, rows: int, c
     Raises `UserError` for a transport that is not possible.
     """
     asked, nothing = config.parallel.overlap.state_messages, _nothing_sent(config, axes.context)
-    if asked not in ("auto", "allgather") and (why := nothing or _no_permutes(config.parallel.pipe_ticks)):
+    if asked not in ("auto", "allgather") and (why := nothing or _gather_reason(config.parallel.pipe_ticks)):
         raise UserError(f"parallel.overlap.state_messages: {asked} is not possible, because {why}; expected auto")
     if nothing is not None:
         return Choice("allgather")
     if asked != "auto":
         return Choice(asked, "named by parallel.overlap.state_messages")
-    if (why := _no_permutes(config.parallel.pipe_ticks)) is not None:
+    if (why := _gather_reason(config.parallel.pipe_ticks)) is not None:
         return Choice("allgather", why)
     if device.platform == "cpu":
         return Choice("allgather", "links of CPU devices have no speed")
@@ -50,7 +50,7 @@ def state_messages(config: Config, axes: AxisSizes, device: Device, rows: int, c
 def check_state_messages(plan: Plan, config: Config) -> None:
     """Raise `UserError` if a plan passes on states in a way that is not possible."""
     asked = plan.state_messages.name
-    why = _nothing_sent(config, plan.axes.context) or _no_permutes(plan.pipe_ticks)
+    why = _nothing_sent(config, plan.axes.context) or _gather_reason(plan.pipe_ticks)
     if asked not in TRANSPORTS or (asked != "allgather" and why is not None):
         because = "it is unknown" if asked not in TRANSPORTS else why
         raise UserError(f"plan.state_messages: {asked} is not possible, because {because}; expected allgather")
@@ -70,7 +70,7 @@ def _nothing_sent(config: Config, context: int) -> str | None:
     return None if _recurrences(config) else "no layer has a mixer with a state"
 
 
-def _no_permutes(pipe_ticks: str) -> str | None:
+def _gather_reason(pipe_ticks: str) -> str | None:
     """Why states are gathered; None if they may be sent to single ranks."""
     if pipe_ticks == "branching":
         return "sends to single ranks corrupt data in the branching ticks of a pipeline (parallel.pipe_ticks)"

@@ -55,31 +55,31 @@ def check_transport(config: Config, axes: AxisSizes, node_devices: int | None) -
 
 def _routes(config: Config) -> bool:
     """Whether some layers have matrices among which a router chooses."""
-    return any(declare_layer(own).routed for own in kind_models(config.model).values())
+    return any(declare_layer(one).routed for one in kind_models(config.model).values())
 
 
 def _check_neighbours(config: Config, axes: AxisSizes) -> None:
     """Refuse neighbours that are some ranks of one axis and some of another, where routed weights are split."""
-    own, ranks = config.parallel.secondary_shard, axes.shards
-    if own is None or secondary_ranks(own, dict(axes), ROUTED_AXES) is not None:
+    secondary, ranks = config.parallel.secondary_shard, axes.shards
+    if secondary is None or secondary_ranks(secondary, dict(axes), ROUTED_AXES) is not None:
         return
     over = " x ".join(f"{axis} {axes[axis]}" for axis in SHARD_AXES)
     fits = [n for n in range(2, ranks) if ranks % n == 0 and secondary_ranks(n, dict(axes), ROUTED_AXES) is not None]
     raise UserError(
-        f"parallel.secondary_shard: {own} neighbours of parallel.{over} are no whole ranks of these "
+        f"parallel.secondary_shard: {secondary} neighbours of parallel.{over} are no whole ranks of these "
         "axes, and a router's matrices are split over one of them; expected "
         f"{' or '.join(map(str, fits)) or 'null'}"
     )
 
 
 def _check_secondary(config: Config, axes: AxisSizes, node_devices: int) -> None:
-    own = config.parallel.secondary_shard
-    if own is None or node_devices % (own * axes.tensor) == 0:
+    secondary = config.parallel.secondary_shard
+    if secondary is None or node_devices % (secondary * axes.tensor) == 0:
         return
     most = gcd(node_devices // gcd(node_devices, axes.tensor), axes.shards)
     beside = f" x parallel.tensor {axes.tensor}" if axes.tensor > 1 else ""
     instead = f"for example {most}" if most > 1 and node_devices % axes.tensor == 0 else "null"
     raise UserError(
-        f"parallel.secondary_shard: {own}{beside} ranks do not divide a node of {node_devices} devices, and a "
+        f"parallel.secondary_shard: {secondary}{beside} ranks do not divide a node of {node_devices} devices, and a "
         f"secondary shard is for gathers inside a node; expected {instead}"
     )

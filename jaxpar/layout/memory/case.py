@@ -55,7 +55,7 @@ class Case(NamedTuple):
         return {kind: rows * self.virtual_stages for kind, rows in self.rows_of.items()}
 
     @property
-    def ends(self) -> int:
+    def vocab_ranks(self) -> int:
         """Pipeline ranks that share embedding and head, in addition to the tensor ranks."""
         return self.pipe if self.shared_ends else 1
 
@@ -63,9 +63,9 @@ class Case(NamedTuple):
         """Shards of a weight that a device holds during a step: more than one in a secondary shard."""
         sizes = {"fsdp": self.shards // (self.routed * self.context), "context": self.context}
         sizes |= dict.fromkeys(ROUTED_AXES, self.routed)
-        own = secondary_ranks(self.secondary, sizes, ROUTED_AXES if routed else ())
-        assert own is not None, "neighbours that are whole ranks of an axis"
-        return (self.shards // self.routed if routed else self.shards) // own if own > 1 else 1
+        neighbours = secondary_ranks(self.secondary, sizes, ROUTED_AXES if routed else ())
+        assert neighbours is not None, "neighbours that are whole ranks of an axis"
+        return (self.shards // self.routed if routed else self.shards) // neighbours if neighbours > 1 else 1
 
     @property
     def alone(self) -> bool:

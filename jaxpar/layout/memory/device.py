@@ -28,11 +28,11 @@ def memory_limit(mesh: Mesh) -> tuple[int, int]:
     A GPU has its own; virtual CPU devices share the machine's memory.
     """
     local = [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
-    limit = _own_limit(local[0])
+    limit = _device_limit(local[0])
     return (host_memory(), len(local)) if limit is None else (limit, 1)
 
 
-def own_memory(mesh: Mesh) -> bool:
+def separate_memory(mesh: Mesh) -> bool:
     """Whether the devices have memory of their own: CPU devices use the machine's."""
     return mesh.devices.flat[0].platform != "cpu"
 
@@ -40,16 +40,16 @@ def own_memory(mesh: Mesh) -> bool:
 def usable_bytes() -> int:
     """Bytes that a program may take of a device: its own, or its share of the machine's memory. If processes see
     different numbers, that of the first counts."""
-    limit = _own_limit(jax.local_devices()[0])
+    limit = _device_limit(jax.local_devices()[0])
     return from_first(lambda: host_memory() // jax.local_device_count() if limit is None else limit)
 
 
 def host_share() -> int:
-    """`own_host_share`; if processes see different numbers, that of the first counts."""
-    return from_first(own_host_share)
+    """`local_host_share`; if processes see different numbers, that of the first counts."""
+    return from_first(local_host_share)
 
 
-def own_host_share() -> int:
+def local_host_share() -> int:
     """Bytes that this process may pin of the machine's memory for each of its devices."""
     return pinnable_bytes() // jax.local_device_count()
 
@@ -73,7 +73,7 @@ def limit_words(config: Config) -> str:
     return "this machine has" if pinnable_bytes() == host_memory() else f"{PINNED_VARIABLE} leaves this process"
 
 
-def _own_limit(device: Device) -> int | None:
+def _device_limit(device: Device) -> int | None:
     """Bytes that a program may take of a device with memory of its own, as the device reports it."""
     statistics = device.memory_stats()
     return statistics["bytes_limit"] if statistics and "bytes_limit" in statistics else None

@@ -27,7 +27,7 @@ from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.fixed import Fixed, Work, fixed_bytes
 from jaxpar.layout.memory.slots import Slots
 from jaxpar.layout.memory.weights import Weights
-from jaxpar.memory.fraction import kept_bytes
+from jaxpar.memory.fraction import saved_bytes
 from jaxpar.memory.layer_shape import FLOAT32_BYTES, LayerShape, activation_bytes, layer_shapes
 from jaxpar.memory.remat import offloaded, runs_by_kind
 from jaxpar.precision.recipe import recipe_of
@@ -83,16 +83,16 @@ def estimate_memory(config: Config, plan: Plan) -> MemoryEstimate:
     return model.estimate(case, model.units(case, plan.runs, plan.mlp_tiles.name), plan_slots(plan))
 
 
-def estimated_bytes(config: Config, plan: Plan, *, own_memory: bool = True) -> int:
+def estimated_bytes(config: Config, plan: Plan, *, separate_memory: bool = True) -> int:
     """Bytes that the step of a plan takes on a device.
 
-    Of a device without memory of its own (`own_memory`), which uses the host's, also what is offloaded there.
+    Of a device without memory of its own (`separate_memory`), which uses the host's, also what is offloaded there.
     """
     estimate = estimate_memory(config, plan)
-    return estimate.device if own_memory else estimate.device + held_on_host(config, plan)
+    return estimate.device if separate_memory else estimate.device + host_bytes(config, plan)
 
 
-def held_on_host(config: Config, plan: Plan) -> int:
+def host_bytes(config: Config, plan: Plan) -> int:
     """Bytes that a device without memory of its own holds besides `MemoryEstimate.device`: what is offloaded.
 
     State on disk is not there, and pieces of state need no buffers to pass between the two.
@@ -212,13 +212,14 @@ class MemoryModel:
         """
         shapes = self.shapes(case)
         each = [
-            _units(activation_bytes(shapes[kind]), own, tiles) for kind, own in runs_by_kind(runs, case.slots).items()
+            _units(activation_bytes(shapes[kind]), kind_runs, tiles)
+            for kind, kind_runs in runs_by_kind(runs, case.slots).items()
         ]
         saved, offloaded, kept, back, transit, again = zip(*each, strict=True)
         scales = sum(
             run.layers * self._scales(shapes[kind])
-            for kind, own in runs_by_kind(runs, case.slots).items()
-            for run in own
+            for kind, kind_runs in runs_by_kind(runs, case.slots).items()
+            for run in kind_runs
         )
         return Units(sum(saved) + scales, sum(offloaded), sum(kept) + scales, max(back), max(transit), max(again))
 
@@ -249,11 +250,11 @@ class MemoryModel:
             work = _leaving(work, fixed.leaving, fixed.host, case.alone)
         # Units from B to W: one is written, layer by layer, while another is read; XLA holds half of it twice.
         waiting = slots.kept + (TWICE if slots.kept else 0.0)
-        held = fixed.chunk_gradients * slots.gradients
+        gradients = fixed.chunk_gradients * slots.gradients
         estimate = MemoryEstimate(
             optimizer=fixed.optimizer,
             weights=work.weights + fixed.chunk * slots.weights,
-            gradients=work.gradients + held,
+            gradients=work.gradients + gradients,
             saved_activations=slots.stash * units.saved + int(waiting * fixed.for_weights),
             temporaries=slots.sent * fixed.between
             + work.temporaries
@@ -295,7 +296,7 @@ class MemoryModel:
 
     def loss_tiles(self, case: Case) -> int:
         """Tiles of a microbatch's tokens in the head."""
-        key = "loss tiles", case.rows, case.context, case.tensor, case.ends
+        key = "loss tiles", case.rows, case.context, case.tensor, case.vocab_ranks
         if key not in self._known:
             self._known[key] = loss_tiles(self.alike(case)).name
         return self._known[key]
@@ -307,9 +308,9 @@ def _units(sizes: Mapping[str, int], runs: Sequence[LayerRun], tiles: int) -> Un
     least = lambda of: min(sum(n for name, n in of.items() if run.activations[name] == "save") for run in runs)
     in_transit = (sum(n for name, n in sizes.items() if run.activations[name] == "offload") for run in runs)
     return Units(
-        saved=kept_bytes(runs, sizes, "save"),
-        offloaded=kept_bytes(runs, sizes, "offload"),
-        kept=kept_bytes(runs, sizes),
+        saved=saved_bytes(runs, sizes, "save"),
+        offloaded=saved_bytes(runs, sizes, "offload"),
+        kept=saved_bytes(runs, sizes),
         back=least(sizes),
         transit=max(in_transit, default=0),
         again=2 * sum(made.values()) - least(made),

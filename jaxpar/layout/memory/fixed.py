@@ -17,10 +17,10 @@ from jaxpar.layers.matmul_formats import quantised, routed_groups
 from jaxpar.layout.memory.case import Case
 from jaxpar.layout.memory.state import StateBytes
 from jaxpar.layout.memory.stored import StoredBytes, Widths
-from jaxpar.layout.memory.weights import Ends, Parts, Weight, Weights
+from jaxpar.layout.memory.weights import PartBytes, Parts, Weight, Weights
 from jaxpar.memory.layer_shape import FLOAT32_BYTES, LayerShape, between_bytes, matmul_bytes
 from jaxpar.memory.streaming import PIECES
-from jaxpar.optim.outer import wire_bytes
+from jaxpar.optim.outer import message_bytes
 from jaxpar.runtime.batch import CONTEXT, LABELS, MASK, union
 
 
@@ -80,7 +80,7 @@ def fixed_bytes(
 
 def parts_of(weights: Weights, case: Case) -> Parts:
     """Elements and state of each part of the model in a case."""
-    return weights.parts(case.tensor, case.shards, case.ends, case.routed, case.state_replicas)
+    return weights.parts(case.tensor, case.shards, case.vocab_ranks, case.routed, case.state_replicas)
 
 
 def state_of(config: Config, weights: Weights, case: Case) -> StateBytes:
@@ -129,10 +129,10 @@ class _Counted:
         """The message of a fragment (what is sent, and the sum or the codes of all islands), and about one more copy of
         the gradients that are updated with: compiled programs took 85 to 114% of both, the most with int4."""
         islands = self.config.islands
-        if not (islands.of_one_job and islands.beside_a_step):
+        if not (islands.of_one_job and islands.overlaps_step):
             return 0
         received = 1 if islands.wire is None else self.config.parallel.islands
-        message = (1 + received) * wire_bytes(round(state.trained / islands.fragments), islands.wire)
+        message = (1 + received) * message_bytes(round(state.trained / islands.fragments), islands.wire)
         return int(FLOAT32_BYTES * state.trained) + message
 
     @property
@@ -166,7 +166,7 @@ class _Counted:
         case, quantized = self.case, self.config.parallel.quantized
         if case.shards == 1 or case.zero < 3:
             return 0
-        weights = max(own.compute for own in self.parts.layers.values())
+        weights = max(part.compute for part in self.parts.layers.values())
         largest = max(one.compute for one in self._layer_weights)
         gathered = weights * (quantized.weights is not None and case.secondary == 1)
         exchanged = {None: 0.0, "bfloat16": 4.0, "int8": 2.0, "int4": 1.0}[quantized.gradients] * largest
@@ -175,7 +175,7 @@ class _Counted:
     @property
     def _layer(self) -> int:
         """The maximum over kinds."""
-        return self._widths.compute * max(own.compute for own in self.parts.layers.values())
+        return self._widths.compute * max(part.compute for part in self.parts.layers.values())
 
     @property
     def _gathered_layers(self) -> int:
@@ -187,35 +187,35 @@ class _Counted:
     @property
     def _layer_weights(self) -> list[Weight]:
         """Weights of one layer of each kind."""
-        return [weight for own in self.parts.layers.values() for weight in own.weights]
+        return [weight for part in self.parts.layers.values() for weight in part.weights]
 
     @property
     def _largest_gradient(self) -> int:
         """Bytes of the gradients of a layer's weights, as they accumulate."""
         return self._widths.gradient * max(map(self.stored.reduced, self._layer_weights))
 
-    def _in_head(self, weights: Ends, gradients: Ends) -> tuple[Work, int, bool]:
+    def _in_head(self, weights: PartBytes, gradients: PartBytes) -> tuple[Work, int, bool]:
         """While the loss is differentiated; its gradient apart, and whether zeros of that size are kept.
 
         The head is gathered, and a tile's logits are there in float32 with their gradient. The first layer of the
         backward is gathered meanwhile; a pipeline has two at the same time. In tiles the head's gradient adds up in
         float32 from zeros as large as itself, which XLA keeps for every run of ticks with a loss; under tensor
         parallelism it allocates new ones, also for a tied head whose gradients accumulate sharded. The gradient of an
-        untied head exists twice when it is scaled, without logits. With one microbatch alone, gradients of the ends
+        untied head exists twice when it is scaled, without logits. With one microbatch alone, gradients of these
         are not needed before they are computed, and the embedding is not needed any more.
         """
         case, model = self.case, self.config.model
         name = "embedding" if model.tied else "head"
-        gathers = case.zero >= 3 and case.pipe == 1 and self.parts.ends[name].sharded < self.parts.ends[name].compute
-        head = self.parts.ends[name].compute
+        part = self.parts.embed_and_head[name]
+        gathers, head = case.zero >= 3 and case.pipe == 1 and part.sharded < part.compute, part.compute
         tiles = self.loss_tiles
-        logits = 4 * (self.shape.tokens // tiles) * padded_vocab(model) // (case.tensor * case.ends)
+        logits = 4 * (self.shape.tokens // tiles) * padded_vocab(model) // (case.tensor * case.vocab_ranks)
         if case.alone:
-            gradients = Ends(gradients.layers, 0, 0, 0)
+            gradients = PartBytes(gradients.layers, 0, 0, 0)
             weights = weights if model.tied else weights._replace(embedding=0)
         layers = self._gathered_layers // (1 if case.pipe > 1 else 1 + case.layer_unroll)
-        anew = (model.tied and self.stored.ends_sharded) or case.tensor > 1 or (case.alone and not gathers)
-        trained = self.parts.ends[name].trained.compute
+        anew = (model.tied and self.stored.embed_and_head_sharded) or case.tensor > 1 or (case.alone and not gathers)
+        trained = part.trained.compute
         zeros = tiles > 1 and not anew and trained > 0
         gradient = trained * (FLOAT32_BYTES if zeros else self._widths.gradient)
         temporaries = logits * (3 if tiles == 1 or zeros or not trained else 4) // 2
@@ -225,28 +225,28 @@ class _Counted:
         work = Work(stored + gathers * self._widths.compute * head + layers, gradients.all, temporaries)
         return work, gradient, zeros
 
-    def _in_layer(self, weights: Ends, gradients: Ends) -> Work:
+    def _in_layer(self, weights: PartBytes, gradients: PartBytes) -> Work:
         """In a layer's backward: its weights and the next one's, its whole gradients, without what it recomputes.
 
         Tensor ranks gather the inputs of both halves of a layer, and the cotangents of their outputs. With one
-        microbatch alone, the ends are not needed any more, nor the gradient of the embedding yet. Gradients of layers
-        that are on the host are written back weight by weight. The head's is computed after the layers where what it is
-        computed from, the gradient of all logits, is smaller.
+        microbatch alone, embedding and head are not needed any more, nor the gradient of the embedding yet. Gradients
+        of layers that are on the host are written back weight by weight. The head's is computed after the layers where
+        what it is computed from, the gradient of all logits, is smaller.
         """
         case, shape = self.case, self.shape
         if case.alone:
-            weights = Ends(weights.layers, 0, 0, 0)
+            weights = PartBytes(weights.layers, 0, 0, 0)
             gradients = gradients if self.config.model.tied else gradients._replace(embedding=0)
             if not self.config.model.tied and self.loss_tiles == 1:
-                columns = padded_vocab(self.config.model) // (case.tensor * case.ends)
+                columns = padded_vocab(self.config.model) // (case.tensor * case.vocab_ranks)
                 logits = self._widths.compute * shape.tokens * columns
                 gradients = gradients._replace(head=min(gradients.head, logits))
         whole = shape.tokens * shape.embed * self._widths.compute
-        whole_gradients = self._widths.gradient * max(own.trained.compute for own in self.parts.layers.values())
-        own = 2 * self._largest_gradient if case.layers_on_host else whole_gradients
+        whole_gradients = self._widths.gradient * max(part.trained.compute for part in self.parts.layers.values())
+        layer_gradients = 2 * self._largest_gradient if case.layers_on_host else whole_gradients
         return Work(
             weights.all + self.stored.frozen + self._gathered_layers,
-            gradients.all + own,
+            gradients.all + layer_gradients,
             (4 * whole if case.tensor > 1 else 0) + self._codes() + case.scratch + self._of_experts(),
         )
 

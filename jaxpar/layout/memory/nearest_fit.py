@@ -41,39 +41,39 @@ class Search(NamedTuple):
 
 
 def nearest_fit(
-    layout: StepLayout, limit: int, rebuild: Rebuild, needed: int | None = None, *, own_memory: bool = True
+    layout: StepLayout, limit: int, rebuild: Rebuild, needed: int | None = None, *, separate_memory: bool = True
 ) -> Search:
     """The first change of a configuration, in order of usual cost, that takes at most `limit` bytes on a device.
 
-    Each change of `changes` is tried alone, then they are applied one after the other (`_in_turn`), each kept if it
-    makes the step smaller. Estimates are corrected by the error of the estimate of `layout` itself against `needed`,
-    XLA's number. Devices without separate memory (`own_memory`) gain nothing by what goes to the host's.
+    Each change of `changes` is tried alone, then they are applied one after the other (`_combination_order`), each
+    kept if it makes the step smaller. Estimates are corrected by the error of the estimate of `layout` itself against
+    `needed`, XLA's number. Devices without separate memory (`separate_memory`) gain nothing by what goes to the host's.
     """
     config = layout.config
-    own = estimated_bytes(config, layout.plan, own_memory=own_memory)
-    shift = 0 if needed is None else needed - own
+    estimated = estimated_bytes(config, layout.plan, separate_memory=separate_memory)
+    shift = 0 if needed is None else needed - estimated
 
     def fit(settings: tuple[str, ...]) -> Fit | None:
         try:
             changed = rebuild(with_overrides(config, settings))
-            return Fit(settings, estimated_bytes(changed.config, changed.plan, own_memory=own_memory) + shift)
+            return Fit(settings, estimated_bytes(changed.config, changed.plan, separate_memory=separate_memory) + shift)
         except UserError:  # what this model or these devices do not support does not help
             return None
 
     # What `auto` chose did not fit: it relies on estimates too.
     base = ("memory.remat=full",) if config.memory.remat == "auto" else ()
     tried: list[Fit] = []
-    for setting in changes(config, host=own_memory):
-        if (found := fit(_joined(base, setting))) is None:
+    for setting in changes(config, host=separate_memory):
+        if (candidate := fit(_joined(base, setting))) is None:
             continue
-        if found.bytes <= limit:
-            return Search(found, found, tuple(tried))
-        tried.append(found)
-    best = Fit((), own + shift)
-    for setting in _in_turn([single.settings[-1] for single in tried], config):
-        found = fit(_joined(best.settings or base, setting))
-        if found is not None and found.bytes < best.bytes:
-            best = found
+        if candidate.bytes <= limit:
+            return Search(candidate, candidate, tuple(tried))
+        tried.append(candidate)
+    best = Fit((), estimated + shift)
+    for setting in _combination_order([single.settings[-1] for single in tried], config):
+        candidate = fit(_joined(best.settings or base, setting))
+        if candidate is not None and candidate.bytes < best.bytes:
+            best = candidate
             if best.bytes <= limit:
                 return Search(best, best, tuple(tried))
     return Search(None, best if best.settings else None, tuple(tried))
@@ -100,7 +100,7 @@ def _joined(settings: tuple[str, ...], setting: str) -> tuple[str, ...]:
     return (*(other for other in settings if other.partition("=")[0] not in replaced), setting)
 
 
-def _in_turn(alone: Sequence[str], config: Config) -> Iterator[str]:
+def _combination_order(alone: Sequence[str], config: Config) -> Iterator[str]:
     """Changes in the order in which they are combined: offloaded layers come right after an offloaded state."""
     for setting in alone:
         yield setting

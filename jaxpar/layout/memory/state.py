@@ -15,11 +15,11 @@ from jaxpar.mesh.layer_order import LAYERS
 
 
 class StackState(NamedTuple):
-    """Master and moments of one weight of all layers, or of the ends, on a device."""
+    """Master and moments of one weight of all layers, or of embedding and head, on a device."""
 
     weight: Weight
     row: float
-    """Bytes of a row, which is a layer; for the ends, all bytes."""
+    """Bytes of a row, which is a layer; for embedding and head, all bytes."""
     rows: int
 
     @property
@@ -50,8 +50,10 @@ class StateBytes:
         if place == "file":
             return 0, 0, PIECES * self._largest_piece
         name = "state" if self.sharded else "whole_state"
-        ends = sum(getattr(own, name) for own in self.parts.ends.values())
-        total = int(ends + sum(getattr(own, name) * self.rows[kind] for kind, own in self.parts.layers.items()))
+        embed_and_head = sum(getattr(part, name) for part in self.parts.embed_and_head.values())
+        total = int(
+            embed_and_head + sum(getattr(part, name) * self.rows[kind] for kind, part in self.parts.layers.items())
+        )
         if place == "none":
             return total, 0, 0
         stays = int(sum(state.bytes for state in self._weights if state.weight.name in resident))
@@ -83,9 +85,9 @@ class StateBytes:
 
     @property
     def _weights(self) -> Iterator[StackState]:
-        stacks = [(own, self.rows[kind]) for kind, own in self.parts.layers.items()]
-        for own, rows in (*stacks, *((own, 1) for own in self.parts.ends.values())):
-            for weight in own.weights:
+        stacks = [(part, self.rows[kind]) for kind, part in self.parts.layers.items()]
+        for part, rows in (*stacks, *((part, 1) for part in self.parts.embed_and_head.values())):
+            for weight in part.weights:
                 if not weight.trained:
                     continue
                 yield StackState(weight, weight.state if self.sharded else weight.whole_state, rows)

@@ -98,11 +98,11 @@ def check_offloaded_state(layout: StepLayout, mesh: Mesh, limit: int | None = No
         beside += f", and offloaded activations {size(activations, 2)}" if activations else ""
         raise UserError(
             f"{setting} takes {size(needed, 2)} of host memory for {devices}{beside}, and "
-            f"{limit_words(layout.config)} {size(limit, 2)}; expected {less_on_the_host(layout)}, or more machines"
+            f"{limit_words(layout.config)} {size(limit, 2)}; expected {host_memory_savings(layout)}, or more machines"
         )
 
 
-def less_on_the_host(layout: StepLayout) -> str:
+def host_memory_savings(layout: StepLayout) -> str:
     """Settings that free host memory from the state, as far as they are compatible with the others of `layout`."""
     if layout.outer_on_host:
         return "islands.offload: none"

@@ -10,10 +10,10 @@ from typing import NamedTuple
 from jaxpar.config import Config
 from jaxpar.config.kinds import kind_model
 from jaxpar.layers.matmul_formats import quantised
-from jaxpar.layout.choices.matmul import why_each_use
+from jaxpar.layout.choices.matmul import each_use_reason
 from jaxpar.layout.choices.matmul_codes import coded_rows
 from jaxpar.layout.memory.case import Case
-from jaxpar.layout.memory.weights import Ends, Part, Parts, Weight
+from jaxpar.layout.memory.weights import Part, PartBytes, Parts, Weight
 from jaxpar.memory.layer_shape import FLOAT32_BYTES, ITEM_BYTES
 from jaxpar.precision.recipe import TILES
 
@@ -53,28 +53,28 @@ class StoredBytes:
         return self._bytes(self.widths.storage, sharded, sharded and self.case.pipe == 1, "frozen").all
 
     @cached_property
-    def weights(self) -> Ends:
+    def weights(self) -> PartBytes:
         """Bytes of the copies that are made of the master weights."""
         width = self.widths.storage
         case, precision = self.case, self.config.precision
         sharded = case.zero >= 3
-        ends = sharded and case.pipe == 1
+        vocab_sharded = sharded and case.pipe == 1
         same = (precision.storage or precision.compute) == "float32"
         if case.secondary > 1:
-            return self._held()
-        placed = case.state_replicas == 1 and (case.shards == 1 or case.zero == 0 or ends)
+            return self._fetched()
+        placed = case.state_replicas == 1 and (case.shards == 1 or case.zero == 0 or vocab_sharded)
         if same and placed and case.state == "none":
-            return Ends(self._coded(sharded, True) + self._coded(sharded, False), 0, 0, 0)
-        made = self._bytes(width, sharded, ends, "trained")
+            return PartBytes(self._coded(sharded, True) + self._coded(sharded, False), 0, 0, 0)
+        made = self._bytes(width, sharded, vocab_sharded, "trained")
         # Codes replace the copies of trained matrices; frozen ones are a part of the state, and their codes are made.
         return made._replace(
             layers=made.layers - (width - 1) * self._coded(sharded, True) + self._coded(sharded, False)
         )
 
     @cached_property
-    def gradients(self) -> Ends:
+    def gradients(self) -> PartBytes:
         """As they accumulate over microbatches."""
-        return self._bytes(self.widths.gradient, self.gradients_sharded, self.ends_sharded, "trained")
+        return self._bytes(self.widths.gradient, self.gradients_sharded, self.embed_and_head_sharded, "trained")
 
     @property
     def arriving(self) -> int:
@@ -84,15 +84,15 @@ class StoredBytes:
         if case.state != "file" or case.shards * case.state_replicas == 1 or case.zero == 0:
             return 0
         if case.state_replicas > 1:
-            elements = sum(own.updated * self.rows[kind] for kind, own in self.parts.layers.items())
-            return self.widths.storage * (elements + sum(own.updated for own in self.parts.ends.values()))
+            elements = sum(part.updated * self.rows[kind] for kind, part in self.parts.layers.items())
+            return self.widths.storage * (elements + sum(part.updated for part in self.parts.embed_and_head.values()))
         arguments = self._bytes(self.widths.storage, True, True, "trained")
-        ends = 0 if case.zero >= 3 and case.pipe == 1 else arguments.all - arguments.layers
-        return ends + (0 if case.zero >= 3 else arguments.layers)
+        embed_and_head = 0 if case.zero >= 3 and case.pipe == 1 else arguments.all - arguments.layers
+        return embed_and_head + (0 if case.zero >= 3 else arguments.layers)
 
-    def on_device(self, ends: Ends) -> Ends:
-        """Rows without the layers that are on the host."""
-        return ends._replace(layers=0) if self.case.layers_on_host else ends
+    def on_device(self, parts: PartBytes) -> PartBytes:
+        """`parts` without the layers that are on the host."""
+        return parts._replace(layers=0) if self.case.layers_on_host else parts
 
     def reduced(self, weight: Weight) -> int:
         """A layer's elements in the accumulated gradients."""
@@ -103,14 +103,14 @@ class StoredBytes:
         return int(self._in_layers("compute", self.case.rows_of, which))
 
     @property
-    def ends_sharded(self) -> bool:
+    def embed_and_head_sharded(self) -> bool:
         """Whether gradients of embedding and head accumulate sharded."""
         return self.case.zero >= 2 and self.case.pipe == 1
 
     @property
     def gradients_sharded(self) -> bool:
         """Whether those of layers do."""
-        return self.case.zero >= 3 or self.ends_sharded
+        return self.case.zero >= 3 or self.embed_and_head_sharded
 
     def _coded(self, sharded: bool, trained: bool) -> int:
         """Elements of matrices that are stored as codes of 8 bits, once per step, trained or frozen.
@@ -120,15 +120,15 @@ class StoredBytes:
         """
         case, recipe, offload = self.case, self.config.precision.matmul, self.config.memory.weights_offload
         holds = "its schedule" if case.virtual_stages > 1 and case.zero >= 3 else None
-        if recipe is None or why_each_use(recipe, case.state, offload, holds) is not None:
+        if recipe is None or each_use_reason(recipe, case.state, offload, holds) is not None:
             return 0
-        found, rows = 0, coded_rows(self.config, case.slots)
-        for kind, own in self.parts.layers.items():
+        total, rows = 0, coded_rows(self.config, case.slots)
+        for kind, part in self.parts.layers.items():
             names = self._coded_names(kind)
-            coded = (one for one in own.weights if one.name.split(".")[-1] in names and one.trained == trained)
+            coded = (one for one in part.weights if one.name.split(".")[-1] in names and one.trained == trained)
             elements = sum(one.local(sharded) for one in coded)
-            found += elements * rows[kind] * case.virtual_stages
-        return found
+            total += elements * rows[kind] * case.virtual_stages
+        return total
 
     def _coded_names(self, kind: str) -> set[str]:
         """The matrices of a kind that become codes once per step, where any do."""
@@ -142,35 +142,38 @@ class StoredBytes:
         case, recipe, offload = self.case, self.config.precision.matmul, self.config.memory.weights_offload
         tiles = TILES.get(recipe or "")
         holds = "its schedule" if case.virtual_stages > 1 and case.zero >= 3 else None
-        if tiles is None or why_each_use(recipe, case.state, offload, holds) is not None:
+        if tiles is None or each_use_reason(recipe, case.state, offload, holds) is not None:
             return 0
-        found = 0
-        for kind, own in self.parts.layers.items():
+        elements = 0
+        for kind, part in self.parts.layers.items():
             names = self._coded_names(kind)
-            found += self.rows[kind] * sum(one.compute for one in own.weights if one.name.split(".")[-1] in names)
-        return FLOAT32_BYTES * found // tiles.size**2
+            elements += self.rows[kind] * sum(one.compute for one in part.weights if one.name.split(".")[-1] in names)
+        return FLOAT32_BYTES * elements // tiles.size**2
 
-    def _held(self) -> Ends:
+    def _fetched(self) -> PartBytes:
         """Weights in a secondary shard: several shards of each that is sharded, frozen ones too."""
         width = self.widths.storage
         copies = self.case.copies
-        held = lambda part: sum(min(one.compute, one.sharded * copies(one.routed)) for one in part.weights)
-        layers = sum(held(own) * self.rows[kind] for kind, own in self.parts.layers.items())
+        fetched = lambda part: sum(min(one.compute, one.sharded * copies(one.routed)) for one in part.weights)
+        layers = sum(fetched(layer) * self.rows[kind] for kind, layer in self.parts.layers.items())
         if self.case.pipe > 1:
             return self._bytes(width, True, False, "trained")._replace(layers=width * layers)
-        ends = {name: width * held(part) for name, part in self.parts.ends.items()}
-        return Ends(width * layers, *(ends.get(name, 0) for name in Ends._fields[1:]))
+        embed_and_head = {name: width * fetched(part) for name, part in self.parts.embed_and_head.items()}
+        return PartBytes(width * layers, *(embed_and_head.get(name, 0) for name in PartBytes._fields[1:]))
 
-    def _bytes(self, width: int, layers_sharded: bool, ends_sharded: bool, which: str) -> Ends:
+    def _bytes(self, width: int, layers_sharded: bool, embed_and_head_sharded: bool, which: str) -> PartBytes:
         """Bytes of the weights that are `which`: trained or frozen."""
         form = lambda sharded: "sharded" if sharded else "compute"
-        ends = {name: width * _elements(part, form(ends_sharded), which) for name, part in self.parts.ends.items()}
+        embed_and_head = {
+            name: width * _elements(part, form(embed_and_head_sharded), which)
+            for name, part in self.parts.embed_and_head.items()
+        }
         layers = width * int(self._in_layers(form(layers_sharded), self.rows, which))
-        return Ends(layers, *(ends.get(name, 0) for name in Ends._fields[1:]))
+        return PartBytes(layers, *(embed_and_head.get(name, 0) for name in PartBytes._fields[1:]))
 
     def _in_layers(self, form: str, rows: Mapping[str, int], which: str) -> float:
         """`_elements` of so many layers of each kind."""
-        return sum(_elements(own, form, which) * rows[kind] for kind, own in self.parts.layers.items())
+        return sum(_elements(part, form, which) * rows[kind] for kind, part in self.parts.layers.items())
 
 
 def _elements(part: Part, form: str, which: str) -> int:

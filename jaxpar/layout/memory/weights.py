@@ -66,8 +66,8 @@ class Elements(NamedTuple):
     @staticmethod
     def of(weights: Iterable[Weight], trained: bool) -> Elements:
         """Elements of those `weights` that are trained, or of the others."""
-        own = [one for one in weights if one.trained == trained]
-        return Elements(sum(one.compute for one in own), sum(one.sharded for one in own))
+        selected = [one for one in weights if one.trained == trained]
+        return Elements(sum(one.compute for one in selected), sum(one.sharded for one in selected))
 
 
 class Part(NamedTuple):
@@ -114,13 +114,13 @@ class Part(NamedTuple):
 class Parts(NamedTuple):
     """The parts of a model on a device."""
 
-    ends: dict[str, Part]
+    embed_and_head: dict[str, Part]
     """Embedding, head and the norm before it, by name."""
     layers: dict[str, Part]
     """Weights of one layer of each kind."""
 
 
-class Ends(NamedTuple):
+class PartBytes(NamedTuple):
     """Bytes by part of the model."""
 
     layers: int
@@ -170,22 +170,26 @@ class Weights:
         Args:
             tensor: ranks that share every matrix.
             shards: ranks that ZeRO shards over.
-            pipe: ranks that share the ends of the model; 1 where they do not.
+            pipe: ranks that share embedding and head; 1 where they do not.
             routed: ranks among `shards` that split the matrices among which a router chooses.
             replicas: those that share the state of a weight.
         """
         key = tensor, shards, pipe, routed, replicas
         if key not in self._parts:
-            ends = {name: self._part((name,), tree, key) for name, tree in self._specs.items() if name != LAYERS}
+            embed_and_head = {
+                name: self._part((name,), tree, key) for name, tree in self._specs.items() if name != LAYERS
+            }
             paths = {kind: (LAYERS, kind) for kind in self.kinds}
-            own = lambda kind: self._specs[LAYERS][kind]
-            self._parts[key] = Parts(ends, {kind: self._part(path, own(kind), key) for kind, path in paths.items()})
+            specs_of = lambda kind: self._specs[LAYERS][kind]
+            self._parts[key] = Parts(
+                embed_and_head, {kind: self._part(path, specs_of(kind), key) for kind, path in paths.items()}
+            )
         return self._parts[key]
 
     def _part(self, path: tuple[str, ...], tree: Nested[ParamSpec] | ParamSpec, ranks: _Ranks) -> Part:
         """The weights of the tree at `path`."""
-        found = jax.tree_util.tree_leaves_with_path(tree)
-        return Part.of(self._weight(path, tuple(key.key for key in below), spec, ranks) for below, spec in found)
+        leaves = jax.tree_util.tree_leaves_with_path(tree)
+        return Part.of(self._weight(path, tuple(key.key for key in below), spec, ranks) for below, spec in leaves)
 
     def _weight(self, path: tuple[str, ...], below: tuple[str, ...], spec: ParamSpec, ranks: _Ranks) -> Weight:
         tensor, shards, pipe, routed, replicas = ranks
@@ -221,10 +225,10 @@ class Weights:
         if not spec.trained:
             return 0.0
         sizes = [local.get(axis, 1) for axis in spec.axes]  # one layer
-        kept = sum(array.local_bytes(spec, sizes) for array in self._rule(spec).state.values())
+        state = sum(array.local_bytes(spec, sizes) for array in self._rule(spec).state.values())
         average, islands = self.config.optimizer.ema is not None, self.config.islands
         more = 2 * (islands.of_one_job and islands.offload == "none") + 2 * islands.eager
-        return kept + FLOAT32_BYTES * (1 + average + more) * prod(sizes)
+        return state + FLOAT32_BYTES * (1 + average + more) * prod(sizes)
 
     def _rule(self, spec: ParamSpec) -> Rule:
         """The rule of a weight."""

@@ -10,7 +10,7 @@ from jax import lax
 from jaxtyping import Array, Float, Shaped
 
 from jaxpar.mesh.axes import ROUTED_AXIS
-from jaxpar.mesh.collectives import exchange_tokens, must_vary
+from jaxpar.mesh.collectives import exchange_tokens, require_varying
 from jaxpar.mesh.quantized.blocks import decode, encode
 from jaxpar.mesh.quantized.transport import levels_of
 from pallas_kernels.varying import vary_alike
@@ -25,7 +25,7 @@ def exchange_tokens_by_node(x: Shaped[Array, "rows ..."], node_devices: int) -> 
     `x * (nodes - 1) / nodes`, in `nodes - 1` messages and not in `(nodes - 1) * ranks`. Inside the node it sends
     `x * (ranks - 1) / ranks` in `ranks - 1` messages; in one step these are `x * (ranks - 1) / n`.
     """
-    must_vary(x, (ROUTED_AXIS,), "exchange_tokens")
+    require_varying(x, (ROUTED_AXIS,), "exchange_tokens")
     levels = levels_of((ROUTED_AXIS,), node_devices)
     if 1 in levels:
         return exchange_tokens(x)

@@ -42,14 +42,14 @@ def secondary_ranks(secondary: int, sizes: Mapping[str, int], split: Collection[
     `split`, over which it is split while it is multiplied. None where neighbours are no whole ranks of an axis."""
     if all(axis not in split or sizes[axis] == 1 for axis in SHARD_AXES):
         return secondary
-    found, left = 1, secondary
+    ranks, left = 1, secondary
     for axis in reversed(SHARD_AXES):
-        own, size = min(left, sizes[axis]), sizes[axis]
-        if size % own or left % own:
+        taken, size = min(left, sizes[axis]), sizes[axis]
+        if size % taken or left % taken:
             return None
-        found *= 1 if axis in split else own
-        left //= own
-    return found
+        ranks *= 1 if axis in split else taken
+        left //= taken
+    return ranks
 
 
 EXACT = Transport()
@@ -88,9 +88,9 @@ class Levels(NamedTuple):
 def levels_of(axes: Sequence[str], node_devices: int | None) -> Levels:
     """The levels of a collective over `axes`, inside the step's map; one level if `node_devices` is None."""
     sizes = {axis: lax.axis_size(axis) for axis in AXES}
-    found = split_by_nodes(sizes, axes, node_devices)
-    assert found is not None, f"ranks of {tuple(axes)} are not spread evenly over nodes of {node_devices} devices"
-    return found
+    levels = split_by_nodes(sizes, axes, node_devices)
+    assert levels is not None, f"ranks of {tuple(axes)} are not spread evenly over nodes of {node_devices} devices"
+    return levels
 
 
 def split_by_nodes(sizes: Mapping[str, int], axes: Sequence[str], node_devices: int | None) -> Levels | None:

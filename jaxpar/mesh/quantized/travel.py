@@ -21,7 +21,7 @@ from jax.extend.core import Primitive
 from jax.interpreters import mlir
 from jaxtyping import Array, Float, Shaped
 
-from jaxpar.mesh.collectives import gather_weight, must_add_up, must_vary, reduce_sum, scatter_gradient
+from jaxpar.mesh.collectives import gather_weight, reduce_sum, refuse_8_bit_sum, require_varying, scatter_gradient
 from jaxpar.mesh.quantized.blocks import decode, encode
 from jaxpar.mesh.quantized.transport import Levels, RankGroups, Transport, WeightDtype, levels_of
 
@@ -46,7 +46,7 @@ def gather_shards(x: Shaped[Array, "..."], axes: Sequence[str], dim: int, transp
     """Join the shards of a weight along `dim`, all of them: `gather_stored` without a secondary shard."""
     if transport.weight is None:
         return gather_weight(x, axes, dim)
-    must_vary(x, axes, "gather_weight")
+    require_varying(x, axes, "gather_weight")
     return _joined(_gathered(x, axes, None, transport.weight), dim)
 
 
@@ -88,8 +88,8 @@ def scatter_shards(x: Float[Array, "..."], axes: Sequence[str], dim: int, transp
     """
     if transport.gradient is None:
         return scatter_gradient(x, axes, dim)
-    must_vary(x, axes, "scatter_gradient")
-    must_add_up(x, "scatter_gradient")
+    require_varying(x, axes, "scatter_gradient")
+    refuse_8_bit_sum(x, "scatter_gradient")
     levels = levels_of(axes, transport.node_devices)
     with jax.named_scope("scatter_gradient"):
         parts = jnp.moveaxis(_split(x, dim, levels.nodes, levels.ranks), (dim, dim + 1), (1, 0))  # [rank, node, ...]
@@ -108,8 +108,8 @@ def reduce_shards(x: Float[Array, "..."], axes: Sequence[str], transport: Transp
     levels = levels_of(axes, transport.node_devices)
     if levels == Levels(1, 1):
         return reduce_sum(x, axes)
-    must_vary(x, axes, "reduce_sum")
-    must_add_up(x, "reduce_sum")
+    require_varying(x, axes, "reduce_sum")
+    refuse_8_bit_sum(x, "reduce_sum")
     with jax.named_scope("reduce_sum"):
         flat = jnp.pad(x.reshape(-1), (0, -x.size % (levels.nodes * levels.ranks)))
         local = _exchanged_twice(flat.reshape(levels.ranks, levels.nodes, -1), axes, levels, dtype)

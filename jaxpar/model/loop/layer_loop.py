@@ -31,7 +31,7 @@ from jaxpar.memory.streaming import to_host
 from jaxpar.mesh.axes import vary
 from jaxpar.mesh.layer_order import PADDING, Chunk, Index, LayerOrder
 from jaxpar.mesh.parameters import Arrays
-from jaxpar.model.loop.layer_stack import Keep, LayerStack, Step, tie_to
+from jaxpar.model.loop.layer_stack import Keep, LayerStack, Step, next_block_tie
 from jaxpar.model.loop.stash import Stash, Stashes, fetch, put_x, written
 from jaxpar.model.loop.walk import Site, walk
 from jaxpar.runtime.passes import Accumulator, Context, Cotangents, Report, Saved, Side, Stream, Tokens, Valid
@@ -113,9 +113,9 @@ class LayerLoop:
         places = self.order.first_slots
         some, *others = sorted(set(places.ravel().tolist()))
         x = first(some)
-        own = jnp.asarray(places, jnp.int32)[lax.axis_index("pipe"), chunk] if others else None
+        local_place = jnp.asarray(places, jnp.int32)[lax.axis_index("pipe"), chunk] if others else None
         for place in others:
-            x = jnp.where(own == place, first(place), x)
+            x = jnp.where(local_place == place, first(place), x)
         return x
 
     # ---- walks over a chunk
@@ -130,10 +130,10 @@ class LayerLoop:
         def step_of(stack: LayerStack, _: int, keep: Keep) -> Step:
             def step(w: Arrays, nothing: None, row: jax.Array, carry: tuple[Stream, Records]) -> tuple[Stream, Records]:
                 x, records = carry
-                index, new = stack.order.own(weights.chunk)[row], {} if records else None
+                index, new = stack.order.local(weights.chunk)[row], {} if records else None
                 y, _ = stack.programs[keep.variant].run(w, x, index, tokens[stack.name], new)
                 after = y, with_layer(records, new or {}, index)
-                return jax.tree.map(partial(stack.unless_padding, index), after, carry)
+                return jax.tree.map(partial(stack.skip_padding, index), after, carry)
 
             return Step(step)
 
@@ -150,16 +150,16 @@ class LayerLoop:
         def step_of(stack: LayerStack, first: int, keep: Keep) -> Step:
             def step(w: Arrays, nothing: None, row: jax.Array, carry: PyTree) -> PyTree:
                 x, stashes, reported = carry
-                number = stack.order.own(weights.chunk)[row]
+                number = stack.order.local(weights.chunk)[row]
                 stash, at_row = stashes[stack.name, first], (saved.slot, row - first)
                 inputs, x = put_x(stash.inputs, x, *at_row)
                 program = stack.programs[keep.variant]
                 (y, report), pullback = program.vjp(keep.policy, w, x, number, tokens[stack.name])
                 with jax.named_scope("saved_activations"):
                     stash = Stash(inputs, put(stash.residuals, in_order(residuals_of(pullback)), *at_row))
-                new = {name: reported[name] + stack.unless_padding(number, own, 0) for name, own in report.items()}
+                new = {name: reported[name] + stack.skip_padding(number, value, 0) for name, value in report.items()}
                 stashes = {**stashes, (stack.name, first): stash}
-                return stack.unless_padding(number, y, x), stashes, {**reported, **new}
+                return stack.skip_padding(number, y, x), stashes, {**reported, **new}
 
             return Step(step)
 
@@ -178,8 +178,8 @@ class LayerLoop:
         """
         layers, dy = weights.stack, cotangents.y
         for kind, stack in self.stacks.items():
-            own, dy = stack.store.again(layers[kind], dy)
-            layers = layers | {kind: own}
+            layer_weights, dy = stack.store.again(layers[kind], dy)
+            layers = layers | {kind: layer_weights}
         weights = weights._replace(stack=layers)
 
         def step_of(stack: LayerStack, first: int, keep: Keep) -> Step:
@@ -188,7 +188,7 @@ class LayerLoop:
 
             def step(w: Arrays, fetched: PyTree, row: jax.Array, carry: PyTree) -> PyTree:
                 dx, totals, taps, observed = carry
-                number = stack.order.own(weights.chunk)[row]
+                number = stack.order.local(weights.chunk)[row]
                 x, residuals = in_order(at(stash, saved.slot, row - first, instead=fetched))
                 pullback = program.pullback(keep.policy, residuals, w, x, number, tokens[kind])
                 dw, through, new_taps, *_, new = pullback((dx, of_report))
@@ -199,7 +199,7 @@ class LayerLoop:
                 if observed is not None and program.observes:
                     valid = into.valid & (number != PADDING)
                     observed = observed.at[number].max(jnp.where(valid, new, 0))
-                return stack.unless_padding(number, vary(through), dx), totals, taps, observed
+                return stack.skip_padding(number, vary(through), dx), totals, taps, observed
 
             return Step(step, lambda row: fetch(stash, saved.slot, row - first))
 
@@ -217,7 +217,7 @@ class LayerLoop:
             like = jax.eval_shape(stack.load_any, weights[kind])
 
             def step(_: Arrays, nothing: None, row: jax.Array, totals: Arrays) -> Arrays:
-                number = stack.order.own(into.chunk.chunk)[row]
+                number = stack.order.local(into.chunk.chunk)[row]
                 with jax.named_scope("weight_gradients"):
                     dw = program.matrix_gradients(like, at(saved[kind], into.taps_slot, row), number, tokens[kind])
                 return totals | {kind: stack.accumulate(totals[kind], dw, row, number, into)}
@@ -236,11 +236,11 @@ class LayerLoop:
         sites = {}
 
         def site(kind: str, row: int) -> Site:
-            stack, padded = self.stacks[kind], bool(self.order.stacks[kind].sometimes_padding[row])
+            stack, padded = self.stacks[kind], bool(self.order.stacks[kind].padded_in_some_chunk[row])
             first, keep = stack.by_row[row]
             key = kind, first if saves else keep.variant, padded
             if key not in sites:
-                tie = tie_to(stack.blocks, self.before, backward=reverse)
+                tie = next_block_tie(stack.blocks, self.before, backward=reverse)
                 sites[key] = stack.site(key, weights, first, padded, step_of(stack, first, keep), tie)
             return sites[key]
 

@@ -114,9 +114,9 @@ class LayerProgram:
         """The input and the outputs of each group of matmuls."""
 
         def groups(w: Arrays, x: jax.Array, tokens: Context) -> Taps:
-            found: dict[str, tuple[jax.Array, Any]] = {}
-            self.apply(w, x, vary(jnp.int32(0)), tokens, recording(found), self._zeros(), None)
-            return found
+            recorded: dict[str, tuple[jax.Array, Any]] = {}
+            self.apply(w, x, vary(jnp.int32(0)), tokens, recording(recorded), self._zeros(), None)
+            return recorded
 
         return groups
 

@@ -36,7 +36,7 @@ class Keep(NamedTuple):
     """The one of the kind's programs that they run; None for the plain one."""
 
 
-def keeps_by_kind(
+def saved_by_kind(
     slots: Sequence[Slot], keeps: Iterable[Keep], variants: Mapping[str, Sequence[Hashable]]
 ) -> dict[str, tuple[Keep, ...]]:
     """Saved values of the rows of each kind, from those of a chunk's slots; equal neighbours in a stack are joined.
@@ -48,7 +48,8 @@ def keeps_by_kind(
     for slot, keep in zip(slots, each, strict=True):
         rows.setdefault(slot.kind, []).append(keep._replace(variant=variants[slot.kind][slot.row]))
     return {
-        kind: tuple(keep._replace(layers=len(list(same))) for keep, same in groupby(own)) for kind, own in rows.items()
+        kind: tuple(keep._replace(layers=len(list(same))) for keep, same in groupby(kind_rows))
+        for kind, kind_rows in rows.items()
     }
 
 
@@ -127,9 +128,9 @@ class LayerStack:
         act = jax.jit(act, inline=True)
         if permutes(jax.make_jaxpr(act)(carry).jaxpr) or any(map(on_host, jax.tree.leaves(carry))):
             return act(carry)
-        return lax.cond(self.order.own(chunk)[row] != PADDING, act, lambda carry: carry, carry)
+        return lax.cond(self.order.local(chunk)[row] != PADDING, act, lambda carry: carry, carry)
 
-    def unless_padding(self, number: jax.Array, y: jax.Array, x: jax.Array | int) -> jax.Array:
+    def skip_padding(self, number: jax.Array, y: jax.Array, x: jax.Array | int) -> jax.Array:
         """`y`, or `x` in a row that only pads the stack."""
         return jnp.where(number != PADDING, y, x) if self.order.padded else y
 
@@ -138,8 +139,8 @@ class LayerStack:
 
         While a row computes, the next one's weights are fetched, if that takes time, and its activations.
         """
-        own, ahead = weights.stack[self.name], step.loads and self.store.ahead
-        load = lambda row: self.store.fetch(own, self.row(weights, row), like)
+        stacked, ahead = weights.stack[self.name], step.loads and self.store.ahead
+        load = lambda row: self.store.fetch(stacked, self.row(weights, row), like)
 
         def fetch(row: jax.Array) -> tuple[Arrays | None, PyTree]:
             return load(row) if ahead else None, step.fetch(row)
@@ -158,7 +159,7 @@ class LayerStack:
 type _Fetched = tuple[Arrays, PyTree]
 
 
-def tie_to(blocks: Sequence[tuple[str, str]], before: int | None, *, backward: bool) -> Tie | None:
+def next_block_tie(blocks: Sequence[tuple[str, str]], before: int | None, *, backward: bool) -> Tie | None:
     """Ties the weights of the next layer's first block to those of a block `before` whose products they must have
     arrived: to its last matrix alone, or in a forward to all of a later block. `blocks` as in `LayerStack`."""
     if before is None:
@@ -169,13 +170,13 @@ def tie_to(blocks: Sequence[tuple[str, str]], before: int | None, *, backward: b
 
 
 def _tied(
-    first: str, block: str, names: str, coming: _Fetched, own: _Fetched, *, host: bool
+    first: str, block: str, names: str, coming: _Fetched, current: _Fetched, *, host: bool
 ) -> tuple[_Fetched, _Fetched]:
     """`coming` of the next layer and `own` of a layer, tied: weights of the latter's `block` whose names begin with
     `names` are there when the former's `first` block has its weights and, with `host`, its copies from the host. XLA
     takes such a copy for instant, and issues it just before its use. In the middle of a backward it has products beside
     it; a layer may begin with its feed-forward's last matrix, before which it would have none."""
-    (after, others), (now, rest) = coming, own
+    (after, others), (now, rest) = coming, current
     late = {name: weight for name, weight in now[block].items() if name.startswith(names)}
     arrived, late = lax.optimization_barrier(((after[first], others if host else None), late))
     weights, others = arrived[0], arrived[1] if host else others

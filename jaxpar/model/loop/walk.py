@@ -103,9 +103,9 @@ def _run_all[Carry](
     parts: Sequence[Part], rows: Sequence[Rows], fetched: PyTree, after: Next, carry: Carry
 ) -> tuple[PyTree, Carry]:
     """(what the slot `after` needs, carry) once all parts have run, of which the first has `fetched`."""
-    following = [*(_first(part, own) for part, own in zip(parts[1:], rows[1:], strict=True)), after]
-    for part, own, then in zip(parts, rows, following, strict=True):
-        fetched, carry = _run(part, own, fetched, then, carry)
+    following = [*(_first(part, part_rows) for part, part_rows in zip(parts[1:], rows[1:], strict=True)), after]
+    for part, part_rows, then in zip(parts, rows, following, strict=True):
+        fetched, carry = _run(part, part_rows, fetched, then, carry)
     return fetched, carry
 
 

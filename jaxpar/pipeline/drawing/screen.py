@@ -87,8 +87,8 @@ def _modes(summary: Summary) -> Table:
     for mode, simulation in summary.modes.items():
         bubble = number(simulation.bubble), percent(simulation.bubble_fraction)
         times = number(simulation.makespan), number(simulation.ideal), *bubble
-        kept = [_listed([size(count) for count in simulation.peak_bytes])] if sized else []
-        table.add_row(mode, *times, _listed([str(count) for count in simulation.peak_in_flight]), *kept)
+        memory = [_listed([size(count) for count in simulation.peak_bytes])] if sized else []
+        table.add_row(mode, *times, _listed([str(count) for count in simulation.peak_in_flight]), *memory)
     return table
 
 
@@ -118,11 +118,11 @@ def _comparison(summaries: Sequence[Summary], workload: Workload, *, narrow: boo
         ]
         virtual = summary.schedule.virtual_stages
         makespans = [] if narrow else [number(simulation.makespan) for simulation in modes]
-        kept = [number(max(simulation.peak_in_flight) / virtual, 1) for simulation in modes]
+        memory = [number(max(simulation.peak_in_flight) / virtual, 1) for simulation in modes]
         if workload.stash or workload.kept:
-            kept = [size(max(simulation.peak_bytes)) for simulation in modes]
+            memory = [size(max(simulation.peak_bytes)) for simulation in modes]
         sent = size(sum(modes[0].bytes_sent)) if workload.sent else str(modes[0].transfers)
-        table.add_row(summary.schedule.name, str(virtual), *bubbles, *makespans, *kept, sent)
+        table.add_row(summary.schedule.name, str(virtual), *bubbles, *makespans, *memory, sent)
     return table
 
 

@@ -96,8 +96,8 @@ def evaluate[Result](
         if run.head:
             last = (row["f_counts"] & row["f_last"]) == 1
             new = result(inputs.shared(y, last), inputs.last(row, given, "f"))
-            mine = True if inputs.shares_ends else last
-            total = jax.tree.map(lambda so_far, own: so_far + _where(mine, own), total, new)
+            mine = True if inputs.shares_vocabulary else last
+            total = jax.tree.map(lambda so_far, value: so_far + _where(mine, value), total, new)
         return inputs.arrived(run, "y", row, y, arrivals), total
 
     for part in program.loops:
@@ -200,7 +200,7 @@ class _Executor(Inputs):
         value, pullback, reports = jax.vjp(objective, parts, at(carry.outputs, row["b_output"]), has_aux=True)
         new, g = pullback(vary(given.seeds.objective.astype(value.dtype), varying_axes(value)))
         with jax.named_scope("gradients"):
-            mine = True if self.shares_ends else valid
+            mine = True if self.shares_vocabulary else valid
             parts = jax.tree.map(lambda total, a: total + _where(mine, a), parts, new)
         reported = {name: total + _where(mine, reports[name]) for name, total in carry.reported.items()}
         return g, carry._replace(gradients=carry.gradients | parts, reported=reported)

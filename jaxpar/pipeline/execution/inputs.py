@@ -82,15 +82,15 @@ class Inputs:
         assert ranks == size, f"a program for {ranks} ranks on a pipe axis of {size}"
 
     @property
-    def shares_ends(self) -> bool:
+    def shares_vocabulary(self) -> bool:
         """Whether all pipeline ranks take part in the embedding and the loss."""
         return "pipe" in self.stages.vocab_axes
 
-    def own(self, rows: dict[str, Shaped[Array, " ranks"]]) -> Row:
+    def local(self, rows: dict[str, Shaped[Array, " ranks"]]) -> Row:
         """This rank's row, with the values of the first and the last chunk's ranks."""
         rank = lax.axis_index("pipe")
-        ends = {"first": self.program.schedule.rank_of[0], "last": self.program.last_rank}
-        others = {f"{kind}_{end}": rows[f"{kind}_microbatch"][r] for kind in "fb" for end, r in ends.items()}
+        ranks = {"first": self.program.schedule.rank_of[0], "last": self.program.last_rank}
+        others = {f"{kind}_{end}": rows[f"{kind}_microbatch"][r] for kind in "fb" for end, r in ranks.items()}
         return {name: column[rank] for name, column in rows.items()} | {f"of_{k}": v for k, v in others.items()}
 
     def input(self, row: Row, given: Given, arrivals: jax.Array, stash: PyTree) -> Shaped[Array, "batch seq embed"]:
@@ -105,7 +105,7 @@ class Inputs:
 
     def shared(self, y: Shaped[Array, "batch seq embed"], counts: Bool[Array, ""]) -> Shaped[Array, "batch seq embed"]:
         """The last chunk's output, on every rank where all share the head, and on its own otherwise."""
-        if not self.shares_ends:
+        if not self.shares_vocabulary:
             return y
         return sum_over_stages(jnp.where(counts, y, 0))
 
@@ -119,8 +119,8 @@ class Inputs:
 
     def microbatch(self, given: Given, number: Int[Array, ""]) -> Batch:
         """One of the microbatches, with what all of them share."""
-        own = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, number, keepdims=False), given.microbatches)
-        return own | given.shared
+        microbatch = jax.tree.map(lambda a: lax.dynamic_index_in_dim(a, number, keepdims=False), given.microbatches)
+        return microbatch | given.shared
 
     def first(self, row: Row, given: Given, kind: str) -> Batch:
         """The microbatch that the first chunk's rank has: the one to embed, whichever ranks take part in it."""
@@ -145,9 +145,9 @@ class Inputs:
         def once(carry: C, rows: dict[str, jax.Array]) -> tuple[C, None]:
             for run in part.runs:
                 first = run.first - part.first
-                own = {name: column[first : first + run.ticks] for name, column in rows.items()}
-                body = lambda carry, rows, run=run: (tick(run, self.own(rows), carry), None)
-                carry, _ = lax.scan(body, carry, own)
+                run_rows = {name: column[first : first + run.ticks] for name, column in rows.items()}
+                body = lambda carry, rows, run=run: (tick(run, self.local(rows), carry), None)
+                carry, _ = lax.scan(body, carry, run_rows)
             return carry, None
 
         ticks = slice(part.first, part.first + part.repeats * part.ticks)

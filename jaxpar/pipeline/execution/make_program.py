@@ -180,11 +180,11 @@ class _Tables:
     def runs(self) -> list[Run]:
         """Ticks in a row with the same signature."""
         cuts = sorted({*self.loads, *self.releases})
-        ends = "b" if self.rows["b_counts"].any() else "f"
+        direction = "b" if self.rows["b_counts"].any() else "f"
 
         def signature(tick: int) -> tuple[frozenset[Kind], bool, int]:
             kinds = frozenset(action.kind for actions in self.ticks[tick] for action in actions)
-            head = bool((self.rows[f"{ends}_last"][tick] & self.rows[f"{ends}_counts"][tick]).any())
+            head = bool((self.rows[f"{direction}_last"][tick] & self.rows[f"{direction}_counts"][tick]).any())
             head |= self.branching and Kind.BACKWARD in kinds  # which costs no more: ranks branch around the loss too
             return kinds, head, bisect_right(cuts, tick)
 

@@ -116,8 +116,8 @@ class PipelineProgram:
     @property
     def wraps(self) -> bool:
         """Whether the first and the last rank are neighbours, as in a round-robin placement of chunks."""
-        ends = self.rows["y_before"][:, 0], self.rows["g_behind"][:, -1]
-        return any((end != NOTHING).any() for end in ends) and self.schedule.ranks > 1
+        edges = self.rows["y_before"][:, 0], self.rows["g_behind"][:, -1]
+        return any((end != NOTHING).any() for end in edges) and self.schedule.ranks > 1
 
     @property
     def last_rank(self) -> int:

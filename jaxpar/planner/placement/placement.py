@@ -1,9 +1,9 @@
 """The place of each node in the mesh, over a measured bandwidth between nodes (Pipette, DATE 2024).
 
-Nodes of one cluster are not alike: between some pairs a quarter less gets through than between others. A collective
-waits for its slowest edge, and so do the ticks of a pipeline; which node stands where decides which edges are used.
-Simulated annealing swaps two nodes at a time. It starts from the default order and keeps the best that it met, so it is
-never worse than that.
+Bandwidth between nodes of one cluster differs by a quarter and more from pair to pair. A collective waits for its
+slowest edge, and so do the ticks of a pipeline; the order of nodes in the mesh decides which edges are used. Simulated
+annealing swaps two nodes at a time, starts from the default order and returns the best order of all, so it is never
+worse than the default.
 """
 
 from __future__ import annotations
@@ -42,8 +42,8 @@ WARM, COLD = 0.3, 1e-3
 """Temperatures at the start and the end, as a share of the default order's time."""
 
 PASSES = 10
-"""Gathers and scatters of the residual stream over tensor ranks in a layer: two of each forward, as many backward, and
-there the two gathers again."""
+"""Gathers and scatters of the residual stream over tensor ranks in a layer: two of each in the forward, two of each in
+the backward, and two gathers that the backward repeats."""
 
 type Edge = tuple[int, int]
 

@@ -17,7 +17,7 @@ from jaxpar.layout.choices.tiles import mlp_tiles, without_hidden
 from jaxpar.layout.memory.estimate import IN_TRANSIT, MemoryEstimate, Units
 from jaxpar.layout.resident_state import resident_weights
 from jaxpar.memory.costs import LayerCosts
-from jaxpar.memory.fraction import kept_bytes
+from jaxpar.memory.fraction import saved_bytes
 from jaxpar.memory.pareto import NothingFits, Point, cheapest_of_kinds, layer_frontier
 from jaxpar.memory.pipeline_offload import largest_hidden_fraction
 from jaxpar.memory.remat import joined, runs_by_kind
@@ -159,7 +159,7 @@ class ActivationPlanner(Kernels):
         def made() -> float:
             runs = runs_by_kind(runs_of(preset, len(self.kinds), self._names), self.kinds)
             own = [(self.kinds.count(kind), self.costs[kind]) for kind in runs]
-            unit = sum(kept_bytes(runs[kind], self.costs[kind].sizes) for kind in runs)
+            unit = sum(saved_bytes(runs[kind], self.costs[kind].sizes) for kind in runs)
             forward = sum(layers * costs.forward_seconds for layers, costs in own)
             backward = sum(layers * costs.backward_seconds for layers, costs in own)
             return largest_hidden_fraction(unit, own[0][1].host_bandwidth, forward, backward).fraction

@@ -21,7 +21,7 @@ from jaxpar.cost.operations import Device, device_of
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layout.memory.estimate import MemoryModel, estimate_memory
 from jaxpar.layout.step_layout import StepLayout
-from jaxpar.optim.outer import wire_bytes
+from jaxpar.optim.outer import message_bytes
 from jaxpar.pages.units import plural
 from jaxpar.planner.search.asked import OPTIMIZER
 from jaxpar.planner.search.candidate import Candidate, Planned
@@ -100,11 +100,11 @@ class Exchange:
     def hidden_by(self, step: StepTime) -> float:
         """Seconds of an island's step that a message runs beside: of forward and backward, at most `MOST_HIDDEN`."""
         apart = step.breakdown["optimizer"] + step.breakdown["stragglers"]
-        return min(step.seconds - apart, MOST_HIDDEN) if self.config.beside_a_step else 0.0
+        return min(step.seconds - apart, MOST_HIDDEN) if self.config.overlaps_step else 0.0
 
     def _bytes(self, weights: float) -> float:
         """Bytes of a fragment as it travels."""
-        return float(wire_bytes(round(weights / self.config.fragments), self.config.wire))
+        return float(message_bytes(round(weights / self.config.fragments), self.config.wire))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,7 @@ from jaxpar.config.schema.layout import expert_options
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.experts.declaration import width_of
 from jaxpar.layers.experts.messages import exchange_of
-from jaxpar.layout.choices.pipeline import whole_backward
+from jaxpar.layout.choices.pipeline import unsplit_backward_reason
 from jaxpar.pipeline.errors import ScheduleError
 from jaxpar.pipeline.schedules import SCHEDULES
 from jaxpar.pipeline.schedules.registry import check_sizes
@@ -134,7 +134,7 @@ class Space:
         for name, family in SCHEDULES.items():
             if family.one_rank or name in self.avoided or (wanted is not None and name != wanted):
                 continue
-            if family.splits_backward and whole_backward(self.config) is not None:
+            if family.splits_backward and unsplit_backward_reason(self.config) is not None:
                 continue  # `choose_schedule` refuses it
             low, high = family.virtual_stages
             for stages in VIRTUAL_STAGES if virtual is None else (virtual,):

@@ -1,4 +1,4 @@
-"""The model that draws answers: on the mesh of the training step in turns with it, on a separate one, or a server."""
+"""The model that samples answers: on the mesh of the training step between steps, on a separate mesh, or a server."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ from jaxpar.training.run.run import Run
 
 
 def split_devices(config: Config, devices: Sequence[Device]) -> tuple[list[Device], list[Device]]:
-    """The devices of the training step, and those that `rl.sampler.devices` takes from them.
+    """The devices of the training step, and those of the sampler (`rl.sampler.devices`).
 
     Raises:
         UserError: the two meshes would overlap in part, or leave devices out, or there are several processes.
@@ -72,21 +72,21 @@ def sampler_layout(config: Config, devices: Sequence[Device]) -> tuple[Config, M
         config.data, source="synthetic", path=None, heldout_path=None, tokenizer=None, end_token=None,
         batch_size=8 * size, sequence_length=8 * size, packed=False, routing=None,
     )  # fmt: skip
-    alone = replace(config, parallel=parallel, data=data, loss=LossConfig(), rl=RlConfig())
+    separate = replace(config, parallel=parallel, data=data, loss=LossConfig(), rl=RlConfig())
     try:
-        alone = resolve_config(alone, size)
-        return alone, build_mesh(AxisSizes(**axis_sizes(alone.parallel)), devices)
+        separate = resolve_config(separate, size)
+        return separate, build_mesh(AxisSizes(**axis_sizes(separate.parallel)), devices)
     except UserError as error:
         raise UserError(f"rl.sampler: {error}") from None
 
 
 class Sampler:
-    """Draws answers of a run's model, and scores them.
+    """Samples answers from a run's model.
 
     Args:
         run: whose model it is.
-        devices: of its own; without any it shares those of the run.
-        conversations: with an environment, if there is one.
+        devices: the sampler's devices; if empty, the run's.
+        conversations: with the run's environment; None without one.
     """
 
     def __init__(self, run: Run, devices: Sequence[Device], conversations: Conversations | None = None):
@@ -107,7 +107,7 @@ class Sampler:
         return self.devices > 0 or self._served is not None
 
     def placed(self, weights: Weights) -> Weights:
-        """Weights of the run as `drawn` takes them."""
+        """Weights of the run in the sampler's layout, for `drawn`."""
         if self._served is not None:
             return self._served.placed(weights)
         return generated_with(self._run, weights)[1] if self.layout is None else self.transfer(weights)
@@ -115,9 +115,14 @@ class Sampler:
     def drawn(
         self, weights: Weights, prompts: Sequence[Prompt], temperature: float, first: int = 0, group: int = 1
     ) -> list[Answer]:
-        """Answers to each of `prompts`, those to one side by side, with `placed` weights; 0 takes the likeliest tokens.
+        """`group` answers to each of `prompts`, in the order of the prompts.
 
-        `first` is the number of the first answer, for the draws.
+        Args:
+            weights: from `placed`.
+            prompts: the prompts.
+            temperature: of the softmax; 0 takes the likeliest tokens.
+            first: index of the first answer, by which random draws are seeded.
+            group: answers to each prompt.
         """
         end = self._run.data.separator
         assert end is not None, "a token ends answers"
@@ -131,7 +136,7 @@ class Sampler:
             generator.drop_weights()
             return answers
         made = draw([one.tokens for one in prompts], self._run.config.rl.answer_tokens, answers=group)
-        generator.drop_weights()  # the step needs the memory
+        generator.drop_weights()  # frees memory for the training step
         answers = []
         for prompt, one in zip([one for one in prompts for _ in range(group)], made, strict=True):
             ending = [] if one.ending is None else [one.ending]
@@ -141,7 +146,7 @@ class Sampler:
         return answers
 
     def _updated(self, weights: Weights) -> Generator | ServedGenerator:
-        """The generator, whose programs stay compiled, with some weights."""
+        """The generator with these weights; its programs are compiled once."""
         if self._generator is None:
             rl, seed = self._run.config.rl, self._run.config.run.seed
             slots = rl.prompts * rl.group
@@ -155,7 +160,7 @@ class Sampler:
 
 
 class CurrentScores:
-    """Scores answers with the weights of a run as they are, on its devices."""
+    """Scores answers with the current weights of a run, on its devices."""
 
     def __init__(self, run: Run):
         self._run = run
@@ -165,7 +170,7 @@ class CurrentScores:
         self._scorer = Scorer(PlacedModel(config, mesh, {}), run.config.rl.temperature)
 
     def __call__(self, answers: Sequence[Answer]) -> list[np.ndarray]:
-        """The log-probability of each token of each answer, with the weights as they are."""
+        """The log-probability of each token of each answer, with the current weights."""
         return self.scored(answers, self._run.current_weights())
 
     def scored(self, answers: Sequence[Answer], weights: Weights) -> list[np.ndarray]:
@@ -173,5 +178,5 @@ class CurrentScores:
         model = self._scorer.model
         self._scorer.model = replace(model, weights=self._transfer(weights))
         scores = answer_scores(self._scorer, answers)
-        self._scorer.model = model  # the step needs the memory
+        self._scorer.model = model  # frees memory for the training step
         return scores

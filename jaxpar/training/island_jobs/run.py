@@ -135,12 +135,12 @@ class IslandRun(Run):
         if saved is not None and saved["round"] == island.round:
             self._base_step = saved["step"]
         else:
-            self._go_on()
+            self._adopt_outer_state()
             if island.round:
                 self._listeners.message(f"This island joins round {island.round}, with the newest outer state.")
         self._joined, self._began = True, False
 
-    def _go_on(self) -> None:
+    def _adopt_outer_state(self) -> None:
         """Take the weights of the outer state."""
         assert self._state is not None, "an island that has joined has a state"
         master: Weights = self._weights.placed(self.island.shared, self._state.master)
@@ -158,7 +158,7 @@ class IslandRun(Run):
                 self._stop_waiting()
                 return
             self.island.advance(closed, saves)
-            self._go_on()
+            self._adopt_outer_state()
         self._base_step, self._began = self._steps, False
         self._report(closed, waited)
 

@@ -18,7 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from jaxpar.checkpoint.errors import Damage
-from jaxpar.optim.outer import from_wire, to_wire
+from jaxpar.optim.outer import decode_message, encode_message
 
 _AT = "@"
 
@@ -70,7 +70,7 @@ def write_parts(path: Path, parts: Mapping[Part, np.ndarray], wire: str | None =
 
 
 def _sent(array: np.ndarray, wire: str | None) -> np.ndarray:
-    return array if wire is None else np.asarray(to_wire(array.reshape(_rows(array.shape), -1), wire))
+    return array if wire is None else np.asarray(encode_message(array.reshape(_rows(array.shape), -1), wire))
 
 
 def _rows(shape: tuple[int, ...]) -> int:
@@ -111,7 +111,7 @@ class TensorParts:
         if self._wire is None:
             return file.get_slice(str(part))[within] if within else file.get_tensor(str(part))
         rows = _rows(part.shape)
-        decoded = from_wire(file.get_tensor(str(part)), prod(part.shape) // rows, self._wire)
+        decoded = decode_message(file.get_tensor(str(part)), prod(part.shape) // rows, self._wire)
         return np.asarray(decoded).reshape(part.shape)[within]
 
 

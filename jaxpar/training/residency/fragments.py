@@ -47,7 +47,7 @@ class Fragments:
         return self.layout.config.islands.fragments
 
     @property
-    def in_each_step(self) -> bool:
+    def sends_each_step(self) -> bool:
         """Whether a fragment is sent after each step."""
         return self._every == self._fragments
 

@@ -85,6 +85,6 @@ def weight_by_weight(
     rest = lambda arguments: layout.initial_state(arguments)._replace(master=None, optimizer=None)
     state = jax.jit(rest, out_shardings=places._replace(master=None, optimizer=None))(arguments)
     each = zip(weight_states(like.master, like.optimizer), updates, strict=True)
-    states = [stored(InitialWeight(layout, index, *own), arguments.seed) for index, own in enumerate(each)]
+    states = [stored(InitialWeight(layout, index, *declared), arguments.seed) for index, declared in enumerate(each)]
     joined = join_weights(states, like)
     return state._replace(master=joined.master, optimizer=joined.optimizer)

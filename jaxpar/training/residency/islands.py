@@ -29,7 +29,7 @@ from jaxpar.optim.outer import (
     outer_update,
 )
 from jaxpar.training.residency.fragments import Fragments, Rows, Steps, apart
-from jaxpar.training.residency.island_message import Parcel, means, nothing, sent
+from jaxpar.training.residency.island_message import Parcel, mean_gradients, send_gradients, zero_parcels
 from jaxpar.training.residency.weight_update import Measure, Measured, UpdateFacts
 
 type Update = Callable[[TrainState, Weights, UpdateFacts], TrainState]
@@ -101,8 +101,8 @@ class IslandStep:
         is one where each step sends.
         """
         send = lambda: (measure(), self._message(gradient(), beside=True))
-        skip = lambda: (measure(), nothing(self._fragments.zeros(outer.weights, step), self._wire))
-        always = self._fragments.in_each_step
+        skip = lambda: (measure(), zero_parcels(self._fragments.zeros(outer.weights, step), self._wire))
+        always = self._fragments.sends_each_step
         measured, message = send() if always else lax.cond(self._fragments.sent(step), send, skip)
         # XLA waits for a message as soon as something reads it: nothing does before the backward is done.
         message, gradients = lax.optimization_barrier((message, measured.gradients))
@@ -118,7 +118,7 @@ class IslandStep:
     def _message(self, gradient: list[Rows], *, beside: bool) -> list[Parcel]:
         """The outer gradients of all islands."""
         with jax.named_scope("outer_gradient"):
-            return sent(gradient, self._wire, beside=beside)
+            return send_gradients(gradient, self._wire, beside=beside)
 
     @property
     def _wire(self) -> str | None:
@@ -152,7 +152,7 @@ class IslandStep:
         update = lambda weights, momentum, gradient: outer_update(weights, momentum, gradient, arguments, nesterov)
 
         def change(outer: OuterState) -> OuterState:
-            mean = means(message(), self._fragments.zeros(outer.weights, step), self._wire)
+            mean = mean_gradients(message(), self._fragments.zeros(outer.weights, step), self._wire)
             return OuterState(*self._fragments.changed(outer, apart(update), mean, step))
 
         return self._if_sent(step, change, outer)

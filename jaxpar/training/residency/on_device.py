@@ -65,7 +65,9 @@ class OnDevice:
         """Weights in storage placement, from the weights passed to the step, with the frozen ones among them, and zeros
         in gradient placement for those that are trained; a `CodedStack` is on the device. Layers in host memory
         stay as they are."""
-        moved = self.here({part: own for part, own in master.items() if not (self.layers_on_host and part == LAYERS)})
+        moved = self.here(
+            {part: weights for part, weights in master.items() if not (self.layers_on_host and part == LAYERS)}
+        )
         return master | to_storage(moved, self.layout.placements), self.accumulators()
 
     @property
@@ -142,11 +144,11 @@ class OnDevice:
             state = state._replace(optimizer={**state.optimizer, AVERAGE: jax.tree.map(copied, master)})
         if self.layout.islands:
             optimizer = state.optimizer
-            each = {name: self._of_each_island(master) for name in (ISLAND_WEIGHTS, ROUND_START) if name in optimizer}
+            each = {name: self._island_copies(master) for name in (ISLAND_WEIGHTS, ROUND_START) if name in optimizer}
             state = state._replace(optimizer={**optimizer, **each})
         return state._replace(master=master)
 
-    def _of_each_island(self, master: Weights) -> Weights:
+    def _island_copies(self, master: Weights) -> Weights:
         """Copies of the weights, one of each island."""
         where = self.layout.state_shardings(self.mesh).optimizer[ISLAND_WEIGHTS]
         copies = partial(on_each_island, islands=self.layout.plan.axes.islands)
@@ -159,9 +161,9 @@ class OnDevice:
         def _train(state: TrainState, batch: Batch, arguments: StepArguments) -> tuple[TrainState, Any]:
             if layout.islands:
                 return IslandStep(layout, measure, self.updated)(state, batch, arguments)
-            found = measure(state, batch, arguments)
-            new = self.updated(state, found.gradients, found.facts)
-            return found.following._replace(master=new.master, optimizer=new.optimizer), found.metrics
+            measured = measure(state, batch, arguments)
+            new = self.updated(state, measured.gradients, measured.facts)
+            return measured.following._replace(master=new.master, optimizer=new.optimizer), measured.metrics
 
         inputs = layout.state, layout.batch.partitions, PartitionSpec()
         if layout.islands:

@@ -72,7 +72,7 @@ class OnHost(OnDevice):
     def reduced(self, accumulated: Weights, scale: Float[Array, ""]) -> Weights:
         if not self.layers_on_host:
             return super().reduced(accumulated, scale)
-        others = {part: own for part, own in accumulated.items() if part != LAYERS}
+        others = {part: gradients for part, gradients in accumulated.items() if part != LAYERS}
         return super().reduced(others, scale) | {LAYERS: self._host_gradients(accumulated[LAYERS], scale)}
 
     def _host_gradients(self, host: Arrays, scale: Float[Array, ""]) -> Nested[HostGradient]:

@@ -167,7 +167,7 @@ class DiskRows(Pieces):
     def pieces(self) -> Iterator[tuple[Region, np.ndarray]]:
         """The parts that this process has to save."""
         rows = self.piece_shape[0]
-        for region, part in self.file().own_parts():
+        for region, part in self.file().local_parts():
             for first, number, count in self._runs(region, rows):
                 yield (slice(number, number + count), *region[1:]), part[first : first + count]
 

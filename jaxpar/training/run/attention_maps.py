@@ -86,7 +86,7 @@ def _weights_function(step: TrainStep, layer: int):
         stages = stages_of(layout, train=False)
         weights = to_storage(weights, layout.placements)
         x, tokens = stages.embed(weights, row), stages.token_context(row)
-        kept = None
+        head_weights = None
         for number, (kind, place) in enumerate(layout.order.slots[: layer + 1]):
             model = kind_model(layout.config.model, kind)
             attention = _KeepingAttention(mask_of(layout.config, model), model)
@@ -94,10 +94,10 @@ def _weights_function(step: TrainStep, layer: int):
             prototype = layer_of_kind(layout.config, kind, layout.plan.layer_of(kind))
             context = Context(jnp.int32(number), tokens[kind], attention, train=False)
             x, _ = with_weights(prototype, w)(x, context)
-            kept = attention.kept
-        assert kept is not None
+            head_weights = attention.head_weights
+        assert head_weights is not None
         # One device holds everything, but the types do not show that yet.
-        of_row = kept[0]
+        of_row = head_weights[0]
         return jax.lax.psum(of_row, tuple(varying_axes(of_row)))
 
     return step.compiled(function, (layout.weights, PartitionSpec()), PartitionSpec())
@@ -108,7 +108,7 @@ class _KeepingAttention:
 
     def __init__(self, mask: Mask, model: ModelConfig) -> None:
         self._mask, self._softcap, self._scale = mask, model.attention_softcap, attention_scale(model)
-        self.kept: Float[Array, "batch heads query key"] | None = None
+        self.head_weights: Float[Array, "batch heads query key"] | None = None
         """The weights of the last call."""
 
     def __call__(self, q: jax.Array, k: jax.Array, v: jax.Array, tokens: TokenContext, *sinks: jax.Array) -> jax.Array:
@@ -119,10 +119,10 @@ class _KeepingAttention:
         scores = jnp.einsum("bqhd,bkhd->bhqk", q, k, preferred_element_type=jnp.float32) * self._scale
         if self._softcap is not None:
             scores = self._softcap * jnp.tanh(scores / self._softcap)
-        kept = allowed(self._mask, tokens.indices, tokens.indices, tokens.segments, tokens.segments)[:, None]
-        scores = jnp.where(kept, scores, -jnp.inf)
+        mask = allowed(self._mask, tokens.indices, tokens.indices, tokens.segments, tokens.segments)[:, None]
+        scores = jnp.where(mask, scores, -jnp.inf)
         for logits in sinks:
             last = jnp.broadcast_to(logits.astype(jnp.float32)[:, None, None], (*scores.shape[:3], 1))
             scores = jnp.concatenate([scores, last], axis=-1)
-        self.kept = jax.nn.softmax(scores, axis=-1)[..., : k.shape[1]]
-        return jnp.einsum("bhqk,bkhd->bqhd", self.kept.astype(v.dtype), v)
+        self.head_weights = jax.nn.softmax(scores, axis=-1)[..., : k.shape[1]]
+        return jnp.einsum("bhqk,bkhd->bqhd", self.head_weights.astype(v.dtype), v)

@@ -57,12 +57,12 @@ def smaller_steps(config: Config, plan: Plan, mesh: Mesh, batch: int) -> dict[in
         raise UserError("data.batch_ramp: expected all state on the devices, and memory offloads some of it")
     steps = {}
     for size in sizes:
-        layout = StepLayout(*_of_size(config, plan, size))
+        layout = StepLayout(*_resized(config, plan, size))
         steps[size] = SizedStep(layout, mesh, TrainStep(layout, mesh))
     return steps
 
 
-def _of_size(config: Config, plan: Plan, size: int) -> tuple[Config, Plan]:
+def _resized(config: Config, plan: Plan, size: int) -> tuple[Config, Plan]:
     """The configuration and the plan of a smaller batch."""
     least = plan.microbatch_rows * plan.axes.data
     microbatches = max(1, size // least)

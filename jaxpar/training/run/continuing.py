@@ -49,17 +49,17 @@ def encoded(run: Run, prompts: Prompt | Sequence[Prompt], special_tokens: bool) 
     every: Sequence[Prompt] = [prompts] if alone else prompts  # pyright: ignore[reportAssignmentType]
     if not every:
         raise UserError("prompts: there is none; expected a text, token ids, or a list of them")
-    found = []
+    token_lists = []
     for prompt in every:
         if not isinstance(prompt, str):
-            found.append([int(token) for token in prompt])
+            token_lists.append([int(token) for token in prompt])
         elif run.data.encode_start is None:
             raise UserError(
                 f"prompts: got a text, and data.source={run.config.data.source} has none; expected token ids"
             )
         else:
-            found.append(run.data.encode_start(prompt, special_tokens=special_tokens))
-    return found
+            token_lists.append(run.data.encode_start(prompt, special_tokens=special_tokens))
+    return token_lists
 
 
 def generator_of(run: Run, seed: int, slots: int = SLOTS) -> Generator:
@@ -107,19 +107,19 @@ def continued(
 ) -> list[Generated]:
     """Prompts continued; the end of a document ends a text, as each of `stop` does."""
     decode = run.data.decode
-    ends = [] if run.data.separator is None else [run.data.separator]
+    end_tokens = [] if run.data.separator is None else [run.data.separator]
     stops = [Stop(decode or _no_text, stop) for _ in prompts]
     on_token: Callable[[int, int], bool] | None = None
     if stop:
         on_token = lambda row, token: stops[row].add_token(token)
     generator = generator_of(run, seed)
-    found = generator.continued(prompts, tokens, sampling=sampling, stop=ends, on_token=on_token)
+    continuations = generator.continued(prompts, tokens, sampling=sampling, stop=end_tokens, on_token=on_token)
 
     def result(one: Continuation, text: Stop) -> Generated:
         words = None if decode is None else text.text if stop else decode(one.tokens)
         return Generated(words, one.tokens, one.log_probabilities, one.ended)
 
-    return [result(one, text) for one, text in zip(found, stops, strict=True)]
+    return [result(one, text) for one, text in zip(continuations, stops, strict=True)]
 
 
 def _no_text(_: Sequence[int]) -> str:

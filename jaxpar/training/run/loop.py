@@ -1,10 +1,9 @@
-"""The training loop: logging, evaluation, saving, and the ways in which a run can end."""
+"""The training loop: how a run begins, takes its steps, goes back to a checkpoint, and ends."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import asdict
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import AbstractContextManager, ExitStack, closing, nullcontext
 from typing import Any
 
 import jax
@@ -12,32 +11,26 @@ import jax
 from jaxpar.checkpoint.errors import is_of_file, reason
 from jaxpar.checkpoint.facts import MONITOR
 from jaxpar.checkpoint.processes import PATIENCE_S, from_first, gather
-from jaxpar.config import config_to_dict
 from jaxpar.config.checks.run import profile_steps
 from jaxpar.config.parts import OBJECTIVES
 from jaxpar.config.spelling import named
 from jaxpar.distributed import liveness
-from jaxpar.generation.sampling import NotFinite
-from jaxpar.layout.state import without_frozen
-from jaxpar.observe.events import Listener, Listeners, RunInfo, Summary
-from jaxpar.observe.memory import memory_kind, peak_bytes
+from jaxpar.observe.events import Listener, Listeners, Summary
 from jaxpar.observe.profile import ProfileWindow, step_annotation
 from jaxpar.observe.spikes import Spike
 from jaxpar.pages.units import plural, seconds, size
 from jaxpar.training.errors import TrainingError
 from jaxpar.training.monitor.anomaly_monitor import AnomalyMonitor
-from jaxpar.training.run.continuing import sample_heldout
+from jaxpar.training.run.milestones import Milestones
 from jaxpar.training.run.out_of_memory import explained
-from jaxpar.training.run.plan_brief import plan_brief, start_notes
-from jaxpar.training.run.plan_table import plan_rows
+from jaxpar.training.run.plan_brief import report_first_weights, run_info, start_notes
 from jaxpar.training.run.progress import Progress
 from jaxpar.training.run.run import Run
-from jaxpar.training.run.saving import SaveClock, checkpoint_facts
-from jaxpar.training.run.termination import Termination, termination
 from jaxpar.training.run_folder.folder import RunFolder
 from jaxpar.training.run_folder.mirroring import fetching, mirror_of, mirrored
 from jaxpar.training.run_folder.saves import Saves
 from jaxpar.training.step.forward_backward import StepMetrics
+from jaxpar.training.termination import Termination, termination
 
 
 def fit(trainer: Run, listeners: Iterable[Listener], progress: Progress | None = None) -> Summary:
@@ -78,12 +71,7 @@ class _Loop:
         self.progress = progress
         limits = {key: one for kind in trainer.layout.carried.values() for key, one in kind.limits.items()}
         self.monitor = AnomalyMonitor(self.config, trainer.layout.order, listeners, limits)
-        self.logged = 0
-        """Last step that was logged; 0 before the first of this process."""
-        self.clock = SaveClock(self.config.checkpoint.every_minutes)
-        self.baseline: float | None = None
-        self.compiled: set[str] = set()
-        """Programs that this process has compiled so far."""
+        self.milestones = Milestones(trainer, listeners, progress, self.monitor, self.saves)
 
     def run(self) -> Summary:
         with ExitStack() as last:  # each is called whatever the ones before it do
@@ -117,10 +105,10 @@ class _Loop:
             self.trainer.take_over(self.listeners.message)
         if not restored:
             self.trainer.provide_reference(self.listeners)
-            self._report_first_weights()
+            report_first_weights(self.trainer, self.listeners.message)
         done = self.trainer.steps_done
         if done >= self.config.run.steps and (earlier := from_first(self._summary)) is not None:
-            self.folder.check_nothing_else_asked(done, changes)
+            self.folder.check_finished_unchanged(done, changes)
             self.listeners.message(
                 f"{self.folder.path} already has its {plural(done, 'step')}, and nothing was changed; "
                 "raise run.steps to go on, or choose another run.name."
@@ -137,7 +125,7 @@ class _Loop:
                     f"Stopped by {signals.by} after step {stopped} of {self.config.run.steps}, which is saved; the "
                     f"same command continues with step {stopped + 1}."
                 )
-            return self._finish()
+            return self.milestones.finish()
 
     def _summary(self) -> dict[str, Any] | None:
         return self.folder.summary(self.listeners.message)
@@ -146,7 +134,7 @@ class _Loop:
         """Take the steps from `first` on; the step after which it was asked to stop, if it was."""
         steps, number, previous = self.config.run.steps, first, None
         self.timer.turn()
-        self.clock.start(first)
+        self.milestones.clock.start(first)
         with self._profile() as profile:
             while number <= steps:
                 liveness.at(f"in step {number}", in_step=True)
@@ -167,7 +155,7 @@ class _Loop:
                 stop = signals.asked() and number < steps
                 # A step that is over when the call returns leaves nothing to overlap its logging with.
                 over = not self.trainer.functions.residency.asynchronous
-                if over or number in (first, steps) or self._pauses(number) or self.clock.looks(number) or stop:
+                if over or number in (first, steps) or self.milestones.interrupt(number) or stop:
                     number, previous = self._complete(number, metrics, stop), None
                 if stop:
                     return number
@@ -179,7 +167,7 @@ class _Loop:
         done = self.trainer.steps_done
         restored = self.saves.restore(self.trainer.saved.abstract, self.trainer.layout.carried, self._check_saved)
         if restored is None:
-            from_first(self.folder.check_nothing_saved)
+            from_first(self.folder.check_no_checkpoint)
             return False
         state, facts = restored
         notice = self.trainer.continue_from(state, facts)
@@ -206,43 +194,26 @@ class _Loop:
         self.trainer.provide_reference(self.listeners, (step, facts))
         liveness.at("restoring a checkpoint")
 
-    def _report_first_weights(self) -> None:
-        """Report where the weights of a new run come from, and what it changes of that model."""
-        source = self.trainer.models.first
-        if source is not None:
-            self.trainer.came_from = source.lineage
-            changed = "; ".join(map(str, self.trainer.models.differences))
-            but = f"; it has another value here: {changed}" if changed else ""
-            self.listeners.message(f"The first weights are those of {source.path} ({source.description}){but}.")
-
     def _announce(self, first: int, changes: list[str], taken_over: str) -> None:
-        """Write what the run begins with, and compile; `taken_over` is about the other run that took its steps."""
-        trainer, config, recorded = self.trainer, self.config, 0 if taken_over else first - 1
+        """Write the run's folder, report its plan, and compile; `taken_over` is about the run of earlier steps."""
+        trainer, recorded = self.trainer, 0 if taken_over else first - 1
         liveness.at("writing its folder")
         from_first(lambda: self.folder.check_metrics(recorded, self.listeners.message))
-        otherwise = recorded > 0 and from_first(lambda: self.folder.ran_otherwise(trainer.plan))
+        otherwise = recorded > 0 and from_first(lambda: self.folder.plan_changed(trainer.plan))
         from_first(lambda: self.folder.write(trainer.plan, first - 1))
-        self.baseline = trainer.baseline()
-        self.listeners.start(
-            RunInfo(
-                config=config_to_dict(config),
-                plan=asdict(trainer.plan),
-                rows=plan_rows(trainer.layout, trainer.mesh, trainer.data.description),
-                brief=[*plan_brief(trainer.layout, trainer.mesh, trainer.data.description), *trainer.brief()],
-                folder=str(self.folder.path),
-                steps=config.run.steps,
-                first_step=first,
-                baseline_loss=self.baseline,
-                came_from=trainer.came_from,
-            )
-        )
+        self.milestones.baseline = trainer.baseline()
+        self.listeners.start(run_info(trainer, first, str(self.folder.path), self.milestones.baseline))
         notes = start_notes(trainer, first, changes, str(self.folder.path) if otherwise else None)
         for note in filter(None, (taken_over, *notes)):
             self.listeners.message(note)
-        if first > config.run.steps:
-            return
+        if first <= self.config.run.steps:
+            self._compile(first)
+
+    def _compile(self, first: int) -> None:
+        """Compile the step, and make the initial weights of a run that begins with step 1."""
+        trainer = self.trainer
         if "compiled" not in vars(trainer):
-            self._compiling("the training step")
+            self.milestones.announce_compiling("the training step")
         liveness.at("compiling the step")
         if first == 1:
             trainer.compile_with_initial()
@@ -251,19 +222,14 @@ class _Loop:
         trainer.compile_smaller()
         # On CPUs, Gloo waits for a process that still compiles no longer than 30 s.
         liveness.at("waiting until all have compiled the step")
-        gather("", timeout_s=max(PATIENCE_S, config.distributed.pause_timeout_s))
+        gather("", timeout_s=max(PATIENCE_S, self.config.distributed.pause_timeout_s))
         need = trainer.predicted_bytes
         memory = "" if need is None else f"; the step needs {size(need)} per device"
         self.listeners.message(f"Compiled in {seconds(self.timer.compile_seconds)}{memory}.")
         if first == 1:
-            self._compiling("the initial weights")
+            self.milestones.announce_compiling("the initial weights")
             liveness.at("making the initial weights")
             trainer.state  # noqa: B018 (made now, while the line above reports it)
-
-    def _pauses(self, number: int) -> bool:
-        """Whether an evaluation or a save comes before the next step."""
-        cadences = (self.config.evaluation.every, self.config.checkpoint.every)
-        return any(every and number % every == 0 for every in cadences)
 
     def _complete(self, number: int, metrics: StepMetrics, stop: bool = False) -> int:
         """Wait for a step, count it, and log, evaluate and save what is due after it.
@@ -274,13 +240,7 @@ class _Loop:
         self.saves.report_complete()
         if spike is not None and (checkpoint := self._roll_back(number, spike)):
             return checkpoint
-        if self.clock.looks(number):
-            liveness.at(f"deciding whether to save after step {number}")
-        every = self.config.checkpoint.every
-        ends = number == self.config.run.steps or stop
-        save = self.clock.due(number) or ends or (every > 0 and number % every == 0)
-        if save or self.logged == 0 or number % self.config.run.log_every == 0 or self._pauses(number):
-            self._milestone(number, metrics, stop=stop, save=save)
+        self.milestones.after(number, metrics, stop=stop)
         return number
 
     def _roll_back(self, number: int, spike: Spike) -> int | None:
@@ -302,12 +262,13 @@ class _Loop:
             self.trainer.drop_state()
             if not self._restore():
                 raise TrainingError(f"no checkpoint in {self.folder.checkpoints} can be used: the run stopped")
-        self.trainer.left_out, self.logged = left_out, self.trainer.steps_done
+        self.trainer.left_out, reached = left_out, self.trainer.steps_done
+        self.milestones.logged = reached
         added = sorted(set(left_out) - set(before))
-        self.monitor.rolled_back(number, spike, self.logged, rollbacks, added)
-        self.clock.restart(self.logged + 1)
-        self.listeners.rewound(self.logged)
-        return self.logged
+        self.monitor.rolled_back(number, spike, reached, rollbacks, added)
+        self.milestones.clock.restart(reached + 1)
+        self.listeners.rewound(reached)
+        return reached
 
     def _account(self, number: int, metrics: StepMetrics) -> Spike | None:
         """Wait for a step and count it; returns a spike if its loss is one."""
@@ -329,89 +290,8 @@ class _Loop:
         self.monitor.skipped(number, metrics, weights, self.saves.newest)
         return None
 
-    def _milestone(self, number: int, metrics: StepMetrics, *, stop: bool, save: bool) -> None:
-        """Log step `number`, and evaluate and save after it if that is due."""
-        liveness.at(f"logging step {number}")
-        config, last = self.config, self.config.run.steps
-        lap = self.timer.lap(number - self.logged if self.logged else None)
-        self.logged = number
-        data_wait = self.monitor.logged(number)
-        every = config.evaluation.every
-        if self.trainer.evaluates and not stop and (number == last or (every and number % every == 0)):
-            self._evaluate(number)
-        record = self.progress.record(self.trainer, number, metrics, lap, data_wait)
-        self.monitor.features(number, record)
-        self.listeners.step(record)
-        if save:
-            liveness.at(f"saving step {number}")
-            with self.timer.paused():
-                self._save(number, int(metrics.skipped_in_row), must=stop or number == last)
-
-    def _evaluate(self, number: int) -> None:
-        self._compiling("the evaluation")
-        liveness.at(f"evaluating after step {number}")
-        with self.timer.paused():
-            metrics = self.trainer.evaluation()
-            loss = metrics.pop("loss", None)
-            if loss is None:
-                self.listeners.message("Nothing of the held-out data has a loss: this step is not evaluated.")
-                return
-            self.progress.evaluated(number, loss, metrics)
-            self.listeners.evaluation(number, loss, self.baseline)
-            for prompt, continuation in self.trainer.samples:
-                self.listeners.sample(prompt, continuation)
-
-    def _compiling(self, what: str) -> None:
-        """Announce what is compiled now, unless this process has compiled it before."""
-        if what not in self.compiled:
-            self.compiled.add(what)
-            self.listeners.message(f"Compiling {what} ...")
-
-    def _save(self, number: int, skipped_in_row: int, *, must: bool) -> None:
-        facts = checkpoint_facts(self.trainer, self.progress, skipped_in_row) | {MONITOR: self.monitor.facts()}
-        self.clock.saved()
-        self.saves.begin(number, self.trainer.saved.outgoing(without_frozen(self.trainer.state)), facts, must=must)
-
-    def _finish(self) -> Summary:
-        """Sample and summarize."""
-        liveness.at("finishing")
-        trainer, timer, config = self.trainer, self.timer, self.config
-        finished = trainer.steps_done >= config.run.steps
-        if finished and config.evaluation.sample_tokens and trainer.data.heldout is not None:
-            self._compiling("the model for a sample")
-            try:
-                self.listeners.sample(*sample_heldout(trainer))
-            except NotFinite as error:  # The steps are done: only the sample is missing.
-                self.listeners.message(f"There is no sample: {error}.")
-        summary = Summary(
-            steps=trainer.steps_done,
-            loss=self.progress.loss,
-            eval_loss=self.progress.heldout_loss(trainer.steps_done),
-            baseline_loss=self.baseline,
-            tokens=self.progress.tokens,
-            train_seconds=timer.train_seconds,
-            compile_seconds=timer.compile_seconds,
-            first_step_seconds=timer.first_step_seconds or 0.0,
-            steady_step_seconds=timer.steady_step_seconds or 0.0,
-            peak_bytes=peak_bytes(),
-            predicted_bytes=trainer.predicted_bytes,
-            host_step_seconds=timer.host_step_seconds or 0.0,
-            memory_kind=memory_kind(),
-            epochs=trainer.epochs(trainer.steps_done),
-            empty_steps=self.progress.empty,
-        )
-        self.monitor.sum_up()
-        self.listeners.end(summary)
-        return summary
-
-    @contextmanager
-    def _profile(self) -> Iterator[ProfileWindow | None]:
+    def _profile(self) -> AbstractContextManager[ProfileWindow | None]:
         if self.config.run.profile is None:
-            yield None
-            return
+            return nullcontext()
         folder = self.folder.path / "profile" / f"process-{jax.process_index()}"
-        window = ProfileWindow(*profile_steps(self.config.run.profile), str(folder))
-        try:
-            yield window
-        finally:
-            window.close()
+        return closing(ProfileWindow(*profile_steps(self.config.run.profile), str(folder)))

@@ -15,8 +15,8 @@ from jaxpar.distributed.devices import devices_per_node
 from jaxpar.hardware.host import PINNED_VARIABLE, host_memory
 from jaxpar.layout.checks.validate import validate
 from jaxpar.layout.make_plan import make_plan
-from jaxpar.layout.memory.device import host_limit, limit_words, memory_limit, own_memory
-from jaxpar.layout.memory.estimate import estimate_memory, estimated_bytes, held_on_host, offloaded_bytes
+from jaxpar.layout.memory.device import host_limit, limit_words, memory_limit, separate_memory
+from jaxpar.layout.memory.estimate import estimate_memory, estimated_bytes, host_bytes, offloaded_bytes
 from jaxpar.layout.memory.host import check_offload
 from jaxpar.layout.memory.nearest_fit import MORE_DEVICES, Search, describe_fit, nearest_fit
 from jaxpar.layout.memory.state_bytes import (
@@ -25,7 +25,7 @@ from jaxpar.layout.memory.state_bytes import (
     offloaded_state_bytes,
     state_bytes,
 )
-from jaxpar.layout.memory.state_storage import check_offloaded_state, less_on_the_host
+from jaxpar.layout.memory.state_storage import check_offloaded_state, host_memory_savings
 from jaxpar.layout.step_layout import StepLayout
 from jaxpar.pages.units import plural, size
 
@@ -45,7 +45,7 @@ def check_state_fits(layout: StepLayout, mesh: Mesh) -> None:
     limit, sharing = memory_limit(mesh)
     needed = (
         state_bytes(layout)
-        - offloaded_state_bytes(layout) * (own_memory(mesh) or layout.plan.optimizer_offload == "file")
+        - offloaded_state_bytes(layout) * (separate_memory(mesh) or layout.plan.optimizer_offload == "file")
     ) * sharing
     if needed <= limit:
         return
@@ -79,9 +79,9 @@ def check_estimate_fits(layout: StepLayout, mesh: Mesh) -> None:
     GPUs are not refused by an estimate: XLA recomputes by itself where their memory is short.
     """
     limit, sharing = memory_limit(mesh)
-    if own_memory(mesh):
+    if separate_memory(mesh):
         return
-    estimated = estimated_bytes(layout.config, layout.plan, own_memory=False)
+    estimated = estimated_bytes(layout.config, layout.plan, separate_memory=False)
     if estimated * sharing > ESTIMATE_TOO_HIGH * limit:
         raise UserError(_too_large(layout, mesh, estimated, None))
 
@@ -124,32 +124,32 @@ def explained(layout: StepLayout, mesh: Mesh, needed: Callable[[], int | None] =
 
 def _explanation(layout: StepLayout, mesh: Mesh, error: str, needed: int | None) -> str:
     asked = re.search(r"allocat\w*\s+(?:of\s+)?(\d+(?:\.\d+)?\s?[KMGT]?i?B?(?:ytes)?(?:\s?bytes)?)", error)
-    found = f"for {_readable(asked[1])} more" if asked else "for what it wanted to allocate"
+    purpose = f"for {_readable(asked[1])} more" if asked else "for what it wanted to allocate"
     if OF_THE_HOST.search(error):
-        return _host_explanation(layout, mesh, found)
+        return _host_explanation(layout, mesh, purpose)
     limit, sharing = memory_limit(mesh)
     each = limit // sharing
-    total = needed or estimated_bytes(layout.config, layout.plan, own_memory=own_memory(mesh))
+    total = needed or estimated_bytes(layout.config, layout.plan, separate_memory=separate_memory(mesh))
     # The need that XLA reports can be less than the memory: the rest was taken, or fragmented.
     goal = int(ROOM * min(each, total))
     return (
-        f"parallel: XLA found no room {found} on a device; the step needs "
+        f"parallel: XLA found no room {purpose} on a device; the step needs "
         f"{'' if needed else 'about '}{size(total, 2)} per device, and there are {size(each, 2)}; by shapes, "
         f"{_by_class(layout, mesh)}; {describe_fit(_search(layout, mesh, goal, needed))}"
     )
 
 
-def _host_explanation(layout: StepLayout, mesh: Mesh, found: str) -> str:
+def _host_explanation(layout: StepLayout, mesh: Mesh, purpose: str) -> str:
     devices = sum(device.process_index == jax.process_index() for device in mesh.devices.flat)
     state = 0 if layout.plan.optimizer_offload == "file" else offloaded_state_bytes(layout)
     activations, gradients = offloaded_bytes(layout.config, layout.plan), host_gradient_bytes(layout)
     of_layers = f", {size(gradients, 2)} of gradients of {plural(host_layers(layout), 'layer')}" if gradients else ""
     return (
-        f"memory: XLA found no room {found} in the host's pinned memory; for each of {plural(devices, 'device')} the "
+        f"memory: XLA found no room {purpose} in the host's pinned memory; for each of {plural(devices, 'device')} the "
         f"step keeps there {size(state, 2)} of master weights and moments{of_layers} and {size(activations, 2)} of "
         f"activations, {size((state + gradients + activations) * devices, 2)} in all, and "
         f"{limit_words(layout.config)} {size(host_limit(layout.config, devices), 2)}; expected a larger "
-        f"{PINNED_VARIABLE} where the machine has more, {less_on_the_host(layout)}, fewer offloaded activations, or "
+        f"{PINNED_VARIABLE} where the machine has more, {host_memory_savings(layout)}, fewer offloaded activations, or "
         "more machines"
     )
 
@@ -171,7 +171,7 @@ def _by_class(layout: StepLayout, mesh: Mesh) -> str:
         "host": "what is offloaded to the same memory",
     }
     sizes = estimate_memory(layout.config, layout.plan)._asdict()
-    sizes["host"] = 0 if own_memory(mesh) else held_on_host(layout.config, layout.plan)
+    sizes["host"] = 0 if separate_memory(mesh) else host_bytes(layout.config, layout.plan)
     largest = sorted(names, key=lambda name: -sizes[name])
     return "about " + ", ".join(f"{size(sizes[name], 2)} of {names[name]}" for name in largest if sizes[name])
 
@@ -188,4 +188,4 @@ def _search(layout: StepLayout, mesh: Mesh, limit: int, needed: int | None) -> S
         check_offloaded_state(changed, mesh)
         return changed
 
-    return nearest_fit(layout, limit, rebuild, needed, own_memory=own_memory(mesh))
+    return nearest_fit(layout, limit, rebuild, needed, separate_memory=separate_memory(mesh))

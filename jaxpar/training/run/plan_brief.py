@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 
 from jax.sharding import Mesh
 
+from jaxpar.config import config_to_dict
 from jaxpar.config.ramp import ramp_words
 from jaxpar.hardware.nccl import faults, loaded
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.checks.experts import routers_without_gradient
 from jaxpar.layout.choices.attention import unused_blocks
 from jaxpar.layout.given_plan import PLANNED
-from jaxpar.layout.memory.device import own_memory
+from jaxpar.layout.memory.device import separate_memory
 from jaxpar.layout.memory.estimate import estimate_memory, estimated_bytes
 from jaxpar.layout.step_layout import StepLayout
+from jaxpar.observe.events import RunInfo
 from jaxpar.pages.units import count, plural, size
 from jaxpar.training.run.plan_table import crossings, mesh_words, plan_rows
 from jaxpar.training.run.run import Run
@@ -32,7 +35,10 @@ def plan_brief(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tu
     config, plan, axes = layout.config, layout.plan, layout.plan.axes
     device = mesh.devices.flat[0]
     rows, length = config.data.batch_size, config.data.sequence_length
-    estimate, needed = estimate_memory(config, plan), estimated_bytes(config, plan, own_memory=own_memory(mesh))
+    estimate, needed = (
+        estimate_memory(config, plan),
+        estimated_bytes(config, plan, separate_memory=separate_memory(mesh)),
+    )
     parts = {"state": estimate.optimizer, "gradients": estimate.gradients, "activations": estimate.saved_activations}
     largest = ", ".join(f"{name} {size(amount)}" for name, amount in parts.items())
     zero = f"; ZeRO-{plan.zero}" if axes.devices > 1 else ""
@@ -60,6 +66,39 @@ def _unusual(rows: list[tuple[str, str, str]], on_gpu: bool) -> list[tuple[str, 
     kinds = lambda name: name.partition(" of kind ")[0]
     slow = lambda name, value: on_gpu and value == "xla" and name.split()[0] in ("attention", "loss")
     return [(name, f"{value}: {why}") for name, value, why in rows if kinds(name) in UNUSUAL or slow(name, value)]
+
+
+def report_first_weights(run: Run, report: Callable[[str], None]) -> None:
+    """Report where the weights of a new run come from, and what it changes of that model."""
+    source = run.models.first
+    if source is not None:
+        run.came_from = source.lineage
+        changed = "; ".join(map(str, run.models.differences))
+        but = f"; it has another value here: {changed}" if changed else ""
+        report(f"The first weights are those of {source.path} ({source.description}){but}.")
+
+
+def run_info(run: Run, first: int, folder: str, baseline: float | None) -> RunInfo:
+    """The facts that listeners get at the start of a run.
+
+    Args:
+        run: the run.
+        first: its first step.
+        folder: its folder.
+        baseline: the held-out loss of a bigram model, in nats per token.
+    """
+    description = run.data.description
+    return RunInfo(
+        config=config_to_dict(run.config),
+        plan=asdict(run.plan),
+        rows=plan_rows(run.layout, run.mesh, description),
+        brief=[*plan_brief(run.layout, run.mesh, description), *run.brief()],
+        folder=folder,
+        steps=run.config.run.steps,
+        first_step=first,
+        baseline_loss=baseline,
+        came_from=run.came_from,
+    )
 
 
 def start_notes(run: Run, first: int, changes: Sequence[str], replanned: str | None) -> Iterator[str]:

@@ -84,7 +84,7 @@ def plan_rows(layout: StepLayout, mesh: Mesh, data_description: str) -> list[tup
         ),
         ("per device", f"{rows} x {part}", f"rows x sequence, in {plural(plan.microbatches, 'microbatch')}"),
         *_pipeline_rows(layout),
-        ("remat", plan.remat, _kept_words(plan)),
+        ("remat", plan.remat, _saved_words(plan)),
         *_offload_rows(layout),
         *offload_rows(layout, device.device_kind),
         *choice_rows(plan),
@@ -126,7 +126,7 @@ def _expert_copies(layout: StepLayout) -> list[str]:
     """A phrase for the secondary shard of the weights of experts, where it is not that of other weights."""
     plan = layout.plan
     ranks = secondary_ranks(plan.secondary_shard, dict(plan.axes), ROUTED_AXES)
-    routed = any(own.experts is not None for own in kind_models(layout.config.model).values())
+    routed = any(one.experts is not None for one in kind_models(layout.config.model).values())
     if not routed or ranks == plan.secondary_shard:
         return []
     if ranks == 1:
@@ -161,12 +161,12 @@ def _objective_row(layout: StepLayout) -> list[tuple[str, str, str]]:
     return [("objective", layout.config.loss.name, description)] if description else []
 
 
-def _kept_words(plan: Plan) -> str:
+def _saved_words(plan: Plan) -> str:
     """A phrase for the activations that layers save."""
-    kept = [sum(treatment != "recompute" for treatment in run.activations.values()) for run in plan.runs]
+    numbers = [sum(treatment != "recompute" for treatment in run.activations.values()) for run in plan.runs]
     if len(plan.runs) == 1:
-        return f"keeps {kept[0]} of {len(plan.runs[0].activations)} named activations of a layer"
-    parts = [f"{number} in {plural(run.layers, 'layer')}" for number, run in zip(kept, plan.runs, strict=True)]
+        return f"keeps {numbers[0]} of {len(plan.runs[0].activations)} named activations of a layer"
+    parts = [f"{number} in {plural(run.layers, 'layer')}" for number, run in zip(numbers, plan.runs, strict=True)]
     return f"of {len(plan.runs[0].activations)} named activations of a chunk it keeps {', then '.join(parts)}"
 
 
@@ -209,7 +209,7 @@ def _pipeline_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
     times = Durations(forward=layers, backward=[2 * n for n in layers], weight=layers)
     bubbles = {mode: simulate(schedule, times, mode=mode).bubble_fraction for mode in ("async", "lockstep")}
     runs = "branching" if plan.pipe_ticks == "branching" else "lockstep"
-    own = simulate(schedule, times, mode=runs)
+    simulated = simulate(schedule, times, mode=runs)
     sizes = chunk_bytes(layout.config, plan)
     slots = layout.program.slots
     between = (slots["arrivals"] + slots["cotangents"] + slots["outputs"]) * sizes.sent
@@ -217,17 +217,17 @@ def _pipeline_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
     later = f", {slots['kept']} of {size(sizes.kept)} from B to W" if slots["kept"] else ""
     longest = sum(stack.rows_per_chunk for stack in layout.order.stacks.values())
     padding = f"; each has memory for {plural(longest, 'layer')}" if layout.order.padded else ""
-    ends = "shared by all ranks" if plan.pipe_ends == "shared" else "on the first and the last rank"
+    vocabulary = "shared by all ranks" if plan.pipe_ends == "shared" else "on the first and the last rank"
     return [
         (
             "pipeline",
             f"{plan.schedule}, {plan.axes.pipe} ranks",
             f"layers {'+'.join(map(str, layers))}{padding}; {plural(plan.microbatches, 'microbatch')}; "
-            f"vocabulary {ends}",
+            f"vocabulary {vocabulary}",
         ),
         (
             "bubble",
-            f"{float(own.bubble_fraction):.0%} expected",
+            f"{float(simulated.bubble_fraction):.0%} expected",
             f"{plan.pipe_ticks} ticks; {float(bubbles['async']):.0%} where ranks do not wait for ticks "
             "(a backward taken for two forwards, the head not counted)",
         ),
@@ -235,8 +235,8 @@ def _pipeline_rows(layout: StepLayout) -> list[tuple[str, str, str]]:
             "activations",
             size(stash_bytes),
             f"on each pipe rank: room for {plural(slots['stash'], 'chunk')} of {size(sizes.stash)} from F to B{later}, "
-            f"and {size(between)} on the way; in flight at most {', '.join(map(str, own.peak_in_flight))} on ranks 0 "
-            f"to {plan.axes.pipe - 1}",
+            f"and {size(between)} on the way; in flight at most {', '.join(map(str, simulated.peak_in_flight))} on "
+            f"ranks 0 to {plan.axes.pipe - 1}",
         ),
     ]
 
@@ -274,14 +274,14 @@ def _zero_words(layout: StepLayout) -> str:
 
 def _whole(layout: StepLayout, split: tuple[str, ...], how: str) -> str:
     """A phrase for the matrices that are `how` because no dim divides by the axes `split`; empty if there is none."""
-    axes, found = layout.plan.axes, []
+    axes, paths = layout.plan.axes, []
     compute, optimizer = layout.placements.compute.layout, layout.placements.optimizer.layout
 
     def look(path: KeyPath, spec: ParamSpec, outer: PartitionSpec, inner: PartitionSpec) -> None:
         shards = {axis for axis in split if axes[axis] > 1} - mesh_axes_of(outer)
         if shards and spec.decay and not shards & mesh_axes_of(inner):
-            found.append("/".join(str(key.key) for key in path))
+            paths.append("/".join(str(key.key) for key in path))
 
     is_leaf = lambda x: isinstance(x, ParamSpec)
     jax.tree_util.tree_map_with_path(look, layout.specs, compute, optimizer, is_leaf=is_leaf)
-    return f"; {how} for want of a dim that divides: {', '.join(found)}" if found else ""
+    return f"; {how} for want of a dim that divides: {', '.join(paths)}" if paths else ""

@@ -109,25 +109,25 @@ class Progress:
             memory_limit_bytes=limit_bytes(),
             epochs=trainer.epochs(number),
             blocks=block_means(reported) or None,
-            features=_of_features(trainer, metrics) | layer_means(reported) or None,
+            features=_feature_values(trainer, metrics) | layer_means(reported) or None,
             data_wait=data_wait,
             metrics=self._metrics(trainer, number, reported, empty=loss is None) or None,
         )
 
     def _metrics(self, trainer: Run, step: int, reported: Mapping[str, float], *, empty: bool) -> dict[str, float]:
         """Reports of layers and loss at step `step`, and of the loss on held-out data."""
-        found = {name: value for name, value in reported.items() if "." not in name}
-        found |= {**self._batch_metrics, **({} if empty else trainer.layout.objective.derived(reported))}
+        values = {name: value for name, value in reported.items() if "." not in name}
+        values |= {**self._batch_metrics, **({} if empty else trainer.layout.objective.derived(reported))}
         if empty:  # The loss has no metrics then.
-            found = {name: value for name, value in found.items() if not math.isnan(value)}
+            values = {name: value for name, value in values.items() if not math.isnan(value)}
         if self.heldout_loss(step) is None:
-            return found
-        return found | {f"eval_{name}": value for name, value in self._heldout_metrics.items()}
+            return values
+        return values | {f"eval_{name}": value for name, value in self._heldout_metrics.items()}
 
 
-def _of_features(trainer: Run, metrics: StepMetrics) -> dict[str, object]:
+def _feature_values(trainer: Run, metrics: StepMetrics) -> dict[str, object]:
     """The values that features with carried state record of a step, by name."""
-    each = (trainer.layout.carried[name].record(own) for name, own in metrics.carried.items())
+    each = (trainer.layout.carried[name].record(value) for name, value in metrics.carried.items())
     return {name: value for values in each for name, value in values.items()}
 
 

@@ -128,10 +128,10 @@ def _stored(part: PairedSplit, source: Model, config: Config) -> tuple[Reference
     file, values = ReferenceFile(part.folder.path, facts, documents), np.full(documents, np.nan, np.float32)
 
     def read() -> bool:
-        found = file.read()
-        if found is not None:
-            values[:] = found
-        return found is not None
+        stored = file.read()
+        if stored is not None:
+            values[:] = stored
+        return stored is not None
 
     if from_first(read) and jax.process_count() > 1:
         values = np.array(multihost_utils.broadcast_one_to_all(values))
@@ -161,9 +161,9 @@ def _compute(
     for chosen in np.array_split(ordered, min(_REPORTS, len(ordered))):
         places = [slice(int(starts[one]), int(starts[one] + lengths[one])) for one in chosen]
         scores = scorer.scored([stream.tokens[place].tolist() for place in places])
-        for document, place_of, own in zip(chosen, places, scores, strict=True):
+        for document, place_of, scored in zip(chosen, places, scores, strict=True):
             counts = stream.counted[place_of][1:] != 0
-            values[document] = own.log_probabilities.astype(np.float64)[counts].sum()
+            values[document] = scored.log_probabilities.astype(np.float64)[counts].sum()
             if not np.isfinite(values[document]):
                 raise UserError(
                     f"{KEY}: the reference gives document {document + 1} of {named(part.folder.path)} ({part.split}) "
@@ -253,7 +253,7 @@ class SourceModels:
         return self.first
 
 
-def begun_from(source: WeightSource, state: TrainState, residency: OnDevice) -> TrainState:
+def initial_state_from(source: WeightSource, state: TrainState, residency: OnDevice) -> TrainState:
     """A state before the first step, with the weights of `source`, which fit; it is used up.
 
     If some weights are frozen, they are those of `source`, and the trained ones stay as they are.

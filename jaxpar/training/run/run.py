@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from functools import cached_property
 from itertools import pairwise
@@ -14,67 +12,32 @@ from typing import Any
 import jax
 
 from jaxpar.checkpoint.facts import CAME_FROM
-from jaxpar.checkpoint.same_program import check_program, name_sources_alike
-from jaxpar.config import Config, UserError, load_config, virtual_devices_needed
-from jaxpar.config.axes import fixed_devices
-from jaxpar.config.parts import OBJECTIVES, implementation
+from jaxpar.config import Config, UserError
+from jaxpar.config.parts import OBJECTIVES
 from jaxpar.config.plan import Plan
 from jaxpar.config.ramp import examples_before, stretch_of, stretches
-from jaxpar.data import Data, batch_index, open_data
+from jaxpar.data import batch_index
 from jaxpar.distributed import liveness
-from jaxpar.distributed.devices import Device, check_devices, devices_per_node, find_devices, prepare_devices
-from jaxpar.hardware.catalogue import gpu_of
-from jaxpar.layers.declaration.adaptation import adaptation_of
-from jaxpar.layout.checks.spikes import refuse_spikes
-from jaxpar.layout.checks.validate import validate
-from jaxpar.layout.given_plan import check_plan, check_plan_devices
-from jaxpar.layout.make_plan import make_plan, resolve_config, with_vocab
-from jaxpar.layout.memory.device import needed_bytes
-from jaxpar.layout.memory.host import check_offload
-from jaxpar.layout.memory.state_storage import check_offloaded_state
+from jaxpar.distributed.devices import Device
 from jaxpar.layout.state import TrainState
-from jaxpar.layout.step_layout import StepLayout
-from jaxpar.mesh.build import build_mesh
 from jaxpar.mesh.parameters import Weights, merge
-from jaxpar.model.flops import Pairs, flops_per_step
+from jaxpar.model.flops import Pairs
 from jaxpar.observe.events import Listener
 from jaxpar.observe.holdings import name_arrays
-from jaxpar.observe.timer import StepTimer
 from jaxpar.optim.optimizer import AVERAGE
-from jaxpar.runtime.batch import BatchPlacer
-from jaxpar.training.residency.saved_state import SavedState
-from jaxpar.training.run.agreed import compared_plan
 from jaxpar.training.run.batch_sizes import SizedStep, smaller_steps
-from jaxpar.training.run.batches import baseline, evaluates, heldout_metrics, placed_batches
-from jaxpar.training.run.out_of_memory import (
-    check_batch_fits,
-    check_estimate_fits,
-    check_state_fits,
-    check_step_fits,
-    explained,
-)
-from jaxpar.training.run.reference import SourceModels, begun_from, check_pairs, provide_reference, scorer_of
+from jaxpar.training.run.batches import heldout_metrics, placed_batches
+from jaxpar.training.run.out_of_memory import explained
+from jaxpar.training.run.reference import initial_state_from, provide_reference
+from jaxpar.training.run.setup import RunSetup
 from jaxpar.training.run_folder.other_run import state_of_other_run
 from jaxpar.training.step.forward_backward import StepMetrics
-from jaxpar.training.step.train_step import TrainStep
-from jaxpar.training.teacher import TeacherFiles, TeacherPass
 
 
-class Run:
-    """All parts of a run, made from its configuration.
+class Run(RunSetup):
+    """A run that takes one step at a time; see `RunSetup` for its arguments and errors.
 
-    Making one checks the configuration, opens the data and lays out the mesh; weights are made, and the step compiled,
-    when they are first used. It writes no files.
-
-    Args:
-        config: a `Config`, or the path of a YAML file.
-        overrides: `section.key=value`, as on the command line.
-        devices: the devices of the mesh; by default all there are.
-        plan: the layout, which is used as it is; by default it is made from the configuration for the devices.
-
-    Raises:
-        UserError: one sentence about what is wrong with the configuration or the data, or that the plan is of another
-            configuration or cannot run on the devices.
+    Weights are made, and the step compiled, when they are first used. It writes no files.
     """
 
     def __init__(
@@ -85,43 +48,7 @@ class Run:
         devices: Sequence[Device] | None = None,
         plan: Plan | None = None,
     ):
-        if not isinstance(config, Config):
-            config = load_config(str(config), overrides)
-        elif overrides:
-            raise UserError(
-                "overrides: expected with the path of a file; a Config is changed by with_overrides(config, [...])"
-            )
-        validate(config)
-        refuse_spikes(config)
-        job = None
-        if devices is None:
-            job = prepare_devices(self.needed_devices(config), config.distributed)
-        _use_compile_cache(config.run.compile_cache)
-        liveness.at("finding its devices")
-        devices = self.training_devices(config, find_devices() if devices is None else list(devices))
-        if job is not None:
-            check_devices(job, fixed_devices(config.parallel), devices)
-        if plan is not None:
-            check_plan_devices(plan, devices)
-        liveness.at("opening its data", busy=True)
-        config = resolve_config(config, len(devices), validated=True)
-        self.data: Data = open_data(config.data, vocab=config.model.vocab, seed=self.data_seed(config))
-        check_pairs(config, self.data)
-        self.config = with_vocab(config, self.data.vocab)
-        if jax.process_count() > 1:
-            name_sources_alike()
-        self.plan = compared_plan(lambda: self._planned(plan, devices), self.config, devices)
-        self.mesh = build_mesh(self.plan.axes, devices)
-        self.layout = StepLayout(self.config, self.plan)
-        checks = check_state_fits, check_batch_fits, check_offload, check_offloaded_state, check_estimate_fits
-        for check in checks:
-            check(self.layout, self.mesh)
-        self.functions = TrainStep(self.layout, self.mesh)
-        self.placer = BatchPlacer(self.layout.batch, self.mesh)
-        self.timer = StepTimer()
-        self.models = SourceModels(self.layout)
-        if (rows := OBJECTIVES[self.config.loss.name].rows) != "":
-            self.data = implementation(rows)(self.config, self.data, self.models.reference)
+        super().__init__(config, overrides=overrides, devices=devices, plan=plan)
         self.left_out: tuple[int, ...] = ()
         """Numbers of batches that no step uses, ascending (`watch.on_spike`)."""
         self.check_epochs()
@@ -148,28 +75,6 @@ class Run:
         name_arrays(self, Run._arrays)
         liveness.at("ready to train")
 
-    @classmethod
-    def needed_devices(cls, config: Config) -> int:
-        """Devices to simulate on a machine without accelerators."""
-        return virtual_devices_needed(config.parallel)
-
-    @classmethod
-    def data_seed(cls, config: Config) -> int:
-        """The seed of the order of the data."""
-        return config.run.seed
-
-    def training_devices(self, config: Config, devices: Sequence[Device]) -> list[Device]:
-        """The devices of the training step, of all that there are."""
-        del config
-        return list(devices)
-
-    def _planned(self, given: Plan | None, devices: Sequence[Device]) -> Plan:
-        """The layout for the devices: the one that is given, checked, or one that is made."""
-        if given is None:
-            return make_plan(self.config, devices[0], devices_per_node(devices))
-        check_plan(given, self.config, devices[0], devices_per_node(devices))
-        return given
-
     @property
     def state(self) -> TrainState:
         """The current state; made from `run.init_from` or the seed when nothing was restored."""
@@ -178,7 +83,7 @@ class Run:
         if self._state is None:
             self._state = self.functions.residency.initial_state()
             if (source := self.models.first) is not None:
-                self._state = begun_from(source, self._state, self.functions.residency)
+                self._state = initial_state_from(source, self._state, self.functions.residency)
         return self._state
 
     def take_over(self, report: Callable[[str], None]) -> None:
@@ -225,18 +130,6 @@ class Run:
                 self.config, self.data, self.models.reference, list(self.mesh.devices.flat), listeners or Listener()
             )
 
-    @cached_property
-    def _teacher_pass(self) -> TeacherPass:
-        teacher, devices = self.models.reference, list(self.mesh.devices.flat)
-        assert teacher is not None, "a loss with a teacher names it"
-        make = lambda: scorer_of(self.config, teacher, devices, self.config.loss.temperature)
-        return TeacherPass(TeacherFiles(self.config, teacher), make)
-
-    @cached_property
-    def saved(self) -> SavedState:
-        """The state in the form of a checkpoint."""
-        return self.functions.residency.saved()
-
     def drop_state(self) -> None:
         """Free the state's memory, before another one is restored in its place; frozen weights stay."""
         self._frozen = {} if self._state is None else self._state.frozen
@@ -246,40 +139,6 @@ class Run:
     def steps_done(self) -> int:
         """Steps taken so far, those before a restore included."""
         return 0 if self._state is None else int(self._state.step)
-
-    @cached_property
-    def compiled(self) -> jax.stages.Compiled:
-        """The compiled step. It never compiles again: an argument of another shape is an error."""
-        with self.timer.compiling():
-            state, batch = self.functions.residency.abstract_input(), self.layout.abstract_batch(self.mesh)
-            lowered = self.functions.train.lower(state, batch, self.layout.abstract_arguments(self.mesh))
-            check_program(lowered, "a step")
-            with explained(self.layout, self.mesh):
-                compiled = lowered.compile()
-        check_step_fits(self.layout, self.mesh, needed_bytes(compiled))
-        return compiled
-
-    def compile_with_initial(self) -> None:
-        """Compile the step, and on CPUs the program of the initial weights beside it, in another thread.
-
-        On GPUs that comes later, when the weights are made: XLA times kernels there while it compiles.
-        """
-        if self.mesh.devices.flat[0].platform != "cpu":
-            self.compiled  # noqa: B018 (compiles now)
-            return
-        with ThreadPoolExecutor(1, "initial-weights") as beside:
-            initial = beside.submit(self.functions.residency.compile_initial)
-            self.compiled  # noqa: B018 (compiles now)
-            initial.result()
-
-    @property
-    def predicted_bytes(self) -> int | None:
-        """Memory per device that the compiled step needs, by the compiler: arguments, temporaries and output."""
-        return needed_bytes(self.compiled)
-
-    def needed(self) -> int | None:
-        """`predicted_bytes`, where the step is compiled already."""
-        return self.predicted_bytes if "compiled" in vars(self) else None
 
     def step(self) -> StepMetrics:
         """Take one step; returns before the devices are done (reading a metric waits for them)."""
@@ -357,15 +216,6 @@ class Run:
         trained = self.functions.residency.readable(self.state.optimizer[AVERAGE] if average else self.state.master)
         return merge(self.state.frozen, trained)
 
-    def baseline(self) -> float | None:
-        """Loss of a bigram model on the held-out batches, in nats per token; None where there are none, or pairs."""
-        return baseline(self.config, self.data)
-
-    @property
-    def evaluates(self) -> bool:
-        """Whether there is held-out data and the configuration asks to use it."""
-        return evaluates(self.config, self.data)
-
     def check_epochs(self) -> None:
         """Refuse more steps than `data.max_epochs` leaves rows for."""
         if self.lacks_rows(self.left_out):
@@ -439,16 +289,6 @@ class Run:
         numbers = (batch_index(step, self.left_out) for step in range(last - steps, last))
         return sum(stretch_of(self.config.data, one).rows for one in numbers) * self.config.data.sequence_length
 
-    def flops(self, tokens: int, pairs: Pairs) -> float:
-        """Model FLOPs of so many tokens, in whose batches the mask keeps `pairs` in all; rows are always full."""
-        return flops_per_step(self.config.model, tokens, pairs, self.data.vocab, adaptation_of(self.config))
-
-    @property
-    def peak_flops(self) -> float | None:
-        """Dense 16-bit peak of one device in FLOP/s (`GPU.training_peak`); None where the catalogue lacks it."""
-        gpu = gpu_of(self.mesh.devices.flat[0].device_kind)
-        return None if gpu is None else gpu.training_peak
-
     def _arrays(self) -> dict[str, object]:
         """The arrays of this run, by purpose; arrays that do not exist yet are not made."""
         shapes = {(leaf.shape, leaf.dtype) for leaf in self.layout.abstract_batch().values()}
@@ -456,11 +296,3 @@ class Run:
         if self._state is None:
             return named
         return named | self.functions.residency.arrays(self._state)
-
-
-def _use_compile_cache(folder: str | None) -> None:
-    """Cache compiled programs on disk, unless the environment already names a folder."""
-    if folder is None or jax.config.jax_compilation_cache_dir:
-        return
-    jax.config.update("jax_compilation_cache_dir", os.path.expanduser(folder))
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 1.0)

@@ -1,26 +1,29 @@
-"""The facts of a run's checkpoints, the clock that says when to save, and a save outside the training loop."""
+"""The checkpoints of a run: their facts, a save outside the training loop, and a run that goes on from one."""
 
 from __future__ import annotations
 
 import json
-import time
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 
 from jaxpar import __version__
-from jaxpar.checkpoint.facts import CAME_FROM, CARRIED, SKIPPED_IN_ROW
+from jaxpar.checkpoint import Checkpointer
+from jaxpar.checkpoint.facts import CAME_FROM, CARRIED, SKIPPED_IN_ROW, check_run_facts, read_facts, saved_config
 from jaxpar.checkpoint.folders import listed_steps, step_folder
 from jaxpar.checkpoint.processes import from_first, gather
-from jaxpar.config import UserError, config_to_dict
-from jaxpar.config.spelling import quoted
+from jaxpar.config import Config, UserError, config_to_dict
+from jaxpar.config.reading.overrides import with_overrides
+from jaxpar.config.spelling import named, quoted
 from jaxpar.config.strict_json import json_text
 from jaxpar.data.opened import STREAM
 from jaxpar.layout.state import without_frozen
 from jaxpar.observe.events import Listener
+from jaxpar.remote.cache import source_url
 from jaxpar.training.run.progress import Progress
 from jaxpar.training.run.run import Run
 from jaxpar.training.run_folder.folder import RunFolder
-from jaxpar.training.run_folder.saves import Saves
+from jaxpar.training.run_folder.same_run import forbidden_changes
+from jaxpar.training.run_folder.saves import Saves, read_state
 
 
 def checkpoint_facts(run: Run, progress: Progress, skipped_in_row: int) -> dict[str, object]:
@@ -85,58 +88,45 @@ def _check_newest(folder: RunFolder, step: int) -> None:
         )
 
 
-LOOK_S = 60.0
-"""Process 0 looks at its clock about this often: a look is a collective, and the next step waits for it."""
+def config_of_checkpoint(checkpoints: Path, step: int, overrides: Sequence[str]) -> Config:
+    """The configuration of the run that saved a checkpoint, with overrides that leave it the same run.
 
-
-class SaveClock:
-    """Decides after which steps a save is due (`checkpoint.every_minutes`), alike on all processes.
-
-    Clocks differ between processes, so only that of process 0 counts. At a look it decides for all, and also after
-    which step the next look comes; steps in between cost nothing.
-
-    Args:
-        minutes: between two saves; None or 0 turns this off.
-        clock: in seconds.
+    Raises:
+        UserError: the checkpoint has weights alone, or the overrides make it another run.
     """
+    checkpoint = step_folder(checkpoints, step)
+    facts = read_facts(checkpoint)
+    if "data" not in facts:
+        raise UserError(
+            f"path: {named(checkpoint)} has the weights of a model, and not the state of a run; expected a run's, or "
+            "a new run that begins with them (run.init_from)"
+        )
+    check_run_facts(checkpoint, facts)
+    saved = saved_config(facts, checkpoint)
+    config = with_overrides(saved, overrides)
+    if changes := forbidden_changes(saved, config):
+        raise UserError(
+            f"overrides: {'; '.join(changes)} makes another run than that of {named(checkpoint)}; expected a new one, "
+            "which begins with its weights (run.init_from)"
+        )
+    return config
 
-    def __init__(self, minutes: float | None, clock: Callable[[], float] = time.monotonic) -> None:
-        self._every_s = 60 * minutes if minutes else None
-        self._clock = clock
-        self.start(1)
 
-    def start(self, first: int) -> None:
-        """The next step is `first`, and the minutes to the first save begin."""
-        self.saved()
-        self.restart(first)
+def restore(run: Run, checkpoints: Path, step: int) -> dict[str, object]:
+    """Continue a run from one of its checkpoints: weights, optimizer state, place in its data. Returns its facts."""
+    notes: list[str] = []
+    checkpointer = Checkpointer(checkpoints, keep_last=1, keep_every=None, report=notes.append)
+    try:
+        state, facts = read_state(checkpointer, step, run.saved.abstract, run.layout.carried, notes.append)
+    finally:
+        checkpointer.close()
+    run.continue_from(state, facts)
+    return facts
 
-    def restart(self, first: int) -> None:
-        """The next step is `first`, after which steps take longer or shorter than before."""
-        # The first look comes after the second step, since the first is slower than most.
-        self._look = first + 1
-        self._seen, self._seen_at = first - 1, self._clock()
 
-    def looks(self, step: int) -> bool:
-        """Whether `due` must be called after `step`; the same on all processes."""
-        return self._every_s is not None and step >= self._look
-
-    def due(self, step: int) -> bool:
-        """Whether a save is due after `step`; without a look at `step`, it is not. Collective at a look."""
-        if not self.looks(step):
-            return False
-        due, self._look = from_first(lambda: self._decide(step))
-        return due
-
-    def saved(self) -> None:
-        """A save has begun, for whichever reason."""
-        self._saved_at = self._clock()
-
-    def _decide(self, step: int) -> tuple[bool, int]:
-        """On process 0: whether a save is due after `step`, and the step of the next look."""
-        assert self._every_s is not None, "looks says no"
-        now = self._clock()
-        steps_per_s = (step - self._seen) / max(now - self._seen_at, 1e-9)
-        self._seen, self._seen_at = step, now
-        left_s = self._saved_at + self._every_s - now
-        wait_s = min(LOOK_S, left_s if left_s > 0 else self._every_s)
-        return left_s <= 0, step + max(1, round(wait_s * steps_per_s))
+def folder_of_run(checkpoints: Path, config: Config) -> dict[str, object]:
+    """Where the run's folder is now, as keys of `run`; nothing if it was renamed."""
+    folder = checkpoints.absolute().parent
+    if source_url(folder) != str(folder):  # a copy from a store: nothing is written there
+        return {}
+    return {"dir": str(folder.parent)} if folder.name == config.run.name else {}

@@ -25,9 +25,8 @@ from jaxpar.training.run.continuing import Generated, Prompt, check_stop, contin
 from jaxpar.training.run.loop import fit
 from jaxpar.training.run.plan_table import plan_rows
 from jaxpar.training.run.progress import Progress
-from jaxpar.training.run.restored import config_of_checkpoint, folder_of_run, restore
 from jaxpar.training.run.run import Run
-from jaxpar.training.run.saving import save_now
+from jaxpar.training.run.saving import config_of_checkpoint, folder_of_run, restore, save_now
 from jaxpar.training.run_folder.other_run import find_checkpoint
 from jaxpar.training.step.forward_backward import StepMetrics
 

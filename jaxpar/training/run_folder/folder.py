@@ -50,7 +50,7 @@ class RunFolder:
         self.changes(may_come=fetch is not None)
         try:
             notices = [self._lock.take()]
-            if self._lock.held:
+            if self._lock.locked:
                 remove_leftovers(self.path)
             if fetch is not None:
                 notices.append(fetch())
@@ -114,7 +114,7 @@ class RunFolder:
         except OSError:
             return False
 
-    def check_nothing_saved(self) -> None:
+    def check_no_checkpoint(self) -> None:
         """Raises `UserError` when a checkpoint was complete once: starting over would overwrite the run's record."""
         steps = listed_steps(self.checkpoints)
         complete = [step for step in steps if (step_folder(self.checkpoints, step) / MANIFEST).exists()]
@@ -125,7 +125,7 @@ class RunFolder:
                 "start over"
             )
 
-    def check_nothing_else_asked(self, done: int, changes: Sequence[str]) -> None:
+    def check_finished_unchanged(self, done: int, changes: Sequence[str]) -> None:
         """Raises `UserError` where a run that has all its steps is started again with changes that would matter."""
         asked = [line for line in changes if not line.startswith(NO_MATTER)]
         if asked:
@@ -165,10 +165,10 @@ class RunFolder:
             return
         steps = [values["step"] for values in read_metrics(file, before=step + 1)]
         if step and (not steps or steps[-1] != step):
-            ends = f"ends with step {steps[-1]}" if steps else "is empty"
-            report(f"{file} {ends}, and the checkpoint is of step {step}: what lies between is lost to the record.")
+            length = f"ends with step {steps[-1]}" if steps else "is empty"
+            report(f"{file} {length}, and the checkpoint is of step {step}: what lies between is lost to the record.")
 
-    def ran_otherwise(self, plan: Plan) -> bool:
+    def plan_changed(self, plan: Plan) -> bool:
         """Whether the last start had another plan; False where its file cannot be read."""
         try:
             last = read(self.path / PLAN)
@@ -190,10 +190,10 @@ class RunFolder:
                 file = self.path / name
                 if file.exists() and (old := read_file(file)) != new:
                     stem, suffix = name.split(".")
-                    kept = self.path / f"{stem}-until-{step}.{suffix}"
+                    copy = self.path / f"{stem}-until-{step}.{suffix}"
                     # An existing one belongs to the start that made these steps; the last start made none.
-                    if not kept.exists():
-                        write_atomically(kept, old)
+                    if not copy.exists():
+                        write_atomically(copy, old)
                 write_atomically(file, new)
         except OSError as error:
             raise self._unwritable(error) from error

@@ -33,7 +33,7 @@ class RunLock:
         self._descriptor: int | None = None
 
     @property
-    def held(self) -> bool:
+    def locked(self) -> bool:
         """Whether this process holds the lock."""
         return self._descriptor is not None
 

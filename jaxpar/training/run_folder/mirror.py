@@ -207,7 +207,7 @@ class Mirror:
             if self.share.count > 1:
                 write_atomically(self.folder / TURN, f"{step} {time.time_ns()}".encode())
             send(path, url, lists[0], there)
-            send(path, url, names, self._when_others_are_done(url, names, len(lists[0])))
+            send(path, url, names, self._wait_for_others(url, names, len(lists[0])))
             self._check_owner()
             try:
                 finish(path, url, text, [*names, MANIFEST], (MANIFEST,))
@@ -227,7 +227,7 @@ class Mirror:
             self._note(f"What retention removes stays in {self.url}: {_why(error)}.")
         self._stays = True
 
-    def _when_others_are_done(self, url: str, names: list[str], local: int) -> Mapping[str, StoredFile]:
+    def _wait_for_others(self, url: str, names: list[str], local: int) -> Mapping[str, StoredFile]:
         """The files in the store, once all are there or nothing more has come for `PATIENCE_S`."""
         files, came = listed(url), time.monotonic()
         while self.share.count > 1 and not files.keys() >= set(names):

@@ -169,17 +169,19 @@ def read_state(
     """
     facts = _run_facts(checkpointer, step)
     described = facts[CARRIED]
-    wanted = {name: own for name, own in like.carried.items() if described.get(name) == carried[name].saved_as}
+    wanted = {
+        name: expected for name, expected in like.carried.items() if described.get(name) == carried[name].saved_as
+    }
     optional = [f"optimizer/{AVERAGE}", *(f"carried/{name}" for name in {**described, **wanted})]
     state = checkpointer.restore(step, like._replace(carried=wanted), optional=optional)
     if AVERAGE in like.optimizer and not jax.tree.leaves(state.optimizer[AVERAGE]):
         state = state._replace(optimizer={**state.optimizer, AVERAGE: jax.tree.map(copied, state.master)})
         report(f"The moving average of the weights begins with those of step {step}.")
     restored = {}
-    for name, own in like.carried.items():
+    for name, expected in like.carried.items():
         restored[name] = state.carried.get(name)
-        if jax.tree.leaves(own) and not jax.tree.leaves(restored[name]):
-            restored[name] = _initial(carried[name], own)
+        if jax.tree.leaves(expected) and not jax.tree.leaves(restored[name]):
+            restored[name] = _initial(carried[name], expected)
             report(f"The {carried[name].title} begins anew: step {step} was saved without it, or with another one.")
     return state._replace(carried=restored), facts | checkpointer.contents(step)
 

@@ -12,7 +12,7 @@ from jaxpar.compiler.report import Analysis, Report
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.memory.estimate import estimate_memory
-from jaxpar.optim.outer import wire_bytes
+from jaxpar.optim.outer import message_bytes
 from jaxpar.planner.search.islands import IslandSearch, search_of
 from jaxpar.planner.stage_work import layout_of
 from tests.compiler.inspected import inspected, report_of, wide
@@ -77,7 +77,7 @@ def test_the_outer_message_runs_beside_the_step_that_carries_it(wire, kind):
     weights = parameter_count(config.model, padded=True) / SHARDS
     assert row.bytes == pytest.approx(predicted_bytes(config), rel=5e-3), "as in a plan, which leaves out norms"
     assert row.kind == kind
-    assert row.bytes == pytest.approx(wire_bytes(round(weights), wire) / EVERY, rel=0.02)
+    assert row.bytes == pytest.approx(message_bytes(round(weights), wire) / EVERY, rel=0.02)
     assert row.exposed_s <= 0.02 * report.step_seconds
 
 

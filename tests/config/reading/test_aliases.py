@@ -10,7 +10,7 @@ from jaxpar.config import UserError, load_config
 from jaxpar.config.mappings.experts import Clustering
 from jaxpar.config.mappings.routers import ROUTERS
 from jaxpar.config.parts import OPTIMIZERS
-from jaxpar.config.reading.aliases import ALIASES, MOVED, REMOVED, known_elsewhere
+from jaxpar.config.reading.aliases import ALIASES, MOVED, REMOVED, key_of_other_system
 from jaxpar.config.reading.options import OPTIONS, record_of
 from jaxpar.config.reading.sections import SECTIONS, keys_of
 from tests.sentences import refused
@@ -57,7 +57,7 @@ def test_a_key_of_another_system_or_section_or_spelling_gets_its_hint(tmp_path: 
     elif not section:
         with refused(f"{written}:", "section", f" {meant}?"):
             load_config(None, [f"{written}=1"])
-    assert known_elsewhere(key) == meant or section in SECTIONS
+    assert key_of_other_system(key) == meant or section in SECTIONS
 
 
 def typed_keys() -> set[str]:

@@ -11,7 +11,7 @@ from jaxpar.data.prepare import prepare
 from jaxpar.data.prepare.choice import Choice
 from jaxpar.data.prepare.selection.duplicates import duplicates, signature
 from jaxpar.data.prepare.selection.screening import screen_maker
-from jaxpar.evaluation.contamination import overlaps_with
+from jaxpar.evaluation.contamination import shared_ngrams
 from jaxpar.evaluation.task import Document, Perplexity, Task
 from tests.data.chat_files import prepared_chat, spelled, turns
 from tests.data.folders import contents, decoded, options, prepared, quiet, texts, write_jsonl
@@ -102,9 +102,9 @@ def test_texts_of_an_evaluation_are_not_trained_on(tmp_path: Path):
     folder = prepared(tmp_path / "out", documents, choice=Choice(decontaminate=texts_of_task, ngram=20))
     assert folder.index.skipped["contaminated"] >= 2
     task = Task("t", Perplexity("x"), tuple(map(Document, texts_of_task)))
-    assert not any(overlap.matched for overlap in overlaps_with(folder.path, [task], 20)[0])
+    assert not any(overlap.matched for overlap in shared_ngrams(folder.path, [task], 20)[0])
     whole = prepared(tmp_path / "all", documents, heldout_fraction=0.0)
-    assert all(overlap.matched for overlap in overlaps_with(whole.path, [task], 20)[0])
+    assert all(overlap.matched for overlap in shared_ngrams(whole.path, [task], 20)[0])
 
 
 def test_conversations_are_chosen_by_what_their_messages_say(tmp_path: Path):

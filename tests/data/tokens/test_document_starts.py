@@ -40,7 +40,7 @@ def test_slices_and_places_are_those_of_one_array(tmp_path_factory, data, spacin
         patched.setattr(document_starts, "SPACING", spacing)
         patched.setattr(document_starts, "_READ", 2 * spacing)
         shards = [shard(folder / "a.npy", np.cumsum([0, *own[:-1]]), sum(own)) for own in lengths]
-        starts = DocumentStarts(shards[:1]).followed_by(DocumentStarts(shards[1:])) if shards[1:] else None
+        starts = DocumentStarts(shards[:1]).concatenate(DocumentStarts(shards[1:])) if shards[1:] else None
         starts = starts or DocumentStarts(shards)
         assert len(starts) == len(whole)
         first, last = (data.draw(st.none() | st.integers(-12, 60)) for _ in range(2))

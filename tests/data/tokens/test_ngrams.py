@@ -27,7 +27,7 @@ def test_planted_and_chance_overlaps_are_those_of_a_plain_comparison(size: int, 
     texts.append(stream[-size:])
     texts.append(stream[100 : 100 + size + 3] + [7] * size + stream[300 : 300 + size])
     own = NGrams(texts, size)
-    own.look_in(np.array(stream, np.uint16))
+    own.search_stream(np.array(stream, np.uint16))
     assert own.overlaps() == found_by_comparing(texts, stream, size)
     planted = own.overlaps()[5]
     assert (planted.covered, planted.matched) == (30, 31 - size)
@@ -36,14 +36,14 @@ def test_planted_and_chance_overlaps_are_those_of_a_plain_comparison(size: int, 
 def test_several_streams_add_up_and_a_short_one_has_none():
     own = NGrams([[1, 2, 3, 4, 5, 6]], 3)
     for stream in ([1, 2, 3], [9, 4, 5, 6, 9], [2, 3]):
-        own.look_in(np.array(stream, np.uint32))
+        own.search_stream(np.array(stream, np.uint32))
     assert own.overlaps() == [Overlap(6, 4, 2, 6)]
 
 
 def test_what_only_has_the_hash_of_an_n_gram_is_not_found(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ngrams, "hashed", lambda tokens, size, base: hashed(tokens[: len(tokens) - size + 1], 1, base))
     own = NGrams([[1, 2, 3], [4, 5, 6]], 3)
-    own.look_in(np.array([1, 2, 4, 9, 1, 3, 3, 4, 5, 6, 1], np.uint16))
+    own.search_stream(np.array([1, 2, 4, 9, 1, 3, 3, 4, 5, 6, 1], np.uint16))
     assert [one.matched for one in own.overlaps()] == [0, 1]
 
 
@@ -56,5 +56,5 @@ def test_texts_whose_n_grams_would_share_a_hash_get_another_one(monkeypatch: pyt
 
     monkeypatch.setattr(ngrams, "hashed", weak)
     own = NGrams([[1, 2, 3, 4]], 3)
-    own.look_in(np.array([2, 3, 4], np.uint16))
+    own.search_stream(np.array([2, 3, 4], np.uint16))
     assert [one.matched for one in own.overlaps()] == [1] and bases[0] != bases[1] == bases[2]

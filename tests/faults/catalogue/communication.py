@@ -85,9 +85,9 @@ COMMUNICATION = (
         name="weights_of_other_replicas_not_gathered",
         description="Where replicas share the state, each has its own part of the new weights in place of the others'.",
         file="jaxpar/mesh/materialize.py",
-        old="weight = gather_shards(weight, own, dim - unstacked, transport.exact if own == REPLICAS else transport)",
-        new="weight = jnp.concatenate([weight] * jax.lax.axis_size(own), dim - unstacked) if own == REPLICAS "
-        "else gather_shards(weight, own, dim - unstacked, transport)",
+        old="weight = gather_shards(weight, over, dim - unstacked, transport.exact if over == REPLICAS else transport)",
+        new="weight = jnp.concatenate([weight] * jax.lax.axis_size(over), dim - unstacked) if over == REPLICAS "
+        "else gather_shards(weight, over, dim - unstacked, transport)",
         caught_by=(OVER_REPLICAS,),
     ),
     Fault(

@@ -29,11 +29,11 @@ COMPOSED = (
         description="The sums of a rank's tokens are those of all ranks, and the losses of routers have their gradient "
         "once for each rank.",
         file="jaxpar/layers/experts/feed_forward.py",
-        old="        packed, unpack = ravel_pytree(own)\n"
-        "        whole, ranks = unpack(reduce_sum(lax.stop_gradient(packed), STREAM_AXES)), "
+        old="        packed, unpack = ravel_pytree(local_sums)\n"
+        "        global_sums, ranks = unpack(reduce_sum(lax.stop_gradient(packed), STREAM_AXES)), "
         "lax.axis_size(STREAM_AXES)\n",
-        new="        own = jax.tree.map(lambda leaf: reduce_sum(leaf, STREAM_AXES), own)\n"
-        "        whole, ranks = lax.stop_gradient(own), lax.axis_size(STREAM_AXES)\n",
+        new="        local_sums = jax.tree.map(lambda leaf: reduce_sum(leaf, STREAM_AXES), local_sums)\n"
+        "        global_sums, ranks = lax.stop_gradient(local_sums), lax.axis_size(STREAM_AXES)\n",
         caught_by=(f"{FLOAT64}[top_k_softmax]",),
         found="trace",
     ),

@@ -66,9 +66,9 @@ EXPERTS = (
         name="bias_updated_from_local_counts",
         description="The biases of a router count the tokens of one expert rank alone.",
         file="jaxpar/layers/experts/feed_forward.py",
-        old="total += jnp.sum((bias - lax.stop_gradient(bias)) * own.counts)",
+        old="total += jnp.sum((bias - lax.stop_gradient(bias)) * local_sums.counts)",
         new="total += jnp.sum((bias - lax.stop_gradient(bias)) * jnp.where("
-        'lax.axis_index("expert") == 0, own.counts, 0 * own.counts))',
+        'lax.axis_index("expert") == 0, local_sums.counts, 0 * local_sums.counts))',
         caught_by=(f"{FLOAT64}[sigmoid]",),
     ),
     Fault(

@@ -122,7 +122,7 @@ ISLANDS = (
         return state
 ''',
         new='''        """A restored state in the form that steps take."""
-        return state._replace(optimizer={**state.optimizer, ISLAND_WEIGHTS: self._of_each_island(state.master)})
+        return state._replace(optimizer={**state.optimizer, ISLAND_WEIGHTS: self._island_copies(state.master)})
 ''',
         caught_by=(
             "tests/training/islands/test_runs.py::test_a_run_goes_on_with_the_same_bits_though_a_message_was_due",

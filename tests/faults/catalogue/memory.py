@@ -14,8 +14,8 @@ MEMORY = (
         name="host_bytes_for_nothing",
         description="The frontier drops a choice for one that takes more host memory.",
         file="jaxpar/memory/pareto.py",
-        old="if not (kept[own : len(found), 1:] <= block[i, 1:]).all(axis=1).any():",
-        new="if not (kept[own : len(found), 1:2] <= block[i, 1:2]).all(axis=1).any():",
+        old="if not (frontier[before_block : len(indices), 1:] <= block[i, 1:]).all(axis=1).any():",
+        new="if not (frontier[before_block : len(indices), 1:2] <= block[i, 1:2]).all(axis=1).any():",
         caught_by=(f"{PARETO}::test_the_frontier_of_a_layer_is_what_trying_everything_leaves",),
     ),
     Fault(

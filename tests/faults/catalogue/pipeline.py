@@ -42,7 +42,7 @@ PIPELINE = (
         name="every_rank_counts_its_loss",
         description="Every pipeline rank counts a loss, not the last one alone.",
         file="jaxpar/pipeline/execution/executor.py",
-        old="mine = True if self.shares_ends else valid",
+        old="mine = True if self.shares_vocabulary else valid",
         new="mine = True",
         caught_by=(pipeline_parity(pipe_ends="last", pipe_ticks="uniform"),),
     ),

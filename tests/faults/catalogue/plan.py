@@ -24,7 +24,7 @@ PLAN = (
     Fault(
         name="the_given_plan_is_derived_again",
         description="A run makes its plan from the configuration though one is given.",
-        file="jaxpar/training/run/run.py",
+        file="jaxpar/training/run/setup.py",
         old="self._planned(plan, devices)",
         new="self._planned(None, devices)",
         caught_by=("tests/layout/test_given_plan.py::test_a_plan_of_another_machine_gives_the_same_bits",),

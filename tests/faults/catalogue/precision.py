@@ -48,8 +48,8 @@ PRECISION = (
         name="fp8_weight_from_its_stored_copy",
         description="A matrix becomes codes after it was rounded to bfloat16.",
         file="jaxpar/precision/weight_codes.py",
-        old="codes = partial(by_rows, own.codes, stack, (own.squares.local(scale),))",
-        new="codes = partial(by_rows, own.codes, stack.astype(jnp.bfloat16), (own.squares.local(scale),))",
+        old="codes = partial(by_rows, matrix.codes, stack, (matrix.squares.local(scale),))",
+        new="codes = partial(by_rows, matrix.codes, stack.astype(jnp.bfloat16), (matrix.squares.local(scale),))",
         caught_by=(
             f"{CODES}::test_codes_come_from_the_master_weights",
             f"{SQUARES}::test_codes_of_squares_come_from_the_master_weights",
@@ -106,8 +106,8 @@ PRECISION = (
         name="fp8_experts_whose_tiles_hold_rows_of_others",
         description="In the gradient of matrices, tiles of rows begin anywhere, and have rows of two experts.",
         file="jaxpar/precision/grouped.py",
-        old="    found = row_blocks(sizes, rows, tile)\n",
-        new="    found = row_blocks(sizes, rows, tile, align=8)\n",
+        old="    blocks = row_blocks(sizes, rows, tile)\n",
+        new="    blocks = row_blocks(sizes, rows, tile, align=8)\n",
         caught_by=(f"{GROUPED}::test_each_expert_begins_a_tile_and_no_row_is_lost[sizes2]",),
     ),
     Fault(

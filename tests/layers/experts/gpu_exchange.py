@@ -23,7 +23,7 @@ from jaxpar.config.plan import Choice, ExpertLayout
 from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.experts.exchange import EXCHANGES
-from jaxpar.layers.experts.rounds import Operands, exchanged, lists_of
+from jaxpar.layers.experts.rounds import Operands, exchanged, stacked_lists
 from jaxpar.mesh.axes import AXES, vary
 from tests.gpu_compile import compile_for_gpu, h100s
 
@@ -58,7 +58,7 @@ def account(layout: dict[str, Any], sizes: dict[str, int], hosts: int = 2) -> di
             in_, out = (w[name].squeeze(0) for name in ("shared_in", "shared_out"))
             shared = (lambda x: jax.nn.silu(x @ in_) @ out) if sizes.get("shared") else None
             exchange = EXCHANGES[own.exchange.name](experts, len(x) // own.slices.name, own)
-            lists = lists_of(exchange, own.slices.name, indices, vary(jnp.ones(len(x), bool)))
+            lists = stacked_lists(exchange, own.slices.name, indices, vary(jnp.ones(len(x), bool)))
             return exchanged(exchange, products, Operands(w, {}), x, gates, lists, shared)[0]
 
         y, pullback = jax.vjp(forward, w, x, gates)

@@ -17,7 +17,7 @@ from jaxpar.config.schema import ModelConfig
 from jaxpar.layers.experts import routers
 from jaxpar.layers.experts.assignment import balanced, within_capacity
 from jaxpar.layers.experts.routers import ROUTERS, entropy
-from jaxpar.layers.experts.routing import NO_EXPERT, RouterState, Routing, Sums, ones_at, share, z_loss
+from jaxpar.layers.experts.routing import NO_EXPERT, RouterState, Routing, Sums, expert_mask, share, z_loss
 from jaxpar.layout.checks.experts import routers_without_gradient
 from tests.reference import experts64
 
@@ -57,7 +57,7 @@ class OneRank:
     def whole(self, x: Any) -> Any:
         return x
 
-    own = whole
+    local = whole
 
 
 ALONE = RouterState(bias=jnp.float32(BIAS), valid=jnp.asarray(COUNTS > 0), order=OneRank())
@@ -69,11 +69,11 @@ def options_of(name: str) -> ExpertsConfig:
 
 def dense(routing: Routing) -> jax.Array:
     """The weight of each expert."""
-    return jnp.einsum("tk,tke->te", routing.weights, ones_at(routing.indices, COUNT))
+    return jnp.einsum("tk,tke->te", routing.weights, expert_mask(routing.indices, COUNT))
 
 
 def sums_of(routing: Routing, counts: Any) -> Sums:
-    chosen = counts @ ones_at(routing.indices, COUNT).sum(1)
+    chosen = counts @ expert_mask(routing.indices, COUNT).sum(1)
     return Sums(counts.sum(), chosen, {name: counts @ value for name, value in routing.statistics.items()})
 
 

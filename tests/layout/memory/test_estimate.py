@@ -129,8 +129,8 @@ def test_each_weight_and_its_state_count_once(name: str):
     apart = StepLayout(config, replace(plan, shard_state_over_replicas=Choice(False)))
     roles = {"compute": layout.placements.compute, "sharded": apart.placements.optimizer, "updated": updated}
     for form, role in roles.items():
-        ends = sum(getattr(part, form) for part in parts.ends.values())
-        elements = ends + sum(getattr(part, form) * rows[kind] for kind, part in parts.layers.items())
+        embed_and_head = sum(getattr(part, form) for part in parts.embed_and_head.values())
+        elements = embed_and_head + sum(getattr(part, form) * rows[kind] for kind, part in parts.layers.items())
         assert elements * ITEM_BYTES[role.dtype] == bytes_per_device(layout.specs, role, plan.axes)
     match plan.optimizer_offload:
         case "none":

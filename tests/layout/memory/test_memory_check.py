@@ -85,7 +85,7 @@ def test_a_single_device_in_the_hosts_memory_holds_its_offloaded_state_there(mon
     in_memory(monkeypatch, state_bytes(layout) - 1, 1)
     with refused("parallel: weights and optimizer state take", size(state_bytes(layout), 2)):
         check_state_fits(layout, mesh)
-    monkeypatch.setattr(out_of_memory, "own_memory", lambda mesh: True)
+    monkeypatch.setattr(out_of_memory, "separate_memory", lambda mesh: True)
     check_state_fits(layout, mesh)
 
 
@@ -105,7 +105,7 @@ def in_memory(monkeypatch: pytest.MonkeyPatch, limit: int, devices: int) -> None
 def on_a_gpu(monkeypatch: pytest.MonkeyPatch, limit: int) -> None:
     """The devices have `limit` bytes of their own each."""
     in_memory(monkeypatch, limit, 1)
-    monkeypatch.setattr(out_of_memory, "own_memory", lambda mesh: True)
+    monkeypatch.setattr(out_of_memory, "separate_memory", lambda mesh: True)
 
 
 def wide_step(**sections: Any) -> TrainStep:

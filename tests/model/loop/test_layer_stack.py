@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from jaxpar.model.loop.layer_stack import _tied, tie_to
+from jaxpar.model.loop.layer_stack import _tied, next_block_tie
 
 
 def weights_of(first: float) -> dict[str, dict[str, Any]]:
@@ -56,7 +56,7 @@ def test_a_backward_which_begins_with_the_feed_forward_ties_only_its_last_matrix
     before: int, backward: bool, part: str, names: str, host: bool
 ):
     coming, own = (weights_of(0.0), jnp.float32(50)), (weights_of(100.0), jnp.float32(60))
-    tie = tie_to(BLOCKS, before, backward=backward)
+    tie = next_block_tie(BLOCKS, before, backward=backward)
     assert tie is not None
     programs = [
         jax.make_jaxpr(each)(coming, own) for each in (tie, partial(_tied, "attention", part, names, host=host))
@@ -65,4 +65,4 @@ def test_a_backward_which_begins_with_the_feed_forward_ties_only_its_last_matrix
 
 
 def test_nothing_is_tied_without_a_part():
-    assert tie_to(BLOCKS, None, backward=True) is None
+    assert next_block_tie(BLOCKS, None, backward=True) is None

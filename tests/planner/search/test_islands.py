@@ -13,7 +13,7 @@ from jaxpar.cost.layout import Layout
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.layers.counting import parameter_count
 from jaxpar.layout.memory.estimate import estimate_memory
-from jaxpar.optim.outer import wire_bytes
+from jaxpar.optim.outer import message_bytes
 from jaxpar.pages.units import GIGA
 from jaxpar.plan import main as plan
 from jaxpar.planner.failures import STATE, state_per_parameter
@@ -62,7 +62,7 @@ def test_a_device_sends_its_weights_once_in_a_period(wire: str | None, number: i
     weights = parameter_count(config.model, padded=True) / 8
     assert timer.weights(SHARDED) == pytest.approx(weights, rel=1e-3), "but for norms"
     copies = 2 * (number - 1) / number if wire is None else number - 1
-    expected = copies * wire_bytes(round(weights), wire) / 10
+    expected = copies * message_bytes(round(weights), wire) / 10
     assert timer.exchange.sent_bytes(weights) == pytest.approx(expected, rel=1e-4)
     fragments = replace(timer.exchange, config=replace(config.islands, fragments=5))
     assert fragments.sent_bytes(weights) == pytest.approx(expected, rel=1e-3)

@@ -8,9 +8,9 @@ import jax
 
 from jaxpar.config.plan import Choice, Plan
 from jaxpar.train import main
-from jaxpar.training.run import run
+from jaxpar.training.run import setup
 
-_make_plan = run.make_plan
+_make_plan = setup.make_plan
 
 
 def _with_record(*arguments: Any) -> Plan:
@@ -19,5 +19,5 @@ def _with_record(*arguments: Any) -> Plan:
 
 
 if __name__ == "__main__":
-    run.make_plan = _with_record
+    setup.make_plan = _with_record
     sys.exit(main(sys.argv[1:]))

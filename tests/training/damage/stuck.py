@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpar.train import main
-from jaxpar.training.run import run
+from jaxpar.training.run import setup
 from jaxpar.training.run.run import Run
 from jaxpar.training.run.trainer import Trainer
 from jaxpar.training.step.forward_backward import StepMetrics
@@ -33,7 +33,7 @@ def _sleep(*_: Any, **__: Any) -> None:
 
 if __name__ == "__main__":
     if os.environ["SLEEP_AT"] == "data":
-        run.open_data = _sleep
+        setup.open_data = _sleep
     if os.environ["SLEEP_AT"] == "compile":
         Run.compile_with_initial = _sleep
     Trainer._make_run = _Sleeper

@@ -9,7 +9,7 @@ import pytest
 
 from jaxpar.config.parts import OPTIMIZERS, Optimizer
 from jaxpar.layout.islands import ISLAND_WEIGHTS
-from jaxpar.optim.outer import from_wire, to_wire
+from jaxpar.optim.outer import decode_message, encode_message
 from jaxpar.optim.rule import Rule, RuleRequest
 from tests.same_bits import assert_same_bits, worst_difference
 from tests.small_run import SmallRun, small
@@ -151,7 +151,7 @@ def test_a_fragment_is_sent_beside_a_step_and_reaches_the_islands_after_the_dela
 @pytest.mark.long
 @pytest.mark.parametrize("wire", ["int8", "int4"])
 def test_messages_of_few_bits_have_the_outer_gradient_of_each_island(wire):
-    """The error of a message is that of `to_wire`."""
+    """The error of a message is that of `encode_message`."""
     run = made({"every": 20})
     first = jax.device_get(run.step.residency.initial_state()).master
     islands = trained(run, 2)[0][-1].optimizer[ISLAND_WEIGHTS]
@@ -159,7 +159,7 @@ def test_messages_of_few_bits_have_the_outer_gradient_of_each_island(wire):
 
     def averaged(shared: np.ndarray, each: np.ndarray) -> np.ndarray:
         rows = [(shared - own).reshape(1 if shared.ndim == 1 else len(shared), -1) for own in each]
-        received = [np.asarray(from_wire(to_wire(sent, wire), sent.shape[1], wire)) for sent in rows]
+        received = [np.asarray(decode_message(encode_message(sent, wire), sent.shape[1], wire)) for sent in rows]
         return shared - np.mean(received, axis=0).reshape(shared.shape)
 
     assert_close(coded, jax.tree.map(averaged, first, islands))

@@ -5,7 +5,7 @@ import sys
 import jax
 
 from jaxpar.train import main
-from jaxpar.training.run.saving import SaveClock
+from jaxpar.training.run_folder.save_clock import SaveClock
 
 _decide = SaveClock._decide
 

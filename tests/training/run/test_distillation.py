@@ -14,7 +14,7 @@ from benchmarks.agreement import Service
 from jaxpar.config import Config, LossConfig, UserError
 from jaxpar.data.packing import RowsWith
 from jaxpar.interop.sources.hf_folder import HFFolder
-from jaxpar.training.run import run as run_file
+from jaxpar.training.run import setup
 from jaxpar.training.run.trainer import Trainer
 from jaxpar.training.teacher import FOLDER, TeacherFiles
 from tests.checkpoint.test_agreement import job
@@ -55,7 +55,7 @@ def test_the_teacher_is_computed_once_and_a_model_begins_as_its_equal(tmp_path: 
         raise AssertionError("the teacher is computed again")
 
     with monkeypatch.context() as patch:
-        patch.setattr(run_file, "scorer_of", computed)
+        patch.setattr(setup, "scorer_of", computed)
         Trainer(replace(config, run=replace(config.run, steps=4))).step()
         row = Trainer(config).data.train.row(0)
     assert row["teacher_tokens"].shape == (128, CHOICES)
@@ -85,8 +85,8 @@ def test_a_run_that_continues_computes_the_rows_of_its_new_mixture_once(
         return replace(config, data=data, run=replace(config.run, steps=steps))
 
     Trainer(mixed(2, (1, 1))).fit([Recorder()])
-    before, scorers, make = files(config), list[object](), run_file.scorer_of
-    monkeypatch.setattr(run_file, "scorer_of", lambda *args: scorers.append(args) or make(*args))
+    before, scorers, make = files(config), list[object](), setup.scorer_of
+    monkeypatch.setattr(setup, "scorer_of", lambda *args: scorers.append(args) or make(*args))
     trainer, heard = Trainer(mixed(4, (1, 0))), Recorder()
     trainer.fit([heard])
     assert any("mixture changes" in text for text in heard.messages)
@@ -116,7 +116,7 @@ def test_the_teacher_is_not_asked_for_rows_after_the_last(tmp_path: Path, monkey
     config = replace(config, data=replace(config.data, **once))
     rows = Trainer(config)._run.data.examples
     assert rows is not None
-    monkeypatch.setattr(run_file, "scorer_of", lambda *_: _OneScore())
+    monkeypatch.setattr(setup, "scorer_of", lambda *_: _OneScore())
     config = replace(config, run=replace(config.run, steps=rows // config.data.batch_size))
     Trainer(config)._run.provide_reference()
     assert files(config)

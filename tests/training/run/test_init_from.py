@@ -23,7 +23,7 @@ from jaxpar.interop.sources.tensor_files import TensorFiles
 from jaxpar.memory.disk_array import in_memory
 from jaxpar.observe.report.run_record import read_runs
 from jaxpar.observe.writers.event_log import EventLog
-from jaxpar.training.run.reference import begun_from
+from jaxpar.training.run.reference import initial_state_from
 from tests.goldens.loading import FOLDER, nested, section_of
 from tests.interop.folders import copy_of
 from tests.same_bits import assert_same_bits
@@ -65,7 +65,7 @@ def test_every_layout_has_the_weights_of_the_files(layout: str, tmp_path: Path):
         sections = {**sections, "memory": {"optimizer_offload": "file", "offload_dir": str(tmp_path)}}
     run = SmallRun(small(model=model_of(FOLDER / name), optimizer={"ema": 0.9}, **sections))
     residency = run.step.residency
-    state = begun_from(source, residency.initial_state(), residency)
+    state = initial_state_from(source, residency.initial_state(), residency)
     for weights in (state.master, state.optimizer["average"]):
         found, vocab = run.by_layer(in_memory(weights)), source.model.vocab
         assert not found["embedding"]["tokens"][vocab:].any(), "what pads the vocabulary is zero"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from jaxpar.training.run.saving import SaveClock
+from jaxpar.training.run_folder.save_clock import SaveClock
 from tests.training.run.test_processes import outputs, start_job
 from tests.training.runs import MESH, fit, folder_of, run_config
 

@@ -11,7 +11,7 @@ from jaxpar.checkpoint.digests import file_entries
 from jaxpar.checkpoint.facts import FACTS
 from jaxpar.config import Config
 from jaxpar.interop.sources.open_source import open_source
-from jaxpar.training.run.restored import config_of_checkpoint
+from jaxpar.training.run.saving import config_of_checkpoint
 from tests.sentences import refused
 from tests.training.runs import MESH, fit, folder_of, run_config
 

@@ -1,4 +1,4 @@
-"""The opcodes of HLO that the records know, and what each does to the costs.
+"""The opcodes of HLO that are priced, by kind of cost.
 
 An opcode is here if there is a rule for what it costs; others, such as convolutions, count as memory traffic.
 """

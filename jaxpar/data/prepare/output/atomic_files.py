@@ -41,7 +41,7 @@ def write_file(path: Path, content: bytes, *, durable: bool = True) -> None:
 
 
 @contextmanager
-def alone_in(folder: Path, lock: Path) -> Iterator[None]:
+def folder_lock(folder: Path, lock: Path) -> Iterator[None]:
     """Hold the lock of `folder`; the system releases it when this process ends, however it ends.
 
     Raises:

@@ -26,7 +26,7 @@ from jaxpar.data.prepare.output.chosen import left_out_file, unit_documents
 from jaxpar.data.prepare.progress import metering
 from jaxpar.data.prepare.selection.duplicates import duplicates, signature
 from jaxpar.data.prepare.selection.filters import Filters
-from jaxpar.data.prepare.workers import Report, do_tasks
+from jaxpar.data.prepare.workers import Report, run_tasks
 
 REASONS = ("", "keep", "drop", "filter", "duplicate")
 """Why a document is left out, by its code in a unit's file; it stays by the first."""
@@ -44,7 +44,7 @@ def choose_documents(job: Job, processes: int, console: Console) -> dict[str, in
     done = sum(weights) - sum(weights[unit] for unit in missing)
     during: Report = lambda read: meter.read(*read)  # pyright: ignore[reportGeneralTypeIssues]
     with metering(console, "choosing documents", sum(weights), done) as meter:
-        for unit in do_tasks(screen_maker, job, missing, processes, during):
+        for unit in run_tasks(screen_maker, job, missing, processes, during):
             meter.advance(weights[unit], unit=unit)
     read = [screened for unit in range(len(weights)) if (screened := _read(job, unit)) is not None]
     alike = duplicates([signatures for _, signatures in read])
@@ -66,7 +66,7 @@ def screen_maker(job: Job, report: Report) -> Callable[[int], int]:
         reasons: list[int] = []
         signatures: list[np.ndarray] = []
         for input, document in unit_documents(job, unit, lambda size: report((unit, size))):
-            text = "" if document.broken else _said(job, document.text)
+            text = "" if document.broken else _document_text(job, document.text)
             if not text:
                 reasons.append(_NOT_JUDGED)
                 continue
@@ -82,7 +82,7 @@ def screen_maker(job: Job, report: Report) -> Callable[[int], int]:
     return make
 
 
-def _said(job: Job, document: str) -> str:
+def _document_text(job: Job, document: str) -> str:
     """The text of a document: of a conversation what its messages say, a line between; empty where there is none."""
     if job.chat is None:
         return document

@@ -1,4 +1,4 @@
-"""StableLM: LayerNorm, a part of each head rotates, and in some attention and feed-forward are parallel."""
+"""StableLM: LayerNorm, rotary embeddings on a part of each head, in some models parallel attention and feed-forward."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ class ParallelResidual:
     """Whether attention and the feed-forward read the same input."""
 
     parallel: str
-    """The placement of norms if they do; else it is `pre`."""
+    """Value of `model.norm_placement` if they do; else it is `pre`."""
     absent: bool = False
-    """Whether they do where the key is absent."""
+    """Default of the key."""
     keys: tuple[str, ...] = ("use_parallel_residual",)
 
     def read(self, hf_config: HFConfig) -> dict[str, object]:
@@ -29,7 +29,7 @@ class ParallelResidual:
 
 
 @dataclass(frozen=True)
-class InwardBiases:
+class QkvBiases:
     """Whether queries, keys and values have biases."""
 
     keys: tuple[str, ...] = ("use_qkv_bias",)
@@ -52,7 +52,7 @@ STABLELM = Family(
         *GROUPED_SIZES,
         SILU,
         Same("layer_norm_eps", "norm_epsilon", default=1e-5),
-        InwardBiases(),
+        QkvBiases(),
         ParallelResidual("parallel"),
         Only("qk_layernorm", (False,)),
         TIED,
