@@ -14,7 +14,8 @@ from jaxpar.planner.report import words
 from jaxpar.planner.search.asked import parse_avoided
 from jaxpar.planner.search.candidate import Planned
 from jaxpar.planner.search.search import Search
-from jaxpar.planner.search.space import Space
+from jaxpar.planner.search.space import Choice, Group, Space
+from jaxpar.planner.step_time.layer_times import Sort
 from tests.planner.spaces import model_of, search_of
 from tests.sentences import refused
 from tests.small_run import with_experts
@@ -118,3 +119,15 @@ def test_the_products_that_are_timed_are_those_of_the_plan(backend: str):
     assert any("timed as those of xla" in line for line in words.exchanges(one.plan, config.parallel)) is (
         one.candidate.layout.expert_loop
     )
+
+
+def test_making_products_of_experts_again_costs_what_they_take_in_a_step():
+    """A loop of plain XLA takes longer than a kernel, also in the backward."""
+    again = {}
+    for backend in ("xla", "mosaic"):
+        found = search_of(config_of(SMALL, 64, experts={"backend": backend}), "h100:1x4")
+        planner = found.activations(Group(1, 1, 4, 1, 1, 4), Choice(3, "allgather"))
+        (again[backend],) = (one.seconds for one in planner.costs["all"].recomputations if "expert_up" in one.outputs)
+        time = found.timer.steps().layers(planner.layout("none")).times[Sort("all")]
+        assert again[backend] == pytest.approx(time.again(frozenset(["expert_up"])).seconds)
+    assert again["xla"] > again["mosaic"]
