@@ -4,9 +4,11 @@ Its four wheels are laid in front of the packages of these tests: 850 MB, which 
 """
 
 import os
+import shutil
 import subprocess
 import sys
 import tomllib
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -23,13 +25,14 @@ PRIVATE = ("tests/pallas_kernels/attention/test_cudnn_packed.py", "tests/pallas_
 
 
 @pytest.fixture
-def newest(tmp_path: Path) -> Path:
-    """The folder with its wheels."""
+def newest(tmp_path: Path) -> Iterator[Path]:
+    """The folder with its wheels, which pytest would keep."""
     needed = map(Requirement, tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["dependencies"])
     (allowed,) = (one.specifier for one in needed if one.name == "jax")
     pip = [sys.executable, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", "--no-deps", "--target"]
     run([*pip, str(tmp_path), *(f"{wheel}{allowed}" for wheel in WHEELS)])
-    return tmp_path
+    yield tmp_path
+    shutil.rmtree(tmp_path)
 
 
 def run(command: list[str], **environment: str) -> None:
