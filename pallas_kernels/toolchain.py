@@ -17,6 +17,7 @@ MISCOMPILED = {"ptxas": ("12.8", "12.9.86"), "cuda": ("12.8", "12.9.79")}
 """Versions of CUDA 12.8.0 and 12.9.1, by tool: the ptxas from the first to before the second miscompiles causal Mosaic
 kernels on Hopper. JAX's own attention kernel (`jax.experimental.pallas.ops.gpu.attention_mgpu`) refuses the same."""
 
+SYSTEM_CUDA = Path("/usr/local/cuda")
 _RUNTIMES = "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"
 
 
@@ -26,7 +27,7 @@ def versions() -> Mapping[str, str]:
 
     They are found without touching a device, so that a plan can be made before there is one.
     """
-    versions_of = {"jax": jax.__version__, "cuda": _cuda_runtime(), "ptxas": _ptxas()}
+    versions_of = {"jax": jax.__version__, "cuda": _cuda_runtime(), **_ptxas()}
     return {name: version for name, version in versions_of.items() if version is not None}
 
 
@@ -45,7 +46,8 @@ def miscompiles_causal(installed: Mapping[str, str] | None = None) -> str | None
     what = "ptxas" if part == "ptxas" else "ptxas is not found, and that of the CUDA runtime"
     return (
         f"{what} {installed[part]} compiles causal kernels wrongly, like every one from CUDA 12.8 to before 12.9.1; "
-        f"install CUDA 12.9.1 or later (pip install 'nvidia-cuda-nvcc-cu12>={MISCOMPILED['ptxas'][1]}')"
+        f"install CUDA 12.9.1 or later (pip install 'nvidia-cuda-nvcc-cu12>={MISCOMPILED['ptxas'][1]}'), and leave no "
+        f"other on PATH or in {SYSTEM_CUDA}, which Mosaic prefers"
     )
 
 
@@ -59,14 +61,22 @@ def _cuda_runtime() -> str | None:
     return None
 
 
-def _ptxas() -> str | None:
-    """The version of the ptxas that JAX uses: of its CUDA folder, or the one on PATH."""
+def _ptxas() -> Mapping[str, str | None]:
+    """Versions of the ptxas that Mosaic uses, and of XLA's for other kernels where it is another.
+
+    XLA takes that of JAX's CUDA folder, which is a package. Mosaic prefers one on PATH, then that of /usr/local/cuda.
+    """
     import jax.experimental.pallas.mosaic_gpu  # noqa: F401  # names the CUDA folder that JAX found in this variable
 
-    installed = Path(os.environ.get("MOSAIC_GPU_CUDA_ROOT", "")) / "bin" / "ptxas"
-    program = str(installed) if installed.is_file() else shutil.which("ptxas")
-    if program is None:
-        return None
+    package = Path(os.environ.get("MOSAIC_GPU_CUDA_ROOT", "")) / "bin" / "ptxas"
+    candidates = shutil.which("ptxas"), SYSTEM_CUDA / "bin" / "ptxas", package
+    programs = [program for program in candidates if program is not None and Path(program).is_file()]
+    mosaic = _printed_version(programs[0]) if programs else None
+    xla = _printed_version(package) if package in programs else None
+    return {"ptxas": mosaic} | ({} if xla in (None, mosaic) else {"xla_ptxas": xla})
+
+
+def _printed_version(program: str | Path) -> str | None:
     printed = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     match = re.search(r"\bV(\d+\.\d+\.\d+)", printed)
     return None if match is None else match[1]

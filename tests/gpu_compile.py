@@ -50,13 +50,17 @@ def compile_for_gpu(function: Any, *arguments: Any) -> Any:
         return lowered.compile(compiler_options=QUICKLY | options)
 
 
-def in_child(function: str, *arguments: Any) -> Any:
-    """The result of `function` ("package.module:name") called in a child process; both ways through JSON."""
+def in_child(function: str, *arguments: Any, path: Path | None = None) -> Any:
+    """The result of `function` ("package.module:name") called in a child process; both ways through JSON.
+
+    Packages in the folder `path` hide those of the environment.
+    """
     environment = os.environ | {
         "LLVM_DISABLE_SYMBOLIZATION": "1",  # of tracebacks that nobody reads: most of the time of a compile
         "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "JAX_SKIP_CUDA_CONSTRAINTS_CHECK": "1", "TF_CPP_MIN_LOG_LEVEL": "3",
         "JAX_ENABLE_COMPILATION_CACHE": "false",  # a program for a device that is not here cannot be read back
     }  # fmt: skip
+    environment |= {} if path is None else {"PYTHONPATH": str(path)}
     command = [sys.executable, "-m", "tests.gpu_compile", function, json.dumps(arguments)]
     child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert child.returncode == 0, f"{function} failed in the child process:\n{child.stderr[-4000:]}"

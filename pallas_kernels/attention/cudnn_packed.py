@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import import_module
+from inspect import signature
 from typing import Any, NamedTuple
 
 import jax
@@ -219,6 +220,8 @@ def _gradients(static: Static, arrays: Arguments) -> tuple[jax.Array, ...]:
     documents, room = Documents.of(segments), static.room.backward
     inside, options = _inside(static)
     layout, nothing = inside.AttentionLayout.BTNH.value, jnp.zeros(0, q.dtype)
+    backward = inside._dot_product_attention_bwd_rule
+    modified = "score_mod" in signature(backward).parameters  # jax 0.12: a function of the scores, and its arguments
 
     def call(part: Part, carry: tuple[jax.Array, ...]) -> tuple[jax.Array, ...]:
         shape = (q.shape[0] * room, q.shape[2], q.shape[1])
@@ -226,10 +229,10 @@ def _gradients(static: Static, arrays: Arguments) -> tuple[jax.Array, ...]:
         statistics = vary_over(jnp.zeros(shape, jnp.float32), varying_axes(q))
         statistics = statistics.at[outside, :, part.position].set(lse, mode="drop")
         of_documents = part.lengths, part.lengths, part.offsets, part.offsets
-        residuals = (q, k, v, nothing, *of_documents, nothing, nothing, statistics, out)
-        gradients = inside._dot_product_attention_bwd_rule(
+        residuals = (q, k, v, nothing, *of_documents, nothing, nothing, *(((),) if modified else ()), statistics, out)
+        gradients = backward(
             options["scale"], 42, 0.0, (False, False), options["mask_type"], layout, options["sliding_window_length"],
-            True, False, residuals, d_out,
+            *((None, None) if modified else (True,)), False, residuals, d_out,
         )  # fmt: skip
         return _merged(part, carry, gradients[:3])
 

@@ -1,6 +1,8 @@
 """Versions that compile kernels wrongly are refused, and the others are not."""
 
+import importlib
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
@@ -13,6 +15,7 @@ from pallas_kernels.attention.registry import REGISTRY
 from pallas_kernels.attention.request import Request
 from pallas_kernels.masks import Mask
 from tests.sentences import refused
+from tests.setup.programs import program
 
 CAUSAL = Request(
     8, 2, 128, 128, platform="gpu", dtype="bfloat16", compute_capability=9.0, gpu="NVIDIA H200", processors=132
@@ -62,6 +65,24 @@ def test_where_ptxas_is_not_found_the_release_of_the_runtime_is_judged(
     assert toolchain.miscompiles_causal({"cuda": cuda, "ptxas": "12.9.86"}) is None, "a ptxas that is found decides"
     found = {one.check: one for one in software.check_software(gpu=False)}["ptxas"]
     assert (found.status == "ok") == good and cuda in found.found
+
+
+@pytest.mark.parametrize("tools", [("path", "system", "package"), ("system", "package"), ("package",), ()])
+def test_the_ptxas_that_mosaic_takes_is_judged(
+    tools: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As strace shows: one on PATH before that of /usr/local/cuda, before the package that XLA uses."""
+    numbers = {"path": "12.8.93", "system": "13.0.88", "package": "12.9.86"}
+    for tool in tools:
+        program(tmp_path / tool / "bin" / "ptxas", f"echo 'Cuda compilation tools, release 1.0, V{numbers[tool]}'")
+    monkeypatch.setenv("PATH", f"{tmp_path}/path/bin:/usr/bin:/bin")
+    monkeypatch.setattr(toolchain, "SYSTEM_CUDA", tmp_path / "system")
+    importlib.import_module("jax.experimental.pallas.mosaic_gpu")
+    monkeypatch.setenv("MOSAIC_GPU_CUDA_ROOT", str(tmp_path / "package"))
+    versions = toolchain.versions.__wrapped__()
+    assert versions.get("ptxas") == (numbers[tools[0]] if tools else None)
+    assert versions.get("xla_ptxas") == (numbers["package"] if len(tools) > 1 else None)
+    assert (toolchain.miscompiles_causal(versions) is not None) == ("path" in tools)
 
 
 def test_without_cuda_nothing_is_refused() -> None:

@@ -1,4 +1,5 @@
-"""The versions that an installation gets are those that are tested, and what CI runs depends on the commit alone."""
+"""The versions that an installation gets are those that are tested, and what CI runs depends on the commit alone, but
+for the kernels under the newest jax (`tests/pallas_kernels/test_newest_jax.py`)."""
 
 import re
 import tomllib
