@@ -282,6 +282,16 @@ def test_a_file_that_cannot_be_read_costs_no_checkpoint_and_is_named_at_the_end(
     assert stored_steps() == [10]
 
 
+def test_an_error_of_any_kind_is_named_at_the_end(system: Any, folder: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "begin", lambda *_: 1 / 0)
+    one = mirror(folder)
+    save(folder, 10)
+    one.begin()
+    failure = one.finish() or ""
+    assert "the checkpoint of step 10 is not in memory://" in failure
+    assert "ZeroDivisionError" in failure
+
+
 def test_processes_upload_their_shares_and_the_first_what_does_not_come(system: Any, folder: Path, monkeypatch):
     senders: dict[str, set[str]] = {}
     send = module.send
