@@ -150,7 +150,8 @@ STAGE = {"group": "a", "gpu": "h100", "first": 0, "layers": [1]}
     ("key", "value"),
     [("interval_s", [0.1, -1.0]), ("interval_s", "fast"), ("host_bytes", -1), ("usable_bytes", float("nan")),
      ("node_order", [0, -1]), ("node_order", ["a"]), ("stages", [STAGE | {"first": 1}]), ("stages", [{"group": "a"}]),
-     ("stages", [STAGE | {"layers": []}]), ("stages", [STAGE | {"layers": [-5]}]), ("stages", 7)],
+     ("stages", [STAGE | {"layers": []}]), ("stages", [STAGE | {"layers": [-5]}]), ("stages", 7),
+     pytest.param("mfu", 10**401, id="many digits"), ("mfu", 0), ("breakdown", {"matmuls": "x"})],
 )  # fmt: skip
 def test_predictions_have_their_types_and_ranges(file: Path, key: str, value: object):
     edit(file, predicted=PREDICTED | {"stages": [STAGE], "interval_s": [0.4, 0.6]})
