@@ -95,6 +95,7 @@ def test_an_export_that_fails_leaves_no_folder(tmp_path, monkeypatch, capfd):
 
     def fails(self: Export, tensor: object) -> np.ndarray:
         seen.append(tensor)
+        assert not (tmp_path / "out").exists(), "it appears when it is complete"
         if len(seen) == 5:
             raise OSError(28, "No space left on device")
         return whole(self, tensor)  # pyright: ignore[reportArgumentType]
