@@ -160,6 +160,12 @@ def test_a_conversation_that_cannot_be_used_is_named_with_its_line(tmp_path, lin
         prepared_chat(tmp_path / "out", [{"prompt": "a", "completion": "b"}, line])
 
 
+def test_another_template_is_refused_for_the_same_folder(tmp_path):
+    prepared_chat(tmp_path / "out", conversations())
+    with refused("--chat-template", "was made with"):
+        prepared_chat(tmp_path / "out", conversations(), chat_template="chatml")
+
+
 def test_the_lengths_of_conversations_are_counted(tmp_path):
     questions = ["a" * 30, "a" * 90, "a" * 200]
     folder, text = reported_chat(tmp_path / "out", [{"messages": turns(one, "b")} for one in questions])
