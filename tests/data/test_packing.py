@@ -149,3 +149,12 @@ def test_the_order_of_a_version_never_changes(version, monkeypatch):
     monkeypatch.setattr(shuffle, "BLOCK_ROWS", 1)
     rows = PackedRows(stream_of(*[7] * 10), sequence_length=10, packed=True, seed=2**33 + 5, shuffle=version)
     assert [int(rows.row(example)["tokens"][0]) for example in range(14)] == FIRST_TOKENS[version]
+
+
+@pytest.mark.parametrize("version", sorted(shuffle.ORDERS))
+def test_the_orders_of_past_epochs_are_dropped(version):
+    rows = PackedRows(stream_of(5, 9, 4, 3), sequence_length=4, packed=True, seed=1, shuffle=version)
+    for example in range(50):
+        rows.row(example)
+    order = rows._order
+    assert len(order._tables if isinstance(order, shuffle.TableOrder) else order._epochs) == 2

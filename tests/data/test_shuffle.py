@@ -7,7 +7,7 @@ import pytest
 
 from jaxpar.data import shuffle
 from jaxpar.data.packing import PackedRows
-from jaxpar.data.shuffle import BLOCK_TOKENS, BlockOrder
+from jaxpar.data.shuffle import BLOCK_TOKENS, CACHED_PARTS, BlockOrder
 from jaxpar.data.stream import TokenStream
 
 LENGTH = 1024
@@ -39,6 +39,14 @@ def test_memory_does_not_grow_with_the_number_of_documents():
 
 def test_tiny_documents_cost_one_block():
     assert peak_bytes(large_stream(4_000_000, 2), rows=3) < 100 * BLOCK_TOKENS
+
+
+def test_the_cache_of_blocks_is_bounded():
+    order = BlockOrder(large_stream(400_000, 64), LENGTH, seed=0)
+    for row in range(0, order.rows, order.rows // 100):
+        order.places(0, row)
+    parts = [len(block.stops) for block in order._blocks.values()]
+    assert len(parts) > 1 and sum(parts) <= CACHED_PARTS
 
 
 def test_rows_of_an_epoch_are_spread_evenly():
