@@ -12,7 +12,7 @@ import zstandard
 
 from jaxpar.data.prepare.input import compression
 from jaxpar.data.prepare.input import documents as prepared_documents
-from jaxpar.data.prepare.input.documents import documents, location
+from jaxpar.data.prepare.input.documents import documents, location, share_of_rows
 from jaxpar.data.prepare.input.files import find_inputs
 from jaxpar.data.prepare.input.matching import matches
 from jaxpar.data.prepare.input.units import plan_units
@@ -288,3 +288,10 @@ def test_a_document_that_is_too_long_is_refused(tmp_path, name, monkeypatch):
     monkeypatch.setattr(prepared_documents, "LONGEST_DOCUMENT", 2000)
     with refused(name, "more than 2000 bytes"):
         read(path)
+
+
+def test_shares_of_a_table_follow_its_row_groups():
+    assert [share_of_rows([5, 5, 5, 5, 2], share, 3) for share in range(3)] == [range(5), range(5, 15), range(15, 22)]
+    assert [share_of_rows([6, 3], share, 5) for share in range(5)] == [
+        range(2), range(2, 4), range(4, 6), range(6, 7), range(7, 9)
+    ]  # fmt: skip

@@ -95,8 +95,12 @@ def test_a_large_folder_is_checked_block_by_block_when_it_is_used(tmp_path, monk
     path.write_bytes(raw)
     assert "train-00000.npy is damaged" in sentence_of(made.path)
     monkeypatch.setattr(token_folder, "CHECKED_AT_OPEN", 0)
+    starts = made.path / "train-00000.starts.npy"
+    starts.write_bytes(starts.read_bytes()[:-1] + bytes([starts.read_bytes()[-1] ^ 1]))
     opened = open_token_folder(made.path, key="data.path")
     assert opened.train.tokens[:1000].tolist() == made.train.tokens[:1000].tolist()
+    with refused("train-00000.starts.npy", "is damaged"):
+        opened.train.starts[:]
     with refused("train-00000.npy", "is damaged", "bytes 524288 to"):
         opened.train.tokens[np.array([len(opened.train) - 1])]
     with refused("train-00000.npy", "is damaged"):
