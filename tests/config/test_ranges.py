@@ -5,7 +5,7 @@ from typing import Annotated, get_args
 
 import pytest
 
-from jaxpar.config import Config, load_config
+from jaxpar.config import Config, bounds, load_config
 from jaxpar.config.bounds import Bound, at_least
 from jaxpar.config.mappings.experts import Clustering
 from jaxpar.config.mappings.routers import ROUTERS
@@ -41,6 +41,22 @@ def test_every_number_has_a_range_with_a_largest_value():
     assert len(ranges()) > 120
     for key, bound in ranges().items():
         assert bound is not None and bound.refusal(1e300) is not None, key
+
+
+@pytest.mark.parametrize(
+    ("name", "inside", "outside"),
+    [
+        ("POSITIVE", (5e-324, 1e30), (0,)), ("SHARE", (0, 1), (-1e-9, 1 + 1e-9)),
+        ("SHARE_ABOVE_0", (1e-9, 1), (0, 1 + 1e-9)), ("BELOW_ONE", (0, 1 - 1e-9), (-1e-9, 1)),
+        ("BELOW_HALF", (0, 0.5 - 1e-9), (-1e-9, 0.5)), ("ABOVE_ONE", (1 + 1e-9, 1e30), (1,)),
+        ("BETWEEN", (1e-9, 1 - 1e-9), (0, 1)), ("SEED", (0, 2**32 - 1), (-1, 2**32)),
+        ("AXIS", (1, -1, 2**20), (0, -2, 2**20 + 1)),
+    ],
+)  # fmt: skip
+def test_a_range_has_the_ends_that_it_names(name: str, inside: tuple[float, ...], outside: tuple[float, ...]):
+    refusal = getattr(bounds, name).refusal
+    assert {value: refusal(value) for value in inside if refusal(value)} == {}
+    assert all(refusal(value) for value in outside)
 
 
 @dataclass(frozen=True)
