@@ -94,6 +94,18 @@ def test_a_step_that_runs_out_of_time_goes_on_with_the_cases_that_are_left(tmp_p
     assert [row["what"] for row in read(file) if row["kind"] == "begin"] == ["a", "b"]
 
 
+def test_cases_that_compile_side_by_side_are_begun_together(monkeypatch: pytest.MonkeyPatch):
+    checked: list[Sequence[str]] = []
+    rungs = {RUNGS[0]: ["a", "b", "c", "d"]}
+    check = lambda journal, cases: checked.append(cases)
+    one = Kernel("k", ("k_",), lambda *_: rungs, str, check, lambda *_: (None, ()), together=2)
+    monkeypatch.setattr(steps, "_processors", lambda journal: 78)
+    journal = Journal("p", 100, earlier=[{"part": "p", "kind": "over", "step": "p", "case": "b"}])
+    assert steps._climb(one, RUNGS[0])(journal)
+    assert checked == [("a", "c"), ("d",)]
+    assert [row["what"] for row in journal.rows if row["kind"] == "begin"] == ["a, c", "d"]
+
+
 def test_other_bits_in_one_of_many_launches_are_seen_but_where_they_may_vary(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(steps, "LAUNCHES", 50)
     monkeypatch.setattr(steps, "_processors", lambda journal: 78)

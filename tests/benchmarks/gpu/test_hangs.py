@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import pytest
 
 from benchmarks.gpu import attention, grouped, grouped_tiled, tiled
@@ -72,6 +73,7 @@ COMPILING = BEGIN.replace("begin", "compiling")
 
 @pytest.mark.parametrize("shown", [True, False])
 def test_a_slow_compilation_is_no_hang(shown: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """It is one, and is named as such, where nothing is compiled for longer."""
     last = "" if shown else "; sleep 60"
     file = stub(tmp_path, monkeypatch, f"{COMPILING}; sleep 1.7; {COMPILING}{last}")
     monkeypatch.setattr(run, "HANG", 1.2)
@@ -122,3 +124,16 @@ def test_a_case_that_hung_is_not_begun_again(measure: Any, cases: list[str], mon
     hung = [{"part": "speeds", "kind": "hang", "case": case} for case in cases]
     measure(Journal("speeds", 100, dry=True, earlier=hung))
     assert not begun
+
+
+def test_what_hung_while_it_was_timed_is_left_out_of_its_case(monkeypatch: pytest.MonkeyPatch):
+    case, nothing = attention.DRY_TIMED[0], jnp.zeros(1)
+    what = f"{case.name}, {case.seq} tokens, width {case.width}"
+    monkeypatch.setattr(attention, "DRY_TIMED", (case,))
+    monkeypatch.setattr(attention.torch_attention, "programs", lambda *_: {})
+    monkeypatch.setattr(attention, "compile_all", lambda *of: {key: lambda *_: (nothing, 0) for key in of[-1]})
+    hung = {"part": "speeds", "kind": "hang", "case": f"{what} by xla"}
+    journal = Journal("speeds", 100, dry=True, earlier=[hung])
+    attention.measure(journal)
+    begun = {row["what"] for row in journal.rows if row["kind"] == "begin"}
+    assert {what, f"{what} by mosaic"} <= begun and f"{what} by xla" not in begun

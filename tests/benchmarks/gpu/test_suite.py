@@ -11,7 +11,7 @@ import pytest
 
 from benchmarks.gpu import __main__ as suite
 from benchmarks.gpu.journal import Journal, read
-from benchmarks.gpu.parts import PARTS, Part
+from benchmarks.gpu.parts import PARTS, SECONDS, Part
 from benchmarks.gpu.record import ALWAYS
 from jaxpar.hardware.xla_flags import xla_flags
 from pallas_kernels.verified import SOURCES
@@ -99,3 +99,13 @@ def test_the_part_with_tritons_matmuls_writes_their_tiles(tmp_path: Path, monkey
     file = Path(flags[-1].partition("=")[2])
     assert flags[-1].startswith("--xla_gpu_dump_autotune_results_to=") and file.suffix == ".txt", "text, not binary"
     assert file.parent == tmp_path / "cache" / "jaxpar" and file.parent.is_dir() and version("jaxlib") in file.name
+
+
+def test_parts_share_the_time_that_is_given(monkeypatch: pytest.MonkeyPatch):
+    given: list[float] = []
+    monkeypatch.setattr(suite, "_child", lambda part, seconds, file, compiled: given.append(seconds))
+    suite._in_processes(PARTS, 2 * SECONDS)
+    assert given[0] == 2 * PARTS[0].seconds
+    given.clear()
+    suite._in_processes(PARTS[:1], 100)
+    assert given == [pytest.approx(100, abs=1)], "a part alone has all of it"

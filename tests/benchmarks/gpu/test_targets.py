@@ -2,6 +2,7 @@
 
 import pytest
 
+from benchmarks.gpu import __main__ as suite
 from benchmarks.gpu import grouped, rings
 from benchmarks.gpu.report import table
 from benchmarks.gpu.targets import OF_GROUPS, targets
@@ -54,6 +55,14 @@ def test_targets_are_judged_on_an_h200_alone(device: str):
     assert ("MISSED   0.83 >= 1" in printed) == ("met       610 >= 600" in printed) == of_h200
     assert (f"beside what this {device} has: not judged" in printed) != of_h200
     assert of_h200 or "         0.83 >= 1" in printed
+
+
+def test_a_run_of_the_suite_is_judged_by_its_own_device():
+    rows = [attention_row("mosaic", 500.0), attention_row("cudnn", 400.0)]
+    for device, met in (("NVIDIA H200", True), ("NVIDIA H100 80GB HBM3", None)):
+        own = H200 | {"part": "device", "kind": "device", "device": device}
+        found = [one for one in suite._result([own, *rows], False, 1.0)["targets"] if one["measured"] is not None]
+        assert [one["met"] for one in found] == [met]
 
 
 def test_the_cases_of_targets_are_timed():
