@@ -9,7 +9,7 @@ import pytest
 
 from jaxpar.data.prepare import prepare
 from jaxpar.data.prepare.choice import Choice
-from jaxpar.data.prepare.selection.duplicates import duplicates, signature
+from jaxpar.data.prepare.selection.duplicates import _WORD, duplicates, signature
 from jaxpar.data.prepare.selection.screening import screen_maker
 from jaxpar.evaluation.contamination import shared_ngrams
 from jaxpar.evaluation.task import Document, Perplexity, Task
@@ -80,6 +80,10 @@ def test_a_long_chain_of_links_takes_no_square_of_its_length():
 )
 def test_marks_of_letters_and_signs_tell_texts_apart(one: str, other: str):
     assert (signature(one, "minhash") != signature(other, "minhash")).all()
+
+
+def test_a_word_has_its_combining_marks_and_a_sign_is_one_of_its_own():
+    assert _WORD.findall("हिन्दी में a_1+=b2") == ["हिन्दी", "में", "a_1", "+", "=", "b2"]
 
 
 def test_the_choice_is_the_same_for_any_number_of_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
