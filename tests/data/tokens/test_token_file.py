@@ -88,8 +88,8 @@ POINTER = b"version https://git-lfs.github.com/spec/v1\noid sha256:%s\nsize 4976
     ("content", "parts"),
     [
         (written(np.array([], np.uint16)), ("holds no tokens",)),
-        (written([1, 2]), ("int64", "expected", "unsigned")),
-        (written([1.0, 2.0]), ("float64", "expected", "unsigned")),
+        (written(np.array([1, 2], np.int32)), ("int32", "expected", "unsigned")),
+        (written(np.array([1, 2], np.float32)), ("float32", "expected", "unsigned")),
         (written([True]), ("holds bool",)),
         (written(np.array([[1, 2], [3, 4]], np.uint16)), ("shape (2, 2)", "expected", "one dimension")),
         (written(np.array(3, np.uint16)), ("shape ()",)),

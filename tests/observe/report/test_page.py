@@ -95,6 +95,7 @@ def test_mixtures_that_differ_are_reported_source_by_source(tmp_path: Path) -> N
 
     assert difference(first, second)[-7:] == ["key", "a", "b", "data.sources.code", "3.0", "data.sources.books", "2.0"]
     assert {"data.sources", "data.sources.web"} <= set(difference(third, first))
+    assert "The two runs have the same configuration." in words(page_of(third, write_run(tmp_path / "d")))
 
 
 def test_a_number_that_one_run_lacks_is_left_empty(tmp_path: Path) -> None:
