@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from jaxpar.data.tokens import text_codec
 from jaxpar.data.tokens.ngrams import Overlap
 from jaxpar.evaluation.contamination import Contamination, min_k, shared_ngrams, with_contamination
 from jaxpar.evaluation.outcome import Outcome, mean
@@ -31,6 +32,14 @@ def test_planted_texts_are_found_in_the_training_documents_alone(tmp_path: Path)
     assert other.matched == joined.matched == short.matched == short.ngrams == 0
     assert found[1] == [Overlap(40, 21, 21, 40)]
     assert found[2] == [Overlap(90, 71, 0, 0)]
+
+
+def test_the_tokenizer_of_the_folder_is_loaded_once_for_all_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    folder, loaded, load = prepared(tmp_path / "tokens", ["abc " * 40] * 9), [], text_codec.load_tokenizer
+    monkeypatch.setattr(text_codec, "load_tokenizer", lambda *given: loaded.append(given) or load(*given))
+    texts = tuple(Document(f"text {number}") for number in range(5))
+    shared_ngrams(folder.path, [Task("a", Perplexity("x"), texts), Task("b", Perplexity("x"), texts)], 5)
+    assert len(loaded) == 1
 
 
 def test_what_is_no_token_folder_is_refused(tmp_path: Path):

@@ -6,6 +6,7 @@ import json
 import re
 import subprocess
 import sys
+from collections.abc import Callable
 from itertools import chain
 from pathlib import Path
 
@@ -19,6 +20,7 @@ from jaxpar.data.prepare.input import compression
 from jaxpar.data.prepare.job import WORK
 from jaxpar.data.prepare.output import pieces, tokenize
 from jaxpar.data.prepare.run import TOKENIZER
+from jaxpar.data.prepare.workers import Report, run_tasks
 from jaxpar.data.tokens.text_codec import TextCodec
 from tests.data.folders import END, contents, decoded, options, prepared, quiet, texts, write_jsonl, write_tokenizer
 from tests.full_disk import full_disk
@@ -110,6 +112,18 @@ def test_progress_is_shown_within_one_large_archive(tmp_path, monkeypatch, train
         shares = [int(share) for share in re.findall(rf"{phase}: (\d+)%", screen.getvalue())]
         assert shares == sorted(shares) and shares[-1] == 100
         assert len({share for share in shares if 0 < share < 100}) > 2, shares
+
+
+def reporting(argument: int, report: Report) -> Callable[[int], int]:
+    return lambda task: (report((task, argument)), task)[1]
+
+
+def test_tasks_of_other_processes_report_before_they_are_done():
+    heard, done = [], []
+    for task in run_tasks(reporting, 7, range(4), 2, heard.append):
+        assert (task, 7) in heard
+        done.append(task)
+    assert sorted(done) == [0, 1, 2, 3] and sorted(heard) == [(task, 7) for task in range(4)]
 
 
 class Interruption(Exception):
