@@ -25,6 +25,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import takewhile
 from pathlib import Path
 
 from markdown_it import MarkdownIt
@@ -132,15 +133,21 @@ def _command(line: str, arguments: str | None) -> str:
 
 
 def missing(expected: str, printed: str) -> str | None:
-    """The first part of a page's block that a command did not print in that order; None if there is none."""
+    """The first words of a page's block that a command did not print in that order; None if there are none."""
     output, place = words(printed), 0
     for part in re.split(r"(?m)\s*\.\.\.\s*", expected):
         wanted = words(part)
         found = next((at for at in range(place, len(output) + 1) if output[at : at + len(wanted)] == wanted), None)
         if found is None:
-            return " ".join(wanted)
+            longest = max((_same(wanted, output[at:]) for at in range(place, len(output))), default=0)
+            return " ".join(wanted[longest : longest + 12])
         place = found + len(wanted)
     return None
+
+
+def _same(one: list[str], other: list[str]) -> int:
+    """How many words two lists have in common at their beginnings."""
+    return len([*takewhile(lambda pair: pair[0] == pair[1], zip(one, other, strict=False))])
 
 
 def words(text: str) -> list[str]:

@@ -52,6 +52,7 @@ def sum_and_product(file: str) -> str:
 
 @pytest.mark.long
 def test_without_a_gpu_xla_takes_the_tiles_of_a_file(tmp_path: Path):
+    """It takes the smallest there are where the file lacks a fusion, or its line for the GPU is another's."""
     tiles = {}
     for name, device in {"its own": H100.format("0.0.0"), "another cuDNN": H100.format("9.1.0"), "": ""}.items():
         file = tmp_path / f"{name}.txt"

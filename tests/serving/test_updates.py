@@ -61,6 +61,7 @@ def loading(folder: Path | str, method: str = "reload_weights") -> dict[str, Any
 
 
 def test_answers_wait_for_new_weights_and_name_them(server: Server, generator: Generator, tmp_path: Path):
+    """Answers that have begun end with the previous weights."""
     folder = weights_in(tmp_path / "shared/version-1", lambda all: {name: 1.5 * one for name, one in all.items()})
 
     async def ask(client: httpx.AsyncClient) -> None:
