@@ -20,7 +20,7 @@ def test_a_run_of_other_settings_is_not_used_again(tmp_path, monkeypatch):
     fine_tuned(Namespace(folder=tmp_path))
     fine_tuned(Namespace(folder=tmp_path))
     monkeypatch.setattr("benchmarks.lag.FINE_TUNED", {"data.batch_size": 64})
-    with pytest.raises(SystemExit, match="fine_tuned is a run of other settings.* expected another --folder"):
+    with pytest.raises(SystemExit, match=r"fine_tuned is a run of other settings.* expected another --folder"):
         fine_tuned(Namespace(folder=tmp_path))
     assert len(trained) == 1
 

@@ -20,9 +20,8 @@ from jaxpar.serving.fields import COMPLETION, fields_of
 from jaxpar.serving.served_model import ServedModel
 from tests.data.chat_files import template, turns
 from tests.goldens.chat.generate import FOLDER
-from tests.serving.served import (
-    KEY, LENGTH, LETTERS, QUEUE, SLOTS, asked, completion, decode, encode, events, wait_until_idle,
-)  # fmt: skip
+from tests.serving import served
+from tests.serving.served import KEY, LENGTH, LETTERS, QUEUE, SLOTS, completion, decode, encode, events, wait_until_idle
 
 
 def test_completions_are_those_of_the_generator(client: httpx.Client, generator: Generator):
@@ -94,7 +93,7 @@ def test_models_are_listed_and_a_key_is_needed(client: httpx.Client, address: st
 
 def test_an_adapter_is_a_model_with_the_model_as_its_parent(server: Server):
     adapted = replace(server, model=replace(server.model, adapters={"first": 0}))
-    get = lambda path: asked(adapted, lambda client: client.get(f"/v1/models{path}"), KEY)
+    get = lambda path: served.asked(adapted, lambda client: client.get(f"/v1/models{path}"), KEY)
     listed = get("").json()["data"]
     assert [(one["id"], one.get("parent")) for one in listed] == [("tiny", None), ("first", "tiny")]
     assert get("/first").json() == listed[1] and get("/second").status_code == 404
