@@ -145,7 +145,7 @@ def _stored(weight: jax.Array, placed: WeightPlacement, *, dtype: str, unstacked
     """`to_storage` of one weight."""
     transport = _transport(weight, placed)
     with jax.named_scope("stored_weights"):
-        weight = weight if is_code(weight) else weight.astype(dtype)
+        weight = weight if is_code(weight) else weight.astype(placed.dtype(dtype))
         dim, axes = added_dim(placed.storage, placed.optimizer) or (0, ())
         for own in reversed(one_message_each(axes)):
             weight = gather_shards(weight, own, dim - unstacked, transport.exact if own == REPLICAS else transport)

@@ -102,6 +102,11 @@ class Placements:
         return Placement(jax.tree.map(lambda weight: weight.storage, self.weights), self.dtypes.storage)
 
     @cached_property
+    def storage_dtypes(self) -> ModelTree[jax.numpy.dtype]:
+        """The dtype of each weight in `storage`."""
+        return jax.tree.map(lambda weight: weight.dtype(self.dtypes.storage), self.weights)
+
+    @cached_property
     def gradient(self) -> Placement:
         """As gradients accumulate."""
         return Placement(jax.tree.map(lambda weight: weight.gradient, self.weights), self.dtypes.gradient)

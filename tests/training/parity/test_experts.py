@@ -274,6 +274,21 @@ def test_tokens_of_experts_are_counted_exactly_where_gradients_accumulate_in_bfl
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("memory", [{}, {"optimizer_offload": "host"}], ids=["device", "host"])
+def test_biases_are_read_in_float32(memory: dict[str, Any]):
+    """The last two choose all tokens; in bfloat16 all biases would be 4096."""
+    model = {"layers": 2, "experts": ExpertsConfig(count=8, per_token=2, router="sigmoid", width=WIDTH)}
+    run = SmallRun(small(model=model, precision={"compute": "bfloat16"}, memory=memory))
+    residency = run.step.residency
+    state = residency.initial_state()
+    weights = jax.device_get(state.master)
+    weights["layers"]["all"]["mlp"]["bias"] = np.tile(4096 + 1.5 * np.arange(8, dtype=np.float32), (2, 1))
+    state = residency.with_weights(state, jax.tree.map(lambda leaf: leaf.__getitem__, weights))
+    counts = jax.device_get(run.step.gradients(state, run.batch(0))[1]["layers"]["all"]["mlp"]["bias"])
+    np.testing.assert_allclose(counts, [[0, 0, 0, 0, 0, 0, 1, 1]] * 2, atol=1e-6)
+
+
+@pytest.mark.long
 def test_no_token_is_dropped_when_all_go_to_one_expert():
     """The same numbers as with room for all, in as many rounds as the fullest rank needs and in no more memory; and it
     is reported."""
