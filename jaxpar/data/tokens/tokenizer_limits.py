@@ -4,7 +4,6 @@ there is none it ends the process."""
 from __future__ import annotations
 
 import base64
-import binascii
 import math
 from collections.abc import Iterable, Iterator
 from typing import Any
@@ -105,7 +104,7 @@ def _is_charsmap(step: dict[str, Any]) -> bool:
         return True
     try:
         content = base64.b64decode(text, validate=True)
-    except (ValueError, binascii.Error):
+    except ValueError:
         return False
     return len(content) >= 4 and int.from_bytes(content[:4], "little") <= len(content) - 4
 
