@@ -127,8 +127,8 @@ def _steps(node: Any) -> Iterator[dict[str, Any]]:
 def _pattern(step: dict[str, Any], kind: str) -> str:
     """The text, or the regular expression, that a step replaces; empty for other steps."""
     pattern = step.get("pattern")
-    found = pattern.get(kind) if isinstance(pattern, dict) else None
-    return found if isinstance(found, str) else ""
+    text = pattern.get(kind) if isinstance(pattern, dict) else None
+    return text if isinstance(text, str) else ""
 
 
 def _growth(step: dict[str, Any], where: str) -> float:
