@@ -74,6 +74,7 @@ PLAN = (
             "tests/checkpoint/test_same_program.py"
             "::test_programs_of_scores_and_of_smaller_batches_are_compared[scores]",
         ),
+        found="trace",
     ),
     Fault(
         name="programs_of_smaller_batches_not_compared",
