@@ -6,11 +6,12 @@ import os
 import re
 import socket
 import sys
-from functools import wraps
+from collections.abc import Callable, Hashable
 from hashlib import sha256
-from typing import Any, cast
+from typing import Any
 
 import jax
+import numpy as np
 from jax.stages import Wrapped
 
 from jaxpar.checkpoint.processes import from_first
@@ -70,17 +71,20 @@ def check_program(lowered: jax.stages.Lowered, what: str) -> None:
         )
 
 
-def compared(program: Wrapped, what: str) -> Wrapped:
-    """`program`, which in a job of several processes goes through `check_program` before its first call."""
+def compared(program: Wrapped, what: str) -> Callable[..., Any]:
+    """`program`, which in a job of several processes goes through `check_program` before its first call with arguments
+    of each shape."""
     if jax.process_count() == 1:
         return program
     name_sources_alike()
-    unchecked = [program]
+    checked: set[Hashable] = set()
 
-    @wraps(program)
     def call(*arguments: Any) -> Any:
-        while unchecked:
-            check_program(unchecked.pop().lower(*arguments), what)
+        leaves, structure = jax.tree.flatten(arguments)
+        shapes = structure, *((np.shape(leaf), getattr(leaf, "dtype", type(leaf))) for leaf in leaves)
+        if shapes not in checked:
+            check_program(program.lower(*arguments), what)
+            checked.add(shapes)
         return program(*arguments)
 
-    return cast(Wrapped, call)
+    return call

@@ -104,9 +104,10 @@ class Generator:
         if is_unstacked(weights):
             return weights
         layout = self._layout
-        dtype, stored = layout.placements.storage.dtype, shardings(self.mesh, layout.placements.storage.layout)
+        stored, dtypes = shardings(self.mesh, layout.placements.storage.layout), layout.placements.storage_dtypes
         on_device = lambda leaf: jax.device_put(leaf, NamedSharding(self.mesh, leaf.sharding.spec))
-        there = jax.tree.map(lambda leaf, where: leaf.dtype == dtype and leaf.sharding == where, weights, stored)
+        is_there = lambda leaf, where, dtype: leaf.dtype == dtype and leaf.sharding == where
+        there = jax.tree.map(is_there, weights, stored, dtypes)
         # Offloaded weights are in host memory.
         weights = weights if all(jax.tree.leaves(there)) else self._cast(jax.tree.map(on_device, weights))
         return unstacked(weights, layout.order)
@@ -118,9 +119,9 @@ class Generator:
     @cached_property
     def _cast(self) -> Wrapped:
         """Weights of any placement in the dtype and placement of generation."""
-        storage = self._layout.placements.storage
-        cast = lambda tree: jax.tree.map(lambda leaf: leaf.astype(storage.dtype), tree)
-        return jax.jit(cast, out_shardings=shardings(self.mesh, storage.layout))
+        placements = self._layout.placements
+        cast = lambda tree: jax.tree.map(lambda leaf, dtype: leaf.astype(dtype), tree, placements.storage_dtypes)
+        return jax.jit(cast, out_shardings=shardings(self.mesh, placements.storage.layout))
 
     def continued(
         self,

@@ -132,9 +132,9 @@ def read_weights(config: Config, mesh: Mesh, source: ReadWeights) -> Weights:
 
 def _placed_weights(source: ReadWeights, layout: StepLayout, mesh: Mesh) -> Weights:
     """The weights of a model in the storage placement of a layout."""
-    stored, dtype = shardings(mesh, layout.placements.storage.layout), layout.placements.storage.dtype
+    placements = layout.placements
 
-    def placed(path: KeyPath, spec: ParamSpec, where: NamedSharding) -> jax.Array:
+    def placed(path: KeyPath, spec: ParamSpec, where: NamedSharding, dtype: np.dtype) -> jax.Array:
         read = read_part(source, path, spec, layout.order)
 
         def part(region: Any) -> np.ndarray:
@@ -143,7 +143,8 @@ def _placed_weights(source: ReadWeights, layout: StepLayout, mesh: Mesh) -> Weig
         return jax.make_array_from_callback(spec.shape, where, part)
 
     is_leaf = lambda leaf: isinstance(leaf, ParamSpec)
-    return jax.tree_util.tree_map_with_path(placed, layout.specs, stored, is_leaf=is_leaf)
+    stored = shardings(mesh, placements.storage.layout)
+    return jax.tree_util.tree_map_with_path(placed, layout.specs, stored, placements.storage_dtypes, is_leaf=is_leaf)
 
 
 def mesh_of(config: Config, devices: Sequence[Device]) -> tuple[Config, Mesh]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from math import prod
@@ -12,7 +12,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.stages import Wrapped
 from jaxtyping import Array, Bool, Float, Int
 
 from jaxpar.checkpoint.same_program import compared
@@ -69,7 +68,7 @@ class Scorer:
         axes = dict(model.mesh.shape)
         self._parts = prod(axes[axis] for axis in DATA_AXES)
         self._part = axes["context"] * axes["tensor"]
-        self._compiled: dict[tuple[int, int, bool, int], Wrapped] = {}
+        self._compiled: dict[tuple[int, int, bool, int], Callable[..., Any]] = {}
 
     @property
     def compiles(self) -> int:
@@ -121,7 +120,7 @@ class Scorer:
             for index in range(len(rows))
         ]
 
-    def _program(self, rows: int, length: int, records: bool, choices: int) -> Wrapped:
+    def _program(self, rows: int, length: int, records: bool, choices: int) -> Callable[..., Any]:
         """Compiled on first use: (weights, batch) -> `token_scores` [row, token, ...]."""
         key = rows, length, records, choices
         if key not in self._compiled:

@@ -220,7 +220,8 @@ class StepLayout:
     def initial_state(self, arguments: StepArguments) -> TrainState:
         """The state before the first step; the weights are bit for bit the same on every mesh. To be traced."""
         master, frozen = (initial_weights(specs, arguments.seed, self.order) for specs in (self.trained, self.frozen))
-        frozen = jax.tree.map(lambda weight: weight.astype(self.plan.dtypes.storage), frozen)
+        dtypes = only(self.placements.storage_dtypes, frozen)
+        frozen = jax.tree.map(lambda weight, dtype: weight.astype(dtype), frozen, dtypes)
         state = initial_state(master, frozen, self.optimizer, self.carried)
         if not self.islands:
             return state

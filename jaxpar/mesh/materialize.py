@@ -62,17 +62,12 @@ def gather_one(weight: jax.Array, placed: WeightPlacement, *, dtype: str, unstac
     weight, transport = vary(weight), _transport(weight, placed)
     if added:
         weight = gather_stored(weight, added[1], added[0] - unstacked, transport)
-    return weight if is_code(weight) else weight.astype(_dtype(placed, dtype))
+    return weight if is_code(weight) else weight.astype(placed.dtype(dtype))
 
 
 def is_code(weight: jax.Array) -> bool:
     """Whether a weight is codes of 8 bits."""
     return weight.dtype.itemsize == 1
-
-
-def _dtype(placed: WeightPlacement, dtype: str) -> jnp.dtype:
-    """The dtype of a weight, or of its gradient, in a role whose dtype is `dtype`."""
-    return jnp.promote_types(dtype, jnp.float32) if placed.wide else jnp.dtype(dtype)
 
 
 def _transport(weight: jax.Array, placed: WeightPlacement) -> Transport:
@@ -92,7 +87,7 @@ def to_accumulator(grad: jax.Array, placed: WeightPlacement, *, dtype: str, unst
     """`to_accumulators` of one weight."""
     added = added_dim(placed.compute, placed.gradient)
     with jax.named_scope("gradients"):
-        grad = vary(grad.astype(_dtype(placed, dtype)))
+        grad = vary(grad.astype(placed.dtype(dtype)))
     return scatter_shards(grad, added[1], added[0] - unstacked, placed.transport) if added else grad
 
 
@@ -102,7 +97,7 @@ def zero_accumulators(weights: Nested[object], placements: Placements, *, part: 
 
     def one(placed: WeightPlacement) -> jax.Array:
         with jax.named_scope("gradients"):
-            dtype = _dtype(placed, placements.gradient.dtype)
+            dtype = placed.dtype(placements.gradient.dtype)
             return vary(jnp.zeros(local_shape(placed.shape, placed.gradient, sizes), dtype))
 
     return jax.tree.map(one, placements.of(part, weights))
@@ -150,7 +145,7 @@ def _stored(weight: jax.Array, placed: WeightPlacement, *, dtype: str, unstacked
     """`to_storage` of one weight."""
     transport = _transport(weight, placed)
     with jax.named_scope("stored_weights"):
-        weight = weight if is_code(weight) else weight.astype(dtype)
+        weight = weight if is_code(weight) else weight.astype(placed.dtype(dtype))
         dim, axes = added_dim(placed.storage, placed.optimizer) or (0, ())
         for over in reversed(one_message_each(axes)):
             weight = gather_shards(weight, over, dim - unstacked, transport.exact if over == REPLICAS else transport)

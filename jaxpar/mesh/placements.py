@@ -67,8 +67,12 @@ class WeightPlacement:
     """The placement between steps; that of `storage` for a frozen weight."""
     transport: Transport
     """How the weight and its gradient travel from one to the other."""
-    wide: bool = False
-    """It is used, and its gradient accumulates, in float32 or wider whatever the roles' dtypes."""
+    in_float32: bool = False
+    """It is stored and used, and its gradient accumulates, in float32 or wider whatever the roles' dtypes."""
+
+    def dtype(self, of_role: str) -> jax.numpy.dtype:
+        """The dtype of the weight, or of its gradient, in a role whose dtype is `of_role`."""
+        return jax.numpy.promote_types(of_role, "float32") if self.in_float32 else jax.numpy.dtype(of_role)
 
 
 @dataclass(frozen=True)
@@ -96,6 +100,11 @@ class Placements:
     def storage(self) -> Placement:
         """As weights are stored during a step."""
         return Placement(jax.tree.map(lambda weight: weight.storage, self.weights), self.dtypes.storage)
+
+    @cached_property
+    def storage_dtypes(self) -> ModelTree[jax.numpy.dtype]:
+        """The dtype of each weight in `storage`."""
+        return jax.tree.map(lambda weight: weight.dtype(self.dtypes.storage), self.weights)
 
     @cached_property
     def gradient(self) -> Placement:
@@ -142,8 +151,8 @@ def place(
         # Nothing updates a frozen weight: it stays as it is stored, and no step gathers it from elsewhere.
         roles = compute, storage, gradient, updated if spec.trained else storage
         # bfloat16 counts to 256.
-        wide = spec.balance_rate is not None
-        return WeightPlacement(spec.shape, *roles, _transport(spec, claims, sizes, transport), wide)
+        in_float32 = spec.balance_rate is not None
+        return WeightPlacement(spec.shape, *roles, _transport(spec, claims, sizes, transport), in_float32)
 
     weights = jax.tree_util.tree_map_with_path(one, specs, is_leaf=lambda leaf: isinstance(leaf, ParamSpec))
     return Placements(weights, dtypes)

@@ -35,14 +35,16 @@ class GatheredChunks:
 
     def zeros(self, layers: Arrays, slots: int, *, gradients: bool = False) -> Arrays:
         """Zeros for `slots` chunks of `layers` (storage placement), or for their `gradients`."""
-        roles = self.placements
-        dtype = (roles.gradient if gradients else roles.compute).dtype
 
         def zeros(stack: LayerStack, weights: Arrays) -> Arrays:
             like = jax.eval_shape(lambda weights: stack.store.fetch(weights, 0, 0), weights)
-            like = stack.program.halves(like)[0] if gradients else like
+            dtypes = jax.tree.map(lambda leaf: leaf.dtype, like)
+            if gradients:
+                like = stack.program.halves(like)[0]
+                gradient, placed = self.placements.gradient.dtype, self.placements.of((LAYERS, stack.name), like)
+                dtypes = jax.tree.map(lambda weight: weight.dtype(gradient), placed)
             rows = slots * stack.order.rows_per_chunk
-            return jax.tree.map(lambda leaf: vary(jnp.zeros((rows, *leaf.shape), dtype)), like)
+            return jax.tree.map(lambda leaf, dtype: vary(jnp.zeros((rows, *leaf.shape), dtype)), like, dtypes)
 
         return self.source.by_stack(zeros, layers)
 

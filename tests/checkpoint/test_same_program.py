@@ -10,7 +10,14 @@ import pytest
 from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from jaxpar.checkpoint import same_program
+from jaxpar.config.schema.training import RampPart
+from jaxpar.generation.placed_model import PlacedModel
+from jaxpar.generation.programs import SCORED
+from jaxpar.generation.scorer import Scorer
+from jaxpar.runtime.batch import BatchLayout
+from jaxpar.training.run.batch_sizes import smaller_steps
 from tests.sentences import refused
+from tests.small_run import SmallRun, small
 
 
 def test_the_last_value_of_a_flag_of_xla_is_compared():
@@ -62,7 +69,26 @@ def test_a_program_is_compared_with_that_of_process_0_once_and_before_its_call(m
     doubled, other = (same_program.compared(program(factor), "scores") for factor in (2, 3))
     assert [float(doubled(x)) for x in (1.0, 2.0)] == [2.0, 4.0] and len(said) == 1
     jax.effects_barrier()
-    with refused("another program of scores than process 0", "program: ", "JAX_DUMP_IR_TO"):
-        other(1.0)
+    for _ in range(2):  # also after a refusal
+        with refused("another program of scores than process 0", "program: ", "JAX_DUMP_IR_TO"):
+            other(1.0)
+    with refused("another program of scores than process 0"):
+        doubled(jnp.ones(3))
     jax.effects_barrier()
     assert len(ran) == 2
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("what", ["scores", "a step"])
+def test_programs_of_scores_and_of_smaller_batches_are_compared(what: str, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(same_program, "from_first", lambda work: work() | {"program": "another"})
+    run = SmallRun(small(parallel={"fsdp": 2, "zero": 3}, data={"batch_ramp": (RampPart(4, steps=2),)}))
+    config, layout, mesh = run.config, run.step.layout, run.step.mesh
+    weights, batch = layout.state_shapes.master, BatchLayout(SCORED, (2, 32)).abstract(mesh)
+    [smaller] = smaller_steps(config, layout.plan, mesh, 0).values()
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    with refused(f"another program of {what} than process 0"):
+        if what == "scores":
+            Scorer(PlacedModel(config, mesh, weights))._program(2, 32, False, 0)(weights, batch)
+        else:
+            smaller.compiled  # noqa: B018 (it is compiled when it is first read)

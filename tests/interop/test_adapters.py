@@ -15,6 +15,7 @@ from safetensors.numpy import load_file, save_file
 from jaxpar.config.kinds import layer_kinds
 from jaxpar.convert import main
 from jaxpar.interop.adapters.adapter import Adapter, AdapterSource, MergedAdapter
+from jaxpar.interop.adapters.adapter_config import Scales
 from jaxpar.interop.adapters.open_adapter import open_adapter
 from jaxpar.interop.mapping.weight_names import weight_specs
 from jaxpar.interop.sources.hf_folder import HFFolder
@@ -201,6 +202,19 @@ def test_patterns_of_scales_are_regular_expressions_as_in_peft(exported: Path, t
         np.testing.assert_allclose(other[key], product * scale, rtol=1e-5, atol=1e-6)
 
 
+def test_names_of_all_experts_scale_quickly_and_the_first_that_matches_decides():
+    """As PEFT writes them for EVA, one for each module, between regular expressions."""
+    experts = [f"model.layers.{n // 384}.mlp.experts.{n // 3 % 128}.{'gud'[n % 3]}_proj" for n in range(48 * 384)]
+    alphas = {r"layers\.0\.(mlp|x)\..*\.g_proj": 1.0} | {name: float(n) for n, name in enumerate(experts, start=2)}
+    alphas |= {r"attn\.q_proj": 0.25, "[kq]_proj": 0.5, "^layers.0.v_proj": 9.0, "v_proj": 0.125}
+    scales = Scales({"lora_alpha": 64, "alpha_pattern": alphas}, "--adapter")
+    assert [scales.of(name, 1) for name in experts] == [
+        1.0 if name.startswith("model.layers.0.") and "g_proj" in name else alphas[name] for name in experts
+    ]
+    names = "x.attn.q_proj", "q_proj", "layers.0.v_proj", "x.layers.0.v_proj", "xv_proj", "o_proj"
+    assert [scales.of(name, 1) for name in names] == [0.25, 0.5, 9.0, 0.125, 64.0, 64.0]
+
+
 def test_keys_that_change_nothing_are_read_over(exported: Path, tmp_path: Path):
     keys: dict[str, Any] = {
         "init_lora_weights": "gaussian", "loftq_config": {}, "kasa_config": None, "use_bdlora": None,
@@ -224,8 +238,10 @@ def test_keys_that_change_nothing_are_read_over(exported: Path, tmp_path: Path):
         ({"lora_alpha": 10**400}, ("lora_alpha is 1000", "a number of at most 1e+30")),
         ({"lora_alpha": -1e300}, ("lora_alpha is -1e+300", "a number of at most 1e+30")),
         ({"alpha_pattern": {"q_proj": None}}, ("alpha_pattern", "numbers")),
-        ({"alpha_pattern": {"q" * 1001: 3.0}}, ("alpha_pattern", "up to 1001 letters", "16384 of 1000")),
-        ({"alpha_pattern": {str(n): 3.0 for n in range(2**14 + 1)}}, ("16385 patterns", "16384 of 1000")),
+        ({"alpha_pattern": {f"{n:03}" + "[aé€]" * 190: 3.0 for n in range(18)}}, ("of 17154 letters", "256 of 16384")),
+        ({"alpha_pattern": {f"[q]{n}": 3.0 for n in range(257)}}, ("257 regular expressions", "256 of 16384")),
+        ({"alpha_pattern": {"(|.)" * 18 + "!": 3.0}}, ("alpha_pattern", "branches", "may not end")),
+        ({"alpha_pattern": {"(a|b|c)" * 8 + ".*.*": 3.0}}, ("alpha_pattern", "branches", "may not end")),
         ({"alpha_pattern": {f".*{n}": 3.0 for n in range(33)}}, ("33 patterns that repeat", "at most 32")),
         ({"alpha_pattern": {"q_(proj": 3.0}}, ("alpha_pattern", "'q_(proj'", "no regular expression")),
         ({"alpha_pattern": {"(.+)+!": 3.0}}, ("alpha_pattern", "'(.+)+!'", "may not end")),

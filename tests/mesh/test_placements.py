@@ -7,12 +7,14 @@ from jax.tree_util import keystr
 
 from jaxpar.config.mappings.experts import ExpertsConfig
 from jaxpar.config.plan import AxisSizes, Dtypes
+from jaxpar.generation.generator import Generator
 from jaxpar.layout.make_plan import make_plan, resolve_config
 from jaxpar.layout.step_layout import StepLayout
+from jaxpar.mesh.materialize import to_storage
 from jaxpar.mesh.parameters import ParamSpec
 from jaxpar.mesh.placements import added_dim, bytes_per_device, is_quantizable, local_shape, place, unreduced_axes
 from jaxpar.mesh.rules import compute_rules
-from tests.small_run import small
+from tests.small_run import SmallRun, small
 
 DTYPES = Dtypes(compute="bfloat16", storage="bfloat16", master="float32", gradient="float32", moments="float32")
 SPECS = {
@@ -45,6 +47,20 @@ def test_a_zero_stage_is_a_row_of_the_table(zero: int, storage: dict, gradient: 
     assert (found.storage.layout, found.gradient.layout, found.optimizer.layout) == (storage, gradient, optimizer)
     dtypes = [role.dtype for role in (found.compute, found.storage, found.gradient, found.optimizer)]
     assert dtypes == ["bfloat16", "bfloat16", "float32", "float32"]
+
+
+@pytest.mark.parametrize("offload", ["none", "host", "file"])
+def test_a_bias_that_balances_a_router_is_in_float32_wherever_it_is_read(offload: str):
+    experts = ExpertsConfig(count=8, per_token=2, router="sigmoid", width=16)
+    memory = {"optimizer_offload": offload}
+    run = SmallRun(small(model={"experts": experts}, precision={"compute": "bfloat16"}, memory=memory))
+    layout, residency = run.step.layout, run.step.residency
+    here = jax.eval_shape(residency.here, residency.abstract_input().master)
+    stored = jax.eval_shape(lambda weights: to_storage(weights, layout.placements), here)
+    cast = Generator(run.config, run.step.mesh, {"layers": {"all": []}})._cast
+    for weights in (here, stored, jax.eval_shape(cast, layout.state_shapes.master)):
+        assert weights["layers"]["all"]["mlp"]["bias"].dtype == "float32"
+    assert stored["layers"]["all"]["mlp"]["router"].dtype == "bfloat16"
 
 
 @pytest.mark.parametrize(

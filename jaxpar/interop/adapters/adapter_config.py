@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
-from functools import cache
+from collections.abc import Mapping, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +21,12 @@ LARGEST_ALPHA = 1e30
 MOST_REPETITIONS = 3
 """Repetitions in a regular expression: matching takes the length of a name to the power of one more, in the worst
 case."""
-MOST_PATTERNS, MOST_REPEATING, LONGEST_PATTERN = 2**14, 32, 1000
-"""Regular expressions, those of them with repetitions, and letters: each is matched with the name of each module."""
+MOST_CHOICES = 20_000
+"""Ways through an expression: the product of its branches, and 10 for each repetition."""
+MOST_PATTERNS, MOST_REPEATING, MOST_LETTERS = 256, 32, 2**14
+"""Regular expressions, those of them with repetitions, and letters of all: each is matched with the name of each
+module, but for names."""
+_NAME = re.compile(r"\^?[\w.-]*")
 FREE = frozenset((
     "auto_mapping", "base_model_name_or_path", "inference_mode", "peft_type", "peft_version", "revision", "task_type",
     "exclude_modules", "layers_pattern", "layers_to_transform", "target_modules", "target_parameters",
@@ -42,7 +46,7 @@ OFF: tuple[object, ...] = (False, None, [], {})
 """The values that change nothing of every other key."""
 
 
-def config_of(folder: Path, key: str) -> Mapping[str, object]:
+def config_of(folder: Path, key: str) -> tuple[Mapping[str, object], Scales]:
     """The contents of `adapter_config.json`. Raises `UserError` for what is not plain factors."""
     file = folder / CONFIG
     try:
@@ -63,9 +67,9 @@ def config_of(folder: Path, key: str) -> Mapping[str, object]:
                 f"a number of at most {LARGEST_ALPHA:.0e}" if name == "lora_alpha" else "numbers by the ends of names"
             )
             raise UserError(f"{key}: {named(file)}: {name} is {quoted(config.get(name), 60)}; expected {what}")
-    _check_patterns(_alphas(config), f"{key}: {named(file)}")
+    scales = Scales(config, f"{key}: {named(file)}")
     check_targets(config.get("target_parameters") or (), f"{key}: {named(file)}")
-    return config
+    return config, scales
 
 
 def _alphas(config: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -74,42 +78,64 @@ def _alphas(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return pattern if isinstance(pattern, dict) else {"": None}
 
 
-def _check_patterns(patterns: Collection[str], where: str) -> None:
-    longest, repeating = max(map(len, patterns), default=0), 0
-    if len(patterns) > MOST_PATTERNS or longest > LONGEST_PATTERN:
+class Scales:
+    """The factors of the products of each module's factors. Raises `UserError` for expressions that take too long.
+
+    Args:
+        config: `adapter_config.json`.
+        where: names it.
+    """
+
+    def __init__(self, config: Mapping[str, Any], where: str) -> None:
+        patterns = [pattern.replace(r"\.", ".") if _is_name(pattern) else pattern for pattern in _alphas(config)]
+        others = [index for index, pattern in enumerate(patterns) if not _is_name(pattern)]
+        expressions = _expressions([patterns[index] for index in others], where)
+        self._stabilized = bool(config.get("use_rslora"))
+        self._alphas = [*_alphas(config).values(), config["lora_alpha"]]
+        self._expressions = list(zip(others, expressions, strict=True))
+        self._names = {patterns[index]: index for index in reversed(range(len(patterns)))}
+
+    def of(self, module: str, rank: int) -> np.float32:
+        """The factor of a module: that of the first pattern that matches the end of its name, from a full stop on."""
+        suffixes = ["^" + module, module, *(module[stop.end() :] for stop in re.finditer(r"\.", module))]
+        name = min((self._names[end] for end in suffixes if end in self._names), default=len(self._alphas) - 1)
+        matched = (index for index, expression in self._expressions if index < name and expression.match(module))
+        return np.float32(self._alphas[next(matched, name)] / (rank**0.5 if self._stabilized else rank))
+
+
+def _is_name(pattern: str) -> bool:
+    """Whether a pattern is a name, whose full stops are taken for full stops."""
+    return _NAME.fullmatch(pattern.replace(r"\.", ".")) is not None
+
+
+def _expressions(patterns: Sequence[str], where: str) -> list[re.Pattern[str]]:
+    """The expressions that PEFT matches with a module's name."""
+    letters = sum(map(len, patterns))
+    if len(patterns) > MOST_PATTERNS or letters > MOST_LETTERS:
         raise UserError(
-            f"{where}: alpha_pattern has {len(patterns)} patterns, of up to {longest} letters; expected at most "
-            f"{MOST_PATTERNS} of {LONGEST_PATTERN}"
+            f"{where}: alpha_pattern has {len(patterns)} regular expressions, of {letters} letters; expected at most "
+            f"{MOST_PATTERNS} of {MOST_LETTERS}"
         )
+    compiled, repeating = [], 0
     for pattern in patterns:
         try:
-            _ending(pattern)
+            compiled.append(re.compile(rf"(.*\.)?({pattern})$"))
         except (re.error, OverflowError, RecursionError) as error:
             raise UserError(
                 f"{where}: alpha_pattern has {quoted(pattern, 60)}, which is no regular expression ({error}); expected "
                 "one of the ends of names"
             ) from None
-        repetitions = re.findall(r"(?<!\()[*+?{]", pattern)  # a question mark behind a parenthesis is none
-        if re.search(r"\)[*+{]", pattern) or len(repetitions) > MOST_REPETITIONS:
+        repetitions = len(re.findall(r"(?<!\()[*+?{]", pattern))  # a question mark behind a parenthesis is none
+        choices = prod(1 + part.count("|") for part in pattern.split("(")) * 10**repetitions
+        if re.search(r"\)[*+{]", pattern) or repetitions > MOST_REPETITIONS or choices > MOST_CHOICES:
             raise UserError(
-                f"{where}: alpha_pattern has {quoted(pattern, 60)}, and matching what repeats groups, or repeats more "
-                f"than {MOST_REPETITIONS} times, may not end; expected a simpler one, or names"
+                f"{where}: alpha_pattern has {quoted(pattern, 60)}, and matching what repeats groups, repeats more "
+                f"than {MOST_REPETITIONS} times, or has so many branches, may not end; expected a simpler one, or "
+                "names"
             )
-        repeating += bool(repetitions)
+        repeating += repetitions > 0
     if repeating > MOST_REPEATING:
         raise UserError(
             f"{where}: alpha_pattern has {repeating} patterns that repeat something; expected at most {MOST_REPEATING}"
         )
-
-
-@cache
-def _ending(pattern: str) -> re.Pattern[str]:
-    """The expression that PEFT matches with a module's name. Raises `re.error` for a wrong pattern."""
-    return re.compile(rf"(.*\.)?({pattern})$")
-
-
-def scale_of(config: Mapping[str, Any], module: str, rank: int) -> np.float32:
-    """The factor of the product of a module's factors."""
-    of_module = [alpha for pattern, alpha in _alphas(config).items() if _ending(pattern).match(module)]
-    alpha = [*of_module, config["lora_alpha"]][0]
-    return np.float32(alpha / (rank**0.5 if config.get("use_rslora") else rank))
+    return compiled

@@ -22,7 +22,7 @@ from jaxpar.interop.adapters.adapter import (
     by_matrix,
     stack_of,
 )
-from jaxpar.interop.adapters.adapter_config import CONFIG, config_of, scale_of
+from jaxpar.interop.adapters.adapter_config import CONFIG, config_of
 from jaxpar.interop.adapters.expert_factors import (
     array_of,
     expert_modules,
@@ -135,7 +135,7 @@ class _Files(TensorFiles):
 
 def _file_factors(folder: Path, base: Model, key: str) -> Iterator[tuple[tuple[str, int], Pair]]:
     """The factors of a folder in PEFT's format."""
-    config, of_experts = config_of(folder, key), defaultdict[tuple[str, int], dict[int, Pair]](dict)
+    (config, scales), of_experts = config_of(folder, key), defaultdict[tuple[str, int], dict[int, Pair]](dict)
     specs = [weight_specs(base.model, kind) for kind in layer_kinds(base.model)]
     if not (folder / WEIGHTS).exists():
         refuse_pickles(folder, WEIGHTS)
@@ -166,12 +166,12 @@ def _file_factors(folder: Path, base: Model, key: str) -> Iterator[tuple[tuple[s
             del left[one]
         if array is not None:
             experts = experts_of(array, specs[array.layer], where)
-            scale = scale_of(config, array.name, max(1, shapes[0][0] // experts))
+            scale = scales.of(array.name, max(1, shapes[0][0] // experts))
             stored = StoredPair(files, names, scale)
             yield from factors_of_array(array, stored, specs[array.layer], base, config, where)
             continue
         tensor = modules[module]
-        for weight, pair in _factors(tensor, StoredPair(files, names, scale_of(config, module, shapes[0][0])), where):
+        for weight, pair in _factors(tensor, StoredPair(files, names, scales.of(module, shapes[0][0])), where):
             if tensor.member is None:
                 yield weight, pair
             else:

@@ -27,7 +27,7 @@ from jaxpar.layout.step_options import step_options
 from jaxpar.memory.disk_array import DiskArray, check_whole, copied, offload_folder, remove_stale
 from jaxpar.memory.streaming import rows_of_piece
 from jaxpar.mesh.build import mapped
-from jaxpar.mesh.parameters import Weights
+from jaxpar.mesh.parameters import Nested, Weights, only
 from jaxpar.model.decoder import Batch
 from jaxpar.optim.optimizer import AVERAGE
 from jaxpar.training.residency.initial import InitialWeight, weight_by_weight
@@ -90,8 +90,8 @@ class OnDisk(OnDevice):
 
         like = self.layout.abstract_state(self.mesh)
         master, optimizer = jax.tree.map(to_file, (like.master, like.optimizer), (state.master, state.optimizer))
-        for weight in jax.tree.leaves(master):
-            weight.on_device = self.fetched(weight)
+        for weight, dtype in zip(jax.tree.leaves(master), jax.tree.leaves(self._dtypes), strict=True):
+            weight.on_device = self.fetched(weight, dtype)
         return state._replace(master=master, optimizer=optimizer)
 
     def arrays(self, state: TrainState) -> dict[str, Any]:
@@ -99,23 +99,29 @@ class OnDisk(OnDevice):
 
     def readable(self, weights: Weights) -> Weights:
         """Weights that are on the device, or fetched temporarily."""
-        return jax.tree.map(lambda leaf: self.fetched(leaf) if leaf.on_device is None else leaf.on_device, weights)
+        here = lambda leaf, dtype: self.fetched(leaf, dtype) if leaf.on_device is None else leaf.on_device
+        return jax.tree.map(here, weights, self._dtypes)
 
     def with_weights(self, state: TrainState, weights: Any) -> TrainState:
-        def replace(array: DiskArray, read: ReadPart) -> None:
+        def replace(array: DiskArray, read: ReadPart, dtype: jnp.dtype) -> None:
             for (rows, *others), part in array.parts():
                 for row in range(len(part)):
                     part[row] = read((slice(rows.start + row, rows.start + row + 1), *others))[0]
-            array.on_device = self.fetched(array)
+            array.on_device = self.fetched(array, dtype)
 
-        jax.tree.map(replace, state.master, weights)
+        jax.tree.map(replace, state.master, weights, self._dtypes)
         if AVERAGE not in state.optimizer:
             return state
         return state._replace(optimizer={**state.optimizer, AVERAGE: jax.tree.map(copied, state.master)})
 
-    def fetched(self, weight: DiskArray) -> jax.Array:
+    @cached_property
+    def _dtypes(self) -> Nested[jnp.dtype]:
+        """The dtypes of the copies on the device."""
+        return only(self.layout.placements.storage_dtypes, self.layout.master)
+
+    def fetched(self, weight: DiskArray, dtype: jnp.dtype) -> jax.Array:
         """All of an on-disk weight on the device, in storage dtype; its pieces pass through the host one by one."""
-        layout, dtype = weight.sharding.spec, self.layout.placements.storage.dtype
+        layout = weight.sharding.spec
 
         def put(
             full: Float[Array, "*shard"], rows: Float[Array, "*rows"], first: Int[Array, ""]
@@ -155,11 +161,11 @@ class OnDisk(OnDevice):
         return following._replace(master=state.master, optimizer=state.optimizer), metrics
 
     def abstract_input(self) -> TrainState:
-        state, dtype = self.layout.abstract_state(self.mesh), self.layout.placements.storage.dtype
-        on_device = lambda leaf: jax.ShapeDtypeStruct(
+        state = self.layout.abstract_state(self.mesh)
+        on_device = lambda leaf, dtype: jax.ShapeDtypeStruct(
             leaf.shape, dtype, sharding=NamedSharding(leaf.sharding.mesh, leaf.sharding.spec)
         )
-        return state._replace(master=jax.tree.map(on_device, state.master), optimizer=None)
+        return state._replace(master=jax.tree.map(on_device, state.master, self._dtypes), optimizer=None)
 
     def apply(self, state: TrainState, gradients: list[Any], facts: UpdateFacts) -> None:
         """Update the files of `state`, and its weights on the device. Returns when all is written.

@@ -27,7 +27,7 @@ from jaxpar.mesh.build import mapped
 from jaxpar.mesh.coded import is_coded_stack
 from jaxpar.mesh.layer_order import LAYERS
 from jaxpar.mesh.materialize import reduced_gradient
-from jaxpar.mesh.parameters import Arrays, Nested, Weights
+from jaxpar.mesh.parameters import Arrays, Nested, Weights, only
 from jaxpar.mesh.placements import WeightPlacement
 from jaxpar.optim.norm import squares
 from jaxpar.training.residency.initial import InitialWeight, weight_by_weight
@@ -51,12 +51,12 @@ class OnHost(OnDevice):
 
     def here(self, master: Weights) -> Weights:
         """Master weights on the device, in storage dtype, without a copy of all in master dtype there."""
-        dtype = self.layout.placements.storage.dtype
-        fetch = lambda weight: fetched_rows(weight, dtype, rows_of_piece(weight))
-        one = lambda a, streams: fetch(a) if streams and not is_coded_stack(a) else a
+        dtypes = only(self.layout.placements.storage_dtypes, master)
+        fetch = lambda weight, dtype: fetched_rows(weight, dtype, rows_of_piece(weight))
+        one = lambda a, streams, dtype: fetch(a, dtype) if streams and not is_coded_stack(a) else a
         with jax.named_scope("stored_weights"):
             streams = {part: self._streams[part] for part in master}
-            return jax.tree.map(one, master, streams, is_leaf=is_coded_stack)
+            return jax.tree.map(one, master, streams, dtypes, is_leaf=is_coded_stack)
 
     def accumulators(self) -> Weights:
         """Zeros, or uninitialized buffers for layers in host memory: the first gradients do not read them."""

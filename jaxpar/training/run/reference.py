@@ -11,7 +11,6 @@ from functools import cache, cached_property
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding
@@ -268,10 +267,9 @@ def initial_state_from(source: WeightSource, state: TrainState, residency: OnDev
 
 def frozen_weights(source: WeightSource, layout: StepLayout, mesh: Mesh) -> Weights:
     """The frozen weights of a state, from `source`."""
-    dtype = jnp.dtype(layout.plan.dtypes.storage)
 
     def placed(read: ReadPart, like: jax.ShapeDtypeStruct, where: NamedSharding) -> jax.Array:
-        part: Any = cache(lambda region: read(region).astype(dtype))  # replicas have the same ones
+        part: Any = cache(lambda region: read(region).astype(like.dtype))  # replicas have the same ones
         return jax.make_array_from_callback(like.shape, where, part)
 
     reads = _reads(source, layout, layout.frozen)

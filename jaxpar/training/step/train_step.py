@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import cached_property
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -69,7 +70,7 @@ class TrainStep:
         return self.residency.train(self._functions.measured, metrics)
 
     @cached_property
-    def evaluate(self) -> Wrapped:
+    def evaluate(self) -> Callable[..., Any]:
         """Compiled (all weights of a state, batch) -> (sums of what the loss reports, the objective's count).
 
         Messages are exact, since the loss is to be that of the weights that are saved.

@@ -34,11 +34,30 @@ def charsmap(content: bytes) -> dict[str, Any]:
     return {"type": "Precompiled", "precompiled_charsmap": base64.b64encode(content).decode()}
 
 
+def sequence(*steps: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "Sequence", "normalizers": steps}
+
+
+def regex(pattern: str, new: str) -> dict[str, Any]:
+    return {"type": "Replace", "pattern": {"Regex": pattern}, "content": new}
+
+
 def nested(key: str, kind: str, depth: int) -> str:
     steps = f'{{"type":"Sequence","{kind}":[' * depth + "]}" * depth
     return text_of(**{key: "@"}).replace('"@"', steps)
 
 
+CTC = {"type": "CTC", "pad_token": "<p>", "word_delimiter_token": "", "cleanup": True}
+BERT = {
+    "type": "BertNormalizer", "clean_text": False, "handle_chinese_chars": True, "strip_accents": None,
+    "lowercase": False,
+}  # fmt: skip
+LONG_MAP = bytes(4) + b"ab\0" + b"x" * 2000 + b"\0y\0"
+WORD_PIECE = {
+    "type": "WordPiece", "vocab": {"a": 0}, "unk_token": "a", "continuing_subword_prefix": "##",
+    "max_input_chars_per_word": 100,
+}  # fmt: skip
+BPE = {"type": "BPE", "vocab": {"a": 0}, "merges": []}
 DOUBLED = [replace("a", "aa")] * 40
 BYTES = {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}
 TEMPLATE = {
@@ -48,7 +67,7 @@ TEMPLATE = {
 BOMBS: dict[str, tuple[str, tuple[str, ...]]] = {
     "brackets": ("[" * 100_000, ("nests too deep",)),
     "normalizers in normalizers": (nested("normalizer", "normalizers", 20_000), ("nests too deep",)),
-    "normalizers in some": (nested("normalizer", "normalizers", 200), ("no tokenizer file", "recursion limit")),
+    "normalizers in some": (nested("normalizer", "normalizers", 90), ("no tokenizer file", "recursion limit")),
     "a list": ("[]", ("no tokenizer file", "expected")),
     "a number of thousands of digits": (text_of(version="@").replace('"@"', "9" * 5000), ("thousands of digits",)),
     "a vocabulary of 10^9": (
@@ -73,6 +92,38 @@ BOMBS: dict[str, tuple[str, tuple[str, ...]]] = {
     ),
     "bytes of bytes": (
         text_of(pre_tokenizer={"type": "Sequence", "pretokenizers": [BYTES] * 30}), ("pre_tokenizer", "1.074e+09 times")
+    ),
+    "a map of characters to thousands": (text_of(normalizer=charsmap(LONG_MAP)), ("2000 times", "at most 1000")),
+    "words of Wav2Vec2 without a delimiter": (
+        text_of(decoder={"type": "Sequence", "decoders": [CTC] * 33}), ("decoder", "8.59e+09 times")
+    ),
+    "spaces around Chinese letters, again and again": (
+        text_of(normalizer=sequence(*[BERT] * 90)), ("normalizer and pre_tokenizer", "times as long")
+    ),
+    "a regular expression that may find nothing": (
+        text_of(normalizer=sequence(*[regex("a*", " ")] * 10)), ("normalizer", "1024 times")
+    ),
+    "letters that grow and are composed again": (
+        text_of(normalizer=sequence(*[replace("i", "İ"), {"type": "Lowercase"}] * 20)), ("normalizer", "times as long")
+    ),
+    "thousands of steps": (
+        text_of(pre_tokenizer={"type": "Sequence", "pretokenizers": [BYTES] * 1100}), ("1101 steps", "at most 100")
+    ),
+    "hundreds of maps": (text_of(normalizer=sequence(*[charsmap(bytes(8))] * 260)), ("261 steps", "at most 100")),
+    "a template of a list": (
+        text_of(post_processor=TEMPLATE | {"single": [{"SpecialToken": {"id": [], "type_id": 0}}]}),
+        ("no tokenizer file", "expected"),
+    ),
+    "words of 10^9 letters": (
+        text_of(model=WORD_PIECE | {"max_input_chars_per_word": 10**9}),
+        ("max_input_chars_per_word is 1000000000", "at most 1000"),
+    ),
+    "a prefix of megabytes": (
+        text_of(model=BPE | {"continuing_subword_prefix": "#" * 2**20}),
+        ("continuing_subword_prefix is '###", "at most 10000"),
+    ),
+    "a suffix of megabytes": (
+        text_of(model=BPE | {"end_of_word_suffix": "#" * 2**20}), ("end_of_word_suffix is '###", "at most 10000")
     ),
     "a decoder that doubles": (
         text_of(decoder={"type": "Sequence", "decoders": DOUBLED}), ("decoder", "1.1e+12 times", "at most 1000")
@@ -101,6 +152,49 @@ def test_a_hostile_tokenizer_is_refused_in_a_sentence(name: str, tmp_path: Path)
     with refused("--tokenizer", *parts):
         load_tokenizer(file, "--tokenizer")
     assert file.read_text() == text
+
+
+SPACES = [
+    regex(pattern, " ")
+    for pattern in (
+        r"\r\n",
+        r"\n+",
+        r"\t+",
+        " {2,}",
+        r"[\u2018\u2019]",
+        r"[\u201c\u201d]",
+        r"[\u2013\u2014]",
+        r"\u00a0",
+        "x",
+    )
+]
+SUBSTITUTED = {
+    "½": "1/2", "¼": "1/4", "¾": "3/4", "…": "...", "ﷺ": "صلى الله عليه وسلم", "€": " EUR ", "£": " GBP ",
+    "&": " and ", "%": " percent ", "@": " at ",
+}  # fmt: skip
+METASPACE = {"type": "Metaspace", "replacement": "▁", "prepend_scheme": "always", "split": True}
+NMT_NFKC = charsmap(bytes(8) + "صلى الله عليه وسلم\0".encode())
+NORMALIZERS = {
+    "Llama 2": sequence({"type": "Prepend", "prepend": "▁"}, replace(" ", "▁")),
+    "Gemma": replace(" ", "▁"),
+    "T5": sequence(NMT_NFKC, {"type": "Strip", "strip_left": False, "strip_right": True}, regex(" {2,}", "▁")),
+    "ALBERT": sequence(
+        replace("``", '"'), replace("''", '"'), {"type": "NFKD"}, {"type": "StripAccents"}, {"type": "Lowercase"},
+        NMT_NFKC, regex(" {2,}", " "),
+    ),
+    "CLIP": sequence({"type": "NFC"}, regex(r"\s+", " "), {"type": "Lowercase"}),
+    "BERT": BERT,
+    "ten substitutions": sequence(*[replace(old, new) for old, new in SUBSTITUTED.items()]),
+    "spaces alike": sequence(*SPACES, regex("y", " ")),
+}  # fmt: skip
+"""Those of published tokenizers, and others that make no text much longer."""
+
+
+@pytest.mark.parametrize("name", NORMALIZERS)
+def test_ordinary_normalizers_are_read(name: str, tmp_path: Path):
+    file = tmp_path / "tokenizer.json"
+    file.write_text(text_of(normalizer=NORMALIZERS[name], pre_tokenizer=METASPACE))
+    assert load_tokenizer(file, "--tokenizer").normalizer is not None
 
 
 def test_a_tokenizer_of_gigabytes_is_refused(tmp_path: Path):

@@ -13,8 +13,8 @@ EXPERTS = (
         name="tokens_of_experts_counted_in_bfloat16",
         description="Counts that balance a router are rounded, and do not grow above 256, as gradients in bfloat16.",
         file="jaxpar/mesh/placements.py",
-        old="wide = spec.balance_rate is not None",
-        new="wide = False",
+        old="in_float32 = spec.balance_rate is not None",
+        new="in_float32 = False",
         caught_by=(
             "tests/training/parity/test_experts.py"
             "::test_tokens_of_experts_are_counted_exactly_where_gradients_accumulate_in_bfloat16[accumulation]",

@@ -65,6 +65,29 @@ PLAN = (
         ),
     ),
     Fault(
+        name="programs_of_scores_not_compared",
+        description="A process scores tokens with another program than process 0.",
+        file="jaxpar/generation/scorer.py",
+        old='compared(jax.jit(scored), "scores")',
+        new="jax.jit(scored)",
+        caught_by=(
+            "tests/checkpoint/test_same_program.py"
+            "::test_programs_of_scores_and_of_smaller_batches_are_compared[scores]",
+        ),
+        found="trace",
+    ),
+    Fault(
+        name="programs_of_smaller_batches_not_compared",
+        description="A process runs another program of a smaller batch than process 0.",
+        file="jaxpar/training/run/batch_sizes.py",
+        old='check_program(lowered, "a step")',
+        new="pass",
+        caught_by=(
+            "tests/checkpoint/test_same_program.py"
+            "::test_programs_of_scores_and_of_smaller_batches_are_compared[a step]",
+        ),
+    ),
+    Fault(
         name="processes_verify_files_of_others",
         description="A restart divides files by size alone, so that a host reads its own a second time from the disk.",
         file="jaxpar/checkpoint/manifest.py",

@@ -10,8 +10,8 @@ UPDATE = (
         name="gradients_rounded",
         description="Each microbatch's gradients are rounded to bfloat16 before they are added up.",
         file="jaxpar/mesh/materialize.py",
-        old="grad = vary(grad.astype(_dtype(placed, dtype)))",
-        new="grad = vary(grad.astype(jnp.bfloat16).astype(_dtype(placed, dtype)))",
+        old="grad = vary(grad.astype(placed.dtype(dtype)))",
+        new="grad = vary(grad.astype(jnp.bfloat16).astype(placed.dtype(dtype)))",
         caught_by=(f"{REFERENCE}[window_biases]",),
     ),
     Fault(

@@ -254,14 +254,16 @@ def test_losses_of_routers_are_means_over_routed_tokens_where_the_loss_counts_th
         {"microbatches": 4},
         {"fsdp": 2, "zero": 2, "microbatches": 2},
         {"pipe": 2, "schedule": "zb-h1", "fsdp": 2, "zero": 3, "microbatches": 4},
+        {"pipe": 2, "schedule": "breadth-first", "virtual_stages": 2, "fsdp": 2, "zero": 3, "microbatches": 4},
         {"microbatches": 4, "memory": {"optimizer_offload": "host", "weights_offload": "host"}},
     ],
-    ids=["accumulation", "sharded", "pipeline", "layers on the host"],
+    ids=["accumulation", "sharded", "pipeline", "chunks gathered once", "layers on the host"],
 )
 def test_tokens_of_experts_are_counted_exactly_where_gradients_accumulate_in_bfloat16(layout: dict[str, Any]):
     """The gradient of a bias is an expert's share of the tokens; bfloat16 has no such fractions, nor sums above 256."""
     parallel = {name: value for name, value in layout.items() if name != "memory"}
-    model = {"layers": 2, "experts": ExpertsConfig(count=8, per_token=2, router="sigmoid", width=WIDTH)}
+    layers = 2 * layout.get("virtual_stages", 1)
+    model = {"layers": layers, "experts": ExpertsConfig(count=8, per_token=2, router="sigmoid", width=WIDTH)}
     precision = {"compute": "bfloat16", "gradient": "bfloat16"}
     data, memory = {"sequence_length": 66}, layout.get("memory", {})
     run = SmallRun(small(model=model, parallel=parallel, precision=precision, data=data, memory=memory))
@@ -269,6 +271,21 @@ def test_tokens_of_experts_are_counted_exactly_where_gradients_accumulate_in_bfl
     counts = gradients["layers"]["all"]["mlp"]["bias"] * (8 * 66)
     np.testing.assert_allclose(counts, np.round(counts), atol=1e-3)
     np.testing.assert_array_equal(np.round(counts).sum(axis=1), 2 * 8 * 66)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("memory", [{}, {"optimizer_offload": "host"}], ids=["device", "host"])
+def test_biases_are_read_in_float32(memory: dict[str, Any]):
+    """The last two choose all tokens; in bfloat16 all biases would be 4096."""
+    model = {"layers": 2, "experts": ExpertsConfig(count=8, per_token=2, router="sigmoid", width=WIDTH)}
+    run = SmallRun(small(model=model, precision={"compute": "bfloat16"}, memory=memory))
+    residency = run.step.residency
+    state = residency.initial_state()
+    weights = jax.device_get(state.master)
+    weights["layers"]["all"]["mlp"]["bias"] = np.tile(4096 + 1.5 * np.arange(8, dtype=np.float32), (2, 1))
+    state = residency.with_weights(state, jax.tree.map(lambda leaf: leaf.__getitem__, weights))
+    counts = jax.device_get(run.step.gradients(state, run.batch(0))[1]["layers"]["all"]["mlp"]["bias"])
+    np.testing.assert_allclose(counts, [[0, 0, 0, 0, 0, 0, 1, 1]] * 2, atol=1e-6)
 
 
 @pytest.mark.long
