@@ -43,6 +43,9 @@ class LayerTime:
     """By operation that sends tokens to experts: seconds that a backward which sends them again waits for them."""
     message: float = 0.0
     """Seconds of one message of tokens, of a slice."""
+    normed: Mapping[str, float] = MappingProxyType({})
+    """By operation whose output is normed and rotated by head: seconds of that. The backward computes it again from the
+    output, so that what makes the output again does not."""
 
     @property
     def forward(self) -> Work:
@@ -58,6 +61,7 @@ class LayerTime:
         if name in self.resent:
             waited = self.resent[name]
             work = work._replace(exchange=waited, beside=max(0.0, work.sends - waited))
+        work = work._replace(other=work.other - self.normed.get(name, 0.0))
         return work._replace(scales=0.0)
 
     def beside_weights(self, forward: float, backward: float) -> tuple[Work, Work]:
@@ -77,6 +81,7 @@ def layer_time(case: LayerCase, device: Device, network: Network) -> LayerTime:
     layer = _Layer(case, device, network)
     operations: dict[str, Work] = {}
     resent: dict[str, float] = {}
+    normed: dict[str, float] = {}
     made = {name: name for name in case.shape.layer.names if name != LAYER_INPUT}
     for part, one in case.shape.layer.operations:
         match one:
@@ -89,12 +94,13 @@ def layer_time(case: LayerCase, device: Device, network: Network) -> LayerTime:
                 made |= {name: one.outputs[0] for name in one.outputs if name in made}
             case Matmuls(inward=True):
                 operations |= layer.products(part, one)
+                normed |= layer.normed(one)
             case Matmuls():
                 name = one.outputs[0] if one.outputs else f"{part.name}_{one.weights[0]}"
                 operations[name] = layer.back(part, one)
     backward, weight = layer.backward()
     message = layer.experts.message(layer.experts.slices) if layer.experts else 0.0
-    return LayerTime(operations, made, backward, weight, resent, message)
+    return LayerTime(operations, made, backward, weight, resent, message, normed)
 
 
 class _Layer:
@@ -168,6 +174,12 @@ class _Layer:
         normed = HEAD_NORMS[back] if self.shape.model.qk_norm in NORMS_OF_HEADS else 0.0
         each = self.half * 2.0 * (2.0 + normed) * self.case.tokens
         return {name: each * self.widths[name] for name in group.rotated}
+
+    def normed(self, group: Matmuls) -> dict[str, float]:
+        """`LayerTime.normed` of a group's outputs."""
+        if self.shape.model.qk_norm not in NORMS_OF_HEADS:
+            return {}
+        return {name: self.device.bytes_seconds(moved) for name, moved in self.rotations(group).items()}
 
     def _layout(self, group: Matmuls) -> float:
         """Bytes of laying out outputs by head."""

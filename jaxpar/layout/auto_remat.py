@@ -8,6 +8,7 @@ from dataclasses import replace
 from jaxpar.config import Config, UserError
 from jaxpar.config.axes import axis_sizes
 from jaxpar.config.plan import AxisSizes, LayerRun, Plan
+from jaxpar.config.schema.layout import expert_options
 from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import Cluster
@@ -15,6 +16,7 @@ from jaxpar.hardware.described import DescribedGPU
 from jaxpar.layers.declared import activation_names
 from jaxpar.layers.matmul_formats import exact_shares
 from jaxpar.layout.choices.attention import backends_on, strategy_on
+from jaxpar.layout.choices.experts import loops_on
 from jaxpar.layout.choices.matmul import grouped_codes
 from jaxpar.layout.choices.matmul_codes import matmul_codes
 from jaxpar.layout.choices.pipeline import choose_schedule, chunk_layers, holds, layer_order, order_of_chunks
@@ -152,13 +154,16 @@ def costs_of_kinds(config: Config, cluster: Cluster, *, unknown: bool = False) -
     )  # fmt: skip
     runs = {} if unknown else backends_on(config, cluster.gpu, strategy)
     grouped, exact = grouped_codes(config, DescribedGPU.of(cluster.gpu)), exact_shares(config)
+    loops = not unknown and not grouped.by_kernel and loops_on(config, axes, cluster.gpu, rows)
+    asked, slices = config.parallel, expert_options(config.parallel).slices
     return {
         kind: layer_costs(
             LayerCase(
-                replace(shape, codes=grouped), strategy, codes, axes.devices // axes.pipe, attention=runs.get(kind)
+                replace(shape, codes=grouped), strategy, codes, axes.devices // axes.pipe, slices, runs.get(kind),
+                asked.experts.own_rows, loops, asked.overlap.state_messages,
             ),
             cluster,
             exact=exact[kind],
         )
         for kind, shape in layer_shapes(config, axes, rows).items()
-    }
+    }  # fmt: skip

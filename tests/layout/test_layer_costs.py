@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 from functools import cache
+from typing import Any
 
 import pytest
 
@@ -14,6 +15,9 @@ from jaxpar.layout.make_plan import resolve_config
 from jaxpar.memory.costs import LayerCosts
 from jaxpar.memory.pareto import cheapest, point_of
 from jaxpar.memory.remat import Treatment
+from jaxpar.planner.planning import planned_config
+from jaxpar.planner.search.search import Search
+from jaxpar.planner.search.space import Choice, Group, Space
 from tests.planner.search.test_matmul_codes import KEPT, recipe, timed
 
 ON = parse_cluster("h100:1x8")
@@ -92,3 +96,14 @@ def test_experts_that_a_kernel_multiplies_run_again_at_its_speed():
         own = of_config("qwen3_30b_a3b", parse_cluster("h100:2x8"), *RECIPES[case], *options)
         seconds[case] = {name: one.seconds for one in own.recomputations for name in one.outputs}
     assert seconds["tiles by the kernel"]["expert_up"] < seconds["16 bits"]["expert_up"]
+
+
+@pytest.mark.parametrize("experts", [{"backend": "xla"}, {"slices": 4, "own_rows": "first"}])
+def test_experts_cost_a_run_what_they_cost_its_planner(experts: dict[str, Any]):
+    config, cluster = planned_config(load_config("configs/qwen3_30b_a3b.yaml")), parse_cluster("h100:2x8")
+    parallel = replace(config.parallel, experts=replace(config.parallel.experts, **experts))
+    space = Space(replace(config, parallel=parallel), cluster)
+    planner = Search(space).activations(Group(1, 1, 4, 1, 1, 1, expert=4), Choice(3, "allgather"))
+    run = replace(parallel, fsdp=4, expert=4, zero=3, microbatches=config.data.batch_size // 16)
+    (own,) = costs_of_kinds(resolve_config(replace(config, parallel=run), 16), cluster).values()
+    assert own == planner.costs["all"]

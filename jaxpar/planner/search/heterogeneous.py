@@ -23,7 +23,7 @@ from jaxpar.hardware.cluster import Cluster, Group
 from jaxpar.layout.choices.pipeline import even_chunks
 from jaxpar.planner.memo import Memo
 from jaxpar.planner.search.stage_groups import Lengths, ranks_of
-from jaxpar.planner.step_time.chunks import why_padded
+from jaxpar.planner.step_time.chunks import chunk_lengths, why_padded
 from jaxpar.planner.step_time.model import Steps, StepTime
 from jaxpar.planner.step_time.pipeline import Chunk, run_pipeline
 from jaxpar.planner.step_time.step import Step
@@ -153,7 +153,8 @@ class _Stages:
 
     def step(self) -> StepTime:
         """The step of the slowest kind, which all wait for."""
-        return self.timer.steps().priced(*max(self.of_kinds(self.layout), key=_seconds), self.layout.devices)
+        layout = replace(self.layout, stage_layers=chunk_lengths(self.timer.model, self.layout))
+        return self.timer.steps().priced(*max(self.of_kinds(layout), key=_seconds), layout.devices)
 
     def chunks(self, layout: Layout, parts: Sequence[Step]) -> list[Chunk]:
         """Each chunk on its kind of hosts, in the order of the model."""

@@ -85,14 +85,18 @@ class Once:
             update += self._of_matrices()
         return update
 
+    @property
+    def _stacked(self) -> float:
+        """Layers of a device; padding rows of the stacks are included where lengths of stages are set, since these take
+        part in what comes once a step. Other stages are counted as equal."""
+        lengths = self.layout.stage_layers
+        return self.model.layers / self.layout.pipe if lengths is None else self.layout.virtual_stages * max(lengths)
+
     def own_layers(self) -> tuple[float, float]:
-        """Trained parameters of the layers' matrices, or of their factors, on a device, and those of experts; padding
-        rows of the stacks included, since these take part in what comes once a step. Stages of layers that are alike
-        are counted as equal, where no lengths are set."""
+        """Trained parameters of the layers' matrices, or of their factors, on a device, and those of experts; of layers
+        of several kinds with all padding rows."""
         if self.layout.pipe == 1 or not self.slots:
-            lengths, rows = self.layout.stage_layers, self.model.layers / self.layout.pipe
-            own = rows if lengths is None else self.layout.virtual_stages * max(lengths)
-            return own * self.layers.trained, own * self.layers.experts
+            return self._stacked * self.layers.trained, self._stacked * self.layers.experts
         rows, cases = self.layout.virtual_stages, [self.layers.cases[Sort(kind)] for kind in self.slots]
         return rows * sum(case.trained for case in cases), rows * sum(case.experts for case in cases)
 
@@ -100,8 +104,7 @@ class Once:
         """The parameters among `own_layers` that are stored as codes of 8 bits."""
         if self.layers.case.frozen:
             return 0.0, 0.0
-        own = self.model.layers / self.layout.pipe
-        return own * self.layers.coded, own * self.layers.coded_experts
+        return self._stacked * self.layers.coded, self._stacked * self.layers.coded_experts
 
     def _held(self) -> float:
         """Seconds of the messages of chunks that are held whole."""
@@ -145,8 +148,7 @@ class Once:
     def _of_matrices(self) -> float:
         """Rules that see matrices: ranks that share weights exchange layers for dims, work on whole matrices, and send
         them back."""
-        layers = self.model.layers / self.layout.pipe
-        sharded = self.sharded * self.replicas
+        layers, sharded = self._stacked, self.sharded * self.replicas
         ring = self.where.ring(sharded * self.layout.tensor, 1)
         own = layers * (self.layers.trained + self.layers.experts) / sharded
         exchanged = ring.exchange(self.update.matrix_bytes * own)

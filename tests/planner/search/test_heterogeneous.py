@@ -1,5 +1,6 @@
 """On hosts of several kinds stages are of one kind each, and as long as their GPUs are fast where that saves time."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -9,11 +10,15 @@ from typing import Any
 import pytest
 
 from jaxpar.compiler.report.screen import screen
+from jaxpar.config import Config
+from jaxpar.config.schema import OptimizerConfig
 from jaxpar.cost.hardware_model import HOPPER
 from jaxpar.cost.layout import Layout
 from jaxpar.distributed import devices
 from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.layout import plan_file
+from jaxpar.layout.choices.matmul_codes import matmul_codes
+from jaxpar.layout.choices.pipeline import even_chunks
 from jaxpar.pages.units import GIGA
 from jaxpar.planner.machine import cluster_at_hand
 from jaxpar.planner.report.explain import print_explanation
@@ -22,7 +27,7 @@ from jaxpar.planner.search.search import Candidate, Search
 from jaxpar.planner.search.space import Space
 from jaxpar.planner.search.stage_groups import check_stages
 from jaxpar.planner.step_time.model import StepTime
-from jaxpar.planner.step_time.update import ADAMW
+from jaxpar.planner.step_time.update import update_of
 from jaxpar.train import main as train
 from tests.planner.spaces import choices, model_of
 from tests.sentences import refused
@@ -53,8 +58,8 @@ def in_proportion(timer: StepTimer, layout: Layout) -> tuple[tuple[int, ...], St
     return lengths, timer.step(replace(layout, stage_layers=lengths))
 
 
-def clock_of(cluster: Cluster) -> StepTimer:
-    return StepTimer(CONFIG.model, 2048, 64, cluster, None, ADAMW)
+def clock_of(cluster: Cluster, config: Config = CONFIG) -> StepTimer:
+    return StepTimer(config.model, 2048, 64, cluster, None, update_of(config))
 
 
 def test_twice_the_speed_is_twice_the_layers_and_saves_a_third():
@@ -165,13 +170,31 @@ def test_short_chunks_make_again_what_the_first_rows_do():
     assert LAYOUT.first_layers(8) is LAYOUT
 
 
-def test_rows_that_pad_take_part_in_what_comes_once_a_step():
-    """All ranks reduce and update as many rows as the longest chunk has."""
-    timer = clock_of(cluster_of(2.0))
-    layout = replace(LAYOUT, stage_layers=(18, 6))
-    longest, equal = (timer.steps(timer.kinds(layout)[1]).step(one).once for one in (layout, LAYOUT))
-    assert {name: timer.step(layout).breakdown[name] for name in longest} == pytest.approx(longest)
-    assert all(1.2 * equal[name] < longest[name] < 1.5 * equal[name] for name in longest), "18 layers for 12"
+@pytest.mark.parametrize("option", ["adamw", "muon", "fp8_block"])
+def test_rows_that_pad_take_part_in_what_comes_once_a_step(option: str):
+    """All ranks gather, reduce and update as many rows as the longest chunk has: those of a model with such stages."""
+    muon = OptimizerConfig("muon") if option == "muon" else CONFIG.optimizer
+    precision = replace(CONFIG.precision, matmul="fp8_block" if option == "fp8_block" else None)
+    config, cluster = replace(CONFIG, optimizer=muon, precision=precision), cluster_of(2.0)
+    codes = matmul_codes(config, cluster.gpu, "none", None, ("all",) * 16, 2)
+    equal = replace(LAYOUT, matmul_codes=codes)
+
+    def once(layers: int) -> Mapping[str, float]:
+        timer = clock_of(cluster, replace(config, model=replace(config.model, layers=layers)))
+        return timer.steps(cluster.groups[1]).step(equal).once
+
+    longest, shorter = once(2 * 16), once(LAYERS)
+    breakdown = clock_of(cluster, config).step(replace(equal, stage_layers=(16, 8))).breakdown
+    assert {name: breakdown[name] for name in longest} == pytest.approx(longest)
+    assert all(1.2 * shorter[name] < longest[name] < 1.5 * shorter[name] for name in longest), "16 layers for 12"
+
+
+def test_lengths_that_are_named_cost_what_the_same_lengths_do():
+    """Ten layers in four stages, so that two stages have a row that pads."""
+    timer = clock_of(cluster_of(2.0), replace(CONFIG, model=replace(CONFIG.model, layers=10)))
+    layout = replace(LAYOUT, pipe=4, tensor=1)
+    named = timer.step(replace(layout, stage_layers=even_chunks(10, 4)))
+    assert timer.step(layout).breakdown == pytest.approx(named.breakdown)
 
 
 def test_padded_stages_gain_nothing_and_stay_equal():
