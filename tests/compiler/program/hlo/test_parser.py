@@ -1,5 +1,8 @@
 """HLO text becomes records; what is not known is an error that shows the line."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from jaxpar.compiler.program.hlo.parser import parse
@@ -83,6 +86,13 @@ def test_what_is_not_known_is_an_error_that_shows_the_line(line: str, problem: s
 def test_an_operation_that_is_not_known_is_a_note(call: str):
     (note,) = parse(module_text(f"%a = f32[] parameter(0)\n%x = f32[] {call}", tables=TABLES)).unknown.notes()
     assert note.endswith(f"counts as memory traffic: {call.partition('(')[0]}")
+
+
+def test_every_test_of_a_program_asks_whether_all_of_it_is_known():
+    for file in Path(__file__).parents[3].rglob("*.py"):
+        source = file.read_text()
+        if "compiler.program.hlo.parser import" in source or re.search(r"\bAnalysis\([a-z]", source):
+            assert "report_of(" in source or "unknown.notes()" in source, file
 
 
 def test_attributes_types_and_layouts_that_are_not_known_hide_nothing_beside_them():
