@@ -44,7 +44,7 @@ def _smooth(most: int) -> list[int]:
     """Numbers up to `most` whose prime factors are 2, 3 and 5."""
     found = {1}
     for factor in (2, 3, 5):
-        for number in sorted(found):
-            while (number := number * factor) <= most:
-                found.add(number)
-    return [number for number in found if number <= most]
+        for hosts in sorted(found):
+            while (hosts := hosts * factor) <= most:
+                found.add(hosts)
+    return [hosts for hosts in found if hosts <= most]

@@ -44,9 +44,10 @@ def test_a_program_still_waits_for_what_its_row_states(row: Program):
 
 
 def test_a_program_with_work_that_is_not_known_gives_no_row(monkeypatch: pytest.MonkeyPatch):
-    for name in ("compile_step", "make_report", "Analysis"):
-        monkeypatch.setattr(compiling, name, Mock())
-    compiling.Analysis().module.unknown.notes.return_value = ("mystery counts as memory traffic",)
+    analysis = Mock()
+    analysis().module.unknown.notes.return_value = ("mystery counts as memory traffic",)
+    for name, stand_in in {"compile_step": Mock(), "make_report": Mock(), "Analysis": analysis}.items():
+        monkeypatch.setattr(compiling, name, stand_in)
     with refused("mystery"):
         compiled(SMALL[0])
 
