@@ -48,14 +48,14 @@ def _inspect(options: argparse.Namespace) -> int | None:
 
 def _print_answers(options: argparse.Namespace) -> None:
     """Print what drawing answers takes, where the run learns from them."""
-    from jaxpar.compiler.report.screen import screen
+    from jaxpar.compiler.report.screen import INSPECT_WIDTH, screen
     from jaxpar.config import load_config
     from jaxpar.hardware.cluster import parse_cluster
     from jaxpar.planner.rollouts import draws_here, of_run, print_splits
 
     config = load_config(options.config, options.overrides)
     if draws_here(config):
-        print_splits(of_run(config, parse_cluster(options.cluster)), config.rl.mode, screen())
+        print_splits(of_run(config, parse_cluster(options.cluster)), config.rl.mode, screen(INSPECT_WIDTH))
 
 
 if __name__ == "__main__":

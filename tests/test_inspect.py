@@ -1,6 +1,7 @@
 """`python -m jaxpar.inspect`, as a user types it."""
 
 import json
+from argparse import Namespace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +35,14 @@ def test_json_is_all_that_is_printed(config: Path, capfd: pytest.CaptureFixture[
     printed = json.loads(out)
     assert 0 < printed["utilisation"].pop("bfloat16") < 1, "of the model, which the compiled step does not know"
     assert printed == json.loads(json_text(report.to_dict())) | {"config": "hsdp"}
+
+
+def test_output_without_a_terminal_is_as_wide_as_the_widest_table(monkeypatch: pytest.MonkeyPatch):
+    widths: list[int] = []
+    monkeypatch.setattr(inspection, "_report", lambda *_: (None, None))
+    monkeypatch.setattr(inspection, "print_report", lambda _, console: widths.append(console.width))
+    inspection.inspect_step(Namespace(config=None, cluster=CLUSTER, json=False), None, None)
+    assert widths == [140]
 
 
 def test_the_picture_is_of_both_directions(config: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]):

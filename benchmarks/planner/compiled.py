@@ -121,7 +121,10 @@ def compiled(program: Program) -> Program:
     """The row, compiled."""
     config, cluster = prepared(program)
     compilation = compile_step(config, cluster, timeout_s=TIMEOUT_S, cache=DEFAULT_CACHE)
-    report = make_report(Analysis(compilation, cluster), program.config)
+    analysis = Analysis(compilation, cluster)
+    report = make_report(analysis, program.config)
+    if unknown := analysis.module.unknown.notes():
+        raise UserError(f"{program.command}: {unknown[0]}")
     if not report.fits:
         raise UserError(f"{program.command}: the program does not fit, and then XLA gives up overlap")
     layout, _ = laid_out(config, cluster)

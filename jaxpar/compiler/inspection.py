@@ -14,7 +14,7 @@ from jaxpar.compiler.report import Analysis, Report, make_report
 from jaxpar.compiler.report.build import with_utilisation
 from jaxpar.compiler.report.layer_schedule import layer_schedules, layers_picture, turn_words
 from jaxpar.compiler.report.page import html_page
-from jaxpar.compiler.report.screen import screen
+from jaxpar.compiler.report.screen import INSPECT_WIDTH, screen
 from jaxpar.compiler.report.tables import print_report
 from jaxpar.config import Config, UserError, load_config
 from jaxpar.config.strict_json import json_text
@@ -44,7 +44,7 @@ def inspect_step(options: Namespace, page: Path | None, picture: Path | None) ->
     if options.json:
         print(json_text(report.to_dict(), indent=2))
         return
-    console = screen()
+    console = screen(INSPECT_WIDTH)
     print_report(report, console)
     for name, file in (("Page", page), ("Picture", picture)):
         if file is not None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from shlex import quote
 
 from jaxpar.compiler.compile import DEFAULT_CACHE, training_part, with_known_vocab
 from jaxpar.compiler.report.screen import print_lines, screen
@@ -141,8 +142,19 @@ class Planning:
         lines = [f"Wrote {self.output}; run it with python -m jaxpar.train --plan {self.output}"]
         lines += [] if self.page is None else [f"Page: {self.page}"]
         checks = not (self.verify or is_cpu(cluster))
-        lines += ["Check it against the compiled program: the same command with --verify"] if checks else []
+        lines += [f"Check it against the compiled program: {self.verifying}"] if checks else []
         print_lines(screen(), *lines)
+
+    @property
+    def verifying(self) -> str:
+        """The command that compiles these plans."""
+        words = ["python -m jaxpar.plan", "--config", str(self.config), "--cluster", self.cluster]
+        for option, values in (("--set", self.overrides), ("--fix", self.fixed), ("--avoid", self.avoided)):
+            words += [part for value in values for part in (option, value)]
+        words += ["--profile", str(self.profile)] if self.profile is not None else []
+        words += [part for folder in self.measured for part in ("--measured", str(folder))]
+        words += ["--top", str(self.top)] if self.top != Planning.top else []
+        return " ".join([words[0], *map(quote, words[1:]), "--verify"])
 
 
 @no_collection()

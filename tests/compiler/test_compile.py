@@ -9,12 +9,12 @@ from jaxpar.compiler import compile as compiling
 from jaxpar.compiler import wheels
 from jaxpar.compiler.compilation import Compilation
 from jaxpar.compiler.compile import compile_step, plan_for
-from jaxpar.compiler.program.hlo.parser import parse
 from jaxpar.compiler.program.hlo.records import leaves
 from jaxpar.config import UserError, load_config, with_overrides
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.hardware.xla_flags import xla_flags
 from tests.compiler.inspected import CACHE, CLUSTER, hsdp, inspected, wide
+from tests.compiler.program.programs import strictly
 from tests.sentences import refused
 
 EIGHT = {"parallel": {"fsdp": 8}}
@@ -29,7 +29,7 @@ def compilation() -> Compilation:
 @pytest.mark.long
 def test_inputs_are_named_by_the_number_of_their_parameter(compilation: Compilation):
     """XLA's program itself carries JAX's names of the arguments."""
-    parameters = parse(compilation.program).entry_computation.parameters
+    parameters = strictly(compilation.program).entry_computation.parameters
     spelled = [re.sub(r"\\?['\"]", "", op.op_name).replace("[", "/").replace("]", "") for op in parameters]
     names = [re.sub(r"^state/", "", name.replace(".", "/")) for name in spelled]
     assert names == list(compilation.inputs)
@@ -42,7 +42,7 @@ def test_inputs_are_named_by_the_number_of_their_parameter(compilation: Compilat
 @pytest.mark.long
 def test_memory_is_the_memory_of_the_program(compilation: Compilation):
     memory = compilation.memory
-    parameters = parse(compilation.program).entry_computation.parameters
+    parameters = strictly(compilation.program).entry_computation.parameters
     arguments = sum(leaf.bytes for op in parameters for leaf in leaves(op.shape))
     assert memory.argument == arguments
     assert memory.alias <= memory.output <= memory.peak <= memory.total_allocation

@@ -1,6 +1,7 @@
 """`--verify`: what the compiled programs say decides the order, the memory and the waiting for messages."""
 
 import json
+import shlex
 from collections import Counter
 from dataclasses import replace
 from io import StringIO
@@ -12,7 +13,7 @@ from rich.console import Console
 from jaxpar.compiler.program.attribution import part_of
 from jaxpar.config import config_to_yaml
 from jaxpar.hardware.cluster import parse_cluster
-from jaxpar.plan import main
+from jaxpar.plan import _parser, main
 from jaxpar.planner import planning
 from jaxpar.planner.planning import planned_config
 from jaxpar.planner.search.candidate import Planned
@@ -103,6 +104,19 @@ def test_a_verdict_names_the_classes_that_are_apart(plans: list[Planned]):
     printed = screen.export_text()
     assert same.verdict in printed and slower.verdict in printed
     assert slower.to_dict()["verdict"] == slower.verdict
+
+
+def test_plain_output_ends_with_the_command_that_verifies(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
+    file, output = tmp_path / "a model.yaml", tmp_path / "plan.json"
+    file.write_text(config_to_yaml(small(parallel={"fsdp": 1})))
+    given = ["--config", str(file), "--cluster", "h100:1x2", "--fix", "pipe=1", "--avoid", "offload", "--top", "1"]
+    assert main([*given, "--out", str(output)]) == 0
+    last = capsys.readouterr().out.strip().splitlines()[-1]
+    assert last.startswith("Check it against the compiled program: python -m jaxpar.plan ")
+    words = shlex.split(last.partition(": ")[2])
+    assert words[:3] == ["python", "-m", "jaxpar.plan"]
+    own = _parser().parse_args([*given, "--verify"])
+    assert vars(_parser().parse_args(words[3:])) == vars(own)
 
 
 @pytest.mark.long

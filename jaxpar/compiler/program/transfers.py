@@ -43,9 +43,14 @@ def pairs(computation: Computation) -> dict[str, Op]:
         if half == "start" or (base in CHANNEL_STARTS and not half):
             owner[op.name] = op.name
         elif half:
-            owner[op.name] = owner[op.operands[0].name]
+            start = owner.get(op.operands[0].name)
+            if start is None:
+                raise ProgramError(f"{op.name} ends nothing that {computation.name} started", line=op.line)
+            owner[op.name] = start
             if half == "done":
-                found[owner[op.name]] = op
+                found[start] = op
+    for start in set(owner.values()) - set(found):
+        raise ProgramError(f"{start} is started in {computation.name} and not ended there")
     return found
 
 

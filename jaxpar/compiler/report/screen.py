@@ -12,13 +12,15 @@ from rich.text import Text
 from jaxpar.config.spelling import printable
 
 PLAIN_WIDTH = 160
-"""Columns of the output where there is no terminal: those of the widest table."""
+"""Columns of a plan where there is no terminal: those of its widest table."""
+INSPECT_WIDTH = 140
+"""The same of a compiled program."""
 
 
-def screen() -> Console:
+def screen(width: int = PLAIN_WIDTH) -> Console:
     """The terminal, or plain text of a fixed width."""
     console = Console(markup=False)
-    return console if console.is_terminal else Console(width=PLAIN_WIDTH, markup=False)
+    return console if console.is_terminal else Console(width=width, markup=False)
 
 
 def print_lines(console: Console, *texts: str, style: str = "", title: str | None = None) -> None:

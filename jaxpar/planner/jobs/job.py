@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 from jaxpar.compiler.compile import part_of
 from jaxpar.config import Config, UserError
 from jaxpar.config.bounds import at_least
-from jaxpar.config.reading.yaml_file import read_record
-from jaxpar.config.spelling import named
+from jaxpar.config.reading.typed import record_from_plain, shown
+from jaxpar.config.reading.yaml_file import read_document
+from jaxpar.config.spelling import did_you_mean, named
 from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.counting import parameter_count
 from jaxpar.planner.failures import reliability, state_per_parameter
@@ -101,25 +102,26 @@ class Job:
         return self.curve.efficient if self.asks is None else self.asks
 
 
-@dataclass(frozen=True)
-class _WrittenJobs:
-    jobs: dict[str, WrittenJob] = field(default_factory=dict)
-
-
 def read_jobs(path: Path) -> dict[str, WrittenJob]:
     """The jobs of a file by name, in its order.
 
     Raises:
         UserError: the file cannot be read, has no jobs, or a key or value is wrong; the sentence has file and line.
     """
-    jobs = read_record(_WrittenJobs, path)[0].jobs
-    if not jobs:
-        raise UserError(f"{named(path)}: jobs: expected a mapping from names to jobs")
-    for name, job in jobs.items():
+    document = read_document(path)
+    for key, located in document.items():
+        if key != "jobs":
+            raise UserError(f"{named(path)}:{located.line}: {key}: no such key{did_you_mean(key, ['jobs'])}")
+    jobs = document["jobs"].value if "jobs" in document else None
+    if not isinstance(jobs, dict) or not jobs:
+        raise UserError(f"{named(path)}: jobs: expected a mapping from names to jobs, got {shown(jobs)}")
+    found: dict[str, WrittenJob] = {}
+    for name, located in jobs.items():
+        key = f"{named(path)}:{located.line}: jobs.{name}"
+        found[name] = job = record_from_plain(WrittenJob, located.value, key)
         if job.deadline is not None and job.deadline <= job.arrives:
-            asked = f"expected hours after arrives ({job.arrives:g}), got {job.deadline:g}"
-            raise UserError(f"{named(path)}: jobs.{name}.deadline: {asked}")
-    return jobs
+            raise UserError(f"{key}.deadline: expected hours after arrives ({job.arrives:g}), got {job.deadline:g}")
+    return found
 
 
 def curve_of(points: Mapping[int, Point]) -> Curve:

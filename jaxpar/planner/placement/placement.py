@@ -186,19 +186,16 @@ class Placed:
     """The same in the order of the nodes' numbers."""
 
 
-def place(
-    traffic: Traffic, bandwidth: np.ndarray, seed: int = 0, swaps: int = SWAPS, groups: Sequence[int] | None = None
-) -> Placed:
+def place(traffic: Traffic, bandwidth: np.ndarray, swaps: int = SWAPS, groups: Sequence[int] | None = None) -> Placed:
     """The best order that annealing meets; never worse than the default order.
 
     Args:
         traffic: between places.
         bandwidth: bytes per second between nodes.
-        seed: of what is tried.
         swaps: how many swaps are tried.
         groups: of each node, where some may only change places with their like.
     """
-    random, nodes = Random(seed), len(bandwidth)
+    random, nodes = Random(0), len(bandwidth)
     order = np.arange(nodes)
     default = now = best = traffic.seconds(order, bandwidth)
     chosen = tuple(range(nodes))

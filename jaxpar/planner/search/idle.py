@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import heapq
 from dataclasses import replace
 
 from jaxpar.planner.search.search import Search
 
 NEAREST, EVEN = 8, 8
-"""Numbers of hosts that are tried below the cluster's: the nearest, and the nearest that are one of `ODD` times a power
-of two. On up to nine hosts these are all. Besides these all powers of two and thrice them: a cluster may be many times
-too large for a model."""
-ODD = (1, 3, 5, 9, 15, 25, 27, 45, 75)
+"""Numbers of hosts that are tried below the cluster's: the nearest, and the nearest of which 2, 3 and 5 are the only
+prime factors. On up to nine hosts these are all. Besides these all powers of two and thrice them: a cluster may be many
+times too large for a model."""
+
+
+def fewer_hosts(hosts: int) -> list[int]:
+    """The numbers that are tried, in descending order."""
+    even = heapq.nlargest(EVEN, _smooth(hosts - 1))
+    halves = {times << power for times in (1, 3) for power in range(hosts.bit_length()) if times << power < hosts}
+    return sorted({*range(max(1, hosts - NEAREST), hosts), *even, *halves}, reverse=True)
 
 
 def on_fewer_hosts(search: Search, seconds: float) -> Search | None:
@@ -22,14 +29,7 @@ def on_fewer_hosts(search: Search, seconds: float) -> Search | None:
     """
     cluster, best = search.cluster, None
     group = cluster.groups[0]
-    powers = range(cluster.hosts.bit_length())
-    even = sorted(hosts for odd in ODD for power in powers if (hosts := odd << power) < cluster.hosts)[-EVEN:]
-    fewer = {
-        *range(cluster.hosts - NEAREST, cluster.hosts),
-        *even,
-        *(odd << power for odd in ODD[:2] for power in powers),
-    }
-    for hosts in sorted((hosts for hosts in fewer if 0 < hosts < cluster.hosts), reverse=True):
+    for hosts in fewer_hosts(cluster.hosts):
         name = f"{hosts} of the {cluster.hosts} hosts of {cluster.name}"
         other = search.on(replace(cluster, name=name, groups=(replace(group, hosts=hosts),)))
         if other.bounds.arithmetic() >= seconds:  # and fewer take longer
@@ -38,3 +38,13 @@ def on_fewer_hosts(search: Search, seconds: float) -> Search | None:
         if found is not None:
             seconds, best = found, other
     return best
+
+
+def _smooth(most: int) -> list[int]:
+    """Numbers up to `most` whose prime factors are 2, 3 and 5."""
+    found = {1}
+    for factor in (2, 3, 5):
+        for hosts in sorted(found):
+            while (hosts := hosts * factor) <= most:
+                found.add(hosts)
+    return [hosts for hosts in found if hosts <= most]

@@ -5,14 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from itertools import product
-from typing import TYPE_CHECKING
+from typing import Protocol
 
+from jaxpar.hardware.cluster import Cluster
 from jaxpar.pages.units import size
 from jaxpar.planner.search.activation_planner import ActivationPlanner
-from jaxpar.planner.search.space import Choice, Space
-
-if TYPE_CHECKING:
-    from jaxpar.planner.search.search import Search
+from jaxpar.planner.search.space import Choice, Group, Space
 
 MOST = 65536
 """The largest number of GPUs tried when looking for a cluster that is large enough."""
@@ -20,7 +18,31 @@ NAMED = 3
 """How many sets of rules are named."""
 
 
-def why_none(search: Search, groups: int, declined: str | None) -> str:
+class Tried(Protocol):
+    """A finished search: `jaxpar.planner.search.search.Search`."""
+
+    space: Space
+
+    @property
+    def usable(self) -> int:
+        """Bytes of a device that a layout may take."""
+        ...
+
+    @property
+    def host_limit(self) -> int:
+        """Bytes of its host's memory that a GPU may have pinned."""
+        ...
+
+    def activations(self, group: Group, choice: Choice) -> ActivationPlanner:
+        """The activation planner of a choice."""
+        ...
+
+    def on(self, cluster: Cluster) -> Tried:
+        """The same search on another cluster."""
+        ...
+
+
+def why_none(search: Tried, groups: int, declined: str | None) -> str:
     """The message for a user.
 
     Args:
@@ -63,7 +85,7 @@ def no_layout(space: Space) -> str:
     return f"no layout of {space.cluster.devices} GPUs is allowed: {'; '.join(reasons)}"
 
 
-def _planners(search: Search) -> Iterator[ActivationPlanner]:
+def _planners(search: Tried) -> Iterator[ActivationPlanner]:
     """One planner per group, schedule, ZeRO stage and place of the optimizer's state; strategies keep the same, and
     ends that are shared take less than others."""
     for group in search.space.groups():
@@ -75,7 +97,7 @@ def _planners(search: Search) -> Iterator[ActivationPlanner]:
             yield search.activations(group, Choice(zero, strategy, max(ends), offload, schedule, virtual))
 
 
-def fitting_devices(search: Search) -> int | None:
+def fitting_devices(search: Tried) -> int | None:
     """The fewest GPUs, by doubling the hosts, that the model fits on; None if not even on `MOST`."""
     cluster = search.space.cluster
     while cluster.devices < MOST:

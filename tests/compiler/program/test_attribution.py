@@ -64,6 +64,18 @@ def test_an_asynchronous_pair_is_one_transfer_in_every_form(shape: str):
     assert not move.transfer.synchronous
 
 
+@pytest.mark.parametrize(
+    ("line", "problem"),
+    [
+        (f"%s = {INNER} all-gather-start(%x), replica_groups=[2,4]<=[8]", "s is started in main and not ended"),
+        ("%d = bf16[64,32]{1,0} all-gather-done(%x)", "d ends nothing that main started"),
+    ],
+)
+def test_half_of_an_asynchronous_pair_is_refused(line: str, problem: str):
+    with pytest.raises(ProgramError, match=problem):
+        one(f"{X}\n{line}")
+
+
 def test_a_combined_collective_has_a_part_for_each_input():
     name = "jit(f)/checkpoint/(scatter_sequence/all_gather:rematted_computation/gather_weight/all_gather)"
     move = one(

@@ -26,7 +26,7 @@ from jaxpar.hardware.memory import pool_bytes
 from jaxpar.hardware.xla_flags import OVERLAP_LIMIT
 from jaxpar.model.flops import flops_per_step
 from tests.browser import browser
-from tests.compiler.inspected import CACHE, hsdp
+from tests.compiler.inspected import CACHE, hsdp, report_of
 from tests.compiler.program.programs import module_text
 
 LAYERS, MICROBATCHES, FSDP = 4, 2, 4
@@ -174,7 +174,7 @@ def test_device_memory_that_xlas_total_leaves_out_counts():
         f" value: <9999 {value.op}{path} @1> (size=1048576,offset=0): f32[262144]{{0:S(1)}}\n"
     )
     compilation = replace(before.compilation, buffer_assignment=before.compilation.buffer_assignment + own)
-    found = make_report(Analysis(compilation, before.cluster), "x")
+    found = report_of(Analysis(compilation, before.cluster))
     assert found.allocated_bytes == report.allocated_bytes + 2**20
     assert found.margin_bytes == report.margin_bytes - 2**20
     assert found.peak_bytes == before.peak[1] + 2**20
@@ -246,4 +246,5 @@ def test_links_are_apart_where_a_program_may_have_several_collectives_in_flight(
     inside, across = (analysis.timer.transfer(movement) for movement in analysis.movements)
     wanted = max(inside, across) if apart else inside + across
     assert inside > 0 < across and analysis.schedule.exposed_seconds == pytest.approx(wanted)
+    assert not analysis.module.unknown.notes()
     assert analysis.schedule.step.seconds == pytest.approx(wanted)

@@ -29,6 +29,7 @@ def kernel(target: str, scopes: str, *, one_backward: bool = False) -> Cost:
         f'metadata={{op_name="jit(f)/{scopes}/pallas_call"}}'
     )
     (found,) = costs(made, executions(made), one_backward=one_backward)
+    assert not made.unknown.notes()
     return found
 
 

@@ -18,7 +18,7 @@ from jaxpar.config.kinds import kind_model
 from jaxpar.config.mappings.matmul import MatmulOptions
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.layers.matmul_formats import dense_groups, quantised
-from tests.compiler.inspected import inspected, wide
+from tests.compiler.inspected import inspected, report_of, wide
 
 LAYOUTS: dict[str, dict[str, Any]] = {
     "fp8_current": {"fsdp": 4, "tensor": 2, "microbatches": 2},
@@ -99,7 +99,9 @@ def analysis() -> Analysis:
     cluster = parse_cluster("h100:1x8")
     config = load_config(CONFIG, ("model.layers=4", "precision.matmul=fp8_delayed"))
     compilation = compile_step(config, cluster)
-    return Analysis(compilation, cluster)
+    found = Analysis(compilation, cluster)
+    report_of(found)
+    return found
 
 
 def passes() -> Iterator[Cost]:

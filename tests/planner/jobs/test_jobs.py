@@ -131,8 +131,13 @@ def test_the_command_shares_a_cluster(model: Path, capsys: pytest.CaptureFixture
     ("jobs", "parts"),
     [
         ({"jobs": {"a": {"config": "m", "token": 1}}}, ("jobs.a", "token", "did you mean tokens?")),
+        ({"jobs": {"a": {"config": "model.yaml"}}}, ("wrong.yaml:2: jobs.a", "tokens")),
+        ({"jobs": {"a": USUAL | {"tokens": -1}}}, ("wrong.yaml:2: jobs.a.tokens", "at least 1")),
         ({"jobs": {"a": USUAL | {"priority": 0}}}, ("jobs.a.priority",)),
-        ({"jobs": {"a": USUAL | {"arrives": 5, "deadline": 4}}}, ("jobs.a.deadline", "5", "4")),
+        (
+            {"jobs": {"a": USUAL, "b": USUAL | {"arrives": 5, "deadline": 4}}},
+            (f"wrong.yaml:{len(USUAL) + 3}: jobs.b.deadline", "5", "4"),
+        ),
         ({"jobs": {}}, ("jobs", "mapping")),
         ({"job": {}}, ("wrong.yaml:1: job", "did you mean jobs?")),
         ({"jobs": {"a": USUAL | {"gpus": 16}}}, ("jobs.a.gpus", "2", "16")),

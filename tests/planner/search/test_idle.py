@@ -9,6 +9,7 @@ from jaxpar.config.reading.loading import config_to_yaml
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.plan import main
 from jaxpar.planner.planning import best_with_idle_hosts
+from jaxpar.planner.search.idle import fewer_hosts
 from jaxpar.planner.search.search import Search
 from jaxpar.planner.search.space import Space
 from tests.planner.spaces import model_of
@@ -24,6 +25,12 @@ def test_a_cluster_many_times_too_large_is_no_slower_than_a_part_of_it():
     )
     assert many[1][0].candidate.seconds <= few[1][0].candidate.seconds
     assert many[0].cluster.hosts < 20 and many[2] is not None
+
+
+def test_numbers_of_hosts_that_split_well_are_tried():
+    assert fewer_hosts(9) == list(range(8, 0, -1))
+    assert {225, 240, 243, 250, 128, 96} <= set(fewer_hosts(256)) and len(fewer_hosts(256)) < 32
+    assert {810, 864, 900, 960, 972, 1000} <= set(fewer_hosts(1024))
 
 
 def test_the_fastest_number_of_hosts_is_found():

