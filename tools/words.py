@@ -14,8 +14,8 @@ import sys
 FOLDERS = ("jaxpar", "pallas_kernels")
 FIRST_WORDS = "docstrings that begin with Of, Those, That of, What or Which"
 LIMITS = {
-    "own": 222,
-    "found": 201,
+    "own": 217,
+    "found": 209,
     "given": 129,
     "counts": 117,
     "whole": 142,
@@ -25,7 +25,7 @@ LIMITS = {
     "unseen": 0,
     "held": 50,
     "place": 229,
-    "number": 574,
+    "number": 575,
     FIRST_WORDS: 0,
 }
 """Largest number of occurrences of each word in identifiers, split at underscores, and of such docstrings."""
