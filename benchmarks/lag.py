@@ -39,7 +39,7 @@ MODEL = {
 FINE_TUNED = {"data.batch_size": 32}
 REWARDED = {
     "rl.prompts": 16, "rl.group": 8, "rl.answer_tokens": 6, "rl.rewards": "{exact: 1.0}", "data.batch_size": 128,
-    "loss.policy.entropy": 0, "optimizer.schedule": "constant",
+    "loss.policy.entropy": 0, "optimizer.schedule": "constant", "optimizer.weight_decay": 0,
 }  # fmt: skip
 """An update from 128 answers, each of which is right or wrong, at the rates of `configs/grpo_digits.yaml`."""
 LAST = 10
