@@ -79,7 +79,7 @@ def _ptxas() -> Mapping[str, str | None]:
 
 
 def _usable_version(program: str | None) -> str | None:
-    """What `program` prints as its version; None where there is none, or one that XLA passes over."""
+    """Version that `program` prints; None where there is no program, or one that XLA passes over."""
     if program is None:
         return None
     printed = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
