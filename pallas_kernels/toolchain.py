@@ -18,6 +18,7 @@ MISCOMPILED = {"ptxas": ("12.8", "12.9.86"), "cuda": ("12.8", "12.9.79")}
 kernels on Hopper. JAX's own attention kernel (`jax.experimental.pallas.ops.gpu.attention_mgpu`) refuses the same."""
 
 SYSTEM_CUDA = Path("/usr/local/cuda")
+OLDEST_PTXAS = "11.8"
 _RUNTIMES = "nvidia-cuda-runtime", "nvidia-cuda-runtime-cu12"
 
 
@@ -46,8 +47,8 @@ def miscompiles_causal(installed: Mapping[str, str] | None = None) -> str | None
     what = "ptxas" if part == "ptxas" else "ptxas is not found, and that of the CUDA runtime"
     return (
         f"{what} {installed[part]} compiles causal kernels wrongly, like every one from CUDA 12.8 to before 12.9.1; "
-        f"install CUDA 12.9.1 or later (pip install 'nvidia-cuda-nvcc-cu12>={MISCOMPILED['ptxas'][1]}'), and leave no "
-        f"other on PATH or in {SYSTEM_CUDA}, which Mosaic prefers"
+        f"install CUDA 12.9.1 or later (pip install 'nvidia-cuda-nvcc-cu12>={MISCOMPILED['ptxas'][1]}'); where "
+        f"another is on PATH or in {SYSTEM_CUDA}, which Mosaic prefers, put the folder of a good one first on PATH"
     )
 
 
@@ -64,22 +65,26 @@ def _cuda_runtime() -> str | None:
 def _ptxas() -> Mapping[str, str | None]:
     """Versions of the ptxas that Mosaic uses, and of XLA's for other kernels where it is another.
 
-    XLA takes that of JAX's CUDA folder, which is a package. Mosaic prefers one on PATH, then that of /usr/local/cuda.
+    XLA takes that of JAX's CUDA folder, which is a package. Mosaic prefers those on PATH, then that of /usr/local/cuda.
+    Both pass over versions before OLDEST_PTXAS.
     """
     import jax.experimental.pallas.mosaic_gpu  # noqa: F401  # names the CUDA folder that JAX found in this variable
 
-    package = Path(os.environ.get("MOSAIC_GPU_CUDA_ROOT", "")) / "bin" / "ptxas"
-    candidates = shutil.which("ptxas"), SYSTEM_CUDA / "bin" / "ptxas", package
-    programs = [program for program in candidates if program is not None and Path(program).is_file()]
-    mosaic = _printed_version(programs[0]) if programs else None
-    xla = _printed_version(package) if package in programs else None
+    package = str(Path(os.environ.get("MOSAIC_GPU_CUDA_ROOT", "")) / "bin")
+    folders = *os.environ.get("PATH", "").split(os.pathsep), str(SYSTEM_CUDA / "bin"), package
+    versions_in = {folder: _usable_version(shutil.which("ptxas", path=folder)) for folder in folders}
+    mosaic = next(filter(None, versions_in.values()), None)
+    xla = versions_in[package]
     return {"ptxas": mosaic} | ({} if xla in (None, mosaic) else {"xla_ptxas": xla})
 
 
-def _printed_version(program: str | Path) -> str | None:
+def _usable_version(program: str | None) -> str | None:
+    """Version that `program` prints; None where there is no program, or one that XLA passes over."""
+    if program is None:
+        return None
     printed = subprocess.run([program, "--version"], capture_output=True, text=True, check=False).stdout
     match = re.search(r"\bV(\d+\.\d+\.\d+)", printed)
-    return None if match is None else match[1]
+    return None if match is None or _version_tuple(match[1]) < _version_tuple(OLDEST_PTXAS) else match[1]
 
 
 def _version_tuple(text: str) -> tuple[int, ...]:

@@ -50,10 +50,10 @@ def compile_for_gpu(function: Any, *arguments: Any) -> Any:
         return lowered.compile(compiler_options=QUICKLY | options)
 
 
-def in_child(function: str, *arguments: Any, path: Path | None = None) -> Any:
+def in_child(function: str, *arguments: Any, path: Path | None = None, timeout: float | None = None) -> Any:
     """The result of `function` ("package.module:name") called in a child process; both ways through JSON.
 
-    Packages in the folder `path` hide those of the environment.
+    Packages in the folder `path` hide those of the environment. After `timeout` seconds the child is ended.
     """
     environment = os.environ | {
         "LLVM_DISABLE_SYMBOLIZATION": "1",  # of tracebacks that nobody reads: most of the time of a compile
@@ -62,7 +62,7 @@ def in_child(function: str, *arguments: Any, path: Path | None = None) -> Any:
     }  # fmt: skip
     environment |= {} if path is None else {"PYTHONPATH": str(path)}
     command = [sys.executable, "-m", "tests.gpu_compile", function, json.dumps(arguments)]
-    child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    child = subprocess.run(command, env=environment, capture_output=True, text=True, check=False, timeout=timeout)
     assert child.returncode == 0, f"{function} failed in the child process:\n{child.stderr[-4000:]}"
     return json.loads(child.stdout.splitlines()[-1])
 

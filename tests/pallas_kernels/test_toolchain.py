@@ -67,21 +67,31 @@ def test_where_ptxas_is_not_found_the_release_of_the_runtime_is_judged(
     assert (found.status == "ok") == good and cuda in found.found
 
 
-@pytest.mark.parametrize("tools", [("path", "system", "package"), ("system", "package"), ("package",), ()])
+@pytest.mark.parametrize(
+    "tools",
+    [
+        ("old", "path", "system", "package"), ("path", "system", "package"), ("system", "package"),
+        ("old", "package"), ("package",), ("old",), (),
+    ],
+)  # fmt: skip
 def test_the_ptxas_that_mosaic_takes_is_judged(
     tools: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As strace shows: one on PATH before that of /usr/local/cuda, before the package that XLA uses."""
-    numbers = {"path": "12.8.93", "system": "13.0.88", "package": "12.9.86"}
+    """As strace shows: one on PATH before that of /usr/local/cuda, before the package that XLA uses.
+
+    XLA passes over those before 11.8, such as Debian's.
+    """
+    numbers = {"old": "11.5.119", "path": "12.8.93", "system": "13.0.88", "package": "12.9.86"}
     for tool in tools:
         program(tmp_path / tool / "bin" / "ptxas", f"echo 'Cuda compilation tools, release 1.0, V{numbers[tool]}'")
-    monkeypatch.setenv("PATH", f"{tmp_path}/path/bin:/usr/bin:/bin")
+    monkeypatch.setenv("PATH", f"{tmp_path}/old/bin:{tmp_path}/path/bin")
     monkeypatch.setattr(toolchain, "SYSTEM_CUDA", tmp_path / "system")
     importlib.import_module("jax.experimental.pallas.mosaic_gpu")
     monkeypatch.setenv("MOSAIC_GPU_CUDA_ROOT", str(tmp_path / "package"))
     versions = toolchain.versions.__wrapped__()
-    assert versions.get("ptxas") == (numbers[tools[0]] if tools else None)
-    assert versions.get("xla_ptxas") == (numbers["package"] if len(tools) > 1 else None)
+    usable = [numbers[tool] for tool in tools if tool != "old"]
+    assert versions.get("ptxas") == (usable[0] if usable else None)
+    assert versions.get("xla_ptxas") == (numbers["package"] if len(usable) > 1 else None)
     assert (toolchain.miscompiles_causal(versions) is not None) == ("path" in tools)
 
 
