@@ -59,8 +59,9 @@ def check(left: Array, left_scales: Array, right: Array, right_scales: Array) ->
         raise ValueError(f"a matmul of tiles is of [m, k] and [n, k] with scales of both, got {shapes}")
     tiles = left_scales.shape[1]
     rows = right_scales.shape[0]
-    fits = tiles and rows and left.shape[1] % tiles == 0 and right.shape[0] % rows == 0
+    (n, k), squares = right.shape, right.shape[0] * tiles == rows * left.shape[1]
+    fits = tiles and rows and k % tiles == 0 and (squares or rows == n)
     if not fits or left_scales.shape[0] != left.shape[0] or right_scales.shape[1] != tiles:
-        raise ValueError(f"scales are [m, tiles] and [n or parts of it, tiles] with as many tiles of k, got {shapes}")
+        raise ValueError(f"scales are [m, tiles] and [n or squares of it, tiles] with as many tiles of k, got {shapes}")
     if str(left.dtype) not in FORMS or str(right.dtype) not in FORMS:
         raise ValueError(f"codes are of {' or '.join(FORMS)}, got {left.dtype} and {right.dtype}")

@@ -241,6 +241,8 @@ class _KeyGradients:
         k, v, _ = memory.keys.at(at.warpgroup + zero(step))
         of_scores, of_dp = (k, q.transpose((1, 0))), (v, d_out.transpose((1, 0)))
         wait_for_d_out, together = lambda: memory.d_out.wait(slot), self.together(masked)
+        dv_over = "k" in letters and ("v" not in letters or self.tiles.together == "none")  # when dP is
+        release_d_out = lambda now: memory.d_out.release(slot) if now else None
 
         def multiply(add: Add) -> None:
             def weights(raw: jax.Array) -> jax.Array:
@@ -256,10 +258,11 @@ class _KeyGradients:
                 weight, dp = weights(product(*of_scores, wait_for_d_out)), None
             if "k" not in letters:
                 return
-            if "v" in letters and self.tiles.together == "none":
+            if "v" in letters and dv_over:
                 plgpu.wgmma_wait(0)  # the registers of p are needed for dP
             delta = down(column_values(statistics.at[1]), self.shape)
             slope = self.matmuls.add_shared(-delta, *of_dp) if dp is None else dp - delta
+            release_d_out(dv_over)
             ds = (weight * slope).astype(self.dtype)
             if memory.fused is not None:
                 memory.fused.share(step, at.warpgroup, ds)
@@ -272,7 +275,7 @@ class _KeyGradients:
 
         operands = () if memory.scratch is None else [memory.scratch.at[n, at.warpgroup] for n in range(len(letters))]
         sums = self.matmuls.add_all(sums, multiply, operands)
-        memory.d_out.release(slot)
+        release_d_out(not dv_over)
         memory.queries.release(slot)
         return sums
 

@@ -87,9 +87,7 @@ def run(
 ) -> jax.Array:
     """The result, of this shape. `arrays` are both operands, and what else the kernel reads beside `work`."""
     columns, sides, section = -(-shape[-1] // tiles.columns), 1, SECTION
-    if tiles.of == "rows":
-        work = Work(*(jnp.pad(each, (0, -each.shape[0] % SECTION)) for each in work))  # without rows: nothing is done
-    else:
+    if tiles.of == "weights":
         sides, section = -(-shape[1] // (CONSUMERS * HALF)), 1
     count = work.group.shape[0]
     # The simulator runs several programs in turn, which its search for races does not know.
@@ -186,16 +184,8 @@ class Kernel:
 
         What `work` has of the next tile is read before a tile is computed: a read takes as long as some steps.
         """
-        program, each = lax.axis_index("program"), self.sides * self.columns
-        count = lax.div(self.count * each - program + self.programs - 1, jnp.int32(self.programs))
-
-        def position(index: Any) -> tuple[Any, Any, Any]:
-            """The tile of rows, and first row and column of the result, of a tile of this program."""
-            section, within = _divided(program + index * self.programs, self.section * each)
-            across, of_section = _divided(within, self.section)
-            side, column = _divided(across, self.columns)
-            tile = section * self.section + of_section
-            return tile, side * (CONSUMERS * HALF), column * self.tiles.columns
+        program, position = lax.axis_index("program"), lambda index: self.position(program + index * self.programs)
+        count = lax.div(self.count * self.sides * self.columns - program + self.programs - 1, jnp.int32(self.programs))
 
         def read(index: Any) -> tuple[Any, ...]:
             return tuple(scalar(values, position(index)[0]) for values in work)
@@ -207,6 +197,15 @@ class Kernel:
             return following, done + steps
 
         lax.fori_loop(0, count, step, (read(0), jnp.int32(0)))
+
+    def position(self, index: Any) -> tuple[Any, Any, Any]:
+        """The tile of rows, and first row and column of the result, of a tile of all programs."""
+        section, within = _divided(index, self.section * self.sides * self.columns)
+        first = section * self.section
+        height = jnp.minimum(self.section, self.count - first)  # the last section may have fewer tiles of rows
+        across = lax.div(within, height)
+        side, column = _divided(across, self.columns)
+        return first + within - across * height, side * (CONSUMERS * HALF), column * self.tiles.columns
 
     def produce(self, arrays: Arrays, memory: Memory) -> None:
         slots = self.tiles.stages

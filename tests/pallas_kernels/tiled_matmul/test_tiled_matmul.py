@@ -1,15 +1,19 @@
 """Products of codes with scales of tiles: plain JAX and the Hopper kernel against float64, and which one runs."""
 
+from collections.abc import Callable
 from dataclasses import replace
-from typing import NamedTuple
+from functools import partial
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractDevice, AbstractMesh, use_abstract_mesh
 
 from jaxpar.precision.recipe import E4M3, E5M2
 from jaxpar.precision.scale import Codes, in_tiles
+from pallas_kernels.grouped_matmul.mosaic.kernel import Kernel
 from pallas_kernels.tiled_matmul import REGISTRY, Request, tiled_matmul
 from pallas_kernels.unsupported import Unsupported
 from tests.gpu_compile import in_child
@@ -131,8 +135,28 @@ def test_operands_that_do_not_fit_together_are_refused() -> None:
     wrong = {
         "as many tiles": (*left, right.values, jnp.ones((1, 2))),
         "float8_e5m2": (left.values.astype(jnp.bfloat16), left.scales, *right),
+        "squares of it": (*left, right.values, jnp.ones((4, 1))),
         r"\[m, k\] and \[n, k\]": (*left, right.values[:, :64], right.scales),
     }
     for text, arrays in wrong.items():
         with pytest.raises(ValueError, match=text):
             tiled_matmul(*arrays)
+
+
+def test_no_program_has_more_tiles_than_an_even_share(monkeypatch: pytest.MonkeyPatch) -> None:
+    kernels: list[Kernel] = []
+
+    def kernel(body: Kernel, *, out_type: jax.ShapeDtypeStruct, **_: Any) -> Callable[..., jax.Array]:
+        kernels.append(body)
+        return lambda *arrays: jnp.zeros(out_type.shape, out_type.dtype)
+
+    monkeypatch.setattr("pallas_kernels.pallas.mosaic_gpu.kernel", kernel)
+    shape = lambda form, *sizes: jax.ShapeDtypeStruct(sizes, form)
+    given = shape(E4M3, 1152, 256), shape("float32", 1152, 2), shape(E4M3, 6912, 256), shape("float32", 54, 2)
+    gpu = AbstractDevice(device_kind=HOPPER.gpu, num_cores=HOPPER.processors, platform="gpu")
+    with use_abstract_mesh(AbstractMesh((), (), abstract_device=gpu)):
+        jax.eval_shape(partial(tiled_matmul, implementation="mosaic"), *given)
+    [body] = kernels
+    tiles = np.stack(jax.jit(jax.vmap(body.position))(np.arange(body.count * 27))).T
+    assert len({*map(tuple, tiles)}) == len(tiles), "each tile once"
+    assert max((tiles[program::132, 0] < 9).sum() for program in range(132)) == 2, "of 9 x 27 tiles"
