@@ -15,6 +15,7 @@ from jaxpar.config.errors import UserError
 from jaxpar.config.plan import AxisSizes
 from jaxpar.config.presets import PRESETS as MODELS
 from jaxpar.config.schema import Config, DataConfig
+from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.memory.costs import LayerCosts, Recomputation
@@ -29,7 +30,7 @@ type Triple = tuple[int, int, int]
 def model_costs(model: str = "llama3-8b", axes: AxisSizes | None = None) -> LayerCosts:
     axes = axes or AxisSizes(fsdp=8)
     shape = layer_shape(Config(model=MODELS[model], data=DataConfig(sequence_length=8192)), axes, rows=1)
-    return layer_costs(shape, parse_cluster("h100:8x8"))
+    return layer_costs(LayerCase(shape, "allgather"), parse_cluster("h100:8x8"))
 
 
 @st.composite

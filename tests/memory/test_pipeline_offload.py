@@ -8,6 +8,7 @@ import pytest
 
 from jaxpar.config.errors import UserError
 from jaxpar.config.plan import AxisSizes
+from jaxpar.cost.layer_case import LayerCase
 from jaxpar.cost.recomputation import layer_costs
 from jaxpar.hardware.cluster import parse_cluster
 from jaxpar.memory.closed_forms import CLOSED_FORMS
@@ -138,7 +139,7 @@ def test_shares_that_were_published_are_not_refused(
     """kwai/Megatron-Kwai, examples/atc24: 10_run_7b_4gpus_offload.sh and 12_run_65b_64gpus_offload.sh, on H800s."""
     cluster = parse_cluster("h800:8x8")
     shape = replace(shape, context=layout.context, tensor=layout.tensor)
-    costs = layer_costs(shape, cluster)
+    costs = layer_costs(LayerCase(shape, "allgather"), cluster)
     unit = CLOSED_FORMS[recompute](shape)
     check_hidden(fraction, unit, cluster.host_bandwidth, costs.forward_seconds, costs.backward_seconds)
     with refused("memory.offload_fraction: 1 of", "expected at most 0."):
