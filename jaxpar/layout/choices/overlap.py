@@ -10,7 +10,6 @@ from jaxpar.config.kinds import kind_counts
 from jaxpar.config.plan import AxisSizes, Choice, Plan, TensorOverlap
 from jaxpar.config.reading.typed import shown
 from jaxpar.config.spelling import did_you_mean, quoted
-from jaxpar.cost.collective_matmul import CollectiveMatmul
 from jaxpar.cost.hardware_model import hardware_of
 from jaxpar.cost.messages import network_of
 from jaxpar.cost.operations import device_of
@@ -19,6 +18,7 @@ from jaxpar.hardware.cluster import Cluster
 from jaxpar.layers.declaration.part import Matmuls, Part
 from jaxpar.layers.matmul_formats import quantised
 from jaxpar.layout.checks.matmul import MULTIPLE
+from jaxpar.layout.choices.collective_matmul import CollectiveMatmul
 from jaxpar.layout.choices.tiles import head_tokens
 from jaxpar.memory.layer_shape import LayerShape, layer_shapes
 from jaxpar.pages.units import plural, seconds
