@@ -155,7 +155,7 @@ class _Loop:
                 stop = signals.asked() and number < steps
                 # A step that is over when the call returns leaves nothing to overlap its logging with.
                 over = not self.trainer.functions.residency.asynchronous
-                if over or number in (first, steps) or self.milestones.interrupt(number) or stop:
+                if over or number in (first, steps) or self.milestones.due_after(number) or stop:
                     number, previous = self._complete(number, metrics, stop), None
                 if stop:
                     return number

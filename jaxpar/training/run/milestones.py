@@ -23,10 +23,10 @@ class Milestones:
 
     Args:
         trainer: the run.
-        listeners: are told of it.
-        progress: its counters.
-        monitor: of its anomalies.
-        saves: write its checkpoints.
+        listeners: receive its events.
+        progress: counters of the run.
+        monitor: finds anomalies of the run.
+        saves: writes its checkpoints.
     """
 
     def __init__(self, trainer: Run, listeners: Listener, progress: Progress, monitor: AnomalyMonitor, saves: Saves):
@@ -37,11 +37,11 @@ class Milestones:
         """Last step that was logged; 0 before the first of this process."""
         self.baseline: float | None = None
         self._announced: set[str] = set()
-        """Programs that this process has compiled so far."""
+        """Programs whose compilation was announced by this process."""
 
-    def interrupt(self, step: int) -> bool:
+    def due_after(self, step: int) -> bool:
         """Whether an evaluation, a save, or a look at the clock comes between `step` and the next one."""
-        return self._every(step) or self.clock.looks(step)
+        return self._at_cadence(step) or self.clock.looks(step)
 
     def after(self, step: int, metrics: StepMetrics, *, stop: bool) -> None:
         """Log, evaluate and save what is due after `step`; `stop` if no step follows."""
@@ -50,8 +50,8 @@ class Milestones:
         every = self.config.checkpoint.every
         last = step == self.config.run.steps or stop
         save = self.clock.due(step) or last or (every > 0 and step % every == 0)
-        if save or self.logged == 0 or step % self.config.run.log_every == 0 or self._every(step):
-            self._reach(step, metrics, stop=stop, save=save)
+        if save or self.logged == 0 or step % self.config.run.log_every == 0 or self._at_cadence(step):
+            self._log_evaluate_save(step, metrics, stop=stop, save=save)
 
     def announce_compiling(self, what: str) -> None:
         """Announce what is compiled now, unless this process has compiled it before."""
@@ -91,11 +91,12 @@ class Milestones:
         self.listeners.end(summary)
         return summary
 
-    def _every(self, step: int) -> bool:
+    def _at_cadence(self, step: int) -> bool:
+        """Whether `evaluation.every` or `checkpoint.every` divides `step`."""
         cadences = (self.config.evaluation.every, self.config.checkpoint.every)
         return any(every and step % every == 0 for every in cadences)
 
-    def _reach(self, step: int, metrics: StepMetrics, *, stop: bool, save: bool) -> None:
+    def _log_evaluate_save(self, step: int, metrics: StepMetrics, *, stop: bool, save: bool) -> None:
         """Log `step`, and evaluate and save after it if that is due."""
         liveness.at(f"logging step {step}")
         config, last = self.config, self.config.run.steps
