@@ -94,8 +94,13 @@ def test_the_batch_script_starts_one_process_per_node_with_all_its_gpus(tmp_path
     assert ran.split()[-2:] == ["-m", "jaxpar.sweep"]
 
 
-SHOWN = '#!/usr/bin/env bash\n{ printf "%s\\n" "$PWD" "${NCCL_DEBUG-}" "$@"; echo .; } >> "$SHOWN"\nexit "${ENDS-0}"\n'
-"""A program that writes down where and with what it was started, and ends as its arguments ask."""
+SHOWN = """#!/usr/bin/env bash
+text=$(printf "%s\\n" "$PWD" "${NCCL_DEBUG-}" "$@"; echo .)
+env printf "%s\\n" "$text" >> "$SHOWN"
+exit "${ENDS-0}"
+"""
+"""A program that writes down where and with what it was started, and ends as its arguments ask. It writes once: bash
+writes lines one by one, among those of processes beside it."""
 
 
 def program(folder: Path, name: str, text: str) -> Path:
