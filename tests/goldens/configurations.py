@@ -119,6 +119,8 @@ def layers(keys: Keys, random: np.random.Generator) -> Keys:
         changed["per_layer_config"] = {
             str(layer): stated[one] for layer, one in enumerate(changed["layer_types"]) if one in stated
         }
+    if keys.get("num_kv_shared_layers"):
+        changed["num_kv_shared_layers"] = 0  # a draw by itself may share some again
     if "mlp_only_layers" in keys:
         changed["mlp_only_layers"] = [one for one in range(number - 1) if random.random() < 0.3]
     if "first_k_dense_replace" in keys:
