@@ -55,6 +55,8 @@ def _values(section: str, key: str, annotation: Any) -> st.SearchStrategy:
         return st.fixed_dictionaries({}, optional={"beta1": st.floats(0, 0.999), "epsilon": st.floats(1e-12, 1)})
     if get_origin(annotation) in (Union, UnionType):
         return st.one_of([_values(section, key, member) for member in get_args(annotation)])
+    if get_origin(annotation) is tuple:
+        return st.lists(_values(section, key, get_args(annotation)[0]), max_size=4).map(tuple)
     beside, annotation = beside_type(annotation), plain_type(annotation)
     if isinstance(beside, Bound):
         near = annotation(next(number for number in (1, 0.25, 2, 128, 1000) if beside.refusal(number) is None))
